@@ -1,0 +1,1 @@
+"""Machines as one cluster: nodes, their mesh of SSH and names, verification, lifecycle, command line."""

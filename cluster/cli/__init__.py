@@ -1,0 +1,83 @@
+"""The command line: one module per verb. It alone composes all four folders."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from cluster.cli import down, local, ssh, status, train, up
+from infra.errors import SprError
+
+_DESCRIPTION = """\
+Train on a cluster of AWS Sapphire Rapids machines, from your laptop:
+
+  spr-cluster up --nodes 4        buy, install, connect and verify the nodes
+  spr-cluster train squad         fine-tune DistilBERT on SQuAD over all of them
+  spr-cluster down                give everything back, and prove it
+
+The same with no account and no cost, in containers on this machine (Linux, root):
+
+  spr-cluster up --nodes 2 --cloud local
+"""
+_EPILOG = "exit codes: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted by Ctrl-C"
+_VERBS = (up, train, status, ssh, down, local)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every verb with its options. Builds in milliseconds: verbs import what they need when they run."""
+    parser = argparse.ArgumentParser(
+        prog="spr-cluster",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and end")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for verb in _VERBS:
+        verb.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        from importlib.metadata import version
+
+        print(f"spr-cluster {version('spr-cluster')}")
+        return 0
+    if "run" not in args:
+        parser.print_help()
+        return 2
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        _leave_at_once(130)
+    except BrokenPipeError:
+        _leave_at_once(1)
+    except SprError as error:
+        return _report(error)
+    except Exception as error:
+        from infra.clients import translate_boto_error
+
+        translated = translate_boto_error(error)
+        if translated is None:
+            raise
+        return _report(translated)
+    return 0
+
+
+def _report(error: SprError) -> int:
+    print(f"spr-cluster: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _leave_at_once(code: int) -> None:
+    """End without waiting for threads that still wait for machines."""
+    sys.stderr.flush()
+    os._exit(code)

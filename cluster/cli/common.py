@@ -1,0 +1,79 @@
+"""What several commands share: the options that choose a cluster, and the way to it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cluster.lifecycle import Context
+    from infra.cloud import Cloud
+    from infra.progress import Progress
+
+DEFAULT_NAME = "spr"
+
+SubParsers = Any
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """``--name``, ``--cloud``, ``--region`` and ``--json``."""
+    parser.add_argument("--name", default=DEFAULT_NAME, help="the cluster's name (default: spr)")
+    parser.add_argument(
+        "--cloud",
+        choices=("aws", "local"),
+        help="aws, or local: the embedded cloud on this machine "
+        "(default: where the cluster was made, else aws)",
+    )
+    parser.add_argument("--region", help="AWS region (default: your AWS configuration's)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+
+
+def add_command(
+    subparsers: SubParsers, name: str, help_: str, description: str, examples: str
+) -> argparse.ArgumentParser:
+    """A command's parser, with examples at the end of its help."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=help_,
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser
+
+
+def open_chosen_cloud(
+    args: argparse.Namespace, *, making: bool = False, progress: Progress | None = None
+) -> Cloud:
+    """The cloud that the options name, else the one where this machine made the cluster."""
+    from cluster.files import remembered_cloud
+    from infra.cloud import open_cloud
+    from infra.progress import Silent
+
+    made_in, region = (None if making else remembered_cloud(args.name)) or ("aws", None)
+    name = args.cloud or made_in
+    region = args.region or (region if name == made_in else None)
+    return open_cloud(name, region, progress or Silent())
+
+
+def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context:
+    """Everything that the lifecycle acts with, for a cloud."""
+    from cluster.files import ClusterFiles
+    from cluster.lifecycle import Context
+    from infra.clients import connect
+
+    return Context(cloud=cloud, clients=connect(cloud), files=ClusterFiles.of(args.name), **more)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal; raises :class:`UsageError` for a no, or where nobody can be asked."""
+    from infra.errors import UsageError
+
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("not on a terminal, so nobody can be asked", hint="--yes says yes")
+    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UsageError("not confirmed; nothing was changed")

@@ -1,0 +1,145 @@
+"""How long work looks: a live tree on a terminal, plain lines elsewhere. Always on stderr."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass
+class _Phase:
+    title: str
+    depth: int
+    start: float = field(default_factory=time.monotonic)
+    end: float | None = None
+    failed: bool = False
+    note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return (self.end or time.monotonic()) - self.start
+
+
+def format_seconds(seconds: float) -> str:
+    """``4.2 s``, ``3 min 05 s`` or ``1 h 02 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class PlainProgress:
+    """A line when a phase begins, when its note changes, and when it ends."""
+
+    def __init__(self) -> None:
+        self._open: list[_Phase] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def phase(self, title: str) -> Iterator[None]:
+        phase = _Phase(title, len(self._open))
+        self._open.append(phase)
+        self._say(phase, title)
+        try:
+            yield
+        except BaseException:
+            self._say(phase, f"failed after {format_seconds(phase.seconds)}: {title}")
+            raise
+        else:
+            self._say(phase, f"done in {format_seconds(phase.seconds)}: {title}")
+        finally:
+            self._open.remove(phase)
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            if self._open and self._open[-1].note != text:
+                self._open[-1].note = text
+                self._say(self._open[-1], f"  {text}")
+
+    def _say(self, phase: _Phase, text: str) -> None:
+        print("  " * phase.depth + text, file=sys.stderr, flush=True)
+
+
+class TreeProgress:
+    """A live tree of phases with their elapsed time."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        self._phases: list[_Phase] = []
+        self._depth = 0
+        self._spinner = Spinner("dots")
+        self.console = Console(stderr=True)
+        self.extra: RenderableType | None = None
+        """Shown below the tree, such as a progress bar."""
+        self._live = Live(
+            get_renderable=self._render, console=self.console, refresh_per_second=8, transient=False
+        )
+
+    @contextmanager
+    def phase(self, title: str) -> Iterator[None]:
+        phase = _Phase(title, self._depth)
+        self._phases.append(phase)
+        if self._depth == 0:
+            self._live.start()
+        self._depth += 1
+        try:
+            yield
+        except BaseException:
+            phase.failed = True
+            raise
+        finally:
+            phase.end = time.monotonic()
+            self._depth -= 1
+            if self._depth == 0:
+                self._live.refresh()
+                self._live.stop()
+                self._phases.clear()
+
+    def note(self, text: str) -> None:
+        for phase in reversed(self._phases):
+            if phase.end is None:
+                phase.note = text
+                return
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(justify="right", no_wrap=True)
+        for phase in list(self._phases):
+            mark: RenderableType = self._spinner
+            if phase.end is not None:
+                mark = "[red]✗[/]" if phase.failed else "[green]✓[/]"
+            note = f"\n[dim]{_plain(phase.note)}[/]" if phase.note else ""
+            mark = Padding(mark, (0, 0, 0, 2 * phase.depth))
+            grid.add_row(mark, _plain(phase.title) + note, format_seconds(phase.seconds))
+        return Group(grid, self.extra) if self.extra is not None else grid
+
+
+def _plain(text: str) -> str:
+    """Text in which rich sees no markup."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def make_progress() -> PlainProgress | TreeProgress:
+    """The tree on a terminal, plain lines elsewhere."""
+    return TreeProgress() if sys.stderr.isatty() else PlainProgress()

@@ -1,0 +1,59 @@
+"""``spr-cluster down``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from cluster.cli.common import (
+    SubParsers,
+    add_cluster_options,
+    add_command,
+    confirm,
+    open_chosen_cloud,
+    open_context,
+)
+
+_EXAMPLES = """\
+  spr-cluster down
+  spr-cluster down --name bert --yes --keep-image
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "down",
+        "give everything back, and prove it",
+        "Remove a cluster: its nodes, image, snapshots, security group and keys. It is found by its\n"
+        "tags, so this works from any machine. In the end EC2 is asked what is left.",
+        _EXAMPLES,
+    )
+    add_cluster_options(parser)
+    parser.add_argument("--keep-image", action="store_true", help="keep the image and its snapshot")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from cluster.cli.display import make_progress
+    from cluster.lifecycle import down
+    from infra.inventory import describe_inventory
+
+    progress = make_progress()
+    cloud = open_chosen_cloud(args, progress=progress)
+    ctx = open_context(args, cloud, progress=progress)
+    found = describe_inventory(ctx.clients.ec2, args.name)
+    if found and cloud.billed:
+        print(f"Cluster {args.name} in {cloud.region}: {found}", file=sys.stderr)
+        confirm("Remove all of it?", yes=args.yes)
+    with progress.phase(f"Remove cluster {args.name}"):
+        kept = down(ctx, args.name, found, keep_image=args.keep_image)
+    if args.json:
+        print(json.dumps({"cluster": args.name, "removed": found.ids(), "kept": kept.ids()}))
+    elif not found:
+        print(f"Nothing of cluster {args.name} exists in {cloud.name} {cloud.region}.")
+    else:
+        print(f"Kept: {kept}" if kept else f"Nothing left of cluster {args.name}.")
+    return 0

@@ -1,0 +1,57 @@
+"""``spr-cluster ssh``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+
+from cluster.cli.common import (
+    SubParsers,
+    add_cluster_options,
+    add_command,
+    open_chosen_cloud,
+    open_context,
+)
+
+_EXAMPLES = """\
+  spr-cluster ssh                     a shell on the head node
+  spr-cluster ssh node2
+  spr-cluster ssh node1 -- lscpu      one command
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "ssh",
+        "a shell on a node",
+        "Open a shell on a node, or run a command there, with the cluster's key and pinned host keys.",
+        _EXAMPLES,
+    )
+    add_cluster_options(parser)
+    parser.add_argument("node", nargs="?", default="node0", help="node0 (the head), node1, …")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="a command, after --")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from cluster.nodes import find_cluster
+    from infra.errors import UsageError
+
+    client = shutil.which("ssh")
+    if not client:
+        raise UsageError("there is no ssh on this machine", hint="install OpenSSH's client")
+    node, command = args.node, args.command
+    if node == "--":
+        node, command = "node0", ["--", *command]
+    cloud = open_chosen_cloud(args)
+    ctx = open_context(args, cloud)
+    found = find_cluster(ctx.clients.ec2, args.name).node(node)
+    if not ctx.files.key.exists():
+        raise UsageError(
+            f"the key of cluster {args.name} is not on this machine ({ctx.files.key})",
+            hint="use the machine that made the cluster, or `spr-cluster down` and `up`",
+        )
+    argv = [client, "-F", str(ctx.files.ssh_config), found.name, *command]
+    os.execv(client, argv)  # hands the terminal over to OpenSSH

@@ -1,0 +1,151 @@
+"""``spr-cluster train``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.cli.common import (
+    SubParsers,
+    add_cluster_options,
+    add_command,
+    open_chosen_cloud,
+    open_context,
+)
+from jobs.squad.options import DEMO, TrainOptions, add_arguments, from_namespace
+
+if TYPE_CHECKING:
+    from cluster.cli.display import PlainProgress, TreeProgress
+
+_EXAMPLES = """\
+  spr-cluster train squad                                     DistilBERT on SQuAD, from the hub
+  spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
+  spr-cluster train squad --demo                              a small new model on a small sample
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "train",
+        "train over all nodes",
+        "Train question answering with PyTorch DDP over all nodes of a cluster, evaluate it with\n"
+        "SQuAD's exact match and F1, and bring model and results home.",
+        _EXAMPLES,
+    )
+    parser.add_argument("job", choices=("squad",), help="what to train")
+    add_cluster_options(parser)
+    parser.add_argument("--ppn", type=int, help="ranks per node (default: one per NUMA node)")
+    parser.add_argument(
+        "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
+    )
+    parser.add_argument(
+        "--demo", action="store_true", help="train a small new model on the sample that we ship"
+    )
+    add_arguments(parser.add_argument_group("training"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from cluster.cli.display import make_progress
+    from cluster.nodes import find_cluster
+    from jobs.train import check_request, train
+    from provision.stacks import load_stack
+
+    now = datetime.now(timezone.utc)
+    request = build_request(args, now)
+    check_request(request)
+    progress = make_progress()
+    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
+    cluster = find_cluster(ctx.clients.ec2, args.name)
+    show = JobDisplay(progress)
+    result = train(
+        cluster,
+        load_stack(cluster.stack),
+        ctx.host_opener(),
+        request,
+        progress=progress,
+        now=now,
+        on_event=show.event,
+        on_log=show.log,
+    )
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(render_result(result, request.results))
+    return 0
+
+
+def build_request(args: argparse.Namespace, now: datetime) -> Any:
+    """The options as a request; raises :class:`UsageError` for one that is out of its range."""
+    from infra.errors import UsageError
+    from jobs.spec import new_job_id
+    from jobs.train import TrainRequest
+
+    if args.ppn is not None and args.ppn < 1:
+        raise UsageError(f"--ppn {args.ppn}: expected a whole number from 1 on")
+    try:
+        options = from_namespace(args, DEMO if args.demo else TrainOptions())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    results = Path(args.results or Path("results", new_job_id("squad", now)))
+    return TrainRequest(options, results, args.ppn)
+
+
+class JobDisplay:
+    """A job's events as a progress bar, its other output as it comes."""
+
+    def __init__(self, progress: PlainProgress | TreeProgress) -> None:
+        self._progress = progress
+        self._printed = 0
+
+    def log(self, line: str) -> None:
+        console = getattr(self._progress, "console", None)
+        if console is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            console.print(line, markup=False, highlight=False)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Show one event of the job."""
+        kind = event["event"]
+        if kind == "start":
+            hosts = ", ".join(event["hosts"])
+            self.log(
+                f"{event['world_size']} ranks on {hosts}; backend {event['backend']}, {event['dtype']}"
+            )
+        elif kind == "phase":
+            self._progress.note(event["name"])
+        elif kind == "note":
+            self.log(event["text"])
+        elif kind == "step":
+            self._step(event)
+
+    def _step(self, event: dict[str, Any]) -> None:
+        done, total = event["step"], event["total"]
+        width = 30
+        filled = width * done // total
+        text = (
+            f"{'█' * filled}{'░' * (width - filled)} step {done}/{total}  epoch {event['epoch']:.2f}  "
+            f"loss {event['loss']:.3f}  {event['samples_per_second']:.1f} samples/s"
+        )
+        # Where every note is a line of its own, twenty of them tell enough.
+        if hasattr(self._progress, "console") or done * 20 // total > self._printed:
+            self._printed = done * 20 // total
+            self._progress.note(text)
+
+
+def render_result(result: dict[str, Any], folder: Path) -> str:
+    """The result in a few lines."""
+    hosts = sorted({rank["hostname"] for rank in result["ranks"]})
+    return (
+        f"F1 {result['f1']:.1f}, exact match {result['em']:.1f} on {result['eval_questions']} questions\n"
+        f"world size {result['world_size']} on {len(hosts)} hosts ({', '.join(hosts)}), "
+        f"backend {result['backend']}, {result['dtype']}\n"
+        f"{result['samples_per_second']:.1f} samples/s, {result['seconds']['train']:.1f} s of training\n"
+        f"model, predictions and results.json: {folder}/"
+    )

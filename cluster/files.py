@@ -1,0 +1,63 @@
+"""The only things kept on this machine: a cluster's key, host keys and ssh configuration."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from provision.host import SSH_USER, Login
+
+_CLOUD_LINE = "# spr-cluster lives in:"
+
+
+def home() -> Path:
+    """``$SPR_CLUSTER_HOME``, else ``~/.spr-cluster``."""
+    return Path(os.environ.get("SPR_CLUSTER_HOME") or Path.home() / ".spr-cluster").expanduser()
+
+
+@dataclass(frozen=True)
+class ClusterFiles:
+    """A cluster's folder. Losing it loses no machine: ``down`` works from tags alone."""
+
+    folder: Path
+
+    @staticmethod
+    def of(cluster: str) -> ClusterFiles:
+        return ClusterFiles(home() / cluster)
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "id_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.folder / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.folder / "ssh_config"
+
+    @property
+    def login(self) -> Login:
+        return Login(self.key, self.known_hosts, SSH_USER)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def render_cloud_line(cloud: str, region: str) -> str:
+    """The ssh configuration's first line: where the cluster lives, so that --cloud need not be typed."""
+    return f"{_CLOUD_LINE} {cloud} {region}\n"
+
+
+def remembered_cloud(cluster: str) -> tuple[str, str] | None:
+    """The cloud and region in which this machine made a cluster of that name, if it did."""
+    try:
+        with ClusterFiles.of(cluster).ssh_config.open() as file:
+            first = file.readline()
+        cloud, region = first.removeprefix(_CLOUD_LINE).split()
+    except (OSError, ValueError):
+        return None
+    return cloud, region

@@ -1,0 +1,61 @@
+"""The key by which this machine enters the cluster. Its private half never leaves this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from infra import tags
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """An ed25519 key in OpenSSH's formats."""
+
+    private: str
+    public: str
+
+    def __repr__(self) -> str:
+        return f"KeyPair({self.public!r})"
+
+
+def generate_key_pair(comment: str) -> KeyPair:
+    """A fresh key; the comment is readable in every ``authorized_keys`` that names it."""
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    return KeyPair(private, f"{public} {comment}")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, from its first moment on."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(text)
+
+
+def key_name(cluster: str) -> str:
+    """The name of a cluster's key pair in EC2."""
+    return f"spr-cluster-{cluster}"
+
+
+def import_key_pair(ec2: EC2Client, cluster: str, public: str) -> str:
+    """Give EC2 the public half; returns the key pair's id."""
+    return ec2.import_key_pair(
+        KeyName=key_name(cluster),
+        PublicKeyMaterial=public.encode(),
+        TagSpecifications=tags.tag_specifications(["key-pair"], tags.resource_tags(cluster, "key")),
+    )["KeyPairId"]

@@ -1,0 +1,68 @@
+"""The machines worth training on, with what they cost.
+
+Prices are on-demand Linux in us-east-1, in US dollars an hour, as of ``PRICES_AS_OF``; other
+regions differ by some percent. Source: the AWS EC2 instance type and pricing pages.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from infra.errors import UsageError
+
+PRICES_AS_OF = "July 2026, us-east-1"
+DEFAULT_INSTANCE_TYPE = "r7iz.metal-16xl"
+
+
+@dataclass(frozen=True)
+class InstanceType:
+    """One EC2 instance type. ``cores`` are physical; ``gbit`` is Gbit/s, ``None`` where unlisted."""
+
+    name: str
+    vcpus: int
+    cores: int
+    sockets: int
+    memory_gib: int
+    gbit: float | None
+    usd_per_hour: float
+    amx: bool = True
+
+    @property
+    def is_metal(self) -> bool:
+        return ".metal" in self.name
+
+
+_TYPES = (
+    InstanceType("r7iz.metal-16xl", 64, 32, 1, 512, 25, 6.5472),
+    InstanceType("r7iz.metal-32xl", 128, 64, 2, 1024, 50, 13.0944),
+    InstanceType("c7i.metal-24xl", 96, 48, 1, 192, 37.5, 4.7124),
+    InstanceType("c7i.metal-48xl", 192, 96, 2, 384, 50, 8.568),
+    InstanceType("m7i.metal-24xl", 96, 48, 1, 384, 37.5, 5.3222),
+    InstanceType("m7i.metal-48xl", 192, 96, 2, 768, 50, 9.6768),
+    InstanceType("r7i.metal-24xl", 96, 48, 1, 768, 37.5, 6.9854),
+    InstanceType("r7i.metal-48xl", 192, 96, 2, 1536, 50, 12.7008),
+    InstanceType("c8i.metal-48xl", 192, 96, 1, 384, 75, 9.8958),
+    InstanceType("c8i.metal-96xl", 384, 192, 2, 768, 100, 17.9923),
+    InstanceType("m8i.metal-48xl", 192, 96, 1, 768, 75, 10.1606),
+    InstanceType("m8i.metal-96xl", 384, 192, 2, 1536, 100, 20.3213),
+    InstanceType("r8i.metal-48xl", 192, 96, 1, 1536, 75, 14.67),
+    InstanceType("r8i.metal-96xl", 384, 192, 2, 3072, 100, 26.6726),
+    InstanceType("r7iz.16xlarge", 64, 32, 1, 512, None, 5.952),
+    InstanceType("m7i.16xlarge", 64, 32, 1, 256, None, 3.2256),
+    InstanceType("c7i.16xlarge", 64, 32, 1, 128, None, 2.856),
+    InstanceType("c7i.24xlarge", 96, 48, 1, 192, None, 4.284),
+    # Ice Lake: the baseline of the published comparison.
+    InstanceType("c6i.16xlarge", 64, 32, 1, 128, None, 2.72, amx=False),
+)
+CATALOGUE = {entry.name: entry for entry in _TYPES}
+
+
+def find_instance_type(name: str) -> InstanceType:
+    """The catalogue's entry; raises :class:`UsageError` with the nearest names and those with AMX."""
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    near = difflib.get_close_matches(name, CATALOGUE, n=3, cutoff=0.4)
+    meant = f"; did you mean {', '.join(near)}?" if near else ""
+    with_amx = ", ".join(entry.name for entry in _TYPES if entry.amx)
+    raise UsageError(f"unknown instance type {name!r}{meant}", hint=f"types with AMX: {with_amx}")

@@ -1,0 +1,47 @@
+"""Where a cluster lives: AWS, or the embedded cloud. The rest of the code sees only this value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from infra.errors import UsageError
+from infra.progress import Progress
+
+CLOUD_NAMES = ("aws", "local")
+DEFAULT_REGION = "us-east-1"
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """An endpoint that speaks EC2, and the defaults that suit it.
+
+    ``caller_cidr`` finds the address that this machine has in the cloud's eyes.
+    """
+
+    name: str
+    region: str
+    caller_cidr: Callable[[], str] = field(repr=False)
+    default_stack: str
+    billed: bool
+    """Machines cost money: what will be bought is shown and confirmed first."""
+    has_amx: bool
+    """Machines can be expected to have AMX; where they can't, its absence does not stop ``up``."""
+    endpoint_url: str | None = None
+    credentials: tuple[str, str] | None = field(default=None, repr=False)
+
+
+def open_cloud(name: str, region: str | None, progress: Progress) -> Cloud:
+    """The cloud of that name, started first where it is the embedded one.
+
+    Raises :class:`UsageError` for an unknown name, or where the embedded cloud can't run here.
+    """
+    if name == "local":
+        from infra.local import open_local_cloud
+
+        return open_local_cloud(region or DEFAULT_REGION, progress)
+    if name == "aws":
+        from infra.aws import open_aws_cloud
+
+        return open_aws_cloud(region)
+    raise UsageError(f"unknown cloud {name!r}: one of {', '.join(CLOUD_NAMES)}")

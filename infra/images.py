@@ -1,0 +1,113 @@
+"""Machine images: Canonical's Ubuntu, found through SSM, and our own, made from a head node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from infra import tags
+from infra.clients import error_code
+from infra.errors import CloudError
+from infra.wait import IMAGE_DEADLINE_S, Clock, wait_until
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import ImageTypeDef
+    from types_boto3_ssm import SSMClient
+
+    from infra.progress import Progress
+
+# Canonical publishes gp3 images from 24.04 on: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
+_FIRST_GP3_RELEASE = "24.04"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An AMI. ``state`` is EC2's: pending, available, failed, …"""
+
+    id: str
+    name: str
+    state: str
+    root_device: str
+    snapshot_ids: tuple[str, ...]
+    reason: str = ""
+
+    @staticmethod
+    def from_aws(image: ImageTypeDef) -> Image:
+        mappings = [m.get("Ebs", {}) for m in image.get("BlockDeviceMappings", [])]
+        return Image(
+            id=image["ImageId"],
+            name=image.get("Name", ""),
+            state=image.get("State", "pending"),
+            root_device=image.get("RootDeviceName", "/dev/sda1"),
+            snapshot_ids=tuple(m["SnapshotId"] for m in mappings if m.get("SnapshotId")),
+            reason=image.get("StateReason", {}).get("Message", ""),
+        )
+
+
+def ubuntu_parameter(release: str) -> str:
+    """The SSM parameter that holds the current AMI id of an Ubuntu release."""
+    disk = "ebs-gp3" if release >= _FIRST_GP3_RELEASE else "ebs-gp2"
+    return f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/{disk}/ami-id"
+
+
+def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:
+    """The current image of an Ubuntu release in this region."""
+    image_id = ssm.get_parameter(Name=ubuntu_parameter(release))["Parameter"]["Value"]
+    return describe_image(ec2, image_id)
+
+
+def describe_image(ec2: EC2Client, image_id: str) -> Image:
+    """An image as EC2 shows it now; raises :class:`CloudError` where there is none."""
+    images = ec2.describe_images(ImageIds=[image_id])["Images"]
+    if not images:
+        raise CloudError(f"image {image_id} does not exist in {ec2.meta.region_name}")
+    return Image.from_aws(images[0])
+
+
+def create_image(ec2: EC2Client, instance_id: str, cluster: str, name: str) -> str:
+    """Begin an image of a running machine, without a reboot; returns its id.
+
+    A reboot of bare metal takes up to twenty minutes, so the caller has the machine write its
+    buffers to disk instead.
+    """
+    return ec2.create_image(
+        InstanceId=instance_id,
+        Name=name,
+        Description=f"spr-cluster {cluster}: the head node with its software installed",
+        NoReboot=True,
+        TagSpecifications=tags.tag_specifications(
+            ["image", "snapshot"], tags.resource_tags(cluster, "image")
+        ),
+    )["ImageId"]
+
+
+def wait_until_available(
+    ec2: EC2Client, image_id: str, progress: Progress, clock: Clock | None = None
+) -> Image:
+    """Wait for an image, at most 90 minutes; raises :class:`CloudError` where EC2 gave it up."""
+
+    def probe() -> Image | None:
+        try:
+            image = describe_image(ec2, image_id)
+        except ClientError as error:
+            if error_code(error) == "InvalidAMIID.NotFound":
+                return None
+            raise
+        if image.state in ("failed", "error", "invalid"):
+            raise CloudError(f"image {image_id} {image.state}: {image.reason or 'no reason given'}")
+        return image if image.state == "available" else None
+
+    def report(passed: float) -> None:
+        progress.note(f"{image_id}: {passed / 60:.0f} min of at most {IMAGE_DEADLINE_S // 60}")
+
+    return wait_until(
+        f"image {image_id} available",
+        probe,
+        deadline_s=IMAGE_DEADLINE_S,
+        clock=clock,
+        every_s=10,
+        on_wait=report,
+    )

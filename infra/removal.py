@@ -1,0 +1,67 @@
+"""Giving back whatever a plan says, each resource when EC2 lets go of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError
+
+from infra.clients import error_code
+from infra.instances import terminate_instances
+from infra.plan import Action, ActionKind
+from infra.wait import TERMINATE_DEADLINE_S, Clock, wait_until
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+
+# What EC2 answers while something else still holds the resource; it lets go within minutes.
+_STILL_HELD = {
+    "DependencyViolation",
+    "VolumeInUse",
+    "IncorrectState",
+    "InvalidParameterValue",
+    "InvalidNetworkInterface.InUse",
+    "InvalidSnapshot.InUse",
+}
+_ALREADY_GONE = (".NotFound", ".Unavailable")
+
+
+def remove(ec2: EC2Client, action: Action, clock: Clock | None = None) -> None:
+    """Take away an action's resources and wait until they are gone; what is gone already is fine.
+
+    Raises :class:`DeadlineError` naming a resource that something still holds in the end.
+    """
+    if action.kind is ActionKind.TERMINATE:
+        terminate_instances(ec2, action.ids, clock)
+        return
+    call = _removers(ec2)[action.kind]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda id_: _remove_one(call, id_, clock), action.ids))
+
+
+def _removers(ec2: EC2Client) -> dict[ActionKind, Callable[[str], object]]:
+    kind = ActionKind
+    return {
+        kind.DELETE_IMAGES: lambda id_: ec2.deregister_image(ImageId=id_),
+        kind.DELETE_SNAPSHOTS: lambda id_: ec2.delete_snapshot(SnapshotId=id_),
+        kind.DELETE_VOLUMES: lambda id_: ec2.delete_volume(VolumeId=id_),
+        kind.DELETE_INTERFACES: lambda id_: ec2.delete_network_interface(NetworkInterfaceId=id_),
+        kind.DELETE_GROUPS: lambda id_: ec2.delete_security_group(GroupId=id_),
+        kind.DELETE_KEYS: lambda id_: ec2.delete_key_pair(KeyName=id_),
+    }
+
+
+def _remove_one(call: Callable[[str], object], id_: str, clock: Clock | None) -> None:
+    def attempt() -> bool | None:
+        try:
+            call(id_)
+        except ClientError as error:
+            if error_code(error) in _STILL_HELD:
+                return None
+            if not error_code(error).endswith(_ALREADY_GONE):
+                raise
+        return True
+
+    wait_until(f"deleting {id_}", attempt, deadline_s=TERMINATE_DEADLINE_S, clock=clock)

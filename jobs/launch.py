@@ -1,0 +1,142 @@
+"""Starting a job on the head node, following it from here, stopping it, bringing its files home."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from infra.errors import JobError, UsageError
+from jobs.mpirun import LaunchCommand, render_run_script
+from jobs.spec import JobPaths
+from provision.host import Host, LineSink
+
+_UPLOAD = "spr-jobs-upload.tar"
+# Each worker unpacks what the head sends it over the cluster's own network.
+_DISTRIBUTE = f"""set -e
+tar -C ~ -xf ~/{_UPLOAD}
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < ~/{_UPLOAD}'
+rm -f ~/{_UPLOAD}
+"""
+_STOP_SECONDS = 10
+
+
+def running_job(head: Host) -> str | None:
+    """The id of the job that runs now, if one does."""
+    script = (
+        "for pid in ~/spr-jobs/*/pid; do "
+        '[ -f "$pid" ] && [ ! -f "${pid%pid}exit" ] && kill -0 "$(cat "$pid")" 2>/dev/null '
+        '&& basename "$(dirname "$pid")"; done; true'
+    )
+    return head.run(script).stdout.strip() or None
+
+
+def require_idle(head: Host) -> None:
+    """Raises :class:`UsageError` while another job runs: two would share the same cores."""
+    busy = running_job(head)
+    if busy:
+        raise UsageError(f"job {busy} is still running on this cluster", hint="wait for it to end")
+
+
+def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) -> None:
+    """Put files, by their names below the job's folder, on every node: once over the slow line."""
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = Path(folder, "job.tar")
+        with tarfile.open(bundle, "w") as archive:
+            for name, source in files.items():
+                _add(archive, f"{paths.relative_root}/{name}", source)
+        head.upload(bundle, f"{paths.home}/{_UPLOAD}")
+    head.run(_DISTRIBUTE, timeout_s=1800)
+
+
+def _add(archive: tarfile.TarFile, name: str, source: Path | bytes) -> None:
+    if isinstance(source, Path):
+        archive.add(source, name, filter=_as_anybody)
+        return
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(source), 0o644
+    archive.addfile(info, io.BytesIO(source))
+
+
+def _as_anybody(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """The member without this machine's owner; compiled Python stays at home."""
+    if "__pycache__" in info.name:
+        return None
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info
+
+
+def submit(head: Host, command: LaunchCommand, paths: JobPaths) -> None:
+    """Start a job on the head, detached: it outlives this connection."""
+    head.put(render_run_script(command, paths).encode(), paths.script, 0o700)
+    head.run(
+        f"setsid -f {paths.script} < /dev/null > /dev/null 2>&1; "
+        f"for i in $(seq 100); do [ -s {paths.pid} ] && exit 0; sleep 0.1; done; exit 1"
+    )
+
+
+def follow(head: Host, paths: JobPaths, on_line: LineSink) -> int:
+    """Hand on the job's output line by line until it ends; returns its exit code."""
+    head.run(
+        f"touch {paths.log}; tail -n +1 -F -s 0.2 --pid=$(cat {paths.pid}) {paths.log} 2>/dev/null",
+        timeout_s=None,
+        on_line=on_line,
+    )
+    ended = head.run(f"cat {paths.exit_code}", check=False)
+    if ended.exit_code != 0:
+        raise JobError(
+            f"job {paths.job_id} ended without an exit code: the head node was shut down, or "
+            "somebody ended it"
+        )
+    return int(ended.stdout)
+
+
+def cancel(head: Host, paths: JobPaths) -> None:
+    """End a job on all nodes: mpirun passes the signal on to its ranks."""
+    head.run(
+        f"pid=$(cat {paths.pid}); kill -TERM -- -$pid; "
+        f"for i in $(seq {_STOP_SECONDS * 10}); do kill -0 $pid 2>/dev/null || exit 0; sleep 0.1; done; "
+        "kill -KILL -- -$pid",
+        check=False,
+    )
+
+
+def fetch(head: Host, paths: JobPaths, target: Path) -> None:
+    """Bring the job's output folder and log here."""
+    bundle = f"{paths.root}/output.tar"
+    head.run(f"tar -C {paths.root} -cf {bundle} log output", timeout_s=600)
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, "output.tar")
+        head.download(bundle, local)
+        target.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(local) as archive:
+            _extract(archive, target)
+    head.run(f"rm -f {bundle}")
+
+
+def _extract(archive: tarfile.TarFile, target: Path) -> None:
+    """``output/*`` straight into the target, beside the log; nothing may lead out of it."""
+    for member in archive.getmembers():
+        member.name = member.name.removeprefix("output").lstrip("/") or "."
+        archive.extract(member, target, filter="data")
+
+
+def explain_failure(lines: list[str]) -> str | None:
+    """The cause that mpirun's own words name, as one line; ``None`` where it names none.
+
+    Intel MPI's Hydra reports a node that it can't start on as ``Unable to run bstrap_proxy on HOST``.
+    """
+    for line in lines:
+        if match := re.search(r"[Uu]nable to run bstrap_proxy on (\S+)", line):
+            return (
+                f"mpirun can't start on {match[1].rstrip('.,')}: does the head reach it over SSH?"
+            )
+        if "cannot open shared object file" in line or "mpirun: not found" in line:
+            return line.strip()
+        if match := re.search(r"KILLED BY SIGNAL: (\d+) \(([^)]*)\)", line):
+            return f"a rank was killed by signal {match[1]} ({match[2]})"
+    return None

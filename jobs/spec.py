@@ -1,0 +1,76 @@
+"""A job as data, and the places of its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A Python module to run in every rank: ``python -m module argv``."""
+
+    id: str
+    module: str
+    argv: tuple[str, ...]
+    nnodes: int
+    nproc_per_node: int
+    backend: str
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return self.nnodes * self.nproc_per_node
+
+
+def new_job_id(kind: str, now: datetime) -> str:
+    """A job's id, such as ``squad-20260731-142501``."""
+    return f"{kind}-{now:%Y%m%d-%H%M%S}"
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """Where a job's files lie on the nodes, below the login user's home folder."""
+
+    job_id: str
+    home: str = "/home/ubuntu"
+
+    @property
+    def root(self) -> str:
+        return f"{self.home}/{self.relative_root}"
+
+    @property
+    def relative_root(self) -> str:
+        return f"spr-jobs/{self.job_id}"
+
+    @property
+    def code(self) -> str:
+        return f"{self.root}/code"
+
+    @property
+    def data(self) -> str:
+        return f"{self.root}/data"
+
+    @property
+    def model(self) -> str:
+        return f"{self.root}/model"
+
+    @property
+    def output(self) -> str:
+        return f"{self.root}/output"
+
+    @property
+    def script(self) -> str:
+        return f"{self.root}/run.sh"
+
+    @property
+    def log(self) -> str:
+        return f"{self.root}/log"
+
+    @property
+    def pid(self) -> str:
+        return f"{self.root}/pid"
+
+    @property
+    def exit_code(self) -> str:
+        return f"{self.root}/exit"

@@ -1,0 +1,211 @@
+"""``train squad``: from options to a result, over a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cluster.nodes import Cluster, HostOpener
+from infra.errors import JobError, UsageError
+from infra.progress import Progress
+from jobs import launch, squad
+from jobs.mpirun import LaunchCommand, build_launch_command
+from jobs.placement import plan_placement
+from jobs.spec import JobPaths, JobSpec, new_job_id
+from jobs.squad.dataset import read_dataset
+from jobs.squad.errors import DatasetError
+from jobs.squad.events import parse_event
+from jobs.squad.options import SCRATCH, TrainOptions
+from provision.facts import gather_facts
+from provision.host import Host, on_all
+from provision.stacks import Stack
+
+Event = dict[str, Any]
+_KEPT_LOG_LINES = 200
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A training run as wished for, on this machine's paths; ``results`` receives what it makes."""
+
+    options: TrainOptions
+    results: Path
+    nproc_per_node: int | None = None
+
+
+@dataclass
+class _Output:
+    """What a job says: events for the display, log lines, and in the end its result or errors."""
+
+    on_event: Callable[[Event], None]
+    on_log: Callable[[str], None]
+    lines: list[str] = field(default_factory=list)
+    result: Event | None = None
+    errors: list[Event] = field(default_factory=list)
+
+    def take(self, line: str) -> None:
+        event = parse_event(line)
+        if event is None:
+            self.lines = [*self.lines[-_KEPT_LOG_LINES:], line]
+            self.on_log(line)
+            return
+        if event["event"] == "result":
+            self.result = event
+        if event["event"] == "error":
+            self.errors.append(event)
+        self.on_event(event)
+
+
+def check_request(request: TrainRequest) -> None:
+    """Look at everything that can be judged on this machine, before a cluster is touched.
+
+    Raises :class:`UsageError` naming the file and record, or the model, that can't be used.
+    """
+    options = request.options
+    for path in filter(None, (options.data, options.eval)):
+        try:
+            read_dataset(Path(path))
+        except DatasetError as error:
+            raise UsageError(error.message, hint=error.hint) from None
+    if local_model(options) and not Path(options.model, "config.json").is_file():
+        raise UsageError(
+            f"--model {options.model}: no config.json in it, so it is not a model's folder",
+            hint="a folder written by save_pretrained, or a model's name on the hub",
+        )
+
+
+def local_model(options: TrainOptions) -> Path | None:
+    """The model's folder on this machine; ``None`` for a name on the hub or a new model.
+
+    Raises :class:`UsageError` for what is clearly a path, and isn't there.
+    """
+    if options.model == SCRATCH:
+        return None
+    path = Path(options.model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file() or options.model.startswith(("/", ".", "~")):
+        raise UsageError(f"--model {options.model}: no such folder")
+    return None
+
+
+def train(
+    cluster: Cluster,
+    stack: Stack,
+    open_host: HostOpener,
+    request: TrainRequest,
+    *,
+    progress: Progress,
+    now: datetime,
+    on_event: Callable[[Event], None],
+    on_log: Callable[[str], None],
+) -> Event:
+    """Run the job on all nodes and return the content of its ``results.json``.
+
+    Raises :class:`JobError` where it failed. Ctrl-C ends the job on the nodes, too.
+    """
+    paths = JobPaths(new_job_id("squad", now))
+    head = open_host(cluster.head)
+    with progress.phase(f"Prepare job {paths.job_id}"):
+        launch.require_idle(head)
+        command = plan_command(cluster, stack, open_host, request, paths)
+        launch.place_files(head, paths, job_files(request.options))
+    output = _Output(on_event, on_log)
+    with progress.phase(f"Train on {len(cluster.nodes)} nodes"):
+        on_log(f"$ {command}")
+        exit_code = _run(head, command, paths, output)
+    with progress.phase("Fetch the results"):
+        launch.fetch(head, paths, request.results)
+    if exit_code != 0 or output.result is None:
+        raise _failure(exit_code, output, request.results)
+    content: Event = json.loads((request.results / "results.json").read_text())
+    return content
+
+
+def plan_command(
+    cluster: Cluster, stack: Stack, open_host: HostOpener, request: TrainRequest, paths: JobPaths
+) -> LaunchCommand:
+    """Ask the nodes what they are and build the mpirun line from it."""
+    hosts = [open_host(node) for node in cluster.nodes]
+    facts = on_all("asking the nodes for their facts", hosts, gather_facts)
+    options = options_on_nodes(request.options, stack, paths)
+    placement = plan_placement(
+        facts,
+        {node.name: node.private_ip for node in cluster.nodes},
+        nproc_per_node=request.nproc_per_node,
+        ccl_workers=1 if options.backend == "ccl" else 0,
+    )
+    job = JobSpec(
+        id=paths.job_id,
+        module="squad",
+        argv=tuple(options.to_argv()),
+        nnodes=len(cluster.nodes),
+        nproc_per_node=placement.nproc_per_node,
+        backend=options.backend,
+        # A hub that is not asked can't delay or fail a job that needs nothing from it.
+        env={"HF_HUB_OFFLINE": "1" if not _needs_hub(request.options) else ""},
+    )
+    return build_launch_command(job, placement, paths, cluster.head.private_ip)
+
+
+def _needs_hub(options: TrainOptions) -> bool:
+    from_hub = options.model != SCRATCH and local_model(options) is None
+    return from_hub or options.data is None
+
+
+def options_on_nodes(options: TrainOptions, stack: Stack, paths: JobPaths) -> TrainOptions:
+    """The same wishes, with the nodes' paths and the stack's own backend for ``auto``."""
+    return replace(
+        options,
+        model=paths.model if local_model(options) else options.model,
+        data=f"{paths.data}/train.json" if options.data else None,
+        eval=f"{paths.data}/eval.json" if options.eval else None,
+        output=paths.output,
+        backend=stack.backend if options.backend == "auto" else options.backend,
+        ipex=options.ipex or stack.use_ipex,
+    )
+
+
+def job_files(options: TrainOptions) -> Mapping[str, Path | bytes]:
+    """What the nodes need, by name below the job's folder: code, data, and a local model."""
+    code = Path(squad.__file__).parent
+    files: dict[str, Path | bytes] = {
+        f"code/squad/{source.name}": source for source in sorted(code.glob("*.py"))
+    }
+    if options.data:
+        files["data/train.json"] = Path(options.data)
+    if options.eval:
+        files["data/eval.json"] = Path(options.eval)
+    model = local_model(options)
+    if model:
+        files["model"] = model.resolve()
+    files["output/.keep"] = b""
+    return files
+
+
+def _run(head: Host, command: LaunchCommand, paths: JobPaths, output: _Output) -> int:
+    try:
+        launch.submit(head, command, paths)
+        return launch.follow(head, paths, output.take)
+    except KeyboardInterrupt:
+        head.close()
+        launch.cancel(head, paths)
+        raise
+
+
+def _failure(exit_code: int, output: _Output, results: Path) -> JobError:
+    """The first cause: a rank that only lost its peer says so and comes last."""
+    hint = f"the whole log is {results / 'log'}"
+    causes = sorted(output.errors, key=lambda event: bool(event.get("lost_peer")))
+    if causes:
+        first = causes[0]
+        where = f"rank {first.get('rank')} on {first.get('host')}: "
+        own = first.get("hint")
+        return JobError(where + str(first["message"]), hint=f"{own}; {hint}" if own else hint)
+    known = launch.explain_failure(output.lines)
+    last = next((line for line in reversed(output.lines) if line.strip()), "no output")
+    return JobError(known or f"the job ended with exit code {exit_code}: {last.strip()}", hint=hint)

@@ -66,7 +66,7 @@ def check_name_is_free(ctx: Context, cluster: str) -> None:
     found = describe_inventory(ctx.clients.ec2, cluster)
     if found:
         raise UsageError(
-            f"cluster {cluster!r} already exists: {found}",
+            f"cluster {cluster!r} already exists: {found.counts()}",
             hint=f"`spr-cluster status --name {cluster}` shows it, `spr-cluster down --name "
             f"{cluster}` removes it, another --name makes another",
         )

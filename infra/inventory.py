@@ -44,6 +44,10 @@ class Inventory:
             for kind, ids in self.ids().items()
         )
 
+    def counts(self) -> str:
+        """How many there are of each kind."""
+        return ", ".join(f"{len(ids)} {kind.replace('_', ' ')}" for kind, ids in self.ids().items())
+
     def without_image(self) -> Inventory:
         """The same without images and their snapshots, which a user may wish to keep."""
         return Inventory(

@@ -50,9 +50,9 @@ def connect_moto(cloud: Cloud) -> Clients:
     """Clients whose SSM knows Canonical's parameters, which moto does not let anybody write."""
     clients = connect(cloud)
     backend = ssm_backends["123456789012"]["us-east-1"]
-    image = clients.ec2.describe_images(
-        Filters=[{"Name": "owner-id", "Values": ["099720109477"]}]
-    )["Images"][0]["ImageId"]
+    image = clients.ec2.describe_images(Filters=[{"Name": "owner-id", "Values": ["099720109477"]}])[
+        "Images"
+    ][0]["ImageId"]
     for release in ("22.04", "24.04"):
         name = ubuntu_parameter(release)
         backend._parameters[name].append(_parameter(name, image))

@@ -24,7 +24,9 @@ def facts_answer(
     interface: str = "ens5",
 ) -> str:
     """What a machine answers to the question for its facts."""
-    lscpu = {"lscpu": [{"field": "Model name:", "data": "Xeon"}, {"field": "Flags:", "data": flags}]}
+    lscpu = {
+        "lscpu": [{"field": "Model name:", "data": "Xeon"}, {"field": "Flags:", "data": flags}]
+    }
     addresses = [
         {"ifname": "lo", "addr_info": [{"local": "127.0.0.1"}]},
         {"ifname": interface, "addr_info": [{"local": address}]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 
 from cluster.cli.common import (
@@ -19,6 +20,7 @@ _EXAMPLES = """\
   spr-cluster ssh node2
   spr-cluster ssh node1 -- lscpu      one command
 """
+_NODE = re.compile(r"(node)?\d+")
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -42,9 +44,10 @@ def run(args: argparse.Namespace) -> int:
     client = shutil.which("ssh")
     if not client:
         raise UsageError("there is no ssh on this machine", hint="install OpenSSH's client")
-    node, command = args.node, args.command
-    if node == "--":
-        node, command = "node0", ["--", *command]
+    # argparse swallows the "--", so `ssh -- hostname` arrives as if hostname were the node.
+    named = _NODE.fullmatch(args.node)
+    node = args.node if named else "node0"
+    command = args.command if named else [args.node, *args.command]
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud)
     found = find_cluster(ctx.clients.ec2, args.name).node(node)
@@ -53,5 +56,6 @@ def run(args: argparse.Namespace) -> int:
             f"the key of cluster {args.name} is not on this machine ({ctx.files.key})",
             hint="use the machine that made the cluster, or `spr-cluster down` and `up`",
         )
+    command = command[1:] if command[:1] == ["--"] else command
     argv = [client, "-F", str(ctx.files.ssh_config), found.name, *command]
     os.execv(client, argv)  # hands the terminal over to OpenSSH

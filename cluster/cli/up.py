@@ -142,23 +142,17 @@ def _say_what_exists(ctx: Context, name: str) -> None:
     """After a failure or Ctrl-C: what is there now, and how to be rid of it."""
     from infra.inventory import describe_inventory
 
-    print(
-        f"\n`up` did not finish. To remove what it made:  {_down_command(ctx.cloud, name)}",
-        file=sys.stderr,
-    )
+    cloud = ctx.cloud
+    command = f"spr-cluster down --name {name} --cloud {cloud.name} --region {cloud.region}"
+    lines = ["", f"`up` did not finish. To remove what it made:  {command}"]
     try:
         found = describe_inventory(ctx.clients.ec2, name)
     except Exception as error:
-        print(f"What exists could not be listed ({error}).", file=sys.stderr)
-        return
-    print(
-        f"It exists now, and may cost money: {found}" if found else "Nothing exists.",
-        file=sys.stderr,
-    )
-
-
-def _down_command(cloud: Cloud, name: str) -> str:
-    return f"spr-cluster down --name {name} --cloud {cloud.name} --region {cloud.region}"
+        lines.append(f"What exists could not be listed: {error}")
+    else:
+        cost = ", and costs money" if cloud.billed else ""
+        lines.append(f"It exists now{cost}: {found}" if found else "Nothing exists.")
+    print("\n".join(lines), file=sys.stderr)
 
 
 def _report(cluster: Cluster, cloud: Cloud, *, as_json: bool) -> None:

@@ -47,7 +47,7 @@ class Machines:
             ("spr-cluster-install.sh", "@step Python packages\n"),
             ("systemd-run .*spr-cluster-unseal", ""),
             ("sh /run/spr-cluster/unseal", ""),
-            ("tar -C \"\\$HOME\"", ""),
+            ('tar -C "\\$HOME"', ""),
             ("xargs -P 64", self._hear_all),
         ]
         self.hosts[node.name] = FakeHost(node.name, answers)
@@ -219,7 +219,9 @@ def test_a_node_without_amx_stops_up_before_anything_is_installed(
     machines = Machines(flags="avx512f")
     ctx = make_context(aws, clients, machines)
 
-    with pytest.raises(HostError, match=r"\[node0\] no AMX: Xeon lacks amx_bf16, amx_int8, amx_tile"):
+    with pytest.raises(
+        HostError, match=r"\[node0\] no AMX: Xeon lacks amx_bf16, amx_int8, amx_tile"
+    ):
         bring_up(ctx, make_spec(nodes=2))
     assert not any("install" in command for command in machines.hosts["node0"].commands)
 

@@ -1,0 +1,82 @@
+"""What the benchmarks share: a fresh clone, a timed command, what is left behind, one JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_timed(
+    argv: Sequence[str], cwd: Path, deadline_s: float, **environment: str
+) -> tuple[float, str]:
+    """Run a command, show its output as it comes, and return its seconds and that output.
+
+    Raises :class:`subprocess.CalledProcessError` where it fails.
+    """
+    start = time.monotonic()
+    lines: list[str] = []
+    with subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        code = process.wait(timeout=deadline_s)
+    if code:
+        raise subprocess.CalledProcessError(code, list(argv))
+    return time.monotonic() - start, "".join(lines)
+
+
+def clone(target: Path) -> Path:
+    """A fresh clone of the last commit."""
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(target)], check=True)
+    return target
+
+
+def left_behind() -> dict[str, list[str]]:
+    """What embedded clouds have left on this machine, of any home folder; base images aside."""
+    commands = {
+        "containers": ["podman", "ps", "--all", "--format", "{{.Names}}"],
+        "networks": ["podman", "network", "ls", "--format", "{{.Name}}"],
+        "images": ["podman", "images", "--format", "{{.Repository}}:{{.Tag}}"],
+        "processes": ["pgrep", "-af", "infra.local.server"],
+    }
+    found = {}
+    for kind, argv in commands.items():
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        found[kind] = [line for line in done.stdout.splitlines() if _is_ours(kind, line)]
+    return found
+
+
+def _is_ours(kind: str, line: str) -> bool:
+    return kind == "processes" or ("spr-" in line and "base" not in line)
+
+
+def print_result(**figures: Any) -> None:
+    """The benchmark's last line."""
+    print(json.dumps({"machine": machine(), **figures}))
+
+
+def machine() -> str:
+    """The processor and the number of cores that this process may use."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"

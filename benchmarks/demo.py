@@ -1,0 +1,67 @@
+"""`make demo` in a fresh clone, twice: how long, what it learnt, what it left behind.
+
+    python -m benchmarks.demo [--cold]
+
+`--cold` removes the cached base image first, as on a machine that never saw it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import clone, left_behind, print_result, run_timed
+
+DEADLINE_S = 1800
+
+
+def main() -> None:
+    """Time both runs and read the results that they bring home."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cold", action="store_true", help="without the cached base image")
+    cold = parser.parse_args().cold
+    if cold:
+        _remove_base_images()
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = clone(Path(folder, "clone"))
+        runs = [_run(checkout) for _ in range(2)]
+    first, second = runs
+    print_result(
+        benchmark="demo",
+        cold=cold,
+        first=first,
+        second=second,
+        limits_s={"first": 900, "second": 180},
+        left_behind=left_behind(),
+    )
+
+
+def _run(checkout: Path) -> dict[str, Any]:
+    seconds, _ = run_timed(["make", "demo"], checkout, DEADLINE_S)
+    result = json.loads((checkout / "results/demo/results.json").read_text())
+    return {
+        "seconds": round(seconds, 1),
+        "f1": result["f1"],
+        "world_size": result["world_size"],
+        "hosts": sorted({rank["hostname"] for rank in result["ranks"]}),
+    }
+
+
+def _remove_base_images() -> None:
+    listed = subprocess.run(
+        ["podman", "images", "--format", "{{.Repository}}:{{.Tag}}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for image in listed.stdout.split():
+        if "spr-" in image and "base" in image:
+            subprocess.run(["podman", "rmi", image], check=True)
+
+
+if __name__ == "__main__":
+    main()

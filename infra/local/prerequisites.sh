@@ -1,0 +1,26 @@
+#!/bin/sh
+# Installs what the embedded cloud needs from the system, where it is missing (Debian and Ubuntu, as root).
+set -eu
+
+missing=""
+need() { # need COMMAND PACKAGE
+    command -v "$1" >/dev/null 2>&1 || [ -x "/usr/lib/podman/$1" ] || [ -x "/usr/libexec/podman/$1" ] || missing="$missing $2"
+}
+need podman podman
+need runc runc
+need netavark netavark
+need aardvark-dns aardvark-dns
+need iptables iptables
+need mmdebstrap mmdebstrap
+need ssh openssh-client
+[ -z "$missing" ] && exit 0
+
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "the embedded cloud needs$missing: install them as root, then run this again" >&2
+    exit 1
+fi
+echo "installing$missing"
+export DEBIAN_FRONTEND=noninteractive
+apt-get -qq update
+# shellcheck disable=SC2086
+apt-get -qq install -y --no-install-recommends $missing >/dev/null

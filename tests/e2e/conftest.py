@@ -1,0 +1,92 @@
+"""One embedded cloud and one cluster for all end-to-end tests: the image is made once and reused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_DEADLINE_S = 900
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """``spr-cluster`` as a user runs it: a process of its own, with a home folder of its own."""
+
+    home: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SPR_CLUSTER_HOME": str(self.home)}
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, "-m", "cluster.cli"]
+
+    def run(self, *arguments: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command; ``check`` is the exit code that it must have."""
+        done = subprocess.run(
+            [*self.argv, *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+        )
+        if check is not None:
+            assert done.returncode == check, (
+                f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+            )
+        return done
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json").stdout)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Begin a command that the test will interrupt."""
+        return subprocess.Popen(
+            [*self.argv, *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def ssh(self, node: str, command: str) -> str:
+        return self.run("ssh", node, "--", command).stdout
+
+
+@dataclass(frozen=True)
+class LiveCluster:
+    """A cluster that runs, with what ``up --json`` said of it."""
+
+    cli: CommandLine
+    told: dict[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        return [node["name"] for node in self.told["nodes"]]
+
+
+@pytest.fixture(scope="session")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """The command line on an embedded cloud that is removed afterwards, its base image aside."""
+    command_line = CommandLine(tmp_path_factory.mktemp("home"))
+    yield command_line
+    command_line.run("local", "reset", "--keep-base", check=None)
+
+
+@pytest.fixture(scope="session")
+def cluster(cli: CommandLine) -> Iterator[LiveCluster]:
+    """Three nodes, made by one ``up``."""
+    told = cli.json("up", "--nodes", "3", "--cloud", "local")
+    yield LiveCluster(cli, told)
+    cli.run("down", check=None)

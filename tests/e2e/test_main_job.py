@@ -1,0 +1,220 @@
+"""The main job as a user does it: up, train, down, with real SSH, real mpirun and real DDP."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import CommandLine, LiveCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def test_up_makes_the_nodes_and_tells_of_them(cluster: LiveCluster) -> None:
+    assert cluster.names == ["node0", "node1", "node2"]
+    assert cluster.told["cloud"] == "local"
+    assert cluster.told["stack"] == "upstream"
+    assert {node["state"] for node in cluster.told["nodes"]} == {"running"}
+    addresses = [node["public_ip"] for node in cluster.told["nodes"]]
+    assert addresses == [node["private_ip"] for node in cluster.told["nodes"]]
+    assert len(set(addresses)) == 3
+
+
+def test_every_node_reaches_every_node_by_name_without_a_prompt(cluster: LiveCluster) -> None:
+    hostnames = {
+        name: "ip-" + node["private_ip"].replace(".", "-")
+        for name, node in zip(cluster.names, cluster.told["nodes"], strict=True)
+    }
+    ask_all = "for n in $(cat ~/hosts); do ssh $n hostname; done"
+
+    for name in cluster.names:
+        assert cluster.cli.ssh(name, ask_all).split() == list(hostnames.values())
+
+
+def test_the_names_resolve_to_private_addresses_on_every_node(cluster: LiveCluster) -> None:
+    for name in cluster.names:
+        resolved = cluster.cli.ssh(name, "getent ahostsv4 node0 node2 | awk '{print $1}' | uniq")
+        assert resolved.split() == [
+            cluster.told["nodes"][0]["private_ip"],
+            cluster.told["nodes"][2]["private_ip"],
+        ]
+
+
+def test_a_copy_of_the_head_is_its_own_machine(cluster: LiveCluster) -> None:
+    identity = "cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub"
+    found = {cluster.cli.ssh(name, identity) for name in cluster.names}
+    assert len(found) == 3
+    # The head has its own back after the image was made of it.
+    assert all(re.match(r"[0-9a-f]{32}\nssh-ed25519 ", text) for text in found)
+
+
+def test_the_image_holds_no_private_key(cluster: LiveCluster) -> None:
+    (ami,) = cluster.cli.json("status")["resources"]["images"]
+    images = subprocess.run(
+        ["podman", "images", "--format", "{{.Repository}}:{{.Tag}}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.split()
+    (image,) = [name for name in images if ami in name]
+    search = (
+        "grep -rlE 'BEGIN [A-Z ]*PRIVATE KEY' /etc /home /root /run /tmp /var /opt/spr-cluster/*.* "
+        "2>/dev/null; find / -xdev -name 'ssh_host_*' -o -xdev -path '*/.ssh/spr-cluster*'; "
+        "echo searched; test ! -s /etc/machine-id && echo no machine-id"
+    )
+    limits = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
+    found = subprocess.run(
+        ["podman", "run", "--rm", "--network=none", *limits, image, "sh", "-c", search],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.stdout.split("\n") == ["searched", "no machine-id", ""], found.stderr
+
+
+def test_the_cluster_key_stays_on_this_machine(cluster: LiveCluster) -> None:
+    key = (cluster.cli.home / "spr" / "id_ed25519").read_text().splitlines()[2]
+
+    for name in cluster.names:
+        assert "clean" in cluster.cli.ssh(
+            name, f"sudo grep -rqs '{key}' /etc /home /root /var || echo clean"
+        )
+
+
+def test_the_time_to_live_is_armed_on_every_node(cluster: LiveCluster) -> None:
+    for name in cluster.names:
+        assert (
+            cluster.cli.ssh(name, "systemctl is-active spr-cluster-ttl.timer").strip() == "active"
+        )
+
+
+def test_status_tells_nodes_and_time_left(cluster: LiveCluster) -> None:
+    told = cluster.cli.json("status")
+
+    assert [node["name"] for node in told["nodes"]] == cluster.names
+    assert 7 * 3600 < told["left_s"] < 8 * 3600
+    assert told["usd_so_far"] == 0
+    assert "3 of 3 nodes, stack upstream" in cluster.cli.run("status").stdout
+
+
+def test_ssh_hands_on_the_commands_exit_code(cluster: LiveCluster) -> None:
+    assert cluster.cli.run("ssh", "node1", "--", "exit 7", check=7)
+    assert cluster.cli.run("ssh", "--", "hostname").stdout.startswith("ip-")
+
+
+def test_a_name_in_use_changes_nothing(cluster: LiveCluster) -> None:
+    refused = cluster.cli.run("up", "--nodes", "2", "--cloud", "local", check=2)
+
+    assert "cluster 'spr' already exists" in refused.stderr
+    assert len(cluster.cli.json("status")["nodes"]) == 3
+
+
+def test_training_runs_on_all_nodes_and_learns(cluster: LiveCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder with 'quotes' and spaces"
+
+    done = cluster.cli.run("train", "squad", "--demo", "--results", str(folder))
+
+    assert "world size 3 on 3 hosts" in done.stdout
+    result = json.loads((folder / "results.json").read_text())
+    assert result["f1"] >= 80
+    assert result["world_size"] == 3
+    hosts = {rank["hostname"] for rank in result["ranks"]}
+    assert hosts == {"ip-" + n["private_ip"].replace(".", "-") for n in cluster.told["nodes"]}
+    assert result["backend"] == "gloo"
+    assert result["loss_curve"][-1][1] < result["loss_curve"][0][1] / 5
+    assert (folder / "model" / "config.json").is_file()
+    assert "mpirun -f /home/ubuntu/hosts -n 3 -ppn 1" in done.stderr
+
+
+def test_two_ranks_on_a_node_with_one_core_are_refused(cluster: LiveCluster) -> None:
+    cores = int(cluster.cli.ssh("node0", "nproc"))
+
+    refused = cluster.cli.run("train", "squad", "--demo", f"--ppn={cores + 1}", check=2)
+
+    assert f"--ppn {cores + 1}: node0 has" in refused.stderr
+
+
+def test_a_backend_that_is_not_there_is_an_error(cluster: LiveCluster, tmp_path: Path) -> None:
+    failed = cluster.cli.run(
+        "train", "squad", "--demo", "--backend", "ccl", "--results", str(tmp_path), check=1
+    )
+
+    assert "ccl" in failed.stderr.splitlines()[-2] + failed.stderr.splitlines()[-1]
+    assert "Traceback" not in failed.stderr.splitlines()[-1]
+
+
+def test_a_model_that_cannot_be_loaded_is_one_clear_line(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "distilbert"}')
+
+    failed = cluster.cli.run(
+        "train", "squad", "--demo", "--model", str(model), "--results", str(tmp_path / "r"), check=1
+    )
+
+    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("spr-cluster: ")]
+    assert "rank" in line
+    assert "model" in line
+
+
+def test_ctrl_c_ends_the_job_on_all_nodes(cluster: LiveCluster, tmp_path: Path) -> None:
+    job = cluster.cli.start(
+        "train", "squad", "--demo", "--epochs", "10000", "--results", str(tmp_path)
+    )
+    assert job.stdout is not None
+    for line in job.stdout:
+        if "step " in line:
+            break
+    busy = cluster.cli.run("train", "squad", "--demo", check=2)
+    assert "is still running on this cluster" in busy.stderr
+
+    job.send_signal(signal.SIGINT)
+    rest, _ = job.communicate(timeout=60)
+
+    assert job.returncode == 130, rest
+    assert "interrupted" in rest
+    deadline = time.monotonic() + 20
+    left = "?"
+    while left and time.monotonic() < deadline:
+        left = "".join(
+            cluster.cli.ssh(n, "pgrep -f '[s]quad --model' || true") for n in cluster.names
+        )
+    assert not left
+
+
+def test_ctrl_c_during_up_names_what_exists_and_down_removes_it(cli: CommandLine) -> None:
+    up = cli.start("up", "--name", "other", "--nodes", "2", "--cloud", "local")
+    assert up.stdout is not None
+    for line in up.stdout:
+        if line.strip().startswith("Python packages"):
+            break
+
+    up.send_signal(signal.SIGINT)
+    rest, _ = up.communicate(timeout=60)
+
+    assert up.returncode == 130, rest
+    assert "spr-cluster down --name other --cloud local" in rest
+    assert re.search(r"It exists now: 1 instances \(i-", rest)
+    cli.run("down", "--name", "other")
+    assert cli.json("status", "--name", "other", "--cloud", "local")["resources"] == {}
+
+
+def test_down_leaves_nothing_and_can_be_said_twice(cluster: LiveCluster) -> None:
+    """The last test of this module: it takes the cluster away."""
+    first = cluster.cli.run("down")
+    assert "Nothing left of cluster spr" in first.stdout
+    again = cluster.cli.run("down", "--cloud", "local")
+    assert "Nothing of cluster spr exists" in again.stdout
+    assert not (cluster.cli.home / "spr").exists()
+    assert cluster.cli.json("status", "--cloud", "local")["resources"] == {}
+    refused = cluster.cli.run("train", "squad", "--demo", "--cloud", "local", check=2)
+    assert "no cluster 'spr' is running" in refused.stderr

@@ -1,0 +1,154 @@
+"""Submitting, following and explaining a job, with the nodes' SSH faked."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.nodes import Cluster, Node
+from infra.errors import JobError, UsageError
+from infra.progress import Silent
+from jobs.launch import explain_failure
+from jobs.spec import JobPaths
+from jobs.squad.options import DEMO, TrainOptions
+from jobs.train import TrainRequest, check_request, job_files, options_on_nodes, train
+from provision.host import Host
+from provision.stacks import load_stack
+from tests.cluster.test_mesh import NODES
+from tests.fakes import FakeHost, facts_answer
+
+NOW = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
+PATHS = JobPaths("squad-20260731-142501")
+RESULT = {"event": "result", "f1": 90.0}
+
+
+def event(**fields: Any) -> str:
+    return "@spr " + json.dumps(fields)
+
+
+def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[str, FakeHost]:
+    hosts = {}
+    for node in NODES:
+        facts = facts_answer(hostname=node.hostname, address=node.private_ip)
+        answers: list[Any] = [
+            ("spr-cluster: hostname", facts),
+            ("for pid in", busy),
+            ("tail -n \\+2 ~/hosts", ""),
+            ("setsid -f", ""),
+            ("tail -n \\+1 -F", "\n".join(output)),
+            ("cat .*/exit", str(exit_code)),
+            ("tar -C .*output.tar", ""),
+            ("rm -f", ""),
+        ]
+        hosts[node.name] = FakeHost(node.name, answers)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, text in {"log": "log", "output/results.json": json.dumps({"f1": 90.0})}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+    hosts["node0"].files[f"{PATHS.root}/output.tar"] = buffer.getvalue()
+    return hosts
+
+
+def run(hosts: dict[str, FakeHost], results: Path, events: list[Any] | None = None) -> Any:
+    def open_host(node: Node) -> Host:
+        return hosts[node.name]
+
+    return train(
+        Cluster("bert", NODES),
+        load_stack("upstream"),
+        open_host,
+        TrainRequest(DEMO, results),
+        progress=Silent(),
+        now=NOW,
+        on_event=(events if events is not None else []).append,
+        on_log=lambda _: None,
+    )
+
+
+def test_a_job_is_placed_started_followed_and_brought_home(tmp_path: Path) -> None:
+    hosts = make_hosts([event(event="phase", name="train"), "noise", event(**RESULT)])
+    events: list[Any] = []
+
+    result = run(hosts, tmp_path / "out", events)
+
+    assert result == {"f1": 90.0}
+    assert [e["event"] for e in events] == ["phase", "result"]
+    assert (tmp_path / "out" / "log").read_text() == "log"
+    script = hosts["node0"].files[PATHS.script].decode()
+    assert "-n 3 -ppn 1" in script
+    assert "-genv MASTER_ADDR 172.31.0.10" in script
+    assert "--backend=gloo" in script
+    with tarfile.open(
+        fileobj=io.BytesIO(hosts["node0"].files["/home/ubuntu/spr-jobs-upload.tar"])
+    ) as tar:
+        names = tar.getnames()
+    assert f"{PATHS.relative_root}/code/squad/__main__.py" in names
+    assert f"{PATHS.relative_root}/data/train.json" in names
+    assert not any("__pycache__" in name for name in names)
+
+
+def test_the_cause_is_told_and_not_the_rank_that_only_lost_its_peer(tmp_path: Path) -> None:
+    lost = event(event="error", message="peer gone", hint=None, rank=0, host="a", lost_peer=True)
+    cause = event(event="error", message="NaN", hint="lower it", rank=1, host="b", lost_peer=False)
+
+    with pytest.raises(JobError, match="rank 1 on b: NaN") as caught:
+        run(make_hosts([lost, cause], exit_code=1), tmp_path)
+    assert caught.value.hint == f"lower it; the whole log is {tmp_path / 'log'}"
+
+
+def test_a_job_that_says_nothing_is_explained_by_its_last_line(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="exit code 127: bash: mpirun: no such file"):
+        run(make_hosts(["bash: mpirun: no such file", ""], exit_code=127), tmp_path)
+
+
+def test_a_second_job_is_refused_while_one_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="job squad-1 is still running"):
+        run(make_hosts([], busy="squad-1"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "[mpiexec@a] Error: Unable to run bstrap_proxy on node2 (pid 7)",
+            "mpirun can't start on node2",
+        ),
+        ("python: error: libmpi.so.12: cannot open shared object file: No such", "libmpi.so.12"),
+        ("=   KILLED BY SIGNAL: 9 (Killed)", "a rank was killed by signal 9 (Killed)"),
+        ("all is well", None),
+    ],
+)
+def test_mpiruns_own_words(line: str, told: str | None) -> None:
+    explained = explain_failure(["first", line])
+    assert explained is None if told is None else told in str(explained)
+
+
+def test_paths_become_those_of_the_nodes(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    options = TrainOptions(model=str(model), data=str(tmp_path / "t.json"), eval="e.json")
+
+    sent = options_on_nodes(options, load_stack("intel"), PATHS)
+
+    assert sent.model == PATHS.model
+    assert sent.data == f"{PATHS.data}/train.json"
+    assert sent.eval == f"{PATHS.data}/eval.json"
+    assert (sent.backend, sent.ipex) == ("ccl", True)
+    assert (
+        options_on_nodes(TrainOptions(backend="gloo"), load_stack("intel"), PATHS).backend == "gloo"
+    )
+    assert job_files(options)["model"] == model
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no config\.json in it"):
+        check_request(TrainRequest(TrainOptions(model=str(tmp_path)), tmp_path))

@@ -1,0 +1,197 @@
+"""One run from its options to its results: the phases, in their order."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from .dataset import Question, all_texts, load_hub_dataset, read_dataset
+from .distributed import Ranks, join
+from .evaluation import Scores, predict, score
+from .events import Events
+from .features import build_features
+from .model import load_model
+from .options import TrainOptions
+from .precision import AMX_FLAGS, choose_precision, read_cpu_flags
+from .results import RankFacts, Results, prepare_output, save_json, save_model
+from .session import Session
+from .training import Trained, load_ipex, train
+
+_PACKAGES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "ipex": "intel_extension_for_pytorch",
+    "oneccl": "oneccl_bind_pt",
+}
+
+
+class Machine(NamedTuple):
+    """What each rank tells the others about itself."""
+
+    facts: RankFacts
+    flags: frozenset[str]
+
+
+class Data(NamedTuple):
+    """The questions to learn and those to be asked, each with where they are from."""
+
+    train: list[Question]
+    train_source: str
+    eval: list[Question]
+    eval_source: str
+
+
+class Phases:
+    """Announces each phase, and keeps its seconds."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._begin = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self._events.emit("phase", name=name)
+        begin = time.perf_counter()
+        yield
+        self._seconds[name] = round(time.perf_counter() - begin, 3)
+
+    def seconds(self) -> dict[str, float]:
+        """Those of every finished phase, and since the beginning as ``total``."""
+        return {**self._seconds, "total": round(time.perf_counter() - self._begin, 3)}
+
+
+def run(options: TrainOptions, events: Events) -> None:
+    """Train and evaluate as this rank of the run; raises :class:`.errors.SquadError`."""
+    phases = Phases(events)
+    output = Path(options.output)
+    with join(options.backend) as ranks:
+        machines = ranks.gather(_this_machine(ranks))
+        session = _open_session(options, ranks, events, machines)
+        if ranks.first:
+            prepare_output(output)
+        with phases("load"):
+            data = _load_data(options, events)
+            loaded = load_model(options, all_texts(data.train), ranks)
+        with phases("tokenize"):
+            features = build_features(
+                data.train, loaded.tokenizer, options.max_length, options.stride
+            )
+        with phases("train"):
+            trained = train(session, loaded, features)
+        with phases("evaluate"):
+            predictions = predict(session, loaded, data.eval)
+            scores = score(data.eval, predictions)
+        if not ranks.first:
+            return
+        with phases("save"):
+            save_model(output, loaded)
+            save_json(output / "predictions.json", predictions)
+        results = _results(session, machines, data, len(features), trained, scores, phases)
+        save_json(output / "results.json", results.to_dict())
+        events.emit("result", **results.to_dict())
+
+
+def _this_machine(ranks: Ranks) -> Machine:
+    import torch
+
+    facts = RankFacts(
+        rank=ranks.rank,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        threads=torch.get_num_threads(),
+        cpus=len(os.sched_getaffinity(0)),
+    )
+    return Machine(facts, read_cpu_flags())
+
+
+def _open_session(
+    options: TrainOptions, ranks: Ranks, events: Events, machines: list[Machine]
+) -> Session:
+    import torch
+
+    torch.manual_seed(options.seed)
+    hosts = {machine.facts.hostname: machine.flags for machine in machines}
+    precision = choose_precision(options.dtype, hosts)
+    events.emit(
+        "start",
+        world_size=ranks.size,
+        hosts=list(hosts),
+        backend=ranks.backend,
+        dtype=precision.dtype,
+        model=options.model,
+        versions=_versions(),
+    )
+    events.note(f"{precision.dtype}: {precision.reason}")
+    events.note(f"{ranks.backend}: {ranks.backend_reason}")
+    if options.ipex:
+        load_ipex()  # now: that it is missing must not show after minutes
+    return Session(options, ranks, events, precision)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name, package in _PACKAGES.items():
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _load_data(options: TrainOptions, events: Events) -> Data:
+    if options.data is None:
+        train_set, eval_set = load_hub_dataset(options.dataset)
+        train_source, eval_source = (f"{options.dataset} ({x})" for x in ("train", "validation"))
+    else:
+        train_set = eval_set = read_dataset(options.data)
+        train_source = eval_source = options.data
+    if options.eval is not None:
+        eval_set, eval_source = read_dataset(options.eval), options.eval
+    if eval_source == train_source:
+        events.note("no --eval: the figures are on the training data itself, not on unseen data")
+    return Data(train_set, train_source, eval_set, eval_source)
+
+
+def _results(
+    session: Session,
+    machines: list[Machine],
+    data: Data,
+    features: int,
+    trained: Trained,
+    scores: Scores,
+    phases: Phases,
+) -> Results:
+    options, ranks, precision = session.options, session.ranks, session.precision
+    return Results(
+        em=round(scores.em, 3),
+        f1=round(scores.f1, 3),
+        eval_questions=len(data.eval),
+        train_questions=len(data.train),
+        train_features=features,
+        loss_curve=trained.loss_curve,
+        samples_per_second=round(trained.samples / trained.seconds, 3),
+        seconds=phases.seconds(),
+        world_size=ranks.size,
+        ranks=[machine.facts for machine in machines],
+        backend=ranks.backend,
+        backend_reason=ranks.backend_reason,
+        dtype=precision.dtype,
+        dtype_reason=precision.reason,
+        amx=all(machine.flags >= AMX_FLAGS for machine in machines),
+        batch_size_per_rank=options.batch_size,
+        epochs=options.epochs,
+        learning_rate=options.learning_rate,
+        seed=options.seed,
+        model=options.model,
+        data=data.train_source,
+        eval_data=data.eval_source,
+        versions=_versions(),
+    )

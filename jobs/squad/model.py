@@ -1,0 +1,142 @@
+"""A question answering model with its tokenizer: from a folder, from the hub, or new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .distributed import Ranks
+from .errors import ModelError, first_line
+from .options import SCRATCH, TrainOptions
+
+SCRATCH_VOCABULARY = 8192
+"""At most so many word pieces; a small training file gives fewer."""
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SCRATCH_SHAPE = {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 256}
+# No dropout: the new model's task is to learn its data by heart.
+SCRATCH_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "qa_dropout": 0.0}
+
+
+class Loaded(NamedTuple):
+    """A ``torch.nn.Module`` of transformers with a question answering head, and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+
+    @property
+    def pad_token(self) -> int:
+        """What fills a batch's shorter rows; masked, so its value has no meaning."""
+        return self.tokenizer.pad_token_id or 0
+
+
+def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loaded:
+    """The model that the options name, the same on every rank; raises :class:`ModelError`.
+
+    ``texts`` are what a new model's tokenizer is trained on. Without a question answering head of
+    its own a model gets a new one, from torch's current random state.
+    """
+    name, max_length = options.model, options.max_length
+    loaded = _new(texts, ranks) if name == SCRATCH else _pretrained(name)
+    limit = getattr(loaded.model.config, "max_position_embeddings", None)
+    if limit is not None and max_length > limit:
+        raise ModelError(
+            f"--max-length {max_length} is more than the {limit} tokens that model {name} takes",
+            hint=f"use --max-length {limit} or less",
+        )
+    return loaded
+
+
+def _pretrained(name: str) -> Loaded:
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    looks_local = name.startswith(("/", "./", "../", "~"))
+    path = Path(name).expanduser()
+    if looks_local and not path.is_dir():
+        raise ModelError(f"model {name}: no such folder")
+    source = str(path) if path.is_dir() else name
+    try:
+        model = AutoModelForQuestionAnswering.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
+    # The library raises whatever its parts raise: OSError, ValueError, the hub's, safetensors'.
+    except Exception as error:
+        raise ModelError(
+            f"model {name} can't be loaded: {first_line(error)}",
+            hint="give a folder with config.json, weights and tokenizer, or a hub model's name",
+        ) from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"model {name} has no fast tokenizer, so answers can't be located")
+    return Loaded(model, tokenizer)
+
+
+def _new(texts: Iterable[str], ranks: Ranks) -> Loaded:
+    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
+
+    # Trained once and shared: the nodes' libraries need not agree on every detail.
+    tokenizer = new_tokenizer(ranks.share(train_tokenizer(texts) if ranks.first else None))
+    config = DistilBertConfig(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        **SCRATCH_SHAPE,
+        **SCRATCH_DROPOUT,
+    )
+    return Loaded(DistilBertForQuestionAnswering(config), tokenizer)
+
+
+def new_tokenizer(serialized: str) -> Any:
+    """A fast tokenizer of transformers from what :func:`train_tokenizer` made."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(serialized),
+        unk_token="[UNK]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        mask_token="[MASK]",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def train_tokenizer(texts: Iterable[str]) -> str:
+    """A new WordPiece tokenizer in BERT's uncased manner, as JSON; the same for the same texts."""
+    from tokenizers import decoders, models
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = _bare_tokenizer(models.WordPiece(_train_vocabulary(list(texts)), unk_token="[UNK]"))
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    serialized: str = tokenizer.to_str()
+    return serialized
+
+
+def _train_vocabulary(texts: list[str]) -> dict[str, int]:
+    from tokenizers import models, trainers
+
+    tokenizer = _bare_tokenizer(models.WordPiece(unk_token="[UNK]"))
+    normalize = tokenizer.normalizer.normalize_str
+    # The trainer numbers word-internal characters in the random order of a hash table, and ties
+    # follow these numbers; announced as special tokens, they get theirs in a fixed order.
+    characters = sorted(set("".join("".join(map(normalize, texts)).split())))
+    inner = [f"##{character}" for character in characters]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=SCRATCH_VOCABULARY, special_tokens=SPECIAL_TOKENS + inner, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return vocabulary
+
+
+def _bare_tokenizer(model: Any) -> Any:
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer

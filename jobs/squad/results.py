@@ -1,0 +1,105 @@
+"""What a run leaves in its output folder, for the user and for the next program.
+
+model/             weights, configuration and tokenizer, as transformers loads them
+predictions.json   {question id: answer}
+results.json       :class:`Results`; written last, so where it is the rest is there too
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import TrainingError
+from .model import Loaded
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """One process: ``cpus`` are those it may run on, ``threads`` those torch computes with."""
+
+    rank: int
+    hostname: str
+    pid: int
+    threads: int
+    cpus: int
+
+
+@dataclass(frozen=True)
+class Results:
+    """One finished run. ``em`` and ``f1`` are percentages; a sample is one feature (token window);
+    ``samples_per_second`` is that of training, all ranks together."""
+
+    em: float
+    f1: float
+    eval_questions: int
+    train_questions: int
+    train_features: int
+    loss_curve: list[tuple[int, float]]
+    samples_per_second: float
+    seconds: Mapping[str, float]
+    world_size: int
+    ranks: list[RankFacts]
+    backend: str
+    backend_reason: str
+    dtype: str
+    dtype_reason: str
+    amx: bool
+    batch_size_per_rank: int
+    epochs: int
+    learning_rate: float
+    seed: int
+    model: str
+    data: str
+    eval_data: str
+    versions: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As results.json holds it."""
+        return asdict(self)
+
+
+def prepare_output(folder: Path) -> None:
+    """Make the folder, and remove an earlier run's results; raises :class:`TrainingError`.
+
+    At the beginning of a run: a folder that can't be written must not cost a training first, and
+    an interrupted run must not show an earlier one's figures.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / "results.json", "")
+        (folder / "results.json").unlink()
+    except OSError as error:
+        raise TrainingError(f"--output {folder} can't be written: {error.strerror}") from error
+
+
+def save_model(folder: Path, loaded: Loaded) -> None:
+    """Write ``model/``, complete or not at all."""
+    target, partial = folder / "model", folder / ".model.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        loaded.model.save_pretrained(partial)
+        loaded.tokenizer.save_pretrained(partial)
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    except OSError as error:
+        raise TrainingError(f"{target} can't be written: {error}") from error
+
+
+def save_json(path: Path, content: object) -> None:
+    """Write one JSON file, complete or not at all; raises :class:`TrainingError`."""
+    try:
+        _write(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise TrainingError(f"{path} can't be written: {error.strerror}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

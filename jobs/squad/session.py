@@ -1,0 +1,29 @@
+"""What every phase of one run needs, as one value."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from .distributed import Ranks
+from .events import Events
+from .options import TrainOptions
+from .precision import Precision
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run, seen from one rank."""
+
+    options: TrainOptions
+    ranks: Ranks
+    events: Events
+    precision: Precision
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """bf16 arithmetic for what runs inside, where this run uses it."""
+        import torch
+
+        enabled = self.precision.dtype == "bf16"
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.squad.dataset import (
+    Answer,
+    Question,
+    all_texts,
+    load_hub_dataset,
+    read_dataset,
+)
+from jobs.squad.errors import DatasetError
+
+
+def document() -> dict[str, Any]:
+    answers = [{"text": "20 Gbit", "answer_start": 11}]
+    qas = [{"id": "q1", "question": "How fast?", "answers": answers}]
+    return {
+        "data": [{"title": "Nets", "paragraphs": [{"context": "It reaches 20 Gbit.", "qas": qas}]}]
+    }
+
+
+def write(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_reads_questions(tmp_path: Path) -> None:
+    expected = Question("q1", "How fast?", "It reaches 20 Gbit.", (Answer("20 Gbit", 11),))
+    assert read_dataset(write(tmp_path, document())) == [expected]
+
+
+def test_offsets_count_characters_and_a_byte_order_mark_is_no_matter(tmp_path: Path) -> None:
+    content = document()
+    paragraph = content["data"][0]["paragraphs"][0]
+    paragraph["context"] = "𝔸é reached 20 Gbit."
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8-sig")
+    assert read_dataset(path)[0].answers == (Answer("20 Gbit", 11),)
+
+
+Change = Callable[[dict[str, Any]], object]
+PARAGRAPH = "train.json: data[0] 'Nets', paragraphs[0]"
+QUESTION = f"{PARAGRAPH}, qas[0] (id 'q1')"
+
+
+def article(content: dict[str, Any]) -> Any:
+    return content["data"][0]
+
+
+def paragraph(content: dict[str, Any]) -> Any:
+    return article(content)["paragraphs"][0]
+
+
+def question(content: dict[str, Any]) -> Any:
+    return paragraph(content)["qas"][0]
+
+
+def answer(content: dict[str, Any]) -> Any:
+    return question(content)["answers"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("data"), "train.json: has no 'data'"),
+        (lambda c: c.update(data={}), "train.json: 'data' is not a list"),
+        (lambda c: c.update(data=[]), "train.json: holds no question"),
+        (
+            lambda c: c.update(data=[7]),
+            "train.json: data[0] '': is not an object with 'paragraphs'",
+        ),
+        (lambda c: article(c).pop("paragraphs"), "train.json: data[0] 'Nets': has no 'paragraphs'"),
+        (lambda c: paragraph(c).pop("context"), f"{PARAGRAPH}: has no 'context'"),
+        (lambda c: paragraph(c).update(context="  "), f"{PARAGRAPH}: 'context' is empty"),
+        (lambda c: paragraph(c).pop("qas"), f"{PARAGRAPH}: has no 'qas'"),
+        (lambda c: question(c).pop("id"), f"{PARAGRAPH}, qas[0]: has no 'id'"),
+        (lambda c: question(c).update(id=5), f"{PARAGRAPH}, qas[0]: 'id' is not a text"),
+        (lambda c: question(c).update(question=""), f"{QUESTION}: 'question' is empty"),
+        (lambda c: question(c).update(answers=[]), f"{QUESTION}: has no answer"),
+        (lambda c: question(c).update(answers={}), f"{QUESTION}: 'answers' is not a list"),
+        (lambda c: answer(c).update(text=""), f"{QUESTION}: 'text' is empty"),
+        (lambda c: answer(c).pop("answer_start"), f"{QUESTION}: has no 'answer_start'"),
+        (
+            lambda c: answer(c).update(answer_start="11"),
+            f"{QUESTION}: 'answer_start' is not a whole number",
+        ),
+        (
+            lambda c: answer(c).update(answer_start=12),
+            f"{QUESTION}: answer_start 12 does not point at '20 Gbit': it is at 11",
+        ),
+        (
+            lambda c: answer(c).update(answer_start=-8),
+            f"{QUESTION}: answer_start -8 does not point at '20 Gbit': it is at 11",
+        ),
+        (
+            lambda c: answer(c).update(text="21 Gbit"),
+            f"{QUESTION}: answer_start 11 does not point at '21 Gbit': it is not in the context",
+        ),
+        (
+            lambda c: paragraph(c)["qas"].append(question(c)),
+            "train.json: the id 'q1' is used twice",
+        ),
+        (
+            lambda c: question(c).update(question="Why \ud800?"),
+            f"{QUESTION}: 'question' holds half of a surrogate pair",
+        ),
+    ],
+)
+def test_wrong_records_are_named(tmp_path: Path, change: Change, message: str) -> None:
+    content = document()
+    change(content)
+    path = write(tmp_path, content)
+    with pytest.raises(DatasetError) as raised:
+        read_dataset(path)
+    assert raised.value.message == f"{tmp_path}/{message}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b" \n", "is empty"),
+        (b'{"data": [', "is not JSON: Expecting value (line 1, column 11)"),
+        (b'{"data": []}\n\n]', "is not JSON: Extra data (line 3, column 1)"),
+        ("{'data'}".encode("utf-16"), "is not UTF-8 (byte 0)"),
+        (b"[" * 200_000, "is not SQuAD JSON: it is nested too deeply"),
+        (b"[]", "is not an object with 'data'"),
+    ],
+)
+def test_wrong_files_are_explained(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "train.json"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError) as raised:
+        read_dataset(path)
+    assert raised.value.message == f"{path}: {message}"
+
+
+def test_unreadable_files_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"none\.json: can't be read: No such file or directory"):
+        read_dataset(tmp_path / "none.json")
+    with pytest.raises(DatasetError, match="can't be read: Is a directory"):
+        read_dataset(tmp_path)
+
+
+ROW = {
+    "id": "q1",
+    "title": "Nets",
+    "context": "It reaches 20 Gbit.",
+    "question": "How fast?",
+    "answers": {"text": ["20 Gbit"], "answer_start": [11]},
+}
+
+
+def test_hub_datasets_give_the_same_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    splits = {"train": [ROW], "validation": [ROW | {"id": "q2"}]}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: splits)
+    train, validation = load_hub_dataset("squad")
+    assert train == [Question("q1", "How fast?", "It reaches 20 Gbit.", (Answer("20 Gbit", 11),))]
+    assert [question.id for question in validation] == ["q2"]
+
+
+def test_wrong_hub_rows_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    wrong = ROW | {"answers": {"text": [], "answer_start": []}}
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name: {"train": [ROW, wrong], "validation": []}
+    )
+    with pytest.raises(DatasetError, match=r"squad_v2 \(train\): row 1 \(id 'q1'\): has no answer"):
+        load_hub_dataset("squad_v2")
+
+
+def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def unreachable(name: str) -> None:
+        raise ConnectionError("no route\nto the hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(DatasetError) as raised:
+        load_hub_dataset("squad")
+    assert raised.value.message == "dataset 'squad' can't be loaded from the hub: no route"
+
+
+def test_texts_hold_each_passage_once(questions: list[Question]) -> None:
+    texts = list(all_texts(questions))
+    passages = {question.context for question in questions}
+    assert len(texts) == len(passages) + len(questions)
+
+
+def test_the_sample_is_as_described(questions: list[Question]) -> None:
+    passages = {question.context for question in questions}
+    assert len(questions) == 108
+    assert all(40 <= len(passage.split()) <= 90 for passage in passages)
+    # An answer starts and ends at a word's border: nothing else would be a sensible answer.
+    for question in questions:
+        (answer,) = question.answers
+        around = f" {question.context} "
+        before, after = around[answer.start], around[answer.start + len(answer.text) + 1]
+        assert not (before + after).isalnum()
+        assert not before.isalnum()
+        assert not after.isalnum()

@@ -1,0 +1,179 @@
+"""The job as the nodes run it: a folder ``squad`` of its own, one process per rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from jobs.squad.events import parse_event
+from jobs.squad.options import DEMO, SAMPLE, TrainOptions
+
+TIMEOUT = 240
+"""Seconds after which a rank that hangs fails its test."""
+
+
+class Ended(NamedTuple):
+    code: int
+    events: list[dict[str, Any]]
+    output: str
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == name]
+
+
+@pytest.fixture
+def nodes_folder(tmp_path: Path) -> Path:
+    """Holds the package as a node has it, and a part of the sample as ``data.json``."""
+    source = SAMPLE.parent
+    shutil.copytree(source, tmp_path / "squad", ignore=shutil.ignore_patterns("__pycache__"))
+    document = json.loads(SAMPLE.read_text())
+    document["data"] = document["data"][:1]
+    (tmp_path / "data.json").write_text(json.dumps(document))
+    return tmp_path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def run_ranks(folder: Path, options: list[TrainOptions]) -> list[Ended]:
+    """One process per options, as mpirun would start them on one machine."""
+    size, port = len(options), free_port()
+    processes = []
+    for rank, each in enumerate(options):
+        environ = os.environ | {
+            "PMI_RANK": str(rank),
+            "PMI_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        processes.append(start(folder, each, environ))
+    try:
+        return [finish(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def start(folder: Path, options: TrainOptions, environ: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "squad", *options.to_argv()],
+        cwd=folder,
+        env=environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> Ended:
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    found = [parse_event(line) for line in output.splitlines()]
+    return Ended(process.returncode, [event for event in found if event], output)
+
+
+def small(folder: Path, output: str, batch_size: int) -> TrainOptions:
+    return replace(
+        DEMO,
+        data=str(folder / "data.json"),
+        output=str(folder / output),
+        epochs=2,
+        batch_size=batch_size,
+        backend="gloo",
+    )
+
+
+def test_two_ranks_train_as_one(nodes_folder: Path) -> None:
+    first, second = run_ranks(nodes_folder, [small(nodes_folder, "two", batch_size=4)] * 2)
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert second.events == [], "only rank 0 speaks"
+    check_events(first)
+    results = json.loads((nodes_folder / "two" / "results.json").read_text())
+    check_results(results)
+    assert first.of("result")[0] == {"event": "result", **results}
+    check_model(nodes_folder / "two", results)
+
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PMI_")}
+    alone = finish(start(nodes_folder, small(nodes_folder, "one", batch_size=8), environ))
+    assert alone.code == 0, alone.output
+    single = json.loads((nodes_folder / "one" / "results.json").read_text())
+    assert single["world_size"] == 1
+    # Same seed, same global batches, no dropout: averaging gradients over two ranks
+    # must give the very training that one rank does alone.
+    assert [step for step, _ in single["loss_curve"]] == [step for step, _ in results["loss_curve"]]
+    losses, expected = ([loss for _, loss in r["loss_curve"]] for r in (results, single))
+    assert losses == pytest.approx(expected, abs=2e-3)
+    assert losses[-1] < losses[0]
+
+
+def check_events(ended: Ended) -> None:
+    (begin,) = ended.of("start")
+    assert (begin["world_size"], begin["backend"]) == (2, "gloo")
+    phases = [event["name"] for event in ended.of("phase")]
+    assert phases == ["load", "tokenize", "train", "evaluate", "save"]
+    last = ended.of("step")[-1]
+    assert last["step"] == last["total"] == 4
+    assert last["epoch"] == 2.0
+
+
+def check_results(results: dict[str, Any]) -> None:
+    assert results["world_size"] == 2
+    assert [rank["rank"] for rank in results["ranks"]] == [0, 1]
+    assert len({rank["pid"] for rank in results["ranks"]}) == 2
+    assert [rank["threads"] for rank in results["ranks"]] == [1, 1]
+    assert results["backend"] == "gloo"
+    assert (
+        results["train_questions"] == results["eval_questions"] == results["train_features"] == 16
+    )
+    assert 0 <= results["em"] <= results["f1"] <= 100
+    assert results["samples_per_second"] > 0
+    phases = ["load", "tokenize", "train", "evaluate", "save"]
+    assert list(results["seconds"]) == [*phases, "total"]
+    assert sum(results["seconds"][phase] for phase in phases) <= results["seconds"]["total"]
+
+
+def check_model(output: Path, results: dict[str, Any]) -> None:
+    """What was saved answers as the run did."""
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    predictions = json.loads((output / "predictions.json").read_text())
+    assert len(predictions) == results["eval_questions"]
+    assert not list(output.glob(".*")), "no half-written file is left"
+    model = AutoModelForQuestionAnswering.from_pretrained(output / "model")
+    tokenizer = AutoTokenizer.from_pretrained(output / "model")
+    paragraph = json.loads(SAMPLE.read_text())["data"][0]["paragraphs"][0]
+    question = paragraph["qas"][0]
+    encoded = tokenizer(question["question"], paragraph["context"], return_tensors="pt")
+    logits = model.eval()(**encoded).start_logits[0]
+    context = [index for index, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+    assert len(logits) == encoded["input_ids"].shape[1]
+    assert predictions[question["id"]] in paragraph["context"]
+    assert len(context) > 40
+
+
+def test_a_failing_rank_ends_all(nodes_folder: Path) -> None:
+    good = small(nodes_folder, "out", batch_size=4)
+    bad = replace(good, data=str(nodes_folder / "none.json"))
+    first, second = run_ranks(nodes_folder, [good, bad])
+    assert (first.code, second.code) == (1, 1)
+    (cause,) = second.of("error")
+    assert "none.json: can't be read" in cause["message"]
+    assert (cause["rank"], cause["lost_peer"]) == (1, False)
+    (effect,) = first.of("error")
+    assert (effect["rank"], effect["lost_peer"]) == (0, True), first.output
+    assert "Traceback" not in first.output + second.output
+    assert not (nodes_folder / "out" / "results.json").exists()

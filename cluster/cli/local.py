@@ -1,0 +1,107 @@
+"""``spr-cluster local``: the embedded cloud of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from cluster.cli.common import SubParsers, add_command
+
+if TYPE_CHECKING:
+    from infra.local import LocalStatus
+
+_EXAMPLES = """\
+  spr-cluster local status
+  spr-cluster local stop                  # until the next command with --cloud local
+  spr-cluster local reset --keep-base     # remove everything but the base image
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "local",
+        "manage the embedded cloud on this machine",
+        "Manage the embedded cloud: EC2's API on this machine, with containers as instances. "
+        "Any command with `--cloud local` starts it.",
+        _EXAMPLES,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    status = add_command(
+        actions,
+        "status",
+        "show what there is of it",
+        "Show the server, and what the embedded cloud has: networks, instances, images.",
+        "  spr-cluster local status --json\n",
+    )
+    status.add_argument("--json", action="store_true", help="print it as JSON on stdout")
+    status.set_defaults(run=run_status)
+    stop = add_command(
+        actions,
+        "stop",
+        "end the server and stop the instances; the state is kept",
+        "End the server and stop the instances. The next command that uses the embedded cloud "
+        "takes it up again: what ran then runs again, with the same disks and addresses.",
+        "  spr-cluster local stop\n",
+    )
+    stop.add_argument("--json", action="store_true", help="print what is left as JSON on stdout")
+    stop.set_defaults(run=run_stop)
+    reset = add_command(
+        actions,
+        "reset",
+        "remove it, whatever state it is in",
+        "Remove the embedded cloud with all its instances and images, running or not.",
+        "  spr-cluster local reset\n",
+    )
+    reset.add_argument(
+        "--keep-base",
+        action="store_true",
+        help="keep the base image, which takes a minute or two to build",
+    )
+    reset.add_argument("--json", action="store_true", help="print what is left as JSON on stdout")
+    reset.set_defaults(run=run_reset)
+
+
+def run_status(args: argparse.Namespace) -> int:
+    from infra.local import status
+
+    _print(status(), as_json=args.json)
+    return 0
+
+
+def run_stop(args: argparse.Namespace) -> int:
+    from infra.local import status, stop
+
+    stop()
+    _print(status(), as_json=args.json)
+    return 0
+
+
+def run_reset(args: argparse.Namespace) -> int:
+    from infra.local import reset, status
+
+    reset(keep_base=args.keep_base)
+    _print(status(), as_json=args.json)
+    return 0
+
+
+def _print(status: LocalStatus, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(status)))
+        return
+    found = status.possessions
+    server = f"running at {status.endpoint} (pid {status.pid})" if status.running else "not running"
+    print(f"{'server':12} {server}")
+    print(f"{'state':12} {status.folder}")
+    for name, ranges in found.networks.items():
+        print(f"{'network':12} {ranges} ({name})")
+    for instance in found.instances:
+        print(f"{'instance':12} {instance.id} {instance.state} ({instance.region})")
+    for image in found.images:
+        print(f"{'image':12} {image}")
+    for image in found.base_images:
+        print(f"{'base image':12} {image}")
+    if not (found.networks or found.instances or found.images):
+        print("It has no networks, instances or images.")

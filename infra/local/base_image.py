@@ -1,0 +1,244 @@
+"""The image that stands in for Canonical's: Ubuntu where a registry answers, else the host's Debian."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from infra.errors import CloudError, UsageError
+from infra.local.engine import Engine
+from infra.progress import Progress
+
+REPOSITORY = "localhost/spr-cluster-base"
+DESCRIPTION_LABEL = "org.spr-cluster.description"
+RECIPE_FOLDER = Path(__file__).parent / "base"
+PACKAGES = (
+    "systemd systemd-sysv dbus openssh-server openssh-client cloud-init sudo python3-venv "
+    "iproute2 ca-certificates procps netbase util-linux less"
+)  # fmt: skip
+
+# One layer: an image without parents leaves nothing behind when it is removed.
+_BUILD_OPTIONS = (
+    *("--quiet", "--pull=never", "--isolation=chroot", "--network=host"),
+    *("--layers=false", "--squash-all"),
+)
+_UBUNTU = "docker.io/library/ubuntu:24.04"
+_REGISTRY = "https://registry-1.docker.io/v2/"
+_REGISTRY_TIMEOUT_S = 4
+_PULL_S = 600.0
+_BOOTSTRAP_S = 1200.0
+_BUILD_S = 1200.0
+_SETTLE_S = 10.0
+_CLEANUP_S = 120.0
+_APT = Path("/etc/apt")
+
+
+def recipe() -> dict[str, str]:
+    """The files that make the base image, by name, with the package list filled in."""
+    files = {p.name: p.read_text() for p in sorted(RECIPE_FOLDER.iterdir()) if p.is_file()}
+    return {name: text.replace("@PACKAGES@", PACKAGES) for name, text in files.items()}
+
+
+def recipe_hash(files: dict[str, str]) -> str:
+    """Names one recipe: a changed recipe is another image."""
+    digest = hashlib.sha256(repr((bootstrap_command([], ""), _BUILD_OPTIONS)).encode())
+    for name, text in sorted(files.items()):
+        digest.update(f"{name}\0{text}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class BaseImage:
+    """A base image that podman has; ``description`` says what it really is."""
+
+    reference: str
+    description: str
+
+    @property
+    def ami_id(self) -> str:
+        return f"ami-0{self.reference.rsplit(':', 1)[1]}"
+
+
+def ensure_base_image(engine: Engine, progress: Progress) -> BaseImage:
+    """The base image of today's recipe, built where podman does not have it yet (over a minute)."""
+    files = recipe()
+    reference = f"{REPOSITORY}:{recipe_hash(files)}"
+    if not engine.images(reference):
+        with progress.phase("embedded cloud: base image (once per machine)"):
+            _build(engine, files, reference, progress)
+    return BaseImage(reference, engine.image_label(reference, DESCRIPTION_LABEL))
+
+
+def _build(engine: Engine, files: dict[str, str], reference: str, progress: Progress) -> None:
+    had = engine.images(_UBUNTU)
+    root, description = _fetch_root(engine, reference, progress)
+    progress.note("configuring")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for file, text in files.items():
+                (Path(folder) / file).write_text(text)
+            engine.call(
+                *("build", *_BUILD_OPTIONS, f"--label={DESCRIPTION_LABEL}={description}"),
+                *(f"--build-arg=ROOT={root}", f"--tag={reference}", folder),
+                timeout_s=_BUILD_S,
+            )
+    finally:
+        if root not in had:
+            engine.remove_image(root)
+
+
+def _fetch_root(engine: Engine, reference: str, progress: Progress) -> tuple[str, str]:
+    """A plain system as an image of podman's, and what the base image made from it is."""
+    if is_registry_reachable():
+        progress.note(f"pulling {_UBUNTU}")
+        try:
+            engine.call("pull", "--quiet", _UBUNTU, timeout_s=_PULL_S)
+        except CloudError as error:
+            progress.note(error.message)
+        else:
+            return _UBUNTU, "embedded base, Ubuntu 24.04"
+    system = read_os_release()
+    name = f"{system.get('NAME', 'Linux').split()[0]} {system.get('VERSION_ID', '')}".strip()
+    progress.note(f"no container registry gives Ubuntu: installing {name} from its mirror")
+    root = f"{reference}-root"
+    _bootstrap(engine, root, system)
+    return root, f"embedded base, {name} in place of Ubuntu 24.04"
+
+
+def is_registry_reachable() -> bool:
+    """Whether the registry that has Ubuntu's images answers at once (any answer will do)."""
+    try:
+        urllib.request.urlopen(_REGISTRY, timeout=_REGISTRY_TIMEOUT_S).close()
+    except urllib.error.HTTPError as answer:
+        # 401 is how a registry says hello; a proxy's 403 or 407 is not the registry.
+        return answer.code == 401
+    except OSError:
+        return False
+    return True
+
+
+def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
+    """The host's own description of itself."""
+    text = path.read_text() if path.exists() else ""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key: value.strip("\"'") for key, _, value in pairs}
+
+
+# Bootstrapping from the host's package mirror
+
+
+def apt_sources(folder: Path, codename: str) -> list[str]:
+    """The host's own package mirrors as one-line sources; those of third parties are left out."""
+    lines: list[str] = []
+    for file in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
+        if file.suffix == ".sources":
+            lines += _deb822_sources(file.read_text())
+        elif file.suffix == ".list" and file.is_file():
+            lines += [line.strip() for line in file.read_text().splitlines()]
+    return [line for line in lines if _is_distribution_source(line, codename)]
+
+
+def _deb822_sources(text: str) -> list[str]:
+    """The stanzas of a deb822 file as one-line sources: https://manpages.debian.org/sources.list.5"""
+    lines = []
+    for stanza in re.split(r"\n\s*\n", text):
+        kept = "\n".join(line for line in stanza.splitlines() if not line.startswith("#"))
+        fields = {
+            key.lower(): " ".join(value.split())
+            for key, value in re.findall(r"^([\w-]+):(.*(?:\n[ \t].*)*)", kept, re.MULTILINE)
+        }
+        if fields.get("enabled", "yes").lower() == "no" or "deb" not in fields.get("types", ""):
+            continue
+        key = fields.get("signed-by", "")
+        option = f"[signed-by={key}] " if key.startswith("/") else ""
+        lines += [
+            f"deb {option}{uri} {suite} {fields.get('components', '')}".rstrip()
+            for uri in fields.get("uris", "").split()
+            for suite in fields.get("suites", "").split()
+        ]
+    return lines
+
+
+def _is_distribution_source(line: str, codename: str) -> bool:
+    match = re.match(r"deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+(.*)", line)
+    if not match:
+        return False
+    options, _, suite, components = match.groups()
+    key = re.search(r"signed-by=(\S+)", options or "")
+    return (
+        suite in {codename, f"{codename}-updates", f"{codename}-security"}
+        and "main" in components.split()
+        and (key is None or re.search(r"/(debian|ubuntu)-archive-keyring", key[1]) is not None)
+    )
+
+
+def bootstrap_command(sources: Iterable[str], codename: str) -> list[str]:
+    """mmdebstrap's command: a small root file system as a tar archive on its standard output."""
+    return [
+        *("mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "--format=tar"),
+        f"--include={','.join(PACKAGES.split())}",
+        '--aptopt=Acquire::Languages "none"',
+        # Documentation is never read on a node.
+        "--dpkgopt=path-exclude=/usr/share/doc/*",
+        "--dpkgopt=path-exclude=/usr/share/man/*",
+        "--dpkgopt=path-exclude=/usr/share/locale/*",
+        "--skip=check/qemu",
+        *(codename, "-", *sources),
+    ]
+
+
+def _bootstrap(engine: Engine, root: str, system: dict[str, str]) -> None:
+    codename = system.get("VERSION_CODENAME", "")
+    sources = apt_sources(_APT, codename)
+    if (
+        system.get("ID") not in ("debian", "ubuntu")
+        or platform.machine() != "x86_64"
+        or not sources
+    ):
+        raise UsageError(
+            "no base image for the embedded cloud: no container registry gives one, and this machine "
+            "is not a Debian or Ubuntu with a package mirror of its own",
+            hint=f"make {_REGISTRY} reachable, or use a Debian or Ubuntu machine",
+        )
+    if not shutil.which("mmdebstrap"):
+        raise UsageError(
+            "no container registry gives Ubuntu, so the embedded cloud needs mmdebstrap",
+            hint="apt-get install --no-install-recommends mmdebstrap",
+        )
+    with tempfile.TemporaryFile("w+") as complaints:
+        _import_output(engine, root, bootstrap_command(sources, codename), complaints)
+
+
+def _import_output(engine: Engine, root: str, command: list[str], complaints: IO[str]) -> None:
+    """Import the archive that a command writes; raises :class:`CloudError` naming who failed."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints) as maker:
+        try:
+            engine.call("import", "--quiet", "-", root, stdin=maker.stdout, timeout_s=_BOOTSTRAP_S)
+        except CloudError as failure:
+            try:
+                # An archive that breaks off is the fault of whoever wrote it.
+                status = maker.wait(_SETTLE_S)
+            except subprocess.TimeoutExpired:
+                # Politely: it unmounts what it mounted.
+                maker.terminate()
+                raise failure from None
+        else:
+            status = maker.wait(_CLEANUP_S)
+    if status != 0:
+        engine.remove_image(root)
+        complaints.seek(0)
+        lines = complaints.read().strip().splitlines() or [f"exit code {status}"]
+        raise CloudError(
+            f"{command[0]} could not make the base image: {lines[-1]}",
+            hint="check that `apt-get update` works on this machine",
+        )

@@ -1,0 +1,175 @@
+"""EC2's state, kept by moto, with a container behind every instance and an image behind every AMI.
+
+moto's methods answer the API's calls; the overrides here do the same to the containers, and put
+right what moto leaves different from EC2. Everything runs under the server's one lock.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from moto.ec2 import urls
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models.elastic_network_interfaces import NetworkInterface
+from moto.ec2.models.instances import Instance, StateReason
+
+from infra.errors import CloudError
+from infra.local import teeth
+from infra.local.ec2_instances import InstancesBackend
+from infra.local.host import choose_range, used_ranges
+from infra.local.nodes import Nodes
+
+# EC2 shows a terminated instance for about an hour:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
+_TERMINATED_VISIBLE_S = 3600.0
+# How the kernel ends the first process of a container: see SYS_BOOT in engine.py.
+_EXIT_REBOOT, _EXIT_POWER_OFF = 129, 130
+
+
+def hide_invented_addresses() -> None:
+    """Make moto show a node's real address as its public one.
+
+    moto invents public addresses, and they belong to strangers: none may ever reach an answer.
+    """
+
+    def show_private_address(interface: Any) -> None:
+        if str(interface.public_ip_auto_assign).lower() == "true":
+            interface.public_ip = interface.private_ip_address
+
+    NetworkInterface.check_auto_public_ip = show_private_address
+    # This name exists in the public DNS, where it means a stranger's machine.
+    Instance.public_dns_name = property(lambda _instance: "")
+
+
+class LocalEC2Backend(InstancesBackend):
+    """One region's EC2: its default VPC, and how it keeps up with what the nodes do themselves."""
+
+    def __init__(self, region_name: str, account_id: str, *, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.vpc_range = choose_range(
+            [*used_ranges(), *(r for n in nodes.engine.networks() for r in n.ranges)]
+        )
+        nodes.ensure_network(region_name, self.vpc_range)
+        super().__init__(region_name, account_id)
+
+    @property
+    def _url_module(self) -> Any:
+        """moto looks for the API's URLs beside a backend's own module."""
+        return urls
+
+    # The state survives the server; what belongs to the running process does not.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "nodes": None, "_commits": {}, "_pids": {}}
+
+    def resume(self, nodes: Nodes, *, suspended: bool) -> None:
+        """Take up a saved state: make the containers what it says, as far as they still exist.
+
+        Nodes that were stopped from outside (``suspended``, or a crash of this machine) run again;
+        one that ended itself meanwhile is treated as such.
+        """
+        self.nodes = nodes
+        nodes.ensure_network(self.region_name, self.vpc_range)
+        containers = nodes.containers(self.region_name)
+        # A crash in the midst of a launch leaves containers that no answer ever told of.
+        nodes.remove(containers.keys() - {instance.id for instance in self._alive()})
+        for instance in self._alive():
+            container = containers.get(instance.id)
+            if container is None:
+                self._vanish(instance)
+            elif instance.state == "running" and not container.running:
+                if container.exit_code == _EXIT_POWER_OFF and not suspended:
+                    self._shut_down(instance)
+                else:
+                    self._start_again(instance)
+        self._resume_images()
+        self._refresh_pids()
+
+    # The default VPC
+
+    def create_default_vpc(self) -> Any:
+        vpc = self.create_vpc(cidr_block=str(self.vpc_range), is_default=True)
+        for zone in self.describe_availability_zones():
+            subnet = self.create_default_subnet(zone.name)
+            # moto skips these by having used them up; after a restart it would hand them out, and
+            # the first of them is the gateway.
+            subnet._reserved_ips.update(subnet.aws_reserved_ips)
+        return vpc
+
+    def allocate_address(self, *_: Any, **__: Any) -> Any:
+        raise EC2ClientError(
+            "AddressLimitExceeded",
+            "The embedded cloud has no public addresses: an instance's private one is reachable",
+        )
+
+    # Keeping up with the containers
+
+    def reconcile(self) -> bool:
+        """Take note of what happened by itself; returns whether the state changed."""
+        changed = self._finish_commits() | self._forget_long_terminated()
+        alive = self.nodes.engine.is_alive
+        if all(alive(pid) for pid in self._pids.values()):
+            return changed
+        containers = self.nodes.containers(self.region_name)
+        rebooting = {commit.rebooting for commit in self._commits.values()}
+        for instance in self._alive():
+            container = containers.get(instance.id)
+            if instance.state != "running" or instance.id in rebooting:
+                continue
+            if container is None:
+                self._vanish(instance)
+            elif not container.running and container.exit_code == _EXIT_REBOOT:
+                self._start_again(instance)
+            elif not container.running:
+                self._shut_down(instance)
+        self._refresh_pids()
+        return True
+
+    def _shut_down(self, instance: Instance) -> None:
+        """An instance ended itself: it stops or goes, as its launch asked for."""
+        if instance.instance_initiated_shutdown_behavior == "terminate":
+            self.terminate_instances([instance.id])
+        else:
+            instance.stop()
+        instance.state_reason = StateReason(
+            "Client.InstanceInitiatedShutdown: Instance initiated shutdown",
+            "Client.InstanceInitiatedShutdown",
+        )
+
+    def _vanish(self, instance: Instance) -> None:
+        """A container was removed behind our back, and its disk with it."""
+        self.terminate_instances([instance.id])
+        instance.state_reason = StateReason(
+            "Server.InternalError: the instance's container was removed", "Server.InternalError"
+        )
+
+    def _start_again(self, instance: Instance) -> None:
+        try:
+            self.nodes.start([instance.id])
+        except CloudError as error:
+            instance.stop()
+            instance.state_reason = StateReason(
+                f"Server.InternalError: {error.message}", "Server.InternalError"
+            )
+
+    def _forget_long_terminated(self) -> bool:
+        limit = time.time() - _TERMINATED_VISIBLE_S
+        old = {id_ for id_, at in self.terminated_at.items() if at < limit}
+        for reservation_id, reservation in list(self.reservations.items()):
+            reservation.instances = [i for i in reservation.instances if i.id not in old]
+            if not reservation.instances:
+                del self.reservations[reservation_id]
+        for instance_id in old:
+            del self.terminated_at[instance_id]
+        return bool(old)
+
+    # Security groups
+
+    def delete_security_group(self, name: str | None = None, group_id: str | None = None) -> None:
+        if name and not group_id:
+            group = self.get_security_group_by_name_or_id(name)
+            group_id = group.id if group else None
+        if group_id:
+            teeth.require_unused_group(self, group_id)
+        super().delete_security_group(name, group_id)

@@ -1,0 +1,176 @@
+"""AMIs of the embedded cloud: images that podman keeps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from flask import has_request_context, request
+from moto.ec2.models import EC2Backend
+from moto.ec2.models.amis import Ami
+from moto.ec2.models.instances import Instance
+
+from infra.errors import CloudError
+from infra.local import teeth
+from infra.local.nodes import Nodes
+
+_LOG = logging.getLogger(__name__)
+
+CANONICAL_ACCOUNT = "099720109477"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """An image in the making; ``rebooting`` is the instance that is down for it."""
+
+    future: Future[None]
+    rebooting: str = ""
+
+
+class ImagesBackend(EC2Backend):
+    """EC2 with a podman image behind every AMI; the part of a region's state that is about images."""
+
+    nodes: Nodes
+
+    def __init__(self, region_name: str, account_id: str) -> None:
+        self.saved_images: set[str] = set()
+        self._commits: dict[str, Commit] = {}
+        super().__init__(region_name, account_id)
+        self._offer_base_image()
+
+    def _load_amis(self) -> None:
+        """moto's 1,300 AMIs are left out: no container could start from them."""
+
+    def _offer_base_image(self) -> None:
+        """The one public image, as Canonical's are: owner, device name."""
+        base = self.nodes.base
+        if base.ami_id in self.amis:
+            return
+        # One of an earlier release: nothing can be started from it any more.
+        for image_id in [i.id for i in self.amis.values() if i.owner_id == CANONICAL_ACCOUNT]:
+            del self.amis[image_id]
+        image = self.amis[base.ami_id] = Ami(
+            self,
+            base.ami_id,
+            name=f"spr-cluster/{base.description}",
+            description=base.description,
+            owner_id=CANONICAL_ACCOUNT,
+            public=True,
+            virtualization_type="hvm",
+            architecture="x86_64",
+            hypervisor="xen",
+            root_device_type="ebs",
+            root_device_name="/dev/sda1",
+            image_location=f"{CANONICAL_ACCOUNT}/{base.description}",
+        )
+        # It is Canonical's own; moto would list it among the caller's.
+        del self.snapshots[image.ebs_snapshot.id]
+
+    def _alive(self) -> list[Instance]:
+        return [i for i in self.all_instances() if i.state != "terminated"]
+
+    def image_name(self, image_id: str) -> str:
+        """podman's name of an AMI."""
+        if image_id in self.saved_images:
+            return self.nodes.image_of(image_id)
+        return self.nodes.base.reference
+
+    def create_image(
+        self,
+        instance_id: str,
+        name: str,
+        description: str,
+        tag_specifications: list[dict[str, Any]],
+    ) -> Any:
+        instance = self.get_instance(instance_id)
+        teeth.require_disk(instance, "saved as an image")
+        image = super().create_image(instance_id, name, description, [])
+        image.state = image.ebs_snapshot.status = "pending"
+        for resource, kind in ((image, "image"), (image.ebs_snapshot, "snapshot")):
+            resource.add_tags(_tags_of(tag_specifications, kind))
+        image.root_device_type = "ebs"
+        reboot = instance.state == "running" and not _is_no_reboot()
+        self.saved_images.add(image.id)
+        future = self.nodes.save_image(instance_id, image.id, reboot=reboot)
+        self._commits[image.id] = Commit(future, instance_id if reboot else "")
+        return image
+
+    def _resume_images(self) -> None:
+        """Decide on the images that were in the making when the last server ended."""
+        self._offer_base_image()
+        for image_id in self.saved_images:
+            image = self.amis.get(image_id)
+            if image is not None and image.state == "pending":
+                found = self.nodes.has_image(image_id)
+                finish_image(image, "" if found else "the embedded cloud ended meanwhile")
+
+    def _finish_commits(self) -> bool:
+        done = {id_: c for id_, c in self._commits.items() if c.future.done()}
+        for image_id, commit in done.items():
+            del self._commits[image_id]
+            if image := self.amis.get(image_id):
+                error = commit.future.exception()
+                finish_image(image, str(error) if error else "")
+        if done:
+            self._remove_unused_images()
+        return bool(done)
+
+    def deregister_image(self, ami_id: str) -> None:
+        teeth.require_own_image(self, ami_id)
+        super().deregister_image(ami_id)
+        self._remove_unused_images()
+
+    def describe_snapshots(
+        self, snapshot_ids: list[str] | None = None, filters: Any = None
+    ) -> list[Any]:
+        """A snapshot holds what the disk held when it appeared, as on EC2.
+
+        podman reads a node's disk until it has finished, so only then does a snapshot appear.
+        """
+        found = super().describe_snapshots(snapshot_ids, filters)
+        return [snapshot for snapshot in found if snapshot.from_ami not in self._commits]
+
+    def delete_snapshot(self, snapshot_id: str) -> Any:
+        snapshot = super().delete_snapshot(snapshot_id)
+        self._remove_unused_images()
+        return snapshot
+
+    def _remove_unused_images(self) -> None:
+        """An image goes with the last of its AMI, its snapshot and the instances made from it."""
+        used = {
+            *self.amis,
+            *self._commits,
+            *(snapshot.from_ami for snapshot in self.snapshots.values()),
+            *(instance.image_id for instance in self._alive()),
+        }
+        for image_id in self.saved_images - used:
+            try:
+                self.nodes.remove_image(image_id)
+            except CloudError as error:
+                _LOG.warning("image %s stays for now: %s", image_id, error.message)
+            else:
+                self.saved_images.discard(image_id)
+
+
+def finish_image(image: Any, error: str) -> None:
+    image.state = "failed" if error else "available"
+    image.ebs_snapshot.status = "error" if error else "completed"
+    if error:
+        image.state_reason = {"Code": "Server.InternalError", "Message": error}
+
+
+def _tags_of(specifications: Iterable[dict[str, Any]], resource: str) -> dict[str, str]:
+    return {
+        tag["Key"]: tag["Value"]
+        for specification in specifications
+        if specification["ResourceType"] == resource
+        for tag in specification["Tags"]
+    }
+
+
+def _is_no_reboot() -> bool:
+    """CreateImage's NoReboot, which moto does not hand on."""
+    return has_request_context() and request.values.get("NoReboot", "").lower() == "true"

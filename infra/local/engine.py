@@ -1,0 +1,273 @@
+"""podman: the one door through which the embedded cloud reaches the container engine."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.errors import CloudError, UsageError
+
+CLOUD_LABEL = "org.spr-cluster.cloud"
+INSTANCE_LABEL = "org.spr-cluster.instance"
+REGION_LABEL = "org.spr-cluster.region"
+
+_QUICK_S = 60.0
+_COMMIT_S = 3600.0
+# systemd needs about half a second to stop a node; a job that ignores signals may take longer.
+_STOP_GRACE_S = 20
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder of the host that a node sees read-only."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """A node as podman is asked for it."""
+
+    name: str
+    image: str
+    hostname: str
+    network: str
+    address: str
+    cpus: tuple[int, ...]
+    labels: Mapping[str, str]
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container as podman lists it; ``pid`` is 0 where it does not run."""
+
+    name: str
+    running: bool
+    pid: int
+    exit_code: int
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def from_podman(entry: dict[str, Any]) -> Container:
+        return Container(
+            name=str(entry["Names"][0]),
+            running=entry["State"] == "running",
+            pid=int(entry.get("Pid") or 0),
+            exit_code=int(entry.get("ExitCode") or 0),
+            labels=dict(entry.get("Labels") or {}),
+        )
+
+
+@dataclass(frozen=True)
+class EngineNetwork:
+    """A podman network, its ranges and labels."""
+
+    name: str
+    ranges: tuple[ipaddress.IPv4Network, ...]
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def from_podman(entry: dict[str, Any]) -> EngineNetwork:
+        subnets = [ipaddress.ip_network(s["subnet"]) for s in entry.get("subnets") or []]
+        return EngineNetwork(
+            name=str(entry["name"]),
+            ranges=tuple(s for s in subnets if isinstance(s, ipaddress.IPv4Network)),
+            labels=dict(entry.get("labels") or {}),
+        )
+
+
+def node_ulimits() -> list[str]:
+    """Limits that podman can set without CAP_SYS_RESOURCE: well below the caller's own.
+
+    podman's defaults, and values at or near the hard limit, fail there with `setrlimit …
+    Operation not permitted`. On a machine with high limits these are the usual ones.
+    """
+    options = []
+    for name, kind, wish in (
+        ("nofile", resource.RLIMIT_NOFILE, 65536),
+        ("nproc", resource.RLIMIT_NPROC, 32768),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        limit = wish if hard == resource.RLIM_INFINITY else min(wish, max(hard // 4, 1024))
+        options += ["--ulimit", f"{name}={limit}:{limit}"]
+    return options
+
+
+def mac_of(address: str) -> str:
+    """The MAC address that goes with an address.
+
+    One follows from the other, so that the host's ARP cache is right for the next node that gets
+    the same address.
+    """
+    return "02:42:" + ":".join(f"{byte:02x}" for byte in ipaddress.IPv4Address(address).packed)
+
+
+def run_arguments(spec: ContainerSpec) -> list[str]:
+    """The arguments of `podman run` that make a container behave as a machine."""
+    options = {
+        "--name": spec.name,
+        "--hostname": spec.hostname,
+        # Every node finds every other by its host name, as with EC2's own DNS.
+        "--network-alias": spec.hostname,
+        "--systemd": "always",
+        "--network": spec.network,
+        "--ip": spec.address,
+        "--mac-address": mac_of(spec.address),
+        "--cpuset-cpus": ",".join(map(str, spec.cpus)),
+        # podman's 64 MiB of shared memory are too few for MPI and for PyTorch's data loaders.
+        "--shm-size": "8g",
+        # With it the kernel tells a reboot from a power-off: exit code 129 or 130 (SIGHUP, SIGINT),
+        # https://man7.org/linux/man-pages/man2/reboot.2.html ("Behavior inside PID namespaces").
+        "--cap-add": "SYS_BOOT",
+    }
+    flags = [f"{key}={value}" for key, value in options.items()]
+    labels = [f"--label={key}={value}" for key, value in spec.labels.items()]
+    mounts = [f"--volume={m.source}:{m.target}:ro" for m in spec.mounts]
+    # A node's /etc/hosts is its own: podman's bind mount could not be replaced by a rename.
+    return [*flags, "--no-hosts", *node_ulimits(), *labels, *mounts, spec.image, "/sbin/init"]
+
+
+def choose_runtime() -> list[str]:
+    """crun refuses the hybrid cgroup layout, runc does not; elsewhere podman's choice is right."""
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return []
+    runc = shutil.which("runc")
+    if not runc:
+        raise UsageError(
+            "this machine has cgroups version 1, which needs runc",
+            hint="apt-get install --no-install-recommends runc",
+        )
+    return ["--runtime", runc]
+
+
+class Engine:
+    """podman through its command line; every call has a deadline and says why it failed."""
+
+    def __init__(self) -> None:
+        self._prefix = ["podman", *choose_runtime()]
+        self._environment = dict(os.environ)
+
+    def use_configuration(self, path: Path) -> None:
+        """Use this containers.conf in place of the host's."""
+        self._environment["CONTAINERS_CONF"] = str(path)
+
+    def call(
+        self, *arguments: str, timeout_s: float = _QUICK_S, stdin: Any = subprocess.DEVNULL
+    ) -> str:
+        """Run `podman …` and return its output; raises :class:`CloudError`."""
+        what = " ".join(a for a in arguments[:2] if not a.startswith("-"))
+        try:
+            done = subprocess.run(
+                [*self._prefix, *arguments],
+                stdin=stdin,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                env=self._environment,
+            )
+        except subprocess.TimeoutExpired:
+            raise CloudError(
+                f"podman {what}: no answer in {timeout_s:.0f} s", code="InternalError"
+            ) from None
+        except OSError as error:
+            raise CloudError(f"podman can't be run: {error}", code="InternalError") from None
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise CloudError(f"podman {what}: {lines[-1]}", code="InternalError")
+        return done.stdout
+
+    def _json(self, *arguments: str) -> Any:
+        return json.loads(self.call(*arguments, "--format", "json") or "[]") or []
+
+    # Containers
+
+    def run(self, spec: ContainerSpec) -> None:
+        self.call("run", "--detach", "--pull=never", *run_arguments(spec))
+
+    def start(self, name: str) -> None:
+        self.call("start", name)
+
+    def stop(self, name: str) -> None:
+        self.call("stop", "--time", str(_STOP_GRACE_S), name)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove containers at once, running or not; those that are gone already are fine."""
+        if wanted := list(names):
+            self.call("rm", "--force", "--ignore", "--time", "0", *wanted)
+
+    def containers(self, label: str) -> list[Container]:
+        """All containers with this label, whatever their state."""
+        entries = self._json("ps", "--all", "--filter", f"label={label}")
+        return [Container.from_podman(entry) for entry in entries]
+
+    def is_alive(self, pid: int) -> bool:
+        """Whether a container's first process lives; costs no call of podman."""
+        return Path(f"/proc/{pid}").exists()
+
+    # Images
+
+    def commit(self, container: str, image: str) -> None:
+        """Save a container's disk as an image; a running one goes on running."""
+        self.call("commit", "--quiet", "--pause=false", container, image, timeout_s=_COMMIT_S)
+
+    def images(self, reference: str) -> list[str]:
+        """The names of the images that match a pattern such as ``localhost/name:*``."""
+        entries = self._json("images", "--filter", f"reference={reference}")
+        return sorted({name for entry in entries for name in entry.get("Names") or []})
+
+    def image_label(self, image: str, label: str) -> str:
+        return self.call(
+            "image", "inspect", "--format", f'{{{{index .Config.Labels "{label}"}}}}', image
+        ).strip()
+
+    def remove_image(self, image: str) -> None:
+        """Remove an image that no container uses; one that is gone already is fine."""
+        if self.images(image):
+            self.call("rmi", image)
+
+    def prune_images(self, label: str) -> None:
+        """Remove nameless images with this label that nothing uses."""
+        self.call("image", "prune", "--force", "--filter", f"label={label}")
+
+    # Networks
+
+    def networks(self) -> list[EngineNetwork]:
+        return [EngineNetwork.from_podman(n) for n in self._json("network", "ls")]
+
+    def create_network(
+        self, name: str, subnet: str, gateway: str, labels: Mapping[str, str]
+    ) -> None:
+        flags = [f"--label={key}={value}" for key, value in labels.items()]
+        self.call("network", "create", f"--subnet={subnet}", f"--gateway={gateway}", *flags, name)
+
+    def remove_networks(self, names: Sequence[str]) -> None:
+        if names:
+            self.call("network", "rm", "--force", *names)
+
+    def backend(self) -> str:
+        """The network stack that podman uses: netavark, or the older cni."""
+        return self.call("info", "--format", "{{.Host.NetworkBackend}}").strip()
+
+
+def open_engine(folder: Path) -> Engine:
+    """podman with netavark, which alone gives containers fixed addresses on networks of any range.
+
+    Debian 12's podman may be set to the older cni; the host's own configuration stays untouched.
+    """
+    engine = Engine()
+    if engine.backend() != "netavark":
+        configuration = folder / "containers.conf"
+        configuration.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        configuration.write_text('[network]\nnetwork_backend = "netavark"\n')
+        engine.use_configuration(configuration)
+    return engine

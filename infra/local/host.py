@@ -1,0 +1,244 @@
+"""What this machine has and lends: programs, free address ranges, CPUs, its trust and pip's sources."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import ipaddress
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from infra.errors import UsageError
+from infra.local.engine import Mount
+
+IPv4Network = ipaddress.IPv4Network
+
+# EC2's own default range first, then its neighbours: https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
+CANDIDATE_RANGES = tuple(
+    ipaddress.IPv4Network(f"{prefix}.0.0/16")
+    for prefix in [f"172.{n}" for n in range(31, 15, -1)] + [f"10.{n}" for n in range(200, 250)]
+)
+CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+
+_PACKAGES = {
+    "podman": "podman",
+    "/usr/lib/podman/netavark": "netavark",
+    "/usr/lib/podman/aardvark-dns": "aardvark-dns",
+    "iptables": "iptables",
+    "ip": "iproute2",
+}
+_HELPER_FOLDERS = ("/usr/lib/podman", "/usr/libexec/podman", "/usr/local/libexec/podman")
+
+
+def _has_program(name: str) -> bool:
+    if name.startswith("/"):
+        return any((Path(folder) / Path(name).name).exists() for folder in _HELPER_FOLDERS)
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
+
+
+def check_prerequisites(
+    *,
+    system: str = platform.system(),
+    has_program: Callable[[str], bool] = _has_program,
+    has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
+    user_id: Callable[[], int] = os.geteuid,
+) -> None:
+    """Raise :class:`UsageError` with one line for what the embedded cloud lacks here, and the remedy."""
+    if system != "Linux":
+        raise UsageError(
+            f"the embedded cloud needs Linux (its machines are containers); this is {system}",
+            hint="use it on a Linux machine, or use AWS: --cloud aws",
+        )
+    if user_id() != 0:
+        raise UsageError(
+            "the embedded cloud needs root: its machines have addresses of their own",
+            hint="run the same command with sudo",
+        )
+    if missing := sorted({p for name, p in _PACKAGES.items() if not has_program(name)}):
+        packages = sorted({*_PACKAGES.values(), "runc", "mmdebstrap"})
+        raise UsageError(
+            f"the embedded cloud needs {', '.join(missing)}",
+            hint=f"apt-get install --no-install-recommends {' '.join(packages)}",
+        )
+    if not (has_module("moto") and has_module("flask")):
+        raise UsageError(
+            "the embedded cloud needs moto, which answers as EC2",
+            hint="pip install 'spr-cluster[local]'",
+        )
+
+
+# Addresses
+
+
+def used_ranges(
+    run: Callable[[Sequence[str]], str] | None = None, resolv_conf: Path = Path("/etc/resolv.conf")
+) -> list[IPv4Network]:
+    """Every IPv4 range that this machine has a route, an address or a name server in."""
+    text = (run or _output)(["ip", "-json", "-4", "route", "show", "table", "all"])
+    routes = [str(route.get("dst", "default")) for route in json.loads(text or "[]")]
+    servers = [
+        line.split()[1]
+        for line in (resolv_conf.read_text() if resolv_conf.exists() else "").splitlines()
+        if line.startswith("nameserver ") and ":" not in line
+    ]
+    ranges = [ipaddress.IPv4Network(r, strict=False) for r in routes + servers if r != "default"]
+    # Halves of everything are how VPNs write a default route.
+    return [r for r in ranges if r.prefixlen >= 8]
+
+
+def _output(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+
+
+def choose_range(used: Iterable[IPv4Network]) -> IPv4Network:
+    """The first candidate that overlaps nothing that is used; raises :class:`UsageError`."""
+    taken = list(used)
+    for candidate in CANDIDATE_RANGES:
+        if not any(candidate.overlaps(other) for other in taken):
+            return candidate
+    raise UsageError(
+        "no free private address range is left for the embedded cloud",
+        hint="remove unused container networks: podman network prune",
+    )
+
+
+def gateway_of(network: IPv4Network) -> str:
+    """The host's own address in a range: the first one, which EC2 reserves for the router too."""
+    return str(network[1])
+
+
+# CPUs
+
+
+def choose_cpus(
+    count: int, in_use: Iterable[Sequence[int]], available: Sequence[int] | None = None
+) -> list[tuple[int, ...]]:
+    """CPUs for ``count`` more nodes: a quarter of the machine's each, the least used ones first."""
+    cpus = sorted(os.sched_getaffinity(0)) if available is None else list(available)
+    size = max(1, len(cpus) // 4)
+    uses = dict.fromkeys(cpus, 0)
+    for cpu in (cpu for node in in_use for cpu in node):
+        uses[cpu] = uses.get(cpu, 0) + 1
+    chosen = []
+    for _ in range(count):
+        node = tuple(sorted(sorted(cpus, key=lambda cpu: (uses[cpu], cpu))[:size]))
+        for cpu in node:
+            uses[cpu] += 1
+        chosen.append(node)
+    return chosen
+
+
+# pip and certificates
+
+# The options that decide from where packages come; the rest of a pip configuration (caches, target
+# folders, …) is about the host itself.
+_PIP_OPTIONS = frozenset(
+    {
+        "cert", "index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy",
+        "timeout", "default-timeout", "retries", "prefer-binary", "only-binary", "no-binary",
+        "disable-pip-version-check",
+    }
+)  # fmt: skip
+
+
+def pip_config_files(environment: Mapping[str, str], home: Path) -> list[Path]:
+    """pip's configuration files, weakest first: https://pip.pypa.io/en/stable/topics/configuration/"""
+    if environment.get("PIP_CONFIG_FILE") == os.devnull:
+        return []
+    config_home = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [
+        Path("/etc/xdg/pip/pip.conf"),
+        Path("/etc/pip.conf"),
+        home / ".pip" / "pip.conf",
+        config_home / "pip" / "pip.conf",
+    ]
+    if virtual := environment.get("VIRTUAL_ENV"):
+        files.append(Path(virtual) / "pip.conf")
+    if extra := environment.get("PIP_CONFIG_FILE"):
+        files.append(Path(extra))
+    return files
+
+
+def merge_pip_config(
+    files: Iterable[Path], environment: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """What pip would read on this machine about its sources: files, then `PIP_…` variables on top."""
+    merged: dict[str, dict[str, str]] = {"global": {}}
+    for file in files:
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(file)
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise UsageError(f"pip's configuration {file} can't be read: {error}") from None
+        for section in parser.sections():
+            for key, value in parser.items(section):
+                name = key.removeprefix("--").replace("_", "-")
+                if name in _PIP_OPTIONS:
+                    merged.setdefault(section, {})[name] = value
+    for variable, value in environment.items():
+        name = variable.removeprefix("PIP_").lower().replace("_", "-")
+        if variable.startswith("PIP_") and name in _PIP_OPTIONS and value:
+            # A variable beats every file, also a file's section for one command.
+            for options in merged.values():
+                options.pop(name, None)
+            merged["global"][name] = value
+    return merged
+
+
+def render_pip_config(config: Mapping[str, Mapping[str, str]]) -> str:
+    """The same as the text of a pip.conf, lists one entry per line."""
+    lines: list[str] = []
+    for section, options in config.items():
+        lines.append(f"[{section}]")
+        for key, value in sorted(options.items()):
+            entries = value.split()
+            lines.append(f"{key} = {entries[0] if len(entries) == 1 else ''}".rstrip())
+            lines += [f"    {entry}" for entry in entries if len(entries) > 1]
+    return "\n".join(lines) + "\n"
+
+
+def local_sources(config: Mapping[str, Mapping[str, str]]) -> list[Path]:
+    """The folders of this machine from which that configuration takes packages."""
+    folders: set[Path] = set()
+    for options in config.values():
+        for key in ("find-links", "index-url", "extra-index-url"):
+            for entry in options.get(key, "").split():
+                is_url = "://" in entry
+                path = Path(entry.removeprefix("file://")).expanduser()
+                if (is_url and not entry.startswith("file:///")) or not path.is_absolute():
+                    continue
+                # The pages of a simple index link to files beside it.
+                folder = path.parent if path.name == "simple" else path
+                if folder.exists() and folder != Path("/"):
+                    folders.add(folder.resolve() if folder.is_symlink() else folder)
+    return sorted(folders)
+
+
+def ca_bundle(pip_cert: str, environment: Mapping[str, str]) -> Path | None:
+    """The certificates that this machine's user trusts; ``None`` where there is no such file."""
+    names = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
+    candidates = [pip_cert, *(environment.get(name, "") for name in names)]
+    for candidate in [*candidates, CA_BUNDLE]:
+        if candidate and Path(candidate).is_file():
+            return Path(candidate)
+    return None
+
+
+def node_mounts(pip_conf: Path, environment: Mapping[str, str] | None = None) -> tuple[Mount, ...]:
+    """Write the nodes' pip.conf, and list what every node sees of this machine, read-only."""
+    variables = os.environ if environment is None else environment
+    config = merge_pip_config(pip_config_files(variables, Path.home()), variables)
+    bundle = ca_bundle(config["global"].pop("cert", ""), variables)
+    # On the node the host's certificates lie where Debian keeps its own.
+    config["global"]["cert"] = CA_BUNDLE
+    pip_conf.write_text(render_pip_config(config))
+    pip_conf.chmod(0o644)
+    mounts = [Mount(pip_conf, "/etc/pip.conf")]
+    if bundle:
+        mounts.append(Mount(bundle, CA_BUNDLE))
+    return (*mounts, *(Mount(folder, str(folder)) for folder in local_sources(config)))

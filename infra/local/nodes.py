@@ -1,0 +1,159 @@
+"""Instances as containers: what each of EC2's verbs means for podman."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from infra.errors import CloudError
+from infra.local.base_image import BaseImage
+from infra.local.engine import (
+    CLOUD_LABEL,
+    INSTANCE_LABEL,
+    REGION_LABEL,
+    Container,
+    ContainerSpec,
+    Engine,
+    Mount,
+)
+from infra.local.host import gateway_of
+from infra.local.seed import SEED_TARGET, Seed
+from infra.local.state import StateFolder
+
+T = TypeVar("T")
+
+# podman takes a lock per container; more at once than this only wait for one another.
+_PARALLEL = 16
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the embedded cloud knows of an instance besides what EC2 tells."""
+
+    instance_id: str
+    address: str
+    cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NodeRequest:
+    """A node to be started: from which image, with which seed."""
+
+    node: Node
+    region: str
+    image: str
+    seed: Seed
+
+
+class Nodes:
+    """The containers of one embedded cloud. Every failure is a :class:`CloudError`."""
+
+    def __init__(
+        self, engine: Engine, folder: StateFolder, base: BaseImage, mounts: Sequence[Mount] = ()
+    ) -> None:
+        self.engine = engine
+        self.base = base
+        self._folder = folder
+        self._mounts = tuple(mounts)
+        self._background = ThreadPoolExecutor(4, thread_name_prefix="image")
+
+    def container_of(self, instance_id: str) -> str:
+        return f"spr-{self._folder.key}-{instance_id}"
+
+    def network_of(self, region: str) -> str:
+        return f"spr-{self._folder.key}-{region}"
+
+    def image_of(self, image_id: str) -> str:
+        """podman's name of an AMI made here."""
+        return f"{ami_repository(self._folder)}:{image_id}"
+
+    def ensure_network(self, region: str, network: ipaddress.IPv4Network) -> None:
+        """One podman network spans a region's default VPC, so that each address in it is valid."""
+        name = self.network_of(region)
+        if name not in {known.name for known in self.engine.networks()}:
+            labels = {CLOUD_LABEL: self._folder.key, REGION_LABEL: region}
+            self.engine.create_network(name, str(network), gateway_of(network), labels)
+
+    def launch(self, requests: Sequence[NodeRequest]) -> None:
+        """Start nodes at the same time: all of them, or none is left."""
+        try:
+            at_once(self._launch, requests)
+        except CloudError:
+            self.remove([request.node.instance_id for request in requests])
+            raise
+
+    def _launch(self, request: NodeRequest) -> None:
+        node = request.node
+        seed = self._folder.seed(node.instance_id)
+        request.seed.write(seed)
+        self.engine.run(
+            ContainerSpec(
+                name=self.container_of(node.instance_id),
+                image=request.image,
+                hostname=request.seed.hostname,
+                network=self.network_of(request.region),
+                address=node.address,
+                cpus=node.cpus,
+                labels={
+                    CLOUD_LABEL: self._folder.key,
+                    INSTANCE_LABEL: node.instance_id,
+                    REGION_LABEL: request.region,
+                },
+                mounts=(Mount(seed, SEED_TARGET), *self._mounts),
+            )
+        )
+
+    def start(self, instance_ids: Iterable[str]) -> None:
+        """Start stopped nodes again: same disk, same address."""
+        at_once(self.engine.start, [self.container_of(i) for i in instance_ids])
+
+    def stop(self, instance_ids: Iterable[str]) -> None:
+        at_once(self.engine.stop, [self.container_of(i) for i in instance_ids])
+
+    def remove(self, instance_ids: Iterable[str]) -> None:
+        """Remove nodes with their disks and seeds; those that are gone already are fine."""
+        ids = list(instance_ids)
+        self.engine.remove([self.container_of(i) for i in ids])
+        for instance_id in ids:
+            self._folder.remove_seed(instance_id)
+
+    def containers(self, region: str) -> dict[str, Container]:
+        """This cloud's containers in a region, by instance id."""
+        found = self.engine.containers(f"{CLOUD_LABEL}={self._folder.key}")
+        return {c.labels[INSTANCE_LABEL]: c for c in found if c.labels.get(REGION_LABEL) == region}
+
+    def save_image(self, instance_id: str, image_id: str, *, reboot: bool) -> Future[None]:
+        """Begin to save a node's disk as an image, stopping the node meanwhile if asked to."""
+        return self._background.submit(self._save_image, instance_id, image_id, reboot)
+
+    def _save_image(self, instance_id: str, image_id: str, reboot: bool) -> None:
+        container = self.container_of(instance_id)
+        if reboot:
+            self.engine.stop(container)
+        try:
+            self.engine.commit(container, self.image_of(image_id))
+        finally:
+            if reboot:
+                self.engine.start(container)
+
+    def has_image(self, image_id: str) -> bool:
+        return bool(self.engine.images(self.image_of(image_id)))
+
+    def remove_image(self, image_id: str) -> None:
+        self.engine.remove_image(self.image_of(image_id))
+
+
+def ami_repository(folder: StateFolder) -> str:
+    """The name under which podman keeps one cloud's AMIs."""
+    return f"localhost/spr-cluster-{folder.key}"
+
+
+def at_once(work: Callable[[T], None], items: Iterable[T]) -> None:
+    """Do the same to all items, in parallel; the first failure is raised when all have ended."""
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        futures = [pool.submit(work, item) for item in items]
+    for future in futures:
+        future.result()

@@ -1,0 +1,77 @@
+"""What an embedded cloud has in podman: found by label and name, so that nothing can be forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from infra.errors import CloudError
+from infra.local.base_image import DESCRIPTION_LABEL, REPOSITORY
+from infra.local.engine import CLOUD_LABEL, INSTANCE_LABEL, REGION_LABEL, Engine
+from infra.local.nodes import ami_repository, at_once
+from infra.local.state import StateFolder
+
+
+@dataclass(frozen=True)
+class LocalInstance:
+    """An instance of the embedded cloud, as its container shows it."""
+
+    id: str
+    region: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Possessions:
+    """Networks by name with their ranges, instances, images made here; base images are shared."""
+
+    networks: dict[str, str] = field(default_factory=dict)
+    instances: tuple[LocalInstance, ...] = ()
+    images: tuple[str, ...] = ()
+    base_images: tuple[str, ...] = ()
+
+
+def find_possessions(engine: Engine, folder: StateFolder) -> Possessions:
+    """What podman has of this cloud now."""
+    return Possessions(
+        networks={
+            network.name: ", ".join(map(str, network.ranges))
+            for network in engine.networks()
+            if network.labels.get(CLOUD_LABEL) == folder.key
+        },
+        instances=tuple(
+            LocalInstance(
+                container.labels.get(INSTANCE_LABEL, container.name),
+                container.labels.get(REGION_LABEL, ""),
+                "running" if container.running else "stopped",
+            )
+            for container in engine.containers(f"{CLOUD_LABEL}={folder.key}")
+        ),
+        images=tuple(engine.images(f"{ami_repository(folder)}:*")),
+        base_images=tuple(engine.images(f"{REPOSITORY}:*")),
+    )
+
+
+def stop_containers(engine: Engine, folder: StateFolder) -> None:
+    """Stop this cloud's containers in good order."""
+    own = engine.containers(f"{CLOUD_LABEL}={folder.key}")
+    at_once(engine.stop, [container.name for container in own if container.running])
+
+
+def remove_possessions(engine: Engine, folder: StateFolder, *, keep_base: bool) -> None:
+    """Remove all that podman has of this cloud, and the base images where no other cloud is."""
+    engine.remove(c.name for c in engine.containers(f"{CLOUD_LABEL}={folder.key}"))
+    for image in engine.images(f"{ami_repository(folder)}:*"):
+        engine.remove_image(image)
+    networks = engine.networks()
+    own = [n.name for n in networks if n.labels.get(CLOUD_LABEL) == folder.key]
+    engine.remove_networks(own)
+    # Every embedded cloud has a network from its start on.
+    others = [n for n in networks if CLOUD_LABEL in n.labels and n.name not in own]
+    if not keep_base and not others:
+        for image in engine.images(f"{REPOSITORY}:*"):
+            # Somebody's own container may use it; then it stays, and `local status` names it.
+            with contextlib.suppress(CloudError):
+                engine.remove_image(image)
+        # One that lost its name to a newer build while it was in use.
+        engine.prune_images(DESCRIPTION_LABEL)

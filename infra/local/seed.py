@@ -1,0 +1,43 @@
+"""cloud-init's NoCloud seed: what a node learns at its first boot, as EC2's metadata would tell it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+SEED_TARGET = "/var/lib/cloud/seed/nocloud"
+
+
+@dataclass(frozen=True)
+class Seed:
+    """An instance's identity and user data.
+
+    A new instance id makes cloud-init run anew on an image's clone: new host keys, new host name.
+    """
+
+    instance_id: str
+    hostname: str
+    public_key: str
+    user_data: bytes
+
+    def meta_data(self) -> str:
+        """The `meta-data` file; JSON, which is YAML too."""
+        values: dict[str, object] = {
+            "instance-id": self.instance_id,
+            "local-hostname": self.hostname,
+        }
+        if self.public_key:
+            values["public-keys"] = [self.public_key.strip()]
+        return json.dumps(values, indent=2) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Write the seed's two files; user data can hold secrets, so for root alone."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / "meta-data").write_text(self.meta_data())
+        (folder / "user-data").write_bytes(self.user_data or b"#cloud-config\n{}\n")
+
+
+def hostname_of(address: str) -> str:
+    """EC2's host name of an address: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/hostname-types.html"""
+    return f"ip-{address.replace('.', '-')}"

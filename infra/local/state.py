@@ -1,0 +1,159 @@
+"""The folder in which an embedded cloud keeps everything: settings, snapshot of EC2's state, log."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from infra.errors import CloudError
+
+RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
+# Where the server tells about itself, beside EC2's API.
+STATUS_PATH = "/spr-cluster/status"
+# A snapshot is a pickle of moto's own objects, so another release of moto must not load it.
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StateFolder:
+    """Paths of one embedded cloud; ``key`` sets its containers apart from those of others."""
+
+    root: Path
+
+    @staticmethod
+    def of_user() -> StateFolder:
+        """The folder of whoever calls: below ``SPR_CLUSTER_HOME``, else ``~/.spr-cluster``."""
+        home = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
+        return StateFolder(Path(home).expanduser().resolve() / ".local-cloud")
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
+
+    @property
+    def server_lock(self) -> Path:
+        return self.root / "server.lock"
+
+    @property
+    def server_file(self) -> Path:
+        return self.root / "server.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "server.log"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.root / "ec2.pickle"
+
+    @property
+    def suspended(self) -> Path:
+        """Exists after ``local stop``: the nodes were stopped from outside, not by themselves."""
+        return self.root / "suspended"
+
+    @property
+    def pip_conf(self) -> Path:
+        return self.root / "pip.conf"
+
+    def seed(self, instance_id: str) -> Path:
+        return self.root / "seeds" / instance_id
+
+    def remove_seed(self, instance_id: str) -> None:
+        shutil.rmtree(self.seed(instance_id), ignore_errors=True)
+
+    def create(self) -> None:
+        """Make the folder, for its owner alone: user data can hold secrets."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextmanager
+    def command_lock(self) -> Iterator[None]:
+        """Only one command at a time starts, stops or resets this cloud.
+
+        The lock lies beside the folder, because ``reset`` removes the folder itself.
+        """
+        path = self.root.with_name(f"{self.root.name}.lock")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def is_server_alive(self) -> bool:
+        """The server holds its lock as long as it lives; the kernel frees it however it dies."""
+        try:
+            with self.server_lock.open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where the running server is; the port is kept for the next start."""
+
+    pid: int
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def write(self, folder: StateFolder) -> None:
+        write_atomically(
+            folder.server_file, json.dumps({"pid": self.pid, "port": self.port}).encode()
+        )
+
+    @staticmethod
+    def read(folder: StateFolder) -> ServerAddress | None:
+        """The address of the last server; ``None`` where there is none or the file is broken."""
+        try:
+            values = json.loads(folder.server_file.read_text())
+            return ServerAddress(int(values["pid"]), int(values["port"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file so that a crash at any moment leaves the old or the new content, whole."""
+    temporary = path.with_name(f"{path.name}.new")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def save_snapshot(folder: StateFolder, backends: dict[str, Any]) -> None:
+    """Write the state of EC2 in every region that was used."""
+    envelope = {"format": _FORMAT, "moto": version("moto"), "backends": pickle.dumps(backends)}
+    write_atomically(folder.snapshot, pickle.dumps(envelope))
+
+
+def load_snapshot(folder: StateFolder) -> dict[str, Any]:
+    """The state that was saved last, by region; nothing where nothing was saved.
+
+    Raises :class:`CloudError` where the file can't be used.
+    """
+    try:
+        # The folder belongs to this user alone, so its pickles are as trusted as their own files.
+        envelope = pickle.loads(folder.snapshot.read_bytes())
+        if (envelope["format"], envelope["moto"]) == (_FORMAT, version("moto")):
+            return dict(pickle.loads(envelope["backends"]))
+        reason = f"written by moto {envelope['moto']}, this is {version('moto')}"
+    except FileNotFoundError:
+        return {}
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    raise CloudError(f"{folder.snapshot} can't be read: {reason}", hint=RESET_HINT)

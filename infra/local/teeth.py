@@ -1,0 +1,82 @@
+"""What EC2 refuses and moto lets pass: one function per refusal, called before moto acts.
+
+EC2's codes and wording: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
+
+
+def require_image(backend: Any, image_id: str) -> Any:
+    """The AMI of that id, which must be available."""
+    image = backend.amis.get(image_id)
+    if image is None:
+        raise EC2ClientError("InvalidAMIID.NotFound", f"The image id '[{image_id}]' does not exist")
+    if image.state != "available":
+        raise EC2ClientError(
+            "InvalidAMIID.Unavailable", f"The image ID '{image_id}' is not available."
+        )
+    return image
+
+
+def require_instance_type(backend: Any, instance_type: str) -> None:
+    offered = INSTANCE_TYPE_OFFERINGS["region"].get(backend.region_name, [])
+    if instance_type not in {offering["InstanceType"] for offering in offered}:
+        raise EC2ClientError(
+            "InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType."
+        )
+
+
+def require_key_pair(backend: Any, name: str | None) -> str:
+    """The public key of the key pair of that name; empty where none is asked for."""
+    if not name:
+        return ""
+    if name not in backend.key_pairs:
+        raise EC2ClientError("InvalidKeyPair.NotFound", f"The key pair '{name}' does not exist")
+    return str(backend.key_pairs[name].public_key)
+
+
+def require_in_default_vpc(backend: Any, instance: Any) -> None:
+    """Containers have addresses of the default VPC only."""
+    if instance.vpc_id != backend.default_vpc.id:
+        raise EC2ClientError(
+            "UnsupportedOperation",
+            f"The embedded cloud starts instances in its default VPC only, not in {instance.vpc_id}",
+        )
+
+
+def require_disk(instance: Any, purpose: str) -> None:
+    """A terminated instance has no disk any more to be started, stopped or saved."""
+    if instance.state == "terminated":
+        raise EC2ClientError(
+            "IncorrectInstanceState",
+            f"The instance '{instance.id}' is not in a state from which it can be {purpose}.",
+        )
+
+
+def require_unused_group(backend: Any, group_id: str) -> None:
+    """A group can't go while an interface has it or another group's rule names it."""
+    users = [eni.id for eni in backend.enis.values() if group_id in {g.id for g in eni.group_set}]
+    referrers = [
+        group.id
+        for groups in backend.groups.values()
+        for group in groups.values()
+        if group.id != group_id and group_id in _referenced_groups(group)
+    ]
+    if users or referrers:
+        raise EC2ClientError("DependencyViolation", f"resource {group_id} has a dependent object")
+
+
+def _referenced_groups(group: Any) -> set[str]:
+    rules = [*group.ingress_rules, *group.egress_rules]
+    return {str((rule.source_group or {}).get("GroupId", "")) for rule in rules}
+
+
+def require_own_image(backend: Any, image_id: str) -> None:
+    image = backend.amis.get(image_id)
+    if image is not None and image.owner_id != backend.account_id:
+        raise EC2ClientError("AuthFailure", f"Not authorized for images: [{image_id}]")

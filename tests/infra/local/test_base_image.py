@@ -1,0 +1,208 @@
+"""The base image: its recipe, its sources, and who is blamed when it can't be made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import CloudError, UsageError
+from infra.local import base_image
+from infra.local.base_image import (
+    PACKAGES,
+    apt_sources,
+    bootstrap_command,
+    ensure_base_image,
+    read_os_release,
+    recipe,
+    recipe_hash,
+)
+from infra.local.engine import Engine
+from infra.progress import Silent
+
+UBUNTU = "docker.io/library/ubuntu:24.04"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+class BuildEngine(Engine):
+    """Writes down what building asks of podman; images exist once they are built."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self.existing: set[str] = set()
+        self.archive = b""
+        self.refuse = ""
+
+    def call(self, *arguments: str, timeout_s: float = 0, stdin: Any = None) -> str:
+        self.calls.append(arguments)
+        if arguments[0] == self.refuse:
+            raise CloudError(f"podman {arguments[0]}: refused")
+        if arguments[0] == "import":
+            self.archive = stdin.read()
+            self.existing.add(arguments[-1])
+        if arguments[0] == "pull":
+            self.existing.add(arguments[-1])
+        if arguments[0] == "build":
+            self.existing |= {a.partition("=")[2] for a in arguments if a.startswith("--tag=")}
+        return "what it is\n" if arguments[:2] == ("image", "inspect") else ""
+
+    def images(self, reference: str) -> list[str]:
+        return [name for name in self.existing if name == reference]
+
+    def remove_image(self, image: str) -> None:
+        self.existing.discard(image)
+
+    def verbs(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> BuildEngine:
+    monkeypatch.setattr(base_image, "is_registry_reachable", lambda: False)
+    monkeypatch.setattr(base_image, "apt_sources", lambda *_: ["deb http://mirror x main"])
+    monkeypatch.setattr(base_image, "bootstrap_command", lambda *_: ["echo", "archive"])
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    release = {"ID": "debian", "NAME": "Debian GNU/Linux", "VERSION_ID": "12"}
+    monkeypatch.setattr(base_image, "read_os_release", lambda: release)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    return BuildEngine()
+
+
+def test_any_change_of_the_recipe_is_another_image() -> None:
+    files = recipe()
+    original = recipe_hash(files)
+    assert recipe_hash(dict(reversed(files.items()))) == original
+    for name in files:
+        assert recipe_hash({**files, name: files[name] + "#"}) != original
+    assert recipe_hash({**files, "more": ""}) != original
+
+
+def test_the_recipe_has_no_placeholder_left_but_the_distribution() -> None:
+    files = recipe()
+    assert set(files) == {"Containerfile", "cloud.cfg", "configure.sh", "sshd.conf"}
+    assert PACKAGES in files["configure.sh"]
+    assert "@PACKAGES@" not in "".join(files.values())
+
+
+def test_the_image_is_built_once_and_says_what_it_is(engine: BuildEngine) -> None:
+    image = ensure_base_image(engine, Silent())
+    assert engine.archive == b"archive\n"
+    assert engine.verbs() == ["import", "build", "image"]
+    assert engine.existing == {image.reference}
+    label = next(a for a in engine.calls[1] if a.startswith("--label="))
+    assert label.endswith("=embedded base, Debian 12 in place of Ubuntu 24.04")
+    assert image.description == "what it is"
+    assert image.ami_id == f"ami-0{recipe_hash(recipe())}"
+
+    assert ensure_base_image(engine, Silent()) == image
+    assert engine.verbs().count("build") == 1
+
+
+@pytest.mark.parametrize("had", [True, False])
+def test_ubuntu_is_pulled_where_a_registry_answers(
+    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch, had: bool
+) -> None:
+    monkeypatch.setattr(base_image, "is_registry_reachable", lambda: True)
+    if had:
+        engine.existing.add(UBUNTU)
+    image = ensure_base_image(engine, Silent())
+    assert engine.verbs() == ["pull", "build", "image"]
+    assert "--label=org.spr-cluster.description=embedded base, Ubuntu 24.04" in engine.calls[1]
+    # What was pulled for this alone does not stay.
+    assert engine.existing == ({image.reference, UBUNTU} if had else {image.reference})
+
+
+def test_a_registry_that_refuses_is_no_registry(
+    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_image, "is_registry_reachable", lambda: True)
+    engine.refuse = "pull"
+    ensure_base_image(engine, Silent())
+    assert engine.verbs() == ["pull", "import", "build", "image"]
+
+
+def test_a_failed_bootstrap_is_told_in_its_own_words(
+    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["sh", "-c", "echo 'E: no mirror' >&2; exit 25"]
+    monkeypatch.setattr(base_image, "bootstrap_command", lambda *_: command)
+    with pytest.raises(CloudError, match="could not make the base image: E: no mirror"):
+        ensure_base_image(engine, Silent())
+    assert engine.existing == set()
+
+
+def test_a_failed_build_leaves_no_half_made_image(engine: BuildEngine) -> None:
+    engine.refuse = "build"
+    with pytest.raises(CloudError, match="podman build: refused"):
+        ensure_base_image(engine, Silent())
+    assert engine.existing == set()
+
+
+def test_a_failed_import_is_told_and_ends_the_bootstrap(
+    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_image, "bootstrap_command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(base_image, "_SETTLE_S", 0.2)
+    engine.refuse = "import"
+    with pytest.raises(CloudError, match="podman import: refused"):
+        ensure_base_image(engine, Silent())
+
+
+@pytest.mark.parametrize("release", [{"ID": "fedora"}, {}])
+def test_a_machine_without_a_mirror_of_its_own_is_refused(
+    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch, release: dict[str, str]
+) -> None:
+    monkeypatch.setattr(base_image, "read_os_release", lambda: release)
+    with pytest.raises(UsageError, match="no container registry gives one"):
+        ensure_base_image(engine, Silent())
+
+
+def test_a_missing_mmdebstrap_is_named_with_the_remedy(
+    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(UsageError, match="needs mmdebstrap") as caught:
+        ensure_base_image(engine, Silent())
+    assert "apt-get install" in str(caught.value.hint)
+
+
+def test_apt_sources_of_both_kinds_without_third_parties(tmp_path: Path) -> None:
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list").write_text(
+        "# a comment\n"
+        "deb http://mirror/debian bookworm main contrib\n"
+        "deb-src http://mirror/debian bookworm main\n"
+        "deb http://mirror/debian trixie main\n"
+        "deb [arch=amd64 signed-by=/etc/apt/keyrings/docker.gpg] https://docker bookworm main\n"
+    )
+    (tmp_path / "sources.list.d" / "debian.sources").write_text(
+        "Types: deb deb-src\n"
+        "# a remark in the middle\n"
+        "URIs: http://deb.debian.org/debian\n"
+        "Suites: bookworm\n bookworm-updates bookworm-backports\n"
+        "Components: main\n"
+        f"Signed-By: {KEYRING}\n"
+        "\n"
+        "Types: deb\nURIs: http://off\nSuites: bookworm\nComponents: main\nEnabled: no\n"
+        "\n"
+        "Types: deb\nURIs: https://node\nSuites: nodistro\nComponents: main\n"
+    )
+    assert apt_sources(tmp_path, "bookworm") == [
+        "deb http://mirror/debian bookworm main contrib",
+        f"deb [signed-by={KEYRING}] http://deb.debian.org/debian bookworm main",
+        f"deb [signed-by={KEYRING}] http://deb.debian.org/debian bookworm-updates main",
+    ]
+
+
+def test_the_bootstrap_writes_an_archive_to_its_output() -> None:
+    command = bootstrap_command(["deb http://mirror bookworm main"], "bookworm")
+    assert command[0] == "mmdebstrap"
+    assert command[-3:] == ["bookworm", "-", "deb http://mirror bookworm main"]
+
+
+def test_os_release_is_read_without_its_quotes(tmp_path: Path) -> None:
+    file = tmp_path / "os-release"
+    file.write_text('NAME="Debian GNU/Linux"\nID=debian\n\n')
+    assert read_os_release(file) == {"NAME": "Debian GNU/Linux", "ID": "debian"}
+    assert read_os_release(tmp_path / "absent") == {}

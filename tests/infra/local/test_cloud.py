@@ -1,0 +1,143 @@
+"""Opening, stopping and removing the embedded cloud, without podman."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.errors import CloudError, UsageError
+from infra.local import cloud, possessions
+from infra.local.engine import CLOUD_LABEL, ContainerSpec
+from infra.local.state import ServerAddress, StateFolder
+from tests.infra.local.fakes import BASE, Endpoint, FakeEngine, state_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateFolder:
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path))
+    folder = state_folder(tmp_path)
+    folder.create()
+    return folder
+
+
+@pytest.fixture
+def own_engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """The engine that opening, stopping and resetting use."""
+    engine = FakeEngine()
+    monkeypatch.setattr(cloud, "open_engine", lambda _: engine)
+    monkeypatch.setattr(cloud, "_has_podman", lambda: True)
+    monkeypatch.setattr(cloud, "check_prerequisites", lambda: None)
+    monkeypatch.setattr(cloud, "ensure_base_image", lambda *_: BASE)
+    return engine
+
+
+def add_node(engine: FakeEngine, key: str, image: str = BASE.reference) -> None:
+    labels = {CLOUD_LABEL: key}
+    name = f"spr-{key}-i-1"
+    engine.run(ContainerSpec(name, image, "h", f"spr-{key}", "172.31.0.4", (0,), labels))
+    engine.create_network(f"spr-{key}", "172.31.0.0/16", "172.31.0.1", labels)
+
+
+@pytest.fixture
+def server_like(folder: StateFolder) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like this cloud's server, and ignores polite requests."""
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", code, "infra.local.server", str(folder.root), "us-east-1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        process.kill()
+
+
+def test_reset_removes_this_cloud_and_no_other(folder: StateFolder, own_engine: FakeEngine) -> None:
+    own_image = f"localhost/spr-cluster-{folder.key}:ami-1"
+    own_engine.image_names |= {own_image, "localhost/spr-cluster-other:ami-2", "unrelated:1"}
+    add_node(own_engine, folder.key, own_image)
+    add_node(own_engine, "other")
+    cloud.reset(keep_base=False)
+
+    assert list(own_engine.state) == ["spr-other-i-1"]
+    assert [n.name for n in own_engine.network_list] == ["spr-other"]
+    # The other cloud needs the base image still.
+    assert own_engine.image_names == {
+        BASE.reference,
+        "localhost/spr-cluster-other:ami-2",
+        "unrelated:1",
+    }
+    assert not folder.root.exists()
+
+
+@pytest.mark.parametrize("keep_base", [True, False])
+def test_the_base_image_goes_with_the_last_cloud_unless_it_is_to_stay(
+    folder: StateFolder, own_engine: FakeEngine, keep_base: bool
+) -> None:
+    add_node(own_engine, folder.key)
+    cloud.reset(keep_base=keep_base)
+    assert own_engine.image_names == ({BASE.reference} if keep_base else set())
+    assert bool(own_engine.pruned) is not keep_base
+
+
+def test_reset_twice_and_from_nothing(folder: StateFolder, own_engine: FakeEngine) -> None:
+    folder.snapshot.write_bytes(b"broken")
+    folder.server_file.write_text("broken")
+    folder.server_lock.touch()
+    for _ in range(2):
+        cloud.reset(keep_base=False)
+        assert not folder.root.exists()
+    found = cloud.status()
+    assert not found.running
+    assert found.possessions == possessions.Possessions()
+
+
+def test_reset_ends_a_server_that_only_its_command_line_tells_of(
+    folder: StateFolder, own_engine: FakeEngine, server_like: subprocess.Popen[bytes]
+) -> None:
+    folder.server_file.write_text("broken")
+    cloud.reset(keep_base=False)
+    assert server_like.wait(10) == -9
+
+
+def test_stop_keeps_everything_but_stops_it(folder: StateFolder, own_engine: FakeEngine) -> None:
+    add_node(own_engine, folder.key)
+    add_node(own_engine, "other")
+    cloud.stop()
+    running = {name: c.running for name, c in own_engine.state.items()}
+    assert running == {f"spr-{folder.key}-i-1": False, "spr-other-i-1": True}
+    found = cloud.status().possessions
+    assert [i.state for i in found.instances] == ["stopped"]
+    assert found.networks == {f"spr-{folder.key}": "172.31.0.0/16"}
+
+
+def test_a_running_server_is_used_as_it_is(
+    folder: StateFolder, own_engine: FakeEngine, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
+    with endpoint.serve(folder, own_engine):
+        ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
+        opened = cloud.open_local_cloud("us-east-1")
+        assert opened.endpoint_url == endpoint.url
+        assert opened.caller_cidr() == "172.31.0.1/32"
+        assert not opened.billed
+        # Another region has a network of its own.
+        assert cloud.open_local_cloud("eu-west-1").caller_cidr() == "172.30.0.1/32"
+        with pytest.raises(UsageError, match="unknown region 'nowhere-1'"):
+            cloud.open_local_cloud("nowhere-1")
+        assert cloud.status().pid == os.getpid()
+
+
+def test_a_server_that_does_not_start_says_why(
+    folder: StateFolder, own_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(folder.root / "python"))
+    program = folder.root / "python"
+    program.write_text("#!/bin/sh\necho 'error: no luck' >&2\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(CloudError, match="did not start: error: no luck") as caught:
+        cloud.open_local_cloud("us-east-1")
+    assert "server.log" in str(caught.value.hint)

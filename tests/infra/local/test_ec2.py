@@ -1,0 +1,504 @@
+"""EC2's verbs on the embedded cloud: what the API says and what becomes of the containers."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from infra.clients import error_code
+from infra.images import find_ubuntu_image, ubuntu_parameter
+from infra.wait import wait_until
+from tests.infra.local.fakes import (
+    BASE,
+    Endpoint,
+    FakeCloud,
+    FakeEngine,
+    state_folder,
+)
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0yHIE3uEh me"
+
+
+def refusal(call: Any, **request: Any) -> str:
+    with pytest.raises(ClientError) as caught:
+        call(**request)
+    return error_code(caught.value)
+
+
+def wait_for_image(cloud: FakeCloud, image_id: str) -> str:
+    def probe() -> str | None:
+        image = cloud.clients.ec2.describe_images(ImageIds=[image_id])["Images"][0]
+        return None if image["State"] == "pending" else image["State"]
+
+    return wait_until(f"image {image_id}", probe, deadline_s=5, every_s=0.1)
+
+
+# Launch
+
+
+def test_an_instance_is_a_container_with_the_instances_address(fake_cloud: FakeCloud) -> None:
+    fake_cloud.clients.ec2.import_key_pair(KeyName="k", PublicKeyMaterial=KEY.encode())
+    user_data = "#cloud-config\nruncmd: [[touch, /ran]]\n"
+    (instance_id,) = fake_cloud.run(KeyName="k", UserData=user_data)
+
+    instance, spec = fake_cloud.describe(instance_id), fake_cloud.spec(instance_id)
+    assert instance["State"]["Name"] == "running"
+    assert spec.address == instance["PrivateIpAddress"] == instance["PublicIpAddress"]
+    assert spec.hostname == f"ip-{spec.address.replace('.', '-')}"
+    assert spec.image == BASE.reference
+    seed = fake_cloud.folder.seed(instance_id)
+    assert json.loads((seed / "meta-data").read_text()) == {
+        "instance-id": instance_id,
+        "local-hostname": spec.hostname,
+        "public-keys": [KEY],
+    }
+    assert (seed / "user-data").read_text() == user_data
+
+
+def test_no_invented_address_reaches_an_answer(fake_cloud: FakeCloud) -> None:
+    (instance_id,) = fake_cloud.run()
+    fake_cloud.clients.ec2.stop_instances(InstanceIds=[instance_id])
+    assert "PublicIpAddress" not in fake_cloud.describe(instance_id)
+    fake_cloud.clients.ec2.start_instances(InstanceIds=[instance_id])
+
+    instance = fake_cloud.describe(instance_id)
+    interface = instance["NetworkInterfaces"][0]
+    address = instance["PrivateIpAddress"]
+    assert address.startswith("172.31.")
+    assert instance["PublicIpAddress"] == interface["Association"]["PublicIp"] == address
+    assert instance["PublicDnsName"] == ""
+    refused = refusal(fake_cloud.clients.ec2.allocate_address, Domain="vpc")
+    assert refused == "AddressLimitExceeded"
+
+
+def test_one_call_starts_many_and_tags_everything(fake_cloud: FakeCloud) -> None:
+    kinds = ("instance", "volume", "network-interface")
+    ids = fake_cloud.run(
+        3,
+        TagSpecifications=[
+            {"ResourceType": kind, "Tags": [{"Key": "cluster", "Value": "c"}]} for kind in kinds
+        ],
+    )
+    ec2 = fake_cloud.clients.ec2
+    by_tag: Any = [{"Name": "tag:cluster", "Values": ["c"]}]
+    assert len({fake_cloud.spec(i).address for i in ids}) == 3
+    assert len(ec2.describe_volumes(Filters=by_tag)["Volumes"]) == 3
+    assert len(ec2.describe_network_interfaces(Filters=by_tag)["NetworkInterfaces"]) == 3
+
+
+def test_the_gateway_and_used_addresses_are_never_handed_out(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    first = [fake_cloud.spec(i).address for i in fake_cloud.run(2)]
+    # moto forgets its own position in a subnet when it is loaded again.
+    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+        second = [resumed.spec(i).address for i in resumed.run(2)]
+    assert first == ["172.31.0.4", "172.31.0.5"]
+    assert second == ["172.31.0.6", "172.31.0.7"]
+
+
+def test_the_default_vpc_is_as_in_a_new_account(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+    subnets = fake_cloud.clients.ec2.describe_subnets()["Subnets"]
+    assert {s["AvailabilityZone"] for s in subnets} == {f"us-east-1{z}" for z in "abcdef"}
+    assert all(s["MapPublicIpOnLaunch"] and s["DefaultForAz"] for s in subnets)
+    (network,) = engine.networks()
+    assert [str(r) for r in network.ranges] == ["172.31.0.0/16"]
+
+
+def test_the_vpc_keeps_out_of_ranges_that_the_machine_uses(
+    endpoint: Endpoint, tmp_path: Path, engine: FakeEngine
+) -> None:
+    engine.create_network("docker-like", "172.31.128.0/24", "172.31.128.1", {})
+    with endpoint.serve(state_folder(tmp_path), engine) as cloud:
+        vpc = cloud.clients.ec2.describe_vpcs()["Vpcs"][0]
+    assert vpc["CidrBlock"] == "172.30.0.0/16"
+
+
+def test_a_launch_that_podman_refuses_leaves_nothing(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    engine.refuse = "run 172.31.0.5"
+    with pytest.raises(ClientError, match="refused") as caught:
+        fake_cloud.run(3)
+    engine.refuse = ""
+
+    ec2 = fake_cloud.clients.ec2
+    assert error_code(caught.value) == "InternalError"
+    assert engine.state == {}
+    assert ec2.describe_instances()["Reservations"] == []
+    assert ec2.describe_volumes()["Volumes"] == []
+    assert ec2.describe_network_interfaces()["NetworkInterfaces"] == []
+    assert len(fake_cloud.run(3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("wish", "code"),
+    [
+        ({"ImageId": "ami-12345678"}, "InvalidAMIID.NotFound"),
+        ({"InstanceType": "r7iz.huge"}, "InvalidParameterValue"),
+        ({"KeyName": "nobody"}, "InvalidKeyPair.NotFound"),
+    ],
+)
+def test_what_ec2_refuses_is_refused(
+    fake_cloud: FakeCloud, engine: FakeEngine, wish: dict[str, Any], code: str
+) -> None:
+    assert refusal(fake_cloud.run, **wish) == code
+    assert engine.state == {}
+
+
+def test_an_instance_outside_the_default_vpc_is_refused_whole(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    vpc_id = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    subnet_id = ec2.create_subnet(VpcId=vpc_id, CidrBlock="10.9.1.0/24")["Subnet"]["SubnetId"]
+    assert refusal(fake_cloud.run, SubnetId=subnet_id) == "UnsupportedOperation"
+    assert ec2.describe_instances()["Reservations"] == []
+
+
+def test_the_same_client_token_launches_once(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+    first = fake_cloud.run(2, ClientToken="again")
+    assert fake_cloud.run(2, ClientToken="again") == first
+    assert len(engine.state) == 2
+
+
+def test_nodes_get_cpus_of_their_own_in_turn(
+    fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    first, second = fake_cloud.run(2)
+    (third,) = fake_cloud.run()
+    assert [fake_cloud.spec(i).cpus for i in (first, second, third)] == [(0,), (1,), (0,)]
+
+
+# The rest of a life
+
+
+def test_terminating_leaves_nothing_but_the_record(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    instance_id, other = fake_cloud.run(2)
+    seed = fake_cloud.folder.seed(instance_id)
+    answer = ec2.terminate_instances(InstanceIds=[instance_id])["TerminatingInstances"][0]
+
+    assert answer["CurrentState"]["Name"] == "shutting-down"
+    assert fake_cloud.state_of(instance_id) == "terminated"
+    assert list(engine.state) == [fake_cloud.container(other)]
+    assert not seed.exists()
+    assert len(ec2.describe_volumes()["Volumes"]) == 1
+    assert len(ec2.describe_network_interfaces()["NetworkInterfaces"]) == 1
+    ec2.terminate_instances(InstanceIds=[instance_id])
+    assert fake_cloud.state_of(other) == "running"
+
+
+def test_a_terminated_instance_is_forgotten_after_an_hour(fake_cloud: FakeCloud) -> None:
+    (instance_id,) = fake_cloud.run()
+    fake_cloud.clients.ec2.terminate_instances(InstanceIds=[instance_id])
+    assert fake_cloud.state_of(instance_id) == "terminated"
+    with fake_cloud.application.lock:
+        fake_cloud.backend.terminated_at[instance_id] = time.time() - 3601
+    assert fake_cloud.clients.ec2.describe_instances()["Reservations"] == []
+
+
+def test_stop_and_start_keep_container_and_address(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    (instance_id,) = fake_cloud.run()
+    address = fake_cloud.describe(instance_id)["PrivateIpAddress"]
+    spec = fake_cloud.spec(instance_id)
+
+    ec2.stop_instances(InstanceIds=[instance_id])
+    assert fake_cloud.state_of(instance_id) == "stopped"
+    assert not engine.state[spec.name].running
+    ec2.start_instances(InstanceIds=[instance_id])
+    assert fake_cloud.state_of(instance_id) == "running"
+    assert engine.state[spec.name].running
+    assert fake_cloud.describe(instance_id)["PrivateIpAddress"] == address
+    assert fake_cloud.spec(instance_id) is spec
+
+
+def test_a_terminated_instance_neither_starts_nor_stops(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.clients.ec2
+    ids = fake_cloud.run()
+    ec2.terminate_instances(InstanceIds=ids)
+    assert refusal(ec2.start_instances, InstanceIds=ids) == "IncorrectInstanceState"
+    assert refusal(ec2.stop_instances, InstanceIds=ids) == "IncorrectInstanceState"
+
+
+def test_a_failed_start_is_told_and_changes_nothing(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
+    ec2.stop_instances(InstanceIds=ids)
+    engine.refuse = "start"
+    assert refusal(ec2.start_instances, InstanceIds=ids) == "InternalError"
+    assert fake_cloud.state_of(ids[0]) == "stopped"
+
+
+def test_reboot_starts_the_container_anew(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+    (instance_id,) = fake_cloud.run()
+    before = engine.state[fake_cloud.container(instance_id)].pid
+    fake_cloud.clients.ec2.reboot_instances(InstanceIds=[instance_id])
+    after = engine.state[fake_cloud.container(instance_id)]
+    assert after.running
+    assert after.pid != before
+    assert fake_cloud.state_of(instance_id) == "running"
+
+
+@pytest.mark.parametrize(
+    ("behavior", "state", "containers"), [("terminate", "terminated", 0), ("stop", "stopped", 1)]
+)
+def test_a_shutdown_inside_reaches_the_api(
+    fake_cloud: FakeCloud, engine: FakeEngine, behavior: str, state: str, containers: int
+) -> None:
+    (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior=behavior)
+    engine.end(fake_cloud.container(instance_id), 130)
+    assert fake_cloud.state_of(instance_id) == state
+    assert len(engine.state) == containers
+    reason = fake_cloud.describe(instance_id)["StateReason"]["Code"]
+    assert reason == "Client.InstanceInitiatedShutdown"
+
+
+def test_a_reboot_inside_is_a_reboot(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+    (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
+    engine.end(fake_cloud.container(instance_id), 129)
+    assert fake_cloud.state_of(instance_id) == "running"
+    assert engine.state[fake_cloud.container(instance_id)].running
+
+
+def test_a_container_that_somebody_removed_is_a_lost_instance(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    (instance_id,) = fake_cloud.run()
+    engine.remove([fake_cloud.container(instance_id)])
+    assert fake_cloud.state_of(instance_id) == "terminated"
+    assert fake_cloud.describe(instance_id)["StateReason"]["Code"] == "Server.InternalError"
+
+
+# Images
+
+
+def test_the_base_image_is_found_as_canonicals_and_says_what_it_is(fake_cloud: FakeCloud) -> None:
+    clients = fake_cloud.clients
+    for release in ("20.04", "22.04", "24.04"):
+        assert find_ubuntu_image(clients.ssm, clients.ec2, release).id == BASE.ami_id
+    (image,) = clients.ec2.describe_images()["Images"]
+    assert image["OwnerId"] == "099720109477"
+    assert image["Public"] is True
+    assert image["RootDeviceName"] == "/dev/sda1"
+    assert image["Description"] == BASE.description
+    assert clients.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"] == []
+    parameter = clients.ssm.get_parameter(Name=ubuntu_parameter("24.04"))["Parameter"]
+    assert parameter["DataType"] == "aws:ec2:image"
+    assert refusal(clients.ec2.deregister_image, ImageId=BASE.ami_id) == "AuthFailure"
+
+
+def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    (instance_id,) = fake_cloud.run()
+    engine.commit_gate.clear()
+    image_id = ec2.create_image(
+        InstanceId=instance_id,
+        Name="my-image",
+        NoReboot=True,
+        TagSpecifications=[
+            {"ResourceType": kind, "Tags": [{"Key": "kind", "Value": kind}]}
+            for kind in ("image", "snapshot")
+        ],
+    )["ImageId"]
+    image = ec2.describe_images(ImageIds=[image_id])["Images"][0]
+    assert image["State"] == "pending"
+    assert image["Tags"] == [{"Key": "kind", "Value": "image"}]
+    assert refusal(fake_cloud.run, ImageId=image_id) == "InvalidAMIID.Unavailable"
+
+    engine.commit_gate.set()
+    assert wait_for_image(fake_cloud, image_id) == "available"
+    assert engine.committed == ["running"]
+    (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    assert snapshot["Tags"] == [{"Key": "kind", "Value": "snapshot"}]
+    (clone,) = fake_cloud.run(ImageId=image_id)
+    assert fake_cloud.spec(clone).image.endswith(f":{image_id}")
+
+
+def test_an_image_without_no_reboot_stops_the_instance_meanwhile(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
+    image_id = fake_cloud.clients.ec2.create_image(InstanceId=instance_id, Name="my-image")[
+        "ImageId"
+    ]
+    assert wait_for_image(fake_cloud, image_id) == "available"
+    assert engine.committed == ["stopped"]
+    assert engine.state[fake_cloud.container(instance_id)].running
+    assert fake_cloud.state_of(instance_id) == "running"
+
+
+def test_an_image_that_podman_refuses_is_failed_with_the_reason(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    (instance_id,) = fake_cloud.run()
+    engine.refuse = "commit"
+    image_id = fake_cloud.clients.ec2.create_image(
+        InstanceId=instance_id, Name="my-image", NoReboot=True
+    )["ImageId"]
+    assert wait_for_image(fake_cloud, image_id) == "failed"
+    image = fake_cloud.clients.ec2.describe_images(ImageIds=[image_id])["Images"][0]
+    assert "refused" in image["StateReason"]["Message"]
+
+
+def test_an_image_goes_with_the_last_that_needs_it(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    ec2 = fake_cloud.clients.ec2
+    (instance_id,) = fake_cloud.run()
+    image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
+    wait_for_image(fake_cloud, image_id)
+    (clone,) = fake_cloud.run(ImageId=image_id)
+    (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    name = fake_cloud.spec(clone).image
+
+    snapshot_id = snapshot["SnapshotId"]
+    assert refusal(ec2.delete_snapshot, SnapshotId=snapshot_id) == "InvalidSnapshot.InUse"
+    ec2.deregister_image(ImageId=image_id)
+    assert name in engine.image_names
+    ec2.delete_snapshot(SnapshotId=snapshot_id)
+    assert name in engine.image_names
+    ec2.terminate_instances(InstanceIds=[clone])
+    assert engine.image_names == {BASE.reference}
+
+
+# Security groups
+
+
+def test_a_security_group_in_use_stays(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.clients.ec2
+    used = ec2.create_security_group(GroupName="used", Description="d")["GroupId"]
+    other = ec2.create_security_group(GroupName="other", Description="d")["GroupId"]
+    ec2.authorize_security_group_ingress(
+        GroupId=other,
+        IpPermissions=[{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": used}]}],
+    )
+    ids = fake_cloud.run(SecurityGroupIds=[used])
+    assert refusal(ec2.delete_security_group, GroupId=used) == "DependencyViolation"
+    ec2.terminate_instances(InstanceIds=ids)
+    assert refusal(ec2.delete_security_group, GroupId=used) == "DependencyViolation"
+    ec2.delete_security_group(GroupId=other)
+    ec2.delete_security_group(GroupId=used)
+    names = {g["GroupName"] for g in ec2.describe_security_groups()["SecurityGroups"]}
+    assert names == {"default"}
+
+
+def test_a_group_of_a_network_interface_request_is_in_use_and_shown(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.clients.ec2
+    subnet_id = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
+    interface = {
+        "DeviceIndex": 0,
+        "SubnetId": subnet_id,
+        "Groups": [group],
+        "AssociatePublicIpAddress": True,
+    }
+    (instance_id,) = fake_cloud.run(NetworkInterfaces=[interface])
+    assert [g["GroupId"] for g in fake_cloud.describe(instance_id)["SecurityGroups"]] == [group]
+    assert refusal(ec2.delete_security_group, GroupName="g") == "DependencyViolation"
+
+
+# The server's end and return
+
+
+def test_the_state_survives_the_server(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+    ids = fake_cloud.run(2)
+    image_id = fake_cloud.clients.ec2.create_image(
+        InstanceId=ids[0], Name="my-image", NoReboot=True
+    )["ImageId"]
+    wait_for_image(fake_cloud, image_id)
+    before = [fake_cloud.describe(i)["PrivateIpAddress"] for i in ids]
+
+    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+        assert [resumed.state_of(i) for i in ids] == ["running", "running"]
+        assert [resumed.describe(i)["PublicIpAddress"] for i in ids] == before
+        (clone,) = resumed.run(ImageId=image_id)
+        assert resumed.spec(clone).image.endswith(image_id)
+        resumed.clients.ec2.terminate_instances(InstanceIds=ids)
+        assert len(engine.state) == 1
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "suspended", "state"),
+    [
+        (130, False, "terminated"),  # shut down from inside while no server watched
+        (130, True, "running"),  # stopped by `local stop`
+        (137, False, "running"),  # the machine went down
+    ],
+)
+def test_a_node_that_ended_meanwhile(
+    fake_cloud: FakeCloud, engine: FakeEngine, exit_code: int, suspended: bool, state: str
+) -> None:
+    (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
+    with fake_cloud.application.lock:
+        engine.end(fake_cloud.container(instance_id), exit_code)
+        with fake_cloud.endpoint.serve(fake_cloud.folder, engine, suspended=suspended) as resumed:
+            assert resumed.state_of(instance_id) == state
+            assert len(engine.state) == (state == "running")
+
+
+def test_a_node_that_can_not_run_again_is_stopped_and_says_why(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    (instance_id,) = fake_cloud.run()
+    with fake_cloud.application.lock:
+        engine.end(fake_cloud.container(instance_id), 137)
+        engine.refuse = "st"
+        with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+            instance = resumed.describe(instance_id)
+    assert instance["State"]["Name"] == "stopped"
+    assert instance["StateReason"]["Message"] == "Server.InternalError: podman start: refused"
+
+
+def test_what_a_crash_left_behind_is_cleaned_up(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+    before_launch = fake_cloud.folder.snapshot.read_bytes()
+    (instance_id,) = fake_cloud.run()
+    fake_cloud.folder.snapshot.write_bytes(before_launch)
+    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+        assert refusal(resumed.describe, instance_id=instance_id) == "InvalidInstanceID.NotFound"
+    assert engine.state == {}
+
+
+def test_an_image_that_was_pending_at_the_end_is_decided_by_what_podman_has(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
+    engine.commit_gate.clear()
+    done, lost = (
+        ec2.create_image(InstanceId=instance_id, Name=name, NoReboot=True)["ImageId"]
+        for name in ("done", "lost")
+    )
+    engine.image_names.add(f"localhost/spr-cluster-{fake_cloud.folder.key}:{done}")
+    with (
+        fake_cloud.application.lock,
+        fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed,
+    ):
+        states = {
+            i["ImageId"]: i["State"]
+            for i in resumed.clients.ec2.describe_images(Owners=["self"])["Images"]
+        }
+    engine.commit_gate.set()
+    assert states == {done: "available", lost: "failed"}
+
+
+def test_identity_and_offerings_answer(fake_cloud: FakeCloud) -> None:
+    assert fake_cloud.clients.sts.get_caller_identity()["Account"] == "123456789012"
+    offerings = fake_cloud.clients.ec2.describe_instance_type_offerings(
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": ["r7iz.metal-16xl"]}],
+    )["InstanceTypeOfferings"]
+    assert "us-east-1a" in {offering["Location"] for offering in offerings}

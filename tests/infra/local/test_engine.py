@@ -1,0 +1,126 @@
+"""podman's command line: what is asked of it, and how its failures are told."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from infra.errors import CloudError
+from infra.local import engine as engine_module
+from infra.local.engine import (
+    Container,
+    ContainerSpec,
+    Engine,
+    Mount,
+    node_ulimits,
+    open_engine,
+    run_arguments,
+)
+
+SPEC = ContainerSpec(
+    name="spr-0a-i-1",
+    image="localhost/base:1",
+    hostname="ip-172-31-0-4",
+    network="spr-0a-us-east-1",
+    address="172.31.0.4",
+    cpus=(2, 3),
+    labels={"key": "value"},
+    mounts=(Mount(Path("/srv/wheels"), "/srv/wheels"),),
+)
+
+
+def fake_podman(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = folder / "podman"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setattr(engine_module, "choose_runtime", list)
+
+
+def test_a_node_is_asked_for_as_a_machine() -> None:
+    arguments = run_arguments(SPEC)
+    assert arguments[-2:] == ["localhost/base:1", "/sbin/init"]
+    assert {
+        "--systemd=always",
+        "--ip=172.31.0.4",
+        "--mac-address=02:42:ac:1f:00:04",
+        "--hostname=ip-172-31-0-4",
+        "--network-alias=ip-172-31-0-4",
+        "--cpuset-cpus=2,3",
+        "--no-hosts",
+        "--label=key=value",
+        "--volume=/srv/wheels:/srv/wheels:ro",
+    } <= set(arguments)
+    assert "--privileged" not in arguments
+
+
+@pytest.mark.parametrize(
+    ("hard", "expected"),
+    [
+        (20000, "5000:5000"),
+        (resource.RLIM_INFINITY, None),
+        (10**9, None),
+    ],
+)
+def test_limits_stay_below_the_callers(
+    monkeypatch: pytest.MonkeyPatch, hard: int, expected: str | None
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
+    nofile, nproc = node_ulimits()[1::2]
+    assert nofile == f"nofile={expected or '65536:65536'}"
+    assert nproc == f"nproc={expected or '32768:32768'}"
+
+
+def test_a_failure_carries_podmans_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_podman(tmp_path, monkeypatch, "echo first >&2; echo 'Error: no such image' >&2; exit 125")
+    with pytest.raises(CloudError, match="podman start a: Error: no such image") as caught:
+        Engine().start("a")
+    assert caught.value.code == "InternalError"
+
+
+def test_a_podman_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_podman(tmp_path, monkeypatch, "exec sleep 60")
+    with pytest.raises(CloudError, match="no answer"):
+        Engine().call("ps", timeout_s=0.2)
+
+
+def test_containers_are_read_from_podmans_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = """[
+      {"Names": ["a"], "State": "running", "Pid": 7, "ExitCode": 0, "Labels": {"k": "v"}},
+      {"Names": ["b"], "State": "exited", "Pid": 0, "ExitCode": 130, "Labels": null}
+    ]"""
+    fake_podman(tmp_path, monkeypatch, f"cat <<'END'\n{listing}\nEND")
+    assert Engine().containers("k=v") == [
+        Container("a", True, 7, 0, {"k": "v"}),
+        Container("b", False, 0, 130, {}),
+    ]
+
+
+def test_removing_nothing_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_podman(tmp_path, monkeypatch, f"touch {tmp_path}/called")
+    engine = Engine()
+    engine.remove([])
+    engine.remove_networks([])
+    assert not (tmp_path / "called").exists()
+    engine.remove(["a"])
+    assert (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(("backend", "own"), [("netavark", False), ("cni", True)])
+def test_netavark_is_used_without_touching_the_hosts_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, own: bool
+) -> None:
+    fake_podman(
+        tmp_path,
+        monkeypatch,
+        f'[ "$1" = info ] && echo {backend} && exit; cat "${{CONTAINERS_CONF:-/dev/null}}"',
+    )
+    monkeypatch.delenv("CONTAINERS_CONF", raising=False)
+    configuration = open_engine(tmp_path / "state").call("version")
+    assert ('network_backend = "netavark"' in configuration) is own

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from infra.errors import UsageError
-from infra.progress import Progress
-
-CLOUD_NAMES = ("aws", "local")
 DEFAULT_REGION = "us-east-1"
 
 
@@ -29,19 +25,3 @@ class Cloud:
     """Machines can be expected to have AMX; where they can't, its absence does not stop ``up``."""
     endpoint_url: str | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)
-
-
-def open_cloud(name: str, region: str | None, progress: Progress) -> Cloud:
-    """The cloud of that name, started first where it is the embedded one.
-
-    Raises :class:`UsageError` for an unknown name, or where the embedded cloud can't run here.
-    """
-    if name == "local":
-        from infra.local import open_local_cloud
-
-        return open_local_cloud(region or DEFAULT_REGION, progress)
-    if name == "aws":
-        from infra.aws import open_aws_cloud
-
-        return open_aws_cloud(region)
-    raise UsageError(f"unknown cloud {name!r}: one of {', '.join(CLOUD_NAMES)}")

@@ -49,7 +49,7 @@ def open_chosen_cloud(
 ) -> Cloud:
     """The cloud that the options name, else the one where this machine made the cluster."""
     from cluster.files import remembered_cloud
-    from infra.cloud import open_cloud
+    from infra.clouds import open_cloud
     from infra.progress import Silent
 
     made_in, region = (None if making else remembered_cloud(args.name)) or ("aws", None)

@@ -1,11 +1,11 @@
-"""AMIs of the embedded cloud: images that podman keeps."""
+"""AMIs of the embedded cloud: folders with a copy of a node's disk."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flask import has_request_context, request
@@ -13,11 +13,8 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.instances import Instance
 
-from infra.errors import CloudError
 from infra.local import teeth
 from infra.local.nodes import Nodes
-
-_LOG = logging.getLogger(__name__)
 
 CANONICAL_ACCOUNT = "099720109477"
 
@@ -31,7 +28,7 @@ class Commit:
 
 
 class ImagesBackend(EC2Backend):
-    """EC2 with a podman image behind every AMI; the part of a region's state that is about images."""
+    """EC2 with a disk behind every AMI; the part of a region's state that is about images."""
 
     nodes: Nodes
 
@@ -72,8 +69,8 @@ class ImagesBackend(EC2Backend):
     def _alive(self) -> list[Instance]:
         return [i for i in self.all_instances() if i.state != "terminated"]
 
-    def image_name(self, image_id: str) -> str:
-        """podman's name of an AMI."""
+    def disk_of(self, image_id: str) -> str | Path:
+        """What a node of an AMI starts from: podman's base image, or a folder."""
         if image_id in self.saved_images:
             return self.nodes.image_of(image_id)
         return self.nodes.base.reference
@@ -86,7 +83,7 @@ class ImagesBackend(EC2Backend):
         tag_specifications: list[dict[str, Any]],
     ) -> Any:
         instance = self.get_instance(instance_id)
-        teeth.require_disk(instance, "saved as an image")
+        teeth.require_running(instance)
         image = super().create_image(instance_id, name, description, [])
         image.state = image.ebs_snapshot.status = "pending"
         for resource, kind in ((image, "image"), (image.ebs_snapshot, "snapshot")):
@@ -128,7 +125,7 @@ class ImagesBackend(EC2Backend):
     ) -> list[Any]:
         """A snapshot holds what the disk held when it appeared, as on EC2.
 
-        podman reads a node's disk until it has finished, so only then does a snapshot appear.
+        Copying a node's disk takes a while, so only in the end does a snapshot appear.
         """
         found = super().describe_snapshots(snapshot_ids, filters)
         return [snapshot for snapshot in found if snapshot.from_ami not in self._commits]
@@ -147,12 +144,8 @@ class ImagesBackend(EC2Backend):
             *(instance.image_id for instance in self._alive()),
         }
         for image_id in self.saved_images - used:
-            try:
-                self.nodes.remove_image(image_id)
-            except CloudError as error:
-                _LOG.warning("image %s stays for now: %s", image_id, error.message)
-            else:
-                self.saved_images.discard(image_id)
+            self.nodes.remove_image(image_id)
+            self.saved_images.discard(image_id)
 
 
 def finish_image(image: Any, error: str) -> None:

@@ -111,7 +111,7 @@ class InstancesBackend(ImagesBackend):
             seed = Seed(instance.id, hostname_of(address), public_key, content)
             node = Node(instance.id, address, cpus)
             requests.append(
-                NodeRequest(node, self.region_name, self.image_name(instance.image_id), seed)
+                NodeRequest(node, self.region_name, self.disk_of(instance.image_id), seed)
             )
         with _engine_errors():
             self.nodes.launch(requests)

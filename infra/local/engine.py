@@ -20,7 +20,7 @@ INSTANCE_LABEL = "org.spr-cluster.instance"
 REGION_LABEL = "org.spr-cluster.region"
 
 _QUICK_S = 60.0
-_COMMIT_S = 3600.0
+_COPY_S = 3600.0
 # systemd needs about half a second to stop a node; a job that ignores signals may take longer.
 _STOP_GRACE_S = 20
 
@@ -38,7 +38,8 @@ class ContainerSpec:
     """A node as podman is asked for it."""
 
     name: str
-    image: str
+    image: str | Path
+    """podman's name of an image, or a folder that holds a whole disk."""
     hostname: str
     network: str
     address: str
@@ -133,8 +134,10 @@ def run_arguments(spec: ContainerSpec) -> list[str]:
     flags = [f"{key}={value}" for key, value in options.items()]
     labels = [f"--label={key}={value}" for key, value in spec.labels.items()]
     mounts = [f"--volume={m.source}:{m.target}:ro" for m in spec.mounts]
+    # ":O" lays the node's own changes over the folder, which stays as it is.
+    disk = ["--rootfs", f"{spec.image}:O"] if isinstance(spec.image, Path) else [spec.image]
     # A node's /etc/hosts is its own: podman's bind mount could not be replaced by a rename.
-    return [*flags, "--no-hosts", *node_ulimits(), *labels, *mounts, spec.image, "/sbin/init"]
+    return [*flags, "--no-hosts", *node_ulimits(), *labels, *mounts, *disk, "/sbin/init"]
 
 
 def choose_runtime() -> list[str]:
@@ -216,9 +219,32 @@ class Engine:
 
     # Images
 
-    def commit(self, container: str, image: str) -> None:
-        """Save a container's disk as an image; a running one goes on running."""
-        self.call("commit", "--quiet", "--pause=false", container, image, timeout_s=_COMMIT_S)
+    def copy_disk(self, container: str, target: Path) -> None:
+        """Copy a running container's disk into a new folder, without what is mounted from outside.
+
+        `podman commit` takes 55 s for a node with PyTorch, because it packs the disk, sums it and
+        unpacks it again; a plain copy takes 6 s.
+        """
+        inspected = json.loads(self.call("inspect", container))[0]
+        if not (pid := inspected["State"]["Pid"]):
+            raise CloudError(f"{container} does not run", code="InternalError")
+        target.mkdir(mode=0o755, parents=True)
+        try:
+            subprocess.run(
+                ["cp", "--archive", "--one-file-system", f"/proc/{pid}/root/.", str(target)],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=_COPY_S,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+            raise CloudError(f"copying the disk: {said}", code="InternalError") from None
+        # cp leaves out mounted folders, but not mounted files.
+        for mount in inspected["Mounts"]:
+            outside = target / mount["Destination"].lstrip("/")
+            if outside.is_file():
+                outside.unlink()
 
     def images(self, reference: str) -> list[str]:
         """The names of the images that match a pattern such as ``localhost/name:*``."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from infra.errors import CloudError
@@ -44,7 +46,7 @@ class NodeRequest:
 
     node: Node
     region: str
-    image: str
+    image: str | Path
     seed: Seed
 
 
@@ -66,9 +68,9 @@ class Nodes:
     def network_of(self, region: str) -> str:
         return f"spr-{self._folder.key}-{region}"
 
-    def image_of(self, image_id: str) -> str:
-        """podman's name of an AMI made here."""
-        return f"{ami_repository(self._folder)}:{image_id}"
+    def image_of(self, image_id: str) -> Path:
+        """The folder that holds the disk of an AMI made here."""
+        return self._folder.images / image_id
 
     def ensure_network(self, region: str, network: ipaddress.IPv4Network) -> None:
         """One podman network spans a region's default VPC, so that each address in it is valid."""
@@ -126,29 +128,31 @@ class Nodes:
         return {c.labels[INSTANCE_LABEL]: c for c in found if c.labels.get(REGION_LABEL) == region}
 
     def save_image(self, instance_id: str, image_id: str, *, reboot: bool) -> Future[None]:
-        """Begin to save a node's disk as an image, stopping the node meanwhile if asked to."""
+        """Begin to save a running node's disk as an image, and reboot it then if asked to.
+
+        EC2 reboots first, so that the disk is quiet. Here a disk can be read only while its node
+        runs; nothing is lost by it, since a container's files need no flushing.
+        """
         return self._background.submit(self._save_image, instance_id, image_id, reboot)
 
     def _save_image(self, instance_id: str, image_id: str, reboot: bool) -> None:
-        container = self.container_of(instance_id)
-        if reboot:
-            self.engine.stop(container)
+        container, image = self.container_of(instance_id), self.image_of(image_id)
+        partial = image.with_suffix(".part")
         try:
-            self.engine.commit(container, self.image_of(image_id))
+            self.engine.copy_disk(container, partial)
+            partial.rename(image)
         finally:
+            shutil.rmtree(partial, ignore_errors=True)
             if reboot:
+                self.engine.stop(container)
                 self.engine.start(container)
 
     def has_image(self, image_id: str) -> bool:
-        return bool(self.engine.images(self.image_of(image_id)))
+        return self.image_of(image_id).is_dir()
 
     def remove_image(self, image_id: str) -> None:
-        self.engine.remove_image(self.image_of(image_id))
-
-
-def ami_repository(folder: StateFolder) -> str:
-    """The name under which podman keeps one cloud's AMIs."""
-    return f"localhost/spr-cluster-{folder.key}"
+        """Remove an image that no node uses; one that is gone already is fine."""
+        shutil.rmtree(self.image_of(image_id), ignore_errors=True)
 
 
 def at_once(work: Callable[[T], None], items: Iterable[T]) -> None:

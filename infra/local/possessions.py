@@ -1,4 +1,4 @@
-"""What an embedded cloud has in podman: found by label and name, so that nothing can be forgotten."""
+"""What an embedded cloud has: found by label and name, so that nothing can be forgotten."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from infra.errors import CloudError
 from infra.local.base_image import DESCRIPTION_LABEL, REPOSITORY
 from infra.local.engine import CLOUD_LABEL, INSTANCE_LABEL, REGION_LABEL, Engine
-from infra.local.nodes import ami_repository, at_once
+from infra.local.nodes import at_once
 from infra.local.state import StateFolder
 
 
@@ -32,7 +32,7 @@ class Possessions:
 
 
 def find_possessions(engine: Engine, folder: StateFolder) -> Possessions:
-    """What podman has of this cloud now."""
+    """What there is of this cloud now."""
     return Possessions(
         networks={
             network.name: ", ".join(map(str, network.ranges))
@@ -47,7 +47,7 @@ def find_possessions(engine: Engine, folder: StateFolder) -> Possessions:
             )
             for container in engine.containers(f"{CLOUD_LABEL}={folder.key}")
         ),
-        images=tuple(engine.images(f"{ami_repository(folder)}:*")),
+        images=tuple(sorted(path.name for path in folder.images.glob("ami-*"))),
         base_images=tuple(engine.images(f"{REPOSITORY}:*")),
     )
 
@@ -61,8 +61,6 @@ def stop_containers(engine: Engine, folder: StateFolder) -> None:
 def remove_possessions(engine: Engine, folder: StateFolder, *, keep_base: bool) -> None:
     """Remove all that podman has of this cloud, and the base images where no other cloud is."""
     engine.remove(c.name for c in engine.containers(f"{CLOUD_LABEL}={folder.key}"))
-    for image in engine.images(f"{ami_repository(folder)}:*"):
-        engine.remove_image(image)
     networks = engine.networks()
     own = [n.name for n in networks if n.labels.get(CLOUD_LABEL) == folder.key]
     engine.remove_networks(own)

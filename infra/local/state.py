@@ -65,6 +65,11 @@ class StateFolder:
     def pip_conf(self) -> Path:
         return self.root / "pip.conf"
 
+    @property
+    def images(self) -> Path:
+        """A folder per AMI made here, which holds a whole disk."""
+        return self.root / "images"
+
     def seed(self, instance_id: str) -> Path:
         return self.root / "seeds" / instance_id
 

@@ -58,6 +58,16 @@ def require_disk(instance: Any, purpose: str) -> None:
         )
 
 
+def require_running(instance: Any) -> None:
+    """A container's disk can be copied only while it runs; EC2 takes stopped instances, too."""
+    if instance.state != "running":
+        raise EC2ClientError(
+            "UnsupportedOperation",
+            f"The embedded cloud makes images of running instances; '{instance.id}' is "
+            f"{instance.state}",
+        )
+
+
 def require_unused_group(backend: Any, group_id: str) -> None:
     """A group can't go while an interface has it or another group's rule names it."""
     users = [eni.id for eni in backend.enis.values() if group_id in {g.id for g in eni.group_set}]

@@ -34,12 +34,12 @@ class FakeEngine(Engine):
         self.state: dict[str, Container] = {}
         self.image_names: set[str] = {BASE.reference}
         self.network_list: list[EngineNetwork] = []
-        self.committed: list[str] = []
+        self.copied: list[str] = []
         self.pruned: list[str] = []
         self.refuse: str = ""
         """Start of the name of the operation that fails."""
-        self.commit_gate = threading.Event()
-        self.commit_gate.set()
+        self.copy_gate = threading.Event()
+        self.copy_gate.set()
         self._pids = itertools.count(1000)
 
     def call(self, *arguments: str, timeout_s: float = 0, stdin: Any = None) -> str:
@@ -51,7 +51,10 @@ class FakeEngine(Engine):
 
     def run(self, spec: ContainerSpec) -> None:
         self._enter(f"run {spec.address}")
-        assert spec.image in self.image_names, f"podman run: no such image {spec.image}"
+        known = (
+            spec.image.is_dir() if isinstance(spec.image, Path) else spec.image in self.image_names
+        )
+        assert known, f"podman run: no such image {spec.image}"
         self.specs[spec.name] = spec
         self.state[spec.name] = Container(spec.name, False, 0, 0, dict(spec.labels))
         self.start(spec.name)
@@ -81,11 +84,12 @@ class FakeEngine(Engine):
     def is_alive(self, pid: int) -> bool:
         return any(c.pid == pid for c in self.state.values())
 
-    def commit(self, container: str, image: str) -> None:
-        self._enter("commit")
-        assert self.commit_gate.wait(10)
-        self.committed.append("running" if self.state[container].running else "stopped")
-        self.image_names.add(image)
+    def copy_disk(self, container: str, target: Path) -> None:
+        self._enter("copy")
+        assert self.copy_gate.wait(10)
+        assert self.state[container].running
+        self.copied.append(container)
+        target.mkdir(parents=True)
 
     def images(self, reference: str) -> list[str]:
         stem = reference.removesuffix("*")

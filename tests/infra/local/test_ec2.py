@@ -305,7 +305,7 @@ def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
 ) -> None:
     ec2 = fake_cloud.clients.ec2
     (instance_id,) = fake_cloud.run()
-    engine.commit_gate.clear()
+    engine.copy_gate.clear()
     image_id = ec2.create_image(
         InstanceId=instance_id,
         Name="my-image",
@@ -320,33 +320,55 @@ def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
     assert image["Tags"] == [{"Key": "kind", "Value": "image"}]
     assert refusal(fake_cloud.run, ImageId=image_id) == "InvalidAMIID.Unavailable"
 
-    engine.commit_gate.set()
+    engine.copy_gate.set()
     assert wait_for_image(fake_cloud, image_id) == "available"
-    assert engine.committed == ["running"]
+    assert engine.copied == [fake_cloud.container(instance_id)]
     (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
     assert snapshot["Tags"] == [{"Key": "kind", "Value": "snapshot"}]
     (clone,) = fake_cloud.run(ImageId=image_id)
-    assert fake_cloud.spec(clone).image.endswith(f":{image_id}")
+    assert fake_cloud.spec(clone).image == fake_cloud.folder.images / image_id
 
 
-def test_an_image_without_no_reboot_stops_the_instance_meanwhile(
+def test_an_image_without_no_reboot_reboots_the_instance(
     fake_cloud: FakeCloud, engine: FakeEngine
 ) -> None:
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
+    before = engine.state[fake_cloud.container(instance_id)].pid
     image_id = fake_cloud.clients.ec2.create_image(InstanceId=instance_id, Name="my-image")[
         "ImageId"
     ]
     assert wait_for_image(fake_cloud, image_id) == "available"
-    assert engine.committed == ["stopped"]
-    assert engine.state[fake_cloud.container(instance_id)].running
+    after = engine.state[fake_cloud.container(instance_id)]
+    assert after.running
+    assert after.pid != before
     assert fake_cloud.state_of(instance_id) == "running"
+
+
+def test_a_stopped_instance_makes_no_image(fake_cloud: FakeCloud) -> None:
+    ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
+    ec2.stop_instances(InstanceIds=ids)
+    assert refusal(ec2.create_image, InstanceId=ids[0], Name="my-image") == "UnsupportedOperation"
+    assert ec2.describe_images(Owners=["self"])["Images"] == []
+
+
+def test_a_snapshot_appears_when_the_disk_is_copied(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
+    engine.copy_gate.clear()
+    image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
+    of_image: Any = [{"Name": "description", "Values": [f"*{image_id}*"]}]
+    assert ec2.describe_snapshots(Filters=of_image)["Snapshots"] == []
+    engine.copy_gate.set()
+    wait_for_image(fake_cloud, image_id)
+    assert len(ec2.describe_snapshots(Filters=of_image)["Snapshots"]) == 1
 
 
 def test_an_image_that_podman_refuses_is_failed_with_the_reason(
     fake_cloud: FakeCloud, engine: FakeEngine
 ) -> None:
     (instance_id,) = fake_cloud.run()
-    engine.refuse = "commit"
+    engine.refuse = "copy"
     image_id = fake_cloud.clients.ec2.create_image(
         InstanceId=instance_id, Name="my-image", NoReboot=True
     )["ImageId"]
@@ -364,16 +386,16 @@ def test_an_image_goes_with_the_last_that_needs_it(
     wait_for_image(fake_cloud, image_id)
     (clone,) = fake_cloud.run(ImageId=image_id)
     (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
-    name = fake_cloud.spec(clone).image
+    disk = Path(fake_cloud.spec(clone).image)
 
     snapshot_id = snapshot["SnapshotId"]
     assert refusal(ec2.delete_snapshot, SnapshotId=snapshot_id) == "InvalidSnapshot.InUse"
     ec2.deregister_image(ImageId=image_id)
-    assert name in engine.image_names
+    assert disk.is_dir()
     ec2.delete_snapshot(SnapshotId=snapshot_id)
-    assert name in engine.image_names
+    assert disk.is_dir()
     ec2.terminate_instances(InstanceIds=[clone])
-    assert engine.image_names == {BASE.reference}
+    assert not disk.exists()
 
 
 # Security groups
@@ -427,7 +449,7 @@ def test_the_state_survives_the_server(fake_cloud: FakeCloud, engine: FakeEngine
         assert [resumed.state_of(i) for i in ids] == ["running", "running"]
         assert [resumed.describe(i)["PublicIpAddress"] for i in ids] == before
         (clone,) = resumed.run(ImageId=image_id)
-        assert resumed.spec(clone).image.endswith(image_id)
+        assert resumed.spec(clone).image == resumed.folder.images / image_id
         resumed.clients.ec2.terminate_instances(InstanceIds=ids)
         assert len(engine.state) == 1
 
@@ -477,12 +499,12 @@ def test_an_image_that_was_pending_at_the_end_is_decided_by_what_podman_has(
     fake_cloud: FakeCloud, engine: FakeEngine
 ) -> None:
     ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
-    engine.commit_gate.clear()
+    engine.copy_gate.clear()
     done, lost = (
         ec2.create_image(InstanceId=instance_id, Name=name, NoReboot=True)["ImageId"]
         for name in ("done", "lost")
     )
-    engine.image_names.add(f"localhost/spr-cluster-{fake_cloud.folder.key}:{done}")
+    (fake_cloud.folder.images / done).mkdir(parents=True)
     with (
         fake_cloud.application.lock,
         fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed,
@@ -491,7 +513,7 @@ def test_an_image_that_was_pending_at_the_end_is_decided_by_what_podman_has(
             i["ImageId"]: i["State"]
             for i in resumed.clients.ec2.describe_images(Owners=["self"])["Images"]
         }
-    engine.commit_gate.set()
+    engine.copy_gate.set()
     assert states == {done: "available", lost: "failed"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,11 @@ def test_a_node_is_asked_for_as_a_machine() -> None:
         "--volume=/srv/wheels:/srv/wheels:ro",
     } <= set(arguments)
     assert "--privileged" not in arguments
+
+
+def test_a_node_can_start_from_a_folder_that_stays_as_it_is() -> None:
+    arguments = run_arguments(replace(SPEC, image=Path("/my images/ami-1")))
+    assert arguments[-3:] == ["--rootfs", "/my images/ami-1:O", "/sbin/init"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import paramiko
-from fabric import Connection
+from fabric import Config, Connection
+from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut
 
 from infra.errors import HostError, HostKeyError, HostsError
@@ -92,6 +93,15 @@ class _LearnOnce(paramiko.MissingHostKeyPolicy):
         client.get_host_keys().add(hostname, key.get_name(), key)
 
 
+class _InterruptibleRun(Remote):
+    """fabric's way to run a command, but Ctrl-C ends it at once, not when the command does."""
+
+    def send_interrupt(self, interrupt: KeyboardInterrupt) -> None:
+        # Without this, fabric's readers wait for the end of the remote command's output.
+        self.channel.close()
+        raise interrupt
+
+
 class _Lines(io.TextIOBase):
     """A text stream that hands on whole lines."""
 
@@ -126,6 +136,7 @@ class SshHost:
         connection = Connection(
             self._address,
             user=self._login.user,
+            config=Config(overrides={"runners": {"remote": _InterruptibleRun}}),
             connect_timeout=_CONNECT_TIMEOUT_S,
             connect_kwargs={
                 "key_filename": str(self._login.key_file),

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from .errors import BackendError, first_line
 
 CCL_MODULE = "oneccl_bindings_for_pytorch"
+ASKED = "asked for by --backend, or by the stack"
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others before it gives up: more than the slowest of them may need
 to fetch a model, and short enough that a machine that died without a word does not cost hours."""
@@ -61,7 +62,7 @@ class Backend(NamedTuple):
 def choose_backend(asked: str) -> Backend:
     """The backend to start: what was asked for or an error, never something else in its place."""
     if asked == "gloo":
-        return Backend("gloo", "asked for with --backend gloo")
+        return Backend("gloo", ASKED)
     try:
         importlib.import_module(CCL_MODULE)  # registers itself with torch.distributed
     except ImportError as error:
@@ -71,7 +72,7 @@ def choose_backend(asked: str) -> Backend:
                 hint="use a stack that has it, or --backend gloo",
             ) from error
         return Backend("gloo", f"ccl can't be used: {first_line(error)}")
-    return Backend("ccl", f"{CCL_MODULE} is installed" if asked == "auto" else "asked for")
+    return Backend("ccl", f"{CCL_MODULE} is installed" if asked == "auto" else ASKED)
 
 
 @dataclass(frozen=True)

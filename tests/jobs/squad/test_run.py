@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -30,24 +29,15 @@ class Ended(NamedTuple):
         return [event for event in self.events if event["event"] == name]
 
 
-@pytest.fixture
-def nodes_folder(tmp_path: Path) -> Path:
-    """Holds the package as a node has it, and a part of the sample as ``data.json``."""
-    source = SAMPLE.parent
-    shutil.copytree(source, tmp_path / "squad", ignore=shutil.ignore_patterns("__pycache__"))
-    document = json.loads(SAMPLE.read_text())
-    document["data"] = document["data"][:1]
-    (tmp_path / "data.json").write_text(json.dumps(document))
-    return tmp_path
-
-
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
-def run_ranks(folder: Path, options: list[TrainOptions]) -> list[Ended]:
+def run_ranks(
+    folder: Path, options: list[TrainOptions], python: str = sys.executable
+) -> list[Ended]:
     """One process per options, as mpirun would start them on one machine."""
     size, port = len(options), free_port()
     processes = []
@@ -58,7 +48,7 @@ def run_ranks(folder: Path, options: list[TrainOptions]) -> list[Ended]:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        processes.append(start(folder, each, environ))
+        processes.append(start(folder, each, environ, python))
     try:
         return [finish(process) for process in processes]
     finally:
@@ -66,9 +56,11 @@ def run_ranks(folder: Path, options: list[TrainOptions]) -> list[Ended]:
             process.kill()
 
 
-def start(folder: Path, options: TrainOptions, environ: dict[str, str]) -> subprocess.Popen[str]:
+def start(
+    folder: Path, options: TrainOptions, environ: dict[str, str], python: str = sys.executable
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "squad", *options.to_argv()],
+        [python, "-m", "squad", *options.to_argv()],
         cwd=folder,
         env=environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,7 @@ class JobDisplay:
 
     def __init__(self, progress: PlainProgress | TreeProgress) -> None:
         self._progress = progress
-        self._printed = 0
+        self._told: tuple[float, float] | None = None
 
     def log(self, line: str) -> None:
         console = getattr(self._progress, "console", None)
@@ -133,10 +134,16 @@ class JobDisplay:
             f"{'█' * filled}{'░' * (width - filled)} step {done}/{total}  epoch {event['epoch']:.2f}  "
             f"loss {event['loss']:.3f}  {event['samples_per_second']:.1f} samples/s"
         )
-        # Where every note is a line of its own, twenty of them tell enough.
-        if hasattr(self._progress, "console") or done * 20 // total > self._printed:
-            self._printed = done * 20 // total
+        if hasattr(self._progress, "console") or self._is_due(done / total):
             self._progress.note(text)
+
+    def _is_due(self, share: float) -> bool:
+        """Where every note is a line of its own: one per twentieth of the work, or ten seconds."""
+        now = time.monotonic()
+        if self._told is not None and share < self._told[0] + 0.05 and now < self._told[1] + 10:
+            return False
+        self._told = (share, now)
+        return True
 
 
 def render_result(result: dict[str, Any], folder: Path) -> str:

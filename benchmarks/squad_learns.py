@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of a pretrained encoder")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=3, help="per rank")
+    parser.add_argument("--batch-size", type=int, default=2, help="per rank")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     args = parser.parse_args()
     shared = ["--data", args.data, "--eval", args.eval, "--model", args.model]

@@ -12,14 +12,16 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 .PHONY: demo
-demo: .venv/with-local prerequisites ## up, train, down on the embedded cloud: nothing bought, nothing left
+demo: prerequisites .venv/with-local ## up, train, down on the embedded cloud: nothing bought, nothing left
 	@set -e; \
 	export SPR_CLUSTER_HOME="$(CURDIR)/.demo"; \
-	trap '$(BIN)/spr-cluster local reset --keep-base && rm -rf .demo' EXIT; \
+	clean() { trap - EXIT; $(BIN)/spr-cluster local reset --keep-base && rm -rf .demo; }; \
+	trap clean EXIT; \
 	run() { echo; echo "\$$ spr-cluster $$*"; $(BIN)/spr-cluster "$$@"; }; \
 	run up --name demo --nodes 2 --cloud local; \
 	run train squad --name demo --demo --results results/demo; \
-	run down --name demo; echo
+	run down --name demo; echo; \
+	clean
 
 .PHONY: prerequisites
 prerequisites: ## what the embedded cloud needs from the system (Debian and Ubuntu, as root)
@@ -38,7 +40,7 @@ format: .venv/with-dev ## let ruff put the code in order
 	$(BIN)/ruff format .
 
 .PHONY: test
-test: lint prerequisites ## all checks: lint, types, units, and the product on the embedded cloud
+test: prerequisites lint ## all checks: lint, types, units, and the product on the embedded cloud
 	$(BIN)/python -m pytest -m "not full"
 
 .PHONY: test-quick
@@ -46,7 +48,7 @@ test-quick: lint ## the same without the embedded cloud
 	$(BIN)/python -m pytest -m "not full and not e2e"
 
 .PHONY: test-full
-test-full: lint prerequisites ## everything, the large downloads of stack intel included
+test-full: prerequisites lint ## everything, the large downloads of stack intel included
 	$(BIN)/python -m pytest
 
 .PHONY: clean

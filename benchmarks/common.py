@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,9 +67,10 @@ def _is_ours(kind: str, line: str) -> bool:
     return kind == "processes" or ("spr-" in line and "base" not in line)
 
 
-def print_result(**figures: Any) -> None:
-    """The benchmark's last line."""
-    print(json.dumps({"machine": machine(), **figures}))
+def finish(missed: Sequence[str], **figures: Any) -> NoReturn:
+    """Print the benchmark's last line, and end with 1 where a bar was missed."""
+    print(json.dumps({"machine": machine(), **figures, "missed": list(missed)}))
+    raise SystemExit(1 if missed else 0)
 
 
 def machine() -> str:

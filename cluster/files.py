@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.errors import UsageError
 from provision.host import SSH_USER, Login
 
+CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 _CLOUD_LINE = "# spr-cluster lives in:"
 
 
@@ -25,6 +28,12 @@ class ClusterFiles:
 
     @staticmethod
     def of(cluster: str) -> ClusterFiles:
+        """Raises :class:`UsageError` for a name that could lead out of the home folder."""
+        if not re.fullmatch(CLUSTER_NAME, cluster):
+            raise UsageError(
+                f"--name {cluster}: expected lower-case letters, digits and hyphens, at most 32, "
+                "a letter first"
+            )
         return ClusterFiles(home() / cluster)
 
     @property
@@ -43,13 +52,24 @@ class ClusterFiles:
     def login(self) -> Login:
         return Login(self.key, self.known_hosts, SSH_USER)
 
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def remove(self, *, keep_cloud: bool = False) -> None:
+        """Remove the folder; ``keep_cloud`` keeps the note of where an image is still kept."""
+        for path in (self.key, self.known_hosts):
+            path.unlink(missing_ok=True)
+        if not keep_cloud:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def render_cloud_line(cloud: str, region: str) -> str:
     """The ssh configuration's first line: where the cluster lives, so that --cloud need not be typed."""
     return f"{_CLOUD_LINE} {cloud} {region}\n"
+
+
+def clusters_of(cloud: str) -> list[str]:
+    """The names of the clusters that this machine made in a cloud."""
+    folders = home().glob("*/ssh_config") if home().is_dir() else ()
+    names = sorted(path.parent.name for path in folders)
+    return [name for name in names if (remembered_cloud(name) or ("", ""))[0] == cloud]
 
 
 def remembered_cloud(cluster: str) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from cluster import mesh, verify
-from cluster.files import ClusterFiles, render_cloud_line
+from cluster.files import ClusterFiles, remembered_cloud, render_cloud_line
 from cluster.nodes import Cluster, HostOpener, Node, rank_nodes
 from infra import access, images, instances, network, tags
 from infra.clients import Clients
@@ -57,12 +57,24 @@ class Context:
 
 
 def ssh_host(node: Node, files: ClusterFiles) -> Host:
-    """A node over SSH at its public address."""
+    """A node over SSH at its public address; raises :class:`UsageError` without the cluster's key."""
+    if not files.key.exists():
+        raise UsageError(
+            f"the cluster's key is not on this machine ({files.key})",
+            hint="use the machine that made the cluster; `spr-cluster down` works from any",
+        )
     return SshHost(node.name, node.public_ip, files.login)
 
 
 def check_name_is_free(ctx: Context, cluster: str) -> None:
-    """Raises :class:`UsageError` where anything of that name exists already."""
+    """Raises :class:`UsageError` where anything of that name exists, here or in another cloud."""
+    elsewhere = remembered_cloud(cluster)
+    if elsewhere and elsewhere != (ctx.cloud.name, ctx.cloud.region) and ctx.files.key.exists():
+        raise UsageError(
+            f"this machine holds the key of a cluster {cluster!r} in {' '.join(elsewhere)}",
+            hint=f"choose another --name, or remove that one first: spr-cluster down --name {cluster} "
+            f"--cloud {elsewhere[0]} --region {elsewhere[1]}",
+        )
     found = describe_inventory(ctx.clients.ec2, cluster)
     if found:
         raise UsageError(
@@ -91,6 +103,7 @@ class Up:
 
     def apply(self, plan: Plan) -> Cluster:
         """Carry out a plan; what exists when it fails is for ``down`` to find by its tags."""
+        self.expires = self.ctx.now() + self.spec.ttl
         steps: dict[ActionKind, Callable[[], None]] = {
             ActionKind.CREATE_GROUP: self._create_group,
             ActionKind.IMPORT_KEY: self._import_key,
@@ -127,7 +140,13 @@ class Up:
         self.ctx.progress.note(verify.require_amx(self.facts, required=self.spec.amx_required))
 
     def _launch(self, role: str, count: int) -> None:
-        """Buy machines, then wait until EC2, SSH, cloud-init and their own facts say that they are there."""
+        """Buy machines, then wait until EC2, SSH, cloud-init and their own facts show them."""
+        if self.ctx.now() >= self.expires:
+            raise SprError(
+                f"the time to live is over before the {role} nodes were bought",
+                hint="bare metal takes up to 20 minutes to start, an image may take an hour: "
+                "a longer --ttl",
+            )
         labels = {
             tags.STACK: self.stack.name,
             tags.NODES: str(self.spec.nodes),
@@ -159,12 +178,15 @@ class Up:
         self.facts.update(self._reach([self.open_host(node) for node in fresh]))
 
     def _reach(self, hosts: Sequence[Host]) -> dict[str, HostFacts]:
-        note = self._note_minutes("waiting for SSH")
+        limit = BOOT_DEADLINE_S // 60
+
+        def note(passed: float, reason: str) -> None:
+            minutes = f"waiting for SSH, {passed / 60:.0f} min of at most {limit}"
+            # Refusals of the first minute are a machine's ordinary way to boot.
+            self.ctx.progress.note(f"{minutes}: {reason}" if passed > 60 else minutes)
 
         def reach(host: Host) -> HostFacts:
-            wait_until_reachable(
-                host, clock=self.ctx.clock, on_wait=lambda passed, _reason: note(passed)
-            )
+            wait_until_reachable(host, clock=self.ctx.clock, on_wait=note)
             wait_for_cloud_init(host)
             return gather_facts(host)
 
@@ -194,6 +216,8 @@ class Up:
             self.ctx.progress,
             self.ctx.clock,
         )
+        # An image can take an hour; a connection that lay idle so long may be dead unnoticed.
+        self.open_host(head).close()
 
     def _connect(self) -> None:
         mesh.connect_nodes(self.cluster, self.facts, self.open_host)
@@ -220,7 +244,8 @@ def down(ctx: Context, name: str, found: Inventory, *, keep_image: bool) -> Inve
             remove(ctx.clients.ec2, action, ctx.clock)
     with ctx.progress.phase("Check: what still carries the cluster's tag"):
         left = _wait_until_gone(ctx, name, keep_image=keep_image)
-    ctx.files.remove()
+    if remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region)):
+        ctx.files.remove(keep_cloud=bool(left))
     return left
 
 

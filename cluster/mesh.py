@@ -41,6 +41,7 @@ def render_ssh_config(nodes: Sequence[Node]) -> str:
         f"    IdentityFile ~/{_KEY}\n"
         "    IdentitiesOnly yes\n"
         "    BatchMode yes\n"
+        "    ConnectTimeout 20\n"
         "    StrictHostKeyChecking yes\n"
         "    LogLevel ERROR\n"
         # OpenSSH's default key exchange costs 50 ms a connection; this one does not.
@@ -54,9 +55,9 @@ def render_known_hosts(nodes: Sequence[Node], host_keys: Mapping[str, str]) -> s
     return "".join(f"{n.name},{n.private_ip} {host_keys[n.name]}\n" for n in nodes)
 
 
-def render_hosts_block(nodes: Sequence[Node]) -> str:
-    """The part of ``/etc/hosts`` that names the nodes."""
-    lines = [f"{node.private_ip} {node.name} {node.hostname}" for node in nodes]
+def render_hosts_block(nodes: Sequence[Node], hostnames: Mapping[str, str]) -> str:
+    """The part of ``/etc/hosts`` that names the nodes, by our names and by their own."""
+    lines = [f"{node.private_ip} {node.name} {hostnames[node.name]}" for node in nodes]
     return "\n".join([_BEGIN, *lines, _END]) + "\n"
 
 
@@ -83,15 +84,17 @@ def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str) -> st
     return "\n\n".join([*blocks, common]) + "\n"
 
 
-def bundle_mesh(nodes: Sequence[Node], host_keys: Mapping[str, str], key: KeyPair) -> bytes:
+def bundle_mesh(nodes: Sequence[Node], facts: Mapping[str, HostFacts], key: KeyPair) -> bytes:
     """Everything that a node needs to reach the others, as a tar archive of its home folder."""
+    host_keys = {name: fact.host_key for name, fact in facts.items()}
+    hostnames = {name: fact.hostname for name, fact in facts.items()}
     files = {
         _KEY: key.private,
         f"{_KEY}.pub": key.public + "\n",
         ".ssh/config": render_ssh_config(nodes),
         ".ssh/known_hosts": render_known_hosts(nodes, host_keys),
         "hosts": render_hostfile(nodes),
-        ".spr-cluster-hosts": render_hosts_block(nodes),
+        ".spr-cluster-hosts": render_hosts_block(nodes, hostnames),
     }
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -104,8 +107,7 @@ def bundle_mesh(nodes: Sequence[Node], host_keys: Mapping[str, str], key: KeyPai
 
 def connect_nodes(cluster: Cluster, facts: Mapping[str, HostFacts], open_host: HostOpener) -> None:
     """Let every node reach every other by name, with a key made now that exists nowhere else."""
-    host_keys = {name: fact.host_key for name, fact in facts.items()}
-    bundle = bundle_mesh(cluster.nodes, host_keys, generate_key_pair(f"{cluster.name}-nodes"))
+    bundle = bundle_mesh(cluster.nodes, facts, generate_key_pair(f"{cluster.name}-nodes"))
 
     def place(host: Host) -> None:
         host.put(bundle, _BUNDLE)

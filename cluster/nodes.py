@@ -34,11 +34,6 @@ class Node:
     def public_ip(self) -> str:
         return self.instance.public_ip
 
-    @property
-    def hostname(self) -> str:
-        """The name that EC2 gives the machine itself."""
-        return "ip-" + self.private_ip.replace(".", "-")
-
     def as_dict(self) -> dict[str, str]:
         """The node for ``--json``."""
         return {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
 
-from infra.errors import CloudError, SprError, UsageError
+from infra.errors import CloudError, DeadlineError, SprError, UsageError
+from infra.wait import wait_until
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -19,13 +21,10 @@ if TYPE_CHECKING:
 
     from infra.cloud import Cloud
 
-# Throttling is answered with adaptive back-off here and nowhere else.
-_CONFIG = Config(
-    retries={"mode": "adaptive", "max_attempts": 8},
-    connect_timeout=10,
-    read_timeout=70,
-    user_agent_extra="spr-cluster",
-)
+T = TypeVar("T")
+
+# What was just created is known everywhere within seconds.
+_VISIBLE_DEADLINE_S = 20.0
 _CREDENTIALS_HINT = (
     "run `aws configure` or `aws sso login`, or set AWS_PROFILE; "
     "or try everything without an account: --cloud local"
@@ -47,12 +46,44 @@ def connect(cloud: Cloud) -> Clients:
     session = boto3.session.Session(
         aws_access_key_id=key, aws_secret_access_key=secret, region_name=cloud.region
     )
+    # Throttling is answered with adaptive back-off here and nowhere else.
+    config = Config(
+        retries={"mode": "adaptive", "max_attempts": 8},
+        connect_timeout=10,
+        read_timeout=70,
+        user_agent_extra="spr-cluster",
+        # Between this machine and an endpoint of its own stands no proxy.
+        proxies={} if cloud.endpoint_url else None,
+    )
     url = cloud.endpoint_url
     return Clients(
-        ec2=session.client("ec2", endpoint_url=url, config=_CONFIG),
-        ssm=session.client("ssm", endpoint_url=url, config=_CONFIG),
-        sts=session.client("sts", endpoint_url=url, config=_CONFIG),
+        ec2=session.client("ec2", endpoint_url=url, config=config),
+        ssm=session.client("ssm", endpoint_url=url, config=config),
+        sts=session.client("sts", endpoint_url=url, config=config),
     )
+
+
+def when_visible(call: Callable[..., T], **parameters: Any) -> T:
+    """Make a call that names what was made seconds ago, waiting until EC2 knows of it everywhere.
+
+    EC2 is eventually consistent:
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/query-api-troubleshooting.html#eventual-consistency
+    """
+
+    def attempt() -> tuple[T] | None:
+        try:
+            return (call(**parameters),)
+        except boto.ClientError as error:
+            if not error_code(error).endswith(".NotFound"):
+                raise
+            failure.append(error)
+            return None
+
+    failure: list[boto.ClientError] = []
+    try:
+        return wait_until("", attempt, deadline_s=_VISIBLE_DEADLINE_S, every_s=3)[0]
+    except DeadlineError:
+        raise failure[-1] from None
 
 
 def error_code(error: boto.ClientError) -> str:
@@ -61,7 +92,26 @@ def error_code(error: boto.ClientError) -> str:
 
 
 _DENIED = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
-_EXPIRED = {"ExpiredToken", "RequestExpired", "AuthFailure", "InvalidClientTokenId"}
+_EXPIRED = {
+    "ExpiredToken",
+    "RequestExpired",
+    "AuthFailure",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+}
+_UNUSABLE_CREDENTIALS = (
+    boto.ProfileNotFound,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.SSOError,
+)
+_HINTS = {
+    "VcpuLimitExceeded": "the quota counts vCPUs (on-demand standard: L-1216C47A); ask for more in "
+    "the console's Service Quotas, or use fewer --nodes",
+    "InsufficientInstanceCapacity": "this zone has no such machine free now: a subnet in another "
+    "zone (--subnet-id), another --instance-type, or later",
+}
 
 
 def translate_boto_error(error: Exception) -> SprError | None:
@@ -70,7 +120,7 @@ def translate_boto_error(error: Exception) -> SprError | None:
         return _translate_client_error(error)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
         return UsageError("no AWS credentials found", hint=_CREDENTIALS_HINT)
-    if isinstance(error, boto.ProfileNotFound | boto.TokenRetrievalError | boto.SSOError):
+    if isinstance(error, _UNUSABLE_CREDENTIALS):
         return UsageError(f"AWS credentials can't be used: {error}", hint=_CREDENTIALS_HINT)
     if isinstance(error, boto.BotoCoreError):
         return CloudError(f"AWS can't be reached: {error}", hint="check the network and --region")
@@ -95,4 +145,4 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         )
     if code in _EXPIRED:
         return UsageError(f"AWS does not accept the credentials: {detail}", hint=_CREDENTIALS_HINT)
-    return CloudError(f"{operation} failed: {code}: {detail}", code=code)
+    return CloudError(f"{operation} failed: {code}: {detail}", code=code, hint=_HINTS.get(code))

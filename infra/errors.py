@@ -5,7 +5,8 @@
     ├── CloudError              an AWS (or embedded cloud) call failed
     ├── DeadlineError           something did not happen in its time
     ├── HostError               a command on one machine failed
-    │   └── HostKeyError        a machine shows another SSH host key than before
+    │   ├── HostKeyError        a machine shows another SSH host key than before
+    │   └── ConnectionLostError the connection broke; the command may still run
     ├── HostsError              commands on several machines failed; carries every machine's outcome
     └── JobError                a training job failed
 
@@ -59,6 +60,10 @@ class HostError(SprError):
 
 class HostKeyError(HostError):
     """A machine shows another host key than the one that was pinned."""
+
+
+class ConnectionLostError(HostError):
+    """The connection to a machine broke under a command, which may still run there."""
 
 
 class HostsError(SprError):

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from botocore.exceptions import ClientError
-
 from infra import access, tags
 from infra.catalogue import CATALOGUE
-from infra.clients import error_code
+from infra.clients import when_visible
 from infra.errors import CloudError
 from infra.images import Image
 from infra.wait import BOOT_DEADLINE_S, TERMINATE_DEADLINE_S, Clock, wait_until
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
 HEAD, WORKER = "head", "worker"
 ALIVE = ("pending", "running", "stopping", "stopped")
+_ANY_STATE = (*ALIVE, "shutting-down", "terminated")
 _LAUNCH_RESOURCES = ("instance", "volume", "network-interface")
 
 
@@ -93,9 +92,11 @@ def run_instances(ec2: EC2Client, request: LaunchRequest) -> tuple[Instance, ...
     labels = tags.resource_tags(
         spec.name, request.role, **{tags.ROLE: request.role}, **request.labels
     )
-    answer = ec2.run_instances(
+    # EC2 may not know yet, everywhere, of a group or key made seconds ago.
+    answer = when_visible(
+        ec2.run_instances,
         ImageId=request.image.id,
-        InstanceType=spec.machine.name,  # type: ignore[arg-type]  # the stubs' list of types lags
+        InstanceType=spec.machine.name,
         MinCount=request.count,
         MaxCount=request.count,
         KeyName=access.key_name(spec.name),
@@ -148,20 +149,12 @@ def describe_instances(
 
 
 def _describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
-    """The machines of these ids; those that EC2 does not show yet are left out."""
-    try:
-        pages = ec2.get_paginator("describe_instances").paginate(InstanceIds=list(ids))
-        found = {
-            i["InstanceId"]: Instance.from_aws(i)
-            for page in pages
-            for reservation in page["Reservations"]
-            for i in reservation["Instances"]
-        }
-    except ClientError as error:
-        if error_code(error) == "InvalidInstanceID.NotFound":
-            return ()
-        raise
-    return tuple(found[id_] for id_ in ids if id_ in found)
+    """The machines of these ids; those that EC2 does not show yet, or no more, are left out.
+
+    Asked as a filter, EC2 does not refuse the whole answer for one unknown id.
+    """
+    found = describe_instances(ec2, [{"Name": "instance-id", "Values": list(ids)}], _ANY_STATE)
+    return tuple(sorted(found, key=lambda instance: ids.index(instance.id)))
 
 
 def wait_until_running(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infra import tags
+from infra.clients import when_visible
 from infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ def create_security_group(ec2: EC2Client, spec: ClusterSpec, network: Network) -
         "ToPort": 22,
         "IpRanges": [{"CidrIp": spec.ssh_cidr, "Description": "SSH from the caller"}],
     }
-    ec2.authorize_security_group_ingress(GroupId=group_id, IpPermissions=[ssh, inside])
+    when_visible(
+        ec2.authorize_security_group_ingress, GroupId=group_id, IpPermissions=[ssh, inside]
+    )
     # EFA does not count the default "everything out" rule: https://github.com/open-mpi/ompi/issues/6795
     ec2.authorize_security_group_egress(GroupId=group_id, IpPermissions=[inside])
     return group_id

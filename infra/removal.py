@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import ClientError
 
 from infra.clients import error_code
+from infra.errors import DeadlineError
 from infra.instances import terminate_instances
 from infra.plan import Action, ActionKind
 from infra.wait import TERMINATE_DEADLINE_S, Clock, wait_until
@@ -37,8 +38,12 @@ def remove(ec2: EC2Client, action: Action, clock: Clock | None = None) -> None:
         terminate_instances(ec2, action.ids, clock)
         return
     call = _removers(ec2)[action.kind]
-    with ThreadPoolExecutor(8) as pool:
+    pool = ThreadPoolExecutor(8)
+    try:
         list(pool.map(lambda id_: _remove_one(call, id_, clock), action.ids))
+    finally:
+        # Ctrl-C must not wait for what something else still holds.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _removers(ec2: EC2Client) -> dict[ActionKind, Callable[[str], object]]:
@@ -54,14 +59,21 @@ def _removers(ec2: EC2Client) -> dict[ActionKind, Callable[[str], object]]:
 
 
 def _remove_one(call: Callable[[str], object], id_: str, clock: Clock | None) -> None:
+    reason = ""
+
     def attempt() -> bool | None:
+        nonlocal reason
         try:
             call(id_)
         except ClientError as error:
             if error_code(error) in _STILL_HELD:
+                reason = str(error)
                 return None
             if not error_code(error).endswith(_ALREADY_GONE):
                 raise
         return True
 
-    wait_until(f"deleting {id_}", attempt, deadline_s=TERMINATE_DEADLINE_S, clock=clock)
+    try:
+        wait_until(f"deleting {id_}", attempt, deadline_s=TERMINATE_DEADLINE_S, clock=clock)
+    except DeadlineError as error:
+        raise DeadlineError(f"{error.message}: {reason}") from None

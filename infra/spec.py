@@ -81,4 +81,7 @@ def parse_ttl(text: str) -> timedelta:
     match = _TTL.fullmatch(text.strip())
     if not match:
         raise UsageError(f"--ttl {text!r}: expected a duration such as 90m, 8h or 2d")
-    return timedelta(**{_TTL_UNITS[match[2]]: float(match[1])})
+    try:
+        return timedelta(**{_TTL_UNITS[match[2]]: float(match[1])})
+    except OverflowError:
+        raise UsageError(f"--ttl {text}: expected {_EXPECTED['ttl']}") from None

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from infra.errors import JobError, UsageError
+from infra.errors import HostError, JobError, UsageError
+from infra.wait import wait_until
 from jobs.mpirun import LaunchCommand, render_run_script
 from jobs.spec import JobPaths
 from provision.host import Host, LineSink
 
 _UPLOAD = "spr-jobs-upload.tar"
 # Each worker unpacks what the head sends it over the cluster's own network.
-_DISTRIBUTE = f"""set -e
+_DISTRIBUTE = f"""# distributing the job's files to the workers
+set -e -o pipefail
 tar -C ~ -xf ~/{_UPLOAD}
-tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < ~/{_UPLOAD}'
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < ~/{_UPLOAD} \
+  || {{ echo "@ can not be reached" >&2; exit 1; }}'
 rm -f ~/{_UPLOAD}
 """
 _STOP_SECONDS = 10
+# Counted from the job's start: as long as a laptop may well sleep, or a job may take.
+_RECONNECT_DEADLINE_S = 7 * 24 * 3600
 
 
 def running_job(head: Host) -> str | None:
     """The id of the job that runs now, if one does."""
+    # After a restart of the node a pid may belong to anybody, so its command line is asked, too.
     script = (
-        "for pid in ~/spr-jobs/*/pid; do "
-        '[ -f "$pid" ] && [ ! -f "${pid%pid}exit" ] && kill -0 "$(cat "$pid")" 2>/dev/null '
+        'for pid in ~/spr-jobs/*/pid; do [ -f "$pid" ] && [ ! -f "${pid%pid}exit" ] '
+        '&& grep -qs "${pid%/pid}" "/proc/$(cat "$pid")/cmdline" '
         '&& basename "$(dirname "$pid")"; done; true'
     )
     return head.run(script).stdout.strip() or None
@@ -38,7 +45,11 @@ def require_idle(head: Host) -> None:
     """Raises :class:`UsageError` while another job runs: two would share the same cores."""
     busy = running_job(head)
     if busy:
-        raise UsageError(f"job {busy} is still running on this cluster", hint="wait for it to end")
+        raise UsageError(
+            f"job {busy} is still running on this cluster",
+            hint=f"wait for it to end, or end it: spr-cluster ssh -- 'kill -TERM -- "
+            f"-$(cat spr-jobs/{busy}/pid)'",
+        )
 
 
 def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) -> None:
@@ -80,11 +91,35 @@ def submit(head: Host, command: LaunchCommand, paths: JobPaths) -> None:
 
 
 def follow(head: Host, paths: JobPaths, on_line: LineSink) -> int:
-    """Hand on the job's output line by line until it ends; returns its exit code."""
-    head.run(
-        f"touch {paths.log}; tail -n +1 -F -s 0.2 --pid=$(cat {paths.pid}) {paths.log} 2>/dev/null",
-        timeout_s=None,
-        on_line=on_line,
+    """Hand on the job's output line by line until it ends; returns its exit code.
+
+    The job goes on when the connection breaks, and so does this, from the line where it was.
+    """
+    seen = 0
+
+    def count(line: str) -> None:
+        nonlocal seen
+        seen += 1
+        on_line(line)
+
+    def watch() -> bool | None:
+        try:
+            head.run(
+                f"touch {paths.log}; tail -n +{seen + 1} -F -s 0.2 --pid=$(cat {paths.pid}) "
+                f"{paths.log} 2>/dev/null",
+                timeout_s=None,
+                on_line=count,
+            )
+        except HostError as error:
+            on_line(f"{error.message}; the job goes on, trying again")
+            return None
+        return True
+
+    wait_until(
+        f"connection to the head, on which job {paths.job_id} goes on",
+        watch,
+        deadline_s=_RECONNECT_DEADLINE_S,
+        every_s=15,
     )
     ended = head.run(f"cat {paths.exit_code}", check=False)
     if ended.exit_code != 0:
@@ -99,8 +134,9 @@ def cancel(head: Host, paths: JobPaths) -> None:
     """End a job on all nodes: mpirun passes the signal on to its ranks."""
     head.run(
         f"pid=$(cat {paths.pid}); kill -TERM -- -$pid; "
-        f"for i in $(seq {_STOP_SECONDS * 10}); do kill -0 $pid 2>/dev/null || exit 0; sleep 0.1; done; "
-        "kill -KILL -- -$pid",
+        # The group, not its first process: that one is gone before mpirun and the ranks are.
+        f"for i in $(seq {_STOP_SECONDS * 10}); do kill -0 -- -$pid 2>/dev/null || exit 0; "
+        "sleep 0.1; done; kill -KILL -- -$pid",
         check=False,
     )
 
@@ -119,10 +155,18 @@ def fetch(head: Host, paths: JobPaths, target: Path) -> None:
 
 
 def _extract(archive: tarfile.TarFile, target: Path) -> None:
-    """``output/*`` straight into the target, beside the log; nothing may lead out of it."""
-    for member in archive.getmembers():
-        member.name = member.name.removeprefix("output").lstrip("/") or "."
-        archive.extract(member, target, filter="data")
+    """``output/*`` straight into the target, beside the log; nothing may lead out of it.
+
+    Not by tarfile's own filters, which Debian 12's Python 3.11.2 does not have yet.
+    """
+    for member in archive:
+        name = member.name.removeprefix("output").lstrip("/")
+        path = (target / name).resolve()
+        content = archive.extractfile(member) if member.isfile() else None
+        if content is not None and path.is_relative_to(target.resolve()):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with content, path.open("wb") as file:
+                shutil.copyfileobj(content, file)
 
 
 def explain_failure(lines: list[str]) -> str | None:

@@ -29,7 +29,15 @@ def build_launch_command(
     job: JobSpec, placement: Placement, paths: JobPaths, master_addr: str
 ) -> LaunchCommand:
     """The mpirun line of a job. ``master_addr`` is the head's private address."""
-    argv = ["mpirun", "-f", HOSTFILE, "-n", str(job.world_size), "-ppn", str(job.nproc_per_node)]
+    argv = [
+        f"{VENV}/bin/mpirun",
+        "-f",
+        HOSTFILE,
+        "-n",
+        str(job.world_size),
+        "-ppn",
+        str(job.nproc_per_node),
+    ]
     argv += ["-bootstrap", "ssh", "-wdir", paths.root]
     for name, value in rank_environment(job, placement, paths, master_addr).items():
         argv += ["-genv", name, value]
@@ -67,7 +75,8 @@ def rank_environment(
         env |= {
             "CCL_WORKER_COUNT": str(placement.ccl_workers),
             "CCL_ATL_TRANSPORT": "ofi",
-            "CCL_SOCKET_IFNAME": placement.interface,
+            # Where oneCCL's ranks meet; by default it takes the first interface that it finds.
+            "CCL_KVS_IFACE": placement.interface,
         }
     return {name: value for name, value in (env | job.env).items() if value}
 
@@ -75,7 +84,10 @@ def rank_environment(
 def _ccl_setup() -> tuple[str, ...]:
     """Load oneCCL's own environment, whose place the bindings know (from 1.12 on)."""
     ask = "import oneccl_bindings_for_pytorch as ccl; print(ccl.cwd)"
-    return (f'. "$({VENV}/bin/python -c {shlex.quote(ask)})/env/setvars.sh"',)
+    return (
+        f"ccl=$({VENV}/bin/python -c {shlex.quote(ask)}) || exit 1",
+        '. "$ccl/env/setvars.sh" || exit 1',
+    )
 
 
 def render_run_script(command: LaunchCommand, paths: JobPaths) -> str:
@@ -86,10 +98,13 @@ def render_run_script(command: LaunchCommand, paths: JobPaths) -> str:
             "#!/bin/bash",
             f"cd {shlex.quote(paths.root)} || exit 1",
             f"echo $$ > {paths.pid}",
-            *exports,
+            f"trap 'echo $? > {paths.exit_code}' EXIT",
+            "trap 'exit 143' TERM",
+            f"exec < /dev/null > {paths.log} 2>&1",
             *command.setup,
-            f"{command} < /dev/null > {paths.log} 2>&1",
-            f"echo $? > {paths.exit_code}.part && mv {paths.exit_code}.part {paths.exit_code}",
+            # After the set-up: oneCCL's own script points to an older MPI that it brings.
+            *exports,
+            f"{command}",
             "",
         ]
     )

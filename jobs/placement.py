@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from infra.errors import SprError, UsageError
+from infra.errors import HostError, SprError, UsageError
 from provision.facts import HostFacts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ def plan_placement(
     nproc_per_node: int | None,
     ccl_workers: int,
 ) -> Placement:
-    """Share each node's physical cores among its ranks, one thread per core and none twice.
+    """Share each node's physical cores among its ranks: never more threads than cores.
 
     ``addresses`` are the nodes' private addresses. The rule is that of Intel's ``ipexrun``: a rank
     per NUMA node, and the cores of oneCCL's workers taken off the computing threads. The smallest
@@ -50,14 +53,19 @@ def plan_placement(
         ccl_workers=ccl_workers,
         interface=_common(
             "network interface",
-            {name: fact.interfaces.get(addresses[name]) for name, fact in facts.items()},
-        )
-        or "",
+            {name: _interface(name, fact, addresses[name]) for name, fact in facts.items()},
+        ),
         tcmalloc=_common("tcmalloc", {name: fact.tcmalloc for name, fact in facts.items()}),
     )
 
 
-def _common(what: str, by_node: Mapping[str, str | None]) -> str | None:
+def _interface(name: str, facts: HostFacts, address: str) -> str:
+    if address not in facts.interfaces:
+        raise HostError(name, f"none of its network interfaces has its address {address}")
+    return facts.interfaces[address]
+
+
+def _common(what: str, by_node: Mapping[str, T]) -> T:
     """The value that all nodes share: mpirun gives one environment to all of them."""
     values = set(by_node.values())
     if len(values) > 1:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.nodes import Cluster, HostOpener
+from infra import tags
 from infra.errors import JobError, UsageError
 from infra.progress import Progress
 from jobs import launch, squad
@@ -39,12 +40,11 @@ class TrainRequest:
 
 @dataclass
 class _Output:
-    """What a job says: events for the display, log lines, and in the end its result or errors."""
+    """What a job says: events for the display, the last log lines, errors."""
 
     on_event: Callable[[Event], None]
     on_log: Callable[[str], None]
     lines: list[str] = field(default_factory=list)
-    result: Event | None = None
     errors: list[Event] = field(default_factory=list)
 
     def take(self, line: str) -> None:
@@ -53,8 +53,6 @@ class _Output:
             self.lines = [*self.lines[-_KEPT_LOG_LINES:], line]
             self.on_log(line)
             return
-        if event["event"] == "result":
-            self.result = event
         if event["event"] == "error":
             self.errors.append(event)
         self.on_event(event)
@@ -71,7 +69,8 @@ def check_request(request: TrainRequest) -> None:
             read_dataset(Path(path))
         except DatasetError as error:
             raise UsageError(error.message, hint=error.hint) from None
-    if local_model(options) and not Path(options.model, "config.json").is_file():
+    model = local_model(options)
+    if model and not (model / "config.json").is_file():
         raise UsageError(
             f"--model {options.model}: no config.json in it, so it is not a model's folder",
             hint="a folder written by save_pretrained, or a model's name on the hub",
@@ -110,6 +109,7 @@ def train(
     """
     paths = JobPaths(new_job_id("squad", now))
     head = open_host(cluster.head)
+    _require_all_nodes(cluster)
     with progress.phase(f"Prepare job {paths.job_id}"):
         launch.require_idle(head)
         command = plan_command(cluster, stack, open_host, request, paths)
@@ -120,10 +120,21 @@ def train(
         exit_code = _run(head, command, paths, output)
     with progress.phase("Fetch the results"):
         launch.fetch(head, paths, request.results)
-    if exit_code != 0 or output.result is None:
+    written = request.results / "results.json"
+    if exit_code != 0 or not written.is_file():
         raise _failure(exit_code, output, request.results)
-    content: Event = json.loads((request.results / "results.json").read_text())
+    content: Event = json.loads(written.read_text())
     return content
+
+
+def _require_all_nodes(cluster: Cluster) -> None:
+    """mpirun's hostfile names all nodes: with one of them gone it would wait for it in vain."""
+    wanted = int(cluster.head.instance.tags.get(tags.NODES, len(cluster.nodes)))
+    if len(cluster.nodes) != wanted:
+        raise JobError(
+            f"cluster {cluster.name} has {len(cluster.nodes)} running nodes of {wanted}",
+            hint="`spr-cluster status` shows them; `spr-cluster down` and `up` make it anew",
+        )
 
 
 def plan_command(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from infra import images
+from infra.errors import HostError
 from infra.progress import Progress
 from infra.wait import Clock, wait_until
 from provision.host import Host, sudo
@@ -28,11 +30,13 @@ systemd-run --quiet --collect --unit=spr-cluster-unseal --on-active=30min sh /ru
 rm -f /etc/ssh/ssh_host_* /root/.bash_history /home/*/.bash_history
 : > /etc/machine-id
 apt-get clean
+rm -rf /var/lib/apt/lists/* /home/*/.cache/pip /root/.cache/pip
 sync
 """
 _UNSEAL = "sh /run/spr-cluster/unseal && systemctl stop spr-cluster-unseal.timer"
 # EC2 begins the copy within seconds of the call; until then the disk must stay as it is.
 _COPY_BEGINS_DEADLINE_S = 10 * 60
+_SEAL_DEADLINE_S = 10 * 60
 
 
 def bake_image(
@@ -45,12 +49,16 @@ def bake_image(
 ) -> images.Image:
     """Make an image of a machine and wait until it can be used."""
     name = f"spr-cluster-{cluster}-{instance_id}"
-    host.run(sudo(_SEAL))
     try:
+        # Gigabytes of new software are written to disk here.
+        host.run(sudo(_SEAL), timeout_s=_SEAL_DEADLINE_S)
         image_id = images.create_image(ec2, instance_id, cluster, name)
         _wait_until_copy_begins(ec2, image_id, clock)
-    finally:
-        host.run(sudo(_UNSEAL))
+    except BaseException:
+        with suppress(HostError):  # the timer does it, if the machine can't be reached now
+            host.run(sudo(_UNSEAL), check=False)
+        raise
+    host.run(sudo(_UNSEAL))
     return images.wait_until_available(ec2, image_id, progress, clock)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import logging
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,7 +18,14 @@ from fabric import Config, Connection
 from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut
 
-from infra.errors import HostError, HostKeyError, HostsError
+from infra.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    HostError,
+    HostKeyError,
+    HostsError,
+    SprError,
+)
 from infra.wait import BOOT_DEADLINE_S, Clock, wait_until
 
 SSH_USER = "ubuntu"
@@ -24,6 +33,12 @@ SSH_USER = "ubuntu"
 FAN_OUT = 64
 _CONNECT_TIMEOUT_S = 15
 _KEEPALIVE_S = 20
+_PORT = 22
+
+# paramiko's exit code where the connection ended before the command did.
+_NO_EXIT_CODE = -1
+# It writes tracebacks of its own for connections that a booting machine refuses; we tell the reason.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 T = TypeVar("T")
 LineSink = Callable[[str], None]
@@ -136,7 +151,15 @@ class SshHost:
         connection = Connection(
             self._address,
             user=self._login.user,
-            config=Config(overrides={"runners": {"remote": _InterruptibleRun}}),
+            port=_PORT,
+            # The user's own ~/.ssh/config is for other machines: no ports, proxies or agents of it.
+            forward_agent=False,
+            config=Config(
+                overrides={
+                    "runners": {"remote": _InterruptibleRun},
+                    "load_ssh_configs": False,
+                }
+            ),
             connect_timeout=_CONNECT_TIMEOUT_S,
             connect_kwargs={
                 "key_filename": str(self._login.key_file),
@@ -144,6 +167,7 @@ class SshHost:
                 "look_for_keys": False,
                 "banner_timeout": _CONNECT_TIMEOUT_S,
                 "auth_timeout": _CONNECT_TIMEOUT_S,
+                "channel_timeout": _CONNECT_TIMEOUT_S,
             },
         )
         self._login.known_hosts.touch(mode=0o600)
@@ -162,7 +186,12 @@ class SshHost:
         except paramiko.AuthenticationException as error:
             raise HostError(self._name, f"SSH does not accept the cluster's key: {error}") from None
         except (OSError, paramiko.SSHException, EOFError) as error:
-            raise HostError(self._name, f"no SSH at {self._address}: {error}") from None
+            raise HostError(
+                self._name,
+                f"no SSH at {self._address}: {error}",
+                hint="SSH is open to the address that this machine had at `up`; has it changed, or "
+                "is port 22 blocked?",
+            ) from None
         connection.transport.set_keepalive(_KEEPALIVE_S)
         self._connection = connection
         return connection
@@ -188,7 +217,12 @@ class SshHost:
             ) from None
         except (OSError, paramiko.SSHException, EOFError) as error:
             self.close()
-            raise HostError(self._name, f"the connection broke: {error or 'closed'}") from None
+            raise ConnectionLostError(
+                self._name, f"the connection broke: {error or 'closed'}"
+            ) from None
+        if done.exited == _NO_EXIT_CODE:
+            self.close()
+            raise ConnectionLostError(self._name, "the connection broke")
         if lines:
             lines.finish()
         if check and done.exited != 0:
@@ -200,19 +234,29 @@ class SshHost:
         return Result(done.exited, done.stdout, done.stderr)
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
-        with self._open().sftp().open(path, "wb") as file:
+        with self._files(path) as sftp, sftp.open(path, "wb") as file:
             file.chmod(mode)
             file.set_pipelined(True)
             file.write(content)
 
     def upload(self, source: Path, path: str) -> None:
-        self._open().sftp().put(str(source), path)
+        with self._files(path) as sftp:
+            sftp.put(str(source), path)
 
     def download(self, path: str, target: Path) -> None:
+        with self._files(path) as sftp:
+            sftp.get(path, str(target))
+
+    @contextmanager
+    def _files(self, path: str) -> Iterator[Any]:
+        """The machine's files; a failure names the one in question."""
         try:
-            self._open().sftp().get(path, str(target))
+            yield self._open().sftp()
         except FileNotFoundError:
             raise HostError(self._name, f"there is no {path}") from None
+        except (OSError, paramiko.SSHException, EOFError) as error:
+            self.close()
+            raise HostError(self._name, f"copying {path}: {error or 'connection closed'}") from None
 
     def close(self) -> None:
         if self._connection is not None:
@@ -249,7 +293,7 @@ def on_all(
         for name, future in futures.items():
             try:
                 done[name] = future.result()
-            except HostError as error:
+            except SprError as error:
                 failures[name] = error.message.removeprefix(f"[{name}] ")
     finally:
         # Ctrl-C must not wait for machines that take twenty minutes to answer.
@@ -270,7 +314,8 @@ def wait_until_reachable(
 ) -> None:
     """Wait until a machine answers over SSH and has finished its first boot (cloud-init).
 
-    Raises :class:`HostKeyError` at once for a changed host key, else :class:`DeadlineError`.
+    Raises :class:`HostKeyError` at once for a changed host key, else in the end
+    :class:`HostError` with the last reason.
     """
     reason = ""
 
@@ -288,11 +333,19 @@ def wait_until_reachable(
         if on_wait:
             on_wait(passed, reason)
 
-    wait_until(
-        f"SSH on {host.name}",
-        probe,
-        deadline_s=deadline_s,
-        clock=clock,
-        every_s=4,
-        on_wait=report,
-    )
+    try:
+        wait_until(
+            f"SSH on {host.name}",
+            probe,
+            deadline_s=deadline_s,
+            clock=clock,
+            every_s=4,
+            on_wait=report,
+        )
+    except DeadlineError as error:
+        raise HostError(
+            host.name,
+            f"{error.message}: {reason}",
+            hint="does its subnet route to an internet gateway, and is --ssh-cidr this machine's "
+            "address?",
+        ) from None

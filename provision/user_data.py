@@ -6,7 +6,7 @@ Nothing secret is ever in it: user data can be read by everybody on the machine.
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import datetime
 
 # cloud-init reads JSON as the YAML that it is, so no template can break it.
 _HEADER = "#cloud-config\n"
@@ -15,11 +15,15 @@ _HEADER = "#cloud-config\n"
 def render_user_data(expires: datetime) -> str:
     """User data that powers the machine off at ``expires``; EC2 then terminates it.
 
-    The date is absolute, so that a reboot does not prolong it.
+    The date is absolute, so that a reboot does not prolong it, and it is looked at every half
+    minute: a machine that boots after it, or that was stopped over it, ends itself, too.
     """
-    when = expires.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    timer = f"[Timer]\nOnCalendar={when}\nAccuracySec=1s\n[Install]\nWantedBy=timers.target\n"
-    service = "[Service]\nType=oneshot\nExecStart=/usr/bin/systemctl poweroff\n"
+    timer = (
+        "[Timer]\nOnBootSec=30s\nOnUnitInactiveSec=30s\nAccuracySec=1s\n"
+        "[Install]\nWantedBy=timers.target\n"
+    )
+    over = f"[ $$(date +%%s) -lt {int(expires.timestamp())} ]"
+    service = f"[Service]\nType=oneshot\nExecStart=/bin/sh -c '{over} || systemctl poweroff'\n"
     units = "/etc/systemd/system/spr-cluster-ttl"
     config = {
         "package_update": False,

@@ -48,10 +48,11 @@ def open_chosen_cloud(
     args: argparse.Namespace, *, making: bool = False, progress: Progress | None = None
 ) -> Cloud:
     """The cloud that the options name, else the one where this machine made the cluster."""
-    from cluster.files import remembered_cloud
+    from cluster.files import ClusterFiles, remembered_cloud
     from infra.clouds import open_cloud
     from infra.progress import Silent
 
+    ClusterFiles.of(args.name)  # a wrong name is answered before anything is asked
     made_in, region = (None if making else remembered_cloud(args.name)) or ("aws", None)
     name = args.cloud or made_in
     region = args.region or (region if name == made_in else None)
@@ -75,5 +76,6 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("not on a terminal, so nobody can be asked", hint="--yes says yes")
-    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("not confirmed; nothing was changed")

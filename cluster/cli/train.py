@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--demo", action="store_true", help="train a small new model on the sample that we ship"
     )
-    add_arguments(parser.add_argument_group("training"))
+    add_arguments(parser.add_argument_group("training"), without={"output"})
     parser.set_defaults(run=run)
 
 
@@ -89,8 +90,14 @@ def build_request(args: argparse.Namespace, now: datetime) -> Any:
 
     if args.ppn is not None and args.ppn < 1:
         raise UsageError(f"--ppn {args.ppn}: expected a whole number from 1 on")
+    base = DEMO if args.demo else TrainOptions()
+    if args.demo and "dataset" in args:
+        base = replace(base, data=None)
+    for key in ("data", "eval", "results"):
+        if getattr(args, key, None):
+            setattr(args, key, str(Path(getattr(args, key)).expanduser()))
     try:
-        options = from_namespace(args, DEMO if args.demo else TrainOptions())
+        options = from_namespace(args, base)
     except ValueError as error:
         raise UsageError(str(error)) from None
     results = Path(args.results or Path("results", new_job_id("squad", now)))
@@ -140,7 +147,12 @@ class JobDisplay:
     def _is_due(self, share: float) -> bool:
         """Where every note is a line of its own: one per twentieth of the work, or ten seconds."""
         now = time.monotonic()
-        if self._told is not None and share < self._told[0] + 0.05 and now < self._told[1] + 10:
+        if (
+            share < 1
+            and self._told is not None
+            and share < self._told[0] + 0.05
+            and now < self._told[1] + 10
+        ):
             return False
         self._told = (share, now)
         return True

@@ -68,7 +68,7 @@ def check_prerequisites(
     if not (has_module("moto") and has_module("flask")):
         raise UsageError(
             "the embedded cloud needs moto, which answers as EC2",
-            hint="pip install 'spr-cluster[local]'",
+            hint="in spr-cluster's checkout: pip install '.[local]'",
         )
 
 

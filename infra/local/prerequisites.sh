@@ -13,6 +13,8 @@ need aardvark-dns aardvark-dns
 need iptables iptables
 need mmdebstrap mmdebstrap
 need ssh openssh-client
+need ip iproute2
+python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
 [ -z "$missing" ] && exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
@@ -21,6 +23,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "installing$missing"
 export DEBIAN_FRONTEND=noninteractive
-apt-get -qq update
+apt="apt-get -qq -o DPkg::Lock::Timeout=600 -o Acquire::Retries=5"
+$apt update
 # shellcheck disable=SC2086
-apt-get -qq install -y --no-install-recommends $missing >/dev/null
+$apt install -y --no-install-recommends $missing >/dev/null

@@ -7,7 +7,7 @@ same value back from :func:`parse_argv`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -114,9 +114,13 @@ class TrainOptions:
         return argv
 
 
-def add_arguments(parser: argparse._ActionsContainer) -> None:
-    """Give a parser every option of this job; :func:`from_namespace` reads them back."""
+def add_arguments(
+    parser: argparse._ActionsContainer, without: Container[str] = frozenset()
+) -> None:
+    """Give a parser this job's options; :func:`from_namespace` reads them back."""
     for each in fields(TrainOptions):
+        if each.name in without:
+            continue
         kind = each.metadata["kind"]
         text = each.metadata["help"]
         if kind is bool:

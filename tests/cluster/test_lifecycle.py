@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -13,10 +14,10 @@ from botocore.exceptions import ClientError
 from cluster.files import ClusterFiles, remembered_cloud
 from cluster.lifecycle import Context, Up, check_name_is_free, down
 from cluster.nodes import Cluster, Node, find_cluster
-from infra.clients import Clients
+from infra.clients import Clients, connect
 from infra.cloud import Cloud
 from infra.errors import HostError, SprError, UsageError
-from infra.inventory import describe_inventory
+from infra.inventory import Inventory, describe_inventory
 from infra.plan import plan_up
 from infra.spec import ClusterSpec, build_spec
 from provision.host import Host
@@ -54,7 +55,9 @@ class Machines:
         return self.hosts[node.name]
 
     def _facts(self, node: Node) -> str:
-        return facts_answer(hostname=node.hostname, address=node.private_ip, flags=self.flags)
+        return facts_answer(
+            hostname=f"host-of-{node.name}", address=node.private_ip, flags=self.flags
+        )
 
     def _hear_all(self, _: str) -> str:
         return "".join(f"answer:{name}:0:{self.flags} :{name}\n" for name in self.hosts)
@@ -176,7 +179,7 @@ def test_the_private_key_stays_here_and_the_user_data_holds_no_secret(
     assert recorder.of("ImportKeyPair")[0]["PublicKeyMaterial"].startswith(b"ssh-ed25519 ")
     for request in recorder.of("RunInstances"):
         user_data = base64.b64decode(request["UserData"]).decode()
-        assert "OnCalendar=2026-07-31 20:00:00 UTC" in user_data
+        assert str(int((NOW + timedelta(hours=8)).timestamp())) in user_data
 
 
 def test_the_image_is_made_while_the_heads_identity_is_off_its_disk(
@@ -204,7 +207,7 @@ def test_the_image_is_made_while_the_heads_identity_is_off_its_disk(
         host.answers.insert(1, ("systemd-run .*spr-cluster-unseal", record("seal")))
         return host
 
-    ctx = Context(**{**ctx.__dict__, "make_host": make})
+    ctx = replace(ctx, make_host=make)
     bring_up(ctx, make_spec(nodes=2))
 
     assert order == ["seal", "CreateImage", "unseal"]
@@ -341,3 +344,42 @@ def test_cost_and_time_left_come_from_the_tags(ctx: Context, clients: Clients) -
 
     assert instance.expires == NOW + timedelta(hours=8)
     assert instance.accrued_usd(instance.launch_time + timedelta(hours=2)) == pytest.approx(13.0944)
+
+
+def test_a_time_to_live_that_is_over_buys_nothing_more(
+    aws: Cloud, clients: Clients, recorder: Recorder
+) -> None:
+    machines = Machines()
+    times = iter([NOW, NOW, NOW, NOW + timedelta(hours=9)])
+    ctx = replace(make_context(aws, clients, machines), now=lambda: next(times))
+
+    with pytest.raises(SprError, match="time to live is over before the worker nodes"):
+        bring_up(ctx, make_spec(nodes=2))
+    assert len(recorder.of("RunInstances")) == 1
+
+
+def test_the_key_of_another_clouds_cluster_is_never_overwritten(ctx: Context) -> None:
+    bring_up(ctx, make_spec(nodes=1))
+    key = ctx.files.key.read_text()
+    there = replace(ctx.cloud, region="eu-west-1")
+    elsewhere = replace(ctx, cloud=there, clients=connect(there))
+
+    with pytest.raises(UsageError, match="holds the key of a cluster 'bert' in aws us-east-1"):
+        check_name_is_free(elsewhere, "bert")
+    down(elsewhere, "bert", Inventory(), keep_image=False)
+    assert ctx.files.key.read_text() == key
+
+
+def test_where_a_kept_image_lies_is_remembered(ctx: Context, clients: Clients) -> None:
+    bring_up(ctx, make_spec(nodes=2))
+
+    down(ctx, "bert", describe_inventory(clients.ec2, "bert"), keep_image=True)
+
+    assert not ctx.files.key.exists()
+    assert remembered_cloud("bert") == ("aws", "us-east-1")
+
+
+@pytest.mark.parametrize("name", ["..", "/etc", "", "*", ".local-cloud", "a/b"])
+def test_no_name_leads_out_of_the_home_folder(name: str) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        ClusterFiles.of(name)

@@ -36,6 +36,7 @@ def make_node(rank: int) -> Node:
     return Node(rank, instance)
 
 
+HOSTNAMES = {f"node{rank}": f"ip-172-31-0-{10 + rank}" for rank in range(3)}
 NODES = tuple(make_node(rank) for rank in range(3))
 CLUSTER = Cluster("bert", NODES)
 
@@ -49,7 +50,7 @@ def test_known_hosts_of_the_nodes() -> None:
 
 
 def test_etc_hosts_block() -> None:
-    check_golden(GOLDEN / "etc_hosts", mesh.render_hosts_block(NODES))
+    check_golden(GOLDEN / "etc_hosts", mesh.render_hosts_block(NODES, HOSTNAMES))
 
 
 def test_hostfile() -> None:

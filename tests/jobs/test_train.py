@@ -35,7 +35,7 @@ def event(**fields: Any) -> str:
 def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[str, FakeHost]:
     hosts = {}
     for node in NODES:
-        facts = facts_answer(hostname=node.hostname, address=node.private_ip)
+        facts = facts_answer(hostname=f"host-of-{node.name}", address=node.private_ip)
         answers: list[Any] = [
             ("spr-cluster: hostname", facts),
             ("for pid in", busy),

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import paramiko
 import pytest
 
-from infra.errors import DeadlineError, HostError, HostKeyError, HostsError
+from infra.errors import HostError, HostKeyError, HostsError
 from provision.host import (
     Host,
     Login,
@@ -44,12 +45,15 @@ def test_a_machine_that_never_answers_is_given_up_at_its_deadline() -> None:
     host = FakeHost("node1", [("true", HostError("node1", "no SSH at 198.51.100.1"))])
     heard: list[str] = []
 
-    with pytest.raises(DeadlineError, match="SSH on node1: not within 40 min"):
+    with pytest.raises(
+        HostError, match=r"\[node1\] SSH on node1: not within 40 min: .*no SSH at"
+    ) as caught:
         wait_until_reachable(
             host, clock=FakeClock(), on_wait=lambda _, reason: heard.append(reason)
         )
 
     assert "[node1] no SSH at 198.51.100.1" in heard
+    assert "--ssh-cidr" in str(caught.value.hint)
 
 
 def test_a_changed_host_key_is_not_waited_out() -> None:
@@ -82,13 +86,18 @@ def test_lines_are_handed_on_whole() -> None:
     assert heard == ["one", "two", "three"]
 
 
-def test_a_port_that_nobody_listens_on_is_named(tmp_path: Path) -> None:
+def test_a_machine_without_ssh_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = tmp_path / "id"
     paramiko.ECDSAKey.generate().write_private_key_file(str(key))
-    host: Host = SshHost("node0", "127.0.0.1:1", Login(key, tmp_path / "known_hosts"))
-
-    with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.1:1"):
-        host.run("true")
+    with socket.create_server(("127.0.0.9", 0)) as server:
+        # Listens, and says nothing that SSH would say.
+        monkeypatch.setattr("provision.host._PORT", server.getsockname()[1])
+        monkeypatch.setattr("provision.host._CONNECT_TIMEOUT_S", 0.5)
+        host: Host = SshHost("node0", "127.0.0.9", Login(key, tmp_path / "known_hosts"))
+        with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
+            host.run("true")
+        with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
+            host.put(b"", "/tmp/file")
 
 
 def test_sudo_takes_any_script() -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jobs.squad.evaluation import MAX_ANSWER_TOKENS
 from jobs.squad.events import parse_event
 from jobs.squad.options import DEMO, SAMPLE, TrainOptions
 
@@ -150,11 +151,16 @@ def check_model(output: Path, results: dict[str, Any]) -> None:
     paragraph = json.loads(SAMPLE.read_text())["data"][0]["paragraphs"][0]
     question = paragraph["qas"][0]
     encoded = tokenizer(question["question"], paragraph["context"], return_tensors="pt")
-    logits = model.eval()(**encoded).start_logits[0]
-    context = [index for index, part in enumerate(encoded.sequence_ids(0)) if part == 1]
-    assert len(logits) == encoded["input_ids"].shape[1]
-    assert predictions[question["id"]] in paragraph["context"]
-    assert len(context) > 40
+    offsets = tokenizer(
+        question["question"], paragraph["context"], return_offsets_mapping=True
+    ).offset_mapping
+    answer = model.eval()(**encoded)
+    inside = [index for index, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+    spans = [(a, b) for a in inside for b in inside if a <= b < a + MAX_ANSWER_TOKENS]
+    starts, ends = answer.start_logits[0].tolist(), answer.end_logits[0].tolist()
+    first, last = max(spans, key=lambda span: starts[span[0]] + ends[span[1]])
+    found = paragraph["context"][offsets[first][0] : offsets[last][1]]
+    assert predictions[question["id"]] == found
 
 
 def test_a_failing_rank_ends_all(nodes_folder: Path) -> None:

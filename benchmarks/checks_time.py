@@ -9,7 +9,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import clone, left_behind, finish, run_timed
+from benchmarks.common import clone, finish, left_behind, run_timed
 
 DEADLINE_S = 3600
 

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import clone, left_behind, finish, run_timed
+from benchmarks.common import clone, finish, left_behind, run_timed
 
 DEADLINE_S = 1800
 

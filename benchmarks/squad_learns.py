@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.common import ROOT, left_behind, finish, run_timed
+from benchmarks.common import ROOT, finish, left_behind, run_timed
 
 DEADLINE_S = 7200
 

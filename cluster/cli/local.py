@@ -80,9 +80,12 @@ def run_stop(args: argparse.Namespace) -> int:
 
 
 def run_reset(args: argparse.Namespace) -> int:
+    from cluster.files import ClusterFiles, clusters_of
     from infra.local import reset, status
 
     reset(keep_base=args.keep_base)
+    for name in clusters_of("local"):
+        ClusterFiles.of(name).remove()
     _print(status(), as_json=args.json)
     return 0
 

@@ -15,6 +15,8 @@ from botocore.exceptions import ClientError, EndpointConnectionError, NoCredenti
 import cluster.lifecycle
 import infra.aws
 from cluster.cli import main
+from cluster.files import ClusterFiles, render_cloud_line
+from infra.access import write_private
 from infra.clients import Clients, translate_boto_error
 from infra.cloud import Cloud
 from infra.errors import CloudError, UsageError
@@ -252,3 +254,18 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_reset_takes_the_keys_of_local_clusters_along_and_no_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, cloud in (("mine", "local"), ("bought", "aws")):
+        files = ClusterFiles.of(name)
+        write_private(files.key, "key")
+        write_private(files.ssh_config, render_cloud_line(cloud, "us-east-1"))
+    monkeypatch.setattr("infra.local.reset", lambda **_: None)
+    monkeypatch.setattr("infra.local.cloud._has_podman", lambda: False)
+
+    assert run(capsys, "local", "reset")[0] == 0
+    assert not ClusterFiles.of("mine").folder.exists()
+    assert ClusterFiles.of("bought").key.read_text() == "key"

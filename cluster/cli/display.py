@@ -119,7 +119,7 @@ class TreeProgress:
         from rich.padding import Padding
         from rich.table import Table
 
-        grid = Table.grid(padding=(0, 1))
+        grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(no_wrap=True)
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 HEAD, WORKER = "head", "worker"
 ALIVE = ("pending", "running", "stopping", "stopped")
+# EC2 takes no more values than that in one filter.
+_FILTER_VALUES = 200
 _ANY_STATE = (*ALIVE, "shutting-down", "terminated")
 _LAUNCH_RESOURCES = ("instance", "volume", "network-interface")
 
@@ -153,7 +155,15 @@ def _describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
 
     Asked as a filter, EC2 does not refuse the whole answer for one unknown id.
     """
-    found = describe_instances(ec2, [{"Name": "instance-id", "Values": list(ids)}], _ANY_STATE)
+    found = [
+        instance
+        for first in range(0, len(ids), _FILTER_VALUES)
+        for instance in describe_instances(
+            ec2,
+            [{"Name": "instance-id", "Values": ids[first : first + _FILTER_VALUES]}],
+            _ANY_STATE,
+        )
+    ]
     return tuple(sorted(found, key=lambda instance: ids.index(instance.id)))
 
 

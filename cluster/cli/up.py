@@ -133,6 +133,7 @@ def render_offer(spec: ClusterSpec, plan: Plan, cloud: Cloud, zone: str) -> str:
         f"Cluster {spec.name} in {cloud.region} ({zone}):\n{steps}\n"
         f"Price: ${plan.usd_per_hour:.2f} an hour ({spec.nodes} x ${spec.machine.usd_per_hour:.4f}, "
         f"{PRICES_AS_OF}), disks, image and traffic besides.\n"
+        f"Quota: {spec.nodes * spec.machine.vcpus} vCPUs of your on-demand standard instances.\n"
         f"At most ${plan.usd_at_most:.2f}: the nodes end themselves after {hours:g} h (--ttl), "
         f"or at `spr-cluster down`."
     )
@@ -151,7 +152,14 @@ def _say_what_exists(ctx: Context, name: str) -> None:
         lines.append(f"What exists could not be listed: {error}")
     else:
         cost = ", and costs money" if cloud.billed else ""
-        lines.append(f"It exists now{cost}: {found}" if found else "Nothing exists.")
+        nothing = (
+            "EC2 shows nothing of it now. A machine bought in the last seconds may not show yet: "
+        )
+        lines.append(
+            f"It exists now{cost}: {found}"
+            if found
+            else f"{nothing}look again in a minute with `spr-cluster status --name {name}`."
+        )
     print("\n".join(lines), file=sys.stderr)
 
 

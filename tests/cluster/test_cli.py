@@ -106,6 +106,7 @@ def test_buying_without_a_terminal_needs_yes(
     assert "--yes" in err
     assert "$26.19 an hour" in err
     assert "At most $209.51" in err
+    assert "256 vCPUs" in err
     assert clients.ec2.describe_instances()["Reservations"] == []
 
 
@@ -192,7 +193,7 @@ def test_no_permission_names_the_call(
     assert code == 1
     assert "no permission for CreateSecurityGroup: You are not authorized." in err
     assert "xxx" not in err
-    assert "Nothing exists." in err
+    assert "EC2 shows nothing of it now" in err
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from infra.spec import ClusterSpec
 from infra.wait import BOOT_DEADLINE_S, CONSISTENCY_DEADLINE_S, Clock, SystemClock, wait_until
 from provision.bake import bake_image
 from provision.facts import HostFacts, gather_facts
-from provision.host import Host, SshHost, on_all, wait_until_reachable
+from provision.host import Host, on_all, wait_until_reachable
 from provision.install import install_stack, wait_for_cloud_init
+from provision.ssh import SshHost
 from provision.stacks import Stack
 from provision.user_data import render_user_data
 

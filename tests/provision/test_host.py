@@ -7,17 +7,8 @@ import paramiko
 import pytest
 
 from infra.errors import HostError, HostKeyError, HostsError
-from provision.host import (
-    Host,
-    Login,
-    Result,
-    SshHost,
-    _LearnOnce,
-    _Lines,
-    on_all,
-    sudo,
-    wait_until_reachable,
-)
+from provision.host import Host, Login, Result, on_all, sudo, wait_until_reachable
+from provision.ssh import SshHost, _LearnOnce, _Lines
 from tests.fakes import FakeClock, FakeHost
 
 
@@ -91,8 +82,8 @@ def test_a_machine_without_ssh_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     paramiko.ECDSAKey.generate().write_private_key_file(str(key))
     with socket.create_server(("127.0.0.9", 0)) as server:
         # Listens, and says nothing that SSH would say.
-        monkeypatch.setattr("provision.host._PORT", server.getsockname()[1])
-        monkeypatch.setattr("provision.host._CONNECT_TIMEOUT_S", 0.5)
+        monkeypatch.setattr("provision.ssh._PORT", server.getsockname()[1])
+        monkeypatch.setattr("provision.ssh.CONNECT_TIMEOUT_S", 0.5)
         host: Host = SshHost("node0", "127.0.0.9", Login(key, tmp_path / "known_hosts"))
         with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
             host.run("true")

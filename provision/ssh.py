@@ -1,0 +1,205 @@
+"""The one door to a machine: SSH through fabric, with host keys pinned at the first contact."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from fabric import Config, Connection
+from fabric.runners import Remote
+from invoke.exceptions import CommandTimedOut
+
+from infra.errors import ConnectionLostError, HostError, HostKeyError
+from provision.host import CONNECT_TIMEOUT_S, LineSink, Login, Result
+
+_KEEPALIVE_S = 20
+_PORT = 22
+# paramiko's exit code where the connection ended before the command did.
+_NO_EXIT_CODE = -1
+# It writes tracebacks of its own for connections that a booting machine refuses; we tell the reason.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+
+class _LearnOnce(paramiko.MissingHostKeyPolicy):
+    """Pins a host's key at the first contact. A key that changes later is refused by paramiko."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, known_hosts: Path) -> None:
+        self._known_hosts = known_hosts
+
+    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+        line = f"{hostname} {key.get_name()} {key.get_base64()}\n"
+        with self._lock, self._known_hosts.open("a") as file:
+            file.write(line)
+        client.get_host_keys().add(hostname, key.get_name(), key)
+
+
+class _InterruptibleRun(Remote):
+    """fabric's way to run a command, but Ctrl-C ends it at once, not when the command does."""
+
+    def send_interrupt(self, interrupt: KeyboardInterrupt) -> None:
+        # Without this, fabric's readers wait for the end of the remote command's output.
+        self.channel.close()
+        raise interrupt
+
+
+class _Lines(io.TextIOBase):
+    """A text stream that hands on whole lines."""
+
+    def __init__(self, sink: LineSink) -> None:
+        self._sink, self._rest = sink, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._sink(line.rstrip("\r"))
+        return len(text)
+
+    def finish(self) -> None:
+        if self._rest:
+            self._sink(self._rest)
+
+
+class SshHost:
+    """A :class:`Host` over fabric. It connects at the first use and then keeps the connection."""
+
+    def __init__(self, name: str, address: str, login: Login) -> None:
+        self._name, self._address, self._login = name, address, login
+        self._connection: Connection | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def _open(self) -> Connection:
+        if self._connection is not None and self._connection.is_connected:
+            return self._connection
+        connection = self._prepare()
+        try:
+            connection.open()
+        except paramiko.BadHostKeyException as error:
+            raise HostKeyError(
+                self._name,
+                f"{self._address} shows another host key than at the first contact: "
+                f"{error.key.fingerprint}, expected {error.expected_key.fingerprint}",
+                hint="somebody may be listening in. If the machine was made anew, remove its line "
+                f"from {self._login.known_hosts}",
+            ) from None
+        except paramiko.AuthenticationException as error:
+            raise HostError(self._name, f"SSH does not accept the cluster's key: {error}") from None
+        except (OSError, paramiko.SSHException, EOFError) as error:
+            raise HostError(
+                self._name,
+                f"no SSH at {self._address}: {error}",
+                hint="SSH is open to the address that this machine had at `up`; has it changed, or "
+                "is port 22 blocked?",
+            ) from None
+        connection.transport.set_keepalive(_KEEPALIVE_S)
+        self._connection = connection
+        return connection
+
+    def _prepare(self) -> Connection:
+        """A connection with everything that decides whom it trusts and as whom it comes."""
+        connection = Connection(
+            self._address,
+            user=self._login.user,
+            port=_PORT,
+            # The user's own ~/.ssh/config is for other machines: no ports, proxies or agents of it.
+            forward_agent=False,
+            config=Config(
+                overrides={"runners": {"remote": _InterruptibleRun}, "load_ssh_configs": False}
+            ),
+            connect_timeout=CONNECT_TIMEOUT_S,
+            connect_kwargs={
+                "key_filename": str(self._login.key_file),
+                "allow_agent": False,
+                "look_for_keys": False,
+                "banner_timeout": CONNECT_TIMEOUT_S,
+                "auth_timeout": CONNECT_TIMEOUT_S,
+                "channel_timeout": CONNECT_TIMEOUT_S,
+            },
+        )
+        self._login.known_hosts.touch(mode=0o600)
+        connection.client.load_host_keys(str(self._login.known_hosts))
+        connection.client.set_missing_host_key_policy(_LearnOnce(self._login.known_hosts))
+        return connection
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = 120,
+        check: bool = True,
+        on_line: LineSink | None = None,
+    ) -> Result:
+        connection = self._open()
+        lines = _Lines(on_line) if on_line else None
+        options: dict[str, Any] = (
+            {"out_stream": lines, "err_stream": lines} if lines else {"hide": True}
+        )
+        try:
+            done = connection.run(command, warn=True, in_stream=False, timeout=timeout_s, **options)
+        except CommandTimedOut:
+            raise HostError(
+                self._name, f"`{_short(command)}`: no end after {timeout_s} s"
+            ) from None
+        except (OSError, paramiko.SSHException, EOFError) as error:
+            self.close()
+            raise ConnectionLostError(
+                self._name, f"the connection broke: {error or 'closed'}"
+            ) from None
+        if done.exited == _NO_EXIT_CODE:
+            self.close()
+            raise ConnectionLostError(self._name, "the connection broke")
+        if lines:
+            lines.finish()
+        if check and done.exited != 0:
+            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+            raise HostError(
+                self._name,
+                f"`{_short(command)}` ended with {done.exited}: {' | '.join(last) or 'no output'}",
+            )
+        return Result(done.exited, done.stdout, done.stderr)
+
+    def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
+        with self._files(path) as sftp, sftp.open(path, "wb") as file:
+            file.chmod(mode)
+            file.set_pipelined(True)
+            file.write(content)
+
+    def upload(self, source: Path, path: str) -> None:
+        with self._files(path) as sftp:
+            sftp.put(str(source), path)
+
+    def download(self, path: str, target: Path) -> None:
+        with self._files(path) as sftp:
+            sftp.get(path, str(target))
+
+    @contextmanager
+    def _files(self, path: str) -> Iterator[Any]:
+        """The machine's files; a failure names the one in question."""
+        try:
+            yield self._open().sftp()
+        except FileNotFoundError:
+            raise HostError(self._name, f"there is no {path}") from None
+        except (OSError, paramiko.SSHException, EOFError) as error:
+            self.close()
+            raise HostError(self._name, f"copying {path}: {error or 'connection closed'}") from None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _short(command: str) -> str:
+    """A command's first line, fit for a message."""
+    first = command.strip().split("\n", 1)[0]
+    return first if len(first) <= 80 else first[:77] + "..."

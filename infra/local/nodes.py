@@ -6,6 +6,7 @@ import ipaddress
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -61,6 +62,9 @@ class Nodes:
         self._folder = folder
         self._mounts = tuple(mounts)
         self._background = ThreadPoolExecutor(4, thread_name_prefix="image")
+        # What a server that was killed left half made or half deleted.
+        for left in (*folder.images.glob("*.part"), *folder.images.glob(".*.trash")):
+            self._background.submit(shutil.rmtree, left, ignore_errors=True)
 
     def container_of(self, instance_id: str) -> str:
         return f"spr-{self._folder.key}-{instance_id}"
@@ -151,8 +155,15 @@ class Nodes:
         return self.image_of(image_id).is_dir()
 
     def remove_image(self, image_id: str) -> None:
-        """Remove an image that no node uses; one that is gone already is fine."""
-        shutil.rmtree(self.image_of(image_id), ignore_errors=True)
+        """Remove an image that no node uses; one that is gone already is fine.
+
+        It is gone at once, as on EC2; its gigabytes are deleted in the background.
+        """
+        image = self.image_of(image_id)
+        trash = image.with_name(f".{image_id}.trash")
+        with suppress(FileNotFoundError):
+            image.rename(trash)
+        self._background.submit(shutil.rmtree, trash, ignore_errors=True)
 
 
 def at_once(work: Callable[[T], None], items: Iterable[T]) -> None:

@@ -131,12 +131,14 @@ def follow(head: Host, paths: JobPaths, on_line: LineSink) -> int:
 
 
 def cancel(head: Host, paths: JobPaths) -> None:
-    """End a job on all nodes: mpirun passes the signal on to its ranks."""
-    head.run(
-        f"pid=$(cat {paths.pid}); kill -TERM -- -$pid; "
-        # The group, not its first process: that one is gone before mpirun and the ranks are.
+    """End a job on all nodes, and return when it has: mpirun passes the signal on to its ranks."""
+    # The group, not its first process: that one is gone before mpirun and the ranks are.
+    wait = (
         f"for i in $(seq {_STOP_SECONDS * 10}); do kill -0 -- -$pid 2>/dev/null || exit 0; "
-        "sleep 0.1; done; kill -KILL -- -$pid",
+        "sleep 0.1; done"
+    )
+    head.run(
+        f"pid=$(cat {paths.pid}); kill -TERM -- -$pid; {wait}; kill -KILL -- -$pid; {wait}",
         check=False,
     )
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.spec import CLUSTER_NAME, CLUSTER_NAME_RULE
 from provision.host import SSH_USER, Login
 
-CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 _CLOUD_LINE = "# spr-cluster lives in:"
 
 
@@ -30,10 +30,7 @@ class ClusterFiles:
     def of(cluster: str) -> ClusterFiles:
         """Raises :class:`UsageError` for a name that could lead out of the home folder."""
         if not re.fullmatch(CLUSTER_NAME, cluster):
-            raise UsageError(
-                f"--name {cluster}: expected lower-case letters, digits and hyphens, at most 32, "
-                "a letter first"
-            )
+            raise UsageError(f"--name {cluster}: expected {CLUSTER_NAME_RULE}")
         return ClusterFiles(home() / cluster)
 
     @property

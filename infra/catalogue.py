@@ -28,10 +28,6 @@ class InstanceType:
     usd_per_hour: float
     amx: bool = True
 
-    @property
-    def is_metal(self) -> bool:
-        return ".metal" in self.name
-
 
 _TYPES = (
     InstanceType("r7iz.metal-16xl", 64, 32, 1, 512, 25, 6.5472),

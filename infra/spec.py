@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from infra.catalogue import DEFAULT_INSTANCE_TYPE, InstanceType, find_instance_type
 from infra.errors import UsageError
 
+CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
+CLUSTER_NAME_RULE = "lower-case letters, digits and hyphens, at most 32, a letter first"
 DEFAULT_TTL = timedelta(hours=8)
 _TTL = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)")
 _TTL_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -22,7 +24,7 @@ class ClusterSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
+    name: str = Field(pattern=f"^{CLUSTER_NAME}$")
     nodes: int = Field(ge=1, le=256)
     stack: str
     instance_type: str = DEFAULT_INSTANCE_TYPE
@@ -57,7 +59,7 @@ class ClusterSpec(BaseModel):
 
 
 _EXPECTED = {
-    "name": "lower-case letters, digits and hyphens, at most 32, a letter first",
+    "name": CLUSTER_NAME_RULE,
     "nodes": "a whole number from 1 to 256",
     "volume_gib": "from 20 to 16384 GiB",
     "ttl": "from 1m to 30d",

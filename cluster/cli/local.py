@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.cli.common import SubParsers, add_command
@@ -16,6 +17,25 @@ _EXAMPLES = """\
   spr-cluster local status
   spr-cluster local stop                  # until the next command with --cloud local
   spr-cluster local reset --keep-base     # remove everything but the base image
+  spr-cluster local faults bad-day.toml   # slow machines, full zones, lost answers
+"""
+_FAULTS_EXAMPLES = """\
+  spr-cluster local faults                # what is in force
+  spr-cluster local faults bad-day.toml   # put a file in force, also while a command runs
+  spr-cluster local faults --clear        # a perfect cloud again
+
+a file (every part is optional; docs/embedded-cloud.md has all of them):
+  profile = "metal"                       # boot 20 s, image 60 s, end 5 s; or instant, fast
+  visibility_s = 2                        # what is new is not known everywhere at once
+  [[capacity]]                            # a full zone
+  zone = "us-east-1a"
+  free = 0
+  [[error]]                               # the next launch acts, and its answer is lost
+  action = "RunInstances"
+  effect = true
+  [[machine]]                             # the third machine from now on never boots
+  n = 2
+  fate = "never-boots"
 """
 
 
@@ -62,6 +82,23 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     reset.add_argument("--json", action="store_true", help="print what is left as JSON on stdout")
     reset.set_defaults(run=run_reset)
+    _add_faults(actions)
+
+
+def _add_faults(actions: SubParsers) -> None:
+    faults = add_command(
+        actions,
+        "faults",
+        "make it slow, full or unreliable, as AWS can be",
+        "Show what the embedded cloud does slowly, badly or not at all, or put a file in force "
+        "that says it. A wrong file is refused and changes nothing.",
+        _FAULTS_EXAMPLES,
+    )
+    choice = faults.add_mutually_exclusive_group()
+    choice.add_argument("file", nargs="?", metavar="FILE", help="put this TOML file in force")
+    choice.add_argument("--clear", action="store_true", help="no faults from now on")
+    faults.add_argument("--json", action="store_true", help="print what is in force as JSON")
+    faults.set_defaults(run=run_faults)
 
 
 def run_status(args: argparse.Namespace) -> int:
@@ -90,6 +127,23 @@ def run_reset(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_faults(args: argparse.Namespace) -> int:
+    from infra.local import clear_faults, put_faults, show_faults
+
+    if args.clear:
+        clear_faults()
+    elif args.file:
+        put_faults(Path(args.file))
+    shown = show_faults()
+    if args.json:
+        print(json.dumps(asdict(shown)))
+    elif shown.file:
+        print(f"# in force: {shown.file}\n{shown.text.rstrip()}")
+    else:
+        print("no faults: everything works, and at once")
+    return 0
+
+
 def _print(status: LocalStatus, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(status)))
@@ -98,6 +152,8 @@ def _print(status: LocalStatus, *, as_json: bool) -> None:
     server = f"running at {status.endpoint} (pid {status.pid})" if status.running else "not running"
     print(f"{'server':12} {server}")
     print(f"{'state':12} {status.folder}")
+    if status.faults:
+        print(f"{'faults':12} {status.faults}")
     for name, ranges in found.networks.items():
         print(f"{'network':12} {ranges} ({name})")
     for instance in found.instances:

@@ -43,6 +43,8 @@ class LocalStatus:
     endpoint: str | None
     folder: str
     possessions: Possessions
+    faults: str | None = None
+    """The file of the faults in force."""
 
 
 def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
@@ -144,6 +146,7 @@ def status() -> LocalStatus:
         possessions=(
             find_possessions(open_engine(folder.root), folder) if _has_podman() else Possessions()
         ),
+        faults=str(folder.faults) if folder.faults.exists() else None,
     )
 
 

@@ -6,17 +6,19 @@ right what moto leaves different from EC2. Everything runs under the server's on
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from moto.ec2 import urls
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.elastic_network_interfaces import NetworkInterface
-from moto.ec2.models.instances import Instance, StateReason
+from moto.ec2.models.instances import Instance
+from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 
 from infra.errors import CloudError
-from infra.local import teeth
+from infra.local import responses, teeth
+from infra.local.clock import ServerClock
 from infra.local.ec2_instances import InstancesBackend
+from infra.local.ec2_life import set_reason
+from infra.local.faults_in_force import FaultsInForce
 from infra.local.host import choose_range, used_ranges
 from infra.local.nodes import Nodes
 
@@ -45,8 +47,18 @@ def hide_invented_addresses() -> None:
 class LocalEC2Backend(InstancesBackend):
     """One region's EC2: its default VPC, and how it keeps up with what the nodes do themselves."""
 
-    def __init__(self, region_name: str, account_id: str, *, nodes: Nodes) -> None:
-        self.nodes = nodes
+    def __init__(
+        self,
+        region_name: str,
+        account_id: str,
+        *,
+        nodes: Nodes,
+        clock: ServerClock,
+        faults: FaultsInForce,
+    ) -> None:
+        self.nodes, self.clock, self.faults = nodes, clock, faults
+        self.born: dict[str, float] = {}
+        """When each resource was made, by its id: what is new is not seen everywhere."""
         self.vpc_range = choose_range(
             [*used_ranges(), *(r for n in nodes.engine.networks() for r in n.ranges)]
         )
@@ -55,30 +67,40 @@ class LocalEC2Backend(InstancesBackend):
 
     @property
     def _url_module(self) -> Any:
-        """moto looks for the API's URLs beside a backend's own module."""
-        return urls
+        """moto looks for the API's URLs beside a backend's own module; they lead to our answers."""
+        return responses
 
     # The state survives the server; what belongs to the running process does not.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "nodes": None, "_commits": {}, "_pids": {}}
+        process: dict[str, Any] = {
+            "nodes": None,
+            "clock": None,
+            "faults": None,
+            "_commits": {},
+            "_pids": {},
+        }
+        return {**self.__dict__, **process}
 
-    def resume(self, nodes: Nodes, *, suspended: bool) -> None:
+    def resume(
+        self, nodes: Nodes, clock: ServerClock, faults: FaultsInForce, *, suspended: bool
+    ) -> None:
         """Take up a saved state: make the containers what it says, as far as they still exist.
 
         Nodes that were stopped from outside (``suspended``, or a crash of this machine) run again;
         one that ended itself meanwhile is treated as such.
         """
-        self.nodes = nodes
+        self.nodes, self.clock, self.faults = nodes, clock, faults
         nodes.ensure_network(self.region_name, self.vpc_range)
         containers = nodes.containers(self.region_name)
         # A crash in the midst of a launch leaves containers that no answer ever told of.
-        nodes.remove(containers.keys() - {instance.id for instance in self._alive()})
-        for instance in self._alive():
+        housed = [instance for instance in self._alive() if self.has_container(instance)]
+        nodes.remove(containers.keys() - {instance.id for instance in housed})
+        for instance in housed:
             container = containers.get(instance.id)
             if container is None:
                 self._vanish(instance)
-            elif instance.state == "running" and not container.running:
+            elif instance.state in ("pending", "running") and not container.running:
                 if container.exit_code == _EXIT_POWER_OFF and not suspended:
                     self._shut_down(instance)
                 else:
@@ -107,7 +129,7 @@ class LocalEC2Backend(InstancesBackend):
 
     def reconcile(self) -> bool:
         """Take note of what happened by itself; returns whether the state changed."""
-        changed = self._finish_commits() | self._forget_long_terminated()
+        changed = self.pass_time() | self._finish_commits() | self._forget_long_terminated()
         alive = self.nodes.engine.is_alive
         if all(alive(pid) for pid in self._pids.values()):
             return changed
@@ -132,37 +154,72 @@ class LocalEC2Backend(InstancesBackend):
             self.terminate_instances([instance.id])
         else:
             instance.stop()
-        instance.state_reason = StateReason(
-            "Client.InstanceInitiatedShutdown: Instance initiated shutdown",
-            "Client.InstanceInitiatedShutdown",
-        )
+        set_reason(instance, "Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 
     def _vanish(self, instance: Instance) -> None:
         """A container was removed behind our back, and its disk with it."""
         self.terminate_instances([instance.id])
-        instance.state_reason = StateReason(
-            "Server.InternalError: the instance's container was removed", "Server.InternalError"
-        )
+        set_reason(instance, "Server.InternalError", "the instance's container was removed")
 
     def _start_again(self, instance: Instance) -> None:
         try:
             self.nodes.start([instance.id])
         except CloudError as error:
             instance.stop()
-            instance.state_reason = StateReason(
-                f"Server.InternalError: {error.message}", "Server.InternalError"
-            )
+            set_reason(instance, "Server.InternalError", error.message)
 
     def _forget_long_terminated(self) -> bool:
-        limit = time.time() - _TERMINATED_VISIBLE_S
+        limit = self.clock.time() - _TERMINATED_VISIBLE_S
         old = {id_ for id_, at in self.terminated_at.items() if at < limit}
+        if not old:
+            return False
         for reservation_id, reservation in list(self.reservations.items()):
             reservation.instances = [i for i in reservation.instances if i.id not in old]
             if not reservation.instances:
                 del self.reservations[reservation_id]
+        self.tokens = {
+            t: launch for t, launch in self.tokens.items() if launch[1] in self.reservations
+        }
         for instance_id in old:
-            del self.terminated_at[instance_id]
-        return bool(old)
+            for known in (self.terminated_at, self.fates, self.born, self.tags):
+                known.pop(instance_id, None)
+            if request := self.spot_request_of(instance_id):
+                del self.spot_instance_requests[request.id]
+        return True
+
+    # What a machine tells of itself
+
+    def console_of(self, instance: Instance) -> str:
+        """What cloud-init writes to the console; nothing before the first boot has made the keys.
+
+        https://cloudinit.readthedocs.io/en/latest/reference/modules.html#keys-to-console
+        """
+        pid = self._pids.get(instance.id)
+        keys = self.nodes.host_keys(instance.id, pid) if pid else ()
+        if not keys:
+            return ""
+        block = ("-----BEGIN SSH HOST KEY KEYS-----", *keys, "-----END SSH HOST KEY KEYS-----")
+        return "\n".join(block) + "\n"
+
+    def describe_tags(self, filters: dict[str, list[str]] | None = None) -> Any:
+        """moto compares every tag with a pattern for each resource that it shows; ids need none."""
+        ids = (filters or {}).get("resource-id", [])
+        if (
+            not filters
+            or filters.keys() != {"resource-id"}
+            or any(set("*?[") & set(i) for i in ids)
+        ):
+            return super().describe_tags(filters)
+        return [
+            {
+                "resource_id": id_,
+                "key": key,
+                "value": value,
+                "resource_type": EC2_PREFIX_TO_RESOURCE.get(get_prefix(id_), ""),
+            }
+            for id_ in ids
+            for key, value in self.tags.get(id_, {}).items()
+        ]
 
     # Security groups
 
@@ -173,3 +230,22 @@ class LocalEC2Backend(InstancesBackend):
         if group_id:
             teeth.require_unused_group(self, group_id)
         super().delete_security_group(name, group_id)
+
+    # moto keeps an instance's groups and its interfaces' apart, and shows the sum of both.
+
+    def modify_network_interface_attribute(
+        self, eni_id: str, group_ids: list[str], *more: Any, **named: Any
+    ) -> None:
+        teeth.require_groups(self, group_ids)
+        super().modify_network_interface_attribute(eni_id, group_ids, *more, **named)
+        interface = self.get_network_interface(eni_id)
+        if group_ids and interface.instance and interface.device_index == 0:
+            interface.instance.security_groups = list(interface._group_set)
+
+    def modify_instance_security_groups(
+        self, instance_id: str, new_group_id_list: list[str]
+    ) -> Any:
+        teeth.require_groups(self, new_group_id_list)
+        instance = super().modify_instance_security_groups(instance_id, new_group_id_list)
+        instance.nics[0]._group_set = list(instance.security_groups)
+        return instance

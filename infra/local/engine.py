@@ -217,6 +217,21 @@ class Engine:
         """Whether a container's first process lives; costs no call of podman."""
         return Path(f"/proc/{pid}").exists()
 
+    def host_keys(self, pid: int, made: str, proc: Path = Path("/proc")) -> tuple[str, ...]:
+        """The public SSH host keys on the disk of a container, by its first process.
+
+        None until the file ``made`` is there: until then they may be those of the image's parent.
+        """
+        disk = proc / str(pid) / "root"
+        try:
+            if not (disk / made).exists():
+                return ()
+            files = sorted((disk / "etc/ssh").glob("ssh_host_*_key.pub"))
+            # A link could lead out of the container.
+            return tuple(f.read_text().strip() for f in files if not f.is_symlink())
+        except (OSError, UnicodeDecodeError):
+            return ()
+
     # Images
 
     def copy_disk(self, container: str, target: Path) -> None:

@@ -49,6 +49,8 @@ class NodeRequest:
     region: str
     image: str | Path
     seed: Seed
+    mask_ssh: bool = False
+    """Nobody answers on the machine's port 22."""
 
 
 class Nodes:
@@ -108,9 +110,21 @@ class Nodes:
                     INSTANCE_LABEL: node.instance_id,
                     REGION_LABEL: request.region,
                 },
-                mounts=(Mount(seed, SEED_TARGET), *self._mounts),
+                mounts=(Mount(seed, SEED_TARGET), *self._mounts, *self._masks(request)),
             )
         )
+
+    def _masks(self, request: NodeRequest) -> tuple[Mount, ...]:
+        """Empty unit files: systemd takes a unit as masked where its file is empty.
+
+        https://www.freedesktop.org/software/systemd/man/latest/systemd.unit.html ("masked")
+        """
+        if not request.mask_ssh:
+            return ()
+        empty = self._folder.seed(request.node.instance_id) / "masked-unit"
+        empty.touch()
+        units = ("ssh.service", "sshd.service", "ssh.socket")
+        return tuple(Mount(empty, f"/etc/systemd/system/{unit}") for unit in units)
 
     def start(self, instance_ids: Iterable[str]) -> None:
         """Start stopped nodes again: same disk, same address."""
@@ -150,6 +164,10 @@ class Nodes:
             if reboot:
                 self.engine.stop(container)
                 self.engine.start(container)
+
+    def host_keys(self, instance_id: str, pid: int) -> tuple[str, ...]:
+        """A node's public SSH host keys, once its first boot has made them."""
+        return self.engine.host_keys(pid, f"var/lib/cloud/instances/{instance_id}/sem/config_ssh")
 
     def has_image(self, image_id: str) -> bool:
         return self.image_of(image_id).is_dir()

@@ -20,8 +20,8 @@ from infra.errors import CloudError
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 # Where the server tells about itself, beside EC2's API.
 STATUS_PATH = "/spr-cluster/status"
-# A snapshot is a pickle of moto's own objects, so another release of moto must not load it.
-_FORMAT = 1
+# A snapshot is a pickle of moto's objects and ours, so no other release of either must load it.
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,12 @@ class StateFolder:
 
     @staticmethod
     def of_user() -> StateFolder:
-        """The folder of whoever calls: below ``SPR_CLUSTER_HOME``, else ``~/.spr-cluster``."""
+        """The folder of whoever calls: below ``SPR_CLUSTER_HOME``, else ``~/.spr-cluster``.
+
+        ``SPR_CLUSTER_LOCAL_CLOUD`` names another one: several homes, as laptops, with one cloud.
+        """
+        if chosen := os.environ.get("SPR_CLUSTER_LOCAL_CLOUD"):
+            return StateFolder(Path(chosen).expanduser().resolve())
         home = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
         return StateFolder(Path(home).expanduser().resolve() / ".local-cloud")
 
@@ -60,6 +65,11 @@ class StateFolder:
     def suspended(self) -> Path:
         """Exists after ``local stop``: the nodes were stopped from outside, not by themselves."""
         return self.root / "suspended"
+
+    @property
+    def faults(self) -> Path:
+        """What the server does slowly, badly or not at all; it follows the file."""
+        return self.root / "faults.toml"
 
     @property
     def pip_conf(self) -> Path:
@@ -156,7 +166,10 @@ def load_snapshot(folder: StateFolder) -> dict[str, Any]:
         envelope = pickle.loads(folder.snapshot.read_bytes())
         if (envelope["format"], envelope["moto"]) == (_FORMAT, version("moto")):
             return dict(pickle.loads(envelope["backends"]))
-        reason = f"written by moto {envelope['moto']}, this is {version('moto')}"
+        reason = (
+            f"written by moto {envelope['moto']} in format {envelope['format']}, "
+            f"this is {version('moto')} with format {_FORMAT}"
+        )
     except FileNotFoundError:
         return {}
     except Exception as error:

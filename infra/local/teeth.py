@@ -5,6 +5,7 @@ EC2's codes and wording: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
@@ -40,18 +41,61 @@ def require_key_pair(backend: Any, name: str | None) -> str:
     return str(backend.key_pairs[name].public_key)
 
 
-def require_in_default_vpc(backend: Any, instance: Any) -> None:
+def require_in_default_vpc(backend: Any, vpc_id: str) -> None:
     """Containers have addresses of the default VPC only."""
-    if instance.vpc_id != backend.default_vpc.id:
+    if vpc_id != backend.default_vpc.id:
         raise EC2ClientError(
             "UnsupportedOperation",
-            f"The embedded cloud starts instances in its default VPC only, not in {instance.vpc_id}",
+            f"The embedded cloud starts instances in its default VPC only, not in {vpc_id}",
         )
 
 
-def require_disk(instance: Any, purpose: str) -> None:
-    """A terminated instance has no disk any more to be started, stopped or saved."""
-    if instance.state == "terminated":
+def require_offered(zone: str, instance_type: str) -> None:
+    offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(zone[:-1], [])
+    zones = sorted(o["Location"] for o in offered if o["InstanceType"] == instance_type)
+    if zone not in zones:
+        raise EC2ClientError(
+            "Unsupported",
+            f"Your requested instance type ({instance_type}) is not supported in your requested "
+            f"Availability Zone ({zone}). Please retry your request by not specifying an "
+            f"Availability Zone or choosing {', '.join(zones)}.",
+        )
+
+
+def require_groups(backend: Any, group_ids: Iterable[str]) -> None:
+    """moto would make a group that is not there."""
+    known = {group_id for groups in backend.groups.values() for group_id in groups}
+    for group_id in group_ids:
+        if group_id not in known:
+            raise EC2ClientError(
+                "InvalidGroup.NotFound", f"The security group '{group_id}' does not exist"
+            )
+
+
+def require_root_size(image: Any, size_gib: int | None) -> int:
+    """The root volume's size in GiB, which can't be less than the image's."""
+    least = int(image.ebs_snapshot.volume.size)
+    if size_gib is not None and int(size_gib) < least:
+        raise EC2ClientError(
+            "InvalidBlockDeviceMapping",
+            f"Volume of size {size_gib}GB is smaller than snapshot '{image.ebs_snapshot.id}', "
+            f"expect size>= {least}GB",
+        )
+    return int(size_gib or least)
+
+
+def require_new_image_name(backend: Any, name: str) -> None:
+    for image in backend.amis.values():
+        if image.name == name and image.owner_id == backend.account_id:
+            raise EC2ClientError(
+                "InvalidAMIName.Duplicate",
+                f"AMI name {name} is already in use by AMI {image.id}",
+            )
+
+
+def require_state(instance: Any, states: Sequence[str], purpose: str) -> None:
+    """EC2 starts what is stopped and stops what runs; a second time is fine, too."""
+    if instance.state not in states:
         raise EC2ClientError(
             "IncorrectInstanceState",
             f"The instance '{instance.id}' is not in a state from which it can be {purpose}.",
@@ -90,3 +134,25 @@ def require_own_image(backend: Any, image_id: str) -> None:
     image = backend.amis.get(image_id)
     if image is not None and image.owner_id != backend.account_id:
         raise EC2ClientError("AuthFailure", f"Not authorized for images: [{image_id}]")
+
+
+_NOT_FOUND = {
+    "i": "InvalidInstanceID.NotFound",
+    "ami": "InvalidAMIID.NotFound",
+    "sg": "InvalidGroup.NotFound",
+    "key": "InvalidKeyPair.NotFound",
+    "snap": "InvalidSnapshot.NotFound",
+    "vol": "InvalidVolume.NotFound",
+    "eni": "InvalidNetworkInterfaceID.NotFound",
+    "pg": "InvalidPlacementGroup.Unknown",
+    "sir": "InvalidSpotInstanceRequestID.NotFound",
+    "lt": "InvalidLaunchTemplateId.NotFound",
+}
+
+
+def require_taggable(known: Container[str], resource_ids: Iterable[str]) -> None:
+    """moto takes tags for anything, also for what does not exist."""
+    for resource_id in resource_ids:
+        code = _NOT_FOUND.get(resource_id.partition("-")[0])
+        if code and resource_id not in known:
+            raise EC2ClientError(code, f"The ID '{resource_id}' does not exist")

@@ -11,19 +11,56 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
 from moto.ec2.models import ec2_backends
+from moto.ec2.models.elastic_network_interfaces import NetworkInterface
+from moto.ec2.models.instances import Instance
+from moto.iam.models import iam_backends
+from moto.servicequotas.models import servicequotas_backends
 from werkzeug.serving import make_server
 
-from infra.clients import Clients, connect
+from infra.clients import Clients, connect, error_code
 from infra.cloud import Cloud
 from infra.errors import CloudError
+from infra.local.application import Application
 from infra.local.base_image import REPOSITORY, BaseImage
+from infra.local.clock import ServerClock
 from infra.local.engine import Container, ContainerSpec, Engine, EngineNetwork
+from infra.local.faults import parse_faults
 from infra.local.nodes import Nodes
-from infra.local.server import Application
-from infra.local.state import StateFolder
+from infra.local.state import StateFolder, write_atomically
 
 BASE = BaseImage(f"{REPOSITORY}:0123456789abcdef", "embedded base, Debian 12")
+
+
+def leave_moto_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a fixture: the embedded cloud changes moto for its whole process; other tests need it unchanged.
+
+    Nor does it look at this machine's own networks.
+    """
+    unchanged = NetworkInterface.check_auto_public_ip
+    monkeypatch.setattr(NetworkInterface, "check_auto_public_ip", unchanged)
+    monkeypatch.setattr(Instance, "public_dns_name", Instance.public_dns_name)
+    monkeypatch.setattr("infra.local.ec2.used_ranges", list)
+
+
+class FakeTime:
+    """EC2's time and the tool's own, as one: whoever sleeps lets both pass."""
+
+    def __init__(self, now: float = 1_800_000_000.0) -> None:
+        self.now = now
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 class FakeEngine(Engine):
@@ -36,6 +73,8 @@ class FakeEngine(Engine):
         self.network_list: list[EngineNetwork] = []
         self.copied: list[str] = []
         self.pruned: list[str] = []
+        self.keys: tuple[str, ...] = ("ssh-ed25519 AAAAfake root@fake",)
+        """The public host keys of every container that runs."""
         self.refuse: str = ""
         """Start of the name of the operation that fails."""
         self.copy_gate = threading.Event()
@@ -91,6 +130,9 @@ class FakeEngine(Engine):
         self.copied.append(container)
         target.mkdir(parents=True)
 
+    def host_keys(self, pid: int, made: str, proc: Path = Path("/proc")) -> tuple[str, ...]:
+        return self.keys if self.is_alive(pid) else ()
+
     def images(self, reference: str) -> list[str]:
         stem = reference.removesuffix("*")
         match = str.startswith if reference.endswith("*") else str.__eq__
@@ -135,8 +177,29 @@ class FakeCloud:
         return self.endpoint.clients
 
     @property
+    def once(self) -> Any:
+        """EC2 without the SDK's own retries."""
+        return self.endpoint.once
+
+    @property
     def backend(self) -> Any:
         return self.application._regions["us-east-1"]
+
+    @property
+    def clock(self) -> FakeTime:
+        assert isinstance(self.application._clock, FakeTime), "serve(…, clock=FakeTime())"
+        return self.application._clock
+
+    def faults(self, text: str) -> None:
+        """Put a faults file in force at once; raises :class:`UsageError` where it is wrong."""
+        parse_faults(text)
+        with self.application.lock:
+            write_atomically(self.folder.faults, text.encode())
+            self.application.faults.refresh()
+
+    def fate_of(self, instance_id: str) -> str:
+        """What the faults have in store for a machine, such as ``no-amx``; empty for most."""
+        return str(self.backend.fate_of(instance_id))
 
     def run(self, count: int = 1, **wishes: Any) -> list[str]:
         """Start instances; returns their ids."""
@@ -175,6 +238,7 @@ class Endpoint:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.port}"
+        self.once = self.client("ec2")
         self.clients = connect(
             Cloud(
                 name="local",
@@ -188,6 +252,18 @@ class Endpoint:
             )
         )
 
+    def client(self, service: str, credentials: tuple[str, str] = ("embedded", "embedded")) -> Any:
+        """A client of any AWS service; it does not try again."""
+        once = Config(retries={"total_max_attempts": 1, "mode": "standard"}, proxies={})
+        return boto3.client(
+            service,  # type: ignore[call-overload]
+            region_name="us-east-1",
+            endpoint_url=self.url,
+            aws_access_key_id=credentials[0],
+            aws_secret_access_key=credentials[1],
+            config=once,
+        )
+
     def _answer(self, environ: Any, start_response: Any) -> Any:
         return self.application(environ, start_response)
 
@@ -198,12 +274,21 @@ class Endpoint:
 
     @contextmanager
     def serve(
-        self, folder: StateFolder, engine: FakeEngine, *, suspended: bool = False
+        self,
+        folder: StateFolder,
+        engine: FakeEngine,
+        *,
+        suspended: bool = False,
+        clock: ServerClock | None = None,
+        saving: bool = True,
     ) -> Iterator[FakeCloud]:
-        """Start the server's application as the server itself does, less the process."""
+        """Start the server's application as the server itself does, less the process.
+
+        ``saving`` off spares a test that makes thousands of calls the state file, and its sync.
+        """
         ec2_backends.clear()
         folder.create()
-        application = Application(Nodes(engine, folder, BASE), folder)
+        application = Application(Nodes(engine, folder, BASE), folder, clock=clock, saving=saving)
         application.load(suspended=suspended)
         application.open_region("us-east-1")
         outer, self.application = self.application, application
@@ -211,7 +296,25 @@ class Endpoint:
             yield FakeCloud(folder, engine, self, application)
         finally:
             self.application = outer
-            ec2_backends.clear()
+            for backends in (ec2_backends, servicequotas_backends, iam_backends):
+                backends.clear()
+
+
+def refused(call: Any, **request: Any) -> tuple[str, int]:
+    """EC2's error code and HTTP status."""
+    with pytest.raises(ClientError) as caught:
+        call(**request)
+    return error_code(caught.value), caught.value.response["ResponseMetadata"]["HTTPStatusCode"]
+
+
+def refusal(call: Any, **request: Any) -> str:
+    """EC2's error code."""
+    return refused(call, **request)[0]
+
+
+def tags(kind: str, **values: str) -> Any:
+    """TagSpecifications of one kind of resource."""
+    return [{"ResourceType": kind, "Tags": [{"Key": k, "Value": v} for k, v in values.items()]}]
 
 
 def state_folder(root: Path) -> StateFolder:

@@ -18,16 +18,11 @@ from tests.infra.local.fakes import (
     Endpoint,
     FakeCloud,
     FakeEngine,
+    refusal,
     state_folder,
 )
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0yHIE3uEh me"
-
-
-def refusal(call: Any, **request: Any) -> str:
-    with pytest.raises(ClientError) as caught:
-        call(**request)
-    return error_code(caught.value)
 
 
 def wait_for_image(cloud: FakeCloud, image_id: str) -> str:
@@ -518,7 +513,8 @@ def test_an_image_that_was_pending_at_the_end_is_decided_by_what_podman_has(
 
 
 def test_identity_and_offerings_answer(fake_cloud: FakeCloud) -> None:
-    assert fake_cloud.clients.sts.get_caller_identity()["Account"] == "123456789012"
+    sts = fake_cloud.endpoint.client("sts")
+    assert sts.get_caller_identity()["Account"] == "123456789012"
     offerings = fake_cloud.clients.ec2.describe_instance_type_offerings(
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": ["r7iz.metal-16xl"]}],

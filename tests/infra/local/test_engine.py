@@ -130,3 +130,31 @@ def test_netavark_is_used_without_touching_the_hosts_configuration(
     monkeypatch.delenv("CONTAINERS_CONF", raising=False)
     configuration = open_engine(tmp_path / "state").call("version")
     assert ('network_backend = "netavark"' in configuration) is own
+
+
+# Host keys
+
+
+def test_host_keys_are_read_once_the_first_boot_has_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "choose_runtime", list)
+    engine, made = Engine(), "var/lib/cloud/made"
+    disk = tmp_path / "7" / "root"
+    keys = disk / "etc" / "ssh"
+    keys.mkdir(parents=True)
+    (keys / "ssh_host_rsa_key.pub").write_text("ssh-rsa AAAA root@a\n")
+    (keys / "ssh_host_ed25519_key.pub").write_text("ssh-ed25519 AAAB root@a\n")
+    (keys / "ssh_host_ed25519_key").write_text("private")
+    outside = tmp_path / "outside"
+    outside.write_text("a file of the host")
+    (keys / "ssh_host_evil_key.pub").symlink_to(outside)
+
+    def read(pid: int) -> tuple[str, ...]:
+        return engine.host_keys(pid, made, proc=tmp_path)
+
+    assert read(7) == ()
+    (disk / made).parent.mkdir(parents=True)
+    (disk / made).touch()
+    assert read(7) == ("ssh-ed25519 AAAB root@a", "ssh-rsa AAAA root@a")
+    assert read(8) == ()

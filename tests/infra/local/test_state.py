@@ -57,6 +57,17 @@ def test_a_snapshot_of_another_moto_is_not_loaded(
         load_snapshot(folder)
 
 
+def test_a_snapshot_of_an_older_release_is_not_loaded(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_FORMAT", 1)
+    save_snapshot(folder, {})
+    monkeypatch.undo()
+    with pytest.raises(CloudError, match=r"in format 1, this is .* with format 2") as caught:
+        load_snapshot(folder)
+    assert "local reset" in str(caught.value.hint)
+
+
 def test_a_server_lives_as_long_as_it_holds_its_lock(folder: StateFolder) -> None:
     assert not folder.is_server_alive()
     with folder.server_lock.open("w") as lock:

@@ -1,0 +1,66 @@
+"""What the server reads from a request before moto does, and the errors that it answers itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+from xml.sax.saxutils import escape
+
+_SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request")
+_REQUEST_ID = "59dbff89-35bd-4eac-99ed-be587ex0"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One API call; ``service`` is its name in signatures, such as ``ec2`` or ``servicequotas``."""
+
+    service: str
+    region: str
+    action: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole HTTP answer."""
+
+    status: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+def read_call(environ: dict[str, Any]) -> Call:
+    """The API call; the request's body stays readable."""
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    body = environ["wsgi.input"].read(length)
+    environ["wsgi.input"] = io.BytesIO(body)
+    scope = _SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
+    service, region = (scope["service"], scope["region"]) if scope else ("", "")
+    if target := environ.get("HTTP_X_AMZ_TARGET", ""):
+        return Call(service, region, str(target).rsplit(".", 1)[-1], body)
+    values = parse_qs(body.decode("utf-8", "replace")) or parse_qs(environ.get("QUERY_STRING", ""))
+    return Call(service, region, str(values.get("Action", [""])[0]), body)
+
+
+def error_answer(call: Call, status: int, code: str, message: str) -> Answer:
+    """An error in the form of the call's service: EC2's own XML, STS's, or JSON."""
+    if call.service == "ec2":
+        # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-response
+        text = (
+            f"<Response><Errors><Error><Code>{escape(code)}</Code><Message>{escape(message)}"
+            f"</Message></Error></Errors><RequestID>{_REQUEST_ID}</RequestID></Response>"
+        )
+    elif call.service == "sts":
+        text = (
+            f"<ErrorResponse><Error><Type>Sender</Type><Code>{escape(code)}</Code><Message>"
+            f"{escape(message)}</Message></Error><RequestId>{_REQUEST_ID}</RequestId></ErrorResponse>"
+        )
+    else:
+        text = json.dumps({"__type": code, "message": message})
+    kind = "application/x-amz-json-1.1" if text.startswith("{") else "text/xml;charset=UTF-8"
+    headers = (("Content-Type", kind), ("Content-Length", str(len(text.encode()))))
+    return Answer(f"{status} {code}", headers, text.encode())

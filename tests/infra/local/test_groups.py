@@ -1,0 +1,87 @@
+"""Placement groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.infra.local.fakes import FakeCloud, FakeEngine, refusal, tags
+
+NEAR = {"Placement": {"GroupName": "near"}}
+
+
+def make(cloud: FakeCloud, name: str = "near", **values: str) -> Any:
+    return cloud.once.create_placement_group(
+        GroupName=name,
+        Strategy="cluster",
+        TagSpecifications=tags("placement-group", **(values or {"cluster": "c"})),
+    )["PlacementGroup"]
+
+
+def names(cloud: FakeCloud, **request: Any) -> list[str]:
+    found = cloud.once.describe_placement_groups(**request)["PlacementGroups"]
+    return [group["GroupName"] for group in found]
+
+
+def test_a_group_is_made_found_and_deleted(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.once
+    made = make(fake_cloud)
+    assert (made["Strategy"], made["State"]) == ("cluster", "available")
+    assert made["Tags"] == [{"Key": "cluster", "Value": "c"}]
+    make(fake_cloud, "far", other="x")
+    assert names(fake_cloud) == ["near", "far"]
+    assert names(fake_cloud, GroupNames=["far"]) == ["far"]
+    for name, value in (
+        ("group-name", "near"),
+        ("tag:cluster", "c"),
+        ("tag-key", "cluster"),
+        ("group-id", made["GroupId"]),
+    ):
+        assert names(fake_cloud, Filters=[{"Name": name, "Values": [value]}]) == ["near"]
+    by_kind = [{"Name": "resource-type", "Values": ["placement-group"]}]
+    tagged = ec2.describe_tags(Filters=by_kind)["Tags"]
+    assert {tag["ResourceType"] for tag in tagged} == {"placement-group"}
+    ec2.delete_placement_group(GroupName="near")
+    assert names(fake_cloud) == ["far"]
+    assert [tag["Key"] for tag in ec2.describe_tags(Filters=by_kind)["Tags"]] == ["other"]
+
+
+def test_what_ec2_refuses(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.once
+    make(fake_cloud)
+    wish = {"GroupName": "near", "Strategy": "cluster"}
+    assert refusal(ec2.create_placement_group, **wish) == "InvalidPlacementGroup.Duplicate"
+    unknown = "InvalidPlacementGroup.Unknown"
+    assert refusal(ec2.delete_placement_group, GroupName="far") == unknown
+    assert refusal(ec2.describe_placement_groups, GroupNames=["far"]) == unknown
+    assert refusal(fake_cloud.run, Placement={"GroupName": "far"}) == unknown
+    assert ec2.describe_instances()["Reservations"] == []
+
+
+def test_a_group_with_machines_stays_until_they_have_ended(
+    fake_cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    make(fake_cloud)
+    ids = fake_cloud.run(2, **NEAR)
+    assert fake_cloud.describe(ids[0])["Placement"]["GroupName"] == "near"
+    # It survives the server.
+    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+        ec2 = resumed.once
+        in_use = "InvalidPlacementGroup.InUse"
+        assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
+        resumed.faults("terminate_s = 1000\n")
+        ec2.terminate_instances(InstanceIds=ids[:1])
+        resumed.faults("")
+        ec2.terminate_instances(InstanceIds=ids[1:])
+        assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
+        resumed.backend.clock = Later()
+        ec2.delete_placement_group(GroupName="near")
+    assert engine.state == {}
+
+
+class Later:
+    """A clock that runs an hour fast."""
+
+    def time(self) -> float:
+        import time
+
+        return time.time() + 3600

@@ -1,0 +1,229 @@
+"""Machines and images over time, and what the faults have in store for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.local.state import StateFolder
+from tests.infra.local.fakes import Endpoint, FakeCloud, FakeEngine, FakeTime, refusal, state_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StateFolder:
+    return state_folder(tmp_path)
+
+
+@pytest.fixture
+def cloud(endpoint: Endpoint, folder: StateFolder, engine: FakeEngine) -> Iterator[FakeCloud]:
+    """An embedded cloud as slow as bare metal, whose time only tests let pass."""
+    with endpoint.serve(folder, engine, clock=FakeTime()) as cloud:
+        cloud.faults('profile = "metal"\n')
+        yield cloud
+
+
+def status_of(cloud: FakeCloud, instance_id: str) -> str:
+    answer = cloud.once.describe_instance_status(
+        InstanceIds=[instance_id], IncludeAllInstances=True
+    )
+    (status,) = answer["InstanceStatuses"]
+    assert status["InstanceStatus"] == status["SystemStatus"]
+    return str(status["InstanceStatus"]["Status"])
+
+
+def test_a_machine_is_pending_until_it_has_booted(cloud: FakeCloud) -> None:
+    (instance_id,) = cloud.run()
+    assert (cloud.state_of(instance_id), status_of(cloud, instance_id)) == (
+        "pending",
+        "initializing",
+    )
+    assert cloud.once.describe_instance_status()["InstanceStatuses"] == []
+    cloud.clock.sleep(19.9)
+    assert cloud.state_of(instance_id) == "pending"
+    cloud.clock.sleep(0.2)
+    assert (cloud.state_of(instance_id), status_of(cloud, instance_id)) == ("running", "ok")
+    assert cloud.describe(instance_id)["LaunchTime"].timestamp() == 1_800_000_000
+
+
+def test_a_launch_is_answered_as_pending_however_fast_it_is(fake_cloud: FakeCloud) -> None:
+    request = {"ImageId": "ami-00123456789abcdef", "InstanceType": "r7iz.metal-16xl"}
+    answer = fake_cloud.once.run_instances(MinCount=1, MaxCount=1, **request)["Instances"][0]
+    assert answer["State"]["Name"] == "pending"
+    assert fake_cloud.state_of(answer["InstanceId"]) == "running"
+
+
+def test_a_machine_holds_what_it_has_until_it_has_ended(
+    cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    ec2 = cloud.once
+    group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
+    ids = cloud.run(SecurityGroupIds=[group])
+    cloud.clock.sleep(20)
+    ended = ec2.terminate_instances(InstanceIds=ids)["TerminatingInstances"][0]
+    assert (ended["PreviousState"]["Name"], ended["CurrentState"]["Name"]) == (
+        "running",
+        "shutting-down",
+    )
+    assert cloud.state_of(ids[0]) == "shutting-down"
+    assert engine.state == {}
+    assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
+    assert len(ec2.describe_volumes()["Volumes"]) == 1
+    again = ec2.terminate_instances(InstanceIds=ids)["TerminatingInstances"][0]
+    assert again["PreviousState"]["Name"] == "shutting-down"
+    cloud.clock.sleep(5)
+    assert cloud.state_of(ids[0]) == "terminated"
+    assert cloud.describe(ids[0])["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
+    assert ec2.describe_volumes()["Volumes"] == []
+    ec2.delete_security_group(GroupId=group)
+
+
+def test_a_pending_machine_can_be_ended_but_not_stopped(cloud: FakeCloud) -> None:
+    ids = cloud.run()
+    assert refusal(cloud.once.stop_instances, InstanceIds=ids) == "IncorrectInstanceState"
+    cloud.once.terminate_instances(InstanceIds=ids)
+    cloud.clock.sleep(30)
+    assert cloud.state_of(ids[0]) == "terminated"
+
+
+def test_a_started_machine_boots_again(cloud: FakeCloud) -> None:
+    ids = cloud.run()
+    cloud.clock.sleep(20)
+    cloud.once.stop_instances(InstanceIds=ids)
+    cloud.once.start_instances(InstanceIds=ids)
+    assert cloud.state_of(ids[0]) == "pending"
+    cloud.clock.sleep(20)
+    assert cloud.state_of(ids[0]) == "running"
+
+
+def test_a_shutdown_inside_ends_the_machine_in_its_time(
+    cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    (instance_id,) = cloud.run(InstanceInitiatedShutdownBehavior="terminate")
+    cloud.clock.sleep(20)
+    assert cloud.state_of(instance_id) == "running"
+    engine.end(cloud.container(instance_id), 130)
+    assert cloud.state_of(instance_id) == "shutting-down"
+    cloud.clock.sleep(5)
+    assert cloud.state_of(instance_id) == "terminated"
+    reason = cloud.describe(instance_id)["StateReason"]["Code"]
+    assert reason == "Client.InstanceInitiatedShutdown"
+
+
+def test_an_image_takes_its_time_and_its_snapshot_begins_earlier(cloud: FakeCloud) -> None:
+    mapping = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100}}
+    (instance_id,) = cloud.run(BlockDeviceMappings=[mapping])
+    cloud.clock.sleep(20)
+    image_id = cloud.once.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
+    cloud.backend._commits[image_id].future.result(5)
+
+    def image() -> Any:
+        return cloud.once.describe_images(ImageIds=[image_id])["Images"][0]
+
+    (snapshot,) = cloud.once.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    assert (image()["State"], snapshot["State"], snapshot["VolumeSize"]) == (
+        "pending",
+        "pending",
+        100,
+    )
+    assert image()["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 100
+    cloud.clock.sleep(60)
+    assert image()["State"] == "available"
+    (snapshot,) = cloud.once.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    assert snapshot["State"] == "completed"
+
+
+def test_what_is_due_survives_the_server(
+    cloud: FakeCloud, folder: StateFolder, engine: FakeEngine
+) -> None:
+    booting, ending = cloud.run(2)
+    cloud.once.terminate_instances(InstanceIds=[ending])
+    clock = cloud.clock
+    with cloud.endpoint.serve(folder, engine, clock=clock) as resumed:
+        assert [resumed.state_of(i) for i in (booting, ending)] == ["pending", "shutting-down"]
+        clock.sleep(20)
+        assert [resumed.state_of(i) for i in (booting, ending)] == ["running", "terminated"]
+
+
+# Fates
+
+
+def test_every_fate_takes_its_course(cloud: FakeCloud, engine: FakeEngine) -> None:
+    fates = ("never-boots", "dies", "no-ssh", "no-amx", "impaired", "stops")
+    rules = [f"[[machine]]\nn = {n}\nfate = '{fate}'\n" for n, fate in enumerate(fates)]
+    cloud.faults('profile = "metal"\n' + "".join(rules))
+    ids = cloud.run(len(fates) + 1)
+    ordinary = ids[-1]
+    assert [cloud.fate_of(i) for i in ids] == [*fates, ""]
+    assert {cloud.state_of(i) for i in ids} == {"pending"}
+    # No container stands behind the first two.
+    assert set(engine.state) == {cloud.container(i) for i in ids[2:]}
+
+    cloud.clock.sleep(3600)
+    assert [cloud.state_of(i) for i in ids] == [
+        "pending",
+        "terminated",
+        "running",
+        "running",
+        "running",
+        "stopped",
+        "running",
+    ]
+    assert cloud.describe(ids[1])["StateReason"]["Code"] == "Server.InternalError"
+    assert cloud.describe(ids[5])["StateReason"]["Code"] == "Server.ScheduledStop"
+    assert not engine.state[cloud.container(ids[5])].running
+    assert [status_of(cloud, i) for i in (ids[0], ids[4], ordinary)] == [
+        "initializing",
+        "impaired",
+        "ok",
+    ]
+    impaired = [{"Name": "instance-status.status", "Values": ["impaired"]}]
+    answer = cloud.once.describe_instance_status(Filters=impaired)
+    assert [status["InstanceId"] for status in answer["InstanceStatuses"]] == [ids[4]]
+    masked = {m.target for m in cloud.spec(ids[2]).mounts} - {
+        m.target for m in cloud.spec(ordinary).mounts
+    }
+    assert masked == {
+        f"/etc/systemd/system/{u}" for u in ("ssh.service", "sshd.service", "ssh.socket")
+    }
+    cloud.once.terminate_instances(InstanceIds=ids)
+    cloud.clock.sleep(5)
+    assert {cloud.state_of(i) for i in ids} == {"terminated"}
+
+
+def test_a_machine_stops_when_it_is_told_to(cloud: FakeCloud) -> None:
+    cloud.faults("[[machine]]\nfate = 'stops'\nafter_s = 7\n")
+    (instance_id,) = cloud.run()
+    assert cloud.state_of(instance_id) == "running"
+    cloud.clock.sleep(7)
+    assert cloud.state_of(instance_id) == "stopped"
+
+
+def test_a_machine_that_never_boots_is_no_loss_for_a_new_server(
+    cloud: FakeCloud, folder: StateFolder, engine: FakeEngine
+) -> None:
+    cloud.faults("[[machine]]\nfate = 'never-boots'\n")
+    (instance_id,) = cloud.run()
+    with cloud.endpoint.serve(folder, engine, clock=cloud.clock) as resumed:
+        assert resumed.state_of(instance_id) == "pending"
+
+
+# The console
+
+
+def test_the_console_shows_the_host_keys_once_they_are_made(
+    cloud: FakeCloud, engine: FakeEngine
+) -> None:
+    (instance_id,) = cloud.run()
+    assert cloud.once.get_console_output(InstanceId=instance_id).get("Output", "") == ""
+    cloud.clock.sleep(20)
+    # botocore decodes it.
+    assert cloud.once.get_console_output(InstanceId=instance_id)["Output"].splitlines() == [
+        "-----BEGIN SSH HOST KEY KEYS-----",
+        "ssh-ed25519 AAAAfake root@fake",
+        "-----END SSH HOST KEY KEYS-----",
+    ]
+    engine.keys = ()
+    assert cloud.once.get_console_output(InstanceId=instance_id).get("Output", "") == ""

@@ -1,0 +1,87 @@
+"""Spot machines and the requests behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.infra.local.fakes import FakeCloud, refusal, refused, tags
+
+
+def run_spot(cloud: FakeCloud, count: int = 1, **options: Any) -> list[str]:
+    market = {"MarketType": "spot", "SpotOptions": options}
+    specifications = tags("spot-instances-request", cluster="c")
+    return cloud.run(count, InstanceMarketOptions=market, TagSpecifications=specifications)
+
+
+def requests(cloud: FakeCloud, **filters: str) -> list[Any]:
+    asked = [{"Name": n.replace("_", "-"), "Values": [v]} for n, v in filters.items()]
+    answer = cloud.once.describe_spot_instance_requests(Filters=asked)
+    return list(answer["SpotInstanceRequests"])
+
+
+def test_every_spot_machine_has_a_request(fake_cloud: FakeCloud) -> None:
+    ids = run_spot(fake_cloud, 2, MaxPrice="3.5", InstanceInterruptionBehavior="terminate")
+    (ordinary,) = fake_cloud.run()
+    found = requests(fake_cloud)
+    assert [request["InstanceId"] for request in found] == ids
+    first = found[0]
+    assert first["SpotInstanceRequestId"].startswith("sir-")
+    assert (first["State"], first["Status"]["Code"]) == ("active", "fulfilled")
+    assert (first["SpotPrice"], first["Type"]) == ("3.5", "one-time")
+    assert first["Tags"] == [{"Key": "cluster", "Value": "c"}]
+    instance = fake_cloud.describe(ids[0])
+    assert instance["InstanceLifecycle"] == "spot"
+    assert instance["SpotInstanceRequestId"] == first["SpotInstanceRequestId"]
+    assert "InstanceLifecycle" not in fake_cloud.describe(ordinary)
+
+
+def test_requests_are_found_by_filters_and_ids(fake_cloud: FakeCloud) -> None:
+    one, other = run_spot(fake_cloud, 2)
+    fake_cloud.once.terminate_instances(InstanceIds=[other])
+    assert len(requests(fake_cloud, tag_key="cluster")) == 2
+    assert len(requests(fake_cloud, **{"tag:cluster": "other"})) == 0
+    assert [r["InstanceId"] for r in requests(fake_cloud, instance_id=one)] == [one]
+    assert [r["InstanceId"] for r in requests(fake_cloud, state="active")] == [one]
+    (found,) = requests(fake_cloud, instance_id=one)
+    ec2, ids = fake_cloud.once, [found["SpotInstanceRequestId"]]
+    by_id = ec2.describe_spot_instance_requests(SpotInstanceRequestIds=ids)
+    assert by_id["SpotInstanceRequests"] == [found]
+    unknown = {"SpotInstanceRequestIds": ["sir-12345678"]}
+    for call in (ec2.describe_spot_instance_requests, ec2.cancel_spot_instance_requests):
+        assert refusal(call, **unknown) == "InvalidSpotInstanceRequestID.NotFound"
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_request_ends_with_its_machine_or_before(fake_cloud: FakeCloud, cancelled: bool) -> None:
+    (instance_id,) = run_spot(fake_cloud)
+    (request,) = requests(fake_cloud)
+    if cancelled:
+        ids = [request["SpotInstanceRequestId"]]
+        answer = fake_cloud.once.cancel_spot_instance_requests(SpotInstanceRequestIds=ids)
+        assert answer["CancelledSpotInstanceRequests"][0]["State"] == "cancelled"
+        assert fake_cloud.state_of(instance_id) == "running"
+        (request,) = requests(fake_cloud)
+        assert request["Status"]["Code"] == "request-canceled-and-instance-running"
+    fake_cloud.once.terminate_instances(InstanceIds=[instance_id])
+    (request,) = requests(fake_cloud)
+    assert request["State"] == ("cancelled" if cancelled else "closed")
+    assert request["Status"]["Code"] == "instance-terminated-by-user"
+
+
+def test_a_price_below_todays_is_refused(fake_cloud: FakeCloud) -> None:
+    fake_cloud.faults("[spot]\nusd_per_hour = 2.5\n")
+    answer = refused(run_spot, cloud=fake_cloud, MaxPrice="2.49")
+    assert answer == ("SpotMaxPriceTooLow", 400)
+    assert requests(fake_cloud) == []
+    assert run_spot(fake_cloud, MaxPrice="2.5")
+    assert run_spot(fake_cloud)
+
+
+def test_a_notice_is_seen_in_the_request(fake_cloud: FakeCloud) -> None:
+    fake_cloud.faults("[[machine]]\nn = 1\nfate = 'spot-notice'\n")
+    spared, doomed = run_spot(fake_cloud, 2)
+    codes = {r["InstanceId"]: (r["State"], r["Status"]["Code"]) for r in requests(fake_cloud)}
+    assert codes == {spared: ("active", "fulfilled"), doomed: ("active", "marked-for-termination")}
+    assert fake_cloud.state_of(doomed) == "running"

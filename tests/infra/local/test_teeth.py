@@ -1,0 +1,141 @@
+"""What EC2 refuses, and the calls that the tool makes of it besides machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.infra.local.fakes import FakeCloud, refusal, tags
+
+KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0yHIE3uEh me"
+MINE = [{"Key": "cluster", "Value": "c"}]
+BY_TAG: Any = [{"Name": "tag:cluster", "Values": ["c"]}]
+
+
+def test_names_are_given_once(fake_cloud: FakeCloud) -> None:
+    ec2, (instance_id,) = fake_cloud.once, fake_cloud.run()
+    for call, request, code in (
+        (ec2.create_security_group, {"GroupName": "g", "Description": "d"}, "InvalidGroup"),
+        (ec2.import_key_pair, {"KeyName": "k", "PublicKeyMaterial": KEY}, "InvalidKeyPair"),
+        (
+            ec2.create_image,
+            {"InstanceId": instance_id, "Name": "img", "NoReboot": True},
+            "InvalidAMIName",
+        ),
+    ):
+        call(**request)
+        assert refusal(call, **request) == f"{code}.Duplicate"
+    (image,) = ec2.describe_images(Owners=["self"])["Images"]
+    fake_cloud.backend._finish_commits()
+    ec2.deregister_image(ImageId=image["ImageId"])
+    assert ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
+
+
+def test_everything_takes_its_tags_from_the_call_that_makes_it(fake_cloud: FakeCloud) -> None:
+    ec2, (instance_id,) = fake_cloud.once, fake_cloud.run()
+    ec2.create_security_group(
+        GroupName="g", Description="d", TagSpecifications=tags("security-group", cluster="c")
+    )
+    ec2.import_key_pair(
+        KeyName="k", PublicKeyMaterial=KEY, TagSpecifications=tags("key-pair", cluster="c")
+    )
+    ec2.create_launch_template(
+        LaunchTemplateName="template",
+        LaunchTemplateData={"ImageId": "ami-1"},
+        TagSpecifications=tags("launch-template", cluster="c"),
+    )
+    image_id = ec2.create_image(
+        InstanceId=instance_id,
+        Name="img",
+        NoReboot=True,
+        TagSpecifications=[*tags("image", cluster="c"), *tags("snapshot", cluster="c")],
+    )["ImageId"]
+    fake_cloud.backend._commits[image_id].future.result(5)
+    shown = [
+        *ec2.describe_security_groups(Filters=BY_TAG)["SecurityGroups"],
+        *ec2.describe_key_pairs(Filters=BY_TAG)["KeyPairs"],
+        *ec2.describe_launch_templates(Filters=BY_TAG)["LaunchTemplates"],
+        *ec2.describe_images(Filters=BY_TAG)["Images"],
+        *ec2.describe_snapshots(Filters=BY_TAG)["Snapshots"],
+    ]
+    assert [resource["Tags"] for resource in shown] == [MINE] * 5
+    assert ec2.describe_addresses(Filters=BY_TAG)["Addresses"] == []
+    ec2.delete_launch_template(LaunchTemplateName="template")
+    assert ec2.describe_launch_templates(Filters=BY_TAG)["LaunchTemplates"] == []
+
+
+@pytest.mark.parametrize(
+    ("resource", "code"),
+    [
+        ("i-0123456789abcdef0", "InvalidInstanceID.NotFound"),
+        ("ami-0123456789abcdef0", "InvalidAMIID.NotFound"),
+        ("snap-0123456789abcdef0", "InvalidSnapshot.NotFound"),
+    ],
+)
+def test_what_is_not_there_takes_no_tags(fake_cloud: FakeCloud, resource: str, code: str) -> None:
+    ids = fake_cloud.run()
+    fake_cloud.once.create_tags(Resources=ids, Tags=MINE)
+    assert fake_cloud.describe(ids[0])["Tags"] == MINE
+    assert refusal(fake_cloud.once.create_tags, Resources=[*ids, resource], Tags=MINE) == code
+
+
+def test_rules_of_a_group_are_shown_and_revoked(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.once
+    group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
+    ssh = {
+        "IpProtocol": "tcp",
+        "FromPort": 22,
+        "ToPort": 22,
+        "IpRanges": [{"CidrIp": "203.0.113.7/32", "Description": "SSH from the caller"}],
+    }
+    inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[ssh, inside])
+
+    def rules() -> list[Any]:
+        shown = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]
+        return sorted(shown["IpPermissions"], key=lambda rule: str(rule["IpProtocol"]))
+
+    within, from_caller = rules()
+    assert [pair["GroupId"] for pair in within["UserIdGroupPairs"]] == [group]
+    assert {key: from_caller[key] for key in ssh} == ssh
+    ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[ssh])
+    assert [rule["IpProtocol"] for rule in rules()] == ["-1"]
+    assert (
+        refusal(ec2.revoke_security_group_ingress, GroupId=group, IpPermissions=[ssh])
+        == "InvalidPermission.NotFound"
+    )
+
+
+def groups_of(cloud: FakeCloud, interface: str) -> list[str]:
+    answer = cloud.once.describe_network_interfaces(NetworkInterfaceIds=[interface])
+    return [g["GroupId"] for g in answer["NetworkInterfaces"][0]["Groups"]]
+
+
+def test_a_machine_moves_to_another_group(fake_cloud: FakeCloud) -> None:
+    ec2, (instance_id,) = fake_cloud.once, fake_cloud.run()
+    group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
+    interface = fake_cloud.describe(instance_id)["NetworkInterfaces"][0]["NetworkInterfaceId"]
+    ec2.modify_network_interface_attribute(NetworkInterfaceId=interface, Groups=[group])
+    assert groups_of(fake_cloud, interface) == [group]
+    assert [g["GroupId"] for g in fake_cloud.describe(instance_id)["SecurityGroups"]] == [group]
+    other = ec2.create_security_group(GroupName="other", Description="d")["GroupId"]
+    ec2.modify_instance_attribute(InstanceId=instance_id, Groups=[other])
+    assert groups_of(fake_cloud, interface) == [other]
+    ec2.delete_security_group(GroupId=group)
+    assert refusal(ec2.delete_security_group, GroupId=other) == "DependencyViolation"
+    ec2.modify_instance_attribute(InstanceId=instance_id, DisableApiTermination={"Value": True})
+    refused = refusal(ec2.terminate_instances, InstanceIds=[instance_id])
+    assert refused == "OperationNotPermitted"
+    assert fake_cloud.state_of(instance_id) == "running"
+
+
+def test_only_the_opened_regions_are_told_of(fake_cloud: FakeCloud) -> None:
+    def regions() -> set[str]:
+        return {r["RegionName"] for r in fake_cloud.once.describe_regions()["Regions"]}
+
+    assert regions() == {"us-east-1"}
+    fake_cloud.application.open_region("eu-west-1")
+    assert regions() == {"us-east-1", "eu-west-1"}
+    asked = fake_cloud.once.describe_regions(RegionNames=["eu-west-1"])["Regions"]
+    assert [region["RegionName"] for region in asked] == ["eu-west-1"]

@@ -1,13 +1,17 @@
-"""Making an AMI of a running head node, without its secrets in it."""
+"""Making an AMI of a running machine, without its private keys and its identity in it."""
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
+from importlib import resources
 from typing import TYPE_CHECKING
 
-from infra import images
-from infra.errors import HostError
-from infra.progress import Progress
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra import images, tags
+from infra.clients import patient, when_visible
+from infra.errors import CloudError, HostError
 from infra.wait import Clock, wait_until
 from provision.host import Host, sudo
 
@@ -15,62 +19,93 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import FilterTypeDef
 
-# The machine's own identity goes to memory while the disk is copied: an image must not hold its
-# host keys, nor a machine id that two machines would share. A copy of the machine makes its own.
-# Should this tool die meanwhile, the machine takes its identity back by itself after half an hour.
-_SEAL = """
-set -e
-install -d -m 700 /run/spr-cluster
-cat > /run/spr-cluster/unseal <<'EOF'
-cp -a /run/spr-cluster/ssh_host_* /etc/ssh/
-cat /run/spr-cluster/machine-id > /etc/machine-id
-EOF
-cp -a /etc/ssh/ssh_host_* /etc/machine-id /run/spr-cluster/
-systemd-run --quiet --collect --unit=spr-cluster-unseal --on-active=30min sh /run/spr-cluster/unseal
-rm -f /etc/ssh/ssh_host_* /root/.bash_history /home/*/.bash_history
-: > /etc/machine-id
-apt-get clean
-rm -rf /var/lib/apt/lists/* /home/*/.cache/pip /root/.cache/pip
-sync
-"""
-_UNSEAL = "sh /run/spr-cluster/unseal && systemctl stop spr-cluster-unseal.timer"
+# The machine's identity goes to memory while the disk is copied: an image must hold no host keys,
+# no key that opens other nodes, no machine id that two machines would share. Where this tool dies
+# meanwhile, its SSH session ends, and with that the seal; where it only hangs, the limit ends it.
+_SEAL_LIMIT_S = 15 * 60
+_SEAL_DEADLINE_S = 10 * 60
 # EC2 begins the copy within seconds of the call; until then the disk must stay as it is.
 _COPY_BEGINS_DEADLINE_S = 10 * 60
-_SEAL_DEADLINE_S = 10 * 60
+_UNBROKEN = "unbroken"
 
 
-def bake_image(
+def begin_image(
     ec2: EC2Client,
     host: Host,
     instance_id: str,
     cluster: str,
-    progress: Progress,
+    name: str,
+    recipe: str = "",
     clock: Clock | None = None,
-) -> images.Image:
-    """Make an image of a machine and wait until it can be used."""
-    name = f"spr-cluster-{cluster}-{instance_id}"
+) -> str:
+    """Begin an image; returns its id when its content can no longer change and is tagged as clean.
+
+    ``recipe``, the digest of the software that the machine has, becomes a tag. Raises
+    :class:`CloudError` where private keys may have got into it; what was begun is deleted.
+    """
+    image_id, snapshots = "", tuple[str, ...]()
+    token = secrets.token_hex(8)
     try:
-        # Gigabytes of new software are written to disk here.
-        host.run(sudo(_SEAL), timeout_s=_SEAL_DEADLINE_S)
-        image_id = images.create_image(ec2, instance_id, cluster, name)
-        _wait_until_copy_begins(ec2, image_id, clock)
+        try:
+            # Gigabytes of new software are written to disk here.
+            host.run(sudo(_render_seal(token)), timeout_s=_SEAL_DEADLINE_S)
+            image_id = images.create_image(ec2, instance_id, cluster, name, recipe)
+            snapshots = _wait_until_copy_begins(ec2, image_id, clock)
+        except BaseException:
+            with suppress(HostError):  # the machine does it itself if it can't be reached now
+                _unseal(host, token)
+            raise
+        if not _unseal(host, token):
+            raise CloudError(
+                f"image {image_id} was given up: {host.name} had its keys back before its disk was "
+                "copied, since the connection to it broke or something made new ones",
+                hint="run the same command again",
+            )
+        clean = [{"Key": tags.SEALED, "Value": "yes"}]
+        when_visible(ec2.create_tags, Resources=[image_id, *snapshots], Tags=clean)
     except BaseException:
-        with suppress(HostError):  # the timer does it, if the machine can't be reached now
-            host.run(sudo(_UNSEAL), check=False)
+        _discard(ec2, image_id, snapshots)
         raise
-    host.run(sudo(_UNSEAL))
-    return images.wait_until_available(ec2, image_id, progress, clock)
+    return image_id
 
 
-def _wait_until_copy_begins(ec2: EC2Client, image_id: str, clock: Clock | None) -> None:
-    """Wait for the image's snapshot, whose content is that of the moment in which it starts."""
+def _render_seal(token: str) -> str:
+    script = resources.files("provision").joinpath("seal.sh").read_text()
+    # The first line is what an error message shows.
+    return f"# sealing the disk\ntoken={token}\nlimit_s={_SEAL_LIMIT_S}\n{script}"
+
+
+def _unseal(host: Host, token: str) -> bool:
+    """Give the machine its identity back; whether it was without it all the time until now."""
+    unseal = (
+        f"said=$(sh /run/spr-cluster/unseal {token}) && echo $said && "
+        f'[ "$said" = {_UNBROKEN} ] && systemctl stop spr-cluster-seal.service; true'
+    )
+    return host.run(sudo(unseal)).stdout.strip() == _UNBROKEN
+
+
+def _wait_until_copy_begins(ec2: EC2Client, image_id: str, clock: Clock | None) -> tuple[str, ...]:
+    """Wait for the image's snapshots, whose content is that of the moment in which they start."""
     # EC2 names the image in the description of the snapshots that it makes for it.
     of_image: list[FilterTypeDef] = [{"Name": "description", "Values": [f"*{image_id}*"]}]
 
-    def probe() -> bool | None:
+    def probe() -> tuple[str, ...] | None:
         found = ec2.describe_snapshots(OwnerIds=["self"], Filters=of_image)["Snapshots"]
-        return True if found else None
+        return tuple(snapshot["SnapshotId"] for snapshot in found) or None
 
-    wait_until(
-        f"snapshot of image {image_id}", probe, deadline_s=_COPY_BEGINS_DEADLINE_S, clock=clock
+    return wait_until(
+        f"snapshot of image {image_id}",
+        patient(probe),
+        deadline_s=_COPY_BEGINS_DEADLINE_S,
+        clock=clock,
     )
+
+
+def _discard(ec2: EC2Client, image_id: str, snapshots: tuple[str, ...]) -> None:
+    """Delete what was begun of an image, as far as EC2 lets go of it now."""
+    if image_id:
+        with suppress(ClientError, BotoCoreError):
+            ec2.deregister_image(ImageId=image_id)
+    for snapshot in snapshots:
+        with suppress(ClientError, BotoCoreError):
+            ec2.delete_snapshot(SnapshotId=snapshot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,16 @@ SSH_USER = "ubuntu"
 FAN_OUT = 64
 CONNECT_TIMEOUT_S = 15
 
+
+class Named(Protocol):
+    """Anything with a machine's name."""
+
+    @property
+    def name(self) -> str: ...
+
+
 T = TypeVar("T")
+N = TypeVar("N", bound=Named)
 LineSink = Callable[[str], None]
 
 
@@ -82,13 +91,14 @@ def sudo(script: str) -> str:
 
 
 def on_all(
-    what: str, hosts: Iterable[Host], work: Callable[[Host], T], *, hint: str | None = None
+    what: str, hosts: Iterable[N], work: Callable[[N], T], *, hint: str | None = None
 ) -> dict[str, T]:
     """Do the same on many machines at once; returns the results by machine name.
 
-    Raises :class:`HostsError` with every failed machine's outcome.
+    Raises :class:`HostsError` with every failed machine's outcome; without a ``hint`` of its own it
+    has that of the first machine that has one.
     """
-    targets: Sequence[Host] = tuple(hosts)
+    targets = tuple(hosts)
     if not targets:
         return {}
     failures: dict[str, str] = {}
@@ -101,6 +111,7 @@ def on_all(
                 done[name] = future.result()
             except SprError as error:
                 failures[name] = error.message.removeprefix(f"[{name}] ")
+                hint = hint or error.hint
     finally:
         # Ctrl-C must not wait for machines that take twenty minutes to answer.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -118,21 +129,22 @@ def wait_until_reachable(
     clock: Clock | None = None,
     on_wait: Callable[[float, str], None] | None = None,
 ) -> None:
-    """Wait until a machine answers over SSH and has finished its first boot (cloud-init).
+    """Wait until a machine answers over SSH.
 
-    Raises :class:`HostKeyError` at once for a changed host key, else in the end
-    :class:`HostError` with the last reason.
+    A refused login is waited out, too: cloud-init may not have placed the key yet. ``on_wait`` is
+    told the seconds passed and the last reason. Raises :class:`HostKeyError` at once for a changed
+    host key, else in the end :class:`HostError` with the last reason.
     """
-    reason = ""
+    reason, hint = "", None
 
     def probe() -> bool | None:
-        nonlocal reason
+        nonlocal reason, hint
         try:
             return host.run("true", timeout_s=CONNECT_TIMEOUT_S).exit_code == 0
         except HostKeyError:
             raise
         except HostError as error:
-            reason = error.message
+            reason, hint = error.message, error.hint
             return None
 
     def report(passed: float) -> None:
@@ -151,7 +163,8 @@ def wait_until_reachable(
     except DeadlineError as error:
         raise HostError(
             host.name,
-            f"{error.message}: {reason}",
-            hint="does its subnet route to an internet gateway, and is --ssh-cidr this machine's "
+            f"{error.message}: {reason.removeprefix(f'[{host.name}] ')}",
+            hint=hint
+            or "does its subnet route to an internet gateway, and is --ssh-cidr this machine's "
             "address?",
         ) from None

@@ -2,25 +2,57 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
+from collections.abc import Callable
 from importlib import resources
+from typing import TypeVar
 
-from infra.errors import HostError
+from infra.errors import ConnectionLostError, HostError
 from infra.progress import Progress
-from provision.host import Host
+from infra.wait import Clock
+from provision.host import Host, Result, wait_until_reachable
 from provision.stacks import Stack
 
+T = TypeVar("T")
+
 # One fixed path on every node: mpirun starts the same absolute path everywhere.
-VENV = "/opt/spr-cluster/venv"
+_ROOT = "/opt/spr-cluster"
+VENV = f"{_ROOT}/venv"
+STACK_FILE = f"{_ROOT}/stack"
+"""On the node: the digest of the stack that it has, whole."""
 LOG = "/var/log/spr-cluster-install.log"
 _STEP = "@step "
 _INSTALL_DEADLINE_S = 45 * 60
 _CLOUD_INIT_DEADLINE_S = 20 * 60
+_ATTEMPTS = 3
+_RECONNECT_DEADLINE_S = 5 * 60
 
 
-def wait_for_cloud_init(host: Host) -> None:
+def _persist(
+    host: Host,
+    work: Callable[[], T],
+    clock: Clock | None,
+    on_break: Callable[[str], None] | None = None,
+) -> T:
+    """Do again what a broken connection interrupted here, though not on the machine."""
+    for attempt in range(2, _ATTEMPTS + 1):
+        try:
+            return work()
+        except ConnectionLostError as error:
+            if on_break:
+                on_break(f"{error.message}; trying again ({attempt} of {_ATTEMPTS})")
+        wait_until_reachable(host, deadline_s=_RECONNECT_DEADLINE_S, clock=clock)
+    return work()
+
+
+def wait_for_cloud_init(host: Host, clock: Clock | None = None) -> None:
     """Wait for the first boot's own work; raises :class:`HostError` where it failed."""
-    done = host.run("cloud-init status --wait", timeout_s=_CLOUD_INIT_DEADLINE_S, check=False)
+
+    def wait() -> Result:
+        return host.run("cloud-init status --wait", timeout_s=_CLOUD_INIT_DEADLINE_S, check=False)
+
+    done = _persist(host, wait, clock)
     # 2 means finished, with warnings: https://docs.cloud-init.io/en/latest/explanation/return_codes.html
     if done.exit_code not in (0, 2):
         raise HostError(
@@ -32,19 +64,35 @@ def wait_for_cloud_init(host: Host) -> None:
 
 def render_install_script(stack: Stack) -> str:
     """The bash script that installs a stack. It can run again after any interruption."""
+    values = {"root": _ROOT, "venv": VENV}
     arrays = {
         "system_packages": stack.system_packages,
         "python_packages": stack.python_packages,
         "indexes": stack.indexes,
         "versions": [f"{module}={wanted}" for module, wanted in stack.versions.items()],
     }
-    values = [f"venv={VENV}"] + [f"{name}=({shlex.join(v)})" for name, v in arrays.items()]
+    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    lines += [f"{name}=({shlex.join(array)})" for name, array in arrays.items()]
     script = resources.files("provision").joinpath("install.sh").read_text()
-    return "\n".join(values) + "\n" + script
+    # In one group, so that a second upload of the file changes nothing under a run of the first.
+    return "\n".join(["{", *lines, script, "exit", "}", ""])
 
 
-def install_stack(host: Host, stack: Stack, progress: Progress) -> None:
-    """Install a stack; its log stays on the machine. Raises :class:`HostError` with the last lines."""
+def stack_digest(stack: Stack) -> str:
+    """Names what an installation of this stack does; another stack or another script has another."""
+    return hashlib.sha256(render_install_script(stack).encode()).hexdigest()[:12]
+
+
+def install_stack(host: Host, stack: Stack, progress: Progress, clock: Clock | None = None) -> None:
+    """Install a stack; at once where the machine has just that already. Its log stays on the machine.
+
+    An installation goes on when the connection breaks, and so does this. Raises
+    :class:`HostError` with the last lines.
+    """
+    _persist(host, lambda: _install(host, stack, progress), clock, progress.note)
+
+
+def _install(host: Host, stack: Stack, progress: Progress) -> None:
     script = "/tmp/spr-cluster-install.sh"
     host.put(render_install_script(stack).encode(), script)
     tail: list[str] = []
@@ -56,7 +104,8 @@ def install_stack(host: Host, stack: Stack, progress: Progress) -> None:
             tail.append(line.strip())
             del tail[:-5]
 
-    command = f"set -o pipefail; bash {script} 2>&1 | sudo tee -a {LOG}"
+    # tee's -p: a broken connection must not end what it can no longer report.
+    command = f"set -o pipefail; bash {script} {stack_digest(stack)} 2>&1 | sudo tee -pa {LOG}"
     done = host.run(
         f"bash -c {shlex.quote(command)}",
         timeout_s=_INSTALL_DEADLINE_S,

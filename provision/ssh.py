@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from invoke.exceptions import CommandTimedOut
 
 from infra.errors import ConnectionLostError, HostError, HostKeyError
 from provision.host import CONNECT_TIMEOUT_S, LineSink, Login, Result
+from provision.host_keys import fingerprint, pin_host_keys, pinned_host_keys
 
 _KEEPALIVE_S = 20
 _PORT = 22
@@ -29,15 +29,19 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 class _LearnOnce(paramiko.MissingHostKeyPolicy):
     """Pins a host's key at the first contact. A key that changes later is refused by paramiko."""
 
-    _lock = threading.Lock()
-
-    def __init__(self, known_hosts: Path) -> None:
-        self._known_hosts = known_hosts
+    def __init__(self, known_hosts: Path, alias: str) -> None:
+        self._known_hosts, self._alias = known_hosts, alias
 
     def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
-        line = f"{hostname} {key.get_name()} {key.get_base64()}\n"
-        with self._lock, self._known_hosts.open("a") as file:
-            file.write(line)
+        shown = f"{key.get_name()} {key.get_base64()}"
+        pinned = pinned_host_keys(self._known_hosts, self._alias)
+        if pinned and shown not in pinned:  # paramiko could make nothing of those
+            raise HostKeyError(
+                self._alias,
+                f"the host keys pinned for it can't be read, and {fingerprint(shown)} is none of them",
+                hint=f"if {self._known_hosts} was edited, put its lines right",
+            )
+        pin_host_keys(self._known_hosts, self._alias, [*pinned, shown])
         client.get_host_keys().add(hostname, key.get_name(), key)
 
 
@@ -68,10 +72,14 @@ class _Lines(io.TextIOBase):
 
 
 class SshHost:
-    """A :class:`Host` over fabric. It connects at the first use and then keeps the connection."""
+    """A :class:`Host` over fabric. It connects at the first use and then keeps the connection.
 
-    def __init__(self, name: str, address: str, login: Login) -> None:
-        self._name, self._address, self._login = name, address, login
+    ``alias`` is the name of its host keys in the file of known hosts: the instance id, since an
+    address may belong to another machine tomorrow.
+    """
+
+    def __init__(self, name: str, address: str, login: Login, *, alias: str) -> None:
+        self._name, self._address, self._login, self._alias = name, address, login, alias
         self._connection: Connection | None = None
 
     @property
@@ -85,15 +93,14 @@ class SshHost:
         try:
             connection.open()
         except paramiko.BadHostKeyException as error:
-            raise HostKeyError(
-                self._name,
-                f"{self._address} shows another host key than at the first contact: "
-                f"{error.key.fingerprint}, expected {error.expected_key.fingerprint}",
-                hint="somebody may be listening in. If the machine was made anew, remove its line "
-                f"from {self._login.known_hosts}",
-            ) from None
+            raise self._explain(error) from None
         except paramiko.AuthenticationException as error:
-            raise HostError(self._name, f"SSH does not accept the cluster's key: {error}") from None
+            raise HostError(
+                self._name,
+                f"SSH does not accept the cluster's key: {error}",
+                hint="cloud-init places it early at the first boot; later it is refused where "
+                "~/.ssh/authorized_keys on the node was changed",
+            ) from None
         except (OSError, paramiko.SSHException, EOFError) as error:
             raise HostError(
                 self._name,
@@ -126,10 +133,28 @@ class SshHost:
                 "channel_timeout": CONNECT_TIMEOUT_S,
             },
         )
-        self._login.known_hosts.touch(mode=0o600)
-        connection.client.load_host_keys(str(self._login.known_hosts))
-        connection.client.set_missing_host_key_policy(_LearnOnce(self._login.known_hosts))
+        for key in pinned_host_keys(self._login.known_hosts, self._alias):
+            _trust(connection.client.get_host_keys(), self._address, key)
+        policy = _LearnOnce(self._login.known_hosts, self._alias)
+        connection.client.set_missing_host_key_policy(policy)
         return connection
+
+    def _explain(self, error: paramiko.BadHostKeyException) -> HostKeyError:
+        shown, expected = (
+            f"{key.get_name()} {fingerprint(f'{key.get_name()} {key.get_base64()}')}"
+            for key in (error.key, error.expected_key)
+        )
+        file = self._login.known_hosts
+        return HostKeyError(
+            self._name,
+            f"{self._address} shows another SSH host key than {self._alias} had: {shown} came, "
+            f"{expected} was expected. The connection was not made",
+            hint="Somebody may stand between this machine and the node. It is innocent where the "
+            "node stopped a moment ago and its address went to another machine (then run the "
+            "command again), or where its keys in /etc/ssh were made anew on purpose: then "
+            f"compare with the node's console (`aws ec2 get-console-output --instance-id "
+            f"{self._alias}`) and forget the old one: ssh-keygen -R {self._alias} -f '{file}'",
+        )
 
     def run(
         self,
@@ -190,13 +215,26 @@ class SshHost:
         except FileNotFoundError:
             raise HostError(self._name, f"there is no {path}") from None
         except (OSError, paramiko.SSHException, EOFError) as error:
+            # The machine's own refusals, such as a full disk, are errors of a connection that holds.
+            connected = self._connection is not None and self._connection.is_connected
+            lost = not isinstance(error, OSError) or not connected
             self.close()
-            raise HostError(self._name, f"copying {path}: {error or 'connection closed'}") from None
+            kind = ConnectionLostError if lost else HostError
+            raise kind(self._name, f"copying {path}: {error or 'connection closed'}") from None
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _trust(known: paramiko.HostKeys, address: str, key: str) -> None:
+    """Have paramiko expect a key at an address, under the name that it gives it itself."""
+    name = address if _PORT == paramiko.config.SSH_PORT else f"[{address}]:{_PORT}"
+    with suppress(paramiko.hostkeys.InvalidHostKey, paramiko.SSHException):
+        entry = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {key}")
+        if entry is not None:  # a type of key that paramiko does not know
+            known.add(name, entry.key.get_name(), entry.key)
 
 
 def _short(command: str) -> str:

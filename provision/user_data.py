@@ -1,4 +1,4 @@
-"""The cloud-init user data of every node: quiet at boot, and gone when its time is up. Pure.
+"""The cloud-init user data of every node: quiet, and gone when its time is up or nobody uses it. Pure.
 
 Nothing secret is ever in it: user data can be read by everybody on the machine.
 """
@@ -6,37 +6,90 @@ Nothing secret is ever in it: user data can be read by everybody on the machine.
 from __future__ import annotations
 
 import json
-from datetime import datetime
+import shlex
+from datetime import datetime, timedelta
+from importlib import resources
 
 # cloud-init reads JSON as the YAML that it is, so no template can break it.
 _HEADER = "#cloud-config\n"
+_STATE = "/run/spr-cluster"
+EXPIRY_SCRIPT = f"{_STATE}/expiry"
+EXPIRY_TIMER = "spr-cluster-expiry.timer"
+# The instance's own folder, which is another one on every copy of this machine:
+# https://docs.cloud-init.io/en/latest/reference/persistent-data.html
+EXPIRES_FILE = "/var/lib/cloud/instance/spr-cluster-expires"
+
+# bootcmd runs in the middle of the boot: a unit that waited for basic.target would wait for cloud-init.
+_UNIT = "[Unit]\nDefaultDependencies=no\nConflicts=shutdown.target\nBefore=shutdown.target\n"
+_TIMER = f"{_UNIT}[Timer]\nOnActiveSec=30s\nOnUnitInactiveSec=30s\nAccuracySec=1s\n"
+# LogLevelMax leaves systemd's own two lines per run out of the journal.
+_SERVICE = f"{_UNIT}[Service]\nType=oneshot\nTimeoutStartSec=10min\nLogLevelMax=notice\n"
+# Fresh Ubuntu's own updates would hold the package lock and steal cores from training.
+_QUIET = "systemctl mask --now apt-daily.timer apt-daily-upgrade.timer || true"
+# A laptop that went to sleep must not count as a user for two hours: tcp(7).
+_NOTICE_DEAD_SESSIONS = (
+    "sysctl -qw net.ipv4.tcp_keepalive_time=300 net.ipv4.tcp_keepalive_intvl=30 "
+    "net.ipv4.tcp_keepalive_probes=5 || true"
+)
 
 
-def render_user_data(expires: datetime) -> str:
+def render_user_data(expires: datetime, idle_timeout: timedelta | None = None) -> str:
     """User data that powers the machine off at ``expires``; EC2 then terminates it.
 
-    The date is absolute, so that a reboot does not prolong it, and it is looked at every half
-    minute: a machine that boots after it, or that was stopped over it, ends itself, too.
+    With ``idle_timeout`` the head powers the whole cluster off after so long without an SSH session
+    or a job. Everything lies in memory and is written at every boot from this machine's own user
+    data (cloud-init's bootcmd), so that no image carries one machine's time over to another.
+    ``EXPIRES_FILE`` on the machine overrides ``expires``: see :mod:`provision.lifetime`.
     """
-    timer = (
-        "[Timer]\nOnBootSec=30s\nOnUnitInactiveSec=30s\nAccuracySec=1s\n"
-        "[Install]\nWantedBy=timers.target\n"
-    )
-    over = f"[ $$(date +%%s) -lt {int(expires.timestamp())} ]"
-    service = f"[Service]\nType=oneshot\nExecStart=/bin/sh -c '{over} || systemctl poweroff'\n"
-    units = "/etc/systemd/system/spr-cluster-ttl"
-    config = {
-        "package_update": False,
-        # Fresh Ubuntu's own updates would hold the package lock and steal cores from training.
-        "bootcmd": ["systemctl mask --now apt-daily.timer apt-daily-upgrade.timer || true"],
-        "write_files": [
-            {"path": f"{units}.timer", "content": timer},
-            {"path": f"{units}.service", "content": service},
-        ],
-        "runcmd": [
-            "systemctl daemon-reload",
-            "systemctl enable spr-cluster-ttl.timer",
-            "systemctl restart spr-cluster-ttl.timer",
-        ],
-    }
+    guards = {"expiry": render_expiry_script(expires)}
+    if idle_timeout is not None:
+        guards["idle"] = render_idle_script(idle_timeout)
+    boot = [_render_start(guards), _read("fresh.sh"), _QUIET]
+    if idle_timeout is not None:
+        boot.append(_NOTICE_DEAD_SESSIONS)
+    config = {"package_update": False, "bootcmd": boot}
     return _HEADER + json.dumps(config, indent=1) + "\n"
+
+
+def render_expiry_script(expires: datetime) -> str:
+    """The script that ends a machine when its time is up; with ``show`` it prints that time."""
+    values = _render_values(launch_expires=int(expires.timestamp()), expires_file=EXPIRES_FILE)
+    return values + _read("expiry.sh")
+
+
+def render_idle_script(idle_timeout: timedelta) -> str:
+    """The script that ends an unused cluster."""
+    seconds = int(idle_timeout.total_seconds())
+    values = _render_values(idle_timeout=seconds, state=_STATE, homes="/home")
+    return values + _read("idle.sh")
+
+
+def _render_start(guards: dict[str, str]) -> str:
+    """A shell script that writes the guards and their units, and starts them."""
+    units = "/run/systemd/system"
+    files = {}
+    for name, script in guards.items():
+        path = f"{_STATE}/{name}"
+        files[path] = script
+        files[f"{units}/spr-cluster-{name}.service"] = f"{_SERVICE}ExecStart=/bin/sh {path}\n"
+        files[f"{units}/spr-cluster-{name}.timer"] = _TIMER
+    timers = " ".join(f"spr-cluster-{name}.timer" for name in guards)
+    return "\n".join(
+        [
+            "set -e",
+            f"mkdir -p {_STATE} {units}",
+            *(f"cat >{path} <<'_END_'\n{text}_END_" for path, text in files.items()),
+            "systemctl daemon-reload",
+            f"systemctl restart --no-block {timers}",
+            # A machine without its guard is a failed boot; what follows is of less weight.
+            "set +e",
+        ]
+    )
+
+
+def _render_values(**values: str | int) -> str:
+    return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
+
+
+def _read(script: str) -> str:
+    return resources.files("provision").joinpath(script).read_text()

@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-import socket
-from pathlib import Path
-
-import paramiko
 import pytest
 
 from infra.errors import HostError, HostKeyError, HostsError
-from provision.host import Host, Login, Result, on_all, sudo, wait_until_reachable
-from provision.ssh import SshHost, _LearnOnce, _Lines
+from provision.host import Result, on_all, sudo, wait_until_reachable
 from tests.fakes import FakeClock, FakeHost
 
 
@@ -53,42 +48,6 @@ def test_a_changed_host_key_is_not_waited_out() -> None:
     with pytest.raises(HostKeyError):
         wait_until_reachable(host, clock=FakeClock())
     assert len(host.commands) == 1
-
-
-def test_the_first_host_key_is_pinned(tmp_path: Path) -> None:
-    known_hosts = tmp_path / "known_hosts"
-    client, key = paramiko.SSHClient(), paramiko.ECDSAKey.generate()
-
-    _LearnOnce(known_hosts).missing_host_key(client, "198.51.100.1", key)
-
-    assert known_hosts.read_text() == f"198.51.100.1 {key.get_name()} {key.get_base64()}\n"
-    assert client.get_host_keys().check("198.51.100.1", key)
-    assert not client.get_host_keys().check("198.51.100.1", paramiko.ECDSAKey.generate())
-
-
-def test_lines_are_handed_on_whole() -> None:
-    heard: list[str] = []
-    lines = _Lines(heard.append)
-
-    lines.write("one\r\ntw")
-    lines.write("o\nthree")
-    assert heard == ["one", "two"]
-    lines.finish()
-    assert heard == ["one", "two", "three"]
-
-
-def test_a_machine_without_ssh_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = tmp_path / "id"
-    paramiko.ECDSAKey.generate().write_private_key_file(str(key))
-    with socket.create_server(("127.0.0.9", 0)) as server:
-        # Listens, and says nothing that SSH would say.
-        monkeypatch.setattr("provision.ssh._PORT", server.getsockname()[1])
-        monkeypatch.setattr("provision.ssh.CONNECT_TIMEOUT_S", 0.5)
-        host: Host = SshHost("node0", "127.0.0.9", Login(key, tmp_path / "known_hosts"))
-        with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
-            host.run("true")
-        with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
-            host.put(b"", "/tmp/file")
 
 
 def test_sudo_takes_any_script() -> None:

@@ -2,63 +2,80 @@
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from infra.errors import HostError, UsageError
+from infra.errors import ConnectionLostError, HostError, UsageError
 from infra.progress import Silent
+from infra.wait import wait_until
 from provision.host import Result
-from provision.install import install_stack, render_install_script, wait_for_cloud_init
+from provision.install import (
+    STACK_FILE,
+    VENV,
+    install_stack,
+    render_install_script,
+    stack_digest,
+    wait_for_cloud_init,
+)
 from provision.stacks import Stack, load_stack, stack_names
-from tests.fakes import FakeHost
+from tests.fakes import FakeClock, FakeHost
+from tests.provision.machine import Machine
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Path:
-    """A folder of commands that only write down how they were called."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("sudo", "dpkg-query", "compgen", "pip"):
-        (folder / name).write_text(f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/calls\n')
-    (folder / "python3").write_text(
-        "#!/bin/bash\n"
-        f'echo python3 "${{@: -1}}" >> {tmp_path}/calls\n'
-        '[[ "${@: -1}" == *unreachable* ]] && exit 1\nexit 0\n'
-    )
-    for path in folder.iterdir():
-        path.chmod(0o755)
-    venv = tmp_path / "venv" / "bin"
-    venv.mkdir(parents=True)
-    (venv / "pip").symlink_to(folder / "pip")
-    (venv / "python").symlink_to(folder / "python3")
-    return tmp_path
+def node(machine: Machine) -> Machine:
+    """A machine whose package managers only write down how they were called."""
+    for name in ("dpkg", "dpkg-query", "apt-get", "compgen", "pip"):
+        machine.replace(name)
+    # The environment's Python is another one: it writes down what it is asked to check.
+    machine.replace("python-of-venv")
+    machine.replace("python3", _PYTHON.format(bin=machine.folder / "bin"))
+    machine.path("/opt").mkdir()
+    return machine
 
 
-def run_script(machine: Path, stack: Stack) -> list[str]:
-    script = render_install_script(stack).replace(
-        "venv=/opt/spr-cluster/venv", f"venv={machine}/venv"
-    )
+_PYTHON = """
+case "$*" in
+    "-m venv "*)
+        mkdir -p "$3/bin"
+        ln -s {bin}/pip "$3/bin/pip"
+        ln -s {bin}/python-of-venv "$3/bin/python"
+        ;;
+    *unreachable*) exit 1 ;;
+esac
+"""
+
+
+def run_script(node: Machine, stack: Stack, digest: str = "d1") -> list[str]:
+    """Run the installation; returns what it called since."""
+    before = len(node.calls)
+    done = start(node, stack, digest)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return node.calls[before:]
+
+
+def start(node: Machine, stack: Stack, digest: str = "d1") -> subprocess.CompletedProcess[str]:
     # bash's own compgen looks for tcmalloc below /usr/lib, which a test machine need not have.
-    script = "enable -n compgen\n" + script
-    path = f"{machine / 'bin'}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash"], input=script, env={"PATH": path}, text=True, capture_output=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return (machine / "calls").read_text().splitlines()
+    return node.shell("enable -n compgen\n" + render_install_script(stack), digest)
 
 
 def make_stack(**changes: object) -> Stack:
     return Stack.model_validate({**load_stack("upstream").model_dump(), **changes})
 
 
-def test_an_index_that_cannot_be_reached_is_left_out(machine: Path) -> None:
+def pip_installs(calls: list[str]) -> list[str]:
+    return [call for call in calls if call.startswith("pip install")]
+
+
+def test_an_index_that_cannot_be_reached_is_left_out(node: Machine) -> None:
     stack = make_stack(indexes=["https://good.test/", "https://unreachable.test/"])
 
-    (pip,) = [call for call in run_script(machine, stack) if call.startswith("pip install")]
+    (pip,) = pip_installs(run_script(node, stack))
 
     assert "--extra-index-url https://good.test/ " in pip
     assert "unreachable" not in pip
@@ -66,20 +83,203 @@ def test_an_index_that_cannot_be_reached_is_left_out(machine: Path) -> None:
     assert "impi-rt==2021.18.1" in pip
 
 
-def test_missing_system_packages_are_installed_waiting_for_the_lock(machine: Path) -> None:
-    apt = [call for call in run_script(machine, make_stack()) if "apt-get" in call]
+def test_missing_system_packages_are_installed_waiting_for_the_lock(node: Machine) -> None:
+    apt = [call for call in run_script(node, make_stack()) if call.startswith("apt-get")]
 
     assert len(apt) == 2
     assert all("DPkg::Lock::Timeout=900" in call for call in apt)
     assert apt[1].endswith("--no-install-recommends python3-venv google-perftools numactl")
 
 
-def test_a_package_name_cannot_run_a_command(machine: Path) -> None:
+def test_packages_that_are_there_are_not_asked_for(node: Machine) -> None:
+    node.replace("dpkg-query", "echo install ok installed")
+
+    assert not any(call.startswith("apt-get") for call in run_script(node, make_stack()))
+
+
+def test_a_package_name_cannot_run_a_command(node: Machine) -> None:
     evil = make_stack(python_packages=["torch; touch /tmp/owned", "$(id)"])
 
-    (pip,) = [call for call in run_script(machine, evil) if call.startswith("pip install")]
+    (pip,) = pip_installs(run_script(node, evil))
 
-    assert pip.endswith("torch; touch /tmp/owned $(id)")
+    assert pip.endswith("torch; touch @tmp@/owned $(id)".replace("@tmp@", str(node.path("/tmp"))))
+
+
+def test_the_last_step_is_to_say_what_is_installed(node: Machine) -> None:
+    calls = run_script(node, make_stack(), "0123456789ab")
+
+    assert node.path(STACK_FILE).read_text() == "0123456789ab\n"
+    assert calls[-2].startswith("python-of-venv - torch=2.13.0")
+    assert calls[-1].startswith("sync ")
+    assert {path.name for path in node.path("/opt/spr-cluster").iterdir()} == {"venv", "stack"}
+
+
+def test_a_machine_that_has_just_that_is_done_at_once(node: Machine) -> None:
+    run_script(node, make_stack())
+
+    calls = run_script(node, make_stack())
+
+    assert [call.split()[0] for call in calls] == ["sudo", "compgen", "python-of-venv"]
+
+
+@pytest.mark.parametrize("what", ["digest", "check"])
+def test_another_stack_or_a_broken_one_is_installed(node: Machine, what: str) -> None:
+    run_script(node, make_stack())
+    if what == "check":
+        # It fails once, as it does where a package was removed by hand.
+        mark = node.folder / "failed"
+        node.replace("python-of-venv", f"[ -e {mark} ] || {{ touch {mark}; exit 1; }}")
+
+    calls = run_script(node, make_stack(), "d2" if what == "digest" else "d1")
+
+    assert len(pip_installs(calls)) == 1
+    # What pip can repair or change, it does where it is.
+    assert not any("-m venv" in call for call in calls)
+
+
+@pytest.mark.parametrize("step", ["pip", "python-of-venv"])
+def test_a_half_made_environment_is_made_anew(node: Machine, step: str) -> None:
+    node.replace(step, "exit 1")
+    assert start(node, make_stack()).returncode != 0
+    assert not node.path(STACK_FILE).exists()
+    half_made = node.path(f"{VENV}/half-made")
+    half_made.touch()
+    node.replace(step)
+
+    calls = run_script(node, make_stack())
+
+    assert any(call.startswith("python3 -m venv") for call in calls)
+    assert not half_made.exists()
+    assert len(pip_installs(calls)) == 1
+
+
+def test_an_interrupted_change_of_a_good_machine_takes_its_digest_away(node: Machine) -> None:
+    run_script(node, make_stack())
+    node.replace("pip", "exit 1")
+
+    assert start(node, make_stack(), "d2").returncode != 0
+
+    assert not node.path(STACK_FILE).exists()
+
+
+@pytest.mark.parametrize("sign", ["audit", "updates", "none"])
+def test_what_dpkg_was_at_is_ended_first(node: Machine, sign: str) -> None:
+    if sign == "audit":
+        node.replace("dpkg", '[ "$1" != --audit ] || echo half configured: numactl')
+    if sign == "updates":
+        node.path("/var/lib/dpkg/updates").mkdir(parents=True)
+        # compgen is bash's own here, since sudo starts another bash.
+        node.path("/var/lib/dpkg/updates/0001").touch()
+
+    calls = run_script(node, make_stack())
+
+    names = [call.split()[0] for call in calls if "--audit" not in call]
+    repairs = [call for call in calls if call.startswith("dpkg --force")]
+    if sign == "none":
+        assert repairs == []
+        return
+    assert repairs == ["dpkg --force-confdef --force-confold --configure -a"]
+    # It waits for the locks, which the python3 of this test only writes down, and comes before apt.
+    assert names.index("python3") < names.index("dpkg") < names.index("apt-get")
+
+
+def test_a_second_installation_waits_for_the_first(node: Machine) -> None:
+    go = node.folder / "go"
+    node.replace("pip", f"until [ -e {go} ]; do sleep 0.02; done")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(start, node, make_stack())
+        wait_until(
+            "pip", lambda: True if pip_installs(node.calls) else None, deadline_s=20, every_s=0.05
+        )
+        second = pool.submit(start, node, make_stack())
+        # Whatever it would do comes after the lock; this is the first thing before it.
+        asked = "sudo install -d"
+        wait_until(
+            "second",
+            lambda: True if sum(asked in call for call in node.calls) == 2 else None,
+            deadline_s=20,
+            every_s=0.05,
+        )
+        go.touch()
+        outputs = [future.result().stdout for future in (first, second)]
+
+    assert "@step an earlier installation still runs; waiting for it" in outputs[1]
+    assert "@step already installed" in outputs[1]
+    assert len(pip_installs(node.calls)) == 1
+
+
+def test_the_script_is_read_whole_before_it_runs(node: Machine) -> None:
+    """A second upload of the same file must not pull the rug from under a run of the first."""
+    script = render_install_script(make_stack())
+    assert script.startswith("{\n")
+    assert script.endswith("\nexit\n}\n")
+    cut = script[: len(script) // 2]
+
+    assert node.shell(cut).returncode != 0
+    assert node.calls == []
+
+
+def test_a_digest_names_what_is_done() -> None:
+    upstream = stack_digest(load_stack("upstream"))
+
+    assert re.fullmatch("[0-9a-f]{12}", upstream)
+    assert stack_digest(load_stack("upstream")) == upstream
+    assert stack_digest(make_stack(python_packages=["torch==2.12.0"])) != upstream
+
+
+class Flaky(FakeHost):
+    """A machine whose connection breaks under the installation, for the first times."""
+
+    def __init__(self, breaks: int) -> None:
+        super().__init__("node0", [("^true$", ""), ("install|cloud-init", "@step working")])
+        self.breaks = breaks
+
+    def run(self, command: str, **options: Any) -> Result:
+        done = super().run(command, **options)
+        if command != "true" and self.breaks:
+            self.breaks -= 1
+            raise ConnectionLostError("node0", "the connection broke")
+        return done
+
+
+@dataclass
+class Notes(Silent):
+    heard: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def test_an_installation_goes_on_after_broken_connections() -> None:
+    host, notes = Flaky(breaks=2), Notes()
+
+    install_stack(host, load_stack("intel"), notes, FakeClock())
+
+    installs = [c for c in host.commands if "install" in c]
+    assert len(installs) == 3
+    assert host.commands.count("true") == 2  # each time it waits until the machine answers again
+    assert all(stack_digest(load_stack("intel")) in c and "tee -pa" in c for c in installs)
+    broken = [note for note in notes.heard if "trying again" in note]
+    assert broken == [
+        "[node0] the connection broke; trying again (2 of 3)",
+        "[node0] the connection broke; trying again (3 of 3)",
+    ]
+
+
+def test_a_first_boot_is_waited_for_through_broken_connections() -> None:
+    host = Flaky(breaks=2)
+
+    wait_for_cloud_init(host, FakeClock())
+
+    assert [c for c in host.commands if c != "true"] == ["cloud-init status --wait"] * 3
+
+
+def test_a_connection_that_never_holds_is_given_up() -> None:
+    host = Flaky(breaks=9)
+
+    with pytest.raises(ConnectionLostError):
+        install_stack(host, load_stack("intel"), Silent(), FakeClock())
+    assert host.breaks == 6
 
 
 def test_a_failed_installation_ends_with_its_last_lines() -> None:

@@ -1,38 +1,126 @@
+"""The user data, and the boot script in it, run for real."""
+
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
+import re
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 
 from provision.user_data import render_user_data
+from tests.provision.machine import Machine
+
+EXPIRES = datetime(2026, 12, 24, 18, tzinfo=timezone.utc)
+HOUR = timedelta(hours=1)
 
 
-@pytest.mark.parametrize(("seconds_left", "ends"), [(3600, False), (-1, True), (-(10**6), True)])
-def test_the_machine_ends_itself_at_an_absolute_time_however_late_it_looks(
-    tmp_path: Path, seconds_left: int, ends: bool
-) -> None:
-    expires = datetime.now(timezone(timedelta(hours=2))) + timedelta(seconds=seconds_left)
-    text = render_user_data(expires)
+def boot_script(idle_timeout: timedelta | None = None) -> str:
+    """What cloud-init makes of the list of commands: one shell script."""
+    _, _, body = render_user_data(EXPIRES, idle_timeout).partition("\n")
+    return "\n".join(json.loads(body)["bootcmd"])
 
-    header, _, body = text.partition("\n")
+
+def boot(machine: Machine, idle_timeout: timedelta | None = None) -> None:
+    for name in ("systemctl", "sysctl"):
+        machine.replace(name)
+    machine.path("/etc/hosts").touch()
+    done = machine.shell(boot_script(idle_timeout), program="sh")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("idle_timeout", [None, HOUR])
+def test_it_is_json_that_cloud_init_runs_at_every_boot(idle_timeout: timedelta | None) -> None:
+    header, _, body = render_user_data(EXPIRES, idle_timeout).partition("\n")
     config = json.loads(body)
-    files = {file["path"]: file["content"] for file in config["write_files"]}
 
     assert header == "#cloud-config"
-    # It is looked at again and again, so that no reboot, image or slow boot can miss it.
-    assert "OnUnitInactiveSec=30s" in files["/etc/systemd/system/spr-cluster-ttl.timer"]
-    service = files["/etc/systemd/system/spr-cluster-ttl.service"]
-    (line,) = [x for x in service.splitlines() if x.startswith("ExecStart=")]
-    # What systemd makes of its two escapes.
-    command = line.removeprefix("ExecStart=").replace("$$", "$").replace("%%", "%")
-    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $1 >> {tmp_path}/called\n")
-    (tmp_path / "systemctl").chmod(0o755)
-    subprocess.run(
-        shlex.split(command), env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False, timeout=30
+    # runcmd and write_files run at the first boot only, and what they leave would be in an image.
+    assert set(config) == {"package_update", "bootcmd"}
+    assert all(isinstance(command, str) for command in config["bootcmd"])
+    # EC2 takes 16 KiB.
+    assert len(header + body) < 12_000
+
+
+def test_nothing_that_an_image_could_hold_is_written(machine: Machine) -> None:
+    boot(machine, HOUR)
+
+    made = {
+        str(path.relative_to(machine.root))
+        for path in machine.root.rglob("*")
+        if path.is_file() and not path.is_relative_to(machine.path("/run"))
+    }
+    # The mark lies in the instance's own folder, which a copy of the machine does not look into.
+    assert made == {"etc/hosts", "var/lib/cloud/instance/spr-cluster-fresh"}
+
+
+@pytest.mark.parametrize("idle_timeout", [None, HOUR])
+def test_the_guards_are_started_without_waiting_for_the_boot(
+    machine: Machine, idle_timeout: timedelta | None
+) -> None:
+    boot(machine, idle_timeout)
+
+    names = ["expiry", "idle"] if idle_timeout else ["expiry"]
+    timers = " ".join(f"spr-cluster-{name}.timer" for name in names)
+    # In this order; to wait for a unit would be to wait for this very boot to end.
+    assert machine.calls[:2] == [
+        "systemctl daemon-reload",
+        f"systemctl restart --no-block {timers}",
+    ]
+    assert machine.calls[2].startswith("systemctl mask --now apt-daily.timer")
+    units = machine.path("/run/systemd/system")
+    assert {unit.name for unit in units.iterdir()} == {
+        f"spr-cluster-{name}.{kind}" for name in names for kind in ("service", "timer")
+    }
+    for name in names:
+        timer = (units / f"spr-cluster-{name}.timer").read_text()
+        service = (units / f"spr-cluster-{name}.service").read_text()
+        assert "OnActiveSec=30s\nOnUnitInactiveSec=30s\n" in timer
+        assert "DefaultDependencies=no" in timer
+        assert "DefaultDependencies=no" in service
+        (script,) = re.findall(r"ExecStart=/bin/sh (\S+)", service)
+        assert script == str(machine.path(f"/run/spr-cluster/{name}"))
+        assert machine.path(f"/run/spr-cluster/{name}").exists()
+
+
+def test_a_guard_that_does_not_start_is_a_failed_boot(machine: Machine) -> None:
+    machine.replace("systemctl", '[ "$1" != restart ]')
+
+    done = machine.shell(boot_script(), program="sh")
+
+    assert done.returncode != 0
+
+
+def test_values_of_python_arrive_in_the_scripts(machine: Machine) -> None:
+    boot(machine, timedelta(minutes=45))
+
+    assert f"launch_expires={int(EXPIRES.timestamp())}\n" in (
+        machine.path("/run/spr-cluster/expiry").read_text()
     )
-    assert (tmp_path / "called").exists() is ends
-    assert config["runcmd"][-1] == "systemctl restart spr-cluster-ttl.timer"
+    assert "idle_timeout=2700\n" in machine.path("/run/spr-cluster/idle").read_text()
+
+
+def test_a_copy_of_a_machine_forgets_its_parents_cluster_once(machine: Machine) -> None:
+    ssh = machine.path("/home/ubuntu/.ssh")
+    ssh.mkdir(parents=True)
+    for name in ("authorized_keys", "spr-cluster", "spr-cluster.pub", "config", "known_hosts"):
+        (ssh / name).write_text("of the parent")
+    (ssh / "id_own").write_text("not ours")
+    machine.path("/home/ubuntu/hosts").write_text("node0\nnode1\n")
+    hosts = machine.path("/etc/hosts")
+    hosts.write_text(
+        "127.0.0.1 localhost\n# spr-cluster begin\n172.31.0.4 node0\n# spr-cluster end\n::1 six\n"
+    )
+    (machine.folder / "link").symlink_to(hosts)
+    machine.replace("systemctl")
+
+    assert machine.shell(boot_script(), program="sh").returncode == 0
+
+    assert [path.name for path in ssh.iterdir()] == ["id_own"]
+    assert not machine.path("/home/ubuntu/hosts").exists()
+    assert hosts.read_text() == "127.0.0.1 localhost\n::1 six\n"
+
+    # Later boots leave alone what cloud-init and `up` have written since.
+    (ssh / "authorized_keys").write_text("of the owner")
+    assert machine.shell(boot_script(), program="sh").returncode == 0
+    assert (ssh / "authorized_keys").read_text() == "of the owner"

@@ -1,0 +1,48 @@
+# Ends the whole cluster when nobody has used it for a while. Runs as root on every node; each notes
+# when it was last used, and the head decides. provision/user_data.py puts the values before these
+# lines: idle_timeout (seconds), state (a folder), homes.
+
+# Who is the head stands in /etc/hosts once the cluster is connected; until then nothing is idle.
+head=$(getent -s files hosts node0 | while read -r address _; do echo "$address"; break; done)
+
+in_session() {
+    # What can't be found out counts as use. The head's own connections are a job's, or a question below.
+    found=$(ss -Htn state established '( sport = :22 )') || return 0
+    [ -n "$(echo "$found" | awk -v head="$head" 'NF {
+        peer = $4
+        sub(/:[0-9]+$/, "", peer)
+        if (peer != head && peer != "[::ffff:" head "]") print
+    }')" ]
+}
+
+# A job is a process group whose commands name its own folder (jobs/launch.py, jobs/mpirun.py). After
+# a restart of the node the same number may be anybody's.
+in_job() {
+    for pid in "$homes"/*/spr-jobs/*/pid; do
+        [ -s "$pid" ] || continue
+        for process in $(pgrep -g "$(cat "$pid")"); do
+            if grep -qsF "${pid%/pid}" "/proc/$process/cmdline"; then return 0; fi
+        done
+    done
+    return 1
+}
+
+# Has every other node run a command, at the same time; one that can't be reached is passed over.
+others() {
+    grep -vx node0 "$homes/ubuntu/hosts" | timeout 120 runuser -u ubuntu -- \
+        xargs -r -P 64 -I@ sh -c 'timeout 30 ssh -o ConnectTimeout=10 @ "$0" || true' "$1"
+}
+
+if [ -z "$head" ] || in_session || in_job || [ ! -e "$state/last-busy" ]; then
+    touch "$state/last-busy"
+    exit 0
+fi
+[ -n "$(ip -o -4 address show to "$head")" ] || exit 0
+now=$(date +%s) && last=$(stat -c %Y "$state/last-busy") || exit 0
+[ $((now - last)) -ge "$idle_timeout" ] || exit 0
+# Somebody may work on another node, past the head.
+[ -z "$(others "find $state/last-busy -newermt '-$idle_timeout seconds'")" ] || exit 0
+if in_session || in_job; then exit 0; fi
+echo "<4>not used for $idle_timeout s: powering off all nodes"
+others 'sudo systemctl poweroff'
+systemctl poweroff || systemctl poweroff --force --force

@@ -1,0 +1,58 @@
+# Takes out of this machine's disk what an image must not hold, until the SSH session that runs this
+# ends. provision/bake.py puts the values before these lines: token, limit_s.
+set -e
+state=/run/spr-cluster
+umask 077
+mkdir -p -m 755 $state
+
+# The slow part first: while it lasts, the machine still has its keys.
+rm -f /root/.bash_history /home/*/.bash_history
+apt-get clean
+rm -rf /var/lib/apt/lists/* /home/*/.cache/pip /root/.cache/pip
+sync
+
+# The session: sshd's own process of this connection, which ends with it.
+session=$$
+until grep -q '^sshd' /proc/$session/comm; do
+    session=$(awk '/^PPid/{print $2}' /proc/$session/status)
+    [ "$session" -gt 1 ] || { echo 'not in an SSH session' >&2; exit 1; }
+done
+
+cat >$state/unseal <<'END'
+# Gives the machine back what seal.sh took. With a token it does so for that seal alone, and says
+# whether it held until now.
+state=/run/spr-cluster
+umask 077
+exec 8>$state/seal-lock
+flock 8
+said=broken
+if [ -e $state/sealed ] && { [ -z "$1" ] || [ "$(cat $state/sealed)" = "$1" ]; }; then
+    said=unbroken
+    # What was made anew meanwhile is newer than what we took, and may be in the image.
+    while read -r path; do [ ! -s "/$path" ] || said=broken; done <$state/taken
+    tar -C / --skip-old-files -xpf $state/taken.tar
+    [ -s /etc/machine-id ] || tar -C / --overwrite -xpf $state/taken.tar etc/machine-id
+    rm -f $state/sealed $state/taken $state/taken.tar
+fi
+echo $said
+END
+
+# An earlier run's seal gives back first what it took.
+systemctl stop spr-cluster-seal.service 2>/dev/null || true
+sh $state/unseal >/dev/null
+exec 8>$state/seal-lock
+flock 8
+{
+    ls -d /etc/machine-id /etc/ssh/ssh_host_* || true
+    grep -ls 'PRIVATE KEY-----' /home/*/.ssh/* /root/.ssh/* || true
+} | sed 's|^/||' >$state/taken
+tar -C / -cpf $state/taken.tar -T $state/taken
+echo "$token" >$state/sealed
+# It gives everything back when the session ends, at the latest after limit_s, and at a shutdown.
+systemd-run --quiet --collect --unit=spr-cluster-seal \
+    --property="ExecStopPost=/bin/sh $state/unseal" \
+    timeout "$limit_s" tail --pid="$session" -s 1 -f /dev/null 8>&-
+: >/etc/machine-id
+grep -vx etc/machine-id $state/taken | (cd / && xargs -d '\n' rm -f)
+exec 8>&-
+sync

@@ -1,0 +1,79 @@
+"""An SSH server of a test's own, on a loopback address, with a real handshake."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import paramiko
+
+
+@dataclass
+class Server(paramiko.ServerInterface):
+    """``accepts``: whether the login is good. ``loses``: breaks the connection under a command."""
+
+    key: paramiko.PKey
+    port: int = 0
+    accepts: bool = True
+    loses: bool = False
+    logins: list[str] = field(default_factory=list)
+    transports: list[paramiko.Transport] = field(default_factory=list)
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        self.logins.append(username)
+        good = paramiko.common.AUTH_SUCCESSFUL if self.accepts else paramiko.common.AUTH_FAILED
+        return int(good)
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return int(paramiko.common.OPEN_SUCCEEDED)
+
+    def check_channel_exec_request(self, channel: Any, command: bytes) -> bool:
+        # paramiko says yes to the client only after this has returned.
+        threading.Timer(0.05, self._end, (channel,)).start()
+        return True
+
+    def check_channel_subsystem_request(self, channel: Any, name: str) -> bool:
+        channel.get_transport().close()
+        return False
+
+    def _end(self, channel: Any) -> None:
+        if self.loses:
+            channel.get_transport().close()
+            return
+        channel.send_exit_status(0)
+        channel.close()
+
+    def serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            transport = paramiko.Transport(connection)
+            transport.add_server_key(self.key)
+            self.transports.append(transport)
+            # A client that does not like the key goes away in the middle.
+            with suppress(paramiko.SSHException, EOFError, OSError):
+                transport.start_server(server=self)
+
+
+@contextmanager
+def serving(server: Server, address: str = "127.0.0.9", port: int = 0) -> Iterator[Server]:
+    with socket.create_server((address, port)) as listener:
+        server.port = listener.getsockname()[1]
+        thread = threading.Thread(target=server.serve, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+            for transport in server.transports:
+                transport.close()

@@ -1,0 +1,155 @@
+"""The order of what makes an image, against EC2 as moto serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from infra import tags
+from infra.clients import Clients
+from infra.errors import CloudError, ConnectionLostError
+from provision.bake import begin_image
+from tests.fakes import FakeClock, FakeHost
+
+Answer = str | Exception | Callable[[str], str]
+
+
+@dataclass
+class Bakery:
+    """A machine of moto's, and everything that happens in its order."""
+
+    clients: Clients
+    seal: Answer = ""
+    unseal: Answer = "unbroken\n"
+    happened: list[str] = field(default_factory=list)
+    instance_id: str = ""
+
+    def __post_init__(self) -> None:
+        ec2 = self.clients.ec2
+        image_id = ec2.describe_images()["Images"][0]["ImageId"]
+        bought = ec2.run_instances(ImageId=image_id, MinCount=1, MaxCount=1)
+        self.instance_id = bought["Instances"][0]["InstanceId"]
+        ec2.meta.events.register("provide-client-params.ec2.*", self._note)
+
+    def _note(self, model: Any, **_: Any) -> None:
+        self.happened.append(model.name)
+
+    def _told(self, what: str) -> Callable[[str], str]:
+        def answer(command: str) -> str:
+            self.happened.append(what)
+            said: Answer = getattr(self, what)
+            if isinstance(said, BaseException):
+                raise said
+            return said(command) if callable(said) else said
+
+        return answer
+
+    @property
+    def host(self) -> FakeHost:
+        patterns = [("sealing the disk", "seal"), ("sh /run/spr-cluster/unseal ", "unseal")]
+        return FakeHost("node0", [(pattern, self._told(what)) for pattern, what in patterns])
+
+    def begin(self) -> str:
+        return begin_image(
+            self.clients.ec2,
+            self.host,
+            self.instance_id,
+            "spr",
+            "spr-cluster-spr-1",
+            "0123456789ab",
+            FakeClock(),
+        )
+
+    def images(self) -> list[Any]:
+        return list(self.clients.ec2.describe_images(Owners=["self"])["Images"])
+
+    def snapshots(self) -> list[Any]:
+        found = self.clients.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+        return [s for s in found if "CreateImage" in s.get("Description", "")]
+
+
+@pytest.fixture
+def bakery(clients: Clients) -> Bakery:
+    return Bakery(clients)
+
+
+def test_the_keys_are_away_until_the_disk_is_copied_and_then_the_image_is_called_clean(
+    bakery: Bakery,
+) -> None:
+    image_id = bakery.begin()
+
+    assert bakery.happened == ["seal", "CreateImage", "DescribeSnapshots", "unseal", "CreateTags"]
+    (image,), (snapshot,) = bakery.images(), bakery.snapshots()
+    assert (image["ImageId"], image["Name"]) == (image_id, "spr-cluster-spr-1")
+    for labels in (tags.from_aws(image["Tags"]), tags.from_aws(snapshot["Tags"])):
+        assert labels[tags.SEALED] == "yes"
+        assert labels[tags.CLUSTER] == "spr"
+        assert labels[tags.INSTALLED] == "0123456789ab"
+
+
+def test_an_image_is_not_called_clean_before_its_content_is_sure(bakery: Bakery) -> None:
+    def look(_: str) -> str:
+        (image,) = bakery.images()
+        assert tags.SEALED not in tags.from_aws(image["Tags"])
+        return "unbroken"
+
+    bakery.unseal = look
+
+    bakery.begin()
+
+
+def test_an_image_that_may_hold_keys_is_given_up(bakery: Bakery) -> None:
+    bakery.unseal = "broken\n"
+
+    with pytest.raises(CloudError, match=r"image ami-\w+ was given up: node0 had its keys back"):
+        bakery.begin()
+
+    assert "CreateTags" not in bakery.happened
+    assert (bakery.images(), bakery.snapshots()) == ([], [])
+
+
+@pytest.mark.parametrize("where", ["seal", "unseal"])
+def test_a_connection_that_breaks_leaves_no_image(bakery: Bakery, where: str) -> None:
+    setattr(bakery, where, ConnectionLostError("node0", "the connection broke"))
+
+    with pytest.raises(ConnectionLostError):
+        bakery.begin()
+
+    assert (bakery.images(), bakery.snapshots()) == ([], [])
+    # Even where the seal's own answer is lost, it may have been made.
+    assert bakery.happened.count("unseal") == 1
+
+
+@pytest.mark.parametrize("operation", ["CreateImage", "DescribeSnapshots", "CreateTags"])
+def test_a_refusal_of_ec2_unseals_and_leaves_no_image(bakery: Bakery, operation: str) -> None:
+    def refuse(**_: Any) -> None:
+        bakery.happened.append("refused")
+        raise ClientError({"Error": {"Code": "UnauthorizedOperation"}}, operation)
+
+    bakery.clients.ec2.meta.events.register(f"before-call.ec2.{operation}", refuse)
+
+    with pytest.raises(ClientError):
+        bakery.begin()
+
+    assert "refused" in bakery.happened
+    assert bakery.happened.count("unseal") == 1
+    assert bakery.images() == []
+    bakery.clients.ec2.meta.events.unregister(f"before-call.ec2.{operation}", refuse)
+    # The snapshots of an image are known to us only from DescribeSnapshots.
+    assert len(bakery.snapshots()) == (1 if operation == "DescribeSnapshots" else 0)
+
+
+def test_ctrl_c_unseals_and_leaves_no_image(bakery: Bakery) -> None:
+    def interrupt(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    bakery.clients.ec2.meta.events.register("before-call.ec2.DescribeSnapshots", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        bakery.begin()
+
+    assert bakery.happened[-2:] == ["unseal", "DeregisterImage"]

@@ -1,0 +1,235 @@
+"""The scripts that end a machine or a cluster, run for real with the system's commands replaced."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from provision.user_data import EXPIRES_FILE, render_expiry_script, render_idle_script
+from tests.provision.machine import Machine
+
+OFF = "systemctl poweroff"
+
+
+def in_(seconds: float) -> datetime:
+    return datetime.now(timezone(timedelta(hours=2))) + timedelta(seconds=seconds)
+
+
+def epoch(seconds: float) -> str:
+    return f"{int(time.time() + seconds)}\n"
+
+
+@pytest.fixture
+def quiet(machine: Machine) -> Machine:
+    """A connected head that nobody uses: 172.31.0.4, with one worker."""
+    machine.replace("systemctl")
+    machine.replace("getent", "echo 172.31.0.4 node0 ip-172-31-0-4")
+    machine.replace("ip", "echo 2: ens5 inet 172.31.0.4/20")
+    machine.replace("ss", f"cat {machine.folder}/sessions")
+    machine.replace("runuser", 'shift 3; exec "$@"')
+    machine.replace(
+        "ssh", f'while [[ "$1" == -* ]]; do shift 2; done; cat {machine.folder}/told-$1'
+    )
+    (machine.folder / "sessions").touch()
+    (machine.folder / "told-node1").touch()
+    machine.path("/home/ubuntu").mkdir()
+    machine.path("/home/ubuntu/hosts").write_text("node0\nnode1\n")
+    machine.path("/run/spr-cluster").mkdir()
+    used(machine, ago_s=3700)
+    return machine
+
+
+def used(machine: Machine, ago_s: float) -> None:
+    path = machine.path("/run/spr-cluster/last-busy")
+    path.touch()
+    os.utime(path, (time.time() - ago_s,) * 2)
+
+
+def idle_for(machine: Machine) -> float:
+    return time.time() - machine.path("/run/spr-cluster/last-busy").stat().st_mtime
+
+
+def check_expiry(machine: Machine, launched_until: datetime) -> list[str]:
+    machine.replace("systemctl")
+    for program in ("sh", "bash"):
+        assert machine.shell(render_expiry_script(launched_until), program=program).returncode == 0
+    return machine.calls
+
+
+def check_idle(machine: Machine) -> list[str]:
+    """One look at whether the cluster is unused for an hour; returns what was done about it."""
+    done = machine.shell(render_idle_script(timedelta(hours=1)), program="sh")
+    assert done.returncode == 0, done.stderr
+    return [call for call in machine.calls if call.startswith(("systemctl", "ssh"))]
+
+
+@pytest.mark.parametrize(("seconds_left", "ends"), [(3600, False), (-1, True), (-(10**6), True)])
+def test_a_machine_ends_itself_however_late_it_looks(
+    machine: Machine, seconds_left: int, ends: bool
+) -> None:
+    assert check_expiry(machine, in_(seconds_left)) == ([OFF, OFF] if ends else [])
+
+
+@pytest.mark.parametrize(("told", "ends"), [(3600, False), (-1, True)])
+def test_a_time_told_later_overrides_that_of_the_launch(
+    machine: Machine, told: int, ends: bool
+) -> None:
+    machine.path(EXPIRES_FILE).write_text(epoch(told))
+
+    assert check_expiry(machine, in_(-told)) == ([OFF, OFF] if ends else [])
+
+
+@pytest.mark.parametrize("text", ["", "\n", "never\n", "-1\n", "12\n", "9" * 30 + "\n", "0 0\n"])
+def test_a_broken_file_counts_as_the_time_of_the_launch(machine: Machine, text: str) -> None:
+    machine.path(EXPIRES_FILE).write_text(text)
+
+    assert check_expiry(machine, in_(60)) == []
+    assert check_expiry(machine, in_(-1)) == [OFF, OFF]
+
+
+def test_a_machine_that_can_not_tell_the_time_goes_on(machine: Machine) -> None:
+    machine.replace("date", "exit 1")
+
+    assert OFF not in check_expiry(machine, in_(-60))
+
+
+def test_a_refused_shutdown_is_forced(machine: Machine) -> None:
+    machine.replace("systemctl", '[ "$*" != poweroff ]')
+
+    machine.shell(render_expiry_script(in_(-1)))
+
+    assert machine.calls == [OFF, f"{OFF} --force --force"]
+
+
+def test_the_guard_shows_the_time_that_it_follows(machine: Machine) -> None:
+    script = render_expiry_script(in_(60))
+    launch = str(int(in_(60).timestamp()))
+
+    assert machine.shell(script, "show").stdout.strip() in (launch, str(int(launch) - 1))
+    machine.path(EXPIRES_FILE).write_text("1900000000\n")
+    assert machine.shell(script, "show").stdout == "1900000000\n"
+    assert machine.calls == []
+
+
+def test_an_unused_cluster_ends_workers_first(quiet: Machine) -> None:
+    calls = check_idle(quiet)
+
+    ask, tell, own = calls
+    assert ask.startswith("ssh -o ConnectTimeout=10 node1 find ")
+    assert "-newermt '-3600 seconds'" in ask
+    assert tell == "ssh -o ConnectTimeout=10 node1 sudo systemctl poweroff"
+    assert own == OFF
+    assert not any("node0" in call for call in calls)
+
+
+def test_a_cluster_used_lately_goes_on(quiet: Machine) -> None:
+    used(quiet, ago_s=3500)
+
+    assert check_idle(quiet) == []
+    assert idle_for(quiet) > 3000
+
+
+def test_a_cluster_of_one_ends_itself(quiet: Machine) -> None:
+    quiet.path("/home/ubuntu/hosts").write_text("node0\n")
+
+    assert check_idle(quiet) == [OFF]
+
+
+def test_a_worker_that_can_not_be_reached_saves_no_cluster(quiet: Machine) -> None:
+    quiet.replace("ssh", "exit 255")
+
+    assert check_idle(quiet)[-1] == OFF
+
+
+def test_somebody_on_a_worker_is_somebody(quiet: Machine) -> None:
+    (quiet.folder / "told-node1").write_text("/run/spr-cluster/last-busy\n")
+
+    calls = check_idle(quiet)
+
+    assert [call.split()[4] for call in calls] == ["find"]
+
+
+def test_a_worker_decides_nothing(quiet: Machine) -> None:
+    quiet.replace("ip", "")
+
+    assert check_idle(quiet) == []
+
+
+def test_before_the_nodes_are_connected_nothing_is_idle(quiet: Machine) -> None:
+    quiet.replace("getent", "exit 2")
+
+    assert check_idle(quiet) == []
+    assert idle_for(quiet) < 60
+
+
+@pytest.mark.parametrize(
+    "peer",
+    ["203.0.113.9:50022", "172.31.0.44:50022", "[::ffff:203.0.113.9]:50022", "[2001:db8::1]:9"],
+)
+def test_an_ssh_session_is_use(quiet: Machine, peer: str) -> None:
+    (quiet.folder / "sessions").write_text(f"0      0      172.31.0.4:22 {peer}\n")
+
+    assert check_idle(quiet) == []
+    assert idle_for(quiet) < 60
+
+
+@pytest.mark.parametrize("peer", ["172.31.0.4:50022", "[::ffff:172.31.0.4]:50022"])
+def test_the_heads_own_connections_are_not_use(quiet: Machine, peer: str) -> None:
+    (quiet.folder / "sessions").write_text(f"0      0      172.31.0.4:22 {peer}\n")
+
+    assert check_idle(quiet)[-1] == OFF
+
+
+def test_what_can_not_be_found_out_counts_as_use(quiet: Machine) -> None:
+    quiet.replace("ss", "exit 1")
+
+    assert check_idle(quiet) == []
+    assert idle_for(quiet) < 60
+
+
+def test_the_first_look_begins_the_count(quiet: Machine) -> None:
+    quiet.path("/run/spr-cluster/last-busy").unlink()
+
+    assert check_idle(quiet) == []
+    assert idle_for(quiet) < 60
+
+
+@pytest.fixture
+def job(quiet: Machine) -> Iterator[subprocess.Popen[bytes]]:
+    """A job as jobs/launch.py leaves it: a group of its own, its number in its folder."""
+    folder = quiet.path("/home/ubuntu/spr-jobs/squad-1")
+    folder.mkdir(parents=True)
+    (folder / "run.sh").write_text("sleep 60 & wait\n")
+    process = subprocess.Popen(["bash", str(folder / "run.sh")], start_new_session=True)
+    (folder / "pid").write_text(f"{process.pid}\n")
+    yield process
+    os.killpg(process.pid, 9)
+    process.wait(10)
+
+
+def test_a_running_job_is_use(quiet: Machine, job: subprocess.Popen[bytes]) -> None:
+    assert check_idle(quiet) == []
+    assert idle_for(quiet) < 60
+
+
+def test_another_process_of_a_dead_jobs_number_is_not(
+    quiet: Machine, job: subprocess.Popen[bytes]
+) -> None:
+    folder = quiet.path("/home/ubuntu/spr-jobs/squad-1")
+    folder.rename(folder.with_name("squad-2"))
+
+    assert check_idle(quiet)[-1] == OFF
+
+
+@pytest.mark.parametrize("text", ["", "x\n"])
+def test_a_broken_pid_file_is_no_job(quiet: Machine, text: str) -> None:
+    folder = quiet.path("/home/ubuntu/spr-jobs/squad-1")
+    folder.mkdir(parents=True)
+    (folder / "pid").write_text(text)
+
+    assert check_idle(quiet)[-1] == OFF

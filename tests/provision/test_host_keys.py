@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from infra.errors import HostError, HostKeyError
+from provision.host_keys import (
+    check_pinned_keys,
+    fingerprint,
+    parse_console_host_keys,
+    pin_host_keys,
+    pinned_host_keys,
+    scan_host_keys,
+)
+from tests.provision.machine import Machine, ShellHost
+
+
+def make_key(bits: int = 256) -> str:
+    key = paramiko.ECDSAKey.generate(bits=bits)
+    return f"{key.get_name()} {key.get_base64()}"
+
+
+ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIM3iQVfB55ulroNS42WWE0SI7hn7ehoshIx8OORXsy7f"
+OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGgBvCJitPIXQSgy09kCWmMX/4uwnvBB1wR+ldqAoI6g"
+ECDSA = make_key()
+BEGIN, END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "[   12.345678] cloud-init[812]: ", "ci-info: ", "<14>ec2: "]
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_keys_on_a_console(prefix: str, end: str) -> None:
+    lines = [
+        "Ubuntu 24.04.1 LTS ip-172-31-0-4 ttyS0",
+        "-----BEGIN SSH HOST KEY FINGERPRINTS-----",
+        "256 SHA256:I5Pl5GE7KI7pSo0hzklhoNmc4qknww35ZLjYnFoVDq8 root@ip-172-31-0-4 (ECDSA)",
+        "-----END SSH HOST KEY FINGERPRINTS-----",
+        BEGIN,
+        f"{ECDSA} root@ip-172-31-0-4",
+        "[   12.4] audit: type=1400 apparmor",
+        f"{ED25519} root@ip-172-31-0-4",
+        END,
+        f"{OTHER} somebody@else",
+    ]
+
+    assert parse_console_host_keys(end.join(prefix + line for line in lines)) == (ECDSA, ED25519)
+
+
+def test_the_last_whole_block_counts() -> None:
+    first, second = f"{BEGIN}\n{OTHER}\n{END}\n", f"{BEGIN}\n{ED25519}\n{END}\n"
+
+    assert parse_console_host_keys(first + second) == (ED25519,)
+    # A console's memory ends somewhere, and a boot may not be over.
+    assert parse_console_host_keys(first + f"{BEGIN}\n{ED25519}\n") == (OTHER,)
+    assert parse_console_host_keys(f"{OTHER}\n{END}\n") == ()
+    assert parse_console_host_keys("") == ()
+
+
+def test_a_line_that_another_message_cut_is_left_out() -> None:
+    cut = [ED25519[:40], ED25519[:-9] + "=" + ED25519[-9:], ED25519.replace("ed25519", "rsa", 1)]
+
+    text = "\n".join([BEGIN, *cut, ECDSA, END])
+
+    assert parse_console_host_keys(text) == (ECDSA,)
+
+
+def test_keys_are_pinned_by_alias(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    assert pinned_host_keys(file, "i-0a") == ()
+
+    pin_host_keys(file, "i-0a", [ED25519])
+    pin_host_keys(file, "i-0b", [OTHER, ECDSA, OTHER])
+
+    assert file.read_text() == f"i-0a {ED25519}\ni-0b {OTHER}\ni-0b {ECDSA}\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert pinned_host_keys(file, "i-0b") == (OTHER, ECDSA)
+    assert pinned_host_keys(file, "i-0") == ()
+
+    before = file.stat().st_ino
+    pin_host_keys(file, "i-0b", [OTHER, ECDSA])
+    assert file.stat().st_ino == before
+    pin_host_keys(file, "i-0a", [OTHER])
+    assert (pinned_host_keys(file, "i-0a"), pinned_host_keys(file, "i-0b")) == (
+        (OTHER,),
+        (OTHER, ECDSA),
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"known_hosts", ".known_hosts.lock"}
+
+
+def test_many_at_once_lose_no_key(tmp_path: Path) -> None:
+    file, names = tmp_path / "known_hosts", [f"i-{n}" for n in range(40)]
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: pin_host_keys(file, name, [ED25519]), names))
+
+    assert all(pinned_host_keys(file, name) == (ED25519,) for name in names)
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs OpenSSH's client")
+def test_openssh_finds_what_was_pinned(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    pin_host_keys(file, "i-0a", [ED25519])
+
+    found = subprocess.run(
+        ["ssh-keygen", "-l", "-F", "i-0a", "-f", str(file)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert fingerprint(ED25519) in found.stdout
+
+
+def test_the_head_sees_its_neighbours(machine: Machine) -> None:
+    answer = (
+        f"echo '# 172.31.0.4:22 SSH-2.0'; echo '172.31.0.4 {ED25519}'; echo '172.31.0.6 {OTHER}'"
+    )
+    machine.replace("ssh-keyscan", answer)
+
+    seen = scan_host_keys(ShellHost(machine), ["172.31.0.6", "172.31.0.5", "172.31.0.4"])
+
+    assert seen == {"172.31.0.6": OTHER, "172.31.0.4": ED25519}
+    assert machine.calls == ["ssh-keyscan -T 10 -t ed25519 172.31.0.6 172.31.0.5 172.31.0.4"]
+    assert scan_host_keys(ShellHost(machine), []) == {}
+    assert len(machine.calls) == 1
+
+
+@pytest.mark.parametrize(("code", "fine"), [(0, True), (1, True), (127, False)])
+def test_nobody_answers_or_nobody_asks(machine: Machine, code: int, fine: bool) -> None:
+    machine.replace("ssh-keyscan", f"exit {code}")
+
+    if fine:
+        assert scan_host_keys(ShellHost(machine), ["172.31.0.4"]) == {}
+    else:
+        with pytest.raises(HostError, match=r"\[node0\] ssh-keyscan ended with 127"):
+            scan_host_keys(ShellHost(machine), ["172.31.0.4"])
+
+
+@pytest.mark.parametrize(
+    ("pinned", "seen", "fine"),
+    [
+        ((ED25519,), (ED25519,), True),
+        ((ED25519,), (ECDSA, ED25519), True),
+        ((ECDSA, ED25519), (ED25519,), True),
+        ((OTHER,), (ED25519,), False),
+        ((OTHER, ECDSA), (ECDSA, ED25519), False),
+        # Somebody in between showed only the type that the head is not asked for.
+        ((ECDSA,), (ED25519,), False),
+        ((), (ED25519,), False),
+    ],
+)
+def test_what_is_pinned_is_what_others_see(
+    tmp_path: Path, pinned: tuple[str, ...], seen: tuple[str, ...], fine: bool
+) -> None:
+    file = tmp_path / "known_hosts"
+    if fine:
+        check_pinned_keys("node1", "i-0a", pinned, seen, file)
+        return
+    with pytest.raises(
+        HostKeyError, match=r"^\[node1\] this machine knows i-0a by another"
+    ) as caught:
+        check_pinned_keys("node1", "i-0a", pinned, seen, file)
+    text = str(caught.value)
+    assert all(fingerprint(key) in text for key in (*pinned, *seen))
+    assert f"ssh-keygen -R i-0a -f '{file}'" in text

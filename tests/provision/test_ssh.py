@@ -1,0 +1,156 @@
+"""The door to a machine, against a real SSH server on loopback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from infra.access import generate_key_pair
+from infra.errors import ConnectionLostError, HostError, HostKeyError
+from provision.host import Login, wait_until_reachable
+from provision.host_keys import pin_host_keys, pinned_host_keys
+from provision.ssh import SshHost, _Lines
+from tests.fakes import FakeClock
+from tests.provision.sshd import Server, serving
+
+ADDRESS = "127.0.0.9"
+
+
+def text_of(key: paramiko.PKey) -> str:
+    return f"{key.get_name()} {key.get_base64()}"
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Login:
+    key = tmp_path / "id"
+    key.write_text(generate_key_pair("test").private)
+    return Login(key, tmp_path / "known_hosts")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with serving(Server(paramiko.ECDSAKey.generate())) as server:
+        monkeypatch.setattr("provision.ssh._PORT", server.port)
+        yield server
+
+
+def test_the_first_key_is_pinned_under_the_alias_and_then_asked_for(
+    server: Server, login: Login
+) -> None:
+    for _ in range(2):
+        host = SshHost("node0", ADDRESS, login, alias="i-0a")
+        assert host.run("true").exit_code == 0
+        host.close()
+
+    assert login.known_hosts.read_text() == f"i-0a {text_of(server.key)}\n"
+    assert server.logins == ["ubuntu", "ubuntu"]
+
+
+def test_another_key_ends_the_connection_before_the_login_and_explains_itself(
+    server: Server, login: Login
+) -> None:
+    expected = text_of(paramiko.ECDSAKey.generate())
+    pin_host_keys(login.known_hosts, "i-0a", [expected])
+
+    with pytest.raises(HostKeyError) as caught:
+        SshHost("node0", ADDRESS, login, alias="i-0a").run("true")
+
+    assert server.logins == []
+    assert pinned_host_keys(login.known_hosts, "i-0a") == (expected,)
+    text = str(caught.value)
+    assert text.startswith(f"[node0] {ADDRESS} shows another SSH host key than i-0a had: ")
+    assert text.count("SHA256:") == 2
+    assert server.key.fingerprint in text
+    assert "innocent" in text
+    assert f"ssh-keygen -R i-0a -f '{login.known_hosts}'" in text
+
+
+def test_an_address_that_another_machine_had_is_no_hindrance(server: Server, login: Login) -> None:
+    pin_host_keys(login.known_hosts, "i-old", [text_of(paramiko.ECDSAKey.generate())])
+
+    assert SshHost("node0", ADDRESS, login, alias="i-new").run("true").exit_code == 0
+
+    assert pinned_host_keys(login.known_hosts, "i-new") == (text_of(server.key),)
+
+
+def test_one_of_several_pinned_keys_is_enough(server: Server, login: Login) -> None:
+    others = [text_of(paramiko.ECDSAKey.generate(bits=384)), "ssh-ed25519 AAAA", "ssh-new AAAA"]
+    pin_host_keys(login.known_hosts, "i-0a", [*others, text_of(server.key)])
+
+    assert SshHost("node0", ADDRESS, login, alias="i-0a").run("true").exit_code == 0
+
+
+def test_pinned_keys_that_nobody_can_read_are_not_replaced(server: Server, login: Login) -> None:
+    pin_host_keys(login.known_hosts, "i-0a", ["ssh-new AAAA"])
+
+    with pytest.raises(HostKeyError, match=r"\[i-0a\] the host keys pinned for it can't be read"):
+        SshHost("node0", ADDRESS, login, alias="i-0a").run("true")
+
+    assert pinned_host_keys(login.known_hosts, "i-0a") == ("ssh-new AAAA",)
+    assert server.logins == []
+
+
+def test_a_refused_login_is_waited_out_for_cloud_init_may_not_be_done(
+    server: Server, login: Login
+) -> None:
+    server.accepts = False
+    heard: list[str] = []
+
+    def hear(_: float, reason: str) -> None:
+        heard.append(reason)
+        server.accepts = len(heard) > 2
+
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+    wait_until_reachable(host, clock=FakeClock(), on_wait=hear)
+
+    assert all("SSH does not accept the cluster's key" in reason for reason in heard)
+    assert len(heard) == 3
+
+
+def test_a_refused_login_says_so_in_the_end(server: Server, login: Login) -> None:
+    server.accepts = False
+
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+    with pytest.raises(HostError, match="not within 1 min: SSH does not accept") as caught:
+        wait_until_reachable(host, clock=FakeClock(), deadline_s=60)
+    assert "authorized_keys" in str(caught.value.hint)
+
+
+def test_a_connection_that_breaks_is_told_from_a_failure(server: Server, login: Login) -> None:
+    server.loses = True
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+
+    with pytest.raises(ConnectionLostError, match=r"\[node0\] the connection broke"):
+        host.run("sleep 1")
+
+    server.loses = False
+    assert host.run("true").exit_code == 0
+    with pytest.raises(ConnectionLostError, match=r"\[node0\] copying /tmp/file: "):
+        host.put(b"", "/tmp/file")
+
+
+def test_lines_are_handed_on_whole() -> None:
+    heard: list[str] = []
+    lines = _Lines(heard.append)
+
+    lines.write("one\r\ntw")
+    lines.write("o\nthree")
+    assert heard == ["one", "two"]
+    lines.finish()
+    assert heard == ["one", "two", "three"]
+
+
+def test_a_machine_without_ssh_is_named(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((ADDRESS, 0)) as server:
+        # Listens, and says nothing that SSH would say.
+        monkeypatch.setattr("provision.ssh._PORT", server.getsockname()[1])
+        monkeypatch.setattr("provision.ssh.CONNECT_TIMEOUT_S", 0.5)
+        host = SshHost("node0", ADDRESS, login, alias="i-0a")
+        with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
+            host.run("true")
+        with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
+            host.put(b"", "/tmp/file")

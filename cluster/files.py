@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.access import write_private
 from infra.errors import UsageError
 from infra.spec import CLUSTER_NAME, CLUSTER_NAME_RULE
 from provision.host import SSH_USER, Login
@@ -49,17 +53,40 @@ class ClusterFiles:
     def login(self) -> Login:
         return Login(self.key, self.known_hosts, SSH_USER)
 
+    def remember(self, cloud: str, region: str, ssh_config: str = "") -> None:
+        """Note where the cluster lives, in the first line of its ssh configuration."""
+        if ssh_config or not self.ssh_config.exists():
+            write_private(self.ssh_config, f"{_CLOUD_LINE} {cloud} {region}\n{ssh_config}")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One command at a time changes a cluster from this machine; the kernel frees the lock.
+
+        Raises :class:`UsageError` naming the process that has it. It lies beside the folder, which
+        ``down`` removes.
+        """
+        home().mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self.folder.with_name(f".{self.folder.name}.lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise UsageError(
+                    f"another spr-cluster command (process {file.read().strip() or 'unknown'}) "
+                    f"is at work on cluster {self.folder.name!r}",
+                    hint="wait for its end, or end it with Ctrl-C first",
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
     def remove(self, *, keep_cloud: bool = False) -> None:
         """Remove the folder; ``keep_cloud`` keeps the note of where an image is still kept."""
         for path in (self.key, self.known_hosts):
             path.unlink(missing_ok=True)
         if not keep_cloud:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def render_cloud_line(cloud: str, region: str) -> str:
-    """The ssh configuration's first line: where the cluster lives, so that --cloud need not be typed."""
-    return f"{_CLOUD_LINE} {cloud} {region}\n"
 
 
 def clusters_of(cloud: str) -> list[str]:

@@ -1,74 +1,107 @@
-"""``up`` and ``down``: a plan applied action by action, over EC2 and SSH."""
+"""The life of a cluster: observe, plan, apply, until what is there is what was wished for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
 
-from cluster import mesh, verify
-from cluster.files import ClusterFiles, remembered_cloud, render_cloud_line
-from cluster.nodes import Cluster, HostOpener, Node, rank_nodes
-from infra import access, images, instances, network, tags
-from infra.clients import Clients
-from infra.cloud import Cloud
-from infra.errors import SprError, UsageError
-from infra.instances import HEAD, WORKER, LaunchRequest
-from infra.inventory import Inventory, describe_inventory
-from infra.plan import ActionKind, Plan, plan_down
-from infra.progress import Progress, Silent
+from cluster.context import Context, missing_key
+from cluster.files import remembered_cloud
+from cluster.machines import PlanAgainError
+from cluster.nodes import Cluster, find_cluster
+from cluster.up import Up
+from infra import access, instances, network, tags
+from infra.buying import Offer, list_offers
+from infra.errors import DeadlineError, SprError, UsageError
+from infra.instances import HEAD, describe_impaired
+from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
+from infra.plan import (
+    ActionKind,
+    Plan,
+    Situation,
+    check_head_is_not_stopped,
+    plan_down,
+    plan_up,
+)
+from infra.record import Record, merge_wishes, new_record, record_tags
 from infra.removal import remove
-from infra.spec import ClusterSpec
-from infra.wait import BOOT_DEADLINE_S, CONSISTENCY_DEADLINE_S, Clock, SystemClock, wait_until
-from provision.bake import bake_image
-from provision.facts import HostFacts, gather_facts
-from provision.host import Host, on_all, wait_until_reachable
-from provision.install import install_stack, wait_for_cloud_init
-from provision.ssh import SshHost
-from provision.stacks import Stack
-from provision.user_data import render_user_data
+from infra.spec import LONGEST_TTL, ClusterSpec
+from infra.wait import CONSISTENCY_DEADLINE_S, TERMINATE_DEADLINE_S
+from provision.host import on_all
+from provision.install import stack_digest
+from provision.lifetime import extend_life
+from provision.stacks import Stack, load_stack
 
-
-def _utc_now() -> datetime:
-    return datetime.now(timezone.utc)
+# A machine that does not work is replaced; when that happens again and again, something else is wrong.
+_MOST_REPLACEMENTS = 2
+_MOST_ROUNDS = 12
+_LONGEST_PAUSE_S = 15.0
+# EC2 may show what was made by an interrupted command only seconds later: so it is asked twice.
+SETTLE_S = 5.0
+_HELD_S = 20.0
 
 
 @dataclass(frozen=True)
-class Context:
-    """What the lifecycle acts with; tests replace the parts that reach outside."""
+class Removed:
+    """The ids of what ``down`` took away, by kind, and what it kept on purpose."""
 
-    cloud: Cloud
-    clients: Clients
-    files: ClusterFiles
-    progress: Progress = field(default_factory=Silent)
-    clock: Clock = field(default_factory=SystemClock)
-    now: Callable[[], datetime] = _utc_now
-    make_host: Callable[[Node, ClusterFiles], Host] | None = None
-
-    def host_opener(self) -> HostOpener:
-        """Opens each node once and keeps its connection."""
-        opened: dict[str, Host] = {}
-
-        def open_host(node: Node) -> Host:
-            if node.instance.id not in opened:
-                opened[node.instance.id] = (self.make_host or ssh_host)(node, self.files)
-            return opened[node.instance.id]
-
-        return open_host
+    ids: dict[str, list[str]]
+    kept: Inventory
 
 
-def ssh_host(node: Node, files: ClusterFiles) -> Host:
-    """A node over SSH at its public address; raises :class:`UsageError` without the cluster's key."""
-    if not files.key.exists():
-        raise UsageError(
-            f"the cluster's key is not on this machine ({files.key})",
-            hint="use the machine that made the cluster; `spr-cluster down` works from any",
-        )
-    return SshHost(node.name, node.public_ip, files.login)
+def observe(ctx: Context, cluster: str) -> Inventory:
+    """What ``up`` decides by, from the tags."""
+    return describe_inventory(ctx.clients.ec2, cluster, PLANNED_KINDS)
 
 
-def check_name_is_free(ctx: Context, cluster: str) -> None:
-    """Raises :class:`UsageError` where anything of that name exists, here or in another cloud."""
+def prepare(ctx: Context, cluster: str, given: Mapping[str, Any], ssh_cidr: str) -> Situation:
+    """The wish and what is there, side by side; nothing is changed.
+
+    Raises :class:`UsageError` for a wish that an existing cluster can't follow, or where this
+    machine is not the one that can enter it.
+    """
+    found = observe(ctx, cluster)
+    record = found.record
+    _check_other_clouds(ctx, cluster)
+    defaults = {"stack": ctx.cloud.default_stack, "amx_required": ctx.cloud.has_amx}
+    spec = merge_wishes(cluster, _ssh_cidr(found, ssh_cidr), given, record, defaults)
+    check_head_is_not_stopped(found)
+    _check_existing(ctx, spec, found, record)
+    unhealthy = {}
+    if workers := [i.id for i in found.alive if i.role != HEAD]:
+        impaired = describe_impaired(ctx.clients.ec2, workers)
+        unhealthy = dict.fromkeys(impaired, "EC2's status checks call it impaired")
+    return Situation(
+        spec=spec,
+        record=new_record(spec, ctx.now(), record),
+        found=found,
+        recipe=stack_digest(load_stack(spec.stack)),
+        public_key=access.read_public(ctx.files.key),
+        unhealthy=unhealthy,
+    )
+
+
+def find_offers(ctx: Context, situation: Situation) -> tuple[Offer, ...]:
+    """Every way to buy what the situation lacks, before anything is made.
+
+    Raises :class:`UsageError` where the region has none.
+    """
+    spec, group = situation.spec, situation.found.group
+    ec2 = ctx.clients.ec2
+    support = network.describe_type_support(ec2, spec.instance_types)
+    networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
+    network.require_offers(spec, support, networks, ctx.cloud.region)
+    return list_offers(spec, support, networks)
+
+
+def _ssh_cidr(found: Inventory, wished: str) -> str:
+    """A wider range than the caller's own address stays as it is, if it has the caller in it."""
+    return found.group.cidr_for(wished) if found.group else wished
+
+
+def _check_other_clouds(ctx: Context, cluster: str) -> None:
     elsewhere = remembered_cloud(cluster)
     if elsewhere and elsewhere != (ctx.cloud.name, ctx.cloud.region) and ctx.files.key.exists():
         raise UsageError(
@@ -76,193 +109,153 @@ def check_name_is_free(ctx: Context, cluster: str) -> None:
             hint=f"choose another --name, or remove that one first: spr-cluster down --name {cluster} "
             f"--cloud {elsewhere[0]} --region {elsewhere[1]}",
         )
-    found = describe_inventory(ctx.clients.ec2, cluster)
-    if found:
+
+
+def _check_existing(
+    ctx: Context, spec: ClusterSpec, found: Inventory, record: Record | None
+) -> None:
+    if not found.alive:
+        return
+    key = access.read_public(ctx.files.key)
+    if not key or any(pair.public not in ("", key) for pair in found.key_pairs):
+        raise missing_key(ctx.files)
+    types = {instance.instance_type for instance in found.alive}
+    if foreign := types - set(spec.instance_types):
         raise UsageError(
-            f"cluster {cluster!r} already exists: {found.counts()}",
-            hint=f"`spr-cluster status --name {cluster}` shows it, `spr-cluster down --name "
-            f"{cluster}` removes it, another --name makes another",
+            f"--instance-type {','.join(spec.instance_types)}: the machines of cluster "
+            f"{spec.name!r} are {', '.join(sorted(foreign))}",
+            hint=f"leave --instance-type out, or begin anew: spr-cluster down {ctx.flags}",
+        )
+    if record and record.is_over(ctx.now()):
+        raise SprError(
+            f"the time to live of cluster {spec.name!r} is over; its machines are ending themselves",
+            hint=f"run the same in two minutes, or remove the rest: spr-cluster down {ctx.flags}",
         )
 
 
-class Up:
-    """One ``up``: applies a plan's actions and carries what each leaves for the next."""
+def bring_up(
+    ctx: Context,
+    situation: Situation,
+    plan: Plan,
+    offers: Callable[[], Sequence[Offer]],
+    on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
+) -> Cluster:
+    """Apply a plan; where the ground moves under it, observe and plan again, a bounded time.
 
-    def __init__(self, ctx: Context, spec: ClusterSpec, stack: Stack) -> None:
-        self.ctx, self.spec, self.stack = ctx, spec, stack
-        self.open_host = ctx.host_opener()
-        self.network = network.choose_network(ctx.clients.ec2, spec)
-        self.image = images.find_ubuntu_image(ctx.clients.ssm, ctx.clients.ec2, stack.ubuntu)
-        self.expires = ctx.now() + spec.ttl
-        self.group_id = ""
-        self.nodes: tuple[Node, ...] = ()
-        self.facts: dict[str, HostFacts] = {}
-
-    @property
-    def cluster(self) -> Cluster:
-        return Cluster(self.spec.name, self.nodes)
-
-    def apply(self, plan: Plan) -> Cluster:
-        """Carry out a plan; what exists when it fails is for ``down`` to find by its tags."""
-        self.expires = self.ctx.now() + self.spec.ttl
-        steps: dict[ActionKind, Callable[[], None]] = {
-            ActionKind.CREATE_GROUP: self._create_group,
-            ActionKind.IMPORT_KEY: self._import_key,
-            ActionKind.RUN_HEAD: self._run_head,
-            ActionKind.INSTALL: self._install,
-            ActionKind.CREATE_IMAGE: self._create_image,
-            ActionKind.RUN_WORKERS: self._run_workers,
-            ActionKind.CONNECT: self._connect,
-            ActionKind.VERIFY: self._verify,
-        }
-        for action in plan.actions:
-            with self.ctx.progress.phase(action.title):
-                steps[action.kind]()
-        return self.cluster
-
-    def _create_group(self) -> None:
-        ec2 = self.ctx.clients.ec2
-        self.group_id = network.create_security_group(ec2, self.spec, self.network)
-
-    def _import_key(self) -> None:
-        files, cloud = self.ctx.files, self.ctx.cloud
-        key = access.generate_key_pair(access.key_name(self.spec.name))
-        files.remove()
-        access.write_private(files.key, key.private)
-        access.write_private(files.ssh_config, render_cloud_line(cloud.name, cloud.region))
-        access.import_key_pair(self.ctx.clients.ec2, self.spec.name, key.public)
-
-    def _run_head(self) -> None:
-        self._launch(HEAD, 1)
-        self.ctx.progress.note(verify.require_amx(self.facts, required=self.spec.amx_required))
-
-    def _run_workers(self) -> None:
-        self._launch(WORKER, self.spec.workers)
-        self.ctx.progress.note(verify.require_amx(self.facts, required=self.spec.amx_required))
-
-    def _launch(self, role: str, count: int) -> None:
-        """Buy machines, then wait until EC2, SSH, cloud-init and their own facts show them."""
-        if self.ctx.now() >= self.expires:
-            raise SprError(
-                f"the time to live is over before the {role} nodes were bought",
-                hint="bare metal takes up to 20 minutes to start, an image may take an hour: "
-                "a longer --ttl",
-            )
-        labels = {
-            tags.STACK: self.stack.name,
-            tags.NODES: str(self.spec.nodes),
-            tags.EXPIRES: tags.render_time(self.expires),
-        }
-        bought = instances.run_instances(
-            self.ctx.clients.ec2,
-            LaunchRequest(
-                spec=self.spec,
-                role=role,
-                count=count,
-                image=self.image,
-                subnet_id=self.network.subnet_id,
-                group_id=self.group_id,
-                user_data=render_user_data(self.expires),
-                labels=labels,
-            ),
+    Raises :class:`SprError` naming the machines that do not work even after their replacement.
+    """
+    stack: Stack = load_stack(situation.spec.stack)
+    replacements = 0
+    reason = ""
+    for number in range(_MOST_ROUNDS):
+        try:
+            return Up(ctx, situation, stack, plan, offers).apply()
+        except PlanAgainError as again:
+            reason = str(again)
+            replacements += bool(again.unhealthy)
+            if replacements > _MOST_REPLACEMENTS:
+                break
+            unhealthy = {**situation.unhealthy, **again.unhealthy}
+            if not again.unhealthy:
+                # EC2 needs some seconds to show everywhere what was made or deleted just now.
+                ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
+        found = observe(ctx, situation.spec.name)
+        situation = replace(
+            situation,
+            found=found,
+            unhealthy=unhealthy,
+            public_key=access.read_public(ctx.files.key),
         )
-        running = instances.wait_until_running(
-            self.ctx.clients.ec2,
-            [instance.id for instance in bought],
-            on_wait=self._note_minutes(f"{role} starting"),
-            clock=self.ctx.clock,
-        )
-        known = {node.instance.id for node in self.nodes}
-        self.nodes = rank_nodes((*(node.instance for node in self.nodes), *running))
-        self._write_ssh_config()
-        fresh = [node for node in self.nodes if node.instance.id not in known]
-        self.facts.update(self._reach([self.open_host(node) for node in fresh]))
-
-    def _reach(self, hosts: Sequence[Host]) -> dict[str, HostFacts]:
-        limit = BOOT_DEADLINE_S // 60
-
-        def note(passed: float, reason: str) -> None:
-            minutes = f"waiting for SSH, {passed / 60:.0f} min of at most {limit}"
-            # Refusals of the first minute are a machine's ordinary way to boot.
-            self.ctx.progress.note(f"{minutes}: {reason}" if passed > 60 else minutes)
-
-        def reach(host: Host) -> HostFacts:
-            wait_until_reachable(host, clock=self.ctx.clock, on_wait=note)
-            wait_for_cloud_init(host)
-            return gather_facts(host)
-
-        return on_all("reaching the nodes", hosts, reach)
-
-    def _note_minutes(self, what: str) -> Callable[[float], None]:
-        limit = BOOT_DEADLINE_S // 60
-        return lambda passed: self.ctx.progress.note(
-            f"{what}, {passed / 60:.0f} min of at most {limit}"
-        )
-
-    def _write_ssh_config(self) -> None:
-        files, cloud = self.ctx.files, self.ctx.cloud
-        text = mesh.render_client_ssh_config(self.cluster, str(files.key), str(files.known_hosts))
-        access.write_private(files.ssh_config, render_cloud_line(cloud.name, cloud.region) + text)
-
-    def _install(self) -> None:
-        install_stack(self.open_host(self.cluster.head), self.stack, self.ctx.progress)
-
-    def _create_image(self) -> None:
-        head = self.cluster.head
-        self.image = bake_image(
-            self.ctx.clients.ec2,
-            self.open_host(head),
-            head.instance.id,
-            self.spec.name,
-            self.ctx.progress,
-            self.ctx.clock,
-        )
-        # An image can take an hour; a connection that lay idle so long may be dead unnoticed.
-        self.open_host(head).close()
-
-    def _connect(self) -> None:
-        mesh.connect_nodes(self.cluster, self.facts, self.open_host)
-
-    def _verify(self) -> None:
-        answers = verify.verify_cluster(
-            self.cluster,
-            self.open_host(self.cluster.head),
-            amx_required=self.spec.amx_required,
-        )
-        with_amx = sum(not answer.missing_amx for answer in answers)
-        self.ctx.progress.note(
-            f"{len(answers)} of {self.spec.nodes} nodes answer the head, {with_amx} have AMX"
-        )
+        plan = plan_up(situation)
+        on_new_plan(plan, reason)
+    raise SprError(
+        f"the cluster did not come up: {reason}",
+        hint="another --instance-type or --region; `spr-cluster ssh` into a node may show more",
+    )
 
 
-def down(ctx: Context, name: str, found: Inventory, *, keep_image: bool) -> Inventory:
-    """Remove what was found of a cluster and prove it; returns what was kept on purpose.
+def extend(ctx: Context, cluster: str, more: timedelta) -> Record:
+    """Let a cluster live longer: on its nodes, then in its tags. It can run again when interrupted."""
+    nodes = find_cluster(ctx.clients.ec2, cluster).nodes
+    found = describe_inventory(ctx.clients.ec2, cluster, ("security_groups",))
+    if found.group is None or found.record is None:
+        raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")
+    record = replace(found.record, expires=found.record.expires + more)
+    if record.expires - ctx.now() > LONGEST_TTL:
+        raise UsageError("a cluster lives at most 30 days from now on")
+    open_host = ctx.host_opener()
+    hosts = [open_host(node) for node in nodes]
+    with ctx.progress.phase(f"Extend {len(nodes)} nodes to {tags.render_time(record.expires)}"):
+        on_all("extending", hosts, lambda host: extend_life(host, record.expires))
+        spec = merge_wishes(cluster, "0.0.0.0/32", {}, record)
+        label = {tags.EXPIRES: record_tags(spec, record)[tags.EXPIRES]}
+        ids = [found.group.id, *(node.instance.id for node in nodes)]
+        instances.label_instances(ctx.clients.ec2, ids, label)
+    return record
 
+
+def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
+    """Remove a cluster and prove it.
+
+    It looks again after each round: what an interrupted command has made may show up late.
     Raises :class:`SprError` naming whatever EC2 still shows in the end.
     """
-    for action in plan_down(found, keep_image=keep_image).actions:
-        with ctx.progress.phase(action.title):
-            remove(ctx.clients.ec2, action, ctx.clock)
-    with ctx.progress.phase("Check: what still carries the cluster's tag"):
-        left = _wait_until_gone(ctx, name, keep_image=keep_image)
+    removed: dict[str, set[str]] = {}
+    # Without a trace of it anywhere, one look is proof enough.
+    clean, wanted = 0, 2 if ctx.files.folder.exists() else 1
+    start, rounds, reason = ctx.clock.monotonic(), 0, ""
+    while clean < wanted:
+        found = _look(ctx, name, again=clean > 0)
+        rest = found.without_image() if keep_image else found
+        if not rest:
+            clean += 1
+            continue
+        if ctx.clock.monotonic() - start > TERMINATE_DEADLINE_S + CONSISTENCY_DEADLINE_S:
+            raise SprError(
+                f"still there after `down`: {rest}" + (f"\n  {reason}" if reason else ""),
+                hint=f"run `spr-cluster down {ctx.flags}` again; these may still cost money",
+            )
+        # What EC2 still shows though it is gone disappears by itself, in a while.
+        ctx.clock.sleep(min(max(0, rounds - 1), SETTLE_S))
+        clean, wanted, rounds = 0, 2, rounds + 1
+        for kind, ids in rest.ids().items():
+            removed.setdefault(kind, set()).update(ids)
+        reason = _remove_all(ctx, plan_down(rest))
+    kept = found if keep_image else Inventory()
+    if kept.images:
+        ids = [image.id for image in kept.images]
+        instances.label_instances(ctx.clients.ec2, ids, {tags.KEPT: "yes"})
     if remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region)):
-        ctx.files.remove(keep_cloud=bool(left))
-    return left
+        ctx.files.remove(keep_cloud=bool(kept))
+    return Removed({kind: sorted(ids) for kind, ids in removed.items()}, kept)
 
 
-def _wait_until_gone(ctx: Context, name: str, *, keep_image: bool) -> Inventory:
-    left = Inventory()
+def _look(ctx: Context, name: str, *, again: bool) -> Inventory:
+    title = (
+        f"Proof: a second look after {SETTLE_S:.0f} s" if again else "Look for the cluster's tag"
+    )
+    with ctx.progress.phase(title):
+        if again:
+            ctx.clock.sleep(SETTLE_S)
+        found = describe_inventory(ctx.clients.ec2, name)
+        ctx.progress.note(found.counts() or "nothing")
+    return found
 
-    def probe() -> bool | None:
-        nonlocal left
-        left = describe_inventory(ctx.clients.ec2, name)
-        return None if (left.without_image() if keep_image else left) else True
 
-    try:
-        wait_until("", probe, deadline_s=CONSISTENCY_DEADLINE_S, clock=ctx.clock)
-    except SprError:
-        raise SprError(
-            f"still there after `down`: {left}",
-            hint=f"run `spr-cluster down --name {name}` again; these may still cost money",
-        ) from None
-    return left
+def _remove_all(ctx: Context, plan: Plan) -> str:
+    """One round of removals; returns why one of them has to wait for what shows up next."""
+    reason = ""
+    for action in plan.actions:
+        limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else _HELD_S
+
+        def note(passed: float, limit: float = limit) -> None:
+            ctx.progress.note(f"ending, {passed / 60:.0f} min of at most {limit / 60:.0f}")
+
+        with ctx.progress.phase(action.title):
+            try:
+                remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
+            except DeadlineError as error:
+                if action.kind is ActionKind.TERMINATE:
+                    raise
+                reason = error.message
+    return reason

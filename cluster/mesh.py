@@ -21,7 +21,9 @@ umask 077
 tar -C "$HOME" -xf {_BUNDLE}
 rm -f {_BUNDLE}
 touch ~/.ssh/authorized_keys
-grep -qxFf ~/{_KEY}.pub ~/.ssh/authorized_keys || cat ~/{_KEY}.pub >> ~/.ssh/authorized_keys
+keys=~/.ssh/authorized_keys
+{{ grep -v ' spr-cluster-nodes$' $keys || true; cat ~/{_KEY}.pub; }} > $keys.new
+mv $keys.new $keys
 chmod 644 ~/hosts
 {{ sed '/^{_BEGIN}$/,/^{_END}$/d' /etc/hosts; cat ~/.spr-cluster-hosts; }} > /tmp/spr-cluster-hosts
 sudo cp --no-preserve=all /tmp/spr-cluster-hosts /etc/hosts
@@ -69,7 +71,7 @@ def render_hostfile(nodes: Sequence[Node]) -> str:
 def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str) -> str:
     """The ssh configuration of this machine for `ssh -F`, with the nodes by name."""
     blocks = [
-        f"Host {node.name}\n    HostName {node.public_ip}\n    HostKeyAlias {node.public_ip}"
+        f"Host {node.name}\n    HostName {node.public_ip}\n    HostKeyAlias {node.instance.id}"
         for node in cluster.nodes
     ]
     common = (
@@ -107,7 +109,7 @@ def bundle_mesh(nodes: Sequence[Node], facts: Mapping[str, HostFacts], key: KeyP
 
 def connect_nodes(cluster: Cluster, facts: Mapping[str, HostFacts], open_host: HostOpener) -> None:
     """Let every node reach every other by name, with a key made now that exists nowhere else."""
-    bundle = bundle_mesh(cluster.nodes, facts, generate_key_pair(f"{cluster.name}-nodes"))
+    bundle = bundle_mesh(cluster.nodes, facts, generate_key_pair("spr-cluster-nodes"))
 
     def place(host: Host) -> None:
         host.put(bundle, _BUNDLE)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra import tags
 from infra.errors import UsageError
-from infra.instances import HEAD, Instance, describe_instances
+from infra.instances import HEAD, Instance
+from infra.inventory import describe_inventory
+from infra.plan import mesh_digest, rank_instances
 from provision.host import Host
 
 if TYPE_CHECKING:
@@ -56,6 +58,14 @@ class Cluster:
 
     name: str
     nodes: tuple[Node, ...]
+    wanted_nodes: int
+
+    @property
+    def is_whole(self) -> bool:
+        """All nodes that were asked for are there, and they know one another."""
+        digest = mesh_digest([node.instance for node in self.nodes])
+        connected = self.head.instance.tags.get(tags.MESH) == digest
+        return len(self.nodes) == self.wanted_nodes and connected
 
     @property
     def head(self) -> Node:
@@ -77,10 +87,9 @@ class Cluster:
         raise UsageError(f"no {wish!r} in cluster {self.name}: node0 to node{len(self.nodes) - 1}")
 
 
-def rank_nodes(instances: tuple[Instance, ...]) -> tuple[Node, ...]:
+def rank_nodes(instances: Iterable[Instance]) -> tuple[Node, ...]:
     """Ranks by role, then launch: the head is 0, workers follow in EC2's launch order."""
-    ordered = sorted(instances, key=lambda i: (i.role != HEAD, i.launch_time, i.launch_index, i.id))
-    return tuple(Node(rank, instance) for rank, instance in enumerate(ordered))
+    return tuple(Node(rank, node) for rank, node in enumerate(rank_instances(instances)))
 
 
 def find_cluster(ec2: EC2Client, name: str) -> Cluster:
@@ -88,7 +97,8 @@ def find_cluster(ec2: EC2Client, name: str) -> Cluster:
 
     Raises :class:`UsageError` where there is none, or no head in it.
     """
-    nodes = rank_nodes(describe_instances(ec2, tags.cluster_filter(name), ["running"]))
+    found = describe_inventory(ec2, name, ("instances", "security_groups"))
+    nodes = rank_nodes(i for i in found.instances if i.state == "running")
     if not nodes:
         raise UsageError(
             f"no cluster {name!r} is running in {ec2.meta.region_name}",
@@ -97,6 +107,7 @@ def find_cluster(ec2: EC2Client, name: str) -> Cluster:
     if nodes[0].instance.role != HEAD:
         raise UsageError(
             f"cluster {name!r} has no running head node",
-            hint=f"`spr-cluster down --name {name}` removes what is left of it",
+            hint=f"`spr-cluster repair --name {name}` makes a worker the head, "
+            f"`spr-cluster down --name {name}` removes what is left",
         )
-    return Cluster(name, nodes)
+    return Cluster(name, nodes, found.record.nodes if found.record else len(nodes))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.nodes import Cluster
-from infra.errors import HostError, SprError
+from infra.errors import HostError
 from provision.facts import AMX_FLAGS, HostFacts
 from provision.host import Host
 
@@ -66,18 +66,23 @@ def parse_answers(text: str) -> tuple[NodeAnswer, ...]:
     return tuple(sorted(answers, key=lambda a: int(a.node.removeprefix("node"))))
 
 
-def verify_cluster(cluster: Cluster, head: Host, *, amx_required: bool) -> tuple[NodeAnswer, ...]:
-    """Ask every node from the head, passwordless; raises :class:`SprError` naming those that fail."""
-    answers = parse_answers(head.run(_ASK_ALL, timeout_s=180).stdout)
-    heard = {answer.node for answer in answers}
-    silent = [node.name for node in cluster.nodes if node.name not in heard]
-    silent += [f"{a.node} ({a.hostname})" for a in answers if not a.reached]
-    if silent:
-        raise SprError(
-            f"the head can't reach {', '.join(silent)} over SSH",
-            hint="`spr-cluster ssh`, then `ssh NODE`, shows why",
-        )
-    lacking = [answer.node for answer in answers if answer.missing_amx]
-    if lacking and amx_required:
-        raise SprError(f"no AMX on {', '.join(lacking)}", hint="--allow-no-amx goes on without it")
-    return answers
+def ask_nodes(head: Host) -> tuple[NodeAnswer, ...]:
+    """Have the head ask every node of its hostfile, without a password."""
+    return parse_answers(head.run(_ASK_ALL, timeout_s=180).stdout)
+
+
+def find_faults(
+    cluster: Cluster, answers: Sequence[NodeAnswer], *, amx_required: bool
+) -> dict[str, str]:
+    """What is wrong with which node, by its name; empty for a good cluster."""
+    heard = {answer.node: answer for answer in answers}
+    faults = {}
+    for node in cluster.nodes:
+        answer = heard.get(node.name)
+        if answer is None:
+            faults[node.name] = "the head got no answer from it"
+        elif not answer.reached:
+            faults[node.name] = f"the head can't reach it over SSH: {answer.hostname}"
+        elif answer.missing_amx and amx_required:
+            faults[node.name] = f"no AMX: its processor lacks {', '.join(answer.missing_amx)}"
+    return faults

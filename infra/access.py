@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_ssh_private_key,
 )
 
 from infra import tags
@@ -39,12 +41,26 @@ def generate_key_pair(comment: str) -> KeyPair:
     return KeyPair(private, f"{public} {comment}")
 
 
+def read_public(path: Path) -> str:
+    """The public half (type and base64) of a private key's file; empty where there is no whole key."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError):
+        return ""
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, from its first moment on."""
+    """Write a file that only its owner can read; a crash leaves the old or the new one, whole."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_text(text)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.touch(mode=0o600, exist_ok=False)
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
 
 
 def key_name(cluster: str) -> str:
@@ -52,10 +68,10 @@ def key_name(cluster: str) -> str:
     return f"spr-cluster-{cluster}"
 
 
-def import_key_pair(ec2: EC2Client, cluster: str, public: str) -> str:
-    """Give EC2 the public half; returns the key pair's id."""
-    return ec2.import_key_pair(
+def import_key_pair(ec2: EC2Client, cluster: str, public: str) -> None:
+    """Give EC2 the public half."""
+    ec2.import_key_pair(
         KeyName=key_name(cluster),
         PublicKeyMaterial=public.encode(),
         TagSpecifications=tags.tag_specifications(["key-pair"], tags.resource_tags(cluster, "key")),
-    )["KeyPairId"]
+    )

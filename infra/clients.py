@@ -16,15 +16,31 @@ from infra.wait import wait_until
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
+    from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
-    from types_boto3_sts import STSClient
 
     from infra.cloud import Cloud
 
 T = TypeVar("T")
 
 # What was just created is known everywhere within seconds.
-_VISIBLE_DEADLINE_S = 20.0
+_VISIBLE_DEADLINE_S = 30.0
+_ATTEMPTS = 12
+_LOST = (
+    boto.EndpointConnectionError,
+    boto.ConnectTimeoutError,
+    boto.ReadTimeoutError,
+    boto.ConnectionClosedError,
+)
+_BUSY = {
+    "RequestLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+    "InternalError",
+    "InternalFailure",
+    "ServiceUnavailable",
+    "Unavailable",
+}
 _CREDENTIALS_HINT = (
     "run `aws configure` or `aws sso login`, or set AWS_PROFILE; "
     "or try everything without an account: --cloud local"
@@ -33,11 +49,13 @@ _CREDENTIALS_HINT = (
 
 @dataclass(frozen=True)
 class Clients:
-    """The three services that the tool speaks with."""
+    """The services that the tool speaks with."""
 
     ec2: EC2Client
+    buyer: EC2Client
+    """EC2 without the SDK's own retries: what a refused purchase means is decided by us."""
+    quotas: ServiceQuotasClient
     ssm: SSMClient
-    sts: STSClient
 
 
 def connect(cloud: Cloud) -> Clients:
@@ -46,20 +64,22 @@ def connect(cloud: Cloud) -> Clients:
     session = boto3.session.Session(
         aws_access_key_id=key, aws_secret_access_key=secret, region_name=cloud.region
     )
-    # Throttling is answered with adaptive back-off here and nowhere else.
     config = Config(
-        retries={"mode": "adaptive", "max_attempts": 8},
+        # Throttling is answered with adaptive back-off and jitter, here and nowhere else.
+        retries={"mode": "adaptive", "total_max_attempts": _ATTEMPTS},
         connect_timeout=10,
         read_timeout=70,
         user_agent_extra="spr-cluster",
         # Between this machine and an endpoint of its own stands no proxy.
         proxies={} if cloud.endpoint_url else None,
     )
+    once = config.merge(Config(retries={"mode": "standard", "total_max_attempts": 1}))
     url = cloud.endpoint_url
     return Clients(
         ec2=session.client("ec2", endpoint_url=url, config=config),
+        buyer=session.client("ec2", endpoint_url=url, config=once),
+        quotas=session.client("service-quotas", endpoint_url=url, config=config),
         ssm=session.client("ssm", endpoint_url=url, config=config),
-        sts=session.client("sts", endpoint_url=url, config=config),
     )
 
 
@@ -86,6 +106,30 @@ def when_visible(call: Callable[..., T], **parameters: Any) -> T:
         raise failure[-1] from None
 
 
+def is_passing(error: Exception) -> bool:
+    """AWS can't be reached or is busy: the same request may well pass in a while."""
+    if isinstance(error, boto.ClientError):
+        return error_code(error) in _BUSY
+    return isinstance(error, _LOST)
+
+
+def patient(probe: Callable[[], T | None]) -> Callable[[], T | None]:
+    """A probe that takes a broken connection or a busy EC2 as "not yet".
+
+    A laptop that changes its network must not end a wait of forty minutes.
+    """
+
+    def attempt() -> T | None:
+        try:
+            return probe()
+        except (boto.ClientError, boto.BotoCoreError) as error:
+            if not is_passing(error):
+                raise
+            return None
+
+    return attempt
+
+
 def error_code(error: boto.ClientError) -> str:
     """EC2's name for what went wrong, such as ``InvalidGroup.NotFound``."""
     return str(error.response.get("Error", {}).get("Code", ""))
@@ -109,6 +153,9 @@ _UNUSABLE_CREDENTIALS = (
 _HINTS = {
     "VcpuLimitExceeded": "the quota counts vCPUs (on-demand standard: L-1216C47A); ask for more in "
     "the console's Service Quotas, or use fewer --nodes",
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot needs a role that every account makes "
+    "once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
     "InsufficientInstanceCapacity": "this zone has no such machine free now: a subnet in another "
     "zone (--subnet-id), another --instance-type, or later",
 }
@@ -141,7 +188,8 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         return CloudError(
             f"no permission for {operation}: {detail}",
             code=code,
-            hint=f"have an administrator allow {operation}, or choose another AWS_PROFILE",
+            hint=f"have an administrator allow {operation} (`spr-cluster iam-policy` prints all that "
+            "is needed), or choose another AWS_PROFILE",
         )
     if code in _EXPIRED:
         return UsageError(f"AWS does not accept the credentials: {detail}", hint=_CREDENTIALS_HINT)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
 from infra import tags
-from infra.clients import error_code
+from infra.clients import error_code, patient
 from infra.errors import CloudError
 from infra.wait import IMAGE_DEADLINE_S, Clock, wait_until
 
@@ -32,6 +32,7 @@ class Image:
     state: str
     root_device: str
     snapshot_ids: tuple[str, ...]
+    tags: dict[str, str] = field(default_factory=dict, repr=False)
     reason: str = ""
 
     @staticmethod
@@ -43,8 +44,14 @@ class Image:
             state=image.get("State", "pending"),
             root_device=image.get("RootDeviceName", "/dev/sda1"),
             snapshot_ids=tuple(m["SnapshotId"] for m in mappings if m.get("SnapshotId")),
+            tags=tags.from_aws(image.get("Tags")),
             reason=image.get("StateReason", {}).get("Message", ""),
         )
+
+    def holds(self, recipe: str) -> bool:
+        """Nodes can be made from it: it is or will be available, clean, and of that software."""
+        fit = self.state in ("pending", "available") and self.tags.get(tags.SEALED) == "yes"
+        return fit and self.tags.get(tags.INSTALLED) == recipe
 
 
 def ubuntu_parameter(release: str) -> str:
@@ -67,7 +74,9 @@ def describe_image(ec2: EC2Client, image_id: str) -> Image:
     return Image.from_aws(images[0])
 
 
-def create_image(ec2: EC2Client, instance_id: str, cluster: str, name: str) -> str:
+def create_image(
+    ec2: EC2Client, instance_id: str, cluster: str, name: str, recipe: str = ""
+) -> str:
     """Begin an image of a running machine, without a reboot; returns its id.
 
     A reboot of bare metal takes up to twenty minutes, so the caller has the machine write its
@@ -79,7 +88,8 @@ def create_image(ec2: EC2Client, instance_id: str, cluster: str, name: str) -> s
         Description=f"spr-cluster {cluster}: the head node with its software installed",
         NoReboot=True,
         TagSpecifications=tags.tag_specifications(
-            ["image", "snapshot"], tags.resource_tags(cluster, "image")
+            ["image", "snapshot"],
+            tags.resource_tags(cluster, "image", **{tags.INSTALLED: recipe}),
         ),
     )["ImageId"]
 
@@ -105,9 +115,9 @@ def wait_until_available(
 
     return wait_until(
         f"image {image_id} available",
-        probe,
+        patient(probe),
         deadline_s=IMAGE_DEADLINE_S,
         clock=clock,
-        every_s=10,
+        every_s=15,
         on_wait=report,
     )

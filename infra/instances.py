@@ -1,31 +1,30 @@
-"""Machines: bought in one call, watched, and given back."""
+"""Machines: described, watched, and given back. :mod:`infra.buying` buys them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from infra import access, tags
+from infra import tags
 from infra.catalogue import CATALOGUE
-from infra.clients import when_visible
-from infra.errors import CloudError
-from infra.images import Image
+from infra.clients import patient
+from infra.errors import DeadlineError
 from infra.wait import BOOT_DEADLINE_S, TERMINATE_DEADLINE_S, Clock, wait_until
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import FilterTypeDef, InstanceTypeDef
 
-    from infra.spec import ClusterSpec
-
 HEAD, WORKER = "head", "worker"
 ALIVE = ("pending", "running", "stopping", "stopped")
+DYING = (*ALIVE, "shutting-down")
 # EC2 takes no more values than that in one filter.
 _FILTER_VALUES = 200
-_ANY_STATE = (*ALIVE, "shutting-down", "terminated")
-_LAUNCH_RESOURCES = ("instance", "volume", "network-interface")
+_ANY_STATE = (*DYING, "terminated")
+_WAIT_EVERY_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,11 @@ class Instance:
     launch_time: datetime
     instance_type: str
     zone: str
-    tags: dict[str, str]
+    tags: dict[str, str] = field(repr=False)
     reason: str = ""
+    image_id: str = ""
+    subnet_id: str = ""
+    spot_request: str = ""
 
     @staticmethod
     def from_aws(instance: InstanceTypeDef) -> Instance:
@@ -59,7 +61,15 @@ class Instance:
             zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
             tags=labels,
             reason=instance.get("StateReason", {}).get("Message", ""),
+            image_id=instance.get("ImageId", ""),
+            subnet_id=instance.get("SubnetId", ""),
+            spot_request=instance.get("SpotInstanceRequestId", ""),
         )
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Type and zone, which all nodes of a cluster share."""
+        return self.instance_type, self.zone
 
     @property
     def expires(self) -> datetime | None:
@@ -68,71 +78,10 @@ class Instance:
         return tags.parse_time(text) if text else None
 
     def accrued_usd(self, now: datetime) -> float:
-        """What the machine has cost since its launch; 0 for a type whose price is unknown."""
+        """What the machine has cost since its launch at the on-demand price; 0 for unknown types."""
         known = CATALOGUE.get(self.instance_type)
         hours = (now - self.launch_time).total_seconds() / 3600
         return max(0.0, hours) * known.usd_per_hour if known else 0.0
-
-
-@dataclass(frozen=True)
-class LaunchRequest:
-    """What RunInstances is asked for; ``count`` machines alike, all of them or none."""
-
-    spec: ClusterSpec
-    role: str
-    count: int
-    image: Image
-    subnet_id: str
-    group_id: str
-    user_data: str
-    labels: dict[str, str]
-
-
-def run_instances(ec2: EC2Client, request: LaunchRequest) -> tuple[Instance, ...]:
-    """Buy machines in one call, tagged in that call."""
-    spec = request.spec
-    labels = tags.resource_tags(
-        spec.name, request.role, **{tags.ROLE: request.role}, **request.labels
-    )
-    # EC2 may not know yet, everywhere, of a group or key made seconds ago.
-    answer = when_visible(
-        ec2.run_instances,
-        ImageId=request.image.id,
-        InstanceType=spec.machine.name,
-        MinCount=request.count,
-        MaxCount=request.count,
-        KeyName=access.key_name(spec.name),
-        UserData=request.user_data,
-        NetworkInterfaces=[
-            {
-                "DeviceIndex": 0,
-                "SubnetId": request.subnet_id,
-                "Groups": [request.group_id],
-                "AssociatePublicIpAddress": True,
-                "DeleteOnTermination": True,
-            }
-        ],
-        BlockDeviceMappings=[
-            {
-                "DeviceName": request.image.root_device,
-                "Ebs": {
-                    "VolumeSize": spec.volume_gib,
-                    "VolumeType": "gp3",
-                    "Encrypted": True,
-                    "DeleteOnTermination": True,
-                },
-            }
-        ],
-        MetadataOptions={
-            "HttpEndpoint": "enabled",
-            "HttpTokens": "required",
-            "HttpPutResponseHopLimit": 1,
-        },
-        # A machine that ends itself, by its time to live, must not stay as a stopped, paid-for disk.
-        InstanceInitiatedShutdownBehavior="terminate",
-        TagSpecifications=tags.tag_specifications(_LAUNCH_RESOURCES, labels),
-    )
-    return tuple(Instance.from_aws(i) for i in answer["Instances"])
 
 
 def describe_instances(
@@ -167,35 +116,127 @@ def _describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
     return tuple(sorted(found, key=lambda instance: ids.index(instance.id)))
 
 
+def describe_impaired(ec2: EC2Client, ids: Iterable[str]) -> frozenset[str]:
+    """Those of the machines whose status checks EC2 itself calls impaired."""
+    mine, impaired = set(ids), set()
+    for check in ("instance-status.status", "system-status.status"):
+        pages = ec2.get_paginator("describe_instance_status").paginate(
+            Filters=[{"Name": check, "Values": ["impaired"]}]
+        )
+        for page in pages:
+            for status in page["InstanceStatuses"]:
+                checks = (status.get("InstanceStatus", {}), status.get("SystemStatus", {}))
+                if "impaired" in {c.get("Status") for c in checks}:
+                    impaired.add(status["InstanceId"])
+    return frozenset(mine & impaired)
+
+
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
+_SPOT_NOTICES = {
+    "marked-for-termination",
+    "marked-for-stop",
+    "instance-terminated-by-price",
+    "instance-terminated-no-capacity",
+    "instance-terminated-capacity-oversubscribed",
+}
+
+
+def describe_spot_notices(ec2: EC2Client, machines: Iterable[Instance]) -> dict[str, str]:
+    """What EC2 says of the spot machines that it is about to take back, by instance id."""
+    requests = {i.spot_request: i.id for i in machines if i.spot_request}
+    if not requests:
+        return {}
+    # As a filter: one unknown id would have the whole answer refused.
+    pages = ec2.get_paginator("describe_spot_instance_requests").paginate(
+        Filters=[{"Name": "instance-id", "Values": sorted(requests.values())[:_FILTER_VALUES]}]
+    )
+    notices = {}
+    for page in pages:
+        for request in page["SpotInstanceRequests"]:
+            status = request.get("Status", {})
+            if (code := status.get("Code", "")) in _SPOT_NOTICES:
+                notices[request.get("InstanceId", "")] = status.get("Message") or code
+    return notices
+
+
+@dataclass(frozen=True)
+class Boot:
+    """How machines have come up: those that run, and why each of the others does not."""
+
+    running: tuple[Instance, ...]
+    failed: dict[str, str]
+
+
 def wait_until_running(
     ec2: EC2Client,
     ids: Sequence[str],
     *,
-    on_wait: Callable[[float], None] | None = None,
+    on_wait: Callable[[float, str], None] | None = None,
     clock: Clock | None = None,
-) -> tuple[Instance, ...]:
-    """Wait until all are running, at most 40 minutes; raises :class:`CloudError` where one died."""
+) -> Boot:
+    """Wait until each machine runs or can't any more, at most 40 minutes.
 
-    def probe() -> tuple[Instance, ...] | None:
-        found = _describe_by_id(ec2, ids)
-        for instance in found:
-            if instance.state not in ("pending", "running"):
-                raise CloudError(
-                    f"instance {instance.id} is {instance.state}: {instance.reason or 'no reason given'}"
-                )
-        ready = len(found) == len(ids) and all(i.state == "running" for i in found)
-        return found if ready else None
+    ``on_wait`` is told the seconds passed and the states, stragglers by name.
+    """
+    seen: dict[str, Instance] = {}
 
-    return wait_until(
-        f"instances {', '.join(ids)} running",
-        probe,
-        deadline_s=BOOT_DEADLINE_S,
-        clock=clock,
-        on_wait=on_wait,
+    def probe() -> bool | None:
+        seen.update((i.id, i) for i in _describe_by_id(ec2, ids))
+        return None if any(_is_pending(seen.get(id_)) for id_ in ids) else True
+
+    def report(passed: float) -> None:
+        if on_wait:
+            on_wait(passed, _summarize(ids, seen))
+
+    late = ""
+    try:
+        wait_until(
+            "running",
+            patient(probe),
+            deadline_s=BOOT_DEADLINE_S,
+            clock=clock,
+            every_s=_WAIT_EVERY_S,
+            on_wait=report,
+        )
+    except DeadlineError as error:
+        late = str(error)
+    running = tuple(seen[id_] for id_ in ids if id_ in seen and seen[id_].state == "running")
+    known = {instance.id for instance in running}
+    return Boot(running, {i: _why_not(seen.get(i), late) for i in ids if i not in known})
+
+
+def _is_pending(instance: Instance | None) -> bool:
+    return instance is None or instance.state == "pending"
+
+
+def _summarize(ids: Sequence[str], seen: dict[str, Instance]) -> str:
+    states = {id_: seen[id_].state if id_ in seen else "not shown yet" for id_ in ids}
+    counts = Counter(states.values())
+    text = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    stragglers = [id_ for id_, state in states.items() if state != "running"]
+    # Where most are there, the last ones are named.
+    if counts["running"] and len(stragglers) <= max(3, len(ids) // 4):
+        text += f" ({', '.join(stragglers[:3])})"
+    return text
+
+
+def _why_not(instance: Instance | None, late: str) -> str:
+    if instance is None:
+        return f"EC2 does not show it; {late}" if late else "EC2 does not show it"
+    reason = instance.reason or "no reason given"
+    return (
+        f"{instance.state}: {late}"
+        if instance.state == "pending"
+        else f"{instance.state}: {reason}"
     )
 
 
-def terminate_instances(ec2: EC2Client, ids: Sequence[str], clock: Clock | None = None) -> None:
+def terminate_instances(
+    ec2: EC2Client,
+    ids: Sequence[str],
+    clock: Clock | None = None,
+    on_wait: Callable[[float], None] | None = None,
+) -> None:
     """Give machines back and wait until EC2 says that they are gone."""
     if not ids:
         return
@@ -207,7 +248,15 @@ def terminate_instances(ec2: EC2Client, ids: Sequence[str], clock: Clock | None 
 
     wait_until(
         f"instances {', '.join(ids)} terminated",
-        probe,
+        patient(probe),
         deadline_s=TERMINATE_DEADLINE_S,
         clock=clock,
+        on_wait=on_wait,
+    )
+
+
+def label_instances(ec2: EC2Client, ids: Sequence[str], labels: dict[str, str]) -> None:
+    """Set tags on machines that exist."""
+    ec2.create_tags(
+        Resources=list(ids), Tags=[{"Key": key, "Value": value} for key, value in labels.items()]
     )

@@ -2,81 +2,182 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from infra import tags
 from infra.images import Image
-from infra.instances import ALIVE, Instance, describe_instances
+from infra.instances import DYING, Instance, describe_instances
+from infra.network import SecurityGroup
+from infra.record import Record, parse_record
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
-_DYING = (*ALIVE, "shutting-down")
+_OPEN_REQUESTS = {"open", "active"}
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Something of which only its id and tags matter."""
+
+    id: str
+    tags: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A key pair by its name; ``public`` is type and base64, without the comment."""
+
+    id: str
+    tags: dict[str, str] = field(repr=False)
+    public: str = ""
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything that carries a cluster's tag, machines aside by id."""
+    """Everything that carries a cluster's tag."""
 
     instances: tuple[Instance, ...] = ()
-    volumes: tuple[str, ...] = ()
-    interfaces: tuple[str, ...] = ()
-    security_groups: tuple[str, ...] = ()
-    key_pairs: tuple[str, ...] = ()
+    spot_requests: tuple[Resource, ...] = ()
+    volumes: tuple[Resource, ...] = ()
+    interfaces: tuple[Resource, ...] = ()
+    addresses: tuple[Resource, ...] = ()
+    launch_templates: tuple[Resource, ...] = ()
+    security_groups: tuple[SecurityGroup, ...] = ()
+    placement_groups: tuple[Resource, ...] = ()
+    key_pairs: tuple[KeyPair, ...] = ()
     images: tuple[Image, ...] = ()
-    snapshots: tuple[str, ...] = ()
+    snapshots: tuple[Resource, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in fields(self))
+        return any(getattr(self, each.name) for each in fields(self))
 
     def ids(self) -> dict[str, list[str]]:
         """The ids by kind; kinds with none are left out."""
-        found = {
-            field.name: [getattr(item, "id", item) for item in getattr(self, field.name)]
-            for field in fields(self)
-        }
+        found = {each.name: [i.id for i in getattr(self, each.name)] for each in fields(self)}
         return {kind: ids for kind, ids in found.items() if ids}
 
     def __str__(self) -> str:
         return "; ".join(
-            f"{len(ids)} {kind.replace('_', ' ')} ({', '.join(ids)})"
+            f"{len(ids)} {_count_of(kind, ids)} ({', '.join(ids)})"
             for kind, ids in self.ids().items()
         )
 
     def counts(self) -> str:
         """How many there are of each kind."""
-        return ", ".join(f"{len(ids)} {kind.replace('_', ' ')}" for kind, ids in self.ids().items())
+        return ", ".join(f"{len(ids)} {_count_of(kind, ids)}" for kind, ids in self.ids().items())
 
     def without_image(self) -> Inventory:
         """The same without images and their snapshots, which a user may wish to keep."""
-        return Inventory(
-            self.instances, self.volumes, self.interfaces, self.security_groups, self.key_pairs
-        )
+        return replace(self, images=(), snapshots=())
+
+    @property
+    def alive(self) -> tuple[Instance, ...]:
+        """The machines that are not on their way out."""
+        return tuple(i for i in self.instances if i.state != "shutting-down")
+
+    @property
+    def group(self) -> SecurityGroup | None:
+        return self.security_groups[0] if self.security_groups else None
+
+    @property
+    def record(self) -> Record | None:
+        """What the cluster was asked to be; raises :class:`SprError` where it can't be read."""
+        return parse_record(self.group.tags) if self.group else None
 
 
-def describe_inventory(ec2: EC2Client, cluster: str) -> Inventory:
-    """List by tag what exists of a cluster now, machines on their way out included."""
-    by_tag = tags.cluster_filter(cluster)
-    volumes = ec2.get_paginator("describe_volumes").paginate(Filters=by_tag)
-    interfaces = ec2.get_paginator("describe_network_interfaces").paginate(Filters=by_tag)
-    groups = ec2.get_paginator("describe_security_groups").paginate(Filters=by_tag)
-    images = ec2.get_paginator("describe_images").paginate(Owners=["self"], Filters=by_tag)
-    snapshots = ec2.get_paginator("describe_snapshots").paginate(OwnerIds=["self"], Filters=by_tag)
-    return Inventory(
-        instances=describe_instances(ec2, by_tag, _DYING),
-        volumes=tuple(v["VolumeId"] for page in volumes for v in page["Volumes"]),
-        interfaces=tuple(
-            i["NetworkInterfaceId"] for page in interfaces for i in page["NetworkInterfaces"]
-        ),
-        security_groups=tuple(g["GroupId"] for page in groups for g in page["SecurityGroups"]),
-        key_pairs=tuple(k["KeyName"] for k in ec2.describe_key_pairs(Filters=by_tag)["KeyPairs"]),
-        images=tuple(Image.from_aws(i) for page in images for i in page["Images"]),
-        snapshots=tuple(s["SnapshotId"] for page in snapshots for s in page["Snapshots"]),
+def _count_of(kind: str, ids: Sequence[str]) -> str:
+    words = kind.replace("_", " ")
+    return words.removesuffix("s") if len(ids) == 1 else words
+
+
+Fetch = Callable[["EC2Client", list[Any]], Iterable[Any]]
+
+
+def _paged(operation: str, key: str, build: Callable[[Any], Any], **more: Any) -> Fetch:
+    def fetch(ec2: EC2Client, filters: list[Any]) -> Iterable[Any]:
+        paginator: Any = ec2.get_paginator(operation)  # type: ignore[call-overload]
+        for page in paginator.paginate(Filters=filters, **more):
+            yield from (build(item) for item in page[key])
+
+    return fetch
+
+
+def _once(operation: str, key: str, build: Callable[[Any], Any], **more: Any) -> Fetch:
+    def fetch(ec2: EC2Client, filters: list[Any]) -> Iterable[Any]:
+        answer = getattr(ec2, operation)(Filters=filters, **more)
+        return [build(item) for item in answer[key]]
+
+    return fetch
+
+
+def _resource(id_key: str, tags_key: str = "Tags") -> Callable[[Any], Resource]:
+    return lambda item: Resource(item[id_key], tags.from_aws(item.get(tags_key)))
+
+
+def _key_pair(item: Mapping[str, Any]) -> KeyPair:
+    public = " ".join(item.get("PublicKey", "").split()[:2])
+    return KeyPair(item["KeyName"], tags.from_aws(item.get("Tags")), public)
+
+
+def _open_spot_requests(ec2: EC2Client, filters: list[Any]) -> Iterable[Resource]:
+    """Requests that could still give a machine; EC2 shows closed ones for some hours."""
+    state = {"Name": "state", "Values": sorted(_OPEN_REQUESTS)}
+    fetch = _paged(
+        "describe_spot_instance_requests",
+        "SpotInstanceRequests",
+        _resource("SpotInstanceRequestId"),
     )
+    return fetch(ec2, [*filters, state])
 
 
-def describe_cluster_names(ec2: EC2Client) -> tuple[str, ...]:
-    """The names of all clusters that have a machine in this region."""
-    found = describe_instances(ec2, [{"Name": "tag-key", "Values": [tags.CLUSTER]}])
-    return tuple(sorted({instance.tags[tags.CLUSTER] for instance in found}))
+_KINDS: dict[str, Fetch] = {
+    "instances": lambda ec2, filters: describe_instances(ec2, filters, DYING),
+    "spot_requests": _open_spot_requests,
+    "volumes": _paged("describe_volumes", "Volumes", _resource("VolumeId")),
+    "interfaces": _paged(
+        "describe_network_interfaces",
+        "NetworkInterfaces",
+        _resource("NetworkInterfaceId", "TagSet"),
+    ),
+    "addresses": _once("describe_addresses", "Addresses", _resource("AllocationId")),
+    "launch_templates": _paged(
+        "describe_launch_templates", "LaunchTemplates", _resource("LaunchTemplateId")
+    ),
+    "security_groups": _paged("describe_security_groups", "SecurityGroups", SecurityGroup.from_aws),
+    "placement_groups": _once(
+        "describe_placement_groups", "PlacementGroups", _resource("GroupName")
+    ),
+    "key_pairs": _once("describe_key_pairs", "KeyPairs", _key_pair, IncludePublicKey=True),
+    "images": _paged("describe_images", "Images", Image.from_aws, Owners=["self"]),
+    "snapshots": _paged(
+        "describe_snapshots", "Snapshots", _resource("SnapshotId"), OwnerIds=["self"]
+    ),
+}
+# What `up` decides by. The rest comes and goes with these.
+PLANNED_KINDS = ("instances", "security_groups", "placement_groups", "key_pairs", "images")
+
+
+def describe_inventory(
+    ec2: EC2Client, cluster: str, kinds: Iterable[str] = tuple(_KINDS)
+) -> Inventory:
+    """List by tag what exists of a cluster now, machines on their way out included."""
+    found = {kind: tuple(_KINDS[kind](ec2, [*tags.cluster_filter(cluster)])) for kind in kinds}
+    return Inventory(**found)
+
+
+def describe_inventories(
+    ec2: EC2Client, kinds: Iterable[str] = tuple(_KINDS)
+) -> dict[str, Inventory]:
+    """The same of all clusters of the account in a region, by name."""
+    any_cluster: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
+    clusters: dict[str, dict[str, list[Any]]] = {}
+    for kind in kinds:
+        for item in _KINDS[kind](ec2, any_cluster):
+            clusters.setdefault(item.tags[tags.CLUSTER], {}).setdefault(kind, []).append(item)
+    return {
+        name: Inventory(**{kind: tuple(items) for kind, items in clusters[name].items()})
+        for name in sorted(clusters)
+    }

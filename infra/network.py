@@ -1,7 +1,9 @@
-"""Where a cluster's machines stand: the zone and subnet, and the security group around them."""
+"""Where a cluster's machines stand: zones and subnets, security group and placement group."""
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +13,21 @@ from infra.errors import UsageError
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
-    from types_boto3_ec2.type_defs import IpPermissionTypeDef, SubnetTypeDef
+    from types_boto3_ec2.type_defs import (
+        IpPermissionOutputTypeDef,
+        IpPermissionTypeDef,
+        SecurityGroupTypeDef,
+        SubnetTypeDef,
+    )
 
     from infra.spec import ClusterSpec
+
+_SSH_PORT = 22
 
 
 @dataclass(frozen=True)
 class Network:
-    """One subnet, in a zone that offers the machine type."""
+    """One subnet of a zone."""
 
     vpc_id: str
     subnet_id: str
@@ -29,65 +38,170 @@ class Network:
         return Network(subnet["VpcId"], subnet["SubnetId"], subnet["AvailabilityZone"])
 
 
-def describe_offering_zones(ec2: EC2Client, instance_type: str) -> frozenset[str]:
-    """The region's zones that offer an instance type."""
+@dataclass(frozen=True)
+class SecurityGroup:
+    """A cluster's group with the rules that it has now."""
+
+    id: str
+    vpc_id: str
+    tags: dict[str, str]
+    ssh_cidrs: tuple[str, ...] = ()
+    inside_in: bool = False
+    inside_out: bool = False
+
+    @staticmethod
+    def from_aws(group: SecurityGroupTypeDef) -> SecurityGroup:
+        ingress, egress = group.get("IpPermissions", []), group.get("IpPermissionsEgress", [])
+        ssh = [rule for rule in ingress if rule.get("FromPort") == _SSH_PORT]
+        return SecurityGroup(
+            id=group["GroupId"],
+            vpc_id=group.get("VpcId", ""),
+            tags=tags.from_aws(group.get("Tags")),
+            ssh_cidrs=tuple(sorted(r["CidrIp"] for rule in ssh for r in rule.get("IpRanges", []))),
+            inside_in=_lets_itself_pass(group["GroupId"], ingress),
+            inside_out=_lets_itself_pass(group["GroupId"], egress),
+        )
+
+    def is_open_as(self, ssh_cidr: str) -> bool:
+        """All rules are there, and SSH is open to these addresses and no others."""
+        return self.ssh_cidrs == (ssh_cidr,) and self.inside_in and self.inside_out
+
+    def cidr_for(self, caller: str) -> str:
+        """The range that lets the caller in already, else the caller's own address."""
+        mine = ipaddress.IPv4Network(caller)
+        covering = [c for c in self.ssh_cidrs if mine.subnet_of(ipaddress.IPv4Network(c))]
+        return covering[0] if covering else caller
+
+
+def _lets_itself_pass(group_id: str, rules: Sequence[IpPermissionOutputTypeDef]) -> bool:
+    return any(
+        rule.get("IpProtocol") == "-1"
+        and group_id in {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", [])}
+        for rule in rules
+    )
+
+
+@dataclass(frozen=True)
+class TypeSupport:
+    """What EC2 says of an instance type: the zones that have it, and what it can do."""
+
+    zones: frozenset[str]
+    ena_express: bool = False
+    cluster_groups: bool = True
+
+
+def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, TypeSupport]:
+    """The region's support of instance types; those that it does not offer are left out."""
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": [instance_type]}],
+        Filters=[{"Name": "instance-type", "Values": list(types)}],
     )
-    return frozenset(o["Location"] for page in pages for o in page["InstanceTypeOfferings"])
-
-
-def choose_network(ec2: EC2Client, spec: ClusterSpec) -> Network:
-    """The wished subnet, else a default one in the first zone that offers the type.
-
-    Raises :class:`UsageError` where the region or the wished subnet's zone does not offer it.
-    """
-    zones = describe_offering_zones(ec2, spec.instance_type)
+    zones: dict[str, set[str]] = {}
+    for page in pages:
+        for offering in page["InstanceTypeOfferings"]:
+            zones.setdefault(offering["InstanceType"], set()).add(offering["Location"])
     if not zones:
-        raise UsageError(
-            f"{spec.instance_type} is not offered in {ec2.meta.region_name}",
-            hint="another --region (us-east-1 has all of them) or another --instance-type",
-        )
+        return {}
+    # As a filter, since a list of names is refused as a whole for one that the region lacks.
+    infos = ec2.get_paginator("describe_instance_types").paginate(
+        Filters=[{"Name": "instance-type", "Values": sorted(zones)}]
+    )
+    known: dict[str, Any] = {
+        info["InstanceType"]: info for page in infos for info in page["InstanceTypes"]
+    }
+    support = {}
+    for name, places in zones.items():
+        info = known.get(name, {})
+        strategies = info.get("PlacementGroupInfo", {}).get("SupportedStrategies", ["cluster"])
+        ena = bool(info.get("NetworkInfo", {}).get("EnaSrdSupported", False))
+        support[name] = TypeSupport(frozenset(places), ena, "cluster" in strategies)
+    return support
+
+
+def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None) -> list[Network]:
+    """The wished subnet, else the default one of every zone; of one VPC where it is given."""
     wish: Any = (
-        {"SubnetIds": [spec.subnet_id]}
-        if spec.subnet_id
+        {"SubnetIds": [subnet_id]}
+        if subnet_id
         else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     )
-    subnets = ec2.describe_subnets(**wish)["Subnets"]
-    fitting = sorted((Network.from_aws(s) for s in subnets), key=lambda n: n.zone)
-    fitting = [network for network in fitting if network.zone in zones]
-    if not fitting:
-        where = spec.subnet_id or "no default subnet"
+    found = [Network.from_aws(s) for s in ec2.describe_subnets(**wish)["Subnets"]]
+    return sorted((n for n in found if vpc_id in (None, n.vpc_id)), key=lambda n: n.zone)
+
+
+def require_offers(
+    spec: ClusterSpec,
+    support: Mapping[str, TypeSupport],
+    networks: Sequence[Network],
+    region: str,
+) -> None:
+    """Raises :class:`UsageError` where no subnet at hand lies in a zone that has one of the types."""
+    names = ", ".join(spec.instance_types)
+    zones = sorted({zone for known in support.values() for zone in known.zones})
+    if not zones:
         raise UsageError(
-            f"{where}: not in a zone that offers {spec.instance_type} ({', '.join(sorted(zones))})",
+            f"{names}: not offered in {region}",
+            hint="another --region (us-east-1 has all of them) or another --instance-type",
+        )
+    if not {network.zone for network in networks} & set(zones):
+        raise UsageError(
+            f"{spec.subnet_id or 'no default subnet'}: not in a zone that offers {names} "
+            f"({', '.join(zones)})",
             hint="name a subnet in one of these zones with --subnet-id, "
             "or create a default VPC: `aws ec2 create-default-vpc`",
         )
-    return fitting[0]
 
 
-def create_security_group(ec2: EC2Client, spec: ClusterSpec, network: Network) -> str:
-    """A group that lets SSH in from the caller alone and everything pass among its members."""
-    name = f"spr-cluster-{spec.name}"
+def create_security_group(
+    ec2: EC2Client, cluster: str, vpc_id: str, labels: Mapping[str, str]
+) -> SecurityGroup:
+    """A group without rules of ours yet; ``labels`` are the cluster's record."""
+    known = tags.resource_tags(cluster, "group", **labels)
     group_id = ec2.create_security_group(
-        GroupName=name,
-        Description=f"spr-cluster {spec.name}: SSH from {spec.ssh_cidr}, all traffic inside",
-        VpcId=network.vpc_id,
-        TagSpecifications=tags.tag_specifications(
-            ["security-group"], tags.resource_tags(spec.name, "group")
-        ),
+        GroupName=f"spr-cluster-{cluster}",
+        Description=f"spr-cluster {cluster}: SSH from its owner, all traffic inside",
+        VpcId=vpc_id,
+        TagSpecifications=tags.tag_specifications(["security-group"], known),
     )["GroupId"]
-    inside: IpPermissionTypeDef = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
-    ssh: IpPermissionTypeDef = {
+    return SecurityGroup(group_id, vpc_id, known)
+
+
+def open_security_group(ec2: EC2Client, group: SecurityGroup, ssh_cidr: str) -> None:
+    """Add the rules that a group lacks, and close SSH to all other addresses."""
+    inside: IpPermissionTypeDef = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
+    stale = [cidr for cidr in group.ssh_cidrs if cidr != ssh_cidr]
+    if stale:
+        ec2.revoke_security_group_ingress(GroupId=group.id, IpPermissions=[_ssh_rule(*stale)])
+    missing = [] if ssh_cidr in group.ssh_cidrs else [_ssh_rule(ssh_cidr)]
+    missing += [] if group.inside_in else [inside]
+    if missing:
+        when_visible(ec2.authorize_security_group_ingress, GroupId=group.id, IpPermissions=missing)
+    if not group.inside_out:
+        # EFA does not count the default "everything out" rule: https://github.com/open-mpi/ompi/issues/6795
+        ec2.authorize_security_group_egress(GroupId=group.id, IpPermissions=[inside])
+
+
+def _ssh_rule(*cidrs: str) -> IpPermissionTypeDef:
+    ranges: Any = [{"CidrIp": cidr, "Description": "SSH from the caller"} for cidr in cidrs]
+    return {
         "IpProtocol": "tcp",
-        "FromPort": 22,
-        "ToPort": 22,
-        "IpRanges": [{"CidrIp": spec.ssh_cidr, "Description": "SSH from the caller"}],
+        "FromPort": _SSH_PORT,
+        "ToPort": _SSH_PORT,
+        "IpRanges": ranges,
     }
-    when_visible(
-        ec2.authorize_security_group_ingress, GroupId=group_id, IpPermissions=[ssh, inside]
+
+
+def placement_group_name(cluster: str) -> str:
+    """The name of a cluster's placement group."""
+    return f"spr-cluster-{cluster}"
+
+
+def create_placement_group(ec2: EC2Client, cluster: str) -> None:
+    """A cluster placement group: machines close to one another, 10 Gbit/s for a single TCP flow."""
+    ec2.create_placement_group(
+        GroupName=placement_group_name(cluster),
+        Strategy="cluster",
+        TagSpecifications=tags.tag_specifications(
+            ["placement-group"], tags.resource_tags(cluster, "placement")
+        ),
     )
-    # EFA does not count the default "everything out" rule: https://github.com/open-mpi/ompi/issues/6795
-    ec2.authorize_security_group_egress(GroupId=group_id, IpPermissions=[inside])
-    return group_id

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
+from infra import tags
+from infra.catalogue import CATALOGUE
+from infra.errors import SprError
+from infra.images import Image
+from infra.instances import HEAD, Instance
 from infra.inventory import Inventory
+from infra.record import Record, record_tags
 from infra.spec import ClusterSpec
 
 
@@ -13,25 +22,55 @@ class ActionKind(Enum):
     """Every change that the tool makes; the value is the phase's title."""
 
     CREATE_GROUP = "Security group"
+    OPEN_GROUP = "Security rules"
+    RECORD = "Record"
     IMPORT_KEY = "Key pair"
+    CREATE_PLACEMENT = "Placement group"
     RUN_HEAD = "Head node"
+    RUN_NODES = "Nodes"
+    PROMOTE = "New head"
+    REACH = "Reach the nodes"
     INSTALL = "Software"
     CREATE_IMAGE = "Image"
+    WAIT_IMAGE = "Image on its way"
     RUN_WORKERS = "Workers"
     CONNECT = "Connect the nodes"
     VERIFY = "Verify"
     TERMINATE = "Terminate"
+    CANCEL_SPOT = "Spot requests"
     DELETE_IMAGES = "Images"
     DELETE_SNAPSHOTS = "Snapshots"
     DELETE_VOLUMES = "Volumes"
     DELETE_INTERFACES = "Network interfaces"
+    RELEASE_ADDRESSES = "Addresses"
+    DELETE_TEMPLATES = "Launch templates"
+    DELETE_PLACEMENTS = "Placement groups"
     DELETE_GROUPS = "Security groups"
     DELETE_KEYS = "Key pairs"
 
 
+# They look at the nodes and leave EC2 as it is.
+_LOOKS = {ActionKind.REACH, ActionKind.VERIFY}
+
+
+_BUYS = {ActionKind.CREATE_GROUP, ActionKind.RUN_HEAD, ActionKind.RUN_NODES, ActionKind.RUN_WORKERS}
+
+# What to expect on AWS, in minutes. Bare metal has taken over 20 to start, images over 50:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/launching-instance.html
+EXPECTED_MIN = {
+    ActionKind.RUN_HEAD: (5, 20),
+    ActionKind.RUN_NODES: (5, 20),
+    ActionKind.INSTALL: (5, 15),
+    ActionKind.CREATE_IMAGE: (5, 50),
+    ActionKind.WAIT_IMAGE: (1, 50),
+    ActionKind.RUN_WORKERS: (5, 20),
+    ActionKind.TERMINATE: (1, 10),
+}
+
+
 @dataclass(frozen=True)
 class Action:
-    """One change. ``ids`` are the resources that it takes away."""
+    """One change. ``ids`` are the resources that it is about."""
 
     kind: ActionKind
     detail: str
@@ -44,51 +83,249 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """Actions in their order. Money in US dollars, without disks, images and traffic."""
+    """Actions in their order. US dollars an hour are on-demand, without disks and traffic."""
 
     actions: tuple[Action, ...]
     usd_per_hour: float = 0.0
-    usd_at_most: float = 0.0
+    keep: tuple[Instance, ...] = ()
+    """The machines that stay, in the order of their ranks."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything but the cluster's verification is left to do."""
+        return any(action.kind not in _LOOKS for action in self.actions)
+
+    @property
+    def buys(self) -> bool:
+        """Whether it needs to know where machines can be bought."""
+        return any(action.kind in _BUYS for action in self.actions)
+
+    @property
+    def expected_min(self) -> tuple[int, int]:
+        """Minutes that it takes on AWS, at least and at most."""
+        known = [EXPECTED_MIN[a.kind] for a in self.actions if a.kind in EXPECTED_MIN]
+        return sum(low for low, _ in known), sum(high for _, high in known)
+
+    @property
+    def takes_away(self) -> tuple[Action, ...]:
+        """What is terminated."""
+        return tuple(a for a in self.actions if a.kind is ActionKind.TERMINATE)
 
 
-def plan_up(spec: ClusterSpec) -> Plan:
-    """The reference recipe: a head, its software, an image of it, the workers from that image."""
-    kind, machine = ActionKind, spec.machine
+@dataclass(frozen=True)
+class Situation:
+    """Everything that ``up`` decides by: the wish, and what is there.
+
+    ``recipe`` is the digest of the wished software, ``public_key`` the key that this machine holds
+    for the cluster (type and base64, or empty), ``unhealthy`` the reasons by instance id.
+    """
+
+    spec: ClusterSpec
+    record: Record
+    found: Inventory
+    recipe: str
+    public_key: str
+    unhealthy: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def software(self) -> str:
+        """The digest that counts: a cluster that exists keeps the software that it was made with."""
+        nodes = rank_instances(_in_place(self))
+        installed = (node.tags.get(tags.INSTALLED) for node in nodes)
+        return next((digest for digest in installed if digest), self.recipe)
+
+    @property
+    def image(self) -> Image | None:
+        """The image from which nodes of this cluster can be made."""
+        fitting = [image for image in self.found.images if image.holds(self.software)]
+        return min(fitting, key=lambda image: (image.state != "available", image.id), default=None)
+
+
+def rank_instances(instances: Iterable[Instance]) -> tuple[Instance, ...]:
+    """By role, then launch: the head first, the workers in EC2's launch order."""
+    return tuple(
+        sorted(instances, key=lambda i: (i.role != HEAD, i.launch_time, i.launch_index, i.id))
+    )
+
+
+def mesh_digest(nodes: Sequence[Instance]) -> str:
+    """Names one set of nodes in their ranks: connected nodes carry it on their head."""
+    return hashlib.sha256(" ".join(n.id for n in nodes).encode()).hexdigest()[:16]
+
+
+def _in_place(situation: Situation) -> list[Instance]:
+    """The healthy machines of the place (type and zone) where most of the cluster is."""
+    alive = [
+        instance
+        for instance in situation.found.alive
+        if instance.state in ("pending", "running") and instance.id not in situation.unhealthy
+    ]
+    places = Counter(instance.place for instance in alive)
+    heads = {instance.place for instance in alive if instance.role == HEAD}
+    place = max(places, key=lambda p: (places[p], p in heads, p), default=None)
+    return [instance for instance in alive if instance.place == place]
+
+
+def _sort_machines(situation: Situation) -> tuple[tuple[Instance, ...], dict[str, str]]:
+    """Those that stay, in the order of their ranks, and why each of the others goes."""
+    nodes = rank_instances(_in_place(situation))
+    # A second head can only be what an interrupted move has left.
+    keep = tuple(n for i, n in enumerate(nodes) if i == 0 or n.role != HEAD)
+    keep = keep[: situation.spec.nodes]
+    kept = {instance.id for instance in keep}
+    strays = {}
+    for instance in situation.found.alive:
+        if instance.id in kept:
+            continue
+        if instance.id in situation.unhealthy:
+            strays[instance.id] = situation.unhealthy[instance.id]
+        elif instance.state in ("stopping", "stopped"):
+            strays[instance.id] = instance.state
+        else:
+            strays[instance.id] = "not needed"
+    return keep, strays
+
+
+def check_head_is_not_stopped(found: Inventory) -> None:
+    """Raises :class:`SprError` for a stopped head: its disk may hold the only copy of results."""
+    for instance in found.alive:
+        if instance.role == HEAD and instance.state in ("stopping", "stopped"):
+            raise SprError(
+                f"the head node {instance.id} is {instance.state}; nothing was changed",
+                hint=f"start it: aws ec2 start-instances --instance-ids {instance.id}; "
+                "or remove the cluster: spr-cluster down",
+            )
+
+
+def plan_up(situation: Situation) -> Plan:
+    """From what is there to what is wished for; nothing but a look where both are the same."""
+    keep, strays = _sort_machines(situation)
     actions = [
-        Action(kind.CREATE_GROUP, f"SSH from {spec.ssh_cidr}, everything between the nodes"),
-        Action(kind.IMPORT_KEY, "ed25519, made for this cluster"),
-        Action(kind.RUN_HEAD, f"1 x {machine.name}, {spec.volume_gib} GiB encrypted gp3"),
-        Action(kind.INSTALL, f"stack {spec.stack} on the head"),
+        *_plan_removals(situation, strays),
+        *_plan_surroundings(situation, keep),
+        *_plan_machines(situation, keep),
     ]
-    if spec.workers:
-        actions += [
-            Action(kind.CREATE_IMAGE, "an AMI of the head, for the workers"),
-            Action(kind.RUN_WORKERS, f"{spec.workers} x {machine.name}, from that image"),
-        ]
-    actions += [
-        Action(kind.CONNECT, "node-to-node SSH, names, hostfile"),
-        Action(kind.VERIFY, "every node reachable from the head, AMX on every node"),
-    ]
-    usd_per_hour = machine.usd_per_hour * spec.nodes
-    hours = spec.ttl.total_seconds() / 3600
-    return Plan(tuple(actions), usd_per_hour, usd_per_hour * hours)
+    machine = CATALOGUE[keep[0].instance_type] if keep else situation.spec.machine
+    usd_per_hour = machine.usd_per_hour * situation.spec.nodes
+    return Plan(tuple(actions), usd_per_hour, keep)
 
 
-def plan_down(found: Inventory, *, keep_image: bool) -> Plan:
-    """Take away what was found, in the order in which EC2 lets go of it."""
-    kind = ActionKind
+def _plan_removals(situation: Situation, strays: Mapping[str, str]) -> list[Action]:
+    kind, found = ActionKind, situation.found
+    actions = []
+    if strays:
+        detail = ", ".join(f"{id_} ({why})" for id_, why in strays.items())
+        actions.append(Action(kind.TERMINATE, detail, tuple(strays)))
+    useless = [image for image in found.images if image != situation.image]
+    # A machine of it may still be starting; it goes with the cluster, or at the next `up`.
+    if useless:
+        ids = tuple(image.id for image in useless)
+        actions.append(Action(kind.DELETE_IMAGES, f"{', '.join(ids)} (not usable)", ids))
+        if snapshots := tuple(s for image in useless for s in image.snapshot_ids):
+            actions.append(Action(kind.DELETE_SNAPSHOTS, ", ".join(snapshots), snapshots))
+    foreign = [key.id for key in found.key_pairs if key.public != situation.public_key]
+    if foreign:
+        actions.append(Action(kind.DELETE_KEYS, "its private half is not here", tuple(foreign)))
+    return actions
+
+
+def _plan_surroundings(situation: Situation, keep: Sequence[Instance]) -> list[Action]:
+    kind, spec, found = ActionKind, situation.spec, situation.found
+    actions, group = [], found.group
+    wanted = record_tags(spec, situation.record)
+    if group is None:
+        actions.append(Action(kind.CREATE_GROUP, f"of cluster {spec.name}"))
+    elif wanted.items() - group.tags.items():
+        actions.append(Action(kind.RECORD, f"{spec.nodes} nodes", (group.id,)))
+    if group is None or not group.is_open_as(spec.ssh_cidr):
+        detail = f"SSH from {spec.ssh_cidr}, everything between the nodes"
+        actions.append(Action(kind.OPEN_GROUP, detail))
+    if situation.public_key not in {key.public for key in found.key_pairs if key.public}:
+        actions.append(Action(kind.IMPORT_KEY, "ed25519, made for this cluster"))
+    wants_group = spec.placement_group and spec.nodes > len(keep) and spec.nodes > 1
+    if wants_group and not found.placement_groups:
+        actions.append(Action(kind.CREATE_PLACEMENT, "machines close to one another"))
+    return actions
+
+
+def _plan_machines(situation: Situation, keep: Sequence[Instance]) -> list[Action]:
+    kind, spec, image = ActionKind, situation.spec, situation.image
+    missing = spec.nodes - len(keep)
+    has_head = bool(keep) and keep[0].role == HEAD
+    machine = keep[0].instance_type if keep else " or ".join(spec.instance_types)
+    what = f"{machine}, {spec.volume_gib} GiB encrypted gp3"
+    actions = []
+    if keep and (missing or not has_head or not _is_connected(keep)):
+        actions.append(
+            Action(
+                kind.REACH,
+                ", ".join(instance.id for instance in keep[:4]) + (" …" if len(keep) > 4 else ""),
+            )
+        )
+    if keep and not has_head:
+        actions.append(Action(kind.PROMOTE, keep[0].id, (keep[0].id,)))
+    if image is not None and image.state == "pending" and missing:
+        actions.append(Action(kind.WAIT_IMAGE, image.id, (image.id,)))
+    if not keep and image is not None:
+        actions.append(Action(kind.RUN_NODES, f"{spec.nodes} x {what}, from image {image.id}"))
+    else:
+        if not keep:
+            actions.append(Action(kind.RUN_HEAD, f"1 x {what}"))
+        if not keep or not keep[0].tags.get(tags.INSTALLED):
+            actions.append(Action(kind.INSTALL, f"stack {spec.stack} on the head"))
+        workers = spec.workers if not keep else missing
+        if workers and image is None:
+            actions.append(Action(kind.CREATE_IMAGE, "an AMI of the head, for the workers"))
+        if workers:
+            actions.append(Action(kind.RUN_WORKERS, f"{workers} x {machine}, from that image"))
+    if missing or not has_head or not _is_connected(keep):
+        actions.append(Action(kind.CONNECT, "node-to-node SSH, names, hostfile"))
+    actions.append(Action(kind.VERIFY, "every node reachable from the head, AMX on every node"))
+    return actions
+
+
+def _is_connected(keep: Sequence[Instance]) -> bool:
+    return bool(keep) and keep[0].tags.get(tags.MESH) == mesh_digest(keep)
+
+
+_REMOVALS = (
+    (ActionKind.TERMINATE, "instances"),
+    (ActionKind.CANCEL_SPOT, "spot_requests"),
+    (ActionKind.DELETE_IMAGES, "images"),
+    (ActionKind.DELETE_SNAPSHOTS, "snapshots"),
+    (ActionKind.DELETE_VOLUMES, "volumes"),
+    (ActionKind.DELETE_INTERFACES, "interfaces"),
+    (ActionKind.RELEASE_ADDRESSES, "addresses"),
+    (ActionKind.DELETE_TEMPLATES, "launch_templates"),
+    (ActionKind.DELETE_PLACEMENTS, "placement_groups"),
+    (ActionKind.DELETE_GROUPS, "security_groups"),
+    (ActionKind.DELETE_KEYS, "key_pairs"),
+)
+
+
+# EC2 itself takes away a machine's disk and interface with it, and only then lets go of its groups:
+# what is left of these is found by the next look.
+_AFTER_MACHINES = (
+    "volumes",
+    "interfaces",
+    "addresses",
+    "placement_groups",
+    "security_groups",
+)
+
+
+def plan_down(found: Inventory) -> Plan:
+    """Take away what was found, machines first: what they hold is for the next look."""
     ids = found.ids()
+    if found.instances:
+        ids = {kind: listed for kind, listed in ids.items() if kind not in _AFTER_MACHINES}
     image_snapshots = [s for image in found.images for s in image.snapshot_ids]
-    snapshots = sorted({*ids.get("snapshots", []), *image_snapshots})
-    steps: list[tuple[ActionKind, list[str]]] = [(kind.TERMINATE, ids.get("instances", []))]
-    if not keep_image:
-        steps += [(kind.DELETE_IMAGES, ids.get("images", [])), (kind.DELETE_SNAPSHOTS, snapshots)]
-    steps += [
-        (kind.DELETE_VOLUMES, ids.get("volumes", [])),
-        (kind.DELETE_INTERFACES, ids.get("interfaces", [])),
-        (kind.DELETE_GROUPS, ids.get("security_groups", [])),
-        (kind.DELETE_KEYS, ids.get("key_pairs", [])),
-    ]
+    if image_snapshots:
+        ids["snapshots"] = sorted({*ids.get("snapshots", []), *image_snapshots})
     return Plan(
-        tuple(Action(what, ", ".join(which), tuple(which)) for what, which in steps if which)
+        tuple(
+            Action(kind, ", ".join(ids[name]), tuple(ids[name]))
+            for kind, name in _REMOVALS
+            if name in ids
+        )
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
-from infra.clients import error_code
+from infra.clients import error_code, patient
 from infra.errors import DeadlineError
 from infra.instances import terminate_instances
 from infra.plan import Action, ActionKind
@@ -24,23 +24,35 @@ _STILL_HELD = {
     "IncorrectState",
     "InvalidParameterValue",
     "InvalidNetworkInterface.InUse",
+    "InvalidPlacementGroup.InUse",
     "InvalidSnapshot.InUse",
 }
-_ALREADY_GONE = (".NotFound", ".Unavailable")
+_ALREADY_GONE = (".NotFound", ".NotFoundException", ".Unavailable", ".Unknown")
+_PARALLEL = 8
 
 
-def remove(ec2: EC2Client, action: Action, clock: Clock | None = None) -> None:
+def remove(
+    ec2: EC2Client,
+    action: Action,
+    clock: Clock | None = None,
+    *,
+    deadline_s: float = TERMINATE_DEADLINE_S,
+    on_wait: Callable[[float], None] | None = None,
+) -> None:
     """Take away an action's resources and wait until they are gone; what is gone already is fine.
 
     Raises :class:`DeadlineError` naming a resource that something still holds in the end.
     """
     if action.kind is ActionKind.TERMINATE:
-        terminate_instances(ec2, action.ids, clock)
+        terminate_instances(ec2, action.ids, clock, on_wait)
+        return
+    if action.kind is ActionKind.CANCEL_SPOT:
+        ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=list(action.ids))
         return
     call = _removers(ec2)[action.kind]
-    pool = ThreadPoolExecutor(8)
+    pool = ThreadPoolExecutor(min(_PARALLEL, len(action.ids)))
     try:
-        list(pool.map(lambda id_: _remove_one(call, id_, clock), action.ids))
+        list(pool.map(lambda id_: _remove_one(call, id_, clock, deadline_s), action.ids))
     finally:
         # Ctrl-C must not wait for what something else still holds.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -53,12 +65,17 @@ def _removers(ec2: EC2Client) -> dict[ActionKind, Callable[[str], object]]:
         kind.DELETE_SNAPSHOTS: lambda id_: ec2.delete_snapshot(SnapshotId=id_),
         kind.DELETE_VOLUMES: lambda id_: ec2.delete_volume(VolumeId=id_),
         kind.DELETE_INTERFACES: lambda id_: ec2.delete_network_interface(NetworkInterfaceId=id_),
+        kind.RELEASE_ADDRESSES: lambda id_: ec2.release_address(AllocationId=id_),
+        kind.DELETE_TEMPLATES: lambda id_: ec2.delete_launch_template(LaunchTemplateId=id_),
+        kind.DELETE_PLACEMENTS: lambda id_: ec2.delete_placement_group(GroupName=id_),
         kind.DELETE_GROUPS: lambda id_: ec2.delete_security_group(GroupId=id_),
         kind.DELETE_KEYS: lambda id_: ec2.delete_key_pair(KeyName=id_),
     }
 
 
-def _remove_one(call: Callable[[str], object], id_: str, clock: Clock | None) -> None:
+def _remove_one(
+    call: Callable[[str], object], id_: str, clock: Clock | None, deadline_s: float
+) -> None:
     reason = ""
 
     def attempt() -> bool | None:
@@ -74,6 +91,6 @@ def _remove_one(call: Callable[[str], object], id_: str, clock: Clock | None) ->
         return True
 
     try:
-        wait_until(f"deleting {id_}", attempt, deadline_s=TERMINATE_DEADLINE_S, clock=clock)
+        wait_until(f"deleting {id_}", patient(attempt), deadline_s=deadline_s, clock=clock)
     except DeadlineError as error:
-        raise DeadlineError(f"{error.message}: {reason}") from None
+        raise DeadlineError(f"{error.message}: {reason or 'EC2 is busy'}") from None

@@ -15,29 +15,40 @@ from infra.errors import UsageError
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "lower-case letters, digits and hyphens, at most 32, a letter first"
 DEFAULT_TTL = timedelta(hours=8)
-_TTL = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)")
-_TTL_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+LONGEST_TTL = timedelta(days=30)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 class ClusterSpec(BaseModel):
-    """A cluster as wished for. ``volume_gib`` is each node's root disk."""
+    """A cluster as wished for. ``volume_gib`` is each node's root disk, ``max_price`` in USD/hour."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=f"^{CLUSTER_NAME}$")
-    nodes: int = Field(ge=1, le=256)
+    nodes: int = Field(default=1, ge=1, le=256)
     stack: str
-    instance_type: str = DEFAULT_INSTANCE_TYPE
+    # The record keeps them in one tag, which holds 256 characters.
+    instance_types: tuple[str, ...] = Field(
+        default=(DEFAULT_INSTANCE_TYPE,), min_length=1, max_length=12
+    )
+    """In the order of preference; all nodes are of one of them."""
     ssh_cidr: str
     subnet_id: str | None = None
     volume_gib: int = Field(default=100, ge=20, le=16384)
-    ttl: timedelta = Field(default=DEFAULT_TTL, ge=timedelta(minutes=1), le=timedelta(days=30))
+    ttl: timedelta = Field(default=DEFAULT_TTL, ge=timedelta(minutes=1), le=LONGEST_TTL)
+    idle_timeout: timedelta | None = Field(default=None, ge=timedelta(minutes=5), le=LONGEST_TTL)
     amx_required: bool = True
+    spot: bool = False
+    max_price: float | None = Field(default=None, gt=0, le=1000)
+    on_demand_allowed: bool = False
+    """Where spot has no room or costs too much, buy on demand."""
+    placement_group: bool = True
 
-    @field_validator("instance_type")
+    @field_validator("instance_types")
     @classmethod
-    def _known_type(cls, name: str) -> str:
-        return find_instance_type(name).name
+    def _known_types(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(find_instance_type(name).name for name in names))
 
     @field_validator("ssh_cidr")
     @classmethod
@@ -50,8 +61,13 @@ class ClusterSpec(BaseModel):
             ) from None
 
     @property
+    def machines(self) -> tuple[InstanceType, ...]:
+        return tuple(find_instance_type(name) for name in self.instance_types)
+
+    @property
     def machine(self) -> InstanceType:
-        return find_instance_type(self.instance_type)
+        """The preferred type."""
+        return self.machines[0]
 
     @property
     def workers(self) -> int:
@@ -63,7 +79,11 @@ _EXPECTED = {
     "nodes": "a whole number from 1 to 256",
     "volume_gib": "from 20 to 16384 GiB",
     "ttl": "from 1m to 30d",
+    "idle_timeout": "from 5m to 30d",
+    "max_price": "US dollars per machine and hour, above 0",
+    "instance_types": "from 1 to 12 EC2 types, separated by commas",
 }
+_OPTIONS = {"instance_types": "--instance-type"}
 
 
 def build_spec(**wishes: Any) -> ClusterSpec:
@@ -73,17 +93,26 @@ def build_spec(**wishes: Any) -> ClusterSpec:
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
-        option = "--" + key.replace("_", "-")
+        option = _OPTIONS.get(key, "--" + key.replace("_", "-"))
         expected = _EXPECTED.get(key, first["msg"])
         raise UsageError(f"{option} {wishes.get(key)!s}: expected {expected}") from None
 
 
-def parse_ttl(text: str) -> timedelta:
+def parse_duration(text: str, option: str) -> timedelta:
     """A duration such as ``90m``, ``8h`` or ``2d``; raises :class:`UsageError` otherwise."""
-    match = _TTL.fullmatch(text.strip())
+    match = _DURATION.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"--ttl {text!r}: expected a duration such as 90m, 8h or 2d")
+        raise UsageError(f"{option} {text!r}: expected a duration such as 90m, 8h or 2d")
     try:
-        return timedelta(**{_TTL_UNITS[match[2]]: float(match[1])})
+        return timedelta(**{_UNITS[match[2]]: float(match[1])})
     except OverflowError:
-        raise UsageError(f"--ttl {text}: expected {_EXPECTED['ttl']}") from None
+        raise UsageError(f"{option} {text}: expected at most 30d") from None
+
+
+def render_duration(time: timedelta) -> str:
+    """A duration as :func:`parse_duration` reads it, in the largest whole unit."""
+    minutes = time.total_seconds() / 60
+    for unit, size in (("d", 1440), ("h", 60)):
+        if minutes >= size and minutes % size == 0:
+            return f"{minutes / size:.0f}{unit}"
+    return f"{minutes:g}m"

@@ -12,8 +12,15 @@ if TYPE_CHECKING:
 CLUSTER = "spr-cluster:cluster"
 ROLE = "spr-cluster:role"
 STACK = "spr-cluster:stack"
-NODES = "spr-cluster:nodes"
 EXPIRES = "spr-cluster:expires"
+INSTALLED = "spr-cluster:installed"
+"""On a machine or an image: the digest of the software that it has, whole."""
+SEALED = "spr-cluster:sealed"
+"""On an image: it was made without the machine's private keys and identity."""
+KEPT = "spr-cluster:kept"
+"""On an image: kept on purpose by ``down --keep-image``."""
+MESH = "spr-cluster:mesh"
+"""On the head: which nodes were connected last."""
 
 
 def resource_tags(cluster: str, resource: str, **more: str) -> dict[str, str]:

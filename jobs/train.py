@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster.nodes import Cluster, HostOpener
-from infra import tags
 from infra.errors import JobError, UsageError
 from infra.progress import Progress
 from jobs import launch, squad
@@ -129,11 +128,12 @@ def train(
 
 def _require_all_nodes(cluster: Cluster) -> None:
     """mpirun's hostfile names all nodes: with one of them gone it would wait for it in vain."""
-    wanted = int(cluster.head.instance.tags.get(tags.NODES, len(cluster.nodes)))
-    if len(cluster.nodes) != wanted:
+    if not cluster.is_whole:
         raise JobError(
-            f"cluster {cluster.name} has {len(cluster.nodes)} running nodes of {wanted}",
-            hint="`spr-cluster status` shows them; `spr-cluster down` and `up` make it anew",
+            f"cluster {cluster.name} is not whole: {len(cluster.nodes)} of {cluster.wanted_nodes} "
+            "nodes are running, or some were not connected yet",
+            hint=f"`spr-cluster repair --name {cluster.name}` replaces and connects them, "
+            "`spr-cluster status` shows them",
         )
 
 

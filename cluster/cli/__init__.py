@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from cluster.cli import down, local, ssh, status, train, up
+from cluster.cli import down, extend, iam_policy, local, overview, ssh, status, train, up
 from infra.errors import SprError
 
 _DESCRIPTION = """\
@@ -22,7 +23,7 @@ The same with no account and no cost, in containers on this machine (Linux, root
   spr-cluster up --nodes 2 --cloud local
 """
 _EPILOG = "exit codes: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted by Ctrl-C"
-_VERBS = (up, train, status, ssh, down, local)
+_VERBS = (up, train, status, ssh, extend, down, overview, iam_policy, local)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,11 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "run" not in args:
         parser.print_help()
         return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     try:
         return int(args.run(args))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        # A second Ctrl-C, while what exists was being listed, ends here, too.
         print("\ninterrupted", file=sys.stderr)
-        _leave_at_once(130)
+        _leave_at_once(143 if isinstance(interrupt, _TerminatedError) else 130)
     except BrokenPipeError:
         _leave_at_once(1)
     except SprError as error:
@@ -70,6 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _report(translated)
     return 0
+
+
+class _TerminatedError(KeyboardInterrupt):
+    """Somebody wants this process to end: treated as Ctrl-C, with SIGTERM's exit code."""
+
+
+def _end(_number: int, _frame: object) -> None:
+    raise _TerminatedError
 
 
 def _report(error: SprError) -> int:

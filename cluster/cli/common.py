@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cluster.lifecycle import Context
+    from cluster.context import Context
     from infra.cloud import Cloud
     from infra.progress import Progress
 
@@ -19,6 +19,11 @@ SubParsers = Any
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """``--name``, ``--cloud``, ``--region`` and ``--json``."""
     parser.add_argument("--name", default=DEFAULT_NAME, help="the cluster's name (default: spr)")
+    add_cloud_options(parser)
+
+
+def add_cloud_options(parser: argparse.ArgumentParser) -> None:
+    """``--cloud``, ``--region`` and ``--json``."""
     parser.add_argument(
         "--cloud",
         choices=("aws", "local"),
@@ -44,16 +49,14 @@ def add_command(
     return parser
 
 
-def open_chosen_cloud(
-    args: argparse.Namespace, *, making: bool = False, progress: Progress | None = None
-) -> Cloud:
+def open_chosen_cloud(args: argparse.Namespace, *, progress: Progress | None = None) -> Cloud:
     """The cloud that the options name, else the one where this machine made the cluster."""
     from cluster.files import ClusterFiles, remembered_cloud
     from infra.clouds import open_cloud
     from infra.progress import Silent
 
     ClusterFiles.of(args.name)  # a wrong name is answered before anything is asked
-    made_in, region = (None if making else remembered_cloud(args.name)) or ("aws", None)
+    made_in, region = remembered_cloud(args.name) or ("aws", None)
     name = args.cloud or made_in
     region = args.region or (region if name == made_in else None)
     return open_cloud(name, region, progress or Silent())
@@ -61,8 +64,8 @@ def open_chosen_cloud(
 
 def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context:
     """Everything that the lifecycle acts with, for a cloud."""
+    from cluster.context import Context
     from cluster.files import ClusterFiles
-    from cluster.lifecycle import Context
     from infra.clients import connect
 
     return Context(cloud=cloud, clients=connect(cloud), files=ClusterFiles.of(args.name), **more)

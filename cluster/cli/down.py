@@ -26,12 +26,16 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "down",
         "give everything back, and prove it",
-        "Remove a cluster: its nodes, image, snapshots, security group and keys. It is found by its\n"
-        "tags, so this works from any machine. In the end EC2 is asked what is left.",
+        "Remove a cluster: its nodes, image, snapshots, groups and keys. It is found by its tags, so\n"
+        "this works from any machine, in any half-made state. In the end EC2 is asked what is left.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
-    parser.add_argument("--keep-image", action="store_true", help="keep the image and its snapshot")
+    parser.add_argument(
+        "--keep-image",
+        action="store_true",
+        help="keep the image and its snapshot: the next `up` of that name starts from it",
+    )
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     parser.set_defaults(run=run)
 
@@ -44,16 +48,21 @@ def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
-    found = describe_inventory(ctx.clients.ec2, args.name)
-    if found and cloud.billed:
-        print(f"Cluster {args.name} in {cloud.region}: {found}", file=sys.stderr)
-        confirm("Remove all of it?", yes=args.yes)
-    with progress.phase(f"Remove cluster {args.name}"):
-        kept = down(ctx, args.name, found, keep_image=args.keep_image)
+    with ctx.files.lock():
+        if cloud.billed and not args.yes:
+            found = describe_inventory(ctx.clients.ec2, args.name)
+            if found:
+                print(f"Cluster {args.name} in {cloud.region}: {found}", file=sys.stderr)
+                confirm("Remove all of it?", yes=False)
+        with progress.phase(f"Remove cluster {args.name}"):
+            removed = down(ctx, args.name, keep_image=args.keep_image)
+    kept = removed.kept
     if args.json:
-        print(json.dumps({"cluster": args.name, "removed": found.ids(), "kept": kept.ids()}))
-    elif not found:
-        print(f"Nothing of cluster {args.name} exists in {cloud.name} {cloud.region}.")
+        print(json.dumps({"cluster": args.name, "removed": removed.ids, "kept": kept.ids()}))
+    elif kept:
+        print(f"Kept: {kept}")
+    elif removed.ids:
+        print(f"Nothing left of cluster {args.name}.")
     else:
-        print(f"Kept: {kept}" if kept else f"Nothing left of cluster {args.name}.")
+        print(f"Nothing of cluster {args.name} exists in {cloud.name} {cloud.region}.")
     return 0

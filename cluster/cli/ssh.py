@@ -38,6 +38,7 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cluster.context import missing_key
     from cluster.nodes import find_cluster
     from infra.errors import UsageError
 
@@ -52,10 +53,7 @@ def run(args: argparse.Namespace) -> int:
     ctx = open_context(args, cloud)
     found = find_cluster(ctx.clients.ec2, args.name).node(node)
     if not ctx.files.key.exists():
-        raise UsageError(
-            f"the key of cluster {args.name} is not on this machine ({ctx.files.key})",
-            hint="use the machine that made the cluster, or `spr-cluster down` and `up`",
-        )
+        raise missing_key(ctx.files)
     command = command[1:] if command[:1] == ["--"] else command
     argv = [client, "-F", str(ctx.files.ssh_config), found.name, *command]
     os.execv(client, argv)  # hands the terminal over to OpenSSH

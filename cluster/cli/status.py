@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from infra import tags
 
 if TYPE_CHECKING:
     from cluster.nodes import Node
+    from cluster.overview import Overview
     from infra.cloud import Cloud
 
 _EXAMPLES = """\
@@ -42,28 +43,31 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cluster.nodes import rank_nodes
-    from infra.inventory import describe_cluster_names, describe_inventory
+    from cluster.overview import Overview
+    from infra.instances import describe_spot_notices
+    from infra.inventory import describe_inventory
 
     cloud = open_chosen_cloud(args)
     ec2 = open_context(args, cloud).clients.ec2
     found = describe_inventory(ec2, args.name)
     nodes = rank_nodes(found.instances)
-    others = [name for name in describe_cluster_names(ec2) if name != args.name]
+    overview = Overview(args.name, cloud.region, found, cloud.billed)
+    now = datetime.now(timezone.utc)
+    notices = describe_spot_notices(ec2, found.alive)
     if args.json:
-        told = _as_dict(nodes, cloud) if nodes else {}
-        rest = {"resources": found.ids(), "other_clusters": others}
-        print(json.dumps({"cluster": args.name, **told, **rest}))
+        print(json.dumps(_as_dict(nodes, overview, cloud, now, notices)))
         return 0
     if not found:
-        print(f"No cluster {args.name} in {cloud.name} {cloud.region}.")
+        print(f"No cluster {args.name} in {cloud.name} {cloud.region} (`spr-cluster list`).")
+        return 0
     for node in nodes:
-        print(_line(node))
-    if nodes:
-        print(_summary(_as_dict(nodes, cloud)))
-    if found:
-        print(f"Resources: {found}")
-    if others:
-        print(f"Other clusters there: {', '.join(others)}")
+        notice = notices.get(node.instance.id)
+        print(_line(node) + (f"  SPOT NOTICE: {notice}" if notice else ""))
+    if found.alive:
+        print(_summary(overview, now))
+    if notices:
+        print("EC2 takes these machines back within two minutes; then: spr-cluster repair")
+    print(f"Resources: {found}")
     return 0
 
 
@@ -73,25 +77,28 @@ def _line(node: Node) -> str:
     return f"{node.name:8} {instance.state:13} {instance.instance_type:16} {instance.id:20} {addresses}"
 
 
-def _as_dict(nodes: Sequence[Node], cloud: Cloud) -> dict[str, Any]:
-    now = datetime.now(timezone.utc)
-    head = nodes[0].instance
-    spent = sum(node.instance.accrued_usd(now) for node in nodes) if cloud.billed else 0.0
-    return {
-        "cloud": cloud.name,
-        "region": cloud.region,
-        "stack": head.tags.get(tags.STACK, ""),
-        "nodes": [node.as_dict() for node in nodes],
-        "wanted_nodes": int(head.tags.get(tags.NODES, len(nodes))),
-        "age_s": (now - head.launch_time).total_seconds(),
-        "left_s": (head.expires - now).total_seconds() if head.expires else None,
-        "usd_so_far": round(spent, 2),
-    }
+def _as_dict(
+    nodes: Sequence[Node],
+    overview: Overview,
+    cloud: Cloud,
+    now: datetime,
+    notices: Mapping[str, str],
+) -> dict[str, Any]:
+    stack = nodes[0].instance.tags.get(tags.STACK, "") if nodes else ""
+    listed = [{**node.as_dict(), "spot_notice": notices.get(node.instance.id)} for node in nodes]
+    return {**overview.as_dict(now), "cloud": cloud.name, "stack": stack, "nodes": listed}
 
 
-def _summary(told: dict[str, Any]) -> str:
-    left = "" if told["left_s"] is None else f", ends itself in {format_seconds(told['left_s'])}"
+def _summary(overview: Overview, now: datetime) -> str:
+    told = overview.as_dict(now)
+    stack = overview.found.alive[0].tags.get(tags.STACK, "?")
+    wanted = "?" if told["wanted_nodes"] is None else told["wanted_nodes"]
+    left = ""
+    if told["left_s"] is not None:
+        left = ", its time is over"
+        if told["left_s"] > 0:
+            left = f", ends itself in {format_seconds(told['left_s'])}"
     return (
-        f"{len(told['nodes'])} of {told['wanted_nodes']} nodes, stack {told['stack']}, "
-        f"up for {format_seconds(told['age_s'])}{left}, ${told['usd_so_far']:.2f} so far"
+        f"{told['state']}: {told['nodes']} of {wanted} nodes, stack {stack}, "
+        f"up for {format_seconds(told['age_s'] or 0)}{left}, ${told['usd_so_far']:.2f} so far"
     )

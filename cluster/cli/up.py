@@ -1,11 +1,14 @@
-"""``spr-cluster up``."""
+"""``spr-cluster up``, ``plan`` and ``repair``: one way to a cluster, looked at or gone."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from cluster.cli.common import (
     SubParsers,
@@ -15,160 +18,215 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
+from cluster.cli.wishes import add_wishes, read_wishes
 
 if TYPE_CHECKING:
-    from cluster.lifecycle import Context
+    from cluster.cli.offer import Proposal
+    from cluster.context import Context
     from cluster.nodes import Cluster
-    from infra.cloud import Cloud
+    from infra.buying import Offer
     from infra.plan import Plan
-    from infra.spec import ClusterSpec
 
-_EXAMPLES = """\
+_UP_EXAMPLES = """\
   spr-cluster up --nodes 4
-  spr-cluster up --nodes 2 --instance-type c7i.metal-24xl --ttl 3h --yes
+  spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --ttl 3h --yes
+  spr-cluster up --nodes 4 --spot --max-price 3 --spot-or-on-demand --idle-timeout 1h
+  spr-cluster up --nodes 8                      an existing cluster grows (or shrinks)
+  spr-cluster up                                after Ctrl-C or a crash: it continues
   spr-cluster up --nodes 2 --cloud local        in containers on this machine: no account, no cost
+"""
+_PLAN_EXAMPLES = """\
+  spr-cluster plan --nodes 4
+  spr-cluster plan --nodes 4 --spot --json
+"""
+_REPAIR_EXAMPLES = """\
+  spr-cluster repair
+  spr-cluster repair --name bert --yes
 """
 
 
 def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
+    up = add_command(
         subparsers,
         "up",
         "buy, install, connect and verify a cluster",
         "Make a cluster: a head node with the software installed, an image of it, the workers from\n"
-        "that image, SSH between all of them, and a check of AMX on each.",
-        _EXAMPLES,
+        "that image, SSH between all of them, and a check of AMX on each. Run again after any\n"
+        "interruption it continues; on a cluster that is as it should be it changes nothing.",
+        _UP_EXAMPLES,
     )
-    add_cluster_options(parser)
-    parser.add_argument(
-        "--nodes", type=int, default=1, help="nodes, the head included (default: 1)"
+    add_wishes(up)
+    up.add_argument("--dry-run", action="store_true", help="only show what would be done: `plan`")
+    up.add_argument("--yes", "-y", action="store_true", help="do not ask before buying")
+    up.set_defaults(run=run)
+    plan = add_command(
+        subparsers,
+        "plan",
+        "show what `up` would do and what it costs",
+        "Show the very actions that `up` would apply, from what is there and what is wished for, with\n"
+        "price, quota, zones and time. Nothing is changed.",
+        _PLAN_EXAMPLES,
     )
-    parser.add_argument(
-        "--instance-type", default="r7iz.metal-16xl", help="EC2 type (default: r7iz.metal-16xl)"
+    add_wishes(plan)
+    plan.set_defaults(run=run, dry_run=True, yes=False)
+    repair = add_command(
+        subparsers,
+        "repair",
+        "replace dead or unhealthy nodes",
+        "Bring a cluster back to what it was made as: nodes that are gone, stopped, impaired or\n"
+        "unreachable are replaced; where the head is gone, a worker becomes the head.",
+        _REPAIR_EXAMPLES,
     )
-    parser.add_argument(
-        "--stack", help="intel or upstream (default: intel on AWS, upstream on the embedded cloud)"
-    )
-    parser.add_argument(
-        "--ttl", default="8h", help="the nodes end themselves after this time (default: 8h)"
-    )
-    parser.add_argument(
-        "--ssh-cidr", help="addresses that may use SSH (default: this machine's own, as /32)"
-    )
-    parser.add_argument("--subnet-id", help="a subnet (default: one of the default VPC)")
-    parser.add_argument(
-        "--volume-gib", type=int, default=100, help="each node's disk in GiB (default: 100)"
-    )
-    parser.add_argument(
-        "--allow-no-amx", action="store_true", help="go on where the processor has no AMX"
-    )
-    parser.add_argument("--yes", "-y", action="store_true", help="do not ask before buying")
-    parser.set_defaults(run=run)
+    add_cluster_options(repair)
+    repair.add_argument("--ssh-cidr", help="addresses that may use SSH (default: as before)")
+    repair.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    repair.add_argument("--yes", "-y", action="store_true", help="do not ask before buying")
+    repair.set_defaults(run=run_repair)
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.cli.display import make_progress
-    from cluster.lifecycle import Up, check_name_is_free
-    from infra.plan import plan_up
+    from infra.record import merge_wishes
     from provision.stacks import load_stack
 
-    _check_offline(args)
+    given = read_wishes(args)
+    # Judged before anything is started or asked: a mistake costs no time.
+    load_stack(given.get("stack", "upstream"))
+    merge_wishes(args.name, args.ssh_cidr or "0.0.0.0/32", {"stack": "", **given}, None)
+    return _go(args, given, must_exist=False)
+
+
+def run_repair(args: argparse.Namespace) -> int:
+    return _go(args, {}, must_exist=True)
+
+
+def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) -> int:
+    from cluster.cli.display import make_progress
+    from cluster.cli.offer import propose
+    from cluster.lifecycle import prepare
+    from infra.errors import UsageError
+    from infra.tags import render_time
+
     progress = make_progress()
-    cloud = open_chosen_cloud(args, making=True, progress=progress)
-    stack = load_stack(args.stack or cloud.default_stack)
-    spec = build_wish(args, cloud, stack.name)
+    cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
-    check_name_is_free(ctx, spec.name)
-    up = Up(ctx, spec, stack)
-    plan = plan_up(spec)
-    if cloud.billed:
-        print(render_offer(spec, plan, cloud, up.network.zone), file=sys.stderr)
-        confirm("Make this cluster?", yes=args.yes)
-    try:
-        with progress.phase(
-            f"Cluster {spec.name} of {spec.nodes} nodes, {cloud.name} {cloud.region}"
-        ):
-            cluster = up.apply(plan)
-    except BaseException:
-        _say_what_exists(ctx, spec.name)
-        raise
-    _report(cluster, cloud, as_json=args.json)
+    with contextlib.nullcontext() if args.dry_run else ctx.files.lock():
+        situation = prepare(ctx, args.name, given, args.ssh_cidr or cloud.caller_cidr())
+        if must_exist and not situation.found.record:
+            raise UsageError(
+                f"no cluster {args.name!r} in {cloud.name} {cloud.region}",
+                hint="`spr-cluster up` makes one, `spr-cluster list` shows them all",
+            )
+        if "ttl" in given and situation.found.alive:
+            ends = render_time(situation.record.expires)
+            print(f"It keeps its end, {ends}; to move it: spr-cluster extend", file=sys.stderr)
+        proposal = propose(ctx, situation)
+        if args.dry_run:
+            return _show(proposal, as_json=args.json)
+        _check_no_job_loses_its_nodes(proposal)
+        if proposal.plan.changes and cloud.billed:
+            print(proposal.render(), file=sys.stderr)
+            confirm("Do it?", yes=args.yes)
+        cluster = _apply(proposal)
+    _report(cluster, proposal, as_json=args.json)
     return 0
 
 
-def _check_offline(args: argparse.Namespace) -> None:
-    """Judge the options before anything is started or asked: a mistake costs no time."""
-    from infra.cloud import DEFAULT_REGION, Cloud
-    from provision.stacks import load_stack
+def _check_no_job_loses_its_nodes(proposal: Proposal) -> None:
+    """Raises :class:`UsageError` where healthy nodes would go while a job runs on them."""
+    from cluster.nodes import rank_nodes
+    from jobs.launch import require_idle
 
-    stack = load_stack(args.stack).name if args.stack else ""
-    nowhere = Cloud("", DEFAULT_REGION, lambda: "0.0.0.0/32", "", billed=False, has_amx=False)
-    build_wish(args, nowhere, stack)
-
-
-def build_wish(args: argparse.Namespace, cloud: Cloud, stack: str) -> ClusterSpec:
-    """The options as a validated spec."""
-    from infra.spec import build_spec, parse_ttl
-
-    return build_spec(
-        name=args.name,
-        nodes=args.nodes,
-        stack=stack,
-        instance_type=args.instance_type,
-        ssh_cidr=args.ssh_cidr or cloud.caller_cidr(),
-        subnet_id=args.subnet_id,
-        volume_gib=args.volume_gib,
-        ttl=parse_ttl(args.ttl),
-        amx_required=cloud.has_amx and not args.allow_no_amx,
-    )
+    situation, nodes = proposal.situation, rank_nodes(proposal.plan.keep)
+    healthy = {
+        instance.id
+        for instance in situation.found.alive
+        if instance.state == "running" and instance.id not in situation.unhealthy
+    }
+    going = {id_ for action in proposal.plan.takes_away for id_ in action.ids}
+    if going & healthy and nodes and nodes[0].instance.state == "running":
+        require_idle(proposal.ctx.host_opener()(nodes[0]))
 
 
-def render_offer(spec: ClusterSpec, plan: Plan, cloud: Cloud, zone: str) -> str:
-    """What ``up`` will create and what it costs, before anything is bought."""
-    from infra.catalogue import PRICES_AS_OF
-
-    steps = "\n".join(f"  {action.title}" for action in plan.actions)
-    hours = spec.ttl.total_seconds() / 3600
-    return (
-        f"Cluster {spec.name} in {cloud.region} ({zone}):\n{steps}\n"
-        f"Price: ${plan.usd_per_hour:.2f} an hour ({spec.nodes} x ${spec.machine.usd_per_hour:.4f}, "
-        f"{PRICES_AS_OF}), disks, image and traffic besides.\n"
-        f"Quota: {spec.nodes * spec.machine.vcpus} vCPUs of your on-demand standard instances.\n"
-        f"At most ${plan.usd_at_most:.2f}: the nodes end themselves after {hours:g} h (--ttl), "
-        f"or at `spr-cluster down`."
-    )
+def _show(proposal: Proposal, *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(proposal.as_dict()))
+    else:
+        print(proposal.render())
+        print("Nothing to change." if not proposal.plan.changes else "Nothing was changed.")
+    return 0
 
 
-def _say_what_exists(ctx: Context, name: str) -> None:
-    """After a failure or Ctrl-C: what is there now, and how to be rid of it."""
+def _apply(proposal: Proposal) -> Cluster:
+    from cluster.cli.offer import count
+    from cluster.lifecycle import bring_up, find_offers
+
+    ctx, spec = proposal.ctx, proposal.situation.spec
+
+    @functools.cache
+    def offers() -> Sequence[Offer]:
+        return proposal.offers or find_offers(ctx, proposal.situation)
+
+    def tell(plan: Plan, reason: str) -> None:
+        steps = ", ".join(action.kind.value.lower() for action in plan.actions)
+        print(f"Planned again ({reason}): {steps}", file=sys.stderr)
+
+    try:
+        with ctx.progress.phase(
+            f"Cluster {spec.name} of {count(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
+        ):
+            return bring_up(ctx, proposal.situation, proposal.plan, offers, tell)
+    except BaseException:
+        say_what_exists(ctx, spec.name)
+        raise
+
+
+def say_what_exists(ctx: Context, name: str) -> None:
+    """After a failure or Ctrl-C: what is there now, how to continue, and how to be rid of it."""
     from infra.inventory import describe_inventory
 
     cloud = ctx.cloud
-    command = f"spr-cluster down --name {name} --cloud {cloud.name} --region {cloud.region}"
-    lines = ["", f"`up` did not finish. To remove what it made:  {command}"]
+    lines = [
+        "",
+        "`up` did not finish.",
+        f"To continue:           spr-cluster up {ctx.flags}",
+        f"To remove what exists: spr-cluster down {ctx.flags}",
+    ]
+    print("\n".join(lines), file=sys.stderr, flush=True)
     try:
         found = describe_inventory(ctx.clients.ec2, name)
     except Exception as error:
-        lines.append(f"What exists could not be listed: {error}")
+        text = f"What exists could not be listed: {error}"
     else:
-        cost = ", and costs money" if cloud.billed else ""
-        nothing = (
+        text = (
             "EC2 shows nothing of it now. A machine bought in the last seconds may not show yet: "
+            f"look again in a minute with `spr-cluster status --name {name}`."
         )
-        lines.append(
-            f"It exists now{cost}: {found}"
-            if found
-            else f"{nothing}look again in a minute with `spr-cluster status --name {name}`."
-        )
-    print("\n".join(lines), file=sys.stderr)
+        if found:
+            cost = " and costs money" if cloud.billed and found.alive else ""
+            text = f"It exists now{cost}: {found}"
+    print(text, file=sys.stderr)
 
 
-def _report(cluster: Cluster, cloud: Cloud, *, as_json: bool) -> None:
+def _report(cluster: Cluster, proposal: Proposal, *, as_json: bool) -> None:
+    from cluster.cli.offer import count
+    from infra.tags import render_time
+
+    cloud, record = proposal.ctx.cloud, proposal.situation.record
     if as_json:
-        nodes = [node.as_dict() for node in cluster.nodes]
-        where = {"cluster": cluster.name, "cloud": cloud.name, "region": cloud.region}
-        print(json.dumps({**where, "stack": cluster.stack, "nodes": nodes}))
+        told = {
+            "cluster": cluster.name,
+            "cloud": cloud.name,
+            "region": cloud.region,
+            "stack": cluster.stack,
+            "changed": proposal.plan.changes,
+            "expires": render_time(record.expires),
+            "nodes": [node.as_dict() for node in cluster.nodes],
+        }
+        print(json.dumps(told))
         return
     for node in cluster.nodes:
         print(f"{node.name}  {node.instance.id}  {node.public_ip}")
+    if not proposal.plan.changes:
+        print(f"Nothing to change: {count(len(cluster.nodes), 'node')}, as wished, and verified.")
+    print(f"They end themselves at {render_time(record.expires)} (`spr-cluster extend 2h`).")
     print("Next: spr-cluster train squad   (and in the end: spr-cluster down)")

@@ -1,0 +1,55 @@
+"""``spr-cluster extend``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cluster.cli.common import (
+    SubParsers,
+    add_cluster_options,
+    add_command,
+    open_chosen_cloud,
+    open_context,
+)
+
+_EXAMPLES = """\
+  spr-cluster extend 2h
+  spr-cluster extend 30m --name bert
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "extend",
+        "let a cluster live longer",
+        "Move the time at which all nodes of a cluster end themselves: on the nodes, and in the tags.",
+        _EXAMPLES,
+    )
+    parser.add_argument("time", help="how much longer: 90m, 2h, 1d")
+    add_cluster_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from cluster.cli.display import make_progress
+    from cluster.lifecycle import extend
+    from infra.errors import UsageError
+    from infra.spec import parse_duration
+    from infra.tags import render_time
+
+    more = parse_duration(args.time, "extend")
+    if not more:
+        raise UsageError(f"extend {args.time}: expected more than nothing, such as 2h")
+    progress = make_progress()
+    cloud = open_chosen_cloud(args, progress=progress)
+    ctx = open_context(args, cloud, progress=progress)
+    with ctx.files.lock():
+        record = extend(ctx, args.name, more)
+    until = render_time(record.expires)
+    if args.json:
+        print(json.dumps({"cluster": args.name, "expires": until}))
+    else:
+        print(f"The nodes of cluster {args.name} end themselves at {until}.")
+    return 0

@@ -1,0 +1,140 @@
+"""What ``plan`` and ``up`` show before anything is bought: the actions, money, quota, zones, time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from infra.tags import render_time
+
+if TYPE_CHECKING:
+    from cluster.context import Context
+    from infra.buying import Offer
+    from infra.plan import Plan, Situation
+
+
+def count(number: int, thing: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan with everything that a user wants to know before saying yes."""
+
+    ctx: Context
+    situation: Situation
+    plan: Plan
+    offers: Sequence[Offer]
+    quota_held: int | None
+
+    @property
+    def vcpus(self) -> int:
+        """vCPUs that the whole cluster counts against the quota."""
+        kept = self.plan.keep
+        from infra.catalogue import find_instance_type
+
+        machine = find_instance_type(kept[0].instance_type) if kept else self.situation.spec.machine
+        return machine.vcpus * self.situation.spec.nodes
+
+    @property
+    def hours_left(self) -> float:
+        left = self.situation.record.expires - self.ctx.now()
+        return max(0.0, left.total_seconds() / 3600)
+
+    @property
+    def usd_at_most(self) -> float:
+        return self.plan.usd_per_hour * self.hours_left if self.ctx.cloud.billed else 0.0
+
+    @property
+    def zones(self) -> list[str]:
+        if self.plan.keep:
+            return [self.plan.keep[0].zone]
+        return list(dict.fromkeys(offer.network.zone for offer in self.offers))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The proposal for ``--json``."""
+        from infra.catalogue import PRICES_AS_OF
+        from infra.quotas import quota_code
+
+        spec, plan, billed = self.situation.spec, self.plan, self.ctx.cloud.billed
+        return {
+            "cluster": spec.name,
+            "cloud": self.ctx.cloud.name,
+            "region": self.ctx.cloud.region,
+            "nodes": spec.nodes,
+            "changes": plan.changes,
+            "actions": [
+                {"kind": action.kind.name.lower(), "detail": action.detail, "ids": action.ids}
+                for action in plan.actions
+            ],
+            "usd_per_hour": round(plan.usd_per_hour, 4) if billed else 0.0,
+            "usd_at_most": round(self.usd_at_most, 2),
+            "prices_as_of": PRICES_AS_OF,
+            "expires": render_time(self.situation.record.expires),
+            "quota": {
+                "code": quota_code(spot=spec.spot),
+                "vcpus_needed": self.vcpus,
+                "vcpus_held": self.quota_held,
+            },
+            "zones": self.zones,
+            "minutes": plan.expected_min if billed else None,
+        }
+
+    def render(self) -> str:
+        """The proposal in a few lines."""
+        spec, cloud = self.situation.spec, self.ctx.cloud
+        steps = [f"  {action.title}{self._expected(action.kind)}" for action in self.plan.actions]
+        head = f"Cluster {spec.name} of {count(spec.nodes, 'node')}, {cloud.name} {cloud.region}"
+        lines = [f"{head}:", *steps]
+        if self.zones:
+            lines.append(f"Zones, in the order in which they are tried: {', '.join(self.zones)}.")
+        if cloud.billed:
+            lines += self._money()
+        until = f"{self.hours_left:.3g} h from now, at {render_time(self.situation.record.expires)}"
+        idle = ", or after being idle" if spec.idle_timeout else ""
+        lines.append(f"The nodes end themselves {until}{idle}, or at `spr-cluster down`.")
+        return "\n".join(lines)
+
+    def _expected(self, kind: Any) -> str:
+        from infra.plan import EXPECTED_MIN
+
+        if not self.ctx.cloud.billed or kind not in EXPECTED_MIN:
+            return ""
+        low, high = EXPECTED_MIN[kind]
+        return f"  [{low} to {high} min]"
+
+    def _money(self) -> list[str]:
+        from infra.catalogue import PRICES_AS_OF
+        from infra.quotas import quota_code
+
+        spec, plan = self.situation.spec, self.plan
+        each = plan.usd_per_hour / spec.nodes
+        market = ""
+        if spec.spot:
+            ceiling = f"at most ${spec.max_price:g} each" if spec.max_price else "usually far less"
+            market = f" on demand; on spot {ceiling}"
+        lines = [
+            f"Price: ${plan.usd_per_hour:.2f} an hour ({spec.nodes} x ${each:.4f}, "
+            f"{PRICES_AS_OF}){market}; disks, image and traffic besides.",
+            f"At most ${self.usd_at_most:.2f} until the nodes end themselves.",
+        ]
+        held = "unknown (no permission to ask)" if self.quota_held is None else str(self.quota_held)
+        quota = f"Quota {quota_code(spot=spec.spot)}: needs {self.vcpus} vCPUs, you have {held}."
+        if self.quota_held is not None and self.quota_held < self.vcpus:
+            quota += " That is too few: ask for more in the console's Service Quotas first."
+        return [*lines, quota]
+
+
+def propose(ctx: Context, situation: Situation) -> Proposal:
+    """Plan, and ask what the plan's purchases need to know; nothing is changed."""
+    from cluster.lifecycle import find_offers
+    from infra.plan import plan_up
+    from infra.quotas import describe_quota
+
+    plan = plan_up(situation)
+    offers = find_offers(ctx, situation) if plan.buys else ()
+    asks = plan.buys and ctx.cloud.billed
+    held = describe_quota(ctx.clients.quotas, spot=situation.spec.spot) if asks else None
+    return Proposal(ctx, situation, plan, offers, held)

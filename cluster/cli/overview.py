@@ -1,0 +1,160 @@
+"""``spr-cluster list`` and ``gc``: all clusters of an account, and those that were forgotten."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from cluster.cli.common import SubParsers, add_cloud_options, add_command, confirm
+from cluster.cli.display import format_seconds
+
+if TYPE_CHECKING:
+    from cluster.overview import Overview
+    from infra.cloud import Cloud
+
+_LIST_EXAMPLES = """\
+  spr-cluster list
+  spr-cluster list --all-regions --json
+"""
+_GC_EXAMPLES = """\
+  spr-cluster gc                        show what was forgotten, and ask
+  spr-cluster gc --all-regions --yes
+  spr-cluster gc --all                  unfinished clusters and kept images, too
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    list_ = add_command(
+        subparsers,
+        "list",
+        "show all clusters, with age and cost so far",
+        "Show every cluster of the account that this tool made, whoever made it, by the tags.",
+        _LIST_EXAMPLES,
+    )
+    _add_options(list_)
+    list_.set_defaults(run=run_list)
+    gc = add_command(
+        subparsers,
+        "gc",
+        "find what was forgotten, and remove it",
+        "Find clusters whose time is over, or of which only a rest is there, and offer to remove\n"
+        "them. A cluster that lives, or that somebody is making now, is never touched.",
+        _GC_EXAMPLES,
+    )
+    _add_options(gc)
+    gc.add_argument(
+        "--all",
+        action="store_true",
+        help="also clusters without machines whose time is not over, and images that were kept",
+    )
+    gc.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    gc.set_defaults(run=run_gc)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_cloud_options(parser)
+    parser.add_argument(
+        "--all-regions", action="store_true", help="in every region that the account can use"
+    )
+
+
+def _look(args: argparse.Namespace) -> tuple[Cloud, tuple[Overview, ...]]:
+    from cluster.cli.display import make_progress
+    from cluster.overview import describe_regions, list_clusters
+    from infra.clouds import open_cloud
+
+    progress = make_progress()
+    cloud = open_cloud(args.cloud or "aws", args.region, progress)
+    regions = describe_regions(cloud) if args.all_regions else (cloud.region,)
+    with progress.phase(f"Look into {', '.join(regions)}"):
+        clusters, closed = list_clusters(cloud, regions)
+    for region, reason in closed.items():
+        print(f"{region} could not be looked into: {reason}", file=sys.stderr)
+    return cloud, clusters
+
+
+def run_list(args: argparse.Namespace) -> int:
+    cloud, clusters = _look(args)
+    now = datetime.now(timezone.utc)
+    if args.json:
+        print(json.dumps({"cloud": cloud.name, "clusters": [c.as_dict(now) for c in clusters]}))
+        return 0
+    where = "any region" if args.all_regions else cloud.region
+    if not clusters:
+        print(f"No clusters in {cloud.name}, {where}.")
+        return 0
+    print(_table(clusters, now))
+    total = sum(cluster.usd_so_far(now) for cluster in clusters)
+    if cloud.billed:
+        print(f"${total:.2f} so far, at on-demand prices, for the machines that are there now.")
+    if any(cluster.is_orphan(now) for cluster in clusters):
+        print("What is over can be removed: spr-cluster gc")
+    return 0
+
+
+def _table(clusters: Sequence[Overview], now: datetime) -> str:
+    rows = [("NAME", "REGION", "STATE", "NODES", "AGE", "ENDS IN", "COST")]
+    for cluster in clusters:
+        told = cluster.as_dict(now)
+        wanted = "?" if told["wanted_nodes"] is None else told["wanted_nodes"]
+        left = told["left_s"]
+        rows.append(
+            (
+                cluster.name,
+                cluster.region,
+                told["state"],
+                f"{told['nodes']}/{wanted}",
+                "-" if told["age_s"] is None else format_seconds(told["age_s"]),
+                "-" if left is None or left < 0 else format_seconds(left),
+                f"${told['usd_so_far']:.2f}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def run_gc(args: argparse.Namespace) -> int:
+    cloud, clusters = _look(args)
+    now = datetime.now(timezone.utc)
+    wanted = [c for c in clusters if c.is_orphan(now) or (args.all and not c.found.alive)]
+    for cluster in wanted:
+        print(
+            f"{cluster.name} ({cluster.region}, {cluster.state(now)}): {cluster.found}",
+            file=sys.stderr,
+        )
+    if wanted and cloud.billed:
+        confirm("Remove all of this?", yes=args.yes)
+    for cluster in wanted:
+        _remove(cloud, cluster)
+    names = [cluster.name for cluster in wanted]
+    if args.json:
+        print(json.dumps({"cloud": cloud.name, "removed": names}))
+    else:
+        print(f"Removed: {', '.join(names)}." if names else "Nothing was forgotten.")
+    rest = [c for c in clusters if c not in wanted and not c.found.alive]
+    if rest and not args.json:
+        print(f"Left alone (--all takes them, too): {', '.join(c.name for c in rest)}")
+    return 0
+
+
+def _remove(cloud: Cloud, cluster: Overview) -> None:
+    from dataclasses import replace
+
+    from cluster.cli.display import make_progress
+    from cluster.context import Context
+    from cluster.files import ClusterFiles
+    from cluster.lifecycle import down
+    from infra.clients import connect
+
+    there = replace(cloud, region=cluster.region)
+    progress = make_progress()
+    files = ClusterFiles.of(cluster.name)
+    with files.lock(), progress.phase(f"Remove cluster {cluster.name}"):
+        down(Context(there, connect(there), files, progress), cluster.name)

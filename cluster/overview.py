@@ -1,0 +1,129 @@
+"""All clusters of an account, in a region or in all: what they are, cost, and which are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra import tags
+from infra.clients import connect, translate_boto_error
+from infra.errors import SprError
+from infra.inventory import Inventory, describe_inventories
+
+if TYPE_CHECKING:
+    from infra.cloud import Cloud
+
+_PARALLEL = 8
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One cluster as its tags tell of it."""
+
+    name: str
+    region: str
+    found: Inventory
+    billed: bool
+
+    @property
+    def wanted_nodes(self) -> int | None:
+        try:
+            return self.found.record.nodes if self.found.record else None
+        except SprError:
+            return None
+
+    @property
+    def expires(self) -> datetime | None:
+        """The end of its life; the latest that any of its resources tells of."""
+        group = self.found.group
+        texts = [group.tags.get(tags.EXPIRES, "")] if group else []
+        texts += [instance.tags.get(tags.EXPIRES, "") for instance in self.found.alive]
+        try:
+            return max((tags.parse_time(text) for text in texts if text), default=None)
+        except ValueError:
+            return None
+
+    @property
+    def began(self) -> datetime | None:
+        return min((instance.launch_time for instance in self.found.instances), default=None)
+
+    def usd_so_far(self, now: datetime) -> float:
+        """What its machines have cost since their launch, at on-demand prices."""
+        return sum(i.accrued_usd(now) for i in self.found.alive) if self.billed else 0.0
+
+    def state(self, now: datetime) -> str:
+        """``running``, ``starting``, ``incomplete``, ``no machines``, ``over`` or ``kept image``."""
+        alive = self.found.alive
+        if not alive:
+            return "kept image" if self._is_kept() else self._without_machines(now)
+        if self.expires and now >= self.expires:
+            return "over"
+        if any(instance.state == "pending" for instance in alive):
+            return "starting"
+        running = [instance for instance in alive if instance.state == "running"]
+        return "running" if len(running) == self.wanted_nodes else "incomplete"
+
+    def _without_machines(self, now: datetime) -> str:
+        unfinished = self.expires is not None and now < self.expires
+        return "no machines" if unfinished else "over"
+
+    def _is_kept(self) -> bool:
+        rest = self.found.without_image()
+        images = self.found.images
+        return not rest and bool(images) and all(i.tags.get(tags.KEPT) == "yes" for i in images)
+
+    def is_orphan(self, now: datetime) -> bool:
+        """Its time is over, or nobody can tell when it would be; a kept image is no orphan."""
+        return self.state(now) == "over"
+
+    def as_dict(self, now: datetime) -> dict[str, Any]:
+        """The cluster for ``--json``."""
+        began, expires = self.began, self.expires
+        return {
+            "cluster": self.name,
+            "region": self.region,
+            "state": self.state(now),
+            "nodes": len(self.found.alive),
+            "wanted_nodes": self.wanted_nodes,
+            "age_s": round((now - began).total_seconds()) if began else None,
+            "left_s": round((expires - now).total_seconds()) if expires else None,
+            "usd_so_far": round(self.usd_so_far(now), 2),
+            "resources": self.found.ids(),
+        }
+
+
+def list_clusters(
+    cloud: Cloud, regions: Sequence[str]
+) -> tuple[tuple[Overview, ...], dict[str, str]]:
+    """Everything of ours in some regions, and why others of several could not be looked into.
+
+    A single region that can't be looked into raises its error.
+    """
+
+    def look(region: str) -> list[Overview] | SprError:
+        try:
+            found = describe_inventories(connect(replace(cloud, region=region)).ec2)
+        except (ClientError, BotoCoreError) as error:
+            # An organization may close a region to its accounts.
+            told = translate_boto_error(error)
+            if told is None or len(regions) == 1:
+                raise
+            return told
+        return [Overview(name, region, each, cloud.billed) for name, each in found.items()]
+
+    with ThreadPoolExecutor(min(_PARALLEL, len(regions))) as pool:
+        answers = dict(zip(regions, pool.map(look, regions), strict=True))
+    clusters = [each for found in answers.values() if isinstance(found, list) for each in found]
+    closed = {r: error.message for r, error in answers.items() if isinstance(error, SprError)}
+    return tuple(clusters), closed
+
+
+def describe_regions(cloud: Cloud) -> tuple[str, ...]:
+    """The regions that the account can use."""
+    answer = connect(cloud).ec2.describe_regions()
+    return tuple(sorted(region["RegionName"] for region in answer["Regions"]))

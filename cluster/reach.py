@@ -1,0 +1,143 @@
+"""From "EC2 says running" to "answers over SSH and is who it should be", for many nodes at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cluster.context import Context
+from cluster.nodes import HostOpener, Node
+from infra.errors import HostError, HostKeyError
+from infra.wait import BOOT_DEADLINE_S
+from provision.facts import HostFacts, gather_facts
+from provision.host import Host, on_all, wait_until_reachable
+from provision.host_keys import (
+    check_pinned_keys,
+    parse_console_host_keys,
+    pinned_host_keys,
+    scan_host_keys,
+)
+from provision.install import wait_for_cloud_init
+
+# A machine that has been running for longer than a boot takes is not still booting.
+_REACH_AGAIN_S = 5 * 60
+_STATUS_EVERY_S = 60.0
+# EC2 is asked for the status checks of a few stragglers, not of a whole cluster.
+_MOST_STATUSES = 10
+
+
+@dataclass
+class _Stragglers:
+    """The nodes that do not answer yet, and why: one note for all of them."""
+
+    ctx: Context
+    waiting: dict[str, tuple[Node, str]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    asked_at: float = 0.0
+    statuses: str = ""
+
+    def report(self, node: Node, passed: float, reason: str) -> None:
+        with self.lock:
+            self.waiting[node.name] = (node, reason)
+            self._ask_status(passed)
+            names = ", ".join(sorted(self.waiting)[:4])
+            more = f" and {len(self.waiting) - 4} more" if len(self.waiting) > 4 else ""
+            text = (
+                f"waiting for SSH on {names}{more}: "
+                f"{passed / 60:.0f} min of at most {BOOT_DEADLINE_S // 60}"
+            )
+            # Refusals of the first minute are a machine's ordinary way to boot.
+            if passed > _STATUS_EVERY_S:
+                text += f"; {self.statuses}{reason}"
+            self.ctx.progress.note(text)
+
+    def done(self, node: Node) -> None:
+        with self.lock:
+            self.waiting.pop(node.name, None)
+
+    def _ask_status(self, passed: float) -> None:
+        """What EC2's own checks say of those that are waited for, once a minute."""
+        if passed - self.asked_at < _STATUS_EVERY_S:
+            return
+        self.asked_at = passed
+        ids = [node.instance.id for node, _ in self.waiting.values()][:_MOST_STATUSES]
+        try:
+            found = self.ctx.clients.ec2.describe_instance_status(InstanceIds=ids)
+        except (ClientError, BotoCoreError):
+            return
+        words = sorted(
+            {s.get("InstanceStatus", {}).get("Status", "?") for s in found["InstanceStatuses"]}
+        )
+        self.statuses = f"EC2's status checks: {', '.join(words)}; " if words else ""
+
+
+def reach_nodes(
+    ctx: Context, nodes: Sequence[Node], open_host: HostOpener
+) -> tuple[dict[str, HostFacts], dict[str, str]]:
+    """Facts of the nodes that answer, and why each of the others does not, by instance id.
+
+    Raises :class:`HostKeyError` at once for a machine that is not the one that it was.
+    """
+    stragglers = _Stragglers(ctx)
+
+    def reach(node: Node) -> HostFacts | HostError:
+        host = open_host(node)
+        age = (ctx.now() - node.instance.launch_time).total_seconds()
+        try:
+            wait_until_reachable(
+                host,
+                deadline_s=max(_REACH_AGAIN_S, BOOT_DEADLINE_S - age),
+                clock=ctx.clock,
+                on_wait=lambda passed, reason: stragglers.report(node, passed, reason),
+            )
+            wait_for_cloud_init(host)
+            return gather_facts(host)
+        except HostError as error:
+            return error
+        finally:
+            stragglers.done(node)
+
+    answers = on_all("reaching the nodes", nodes, reach)
+    facts, failed = {}, {}
+    for node in nodes:
+        answer = answers[node.name]
+        if isinstance(answer, HostKeyError):
+            raise answer
+        if isinstance(answer, HostError):
+            failed[node.instance.id] = answer.message.removeprefix(f"[{node.name}] ")
+        else:
+            facts[node.instance.id] = answer
+    return facts, failed
+
+
+def check_head_identity(ctx: Context, head: Node) -> str:
+    """Compare the head's pinned key with its console's output; returns what to tell the user.
+
+    The console comes through EC2's own API, which nobody between here and the machine can change.
+    """
+    pinned = pinned_host_keys(ctx.files.known_hosts, head.instance.id)
+    try:
+        answer = ctx.clients.ec2.get_console_output(InstanceId=head.instance.id, Latest=True)
+        text = answer.get("Output", "")  # botocore has decoded it
+    except (ClientError, BotoCoreError):
+        text = ""
+    known = parse_console_host_keys(text)
+    if not known:
+        return "its host key was taken at the first contact: the console does not show it"
+    check_pinned_keys(head.name, head.instance.id, pinned, known, ctx.files.known_hosts)
+    return "its host key is the one on its console"
+
+
+def check_neighbours(ctx: Context, head: Host, nodes: Sequence[Node]) -> None:
+    """Compare the pinned keys with those that the head sees inside the private network.
+
+    Raises :class:`HostKeyError` naming a node that shows another key there.
+    """
+    seen: Mapping[str, str] = scan_host_keys(head, [node.private_ip for node in nodes])
+    for node in nodes:
+        if key := seen.get(node.private_ip):
+            pinned = pinned_host_keys(ctx.files.known_hosts, node.instance.id)
+            check_pinned_keys(node.name, node.instance.id, pinned, (key,), ctx.files.known_hosts)

@@ -1,0 +1,93 @@
+"""The least IAM policy under which every command works.
+
+The tests run a cluster's whole life with exactly these actions, and with each of them taken away.
+Conditions are AWS's to enforce: moto, which the tests use, looks at the actions only. Which actions
+take which conditions: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from infra import tags
+
+_LOOK = (
+    "ec2:DescribeAddresses",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstanceStatus",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstances",
+    "ec2:DescribeKeyPairs",
+    "ec2:DescribeLaunchTemplates",
+    "ec2:DescribeNetworkInterfaces",
+    "ec2:DescribePlacementGroups",
+    "ec2:DescribeRegions",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSnapshots",
+    "ec2:DescribeSpotInstanceRequests",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVolumes",
+    "ec2:GetConsoleOutput",
+    "servicequotas:GetServiceQuota",
+    "ssm:GetParameter",
+)
+_MAKE = (
+    "ec2:CreateImage",
+    "ec2:CreatePlacementGroup",
+    "ec2:CreateSecurityGroup",
+    "ec2:ImportKeyPair",
+    "ec2:RunInstances",
+)
+# Whoever may tag anything may take anything away: so only what is just being made, and what is ours.
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
+_TAG = ("ec2:CreateTags",)
+_CHANGE_OUR_OWN = (
+    "ec2:AuthorizeSecurityGroupEgress",
+    "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:CancelSpotInstanceRequests",
+    *_TAG,
+    "ec2:DeleteKeyPair",
+    "ec2:DeleteLaunchTemplate",
+    "ec2:DeleteNetworkInterface",
+    "ec2:DeletePlacementGroup",
+    "ec2:DeleteSecurityGroup",
+    "ec2:DeleteSnapshot",
+    "ec2:DeleteVolume",
+    "ec2:DeregisterImage",
+    "ec2:ReleaseAddress",
+    "ec2:RevokeSecurityGroupIngress",
+    "ec2:TerminateInstances",
+)
+
+
+def policy_actions() -> tuple[str, ...]:
+    """Every action of the policy."""
+    return (*_LOOK, *_MAKE, *_CHANGE_OUR_OWN)
+
+
+def build_policy() -> dict[str, Any]:
+    """The policy as IAM's JSON document."""
+    makers = [action.removeprefix("ec2:") for action in _MAKE]
+    in_the_making = {"StringEquals": {"ec2:CreateAction": makers}}
+    ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            _allow("Look", _LOOK),
+            _allow("Make", _MAKE),
+            _allow("TagWhatIsBeingMade", _TAG, in_the_making),
+            _allow("ChangeOurOwn", _CHANGE_OUR_OWN, ours),
+        ],
+    }
+
+
+def _allow(sid: str, actions: tuple[str, ...], condition: Any = None) -> dict[str, Any]:
+    statement = {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": "*"}
+    return {**statement, "Condition": condition} if condition else statement
+
+
+def render_policy() -> str:
+    """The policy as text."""
+    return json.dumps(build_policy(), indent=2)

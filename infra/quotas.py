@@ -1,0 +1,30 @@
+"""How many vCPUs an account may have at once, per market: EC2's quotas count vCPUs, not machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+if TYPE_CHECKING:
+    from types_boto3_service_quotas import ServiceQuotasClient
+
+# Standard instances (A, C, D, H, I, M, R, T, Z):
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-resource-limits.html
+ON_DEMAND_QUOTA = "L-1216C47A"
+SPOT_QUOTA = "L-34B43A08"
+
+
+def quota_code(*, spot: bool) -> str:
+    """The quota that counts for a market."""
+    return SPOT_QUOTA if spot else ON_DEMAND_QUOTA
+
+
+def describe_quota(quotas: ServiceQuotasClient, *, spot: bool) -> int | None:
+    """The account's vCPUs of a market in this region; ``None`` where it can't be learned."""
+    try:
+        answer = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=quota_code(spot=spot))
+    except (ClientError, BotoCoreError):
+        # It only informs: a policy without this permission must not stop anything.
+        return None
+    return int(answer["Quota"]["Value"])

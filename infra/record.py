@@ -1,0 +1,127 @@
+"""What a cluster was asked to be, kept as tags of its security group: the one record, in EC2 itself.
+
+The group is the first thing that is made and the last that goes, so every command on any machine
+finds in it what the others need: size, types, stack, the end of its life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from infra import tags
+from infra.errors import SprError, UsageError
+from infra.spec import ClusterSpec, build_spec, parse_duration, render_duration
+
+_PREFIX = "spr-cluster:"
+_CREATED = f"{_PREFIX}created"
+# The parts of a spec that a cluster keeps for life: every node is made by them.
+_FIXED = {"stack": "--stack", "volume_gib": "--volume-gib", "subnet_id": "--subnet-id"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """``wishes`` are what :func:`build_spec` takes, less the cluster's name and its SSH addresses."""
+
+    wishes: Mapping[str, Any]
+    created: datetime
+    expires: datetime
+
+    @property
+    def nodes(self) -> int:
+        return int(self.wishes["nodes"])
+
+    def is_over(self, now: datetime) -> bool:
+        """The time to live has passed: nodes that still run are ending themselves."""
+        return now >= self.expires
+
+
+def record_tags(spec: ClusterSpec, record: Record) -> dict[str, str]:
+    """The group's tags. Values keep to the characters that every AWS service allows in tags."""
+    market = ["spot"] if spec.spot else ["on-demand"]
+    if spec.spot and spec.on_demand_allowed:
+        market.append("on-demand")
+    values = {
+        "nodes": str(spec.nodes),
+        "stack": spec.stack,
+        "instance-types": " ".join(spec.instance_types),
+        "volume-gib": str(spec.volume_gib),
+        "amx": "required" if spec.amx_required else "optional",
+        "market": " ".join(market),
+        "max-price": "" if spec.max_price is None else f"{spec.max_price:g}",
+        "idle-timeout": render_duration(spec.idle_timeout) if spec.idle_timeout else "",
+        "placement-group": "yes" if spec.placement_group else "no",
+        "subnet": spec.subnet_id or "",
+    }
+    return {
+        **{_PREFIX + key: value for key, value in values.items()},
+        _CREATED: tags.render_time(record.created),
+        tags.EXPIRES: tags.render_time(record.expires),
+    }
+
+
+def parse_record(labels: Mapping[str, str]) -> Record | None:
+    """The record in a group's tags; ``None`` where there is none.
+
+    Raises :class:`SprError` where somebody has changed it beyond recognition.
+    """
+    if f"{_PREFIX}nodes" not in labels:
+        return None
+    values = {key.removeprefix(_PREFIX): value for key, value in labels.items()}
+    try:
+        market = values["market"].split()
+        idle = values["idle-timeout"]
+        wishes = {
+            "nodes": int(values["nodes"]),
+            "stack": values["stack"],
+            "instance_types": tuple(values["instance-types"].split()),
+            "volume_gib": int(values["volume-gib"]),
+            "amx_required": values["amx"] == "required",
+            "spot": market[0] == "spot",
+            "on_demand_allowed": market == ["spot", "on-demand"],
+            "max_price": float(values["max-price"]) if values["max-price"] else None,
+            "idle_timeout": parse_duration(idle, "idle-timeout") if idle else None,
+            "placement_group": values["placement-group"] == "yes",
+            "subnet_id": values["subnet"] or None,
+        }
+        created, expires = (tags.parse_time(labels[key]) for key in (_CREATED, tags.EXPIRES))
+        build_spec(name="a", ssh_cidr="0.0.0.0/32", **wishes)
+    except (KeyError, ValueError, IndexError, UsageError) as error:
+        raise SprError(
+            f"the cluster's record, in the tags of its security group, can't be read: {error}",
+            hint="somebody changed these tags; `spr-cluster down` still removes the cluster",
+        ) from None
+    return Record(wishes, created, expires)
+
+
+def merge_wishes(
+    name: str,
+    ssh_cidr: str,
+    given: Mapping[str, Any],
+    record: Record | None,
+    defaults: Mapping[str, Any] | None = None,
+) -> ClusterSpec:
+    """What the user gives now, over what the cluster was made with, over the cloud's defaults.
+
+    Raises :class:`UsageError` for a change that an existing cluster can't follow.
+    """
+    known = dict(record.wishes) if record else {}
+    for key, option in _FIXED.items():
+        if key in given and key in known and given[key] != known[key]:
+            raise UsageError(
+                f"{option} {given[key]}: cluster {name!r} was made with {known[key] or 'none'}",
+                hint=f"leave {option} out, or begin anew: spr-cluster down --name {name}",
+            )
+    return build_spec(name=name, ssh_cidr=ssh_cidr, **{**(defaults or {}), **known, **given})
+
+
+def new_record(spec: ClusterSpec, now: datetime, old: Record | None) -> Record:
+    """The record of a cluster from now on. What exists keeps its end; what is over begins anew."""
+    wishes = spec.model_dump(exclude={"name", "ssh_cidr", "ttl"})
+    if old and not old.is_over(now):
+        return Record(wishes, old.created, old.expires)
+    # EC2 keeps whole seconds in a tag.
+    start = now.replace(microsecond=0)
+    return Record(wishes, start, start + spec.ttl)

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +66,23 @@ def left_behind() -> dict[str, list[str]]:
 
 def _is_ours(kind: str, line: str) -> bool:
     return kind == "processes" or ("spr-" in line and "base" not in line)
+
+
+def run_shares(module: str, options: Sequence[str], jobs: int) -> list[Any]:
+    """A benchmark's work in several processes at once; returns each one's last line.
+
+    Each is the module itself, told its share by ``--job``.
+    """
+    command = [sys.executable, "-m", module, *options, f"--jobs={jobs}"]
+    running = [
+        subprocess.Popen([*command, f"--job={job}"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for job in range(jobs)
+    ]
+    answers = [process.communicate()[0] for process in running]
+    for process in running:
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+    return [json.loads(answer.splitlines()[-1]) for answer in answers]
 
 
 def finish(missed: Sequence[str], **figures: Any) -> NoReturn:

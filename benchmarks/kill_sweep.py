@@ -1,0 +1,146 @@
+"""Kill `up` at every AWS call and every SSH step, before and after its effect; then `up`, or `down`.
+
+`python -m benchmarks.kill_sweep [--every N] [--scenario cold|warm|grow] [--jobs N]`
+
+For each point a new cluster is begun, its process gets SIGKILL there, and then (a) `up` again must
+reach the same cluster as an uninterrupted run, no resource twice, and (b) in another run `down` must
+leave nothing: no instance, volume, image, group or key, counted in the cloud itself, tags or not.
+EC2 shows what is new two seconds late. The machines are pretended; EC2's API, the processes, the
+signals and the files are real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import finish, run_shares
+from tests.harness.cloud import CloudProcess, cloud_process
+from tests.harness.runs import (
+    DONE,
+    Kill,
+    Run,
+    defects,
+    describe,
+    fingerprint,
+    run_down,
+    run_in_process,
+    run_keep_image,
+    run_up,
+)
+
+FAULTS = 'profile = "fast"\nvisibility_s = 2.0\n'
+# What is there before the `up` that is killed.
+SCENARIOS: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {
+    "cold": (),
+    "warm": ((run_up, {"nodes": 2}), (run_keep_image, {})),
+    "grow": ((run_up, {"nodes": 2}),),
+}
+WISH = {"nodes": 3}
+MOMENTS = ("before", "after")
+RECOVERIES = {"up": run_up, "down": run_down}
+
+
+def begin(cloud: CloudProcess, home: Path, scenario: str) -> None:
+    """A new cloud and what the scenario has in it."""
+    cloud.new(FAULTS)
+    subprocess.run(["rm", "-rf", str(home)], check=True)
+    for work, given in SCENARIOS[scenario]:
+        run = run_in_process(cloud, home, work, given)
+        assert run.code == DONE, run.error
+    cloud.time.sleep(60)
+
+
+def judge(cloud: CloudProcess, home: Path, recovery: str, wanted: dict[str, Any]) -> str:
+    """Recover once; returns what is wrong then, or nothing."""
+    run = run_in_process(cloud, home, RECOVERIES[recovery], WISH)
+    if run.code != DONE:
+        return f"{recovery} ended with {run.code}: {run.error}"
+    if wrong := defects(cloud):
+        return wrong
+    cloud.time.sleep(10)
+    if recovery == "down":
+        left = cloud.left()
+        return f"left after down: {left}" if left else ""
+    found = fingerprint(describe(cloud))
+    return "" if found == wanted else f"{found} instead of {wanted}"
+
+
+def try_point(
+    cloud: CloudProcess, home: Path, scenario: str, kill: Kill, wanted: dict[str, Any]
+) -> list[str]:
+    """Kill there and recover, both ways; returns what went wrong."""
+    wrong = []
+    for recovery in RECOVERIES:
+        begin(cloud, home, scenario)
+        run = run_in_process(cloud, home, run_up, WISH, kill)
+        where = f"{scenario}, {kill}, then {recovery}"
+        if not run.was_killed and run.code != DONE:
+            wrong.append(f"{where}: up ended with {run.code}: {run.error}")
+        elif problem := judge(cloud, home, recovery, wanted):
+            wrong.append(f"{where}: {problem}")
+    return wrong
+
+
+def measure(cloud: CloudProcess, home: Path, scenario: str) -> tuple[Run, dict[str, Any]]:
+    """An uninterrupted run: its events, and the cluster that it makes."""
+    begin(cloud, home, scenario)
+    run = run_in_process(cloud, home, run_up, WISH)
+    assert run.code == DONE, run.error
+    cloud.time.sleep(10)
+    return run, fingerprint(describe(cloud))
+
+
+def sweep(root: Path, scenario: str, every: int, job: int, jobs: int) -> dict[str, Any]:
+    """This job's share of the points."""
+    home = root / "home"
+    with cloud_process(root / "cloud") as cloud:
+        run, wanted = measure(cloud, home, scenario)
+        kinds = [event.split()[0] for event in run.events]
+        points = [
+            Kill(kind, number, moment)
+            for kind in ("call", "step")
+            for number in range(kinds.count(kind))
+            for moment in MOMENTS
+        ]
+        mine = points[::every][job::jobs]
+        wrong = []
+        for kill in mine:
+            problems = try_point(cloud, home, scenario, kill, wanted)
+            print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr, flush=True)
+            wrong += problems
+    counts = {"calls": kinds.count("call"), "steps": kinds.count("step")}
+    return {**counts, "runs": len(mine) * len(RECOVERIES), "wrong": wrong}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0] if __doc__ else "")
+    parser.add_argument("--every", type=int, default=1, help="try every N-th point only")
+    parser.add_argument("--scenario", choices=tuple(SCENARIOS), action="append")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once")
+    parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    scenarios = args.scenario or list(SCENARIOS)
+    if args.job is not None:
+        with tempfile.TemporaryDirectory() as root:
+            share = sweep(Path(root), scenarios[0], args.every, args.job, args.jobs)
+            print(json.dumps(share))
+        return
+    runs, wrong, counts = 0, [], {}
+    for scenario in scenarios:
+        options = [f"--scenario={scenario}", f"--every={args.every}"]
+        shares = run_shares("benchmarks.kill_sweep", options, args.jobs)
+        counts[scenario] = {key: shares[0][key] for key in ("calls", "steps")}
+        runs += sum(share["runs"] for share in shares)
+        wrong += [line for share in shares for line in share["wrong"]]
+    percent = round(100 * (1 - len(wrong) / runs), 2)
+    finish(wrong, benchmark="kill_sweep", points=counts, kills=runs, recovered_percent=percent)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""A cluster's life on real machines: interrupted, grown, broken, repaired, forgotten, given back."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import CommandLine, LiveCluster, kill_when
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+_TTL_BAR_S = 120
+
+
+def resources(cli: CommandLine, name: str) -> dict[str, Any]:
+    """What EC2 shows of a cluster."""
+    found: dict[str, Any] = cli.json("status", "--name", name, "--cloud", "local")["resources"]
+    return found
+
+
+def hear_all(cluster: LiveCluster) -> list[str]:
+    """The host names of all nodes, asked from the head by name without a password."""
+    return cluster.cli.ssh("node0", "for n in $(cat ~/hosts); do ssh $n hostname; done").split()
+
+
+def buy_and_die(cli: CommandLine, name: str, *options: str) -> float:
+    """An ``up`` that is killed when it has its head; returns when the machine was bought."""
+    running = cli.start("up", "--name", name, "--nodes", "1", "--cloud", "local", *options)
+    kill_when(running, "bought:")
+    return time.monotonic()
+
+
+def test_an_interrupted_up_is_continued_not_repeated(cluster: LiveCluster) -> None:
+    assert cluster.told["nodes"][0]["instance"] == cluster.interrupted_head
+    found = resources(cluster.cli, "spr")
+    assert {kind: len(ids) for kind, ids in found.items()} == {
+        "instances": 3,
+        "volumes": 3,
+        "interfaces": 3,
+        "security_groups": 1,
+        "placement_groups": 1,
+        "key_pairs": 1,
+        "images": 1,
+        "snapshots": 1,
+    }
+
+
+def test_up_on_a_finished_cluster_changes_nothing(cluster: LiveCluster) -> None:
+    before = resources(cluster.cli, "spr")
+
+    again = cluster.cli.json("up")
+
+    assert again["changed"] is False
+    assert again["nodes"] == cluster.told["nodes"]
+    assert resources(cluster.cli, "spr") == before
+    assert "Nothing to change: 3 nodes" in cluster.cli.run("up").stdout
+
+
+def test_a_cluster_grows_and_shrinks(cluster: LiveCluster) -> None:
+    grown = cluster.cli.json("up", "--nodes", "4")
+    assert grown["nodes"][:3] == cluster.told["nodes"]
+    assert len(set(hear_all(cluster))) == 4
+
+    shrunk = cluster.cli.json("up", "--nodes", "3")
+    assert shrunk["nodes"] == cluster.told["nodes"]
+    assert len(hear_all(cluster)) == 3
+
+
+def test_a_dead_worker_is_replaced(cluster: LiveCluster) -> None:
+    victim = cluster.cli.json("status")["nodes"][1]["instance"]
+    cluster.cli.run("ssh", "node1", "--", "sudo poweroff", check=None)
+    wait_for_end(cluster.cli, victim)
+
+    refused = cluster.cli.run("train", "squad", "--demo", check=1)
+    assert "cluster spr is not whole: 2 of 3 nodes" in refused.stderr
+    repaired = cluster.cli.json("repair")
+
+    assert victim not in {node["instance"] for node in repaired["nodes"]}
+    assert len(set(hear_all(cluster))) == 3
+
+
+def test_where_the_head_is_dead_a_worker_becomes_the_head(cluster: LiveCluster) -> None:
+    before = cluster.cli.json("status")["nodes"]
+    cluster.cli.run("ssh", "node0", "--", "sudo poweroff", check=None)
+    wait_for_end(cluster.cli, before[0]["instance"])
+
+    repaired = cluster.cli.json("repair")
+
+    assert repaired["nodes"][0]["instance"] == before[1]["instance"]
+    assert len(set(hear_all(cluster))) == 3
+    cluster.told.update(repaired)
+
+
+def wait_for_end(cli: CommandLine, instance: str) -> None:
+    deadline = time.monotonic() + 60
+    while instance in resources(cli, "spr")["instances"]:
+        assert time.monotonic() < deadline, f"{instance} does not end"
+        time.sleep(0.5)
+
+
+def test_extend_changes_the_nodes_and_the_tags(cluster: LiveCluster) -> None:
+    before = cluster.cli.json("status")["left_s"]
+
+    told = cluster.cli.json("extend", "90m")
+
+    assert cluster.cli.json("status")["left_s"] == pytest.approx(before + 5400, abs=120)
+    for name in cluster.names:
+        epoch = int(cluster.cli.ssh(name, "sudo sh /run/spr-cluster/expiry show"))
+        assert time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)) == told["expires"]
+
+
+def test_a_changed_host_key_is_refused_and_explained(cluster: LiveCluster) -> None:
+    known = cluster.cli.home / "spr" / "known_hosts"
+    text = known.read_text()
+    # The last characters of a key are those of the key itself.
+    lines = [line[:-8] + "AAAAAAAA" for line in text.splitlines()]
+    known.write_text("\n".join(lines) + "\n")
+    try:
+        refused = cluster.cli.run("extend", "1h", check=1)
+    finally:
+        known.write_text(text)
+
+    assert "host key" in refused.stderr
+    assert str(known) in refused.stderr
+    assert cluster.cli.json("up")["changed"] is False
+
+
+def test_a_forgotten_cluster_ends_itself_and_gc_removes_the_rest(cli: CommandLine) -> None:
+    bought = buy_and_die(cli, "brief", "--ttl", "1m")
+
+    while "instances" in (left := resources(cli, "brief")):
+        assert time.monotonic() - bought < _TTL_BAR_S, left
+        time.sleep(1)
+
+    assert "volumes" not in left
+    assert "security_groups" in left
+    (listed,) = [c for c in cli.json("list", "--cloud", "local")["clusters"] if c["nodes"] == 0]
+    assert (listed["cluster"], listed["state"]) == ("brief", "over")
+    assert cli.json("gc", "--cloud", "local")["removed"] == ["brief"]
+    assert resources(cli, "brief") == {}
+
+
+def test_down_from_another_home_leaves_nothing(cli: CommandLine, tmp_path: Path) -> None:
+    buy_and_die(cli, "lost")
+    shutil.rmtree(cli.home / "lost")
+    elsewhere = CommandLine(tmp_path / "laptop", cloud=cli.home / ".local-cloud")
+
+    told = elsewhere.json("down", "--name", "lost", "--cloud", "local")
+
+    assert set(told["removed"]) >= {"instances", "security_groups", "key_pairs"}
+    assert resources(cli, "lost") == {}
+    again = elsewhere.run("down", "--name", "lost", "--cloud", "local")
+    assert again.stdout == "Nothing of cluster lost exists in local us-east-1.\n"
+
+
+@pytest.mark.full
+def test_an_idle_cluster_ends_itself(cli: CommandLine) -> None:
+    cli.json("up", "--name", "idle", "--nodes", "2", "--cloud", "local", "--idle-timeout", "5m")
+    deadline = time.monotonic() + 8 * 60
+    while "instances" in resources(cli, "idle"):
+        assert time.monotonic() < deadline
+        time.sleep(5)
+    cli.run("down", "--name", "idle")

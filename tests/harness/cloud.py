@@ -1,0 +1,203 @@
+"""The embedded cloud with pretended machines, in a process of its own: EC2 for the harness."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from infra.clients import Clients, connect
+from infra.cloud import Cloud
+from infra.local.engine import ContainerSpec
+from tests.harness.park import Park, host_key_of
+from tests.harness.shared_time import SharedTime
+from tests.infra.local.fakes import Endpoint, FakeCloud, FakeEngine, state_folder
+
+_START_S = 60
+CALLER = "203.0.113.7/32"
+
+
+class ParkEngine(FakeEngine):
+    """podman as a dictionary, whose containers are machines of the park."""
+
+    def __init__(self, park: Park) -> None:
+        super().__init__()
+        self.park = park
+        self.cloud: FakeCloud | None = None
+
+    def start(self, name: str) -> None:
+        super().start(name)
+        spec: ContainerSpec = self.specs[name]
+        instance_id = _instance_of(name)
+        fate = self.cloud.fate_of(instance_id) if self.cloud else ""
+        image = spec.image.name if isinstance(spec.image, Path) else ""
+        self.park.begin(instance_id, spec.address, fate, image)
+
+    def end(self, name: str, exit_code: int) -> None:
+        super().end(name, exit_code)
+        self.park.end(_instance_of(name))
+
+    def remove(self, names: Any) -> None:
+        listed = list(names)
+        super().remove(listed)
+        for name in listed:
+            self.park.end(_instance_of(name))
+
+    def copy_disk(self, container: str, target: Path) -> None:
+        self.park.copy_disk(_instance_of(container), target.stem)
+        super().copy_disk(container, target)
+
+    def host_keys(self, pid: int, made: str, proc: Path = Path("/proc")) -> tuple[str, ...]:
+        names = [c.name for c in self.state.values() if c.pid == pid]
+        return tuple(f"{host_key_of(_instance_of(name))} root@fake" for name in names)
+
+
+def _instance_of(container: str) -> str:
+    return "i-" + container.partition("-i-")[2]
+
+
+def make_cloud(url: str) -> Cloud:
+    """The cloud at a harness's address. Machines can be expected to have AMX there."""
+    return Cloud(
+        name="local",
+        region="us-east-1",
+        caller_cidr=lambda: CALLER,
+        default_stack="upstream",
+        billed=False,
+        has_amx=True,
+        endpoint_url=url,
+        credentials=("embedded", "embedded"),
+    )
+
+
+@dataclass
+class CloudProcess:
+    """A server in another process, told one thing at a time over a pipe."""
+
+    url: str
+    root: Path
+    time: SharedTime
+    process: subprocess.Popen[str]
+
+    @property
+    def park(self) -> Path:
+        return self.root / "park"
+
+    def ask(self, question: str, text: str = "") -> Any:
+        """Have the server do something; returns its answer."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps([question, text]), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        assert answer, "the harness's cloud has ended"
+        return json.loads(answer)
+
+    def new(self, faults: str = "") -> None:
+        """Begin with an empty cloud, and these faults."""
+        self.ask("new", faults)
+
+    def faults(self, text: str) -> None:
+        self.ask("faults", text)
+
+    def left(self) -> list[str]:
+        """The ids of all that exists, found without tags or filters."""
+        found: list[str] = self.ask("left")
+        return found
+
+    def calls(self) -> Counter[str]:
+        """EC2's calls by action since the last :meth:`new`."""
+        return Counter(self.ask("calls"))
+
+    def connect(self) -> Clients:
+        return connect(make_cloud(self.url))
+
+
+@contextmanager
+def cloud_process(root: Path) -> Iterator[CloudProcess]:
+    """Start the server in a folder, and end it."""
+    root.mkdir(parents=True, exist_ok=True)
+    time = SharedTime(root / "time", 1_800_000_000.0)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.harness.cloud", str(root)],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MOTO_AMIS_PATH": str(Path(__file__).parents[1] / "ubuntu_amis.json")},
+    ) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())
+        try:
+            yield CloudProcess(url, root, time, process)
+        finally:
+            process.kill()
+
+
+def _serve(root: Path, commands: TextIO) -> None:
+    """Answer one command a line until the pipe closes."""
+    time, endpoint, number = SharedTime(root / "time"), Endpoint(), 0
+    print(json.dumps(endpoint.url), flush=True)
+    line = commands.readline()
+    while line:
+        number += 1
+        park = Park(root / "park")
+        for machine in park.root.glob("i-*"):
+            park.end(machine.name)
+        engine = ParkEngine(park)
+        folder = state_folder(root / f"cloud-{number}")
+        with endpoint.serve(folder, engine, clock=time, saving=False) as cloud:
+            engine.cloud = cloud
+            line = _answer(cloud, line, commands)
+
+
+def _answer(cloud: FakeCloud, line: str, commands: TextIO) -> str:
+    """Answer until somebody wants a new cloud; returns that command."""
+    first = True
+    while line:
+        question, text = json.loads(line)
+        if question == "new" and not first:
+            return line
+        first = False
+        if question in ("new", "faults"):
+            cloud.faults(text)
+            answer: Any = "done"
+        elif question == "left":
+            answer = list_left(cloud)
+        else:
+            answer = dict(cloud.application.calls)
+        print(json.dumps(answer), flush=True)
+        line = commands.readline()
+    return ""
+
+
+def list_left(cloud: FakeCloud) -> list[str]:
+    """Everything that somebody could have to pay for or stumble over, tagged or not, seen or not."""
+    backend = cloud.backend
+    with cloud.application.lock:
+        groups = [g for groups in backend.groups.values() for g in groups.values()]
+        return [
+            *(i.id for i in backend.all_instances() if i.state != "terminated"),
+            *backend.volumes,
+            *backend.snapshots,
+            *(i for i in backend.enis),
+            *(image.id for image in backend.amis.values() if image.owner_id == backend.account_id),
+            *(group.id for group in groups if group.name != "default"),
+            *backend.key_pairs,
+            *backend.placement_groups,
+            *backend.launch_templates,
+            *(r.id for r in backend.spot_instance_requests.values() if r.state == "active"),
+            *(address.allocation_id for address in backend.addresses),
+        ]
+
+
+if __name__ == "__main__":
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    _serve(Path(sys.argv[1]), sys.stdin)

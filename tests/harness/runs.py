@@ -1,0 +1,202 @@
+"""``up`` and ``down`` in a process that can be killed at any AWS call or SSH step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cluster.context import Context
+from cluster.files import ClusterFiles
+from cluster.lifecycle import bring_up, down, find_offers, prepare
+from infra.clients import Clients, connect, translate_boto_error
+from infra.errors import SprError
+from infra.inventory import Inventory, describe_inventory
+from infra.plan import plan_up
+from tests.harness.cloud import CALLER, CloudProcess, make_cloud
+from tests.harness.park import Park
+
+NAME = "bert"
+# How a run ends; a process that was killed ends by its signal.
+DONE, FAILED, BROKEN = 0, 1, 70
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL at the n-th event (0-based), ``before`` or ``after`` it takes effect."""
+
+    kind: str
+    """``call`` (to AWS) or ``step`` (over SSH)."""
+    number: int
+    moment: str
+
+
+class Events:
+    """Counts a process's calls and steps, and kills it at one of them."""
+
+    def __init__(self, kill: Kill | None, log: Path) -> None:
+        self._kill, self._log = kill, log
+        self._counts = {"call": 0, "step": 0}
+        self._lock = threading.Lock()
+        self._of_thread = threading.local()
+
+    def tell(self, kind: str, name: str, moment: str) -> None:
+        with self._lock:
+            if moment == "before":
+                setattr(self._of_thread, kind, self._counts[kind])
+                self._counts[kind] += 1
+                with self._log.open("a") as log:
+                    log.write(f"{kind} {name}\n")
+            number = getattr(self._of_thread, kind, -1)
+            if self._kill == Kill(kind, number, moment):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(self, clients: Clients) -> None:
+        """Count what a set of clients sends; each attempt of a retried call counts."""
+        for client in (clients.ec2, clients.buyer, clients.ssm, clients.quotas):
+            events: Any = client.meta.events
+            events.register("before-send", self._before)
+            events.register("response-received", self._after)
+
+    def _before(self, request: Any, **_: Any) -> None:
+        body = request.body
+        text = body.decode() if isinstance(body, bytes) else str(body or "")
+        action = text.partition("Action=")[2].partition("&")[0] or "other"
+        self.tell("call", action, "before")
+
+    def _after(self, **_: Any) -> None:
+        self.tell("call", "", "after")
+
+
+def make_context(cloud: CloudProcess, home: Path, events: Events | None = None) -> Context:
+    """The tool's context on a harness's cloud, its time and its park."""
+    os.environ["SPR_CLUSTER_HOME"] = str(home)
+    there = make_cloud(cloud.url)
+    clients = connect(there)
+    hook: Callable[[str, str], None] = lambda _name, _moment: None  # noqa: E731
+    if events:
+        events.watch(clients)
+        hook = lambda name, moment: events.tell("step", name, moment)  # noqa: E731
+    return Context(
+        cloud=there,
+        clients=clients,
+        files=ClusterFiles.of(NAME),
+        clock=cloud.time,
+        now=cloud.time.now,
+        make_host=Park(cloud.park, hook).make_host,
+    )
+
+
+def run_up(ctx: Context, given: Mapping[str, Any]) -> None:
+    """What `spr-cluster up` does, less the talking."""
+    with ctx.files.lock():
+        situation = prepare(ctx, NAME, given, CALLER)
+        plan = plan_up(situation)
+        offers = cache(lambda: find_offers(ctx, situation))
+        if plan.buys:
+            offers()
+        bring_up(ctx, situation, plan, offers)
+
+
+def run_down(ctx: Context, _: Mapping[str, Any]) -> None:
+    """What `spr-cluster down` does, less the talking."""
+    with ctx.files.lock():
+        down(ctx, NAME)
+
+
+def run_keep_image(ctx: Context, _: Mapping[str, Any]) -> None:
+    """What `spr-cluster down --keep-image` does, less the talking."""
+    with ctx.files.lock():
+        down(ctx, NAME, keep_image=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a process ended: ``code`` is an exit code, or a signal's number below 0."""
+
+    code: int
+    error: str
+    events: tuple[str, ...]
+
+    @property
+    def was_killed(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+
+def run_in_process(
+    cloud: CloudProcess,
+    home: Path,
+    work: Callable[[Context, Mapping[str, Any]], None],
+    given: Mapping[str, Any] | None = None,
+    kill: Kill | None = None,
+) -> Run:
+    """Run in a process of its own, killed where it is said; the caller must have no threads."""
+    log, error = cloud.root / "events", cloud.root / "error"
+    log.write_text("")
+    error.write_text("")
+    child = os.fork()
+    if child == 0:
+        os._exit(_work(cloud, home, work, given or {}, Events(kill, log), error))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return Run(code, error.read_text(), tuple(log.read_text().splitlines()))
+
+
+def _work(
+    cloud: CloudProcess,
+    home: Path,
+    work: Callable[[Context, Mapping[str, Any]], None],
+    given: Mapping[str, Any],
+    events: Events,
+    error: Path,
+) -> int:
+    import time
+
+    from botocore.retries.bucket import TokenBucket
+
+    # The SDK's pauses pass in the harness's time, too. Its limit on the rate of calls would wait for
+    # real minutes where calls are throttled by lot, however slowly they come.
+    setattr(time, "sleep", cloud.time.sleep)  # noqa: B010
+    setattr(TokenBucket, "acquire", lambda *_: True)  # noqa: B010
+    try:
+        work(make_context(cloud, home, events), given)
+    except SprError as failure:
+        error.write_text(str(failure))
+        return FAILED
+    except BaseException as failure:
+        if isinstance(failure, Exception) and (told := translate_boto_error(failure)):
+            error.write_text(str(told))
+            return FAILED
+        error.write_text(traceback.format_exc())
+        sys.stdout.flush()
+        return BROKEN
+    return DONE
+
+
+def describe(cloud: CloudProcess) -> Inventory:
+    """Everything that exists of the cluster, or of anything that we tag, without faults."""
+    return describe_inventory(cloud.connect().ec2, NAME)
+
+
+def fingerprint(found: Inventory) -> dict[str, Any]:
+    """What must be the same however often a cluster's making was interrupted."""
+    group = found.group
+    return {
+        "counts": {kind: len(ids) for kind, ids in found.ids().items()},
+        "states": sorted(instance.state for instance in found.instances),
+        "roles": sorted(instance.role for instance in found.instances),
+        "open": group.is_open_as(CALLER) if group else None,
+        "images": sorted(image.state for image in found.images),
+    }
+
+
+def defects(cloud: CloudProcess) -> str:
+    """What the park has found wrong, such as a machine with another one's private keys."""
+    path = cloud.park / "defect"
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,70 @@
+"""A part of the long sweeps in every test run, all of them in `make test-full`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+
+
+def run_benchmark(name: str, *options: str) -> dict[str, Any]:
+    """A benchmark's last line; it fails with what the benchmark has told."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *options],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("scenario", "every"), [("cold", 11), ("warm", 13), ("grow", 13)])
+def test_up_and_down_recover_from_a_kill(scenario: str, every: int) -> None:
+    told = run_benchmark("kill_sweep", f"--scenario={scenario}", f"--every={every}")
+
+    assert told["recovered_percent"] == 100
+    assert told["kills"] > 8
+    assert told["points"][scenario]["calls"] > 20
+
+
+@pytest.mark.timeout(600)
+def test_no_weather_leaves_anything_behind() -> None:
+    told = run_benchmark("storm", "--runs=16")
+
+    assert told["verified"] + told["clear_failures"] == 16
+    assert told["verified"] > 8
+    assert told["missed"] == []
+
+
+@pytest.mark.timeout(600)
+def test_the_number_of_calls_does_not_grow_with_the_nodes() -> None:
+    told = run_benchmark("ec2_calls", "--sizes", "2", "40")
+
+    assert told["calls"]["40"] == told["calls"]["2"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+def test_every_point_of_the_sweep() -> None:
+    assert run_benchmark("kill_sweep")["recovered_percent"] == 100
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+def test_the_whole_storm() -> None:
+    assert run_benchmark("storm")["runs"] == 200
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_calls_of_large_clusters() -> None:
+    assert run_benchmark("ec2_calls")["missed"] == []

@@ -192,8 +192,9 @@ def test_ctrl_c_during_up_names_what_exists_and_down_removes_it(cli: CommandLine
     rest, _ = up.communicate(timeout=60)
 
     assert up.returncode == 130, rest
+    assert "spr-cluster up --name other --cloud local" in rest
     assert "spr-cluster down --name other --cloud local" in rest
-    assert re.search(r"It exists now: 1 instances \(i-", rest)
+    assert re.search(r"It exists now: 1 instance \(i-", rest)
     cli.run("down", "--name", "other")
     assert cli.json("status", "--name", "other", "--cloud", "local")["resources"] == {}
 

@@ -1,6 +1,6 @@
 """Kill `up` at every AWS call and every SSH step, before and after its effect; then `up`, or `down`.
 
-`python -m benchmarks.kill_sweep [--every N] [--scenario cold|warm|grow] [--jobs N]`
+`python -m benchmarks.kill_sweep [--every N] [--scenario cold|warm|grow|move|replace] [--jobs N]`
 
 For each point a new cluster is begun, its process gets SIGKILL there, and then (a) `up` again must
 reach the same cluster as an uninterrupted run, no resource twice, and (b) in another run `down` must
@@ -40,6 +40,14 @@ SCENARIOS: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {
     "cold": (),
     "warm": ((run_up, {"nodes": 2}), (run_keep_image, {})),
     "grow": ((run_up, {"nodes": 2}),),
+    "move": (),
+    "replace": (),
+}
+# What goes wrong besides.
+MORE_FAULTS = {
+    # Room for the head where it is tried first, not for its workers.
+    "move": '[[capacity]]\nzone = "us-east-1a"\nfree = 1\n',
+    "replace": '[[machine]]\nn = 1\nfate = "dies"\n[[machine]]\nn = 3\nfate = "no-ssh"\n',
 }
 WISH = {"nodes": 3}
 MOMENTS = ("before", "after")
@@ -48,7 +56,7 @@ RECOVERIES = {"up": run_up, "down": run_down}
 
 def begin(cloud: CloudProcess, home: Path, scenario: str) -> None:
     """A new cloud and what the scenario has in it."""
-    cloud.new(FAULTS)
+    cloud.new(FAULTS + MORE_FAULTS.get(scenario, ""))
     subprocess.run(["rm", "-rf", str(home)], check=True)
     for work, given in SCENARIOS[scenario]:
         run = run_in_process(cloud, home, work, given)

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 from cluster.files import ClusterFiles
 from cluster.nodes import HostOpener, Node
+from infra import access
 from infra.clients import Clients
 from infra.cloud import Cloud
 from infra.errors import UsageError
@@ -55,14 +56,15 @@ class Context:
 
 def ssh_host(node: Node, files: ClusterFiles) -> Host:
     """A node over SSH at its public address; raises :class:`UsageError` without the cluster's key."""
-    if not files.key.exists():
+    if not access.read_public(files.key):
         raise missing_key(files)
     return SshHost(node.name, node.public_ip, files.login, alias=node.instance.id)
 
 
 def missing_key(files: ClusterFiles) -> UsageError:
     """What to say where only another machine can enter the cluster."""
+    what = "on this machine is not the right one, or damaged"
     return UsageError(
-        f"the cluster's key is not on this machine ({files.key})",
+        f"the cluster's key {what if files.key.exists() else 'is not on this machine'} ({files.key})",
         hint="use the machine that made the cluster; `spr-cluster down` works from any",
     )

@@ -21,7 +21,8 @@ _CLOUD_LINE = "# spr-cluster lives in:"
 
 def home() -> Path:
     """``$SPR_CLUSTER_HOME``, else ``~/.spr-cluster``."""
-    return Path(os.environ.get("SPR_CLUSTER_HOME") or Path.home() / ".spr-cluster").expanduser()
+    place = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
+    return Path(os.path.expanduser(place))  # noqa: PTH111 - pathlib's fails for a ~name of nobody
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def remembered_cloud(cluster: str) -> tuple[str, str] | None:
     try:
         with ClusterFiles.of(cluster).ssh_config.open() as file:
             first = file.readline()
-        cloud, region = first.removeprefix(_CLOUD_LINE).split()
-    except (OSError, ValueError):
+        cloud, region = first.split(_CLOUD_LINE)[1].split()
+    except (OSError, ValueError, IndexError):
         return None
     return cloud, region

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from cluster.context import Context, missing_key
 from cluster.files import remembered_cloud
 from cluster.machines import PlanAgainError
@@ -14,6 +16,7 @@ from cluster.nodes import Cluster, find_cluster
 from cluster.up import Up
 from infra import access, instances, network, tags
 from infra.buying import Offer, list_offers
+from infra.clients import DENIED, error_code
 from infra.errors import DeadlineError, SprError, UsageError
 from infra.instances import HEAD, describe_impaired
 from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
@@ -25,14 +28,14 @@ from infra.plan import (
     plan_down,
     plan_up,
 )
-from infra.record import Record, merge_wishes, new_record, record_tags
+from infra.record import Record, merge_wishes, new_record
 from infra.removal import remove
 from infra.spec import LONGEST_TTL, ClusterSpec
 from infra.wait import CONSISTENCY_DEADLINE_S, TERMINATE_DEADLINE_S
 from provision.host import on_all
 from provision.install import stack_digest
 from provision.lifetime import extend_life
-from provision.stacks import Stack, load_stack
+from provision.stacks import Stack, load_stack, stack_names
 
 # A machine that does not work is replaced; when that happens again and again, something else is wrong.
 _MOST_REPLACEMENTS = 2
@@ -56,17 +59,21 @@ def observe(ctx: Context, cluster: str) -> Inventory:
     return describe_inventory(ctx.clients.ec2, cluster, PLANNED_KINDS)
 
 
-def prepare(ctx: Context, cluster: str, given: Mapping[str, Any], ssh_cidr: str) -> Situation:
+def prepare(
+    ctx: Context, cluster: str, given: Mapping[str, Any], ssh_cidr: str | None
+) -> Situation:
     """The wish and what is there, side by side; nothing is changed.
 
+    Without ``ssh_cidr`` the addresses that may use SSH stay, as far as this machine is among them.
     Raises :class:`UsageError` for a wish that an existing cluster can't follow, or where this
     machine is not the one that can enter it.
     """
     found = observe(ctx, cluster)
     record = found.record
     _check_other_clouds(ctx, cluster)
-    defaults = {"stack": ctx.cloud.default_stack, "amx_required": ctx.cloud.has_amx}
-    spec = merge_wishes(cluster, _ssh_cidr(found, ssh_cidr), given, record, defaults)
+    stack = _kept_stack(found) or ctx.cloud.default_stack
+    defaults = {"stack": stack, "amx_required": ctx.cloud.has_amx}
+    spec = merge_wishes(cluster, ssh_cidr or _find_cidr(ctx, found), given, record, defaults)
     check_head_is_not_stopped(found)
     _check_existing(ctx, spec, found, record)
     unhealthy = {}
@@ -75,12 +82,19 @@ def prepare(ctx: Context, cluster: str, given: Mapping[str, Any], ssh_cidr: str)
         unhealthy = dict.fromkeys(impaired, "EC2's status checks call it impaired")
     return Situation(
         spec=spec,
-        record=new_record(spec, ctx.now(), record),
+        record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
         found=found,
         recipe=stack_digest(load_stack(spec.stack)),
         public_key=access.read_public(ctx.files.key),
         unhealthy=unhealthy,
     )
+
+
+def _kept_stack(found: Inventory) -> str | None:
+    """The stack of an image that was kept: an `up` without a word about it means that one."""
+    installed = {image.tags.get(tags.INSTALLED) for image in found.images}
+    names = stack_names() if installed else ()
+    return next((name for name in names if stack_digest(load_stack(name)) in installed), None)
 
 
 def find_offers(ctx: Context, situation: Situation) -> tuple[Offer, ...]:
@@ -96,9 +110,10 @@ def find_offers(ctx: Context, situation: Situation) -> tuple[Offer, ...]:
     return list_offers(spec, support, networks)
 
 
-def _ssh_cidr(found: Inventory, wished: str) -> str:
-    """A wider range than the caller's own address stays as it is, if it has the caller in it."""
-    return found.group.cidr_for(wished) if found.group else wished
+def _find_cidr(ctx: Context, found: Inventory) -> str:
+    """The caller's own address, or the wider range that has it in it already."""
+    caller = ctx.cloud.caller_cidr()
+    return found.group.cidr_for(caller) if found.group else caller
 
 
 def _check_other_clouds(ctx: Context, cluster: str) -> None:
@@ -114,10 +129,15 @@ def _check_other_clouds(ctx: Context, cluster: str) -> None:
 def _check_existing(
     ctx: Context, spec: ClusterSpec, found: Inventory, record: Record | None
 ) -> None:
+    key = access.read_public(ctx.files.key)
+    living = record is not None and not record.is_over(ctx.now())
+    foreign_key = any(pair.public not in ("", key) for pair in found.key_pairs)
+    # Without machines it may be somebody else's, who waits for the first one just now.
+    if foreign_key and (found.alive or living):
+        raise missing_key(ctx.files)
     if not found.alive:
         return
-    key = access.read_public(ctx.files.key)
-    if not key or any(pair.public not in ("", key) for pair in found.key_pairs):
+    if not key:
         raise missing_key(ctx.files)
     types = {instance.instance_type for instance in found.alive}
     if foreign := types - set(spec.instance_types):
@@ -127,10 +147,15 @@ def _check_existing(
             hint=f"leave --instance-type out, or begin anew: spr-cluster down {ctx.flags}",
         )
     if record and record.is_over(ctx.now()):
-        raise SprError(
-            f"the time to live of cluster {spec.name!r} is over; its machines are ending themselves",
-            hint=f"run the same in two minutes, or remove the rest: spr-cluster down {ctx.flags}",
-        )
+        raise _time_is_over(ctx, spec.name)
+
+
+def _time_is_over(ctx: Context, cluster: str) -> SprError:
+    return SprError(
+        f"the time to live of cluster {cluster!r} is over; its machines are ending themselves",
+        hint="`spr-cluster up` makes a new one in two minutes; "
+        f"to remove the rest: spr-cluster down {ctx.flags}",
+    )
 
 
 def bring_up(
@@ -145,14 +170,13 @@ def bring_up(
     Raises :class:`SprError` naming the machines that do not work even after their replacement.
     """
     stack: Stack = load_stack(situation.spec.stack)
-    replacements = 0
-    reason = ""
+    replacements, reason, had_group = 0, "", situation.found.group is not None
     for number in range(_MOST_ROUNDS):
         try:
             return Up(ctx, situation, stack, plan, offers).apply()
         except PlanAgainError as again:
             reason = str(again)
-            replacements += bool(again.unhealthy)
+            replacements += bool(again.unhealthy) and not again.is_move
             if replacements > _MOST_REPLACEMENTS:
                 break
             unhealthy = {**situation.unhealthy, **again.unhealthy}
@@ -160,6 +184,8 @@ def bring_up(
                 # EC2 needs some seconds to show everywhere what was made or deleted just now.
                 ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
         found = observe(ctx, situation.spec.name)
+        had_group = _check_still_there(ctx, found, had_group)
+        check_head_is_not_stopped(found, unhealthy)
         situation = replace(
             situation,
             found=found,
@@ -170,27 +196,52 @@ def bring_up(
         on_new_plan(plan, reason)
     raise SprError(
         f"the cluster did not come up: {reason}",
-        hint="another --instance-type or --region; `spr-cluster ssh` into a node may show more",
+        hint="another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+        if replacements
+        else "something that is not the cluster's is in its way: remove it, or choose another --name",
     )
 
 
+def _check_still_there(ctx: Context, found: Inventory, had_group: bool) -> bool:
+    """Whether the cluster's group is known; raises :class:`SprError` where a `down` has taken it."""
+    if found.group is None and had_group:
+        ctx.clock.sleep(SETTLE_S)
+        if observe(ctx, ctx.files.folder.name).group is None:
+            raise SprError(
+                "the cluster was removed meanwhile: its security group is gone",
+                hint=f"to make it anew: spr-cluster up {ctx.flags}",
+            )
+    return had_group or found.group is not None
+
+
 def extend(ctx: Context, cluster: str, more: timedelta) -> Record:
-    """Let a cluster live longer: on its nodes, then in its tags. It can run again when interrupted."""
+    """Let a cluster live longer: in its tags, then on its nodes."""
     nodes = find_cluster(ctx.clients.ec2, cluster).nodes
     found = describe_inventory(ctx.clients.ec2, cluster, ("security_groups",))
     if found.group is None or found.record is None:
         raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")
+    if found.record.is_over(ctx.now()):
+        raise _time_is_over(ctx, cluster)
     record = replace(found.record, expires=found.record.expires + more)
     if record.expires - ctx.now() > LONGEST_TTL:
-        raise UsageError("a cluster lives at most 30 days from now on")
+        raise UsageError(
+            f"cluster {cluster!r} would live until {tags.render_time(record.expires)}: "
+            "at most 30 days from now on are possible",
+            hint=f"it lives until {tags.render_time(found.record.expires)} now",
+        )
     open_host = ctx.host_opener()
     hosts = [open_host(node) for node in nodes]
-    with ctx.progress.phase(f"Extend {len(nodes)} nodes to {tags.render_time(record.expires)}"):
-        on_all("extending", hosts, lambda host: extend_life(host, record.expires))
-        spec = merge_wishes(cluster, "0.0.0.0/32", {}, record)
-        label = {tags.EXPIRES: record_tags(spec, record)[tags.EXPIRES]}
+    hint = (
+        "the tags have the new end, some nodes still the old one: "
+        f"`spr-cluster extend 1m {ctx.flags}` tells all of them again; "
+        f"`spr-cluster repair {ctx.flags}` replaces nodes that are lost"
+    )
+    with ctx.progress.phase(f"Extend to {tags.render_time(record.expires)}"):
+        # The tags first: where they promised less than the nodes do, `gc` would end a living cluster.
         ids = [found.group.id, *(node.instance.id for node in nodes)]
+        label = {tags.EXPIRES: tags.render_time(record.expires)}
         instances.label_instances(ctx.clients.ec2, ids, label)
+        on_all("extending", hosts, lambda host: extend_life(host, record.expires), hint=hint)
     return record
 
 
@@ -201,6 +252,7 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
     Raises :class:`SprError` naming whatever EC2 still shows in the end.
     """
     removed: dict[str, set[str]] = {}
+    denied: set[str] = set()
     # Without a trace of it anywhere, one look is proof enough.
     clean, wanted = 0, 2 if ctx.files.folder.exists() else 1
     start, rounds, reason = ctx.clock.monotonic(), 0, ""
@@ -220,7 +272,7 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
         clean, wanted, rounds = 0, 2, rounds + 1
         for kind, ids in rest.ids().items():
             removed.setdefault(kind, set()).update(ids)
-        reason = _remove_all(ctx, plan_down(rest))
+        reason = _remove_all(ctx, plan_down(rest), denied)
     kept = found if keep_image else Inventory()
     if kept.images:
         ids = [image.id for image in kept.images]
@@ -242,8 +294,11 @@ def _look(ctx: Context, name: str, *, again: bool) -> Inventory:
     return found
 
 
-def _remove_all(ctx: Context, plan: Plan) -> str:
-    """One round of removals; returns why one of them has to wait for what shows up next."""
+def _remove_all(ctx: Context, plan: Plan, denied: set[str]) -> str:
+    """One round of removals; returns why one of them has to wait for what shows up next.
+
+    ``denied`` are the ids that were denied in an earlier round; a second time that is an error.
+    """
     reason = ""
     for action in plan.actions:
         limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else _HELD_S
@@ -255,7 +310,11 @@ def _remove_all(ctx: Context, plan: Plan) -> str:
             try:
                 remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
             except DeadlineError as error:
-                if action.kind is ActionKind.TERMINATE:
-                    raise
+                # The rest goes on: a machine that is stuck must not keep image and snapshots.
                 reason = error.message
+            except ClientError as error:
+                if error_code(error) not in DENIED or set(action.ids) <= denied:
+                    raise
+                # A policy that asks for our tag may deny what is gone, tags and all: look again.
+                denied.update(action.ids)
     return reason

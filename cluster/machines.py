@@ -23,11 +23,17 @@ from provision.user_data import render_user_data
 
 
 class PlanAgainError(Exception):
-    """What is there is no longer what the plan was made for; ``unhealthy`` are reasons by id."""
+    """What is there is no longer what the plan was made for.
 
-    def __init__(self, reason: str, unhealthy: Mapping[str, str] | None = None) -> None:
+    ``unhealthy`` are reasons by instance id; with ``is_move`` a machine is only in the wrong place.
+    """
+
+    def __init__(
+        self, reason: str, unhealthy: Mapping[str, str] | None = None, *, is_move: bool = False
+    ) -> None:
         super().__init__(reason)
         self.unhealthy = dict(unhealthy or {})
+        self.is_move = is_move
 
 
 class Machines:
@@ -70,33 +76,20 @@ class Machines:
         self.reach()
 
     def add_workers(self, image: Image, group: SecurityGroup) -> None:
-        """Buy the missing workers beside the others; a head that stands alone may move instead."""
-        place = self.cluster.head.instance.place
-        here = [offer for offer in self.offers() if offer.place == place]
+        """Buy the missing workers beside the others; a head that is new and alone may move instead."""
+        head = self.cluster.head.instance
+        here = [offer for offer in self.offers() if offer.place == head.place]
         try:
             self.add(WORKER, self.spec.nodes - len(self.all), image, group, here)
         except NoCapacityError as error:
-            elsewhere = [offer for offer in self.offers() if offer.place != place]
-            if len(self.all) > 1 or not elsewhere:
+            elsewhere = [offer for offer in self.offers() if offer.place != head.place]
+            # A head that was ready once may hold results.
+            if len(self.all) > 1 or head.tags.get(tags.MESH) or not elsewhere:
                 raise
-            self._move(error, image, group, elsewhere)
-
-    def _move(
-        self,
-        error: NoCapacityError,
-        image: Image,
-        group: SecurityGroup,
-        elsewhere: Sequence[Offer],
-    ) -> None:
-        """Buy the whole cluster where there is room for it; the next plan gives up the old head."""
-        zone = self.cluster.head.instance.zone
-        self.ctx.progress.note(f"no room for the workers in {zone}: moving the whole cluster")
-        try:
-            self._buy(WORKER, self.spec.nodes, image, group, elsewhere)
-        except NoCapacityError as second:
-            refusals = (*error.refusals, *second.refusals)
-            raise NoCapacityError(self.spec.nodes, refusals) from None
-        raise PlanAgainError("the cluster moves to where there is room for it")
+            # The next plan buys all nodes at once, from the image, wherever there is room. The head
+            # has to go first: its placement group belongs to its zone.
+            why = f"no room for the workers in {head.zone}: {error.code}"
+            raise PlanAgainError(why, {head.id: why}, is_move=True) from None
 
     def _buy(
         self,
@@ -117,7 +110,6 @@ class Machines:
             tags.EXPIRES: tags.render_time(self.record.expires),
             tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
         }
-        known = {instance.id for instance in (*self.situation.found.instances, *self.all)}
         purchase = Purchase(
             spec=self.spec,
             role=role,
@@ -126,7 +118,7 @@ class Machines:
             group_id=group.id,
             user_data=render_user_data(self.record.expires, self.spec.idle_timeout),
             labels={key: value for key, value in labels.items() if value},
-            known=frozenset(known),
+            known=frozenset(instance.id for instance in self.all),
         )
         offer, bought = buy(
             self.ctx.clients.buyer,

@@ -84,7 +84,11 @@ class Cluster:
         for node in self.nodes:
             if wish in (node.name, str(node.rank)):
                 return node
-        raise UsageError(f"no {wish!r} in cluster {self.name}: node0 to node{len(self.nodes) - 1}")
+        last = len(self.nodes) - 1
+        raise UsageError(
+            f"no {wish!r} in cluster {self.name!r}: it has node0"
+            + (f" to node{last}" if last else "")
+        )
 
 
 def rank_nodes(instances: Iterable[Instance]) -> tuple[Node, ...]:

@@ -57,7 +57,9 @@ class Overview:
         return sum(i.accrued_usd(now) for i in self.found.alive) if self.billed else 0.0
 
     def state(self, now: datetime) -> str:
-        """``running``, ``starting``, ``incomplete``, ``no machines``, ``over`` or ``kept image``."""
+        """``running``, ``starting``, ``incomplete``, ``no machines``, ``over``, ``kept image``, ``none``."""
+        if not self.found:
+            return "none"
         alive = self.found.alive
         if not alive:
             return "kept image" if self._is_kept() else self._without_machines(now)

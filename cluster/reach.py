@@ -79,7 +79,7 @@ def reach_nodes(
 ) -> tuple[dict[str, HostFacts], dict[str, str]]:
     """Facts of the nodes that answer, and why each of the others does not, by instance id.
 
-    Raises :class:`HostKeyError` at once for a machine that is not the one that it was.
+    Raises :class:`HostKeyError` for a machine that is not the one that it was.
     """
     stragglers = _Stragglers(ctx)
 

@@ -13,15 +13,17 @@ from cluster.nodes import Cluster
 from infra import access, images, instances, network, tags
 from infra.buying import Offer
 from infra.clients import error_code
-from infra.errors import HostError, HostKeyError
+from infra.errors import DeadlineError, HostError, HostKeyError
 from infra.instances import HEAD, WORKER
-from infra.plan import ActionKind, Plan, Situation, mesh_digest
+from infra.plan import Action, ActionKind, Plan, Situation, mesh_digest
 from infra.record import record_tags
 from infra.removal import remove
 from infra.wait import TERMINATE_DEADLINE_S
 from provision.bake import begin_image
 from provision.install import install_stack
 from provision.stacks import Stack
+
+_ASK_AGAIN_S = 10.0
 
 
 class Up:
@@ -70,8 +72,25 @@ class Up:
                 if action.kind in steps:
                     self._take(steps[action.kind])
                 else:
-                    remove(self.ctx.clients.ec2, action, self.ctx.clock, on_wait=self._tell_ending)
+                    self._remove(action)
+        self._check_nobody_else_bought()
         return self.machines.cluster
+
+    def _remove(self, action: Action) -> None:
+        try:
+            remove(self.ctx.clients.ec2, action, self.ctx.clock, on_wait=self._tell_ending)
+        except DeadlineError as error:
+            # A machine that takes hours to end is on its way out; `down` will prove it.
+            if action.kind is not ActionKind.TERMINATE:
+                raise
+            self.ctx.progress.note(f"{error.message}; going on")
+
+    def _check_nobody_else_bought(self) -> None:
+        """Have machines removed that an interrupted command bought and EC2 shows only now."""
+        by_tag = tags.cluster_filter(self.spec.name)
+        shown = instances.describe_instances(self.ctx.clients.ec2, by_tag, ("pending", "running"))
+        if strays := {i.id for i in shown} - {i.id for i in self.machines.all}:
+            raise PlanAgainError(f"EC2 shows more machines now: {', '.join(sorted(strays))}")
 
     def _take(self, step: Callable[[], None]) -> None:
         try:
@@ -159,8 +178,10 @@ class Up:
             clock=self.ctx.clock,
         )
         self._wait_for(image_id)
-        # An image can take an hour; a connection that lay idle so long may be dead unnoticed.
+        # An image can take an hour; a connection that lay idle so long may be dead unnoticed. The new
+        # one says to the head's idle guard that somebody is there while the workers start.
         self.machines.head_host.close()
+        self.machines.head_host.run("true")
 
     def _wait_for_image(self) -> None:
         self._wait_for(self.image.id)
@@ -180,7 +201,7 @@ class Up:
         digest = mesh_digest([node.instance for node in cluster.nodes])
         self.machines.label_head({tags.MESH: digest})
 
-    def _verify(self) -> None:
+    def _ask_nodes(self) -> tuple[Sequence[verify.NodeAnswer], dict[str, str]]:
         cluster = self.machines.cluster
         try:
             answers = verify.ask_nodes(self.machines.head_host)
@@ -189,7 +210,16 @@ class Up:
         except HostError as error:
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
-        faults = verify.find_faults(cluster, answers, amx_required=self.spec.amx_required)
+        amx_required = self.spec.amx_required
+        return answers, verify.find_faults(cluster, answers, amx_required=amx_required)
+
+    def _verify(self) -> None:
+        cluster = self.machines.cluster
+        answers, faults = self._ask_nodes()
+        if faults:
+            # A node under load may miss a first question; a machine is not given up for that.
+            self.ctx.clock.sleep(_ASK_AGAIN_S)
+            answers, faults = self._ask_nodes()
         if cluster.head.name in faults:
             raise HostError(cluster.head.name, faults[cluster.head.name])
         self.machines.give_up({cluster.node(n).instance.id: why for n, why in faults.items()})

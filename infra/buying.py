@@ -37,6 +37,8 @@ _NO_ROOM = {
     "InsufficientCapacity",
     "InsufficientFreeAddressesInSubnet",
     "Unsupported",
+    # The group has machines in another zone, which still are on their way out.
+    "InvalidPlacementGroup.InUse",
 }
 # Another zone has the same quota and nearly the same price: only another type or market may help.
 _NO_QUOTA = {
@@ -56,8 +58,9 @@ _NO_ROOM_HINT = (
     "another type or several (--instance-type r7iz.metal-16xl,m7i.metal-24xl), "
     "another --region, or later"
 )
-# A machine that the same token bought before, and that is gone meanwhile, is not what is wanted.
-_ATTEMPTS_PER_OFFER = 3
+# What the same token bought before may be gone meanwhile; EC2 remembers a token for a day or more.
+_SPENT = {"IdempotentInstanceTerminated", "IdempotentParameterMismatch"}
+_TOKENS_PER_OFFER = 50
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,20 @@ class NoCapacityError(CloudError):
     """Every offer was refused; the message lists what was tried and why it failed."""
 
     def __init__(self, count: int, refusals: Sequence[Refusal]) -> None:
-        lines = "".join(f"\n  {r.offer}: {r.code}: {r.message}" for r in refusals)
+        lines = "".join(f"\n  {r.offer}: {r.code}: {_first_sentence(r.message)}" for r in refusals)
         hints = [_HINTS[r.code] for r in refusals if r.code in _HINTS]
+        what = f"{count} machines, together in one zone" if count > 1 else "machine"
         super().__init__(
-            f"EC2 gives no {count} machines, together in one zone; tried:{lines}",
+            f"EC2 gives no {what}; tried:{lines}",
             code=refusals[0].code if refusals else "",
             hint=hints[0] if hints else _NO_ROOM_HINT,
         )
         self.refusals = tuple(refusals)
+
+
+def _first_sentence(text: str) -> str:
+    """EC2's reason; what it advises besides is about zones that are tried anyway."""
+    return text.partition(". ")[0].rstrip(".")
 
 
 def list_offers(
@@ -177,10 +186,15 @@ def buy(
 def _run_instances(
     buyer: EC2Client, purchase: Purchase, offer: Offer, clock: Clock | None
 ) -> tuple[Instance, ...]:
-    for attempt in range(_ATTEMPTS_PER_OFFER):
-        request = render_request(purchase, offer)
-        request["ClientToken"] = client_token(request, purchase.known, attempt)
-        answer = _send(buyer, request, clock)
+    request = render_request(purchase, offer)
+    for number in range(_TOKENS_PER_OFFER):
+        token = client_token(request, purchase.known, number)
+        try:
+            answer = _send(buyer, {**request, "ClientToken": token}, clock)
+        except ClientError as error:
+            if error_code(error) not in _SPENT:
+                raise
+            continue
         bought = tuple(Instance.from_aws(i) for i in answer["Instances"])
         if all(instance.state in ("pending", "running") for instance in bought):
             return bought
@@ -213,9 +227,12 @@ def _send(buyer: EC2Client, request: dict[str, Any], clock: Clock | None) -> Any
         raise failure[-1] from None
 
 
-def client_token(request: Mapping[str, Any], known: Iterable[str], attempt: int) -> str:
-    """EC2 launches once per token: https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html"""
-    text = json.dumps([request, sorted(known), attempt], sort_keys=True)
+def client_token(request: Mapping[str, Any], known: Iterable[str], number: int) -> str:
+    """The n-th token of a request; EC2 launches once per token.
+
+    https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
+    """
+    text = json.dumps([request, sorted(known), number], sort_keys=True)
     return f"spr-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
 
@@ -226,24 +243,6 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         spec.name, purchase.role, **{tags.ROLE: purchase.role}, **purchase.labels
     )
     kinds = (*_RESOURCES, "spot-instances-request") if offer.market == SPOT else _RESOURCES
-    interface: dict[str, Any] = {
-        "DeviceIndex": 0,
-        "SubnetId": offer.network.subnet_id,
-        "Groups": [purchase.group_id],
-        "AssociatePublicIpAddress": True,
-        "DeleteOnTermination": True,
-    }
-    if offer.ena_express:
-        # A single TCP flow of up to 25 Gbit/s where both ends have it:
-        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ena-express.html
-        udp = {"EnaSrdUdpEnabled": True}
-        interface["EnaSrdSpecification"] = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": udp}
-    disk = {
-        "VolumeSize": spec.volume_gib,
-        "VolumeType": "gp3",
-        "Encrypted": True,
-        "DeleteOnTermination": True,
-    }
     request = {
         "ImageId": purchase.image.id,
         "InstanceType": offer.machine.name,
@@ -251,8 +250,10 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         "MaxCount": purchase.count,
         "KeyName": access.key_name(spec.name),
         "UserData": purchase.user_data,
-        "NetworkInterfaces": [interface],
-        "BlockDeviceMappings": [{"DeviceName": purchase.image.root_device, "Ebs": disk}],
+        "NetworkInterfaces": [_interface(purchase, offer)],
+        "BlockDeviceMappings": [
+            {"DeviceName": purchase.image.root_device, "Ebs": _disk(purchase)},
+        ],
         "MetadataOptions": {
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
@@ -267,6 +268,32 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
     if offer.market == SPOT:
         request["InstanceMarketOptions"] = _spot_options(spec)
     return request
+
+
+def _interface(purchase: Purchase, offer: Offer) -> dict[str, Any]:
+    interface: dict[str, Any] = {
+        "DeviceIndex": 0,
+        "SubnetId": offer.network.subnet_id,
+        "Groups": [purchase.group_id],
+        "AssociatePublicIpAddress": True,
+        "DeleteOnTermination": True,
+    }
+    if offer.ena_express:
+        # A single TCP flow of up to 25 Gbit/s where both ends have it:
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ena-express.html
+        udp = {"EnaSrdUdpEnabled": True}
+        interface["EnaSrdSpecification"] = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": udp}
+    return interface
+
+
+def _disk(purchase: Purchase) -> dict[str, Any]:
+    return {
+        # EC2 refuses a disk that is smaller than the image's.
+        "VolumeSize": max(purchase.spec.volume_gib, purchase.image.volume_gib),
+        "VolumeType": "gp3",
+        "Encrypted": True,
+        "DeleteOnTermination": True,
+    }
 
 
 def _spot_options(spec: ClusterSpec) -> dict[str, Any]:

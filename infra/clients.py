@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
+from botocore.parsers import ResponseParserError
 
 from infra.errors import CloudError, DeadlineError, SprError, UsageError
 from infra.wait import wait_until
@@ -31,6 +32,7 @@ _LOST = (
     boto.ConnectTimeoutError,
     boto.ReadTimeoutError,
     boto.ConnectionClosedError,
+    ResponseParserError,
 )
 _BUSY = {
     "RequestLimitExceeded",
@@ -109,7 +111,10 @@ def when_visible(call: Callable[..., T], **parameters: Any) -> T:
 def is_passing(error: Exception) -> bool:
     """AWS can't be reached or is busy: the same request may well pass in a while."""
     if isinstance(error, boto.ClientError):
-        return error_code(error) in _BUSY
+        code = error_code(error)
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        # EC2 answers a lack of machines with a server error, too.
+        return code in _BUSY or (status >= 500 and not code.startswith("Insufficient"))
     return isinstance(error, _LOST)
 
 
@@ -135,7 +140,7 @@ def error_code(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-_DENIED = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
+DENIED = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
 _EXPIRED = {
     "ExpiredToken",
     "RequestExpired",
@@ -150,14 +155,19 @@ _UNUSABLE_CREDENTIALS = (
     boto.TokenRetrievalError,
     boto.SSOError,
 )
+_BUSY_HINT = (
+    "EC2 is busy, or limits the account's calls: run the same command again in some minutes"
+)
+_CODES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
+_SUPPORT = "only AWS's support can change that: https://console.aws.amazon.com/support"
 _HINTS = {
-    "VcpuLimitExceeded": "the quota counts vCPUs (on-demand standard: L-1216C47A); ask for more in "
-    "the console's Service Quotas, or use fewer --nodes",
+    "OptInRequired": "enable the region for the account in the console (Account, AWS Regions), or "
+    "finish the account's registration",
+    "Blocked": _SUPPORT,
+    "PendingVerification": f"it takes some minutes, at most four hours; after that {_SUPPORT}",
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot needs a role that every account makes "
     "once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
-    "InsufficientInstanceCapacity": "this zone has no such machine free now: a subnet in another "
-    "zone (--subnet-id), another --instance-type, or later",
 }
 
 
@@ -169,6 +179,11 @@ def translate_boto_error(error: Exception) -> SprError | None:
         return UsageError("no AWS credentials found", hint=_CREDENTIALS_HINT)
     if isinstance(error, _UNUSABLE_CREDENTIALS):
         return UsageError(f"AWS credentials can't be used: {error}", hint=_CREDENTIALS_HINT)
+    if isinstance(error, ResponseParserError):
+        return CloudError(
+            "what came back is not from AWS",
+            hint="is a proxy or a network's login page between this machine and AWS?",
+        )
     if isinstance(error, boto.BotoCoreError):
         return CloudError(f"AWS can't be reached: {error}", hint="check the network and --region")
     return None
@@ -184,7 +199,7 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         str(error.response.get("Error", {}).get("Message", error)),
         flags=re.DOTALL,
     )
-    if code in _DENIED or code.startswith("UnauthorizedOperation"):
+    if code in DENIED or code.startswith("UnauthorizedOperation"):
         return CloudError(
             f"no permission for {operation}: {detail}",
             code=code,
@@ -193,4 +208,5 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         )
     if code in _EXPIRED:
         return UsageError(f"AWS does not accept the credentials: {detail}", hint=_CREDENTIALS_HINT)
-    return CloudError(f"{operation} failed: {code}: {detail}", code=code, hint=_HINTS.get(code))
+    hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"what the codes mean: {_CODES}")
+    return CloudError(f"{operation} failed: {code}: {detail}", code=code, hint=hint)

@@ -33,6 +33,8 @@ class Image:
     root_device: str
     snapshot_ids: tuple[str, ...]
     tags: dict[str, str] = field(default_factory=dict, repr=False)
+    volume_gib: int = 0
+    """The size of its disk; a machine's may be larger, not smaller."""
     reason: str = ""
 
     @staticmethod
@@ -45,6 +47,7 @@ class Image:
             root_device=image.get("RootDeviceName", "/dev/sda1"),
             snapshot_ids=tuple(m["SnapshotId"] for m in mappings if m.get("SnapshotId")),
             tags=tags.from_aws(image.get("Tags")),
+            volume_gib=max((m.get("VolumeSize", 0) for m in mappings), default=0),
             reason=image.get("StateReason", {}).get("Message", ""),
         )
 
@@ -61,8 +64,19 @@ def ubuntu_parameter(release: str) -> str:
 
 
 def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:
-    """The current image of an Ubuntu release in this region."""
-    image_id = ssm.get_parameter(Name=ubuntu_parameter(release))["Parameter"]["Value"]
+    """The current image of an Ubuntu release in this region.
+
+    Raises :class:`CloudError` where Canonical has none there.
+    """
+    try:
+        image_id = ssm.get_parameter(Name=ubuntu_parameter(release))["Parameter"]["Value"]
+    except ClientError as error:
+        if error_code(error) != "ParameterNotFound":
+            raise
+        raise CloudError(
+            f"no image of Ubuntu {release} in {ec2.meta.region_name}: Canonical names none there",
+            hint="another --region",
+        ) from None
     return describe_image(ec2, image_id)
 
 
@@ -107,7 +121,10 @@ def wait_until_available(
                 return None
             raise
         if image.state in ("failed", "error", "invalid"):
-            raise CloudError(f"image {image_id} {image.state}: {image.reason or 'no reason given'}")
+            raise CloudError(
+                f"image {image_id} {image.state}: {image.reason or 'no reason given'}",
+                hint="run the same command again: it makes a new one",
+            )
         return image if image.state == "available" else None
 
     def report(passed: float) -> None:

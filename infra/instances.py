@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from botocore.exceptions import ClientError
+
 from infra import tags
 from infra.catalogue import CATALOGUE
-from infra.clients import patient
+from infra.clients import error_code, patient
 from infra.errors import DeadlineError
 from infra.wait import BOOT_DEADLINE_S, TERMINATE_DEADLINE_S, Clock, wait_until
 
@@ -240,7 +242,14 @@ def terminate_instances(
     """Give machines back and wait until EC2 says that they are gone."""
     if not ids:
         return
-    ec2.terminate_instances(InstanceIds=list(ids))
+    try:
+        ec2.terminate_instances(InstanceIds=list(ids))
+    except ClientError as error:
+        if error_code(error) != "InvalidInstanceID.NotFound":
+            raise
+        # For one unknown id EC2 refuses all of them.
+        if shown := [instance.id for instance in _describe_by_id(ec2, ids)]:
+            ec2.terminate_instances(InstanceIds=shown)
 
     def probe() -> bool | None:
         states = {instance.state for instance in _describe_by_id(ec2, ids)}

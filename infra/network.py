@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import ClientError
+
 from infra import tags
-from infra.clients import when_visible
+from infra.clients import error_code, when_visible
 from infra.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +54,13 @@ class SecurityGroup:
     @staticmethod
     def from_aws(group: SecurityGroupTypeDef) -> SecurityGroup:
         ingress, egress = group.get("IpPermissions", []), group.get("IpPermissionsEgress", [])
-        ssh = [rule for rule in ingress if rule.get("FromPort") == _SSH_PORT]
+        # Other rules are somebody's own, and stay.
+        ssh = [
+            rule
+            for rule in ingress
+            if (rule.get("IpProtocol"), rule.get("FromPort"), rule.get("ToPort"))
+            == ("tcp", _SSH_PORT, _SSH_PORT)
+        ]
         return SecurityGroup(
             id=group["GroupId"],
             vpc_id=group.get("VpcId", ""),
@@ -119,13 +127,26 @@ def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, Typ
 
 
 def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None) -> list[Network]:
-    """The wished subnet, else the default one of every zone; of one VPC where it is given."""
+    """The wished subnet, else the default one of every zone; of one VPC where it is given.
+
+    Raises :class:`UsageError` for a subnet that does not exist.
+    """
     wish: Any = (
         {"SubnetIds": [subnet_id]}
         if subnet_id
         else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     )
-    found = [Network.from_aws(s) for s in ec2.describe_subnets(**wish)["Subnets"]]
+    try:
+        found = [Network.from_aws(s) for s in ec2.describe_subnets(**wish)["Subnets"]]
+    except ClientError as error:
+        if error_code(error) not in ("InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed"):
+            raise
+        region = ec2.meta.region_name
+        raise UsageError(
+            f"--subnet-id {subnet_id}: no such subnet in {region}",
+            hint=f"`aws ec2 describe-subnets --region {region}` shows them; without --subnet-id it is "
+            "one of the default VPC",
+        ) from None
     return sorted((n for n in found if vpc_id in (None, n.vpc_id)), key=lambda n: n.zone)
 
 
@@ -142,6 +163,12 @@ def require_offers(
         raise UsageError(
             f"{names}: not offered in {region}",
             hint="another --region (us-east-1 has all of them) or another --instance-type",
+        )
+    if not networks:
+        raise UsageError(
+            f"no default subnet in {region}: the account has no default VPC there",
+            hint=f"create one: `aws ec2 create-default-vpc --region {region}`; "
+            "or name a subnet with --subnet-id",
         )
     if not {network.zone for network in networks} & set(zones):
         raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -186,12 +186,16 @@ def _sort_machines(situation: Situation) -> tuple[tuple[Instance, ...], dict[str
     return keep, strays
 
 
-def check_head_is_not_stopped(found: Inventory) -> None:
-    """Raises :class:`SprError` for a stopped head: its disk may hold the only copy of results."""
+def check_head_is_not_stopped(found: Inventory, given_up: Container[str] = ()) -> None:
+    """Raises :class:`SprError` for a stopped head: its disk may hold the only copy of results.
+
+    ``given_up`` are ids of machines that never worked.
+    """
     for instance in found.alive:
-        if instance.role == HEAD and instance.state in ("stopping", "stopped"):
+        stopped = instance.state in ("stopping", "stopped")
+        if instance.role == HEAD and stopped and instance.id not in given_up:
             raise SprError(
-                f"the head node {instance.id} is {instance.state}; nothing was changed",
+                f"the head node {instance.id} is {instance.state}; it was left as it is",
                 hint=f"start it: aws ec2 start-instances --instance-ids {instance.id}; "
                 "or remove the cluster: spr-cluster down",
             )
@@ -205,8 +209,9 @@ def plan_up(situation: Situation) -> Plan:
         *_plan_surroundings(situation, keep),
         *_plan_machines(situation, keep),
     ]
-    machine = CATALOGUE[keep[0].instance_type] if keep else situation.spec.machine
-    usd_per_hour = machine.usd_per_hour * situation.spec.nodes
+    # Whichever of the wished types it will be: the dearest one is the most that it can cost.
+    machines = [CATALOGUE[keep[0].instance_type]] if keep else situation.spec.machines
+    usd_per_hour = max(m.usd_per_hour for m in machines) * situation.spec.nodes
     return Plan(tuple(actions), usd_per_hour, keep)
 
 
@@ -216,7 +221,12 @@ def _plan_removals(situation: Situation, strays: Mapping[str, str]) -> list[Acti
     if strays:
         detail = ", ".join(f"{id_} ({why})" for id_, why in strays.items())
         actions.append(Action(kind.TERMINATE, detail, tuple(strays)))
-    useless = [image for image in found.images if image != situation.image]
+    # What was kept on purpose is for its owner to remove.
+    useless = [
+        image
+        for image in found.images
+        if image != situation.image and image.tags.get(tags.KEPT) != "yes"
+    ]
     # A machine of it may still be starting; it goes with the cluster, or at the next `up`.
     if useless:
         ids = tuple(image.id for image in useless)

@@ -34,12 +34,13 @@ _LOOK = (
     "ssm:GetParameter",
 )
 _MAKE = (
-    "ec2:CreateImage",
     "ec2:CreatePlacementGroup",
     "ec2:CreateSecurityGroup",
     "ec2:ImportKeyPair",
     "ec2:RunInstances",
 )
+# An image is a copy of a machine's disk: only of our own machines, whatever the image is called.
+_COPY = ("ec2:CreateImage",)
 # Whoever may tag anything may take anything away: so only what is just being made, and what is ours.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
 _TAG = ("ec2:CreateTags",)
@@ -64,12 +65,12 @@ _CHANGE_OUR_OWN = (
 
 def policy_actions() -> tuple[str, ...]:
     """Every action of the policy."""
-    return (*_LOOK, *_MAKE, *_CHANGE_OUR_OWN)
+    return (*_LOOK, *_MAKE, *_COPY, *_CHANGE_OUR_OWN)
 
 
 def build_policy() -> dict[str, Any]:
     """The policy as IAM's JSON document."""
-    makers = [action.removeprefix("ec2:") for action in _MAKE]
+    makers = [action.removeprefix("ec2:") for action in (*_MAKE, *_COPY)]
     in_the_making = {"StringEquals": {"ec2:CreateAction": makers}}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
     return {
@@ -77,14 +78,18 @@ def build_policy() -> dict[str, Any]:
         "Statement": [
             _allow("Look", _LOOK),
             _allow("Make", _MAKE),
+            _allow("CopyOurOwnMachines", _COPY, ours, ["arn:*:ec2:*:*:instance/*"]),
+            _allow("IntoImages", _COPY, None, ["arn:*:ec2:*::image/*", "arn:*:ec2:*::snapshot/*"]),
             _allow("TagWhatIsBeingMade", _TAG, in_the_making),
             _allow("ChangeOurOwn", _CHANGE_OUR_OWN, ours),
         ],
     }
 
 
-def _allow(sid: str, actions: tuple[str, ...], condition: Any = None) -> dict[str, Any]:
-    statement = {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": "*"}
+def _allow(
+    sid: str, actions: tuple[str, ...], condition: Any = None, resources: Any = "*"
+) -> dict[str, Any]:
+    statement = {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": resources}
     return {**statement, "Condition": condition} if condition else statement
 
 

@@ -6,9 +6,9 @@ finds in it what the others need: size, types, stack, the end of its life.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from infra import tags
@@ -17,6 +17,7 @@ from infra.spec import ClusterSpec, build_spec, parse_duration, render_duration
 
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
+_JUST_NOW = timedelta(minutes=10)
 # The parts of a spec that a cluster keeps for life: every node is made by them.
 _FIXED = {"stack": "--stack", "volume_gib": "--volume-gib", "subnet_id": "--subnet-id"}
 
@@ -69,31 +70,42 @@ def parse_record(labels: Mapping[str, str]) -> Record | None:
     """
     if f"{_PREFIX}nodes" not in labels:
         return None
-    values = {key.removeprefix(_PREFIX): value for key, value in labels.items()}
+
+    def read(key: str, parse: Callable[[str], Any] = str) -> Any:
+        label = _PREFIX + key
+        try:
+            return parse(labels[label])
+        except KeyError:
+            raise ValueError(f"{label} is missing") from None
+        except (ValueError, IndexError, UsageError):
+            raise ValueError(f"{label} is {labels[label]!r}") from None
+
     try:
-        market = values["market"].split()
-        idle = values["idle-timeout"]
         wishes = {
-            "nodes": int(values["nodes"]),
-            "stack": values["stack"],
-            "instance_types": tuple(values["instance-types"].split()),
-            "volume_gib": int(values["volume-gib"]),
-            "amx_required": values["amx"] == "required",
-            "spot": market[0] == "spot",
-            "on_demand_allowed": market == ["spot", "on-demand"],
-            "max_price": float(values["max-price"]) if values["max-price"] else None,
-            "idle_timeout": parse_duration(idle, "idle-timeout") if idle else None,
-            "placement_group": values["placement-group"] == "yes",
-            "subnet_id": values["subnet"] or None,
+            "nodes": read("nodes", int),
+            "stack": read("stack"),
+            "instance_types": read("instance-types", lambda text: tuple(text.split())),
+            "volume_gib": read("volume-gib", int),
+            "amx_required": read("amx") == "required",
+            "spot": read("market", lambda text: text.split()[0]) == "spot",
+            "on_demand_allowed": read("market").split() == ["spot", "on-demand"],
+            "max_price": read("max-price", lambda text: float(text) if text else None),
+            "idle_timeout": read("idle-timeout", _parse_idle),
+            "placement_group": read("placement-group") == "yes",
+            "subnet_id": read("subnet") or None,
         }
-        created, expires = (tags.parse_time(labels[key]) for key in (_CREATED, tags.EXPIRES))
+        created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
         build_spec(name="a", ssh_cidr="0.0.0.0/32", **wishes)
-    except (KeyError, ValueError, IndexError, UsageError) as error:
+    except (ValueError, UsageError) as error:
         raise SprError(
             f"the cluster's record, in the tags of its security group, can't be read: {error}",
             hint="somebody changed these tags; `spr-cluster down` still removes the cluster",
         ) from None
     return Record(wishes, created, expires)
+
+
+def _parse_idle(text: str) -> timedelta | None:
+    return parse_duration(text, "idle-timeout") if text else None
 
 
 def merge_wishes(
@@ -117,10 +129,16 @@ def merge_wishes(
     return build_spec(name=name, ssh_cidr=ssh_cidr, **{**(defaults or {}), **known, **given})
 
 
-def new_record(spec: ClusterSpec, now: datetime, old: Record | None) -> Record:
-    """The record of a cluster from now on. What exists keeps its end; what is over begins anew."""
+def new_record(
+    spec: ClusterSpec, now: datetime, old: Record | None, *, has_machines: bool = True
+) -> Record:
+    """The record of a cluster from now on.
+
+    What exists keeps its end. What is over begins anew, and so does what has no machines and was
+    begun a while ago; what was begun just now may have machines that EC2 does not show yet.
+    """
     wishes = spec.model_dump(exclude={"name", "ssh_cidr", "ttl"})
-    if old and not old.is_over(now):
+    if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
         return Record(wishes, old.created, old.expires)
     # EC2 keeps whole seconds in a tag.
     start = now.replace(microsecond=0)

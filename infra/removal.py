@@ -46,9 +46,6 @@ def remove(
     if action.kind is ActionKind.TERMINATE:
         terminate_instances(ec2, action.ids, clock, on_wait)
         return
-    if action.kind is ActionKind.CANCEL_SPOT:
-        ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=list(action.ids))
-        return
     call = _removers(ec2)[action.kind]
     pool = ThreadPoolExecutor(min(_PARALLEL, len(action.ids)))
     try:
@@ -61,6 +58,9 @@ def remove(
 def _removers(ec2: EC2Client) -> dict[ActionKind, Callable[[str], object]]:
     kind = ActionKind
     return {
+        kind.CANCEL_SPOT: lambda id_: ec2.cancel_spot_instance_requests(
+            SpotInstanceRequestIds=[id_]
+        ),
         kind.DELETE_IMAGES: lambda id_: ec2.deregister_image(ImageId=id_),
         kind.DELETE_SNAPSHOTS: lambda id_: ec2.delete_snapshot(SnapshotId=id_),
         kind.DELETE_VOLUMES: lambda id_: ec2.delete_volume(VolumeId=id_),

@@ -53,12 +53,7 @@ class ClusterSpec(BaseModel):
     @field_validator("ssh_cidr")
     @classmethod
     def _ipv4_network(cls, cidr: str) -> str:
-        try:
-            return str(ipaddress.IPv4Network(cidr))
-        except ValueError as error:
-            raise UsageError(
-                f"--ssh-cidr {cidr!r}: {error}", hint="an IPv4 range such as 203.0.113.7/32"
-            ) from None
+        return parse_ssh_cidr(cidr)
 
     @property
     def machines(self) -> tuple[InstanceType, ...]:
@@ -80,7 +75,7 @@ _EXPECTED = {
     "volume_gib": "from 20 to 16384 GiB",
     "ttl": "from 1m to 30d",
     "idle_timeout": "from 5m to 30d",
-    "max_price": "US dollars per machine and hour, above 0",
+    "max_price": "US dollars per machine and hour, above 0 and at most 1000",
     "instance_types": "from 1 to 12 EC2 types, separated by commas",
 }
 _OPTIONS = {"instance_types": "--instance-type"}
@@ -95,7 +90,27 @@ def build_spec(**wishes: Any) -> ClusterSpec:
         key = str(first["loc"][0])
         option = _OPTIONS.get(key, "--" + key.replace("_", "-"))
         expected = _EXPECTED.get(key, first["msg"])
-        raise UsageError(f"{option} {wishes.get(key)!s}: expected {expected}") from None
+        given = _as_given(wishes.get(key))
+        raise UsageError(f"{option} {given}: expected {expected}") from None
+
+
+def _as_given(value: Any) -> str:
+    """A value as the user can have written it."""
+    if isinstance(value, timedelta):
+        return render_duration(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "''"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "''"
+
+
+def parse_ssh_cidr(text: str) -> str:
+    """An IPv4 range in its usual form; raises :class:`UsageError` for anything else."""
+    try:
+        return str(ipaddress.IPv4Network(text))
+    except ValueError as error:
+        raise UsageError(
+            f"--ssh-cidr {text!r}: {error}", hint="an IPv4 range such as 203.0.113.7/32"
+        ) from None
 
 
 def parse_duration(text: str, option: str) -> timedelta:
@@ -115,4 +130,5 @@ def render_duration(time: timedelta) -> str:
     for unit, size in (("d", 1440), ("h", 60)):
         if minutes >= size and minutes % size == 0:
             return f"{minutes / size:.0f}{unit}"
-    return f"{minutes:g}m"
+    # Never with an exponent, which could not be read again.
+    return f"{minutes:.5f}".rstrip("0").rstrip(".") + "m"

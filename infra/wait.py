@@ -55,7 +55,8 @@ def wait_until(
     while (found := probe()) is None:
         passed = clock.monotonic() - start
         if passed >= deadline_s:
-            raise DeadlineError(f"{what}: not within {deadline_s / 60:.0f} min")
+            limit = f"{deadline_s / 60:.0f} min" if deadline_s >= 60 else f"{deadline_s:.0f} s"
+            raise DeadlineError(f"{what}: not within {limit}")
         if on_wait:
             on_wait(passed)
         clock.sleep(min(pause, every_s, deadline_s - passed + 0.01))

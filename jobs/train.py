@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -68,12 +69,27 @@ def check_request(request: TrainRequest) -> None:
             read_dataset(Path(path))
         except DatasetError as error:
             raise UsageError(error.message, hint=error.hint) from None
+    _check_results(request.results)
     model = local_model(options)
     if model and not (model / "config.json").is_file():
         raise UsageError(
             f"--model {options.model}: no config.json in it, so it is not a model's folder",
             hint="a folder written by save_pretrained, or a model's name on the hub",
         )
+
+
+def _check_results(folder: Path) -> None:
+    """A folder that can't be made must not be found out after hours of training."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UsageError(f"--results {folder}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"--results {folder}: this user can't write into {there}")
+
+
+def expand_home(path: str) -> Path:
+    """A path as the shell would take it; a ``~name`` of nobody stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's fails for nobody
 
 
 def local_model(options: TrainOptions) -> Path | None:
@@ -83,7 +99,7 @@ def local_model(options: TrainOptions) -> Path | None:
     """
     if options.model == SCRATCH:
         return None
-    path = Path(options.model).expanduser()
+    path = expand_home(options.model)
     if path.is_dir():
         return path
     if path.is_file() or options.model.startswith(("/", ".", "~")):
@@ -142,7 +158,8 @@ def plan_command(
 ) -> LaunchCommand:
     """Ask the nodes what they are and build the mpirun line from it."""
     hosts = [open_host(node) for node in cluster.nodes]
-    facts = on_all("asking the nodes for their facts", hosts, gather_facts)
+    hint = f"`spr-cluster repair --name {cluster.name}` replaces nodes that do not answer"
+    facts = on_all("asking the nodes for their facts", hosts, gather_facts, hint=hint)
     options = options_on_nodes(request.options, stack, paths)
     placement = plan_placement(
         facts,

@@ -37,9 +37,23 @@ if [ -z "$head" ] || in_session || in_job || [ ! -e "$state/last-busy" ]; then
     touch "$state/last-busy"
     exit 0
 fi
-[ -n "$(ip -o -4 address show to "$head")" ] || exit 0
-now=$(date +%s) && last=$(stat -c %Y "$state/last-busy") || exit 0
-[ $((now - last)) -ge "$idle_timeout" ] || exit 0
+idle_for() {
+    now=$(date +%s) && last=$(stat -c %Y "$1") && [ $((now - last)) -ge "$idle_timeout" ]
+}
+
+if [ -z "$(ip -o -4 address show to "$head")" ]; then
+    # A worker waits for the head's word; where there is no head any more, it decides for itself. Only
+    # the port is asked: a head under full load still takes the connection.
+    if [ ! -e "$state/last-head" ] || timeout 10 bash -c ": </dev/tcp/$head/22" 2>/dev/null; then
+        touch "$state/last-head"
+        exit 0
+    fi
+    idle_for "$state/last-head" && idle_for "$state/last-busy" || exit 0
+    echo "<4>no head for $idle_timeout s: powering off"
+    systemctl poweroff || systemctl poweroff --force --force
+    exit 0
+fi
+idle_for "$state/last-busy" || exit 0
 # Somebody may work on another node, past the head.
 [ -z "$(others "find $state/last-busy -newermt '-$idle_timeout seconds'")" ] || exit 0
 if in_session || in_job; then exit 0; fi

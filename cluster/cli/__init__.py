@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from cluster.cli import down, extend, iam_policy, local, overview, ssh, status, train, up
-from infra.errors import SprError
+from cluster.cli.common import Parser
+from infra.errors import SprError, UsageError
 
 _DESCRIPTION = """\
 Train on a cluster of AWS Sapphire Rapids machines, from your laptop:
@@ -23,12 +24,13 @@ The same with no account and no cost, in containers on this machine (Linux, root
   spr-cluster up --nodes 2 --cloud local
 """
 _EPILOG = "exit codes: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted by Ctrl-C"
+_POSITIONAL = {"file", "node", "time"}
 _VERBS = (up, train, status, ssh, extend, down, overview, iam_policy, local)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Every verb with its options. Builds in milliseconds: verbs import what they need when they run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="spr-cluster",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -57,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     try:
+        _refuse_empty(args)
         return int(args.run(args))
     except KeyboardInterrupt as interrupt:
         # A second Ctrl-C, while what exists was being listed, ends here, too.
@@ -64,16 +67,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         _leave_at_once(143 if isinstance(interrupt, _TerminatedError) else 130)
     except BrokenPipeError:
         _leave_at_once(1)
-    except SprError as error:
-        return _report(error)
     except Exception as error:
-        from infra.clients import translate_boto_error
-
-        translated = translate_boto_error(error)
+        translated = _translate(error)
         if translated is None:
             raise
         return _report(translated)
     return 0
+
+
+def _refuse_empty(args: argparse.Namespace) -> None:
+    """An empty value is most often a shell variable that is not set: it must not mean the default."""
+    for key, value in vars(args).items():
+        if value == "":
+            name = key if key in _POSITIONAL else f"--{key.replace('_', '-')}"
+            raise UsageError(f"{name} is empty", hint="give it a value, or leave it out")
+
+
+def _translate(error: Exception) -> SprError | None:
+    """An error as a message for the user; ``None`` for a bug."""
+    if isinstance(error, SprError):
+        return error
+    if isinstance(error, OSError) and error.filename is not None:
+        return SprError(
+            f"{error.filename}: {error.strerror}",
+            hint="does it exist, is there room, and may this user use it? "
+            "SPR_CLUSTER_HOME says where this tool keeps its files",
+        )
+    from infra.clients import translate_boto_error
+
+    return translate_boto_error(error)
 
 
 class _TerminatedError(KeyboardInterrupt):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from cluster.context import Context
@@ -14,6 +15,28 @@ if TYPE_CHECKING:
 DEFAULT_NAME = "spr"
 
 SubParsers = Any
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as everything else here does, without the whole usage."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What a command does not know is its own mistake, and it knows what was meant."""
+        known, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"{rest[0]!r} is not known here{self._nearest(rest[0])}")
+        return known, rest
+
+    def _nearest(self, wish: str) -> str:
+        known = [name for action in self._actions for name in action.option_strings]
+        names = [name.lstrip("-") for name in known if name.startswith("--")]
+        given = wish.partition("=")[0].lstrip("-")
+        near = [name for name in names if given and name.startswith(given)]
+        near = near or difflib.get_close_matches(given, names, n=1)
+        return f"; did you mean --{near[0]}?" if near and wish.startswith("-") else ""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"spr-cluster: {message}\n  → {self.prog} --help\n")
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from datetime import timedelta
 
 from cluster.cli.common import (
     SubParsers,
@@ -36,12 +37,12 @@ def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
     from cluster.lifecycle import extend
     from infra.errors import UsageError
-    from infra.spec import parse_duration
+    from infra.spec import LONGEST_TTL, parse_duration
     from infra.tags import render_time
 
     more = parse_duration(args.time, "extend")
-    if not more:
-        raise UsageError(f"extend {args.time}: expected more than nothing, such as 2h")
+    if not timedelta(minutes=1) <= more <= LONGEST_TTL:
+        raise UsageError(f"extend {args.time}: expected from 1m to 30d")
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)

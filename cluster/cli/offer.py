@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from infra.tags import render_time
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from cluster.context import Context
     from infra.buying import Offer
     from infra.plan import Plan, Situation
+
+
+# What is bought for less is paid for and gone before it could be used.
+_SHORTEST = timedelta(minutes=30)
 
 
 def count(number: int, thing: str) -> str:
@@ -32,11 +37,11 @@ class Proposal:
     @property
     def vcpus(self) -> int:
         """vCPUs that the whole cluster counts against the quota."""
-        kept = self.plan.keep
         from infra.catalogue import find_instance_type
 
-        machine = find_instance_type(kept[0].instance_type) if kept else self.situation.spec.machine
-        return machine.vcpus * self.situation.spec.nodes
+        kept, spec = self.plan.keep, self.situation.spec
+        machines = [find_instance_type(kept[0].instance_type)] if kept else spec.machines
+        return max(machine.vcpus for machine in machines) * spec.nodes
 
     @property
     def hours_left(self) -> float:
@@ -115,6 +120,9 @@ class Proposal:
         if spec.spot:
             ceiling = f"at most ${spec.max_price:g} each" if spec.max_price else "usually far less"
             market = f" on demand; on spot {ceiling}"
+        several = len(spec.machines) > 1 and not plan.keep
+        if several:
+            market += ", for the dearest of these types"
         lines = [
             f"Price: ${plan.usd_per_hour:.2f} an hour ({spec.nodes} x ${each:.4f}, "
             f"{PRICES_AS_OF}){market}; disks, image and traffic besides.",
@@ -130,10 +138,20 @@ class Proposal:
 def propose(ctx: Context, situation: Situation) -> Proposal:
     """Plan, and ask what the plan's purchases need to know; nothing is changed."""
     from cluster.lifecycle import find_offers
+    from infra.errors import UsageError
     from infra.plan import plan_up
     from infra.quotas import describe_quota
+    from infra.spec import render_duration
 
     plan = plan_up(situation)
+    left = situation.record.expires - ctx.now()
+    if plan.buys and ctx.cloud.billed and left < _SHORTEST:
+        raise UsageError(
+            f"only {left.total_seconds() / 60:.0f} min to live: bare metal may take that long to "
+            "start",
+            hint=f"--ttl of {render_duration(_SHORTEST)} or more for a new cluster; for one that "
+            f"exists, first: spr-cluster extend 2h {ctx.flags}",
+        )
     offers = find_offers(ctx, situation) if plan.buys else ()
     asks = plan.buys and ctx.cloud.billed
     held = describe_quota(ctx.clients.quotas, spot=situation.spec.spot) if asks else None

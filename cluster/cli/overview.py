@@ -131,17 +131,34 @@ def run_gc(args: argparse.Namespace) -> int:
         )
     if wanted and cloud.billed:
         confirm("Remove all of this?", yes=args.yes)
-    for cluster in wanted:
-        _remove(cloud, cluster)
-    names = [cluster.name for cluster in wanted]
+    failed = _remove_all(cloud, wanted)
+    names = [cluster.name for cluster in wanted if cluster not in failed]
     if args.json:
         print(json.dumps({"cloud": cloud.name, "removed": names}))
-    else:
+    elif names or not wanted:
         print(f"Removed: {', '.join(names)}." if names else "Nothing was forgotten.")
     rest = [c for c in clusters if c not in wanted and not c.found.alive]
     if rest and not args.json:
         print(f"Left alone (--all takes them, too): {', '.join(c.name for c in rest)}")
-    return 0
+    return 1 if failed else 0
+
+
+def _remove_all(cloud: Cloud, clusters: Sequence[Overview]) -> list[Overview]:
+    """Remove clusters, each whatever becomes of the others; returns those that failed."""
+    from infra.clients import translate_boto_error
+    from infra.errors import SprError
+
+    failed = []
+    for cluster in clusters:
+        try:
+            _remove(cloud, cluster)
+        except Exception as error:
+            told = error if isinstance(error, SprError) else translate_boto_error(error)
+            if told is None:
+                raise
+            print(f"{cluster.name} ({cluster.region}): {told}", file=sys.stderr)
+            failed.append(cluster)
+    return failed
 
 
 def _remove(cloud: Cloud, cluster: Overview) -> None:

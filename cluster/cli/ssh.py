@@ -40,6 +40,7 @@ def add_parser(subparsers: SubParsers) -> None:
 def run(args: argparse.Namespace) -> int:
     from cluster.context import missing_key
     from cluster.nodes import find_cluster
+    from infra.access import read_public
     from infra.errors import UsageError
 
     client = shutil.which("ssh")
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud)
     found = find_cluster(ctx.clients.ec2, args.name).node(node)
-    if not ctx.files.key.exists():
+    if not read_public(ctx.files.key):
         raise missing_key(ctx.files)
     command = command[1:] if command[:1] == ["--"] else command
     argv = [client, "-F", str(ctx.files.ssh_config), found.name, *command]

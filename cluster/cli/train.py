@@ -86,7 +86,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> Any:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
     from jobs.spec import new_job_id
-    from jobs.train import TrainRequest
+    from jobs.train import TrainRequest, expand_home
 
     if args.ppn is not None and args.ppn < 1:
         raise UsageError(f"--ppn {args.ppn}: expected a whole number from 1 on")
@@ -95,7 +95,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> Any:
         base = replace(base, data=None)
     for key in ("data", "eval", "results"):
         if getattr(args, key, None):
-            setattr(args, key, str(Path(getattr(args, key)).expanduser()))
+            setattr(args, key, str(expand_home(getattr(args, key))))
     try:
         options = from_namespace(args, base)
     except ValueError as error:

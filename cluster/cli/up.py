@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import json
 import sys
@@ -96,6 +97,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_repair(args: argparse.Namespace) -> int:
+    from infra.spec import parse_ssh_cidr
+
+    if args.ssh_cidr is not None:
+        parse_ssh_cidr(args.ssh_cidr)
     return _go(args, {}, must_exist=True)
 
 
@@ -110,7 +115,7 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
     with contextlib.nullcontext() if args.dry_run else ctx.files.lock():
-        situation = prepare(ctx, args.name, given, args.ssh_cidr or cloud.caller_cidr())
+        situation = prepare(ctx, args.name, given, args.ssh_cidr)
         if must_exist and not situation.found.record:
             raise UsageError(
                 f"no cluster {args.name!r} in {cloud.name} {cloud.region}",
@@ -126,7 +131,7 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
         if proposal.plan.changes and cloud.billed:
             print(proposal.render(), file=sys.stderr)
             confirm("Do it?", yes=args.yes)
-        cluster = _apply(proposal)
+        cluster = _apply(proposal, yes=args.yes)
     _report(cluster, proposal, as_json=args.json)
     return 0
 
@@ -156,9 +161,22 @@ def _show(proposal: Proposal, *, as_json: bool) -> int:
     return 0
 
 
-def _apply(proposal: Proposal) -> Cluster:
+def _check_may_change(proposal: Proposal, plan: Plan, reason: str, *, yes: bool) -> None:
+    """Raises :class:`SprError` where a cluster that seemed finished would change unasked."""
+    from infra.errors import SprError
+
+    _check_no_job_loses_its_nodes(dataclasses.replace(proposal, plan=plan))
+    if proposal.ctx.cloud.billed and not yes:
+        raise SprError(
+            f"the cluster is not as it should be: {reason}; nothing was changed",
+            hint=f"to replace it: spr-cluster repair --yes {proposal.ctx.flags}",
+        )
+
+
+def _apply(proposal: Proposal, *, yes: bool) -> Cluster:
     from cluster.cli.offer import count
     from cluster.lifecycle import bring_up, find_offers
+    from infra.errors import SprError, UsageError
 
     ctx, spec = proposal.ctx, proposal.situation.spec
 
@@ -167,6 +185,8 @@ def _apply(proposal: Proposal) -> Cluster:
         return proposal.offers or find_offers(ctx, proposal.situation)
 
     def tell(plan: Plan, reason: str) -> None:
+        if not proposal.plan.changes:
+            _check_may_change(proposal, plan, reason, yes=yes)
         steps = ", ".join(action.kind.value.lower() for action in plan.actions)
         print(f"Planned again ({reason}): {steps}", file=sys.stderr)
 
@@ -175,8 +195,11 @@ def _apply(proposal: Proposal) -> Cluster:
             f"Cluster {spec.name} of {count(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
         ):
             return bring_up(ctx, proposal.situation, proposal.plan, offers, tell)
-    except BaseException:
+    except BaseException as failure:
         say_what_exists(ctx, spec.name)
+        if isinstance(failure, UsageError):
+            # Exit code 2 would say that nothing was changed.
+            raise SprError(failure.message, hint=failure.hint) from None
         raise
 
 

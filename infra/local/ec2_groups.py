@@ -60,6 +60,21 @@ class GroupsBackend(ImagesBackend):
             "InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown."
         )
 
+    def require_group_in_zone(self, name: str, zone: str) -> None:
+        """A group with machines in it belongs to their zone until the last of them has ended."""
+        group = self.find_placement_group(name)
+        zones = {
+            str(i.placement.zone)
+            for i in self._alive()
+            if i.placement.group_name == group.group_name
+        }
+        if zone and zones - {zone}:
+            raise EC2ClientError(
+                "InvalidPlacementGroup.InUse",
+                f"The placement group '{group.group_name}' is in use in another availability zone: "
+                f"{', '.join(sorted(zones))}",
+            )
+
     def describe_placement_groups(self, names: list[str], filters: Any) -> list[PlacementGroup]:
         found = [self.find_placement_group(name) for name in names]
         groups = found if names else list(self.placement_groups.values())

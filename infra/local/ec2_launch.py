@@ -82,8 +82,8 @@ class LaunchBackend(LifeBackend):
         token = kwargs.get("client_token") or _NO_CLIENT_TOKEN
         if same := self._find_launch(token):
             return same
-        image, public_key = self._require_parts(image_id, kwargs)
         self._fill_in_subnet(kwargs)
+        image, public_key = self._require_parts(image_id, kwargs)
         self._fill_in_root_device(kwargs, image)
         count = self._grant(count, kwargs)
         before = set(self.reservations)
@@ -115,6 +115,12 @@ class LaunchBackend(LifeBackend):
                 "Arguments on this idempotent request are inconsistent with arguments used in "
                 "previous request(s).",
             )
+        if found is not None and all(i.state == "terminated" for i in found.instances):
+            # EC2 remembers the token longer than it shows the machines.
+            raise EC2ClientError(
+                "IdempotentInstanceTerminated",
+                "The instances that this client token launched have been terminated.",
+            )
         return found
 
     def _require_parts(self, image_id: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
@@ -127,7 +133,9 @@ class LaunchBackend(LifeBackend):
             groups += nic.get("Groups", [])
         teeth.require_groups(self, groups)
         if self._wish.group:
-            self.find_placement_group(self._wish.group)
+            subnet = self._subnet_of(kwargs)
+            zone = str(subnet.availability_zone) if subnet else ""
+            self.require_group_in_zone(self._wish.group, zone)
         if kwargs.get("instance_market_options") == "spot":
             self.require_spot_price(self._wish.spot)
         return image, public_key
@@ -160,13 +168,17 @@ class LaunchBackend(LifeBackend):
                 ebs["DeleteOnTermination"] = asked.get("DeleteOnTermination", True)
                 ebs["VolumeSize"] = teeth.require_root_size(image, asked.get("VolumeSize"))
 
-    def _grant(self, least: int, kwargs: dict[str, Any]) -> int:
-        """How many machines there will be, from MinCount to MaxCount."""
+    def _subnet_of(self, kwargs: dict[str, Any]) -> Any:
+        """The subnet of a launch; ``None`` where it is that of an interface that exists."""
         named = next((n["SubnetId"] for n in kwargs["nics"] if n.get("SubnetId")), None)
         subnet_id = kwargs.get("subnet_id") or named
-        if not subnet_id:
+        return self.get_subnet(subnet_id) if subnet_id else None
+
+    def _grant(self, least: int, kwargs: dict[str, Any]) -> int:
+        """How many machines there will be, from MinCount to MaxCount."""
+        subnet = self._subnet_of(kwargs)
+        if subnet is None:
             return least  # into an interface that exists, so there can be one only
-        subnet = self.get_subnet(subnet_id)
         teeth.require_in_default_vpc(self, subnet.vpc_id)
         asked = Machine(
             zone=str(subnet.availability_zone),

@@ -220,7 +220,8 @@ def read_faults(path: Path) -> tuple[Faults, str | None]:
     try:
         faults = parse_faults(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} can't be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path} can't be read: {why}") from None
     return faults, read_policy(faults.iam.policy) if faults.iam else None
 
 

@@ -22,9 +22,9 @@ from typing import Any
 
 from cluster.files import ClusterFiles
 from cluster.nodes import Node
-from infra.errors import HostError
+from infra.errors import HostError, HostKeyError
 from provision.host import Host, LineSink, Result
-from provision.host_keys import pin_host_keys
+from provision.host_keys import pin_host_keys, pinned_host_keys
 from tests.fakes import AMX, facts_answer
 
 # Told the step's name and "before" or "after" its effect.
@@ -117,6 +117,7 @@ class ParkHost:
             ("ssh-keyscan", self._scan),
             ("xargs -P 64", self._hear_all),
             ("spr-cluster-expires", self._extend),
+            ("for pid in ~/spr-jobs", lambda _: Result(0, self._state().get("job", ""), "")),
         ]
 
     def run(
@@ -165,7 +166,10 @@ class ParkHost:
         return None
 
     def _hello(self, _: str) -> Result:
-        pin_host_keys(self._files.known_hosts, self._id, [host_key_of(self._id)])
+        known, key = self._files.known_hosts, host_key_of(self._id)
+        if key not in (pinned_host_keys(known, self._id) or (key,)):
+            raise HostKeyError(self.name, f"{self._id} shows another SSH host key than it had")
+        pin_host_keys(known, self._id, [key])
         return Result(0, "", "")
 
     def _facts(self, _: str) -> Result:

@@ -27,12 +27,14 @@ def run_benchmark(name: str, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("scenario", "every"), [("cold", 11), ("warm", 13), ("grow", 13)])
+@pytest.mark.parametrize(
+    ("scenario", "every"), [("cold", 19), ("warm", 19), ("grow", 19), ("move", 23), ("replace", 23)]
+)
 def test_up_and_down_recover_from_a_kill(scenario: str, every: int) -> None:
     told = run_benchmark("kill_sweep", f"--scenario={scenario}", f"--every={every}")
 
     assert told["recovered_percent"] == 100
-    assert told["kills"] > 8
+    assert told["kills"] >= 8
     assert told["points"][scenario]["calls"] > 20
 
 

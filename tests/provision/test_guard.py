@@ -160,6 +160,26 @@ def test_a_worker_decides_nothing(quiet: Machine) -> None:
     assert check_idle(quiet) == []
 
 
+@pytest.mark.parametrize(
+    ("answers", "heard_ago_s", "ends"),
+    [(True, 9000, False), (False, 3000, False), (False, 9000, True), (False, None, False)],
+)
+def test_a_worker_without_a_head_ends_itself_in_the_end(
+    quiet: Machine, answers: bool, heard_ago_s: int | None, ends: bool
+) -> None:
+    quiet.replace("ip", "")
+    quiet.replace("bash", "exit 0" if answers else "exit 1")
+    heard = quiet.path("/run/spr-cluster/last-head")
+    if heard_ago_s is not None:
+        heard.touch()
+        then = time.time() - heard_ago_s
+        os.utime(heard, (then, then))
+
+    assert check_idle(quiet) == ([OFF] if ends else [])
+    if answers:
+        assert time.time() - heard.stat().st_mtime < 60
+
+
 def test_before_the_nodes_are_connected_nothing_is_idle(quiet: Machine) -> None:
     quiet.replace("getent", "exit 2")
 

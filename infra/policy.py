@@ -70,7 +70,7 @@ def policy_actions() -> tuple[str, ...]:
 
 def build_policy() -> dict[str, Any]:
     """The policy as IAM's JSON document."""
-    makers = [action.removeprefix("ec2:") for action in (*_MAKE, *_COPY)]
+    makers = sorted(action.removeprefix("ec2:") for action in (*_MAKE, *_COPY))
     in_the_making = {"StringEquals": {"ec2:CreateAction": makers}}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
     return {

@@ -5,18 +5,26 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # moto reads this when it is imported; its own 1,300 images cost a second per test.
 os.environ["MOTO_AMIS_PATH"] = str(Path(__file__).with_name("ubuntu_amis.json"))
 
 import pytest
+from hypothesis import settings
 from moto import mock_aws
 from moto.ec2.models import EC2Backend
 
 from infra.clients import Clients
 from infra.cloud import Cloud
 from tests.aws import Recorder, connect_moto, fake_aws
+
+if TYPE_CHECKING:
+    from tests.infra.local.fakes import Endpoint
+
+# The same examples on every machine; slow ones are a matter of the machine.
+settings.register_profile("house", derandomize=True, deadline=None)
+settings.load_profile("house")
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +54,16 @@ def _only_loopback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket.socket, "connect", guarded)
 
 
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[Endpoint]:
+    """Where an embedded cloud of this process answers."""
+    from tests.infra.local.fakes import Endpoint
+
+    endpoint = Endpoint()
+    yield endpoint
+    endpoint.close()
+
+
 _create_image = EC2Backend.create_image
 
 
@@ -73,8 +91,8 @@ def clients(aws: Cloud) -> Clients:
 
 
 @pytest.fixture
-def recorder(clients: Clients) -> Recorder:
+def recorder(clients: Clients) -> Iterator[Recorder]:
     """Every EC2 request from here on."""
     recorder = Recorder()
-    recorder.watch(clients)
-    return recorder
+    with recorder.watching(clients):
+        yield recorder

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cluster.cli.common import SubParsers, add_cloud_options, add_command, confirm
 from cluster.cli.display import format_seconds
+from infra.errors import SprError
 
 if TYPE_CHECKING:
     from cluster.overview import Overview
@@ -132,7 +133,8 @@ def run_gc(args: argparse.Namespace) -> int:
     if wanted and cloud.billed:
         confirm("Remove all of this?", yes=args.yes)
     failed = _remove_all(cloud, wanted)
-    names = [cluster.name for cluster in wanted if cluster not in failed]
+    left = [cluster for cluster, _ in failed]
+    names = [cluster.name for cluster in wanted if cluster not in left]
     if args.json:
         print(json.dumps({"cloud": cloud.name, "removed": names}))
     elif names or not wanted:
@@ -140,13 +142,15 @@ def run_gc(args: argparse.Namespace) -> int:
     rest = [c for c in clusters if c not in wanted and not c.found.alive]
     if rest and not args.json:
         print(f"Left alone (--all takes them, too): {', '.join(c.name for c in rest)}")
-    return 1 if failed else 0
+    if failed:
+        lines = "".join(f"\n  {c.name} ({c.region}): {told}" for c, told in failed)
+        raise SprError(f"{len(failed)} of {len(wanted)} clusters were not removed:{lines}")
+    return 0
 
 
-def _remove_all(cloud: Cloud, clusters: Sequence[Overview]) -> list[Overview]:
-    """Remove clusters, each whatever becomes of the others; returns those that failed."""
+def _remove_all(cloud: Cloud, clusters: Sequence[Overview]) -> list[tuple[Overview, SprError]]:
+    """Remove clusters, each whatever becomes of the others; returns why some were not."""
     from infra.clients import translate_boto_error
-    from infra.errors import SprError
 
     failed = []
     for cluster in clusters:
@@ -156,8 +160,7 @@ def _remove_all(cloud: Cloud, clusters: Sequence[Overview]) -> list[Overview]:
             told = error if isinstance(error, SprError) else translate_boto_error(error)
             if told is None:
                 raise
-            print(f"{cluster.name} ({cluster.region}): {told}", file=sys.stderr)
-            failed.append(cluster)
+            failed.append((cluster, told))
     return failed
 
 

@@ -1,19 +1,21 @@
+"""What the head hears from the nodes, and what is wrong with which of them."""
+
 from __future__ import annotations
 
 import pytest
 
 from cluster.nodes import Cluster
-from cluster.verify import parse_answers, require_amx, verify_cluster
-from infra.errors import HostError, SprError
+from cluster.verify import ask_nodes, find_faults, parse_answers, require_amx
+from infra.errors import HostError
 from provision.facts import parse_facts
 from tests.cluster.test_mesh import NODES
 from tests.fakes import AMX, FakeHost, facts_answer
 
-CLUSTER = Cluster("bert", NODES)
+CLUSTER = Cluster("bert", NODES, len(NODES))
 
 
-def head(output: str) -> FakeHost:
-    return FakeHost("node0", [("xargs", output)])
+def faults(text: str, *, amx_required: bool = True) -> dict[str, str]:
+    return find_faults(CLUSTER, parse_answers(text), amx_required=amx_required)
 
 
 def test_answers_are_read_in_the_order_of_the_nodes() -> None:
@@ -31,20 +33,31 @@ def test_answers_are_read_in_the_order_of_the_nodes() -> None:
     assert (ten.node, ten.reached, ten.missing_amx) == ("node10", True, ())
 
 
-def test_a_silent_and_an_unreachable_node_are_named() -> None:
+def test_the_head_asks_all_nodes_of_its_hostfile_in_one_command() -> None:
+    head = FakeHost("node0", [(r"xargs .* < ~/hosts", f"answer:node0:0:{AMX} :a\n")])
+
+    assert [answer.node for answer in ask_nodes(head)] == ["node0"]
+    assert len(head.commands) == 1
+
+
+def test_nothing_is_wrong_with_a_good_cluster() -> None:
+    assert faults("".join(f"answer:{node.name}:0:{AMX} :a\n" for node in NODES)) == {}
+
+
+def test_a_silent_and_an_unreachable_node_are_named_each_with_its_reason() -> None:
     text = f"answer:node0:0:{AMX} :a\nanswer:node2:255::Permission denied (publickey).\n"
 
-    with pytest.raises(SprError, match=r"can't reach node1, node2 \(Permission denied"):
-        verify_cluster(CLUSTER, head(text), amx_required=True)
+    assert faults(text) == {
+        "node1": "the head got no answer from it",
+        "node2": "the head can't reach it over SSH: Permission denied (publickey).",
+    }
 
 
-def test_a_worker_without_amx_is_named() -> None:
+def test_a_worker_without_amx_is_named_where_that_matters() -> None:
     text = f"answer:node0:0:{AMX} :a\nanswer:node1:0:{AMX} :b\nanswer:node2:0:amx_tile :c\n"
 
-    with pytest.raises(SprError, match="no AMX on node2"):
-        verify_cluster(CLUSTER, head(text), amx_required=True)
-    answers = verify_cluster(CLUSTER, head(text), amx_required=False)
-    assert answers[2].missing_amx == ("amx_bf16", "amx_int8")
+    assert faults(text) == {"node2": "no AMX: its processor lacks amx_bf16, amx_int8"}
+    assert faults(text, amx_required=False) == {}
 
 
 @pytest.mark.parametrize("flag", ["amx_bf16", "amx_tile", "amx_int8"])

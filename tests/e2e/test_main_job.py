@@ -88,7 +88,8 @@ def test_the_cluster_key_stays_on_this_machine(cluster: LiveCluster) -> None:
 def test_the_time_to_live_is_armed_on_every_node(cluster: LiveCluster) -> None:
     for name in cluster.names:
         assert (
-            cluster.cli.ssh(name, "systemctl is-active spr-cluster-expiry.timer").strip() == "active"
+            cluster.cli.ssh(name, "systemctl is-active spr-cluster-expiry.timer").strip()
+            == "active"
         )
 
 

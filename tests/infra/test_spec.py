@@ -6,12 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infra.catalogue import CATALOGUE, find_instance_type
 from infra.errors import UsageError
-from infra.inventory import Inventory
-from infra.plan import ActionKind, plan_down, plan_up
-from infra.spec import build_spec, parse_ttl
+from infra.spec import LONGEST_TTL, build_spec, parse_duration, render_duration
 
 GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr": "203.0.113.7/32"}
 
@@ -24,13 +24,22 @@ GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr"
         ({"nodes": 257}, "--nodes 257"),
         ({"name": "Bert"}, "--name Bert: expected lower-case letters"),
         ({"name": "../x"}, "--name ../x"),
-        ({"name": ""}, "--name : expected"),
+        ({"name": ""}, "--name '': expected"),
         ({"name": "a" * 33}, "at most 32"),
+        ({"name": "bert\n"}, "expected lower-case letters"),
         ({"volume_gib": 5}, "--volume-gib 5: expected from 20"),
         ({"ssh_cidr": "everywhere"}, "--ssh-cidr 'everywhere'"),
         ({"ssh_cidr": "10.0.0.1/8"}, "--ssh-cidr '10.0.0.1/8': 10.0.0.1/8 has host bits set"),
-        ({"ttl": timedelta(seconds=1)}, "--ttl 0:00:01: expected from 1m to 30d"),
-        ({"instance_type": "r7iz.metal-16x"}, "did you mean r7iz.metal-16xl"),
+        ({"ssh_cidr": "::1/128"}, "an IPv4 range such as 203.0.113.7/32"),
+        ({"ttl": timedelta(seconds=1)}, "--ttl 0.01667m: expected from 1m to 30d"),
+        ({"ttl": timedelta(days=31)}, "--ttl 31d: expected from 1m to 30d"),
+        ({"idle_timeout": timedelta(minutes=4)}, "--idle-timeout 4m: expected from 5m to 30d"),
+        ({"max_price": 0}, "--max-price 0: expected US dollars per machine and hour, above 0"),
+        ({"max_price": float("nan")}, "--max-price nan: expected US dollars"),
+        ({"instance_types": ("r7iz.metal-16x",)}, "did you mean r7iz.metal-16xl"),
+        ({"instance_types": ()}, "--instance-type '': expected from 1 to 12 EC2 types"),
+        ({"instance_types": tuple(CATALOGUE)}, "expected from 1 to 12 EC2 types, separated"),
+        ({"colour": "red"}, "--colour red"),
     ],
 )
 def test_a_wrong_wish_is_answered_with_option_value_and_what_fits(
@@ -42,6 +51,15 @@ def test_a_wrong_wish_is_answered_with_option_value_and_what_fits(
     assert caught.value.exit_code == 2
 
 
+def test_a_type_that_is_named_twice_is_tried_once() -> None:
+    names = ("m7i.metal-24xl", "r7iz.metal-16xl", "m7i.metal-24xl")
+
+    spec = build_spec(**GOOD, instance_types=names)
+
+    assert spec.instance_types == ("m7i.metal-24xl", "r7iz.metal-16xl")
+    assert spec.machine.name == "m7i.metal-24xl"
+
+
 def test_an_unknown_type_offers_near_names_and_those_with_amx() -> None:
     with pytest.raises(UsageError) as caught:
         find_instance_type("m7i.metal-24x")
@@ -51,36 +69,39 @@ def test_an_unknown_type_offers_near_names_and_those_with_amx() -> None:
     assert "c6i.16xlarge" not in caught.value.hint
 
 
-@pytest.mark.parametrize(("text", "hours"), [("8h", 8), ("90m", 1.5), ("2d", 48), ("0.5h", 0.5)])
-def test_ttl(text: str, hours: float) -> None:
-    assert parse_ttl(text) == timedelta(hours=hours)
+@pytest.mark.parametrize(
+    ("text", "hours"), [("8h", 8), ("90m", 1.5), ("2d", 48), ("0.5h", 0.5), (" 1h ", 1)]
+)
+def test_duration(text: str, hours: float) -> None:
+    assert parse_duration(text, "--ttl") == timedelta(hours=hours)
 
 
-@pytest.mark.parametrize("text", ["", "8", "h", "-1h", "8 hours", "1w"])
-def test_a_wrong_ttl(text: str) -> None:
-    with pytest.raises(UsageError, match="such as 90m, 8h or 2d"):
-        parse_ttl(text)
+@pytest.mark.parametrize(
+    "text", ["", "8", "h", "-1h", "8 hours", "1w", "1h30m", "٣h", "1e3h", "nanh"]
+)
+def test_a_wrong_duration(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--ttl .* such as 90m, 8h or 2d$"):
+        parse_duration(text, "--ttl")
 
 
-def test_the_plan_tells_the_price_and_the_longest_cost() -> None:
-    plan = plan_up(build_spec(**GOOD, ttl=timedelta(hours=10)))
-
-    assert plan.usd_per_hour == pytest.approx(4 * 6.5472)
-    assert plan.usd_at_most == pytest.approx(40 * 6.5472)
-    assert [action.kind for action in plan.actions] == [
-        ActionKind.CREATE_GROUP,
-        ActionKind.IMPORT_KEY,
-        ActionKind.RUN_HEAD,
-        ActionKind.INSTALL,
-        ActionKind.CREATE_IMAGE,
-        ActionKind.RUN_WORKERS,
-        ActionKind.CONNECT,
-        ActionKind.VERIFY,
-    ]
+def test_a_duration_beyond_all_time_is_too_long() -> None:
+    with pytest.raises(UsageError, match="expected at most 30d"):
+        parse_duration("9" * 400 + "d", "--ttl")
 
 
-def test_a_plan_to_remove_nothing_is_empty() -> None:
-    assert plan_down(Inventory(), keep_image=False).actions == ()
+@given(st.integers(1, int(LONGEST_TTL.total_seconds() // 60)))
+def test_a_duration_is_read_as_it_was_written(minutes: int) -> None:
+    time = timedelta(minutes=minutes)
+
+    assert parse_duration(render_duration(time), "--ttl") == time
+
+
+@pytest.mark.parametrize(
+    ("minutes", "text"),
+    [(60, "1h"), (90, "90m"), (1440, "1d"), (1500, "25h"), (0.5, "0.5m"), (43_199.5, "43199.5m")],
+)
+def test_a_duration_is_written_in_its_largest_whole_unit(minutes: float, text: str) -> None:
+    assert render_duration(timedelta(minutes=minutes)) == text
 
 
 def test_the_catalogue_is_sane() -> None:

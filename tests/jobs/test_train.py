@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from cluster.nodes import Cluster, Node
+from infra import tags
 from infra.errors import JobError, UsageError
+from infra.plan import mesh_digest
 from infra.progress import Silent
 from jobs.launch import explain_failure
 from jobs.spec import JobPaths
@@ -30,6 +33,14 @@ RESULT = {"event": "result", "f1": 90.0}
 
 def event(**fields: Any) -> str:
     return "@spr " + json.dumps(fields)
+
+
+def whole_cluster() -> Cluster:
+    """Three nodes, connected with one another."""
+    head, *workers = NODES
+    digest = mesh_digest([node.instance for node in NODES])
+    instance = replace(head.instance, tags={tags.MESH: digest})
+    return Cluster("bert", (replace(head, instance=instance), *workers), len(NODES))
 
 
 def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[str, FakeHost]:
@@ -62,7 +73,7 @@ def run(hosts: dict[str, FakeHost], results: Path, events: list[Any] | None = No
         return hosts[node.name]
 
     return train(
-        Cluster("bert", NODES),
+        whole_cluster(),
         load_stack("upstream"),
         open_host,
         TrainRequest(DEMO, results),

@@ -1,0 +1,157 @@
+"""What a user is told whose training job or embedded cloud can't be had as wished, and nothing done.
+
+Each row is a command line, or a file, and the message that it must have, word for word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import failures as f
+from tests.cluster.command_line import CommandLine, numbered
+from tests.infra.local.fakes import Endpoint
+
+_ROWS: tuple[tuple[str, f.Message], ...] = (
+    # The embedded cloud
+    ("local", "the following arguments are required: ACTION" + f.help_of("local")),
+    (
+        "local boot",
+        f.choice(
+            "argument ACTION: invalid choice: 'boot'", "local", "status", "stop", "reset", "faults"
+        ),
+    ),
+    ("local faults nowhere.toml", "nowhere.toml can't be read: No such file or directory"),
+    (
+        "local faults x.toml --clear",
+        "argument --clear: not allowed with argument FILE" + f.help_of("local faults"),
+    ),
+    # Training
+    ("train", "the following arguments are required: job" + f.help_of("train")),
+    ("train bert", f.choice("argument job: invalid choice: 'bert'", "train", "squad")),
+    ("train squad --ppn 0", "--ppn 0: expected a whole number from 1 on"),
+    ("train squad --ppn x", "argument --ppn: invalid int value: 'x'" + f.help_of("train")),
+    ("train squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
+    ("train squad --eval .", ".: can't be read: Is a directory"),
+    ("train squad --epochs 0", "--epochs 0 is out of range: 1 to 10000"),
+    ("train squad --batch-size 5000", "--batch-size 5000 is out of range: 1 to 4096"),
+    ("train squad --learning-rate nan", "--learning-rate nan is out of range: 1e-08 to 1"),
+    ("train squad --warmup-ratio 2", "--warmup-ratio 2.0 is out of range: 0 to 1"),
+    ("train squad --max-length 8", "--max-length 8 is out of range: 16 to 8192"),
+    (
+        "train squad --stride 300",
+        "--stride 300 is out of range: at most half of --max-length (384), or features would "
+        "hardly advance",
+    ),
+    ("train squad --seed -1", "--seed -1 is out of range: 0 to 2147483647"),
+    (
+        "train squad --dtype fp16",
+        f.choice("argument --dtype: invalid choice: 'fp16'", "train", "auto", "bf16", "fp32"),
+    ),
+    (
+        "train squad --backend nccl",
+        f.choice("argument --backend: invalid choice: 'nccl'", "train", "auto", "ccl", "gloo"),
+    ),
+    ("train squad --max-steps 0", "--max-steps 0 is out of range: 1 to 1000000000"),
+    ("train squad --model ./nowhere", "--model ./nowhere: no such folder"),
+    ("train squad --model ~nobody-here/model", "--model ~nobody-here/model: no such folder"),
+    (
+        "train squad --model .",
+        "--model .: no config.json in it, so it is not a model's folder\n  → a folder written "
+        "by save_pretrained, or a model's name on the hub",
+    ),
+    ("train squad --model ''", "--model" + f.EMPTY),
+    (
+        "train squad --dataset other --data x.json",
+        "--data and --dataset exclude each other: give one of them",
+    ),
+    ("train squad --demo --results /dev/null", "--results /dev/null: /dev/null is not a folder"),
+    (
+        "train squad --demo --results /dev/null/x",
+        "--results /dev/null/x: /dev/null is not a folder",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def line(endpoint: Endpoint) -> Iterator[CommandLine]:
+    with f.one_for_all(endpoint) as line:
+        yield line
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("argv", "message"), _ROWS, ids=numbered(row[0] for row in _ROWS))
+def test_a_mistake_is_answered_with_what_fits(
+    line: CommandLine, argv: str, message: f.Message
+) -> None:
+    f.expect_refusal(line, shlex.split(argv), message)
+
+
+_FAULTS = (
+    ("capacty = []", "unknown key capacty; did you mean capacity?"),
+    ("[quota]\nlimit = 3", "unknown key quota.limit; expected on_demand_vcpus, spot_vcpus"),
+    (
+        "profile = 'metall'",
+        "profile = 'metall': expected 'instant', 'fast' or 'metal'; did you mean metal?",
+    ),
+    ("boot_s = -1", "boot_s = -1: expected greater than or equal to 0"),
+    ("[[throttle]]\nrate = 2", "throttle[0].rate = 2: expected less than or equal to 1"),
+    ("[[machine]]\nn = 1", "machine[0].fate is missing"),
+    (
+        "[[machine]]\nfate = 'explodes'",
+        re.compile(r"machine\[0\]\.fate = 'explodes': expected 'never-boots', .* or 'stops'"),
+    ),
+    (
+        "[[error]]\naction = 'RunInstance'",
+        "error[0].action = 'RunInstance': expected an API action or '*'; did you mean "
+        "RunInstances?",
+    ),
+    (
+        "[[capacity]]\nmarket = 'spott'\nfree = 1",
+        "capacity[0].market = 'spott': expected 'spot', 'on-demand' or '*'; did you mean spot?",
+    ),
+    ("seed = ", re.compile(r"not TOML: Invalid value .*")),
+)
+
+
+@pytest.mark.parametrize(("text", "message"), _FAULTS, ids=[row[0] for row in _FAULTS])
+def test_a_broken_faults_file_is_answered_with_the_key(
+    line: CommandLine, text: str, message: f.Message
+) -> None:
+    Path("bad.toml").write_text(text)
+    pattern = re.escape(message) if isinstance(message, str) else message.pattern
+    f.expect_refusal(line, ["local", "faults", "bad.toml"], re.compile(f"bad.toml: {pattern}"))
+
+
+_ANSWER = {"text": "b", "answer_start": 2}
+_QUESTION = {"id": "q", "question": "?", "answers": [_ANSWER]}
+_DATA = (
+    ("[", "is not JSON: Expecting value (line 1, column 2)"),
+    ("[]", re.compile(r".*")),
+    (
+        {"context": "a b", "qas": [{**_QUESTION, "answers": [{**_ANSWER, "answer_start": 0}]}]},
+        re.compile(r"data\[0\] 't', paragraphs\[0\], qas\[0\] \(id 'q'\): answer_start 0.*"),
+    ),
+)
+
+
+@pytest.mark.parametrize(("content", "message"), _DATA, ids=["text", "list", "record"])
+def test_broken_training_data_is_answered_with_the_record(
+    line: CommandLine, content: object, message: f.Message
+) -> None:
+    text = content
+    if not isinstance(text, str):
+        text = json.dumps({"data": [{"title": "t", "paragraphs": [content]}]})
+    Path("train.json").write_text(text)
+    pattern = re.escape(message) if isinstance(message, str) else message.pattern
+    told = re.compile(f"train.json: {pattern}", re.DOTALL)
+    f.expect_refusal(line, ["train", "squad", "--data", "train.json"], told)

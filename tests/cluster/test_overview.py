@@ -1,0 +1,198 @@
+"""All clusters of an account: what they are, what they cost, and which were forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+import cluster.overview
+import infra.clients
+from cluster.overview import Overview, describe_regions, list_clusters
+from infra import tags
+from infra.clients import Clients
+from infra.cloud import Cloud
+from infra.inventory import Inventory, Resource
+from infra.tags import render_time
+from tests.cluster.park_cloud import ParkCloud
+from tests.infra.planter import Planter
+from tests.infra.situations import (
+    NOW,
+    make_found,
+    make_group,
+    make_image,
+    make_machine,
+    make_machines,
+    make_spec,
+)
+
+SPEC = make_spec(3)  # made at NOW, for eight hours
+WHOLE = make_found(SPEC)
+KEPT = Inventory(
+    images=(make_image(**{tags.KEPT: "yes"}),), snapshots=(Resource("snap-of-ami-1", {}),)
+)
+HOUR = timedelta(hours=1)
+
+
+def look(found: Inventory, *, billed: bool = True) -> Overview:
+    return Overview("bert", "us-east-1", found, billed)
+
+
+def without_machines(found: Inventory) -> Inventory:
+    return replace(found, instances=())
+
+
+def broken_record() -> Inventory:
+    group = make_group(SPEC)
+    labels = {**group.tags, tags.EXPIRES: "one day", "spr-cluster:nodes": "lots"}
+    return make_found(SPEC, security_groups=(replace(group, tags=labels),))
+
+
+@pytest.mark.parametrize(
+    ("found", "hours", "state", "orphan"),
+    [
+        (Inventory(), 1, "none", False),
+        (WHOLE, 1, "running", False),
+        (WHOLE, 8, "over", True),
+        (make_found(SPEC, instances=make_machines(2)), 1, "incomplete", False),
+        (
+            make_found(SPEC, instances=(*make_machines(2), make_machine(2, state="stopped"))),
+            1,
+            "incomplete",
+            False,
+        ),
+        (
+            make_found(SPEC, instances=(*make_machines(2), make_machine(2, state="pending"))),
+            1,
+            "starting",
+            False,
+        ),
+        (without_machines(WHOLE), 1, "no machines", False),
+        (without_machines(WHOLE), 9, "over", True),
+        (
+            make_found(SPEC, instances=(make_machine(0, state="shutting-down"),)),
+            1,
+            "no machines",
+            False,
+        ),
+        (KEPT, 9999, "kept image", False),
+        (replace(KEPT, images=(make_image(),)), 1, "over", True),
+        (replace(KEPT, key_pairs=WHOLE.key_pairs), 1, "over", True),
+        (Inventory(snapshots=KEPT.snapshots), 1, "over", True),
+        (Inventory(volumes=(Resource("vol-1", {}),)), 1, "over", True),
+        (Inventory(instances=make_machines(1)), 1, "incomplete", False),
+        (broken_record(), 1, "incomplete", False),
+        (without_machines(broken_record()), 1, "over", True),
+    ],
+)
+def test_the_state_of_a_cluster(found: Inventory, hours: int, state: str, orphan: bool) -> None:
+    overview, now = look(found), NOW + hours * HOUR
+
+    assert overview.state(now) == state
+    assert overview.is_orphan(now) is orphan
+
+
+def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
+    """An interrupted `extend` has told only some of the machines."""
+    later = {tags.EXPIRES: render_time(NOW + 10 * HOUR)}
+    found = make_found(SPEC, instances=(*make_machines(2), make_machine(2, labels=later)))
+
+    assert look(found).expires == NOW + 10 * HOUR
+    assert not look(found).is_orphan(NOW + 9 * HOUR)
+    assert look(found).is_orphan(NOW + 10 * HOUR)
+
+
+def test_what_it_has_cost_is_told_where_it_costs() -> None:
+    now = NOW + 2 * HOUR
+
+    assert look(WHOLE).usd_so_far(now) == pytest.approx(3 * 2 * 6.5472, rel=0.001)
+    assert look(WHOLE, billed=False).usd_so_far(now) == 0
+
+
+def test_as_a_dictionary() -> None:
+    told = look(WHOLE).as_dict(NOW + HOUR)
+
+    assert told == {
+        "cluster": "bert",
+        "region": "us-east-1",
+        "state": "running",
+        "nodes": 3,
+        "wanted_nodes": 3,
+        "age_s": 3600,
+        "left_s": 7 * 3600,
+        "usd_so_far": 19.64,
+        "resources": WHOLE.ids(),
+    }
+    rest = look(Inventory(volumes=(Resource("vol-1", {}),))).as_dict(NOW)
+    assert (rest["wanted_nodes"], rest["age_s"], rest["left_s"]) == (None, None, None)
+
+
+@pytest.fixture
+def here(park_cloud: ParkCloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    """The cloud; a set of clients takes a while to make, and that of one region is there."""
+    real = infra.clients.connect
+
+    def connect(cloud: Cloud) -> Clients:
+        return park_cloud.ctx.clients if cloud.region == "us-east-1" else real(cloud)
+
+    monkeypatch.setattr(cluster.overview, "connect", connect)
+    return park_cloud.ctx.cloud
+
+
+def test_every_cluster_of_a_region_is_listed(park_cloud: ParkCloud, here: Cloud) -> None:
+    assert list_clusters(here, ("us-east-1",)) == ((), {})
+    park_cloud.made(nodes=2)
+    Planter(park_cloud.fake, "forgotten").volumes()
+
+    (bert, forgotten), closed = list_clusters(here, ("us-east-1",))
+
+    now = park_cloud.ctx.now()
+    assert closed == {}
+    assert (bert.name, bert.state(now), bert.region) == ("bert", "running", "us-east-1")
+    assert (forgotten.name, forgotten.state(now)) == ("forgotten", "over")
+    assert bert.found.ids() == park_cloud.found().ids()
+
+
+def test_the_regions_are_ec2s_and_each_is_looked_into(park_cloud: ParkCloud, here: Cloud) -> None:
+    park_cloud.fake.application.open_region("eu-west-1")
+    Planter(park_cloud.fake, "bert").key_pairs()
+    regions = describe_regions(here)
+    assert regions == ("eu-west-1", "us-east-1")
+
+    listed, closed = list_clusters(here, regions)
+
+    assert [(overview.region, overview.name) for overview in listed] == [("us-east-1", "bert")]
+    assert closed == {}
+
+
+def test_a_region_that_is_closed_is_named_and_the_others_are_told(
+    park_cloud: ParkCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Planter(park_cloud.fake, "bert").key_pairs()
+    closed_ec2: Any = Closed()
+    open_, shut = park_cloud.ctx.clients, replace(park_cloud.ctx.clients, ec2=closed_ec2)
+    monkeypatch.setattr(
+        cluster.overview, "connect", lambda c: shut if c.region == "eu-west-1" else open_
+    )
+
+    listed, closed = list_clusters(park_cloud.ctx.cloud, ("eu-west-1", "us-east-1"))
+
+    assert [overview.name for overview in listed] == ["bert"]
+    assert list(closed) == ["eu-west-1"]
+    assert "no permission for DescribeInstances" in closed["eu-west-1"]
+    with pytest.raises(ClientError):
+        list_clusters(park_cloud.ctx.cloud, ("eu-west-1",))
+
+
+class Closed:
+    """EC2 where an account may do nothing."""
+
+    def __getattr__(self, _: str) -> Any:
+        def refuse(*_: Any, **__: Any) -> Any:
+            told = {"Error": {"Code": "UnauthorizedOperation", "Message": "no"}}
+            raise ClientError(told, "DescribeInstances")  # type: ignore[arg-type]
+
+        return refuse

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.aws import Recorder, answered_directly
+from tests.infra.hasty_time import AtOnce, HastyTime
+from tests.infra.local.fakes import (
+    Endpoint,
+    FakeCloud,
+    FakeEngine,
+    leave_moto_as_it_was,
+    state_folder,
+)
+
+
+@pytest.fixture
+def ec2_cloud(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeCloud]:
+    """The embedded cloud in this process, in a time that passes when somebody sleeps."""
+    leave_moto_as_it_was(monkeypatch)
+    folder = state_folder(tmp_path)
+    with (
+        endpoint.serve(folder, FakeEngine(), clock=HastyTime(), saving=False) as cloud,
+        answered_directly(cloud.clients, cloud.application),
+    ):
+        cloud.application._nodes._background = AtOnce()  # type: ignore[assignment]
+        yield cloud
+
+
+@pytest.fixture
+def ec2_calls(ec2_cloud: FakeCloud) -> Iterator[Recorder]:
+    """Every EC2 request from here on."""
+    recorder = Recorder()
+    with recorder.watching(ec2_cloud.clients):
+        yield recorder

@@ -1,0 +1,66 @@
+"""AWS itself: its regions, and the address by which it sees this machine."""
+
+from __future__ import annotations
+
+import io
+import urllib.error
+from typing import Any
+
+import pytest
+
+from infra.aws import find_caller_cidr, open_aws_cloud
+from infra.errors import CloudError, UsageError
+
+
+@pytest.mark.parametrize("region", ["us-east-1", "eu-west-1", "us-gov-west-1"])
+def test_a_region_that_exists_is_opened(region: str) -> None:
+    cloud = open_aws_cloud(region)
+
+    assert (cloud.name, cloud.region) == ("aws", region)
+    assert cloud.billed
+    assert cloud.has_amx
+    assert cloud.endpoint_url is None
+    assert cloud.credentials is None
+
+
+def test_without_a_wish_the_configurations_region_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert open_aws_cloud(None).region == "us-east-1"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    assert open_aws_cloud(None).region == "eu-central-1"
+
+
+@pytest.mark.parametrize("region", ["mars-1", "us-east-1a", "../x"])
+def test_what_can_not_be_a_region_is_refused(region: str) -> None:
+    with pytest.raises(UsageError):
+        open_aws_cloud(region)
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, content: bytes | Exception) -> None:
+    def urlopen(*_: Any, **__: Any) -> io.BytesIO:
+        if isinstance(content, Exception):
+            raise content
+        return io.BytesIO(content)
+
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+
+
+def test_the_callers_address_is_a_range_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, b"203.0.113.7\n")
+
+    assert find_caller_cidr() == "203.0.113.7/32"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"<html>sign in</html>", b"2001:db8::1", b"\xff\xff", urllib.error.URLError("offline")],
+)
+def test_where_it_can_not_be_learned_the_user_can_name_it(
+    monkeypatch: pytest.MonkeyPatch, content: bytes | Exception
+) -> None:
+    answer(monkeypatch, content)
+
+    with pytest.raises(CloudError, match="could not learn this machine's public address") as it:
+        find_caller_cidr()
+    assert "--ssh-cidr" in str(it.value)

@@ -1,0 +1,147 @@
+"""Ubuntu's image through SSM, and images of our own: which are fit, and how long is waited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from infra import tags
+from infra.errors import CloudError, DeadlineError
+from infra.images import (
+    create_image,
+    describe_image,
+    find_ubuntu_image,
+    ubuntu_parameter,
+    wait_until_available,
+)
+from infra.progress import Silent
+from infra.quotas import describe_quota
+from tests.aws import Recorder
+from tests.infra.hasty_time import HastyTime
+from tests.infra.local.fakes import BASE, FakeCloud
+from tests.infra.situations import RECIPE, make_image
+
+
+@dataclass
+class Notes:
+    """A progress that keeps its notes."""
+
+    told: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def phase(self, title: str) -> Iterator[None]:
+        yield
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+
+
+@pytest.mark.parametrize(
+    ("release", "disk"), [("24.04", "ebs-gp3"), ("26.04", "ebs-gp3"), ("22.04", "ebs-gp2")]
+)
+def test_canonicals_parameter(release: str, disk: str) -> None:
+    assert ubuntu_parameter(release) == (
+        f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/{disk}/ami-id"
+    )
+
+
+def test_the_current_ubuntu_image_of_the_region(ec2_cloud: FakeCloud) -> None:
+    image = find_ubuntu_image(ec2_cloud.clients.ssm, ec2_cloud.clients.ec2, "24.04")
+
+    assert (image.id, image.state, image.root_device) == (BASE.ami_id, "available", "/dev/sda1")
+    assert not image.holds("")
+
+
+@pytest.mark.parametrize(
+    ("state", "labels", "fits"),
+    [
+        ("available", {}, True),
+        ("pending", {}, True),
+        ("failed", {}, False),
+        ("deregistered", {}, False),
+        ("available", {tags.SEALED: ""}, False),
+        ("available", {tags.INSTALLED: ""}, False),
+        ("available", {tags.INSTALLED: "ffffffffffff"}, False),
+    ],
+)
+def test_only_a_clean_image_of_the_very_software_is_fit(
+    state: str, labels: dict[str, str], fits: bool
+) -> None:
+    assert make_image("ami-1", state, **labels).holds(RECIPE) is fits
+
+
+def begin(cloud: FakeCloud) -> str:
+    (machine,) = cloud.run(1)
+    return create_image(cloud.clients.ec2, machine, "bert", "spr-cluster-bert-1", RECIPE)
+
+
+def test_an_image_is_begun_without_a_reboot_and_with_its_tags(
+    ec2_cloud: FakeCloud, ec2_calls: Recorder
+) -> None:
+    image = describe_image(ec2_cloud.clients.ec2, begin(ec2_cloud))
+
+    (request,) = ec2_calls.of("CreateImage")
+    assert request["NoReboot"] is True
+    kinds = [listed["ResourceType"] for listed in request["TagSpecifications"]]
+    assert kinds == ["image", "snapshot"]
+    assert image.tags[tags.CLUSTER] == "bert"
+    assert image.tags[tags.INSTALLED] == RECIPE
+    # Whether it is clean is known only when its content can no longer change.
+    assert tags.SEALED not in image.tags
+
+
+def test_an_image_is_waited_for_as_long_as_it_takes(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults("image_s = 1200")
+    image_id, notes = begin(ec2_cloud), Notes()
+
+    image = wait_until_available(ec2_cloud.clients.ec2, image_id, notes, ec2_cloud.clock)
+
+    assert image.state == "available"
+    assert notes.told[-1] == f"{image_id}: 20 min of at most 90"
+
+
+def test_an_image_that_ec2_gives_up_is_an_error_with_its_reason(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.engine.refuse = "copy"
+    image_id = begin(ec2_cloud)
+
+    with pytest.raises(CloudError, match=f"image {image_id} failed: .*refused"):
+        wait_until_available(ec2_cloud.clients.ec2, image_id, Silent(), ec2_cloud.clock)
+
+
+def test_no_image_is_waited_for_without_an_end(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults("image_s = 86400")
+    image_id = begin(ec2_cloud)
+    assert isinstance(ec2_cloud.clock, HastyTime)
+    ec2_cloud.clock.pace = 50
+
+    with pytest.raises(DeadlineError, match=f"image {image_id} available: not within 90 min"):
+        wait_until_available(ec2_cloud.clients.ec2, image_id, Silent(), ec2_cloud.clock)
+
+
+def test_an_image_that_is_not_shown_yet_is_waited_for(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults("visibility_s = 4")
+    client: Any = ec2_cloud.clients.ec2
+    (machine,) = ec2_cloud.run(1)
+    ec2_cloud.clock.sleep(5)
+    image_id = create_image(client, machine, "bert", "spr-cluster-bert-1", RECIPE)
+
+    with pytest.raises(Exception, match="NotFound"):
+        describe_image(client, image_id)
+    assert wait_until_available(client, image_id, Silent(), ec2_cloud.clock).id == image_id
+
+
+@pytest.mark.parametrize(("spot", "vcpus"), [(False, 256), (True, 64)])
+def test_the_quota_of_each_market(ec2_cloud: FakeCloud, spot: bool, vcpus: int) -> None:
+    ec2_cloud.faults("[quota]\non_demand_vcpus = 256\nspot_vcpus = 64\n")
+
+    assert describe_quota(ec2_cloud.clients.quotas, spot=spot) == vcpus
+
+
+def test_a_quota_that_can_not_be_learned_stops_nothing(ec2_cloud: FakeCloud) -> None:
+    ec2_cloud.faults('[[error]]\naction = "GetServiceQuota"\ncode = "AccessDeniedException"\n')
+
+    assert describe_quota(ec2_cloud.clients.quotas, spot=False) is None

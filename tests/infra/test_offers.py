@@ -1,0 +1,151 @@
+"""In which order machines are tried to be bought, and exactly what EC2 is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infra import tags
+from infra.buying import Offer, list_offers, render_request
+from infra.network import TypeSupport
+from tests.infra.market import AB, METAL, NETWORKS, SECOND, make_purchase, offers_of
+from tests.infra.situations import make_spec
+
+
+def told(offers: tuple[Offer, ...]) -> list[str]:
+    return [str(offer).replace("us-east-1", "") for offer in offers]
+
+
+def test_the_group_in_every_zone_then_without_it_then_the_next_type() -> None:
+    assert told(offers_of(make_spec(2, instance_types=(METAL, SECOND)))) == [
+        f"{METAL} in a, in the placement group",
+        f"{METAL} in b, in the placement group",
+        f"{METAL} in a",
+        f"{METAL} in b",
+        f"{SECOND} in b, in the placement group",
+        f"{SECOND} in b",
+    ]
+
+
+def test_spot_first_and_then_all_of_it_again_on_demand() -> None:
+    spec = make_spec(2, instance_types=(SECOND,), spot=True, on_demand_allowed=True)
+
+    assert told(offers_of(spec)) == [
+        f"{SECOND} in b, spot, in the placement group",
+        f"{SECOND} in b, spot",
+        f"{SECOND} in b, in the placement group",
+        f"{SECOND} in b",
+    ]
+
+
+def test_spot_alone_never_becomes_on_demand() -> None:
+    offers = offers_of(make_spec(2, spot=True))
+
+    assert {offer.market for offer in offers} == {"spot"}
+    assert {offer.market for offer in offers_of(make_spec(2))} == {"on-demand"}
+
+
+@pytest.mark.parametrize("wishes", [{"nodes": 1}, {"nodes": 2, "placement_group": False}])
+def test_no_group_where_none_is_needed_or_wished(wishes: dict[str, Any]) -> None:
+    assert not any(offer.in_group for offer in offers_of(make_spec(**wishes)))
+
+
+def test_no_group_for_types_that_can_not_be_in_one() -> None:
+    support = {METAL: TypeSupport(AB, cluster_groups=False)}
+
+    assert not any(offer.in_group for offer in list_offers(make_spec(2), support, NETWORKS))
+
+
+# The request
+
+
+def test_the_request_of_a_plain_machine_is_exactly_this() -> None:
+    offer = offers_of(make_spec(2))[-1]
+    labels = [
+        {"Key": "Name", "Value": "bert-worker"},
+        {"Key": tags.CLUSTER, "Value": "bert"},
+        {"Key": tags.ROLE, "Value": "worker"},
+        {"Key": tags.STACK, "Value": "intel"},
+    ]
+
+    assert render_request(make_purchase(make_spec(2)), offer) == {
+        "ImageId": "ami-1",
+        "InstanceType": METAL,
+        "MinCount": 2,
+        "MaxCount": 2,
+        "KeyName": "spr-cluster-bert",
+        "UserData": "#cloud-config\n{}",
+        "NetworkInterfaces": [
+            {
+                "DeviceIndex": 0,
+                "SubnetId": "subnet-b",
+                "Groups": ["sg-1"],
+                "AssociatePublicIpAddress": True,
+                "DeleteOnTermination": True,
+            }
+        ],
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": "/dev/sda1",
+                "Ebs": {
+                    "VolumeSize": 100,
+                    "VolumeType": "gp3",
+                    "Encrypted": True,
+                    "DeleteOnTermination": True,
+                },
+            }
+        ],
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+        },
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": labels}
+            for kind in ("instance", "volume", "network-interface")
+        ],
+    }
+
+
+def test_in_the_group_it_says_so() -> None:
+    request = render_request(make_purchase(make_spec(2)), offers_of(make_spec(2))[0])
+
+    assert request["Placement"] == {"GroupName": "spr-cluster-bert"}
+
+
+@pytest.mark.parametrize(
+    ("max_price", "ceiling"), [(None, {}), (2.5, {"MaxPrice": "2.5"}), (3, {"MaxPrice": "3"})]
+)
+def test_a_spot_machine_is_bought_once_with_its_ceiling_and_its_request_is_tagged(
+    max_price: float | None, ceiling: dict[str, str]
+) -> None:
+    spec = make_spec(2, spot=True, max_price=max_price)
+
+    request = render_request(make_purchase(spec), offers_of(spec)[0])
+
+    assert request["InstanceMarketOptions"] == {
+        "MarketType": "spot",
+        "SpotOptions": {
+            "SpotInstanceType": "one-time",
+            "InstanceInterruptionBehavior": "terminate",
+            **ceiling,
+        },
+    }
+    kinds = [listed["ResourceType"] for listed in request["TagSpecifications"]]
+    assert kinds == ["instance", "volume", "network-interface", "spot-instances-request"]
+
+
+@pytest.mark.parametrize(("nodes", "has"), [(2, True), (1, False)])
+def test_ena_express_where_the_type_has_it_and_there_is_somebody_to_talk_to(
+    nodes: int, has: bool
+) -> None:
+    spec = make_spec(nodes)
+    support = {METAL: TypeSupport(AB, ena_express=True)}
+    offer = list_offers(spec, support, NETWORKS)[0]
+
+    (interface,) = render_request(make_purchase(spec), offer)["NetworkInterfaces"]
+
+    express = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": {"EnaSrdUdpEnabled": True}}
+    assert interface.get("EnaSrdSpecification") == (express if has else None)

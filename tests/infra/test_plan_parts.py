@@ -1,0 +1,194 @@
+"""What a plan tells, what it keeps, and in which order ``down`` takes things away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from infra import tags
+from infra.errors import SprError
+from infra.instances import HEAD
+from infra.inventory import Inventory, Resource
+from infra.network import SecurityGroup
+from infra.plan import (
+    ActionKind,
+    check_head_is_not_stopped,
+    mesh_digest,
+    plan_down,
+    plan_up,
+    rank_instances,
+)
+from tests.infra.situations import (
+    CALLER,
+    PLACEMENT,
+    RECIPE,
+    make_found,
+    make_image,
+    make_machine,
+    make_machines,
+    make_situation,
+    make_spec,
+)
+from tests.infra.test_plan import ELSEWHERE, GROWTH, SPEC, changed, ids_of, kinds, there
+
+K = ActionKind
+
+
+def test_it_is_said_why_each_machine_goes() -> None:
+    machines = (
+        *changed(1, state="stopped"),
+        make_machine(3),
+        make_machine(4, **ELSEWHERE),
+    )
+    situation = replace(there(instances=machines), unhealthy={"i-3": "impaired"})
+
+    (removal,) = plan_up(situation).takes_away
+
+    assert removal.title == ("Terminate: i-1 (stopped), i-3 (impaired), i-4 (not needed)")
+
+
+def test_a_cluster_keeps_the_software_that_it_was_made_with() -> None:
+    old = "aaaaaaaaaaaa"
+    machines = tuple(replace(m, tags={**m.tags, tags.INSTALLED: old}) for m in make_machines(2))
+    images = (make_image(**{tags.INSTALLED: old}),)
+    situation = make_situation(SPEC, make_found(SPEC, instances=machines, images=images))
+
+    assert situation.recipe == RECIPE
+    assert situation.software == old
+    assert kinds(plan_up(situation)) == GROWTH
+
+
+@pytest.mark.parametrize(
+    ("found", "cidr"),
+    [((), CALLER), (("203.0.113.0/24",), "203.0.113.0/24"), (("198.51.100.0/24",), CALLER)],
+)
+def test_a_wider_range_that_has_the_caller_in_it_stays(found: tuple[str, ...], cidr: str) -> None:
+    group = SecurityGroup("sg-1", "vpc-1", {}, ssh_cidrs=found)
+
+    assert group.cidr_for(CALLER) == cidr
+
+
+def test_the_price_is_that_of_the_type_that_is_there() -> None:
+    wish = make_spec(3, instance_types=("m7i.metal-24xl", "r7iz.metal-16xl"))
+    found = make_found(wish)
+
+    assert plan_up(make_situation(wish, found)).usd_per_hour == pytest.approx(3 * 6.5472)
+    # Before anything is there: of the types that it could become, the dearest.
+    assert plan_up(make_situation(wish)).usd_per_hour == pytest.approx(3 * 6.5472)
+    cheap = make_spec(3, instance_types=("m7i.metal-24xl",))
+    assert plan_up(make_situation(cheap)).usd_per_hour == pytest.approx(3 * 5.3222)
+
+
+def test_the_plan_tells_how_long_it_takes() -> None:
+    low, high = plan_up(make_situation(SPEC)).expected_min
+
+    assert (low, high) == (20, 105)
+    assert plan_up(there()).expected_min == (0, 0)
+
+
+@pytest.mark.parametrize("state", ["stopping", "stopped"])
+def test_a_stopped_head_is_not_thrown_away(state: str) -> None:
+    found = make_found(SPEC, instances=changed(0, state=state))
+
+    with pytest.raises(SprError, match=f"head node i-0 is {state}; it was left as it is") as caught:
+        check_head_is_not_stopped(found)
+    assert "aws ec2 start-instances --instance-ids i-0" in str(caught.value)
+    check_head_is_not_stopped(found, {"i-0"})  # it never worked
+    check_head_is_not_stopped(make_found(SPEC, instances=changed(1, state=state)))
+
+
+def test_ranks_are_by_role_and_launch() -> None:
+    same = make_machine(1).launch_time
+    machines = [
+        make_machine(4, launch_time=same, launch_index=1),
+        make_machine(9, HEAD),
+        make_machine(3, launch_time=same, launch_index=2),
+        make_machine(1),
+    ]
+
+    assert [machine.id for machine in rank_instances(machines)] == ["i-9", "i-1", "i-4", "i-3"]
+
+
+def test_connected_nodes_are_known_by_their_ranks() -> None:
+    one, two = make_machine(1), make_machine(2)
+
+    assert mesh_digest([one, two]) != mesh_digest([two, one])
+    assert mesh_digest([one, two]) == mesh_digest([one, replace(two, public_ip="192.0.2.1")])
+
+
+# What is taken away, and in which order
+
+
+def everything() -> Inventory:
+    one = (Resource("x", {}),)
+    return make_found(
+        SPEC,
+        spot_requests=(Resource("sir-1", {}),),
+        volumes=(Resource("vol-1", {}), Resource("vol-2", {})),
+        interfaces=one,
+        addresses=one,
+        launch_templates=one,
+        snapshots=(Resource("snap-other", {}), Resource("snap-of-ami-1", {})),
+    )
+
+
+def test_a_plan_to_remove_nothing_is_empty() -> None:
+    assert plan_down(Inventory()).actions == ()
+
+
+def test_what_machines_hold_is_left_to_ec2_while_they_end() -> None:
+    plan = plan_down(everything())
+
+    assert kinds(plan) == (
+        K.TERMINATE,
+        K.CANCEL_SPOT,
+        K.DELETE_IMAGES,
+        K.DELETE_SNAPSHOTS,
+        K.DELETE_TEMPLATES,
+        K.DELETE_KEYS,
+    )
+    assert ids_of(plan, K.TERMINATE) == ("i-0", "i-1", "i-2")
+    assert ids_of(plan, K.CANCEL_SPOT) == ("sir-1",)
+
+
+def test_every_kind_that_is_left_is_removed_in_the_order_in_which_ec2_lets_go() -> None:
+    rest = replace(everything(), instances=())
+
+    order = kinds(plan_down(rest))
+
+    assert len(order) == len(rest.ids()) == 10
+    assert order.index(K.DELETE_IMAGES) < order.index(K.DELETE_SNAPSHOTS)
+    assert order.index(K.DELETE_INTERFACES) < order.index(K.DELETE_GROUPS)
+    assert ids_of(plan_down(rest), K.DELETE_PLACEMENTS) == (PLACEMENT.id,)
+    assert ids_of(plan_down(rest), K.DELETE_VOLUMES) == ("vol-1", "vol-2")
+
+
+def test_an_images_own_snapshots_go_with_it_even_without_a_tag_and_once() -> None:
+    assert ids_of(plan_down(everything()), K.DELETE_SNAPSHOTS) == ("snap-of-ami-1", "snap-other")
+    untagged = Inventory(images=(make_image(),))
+    assert ids_of(plan_down(untagged), K.DELETE_SNAPSHOTS) == ("snap-of-ami-1",)
+
+
+def test_a_kept_image_is_left_out() -> None:
+    rest = everything().without_image()
+
+    assert not {K.DELETE_IMAGES, K.DELETE_SNAPSHOTS} & set(kinds(plan_down(rest)))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda _: Inventory(), ""),
+        (lambda found: Inventory(volumes=found.volumes), "2 volumes (vol-1, vol-2)"),
+        (lambda found: Inventory(key_pairs=found.key_pairs), "1 key pair (spr-cluster-bert)"),
+    ],
+)
+def test_an_inventory_tells_kinds_and_ids(
+    change: Callable[[Inventory], Inventory], text: str
+) -> None:
+    found = change(everything())
+
+    assert str(found) == text
+    assert bool(found) is bool(text)

@@ -1,0 +1,273 @@
+"""Whatever is there: no plan throws away what is good, and any plan, cut off anywhere, leads to the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra import tags
+from infra.instances import HEAD, WORKER, Instance
+from infra.inventory import Inventory, KeyPair
+from infra.plan import Action, ActionKind, Plan, Situation, plan_up
+from infra.record import record_tags
+from tests.infra.situations import (
+    CALLER,
+    KEY,
+    PLACEMENT,
+    RECIPE,
+    connect,
+    make_group,
+    make_image,
+    make_machine,
+    make_situation,
+    make_spec,
+)
+
+K = ActionKind
+TYPES = ("r7iz.metal-16xl", "m7i.metal-24xl")
+ZONES = ("us-east-1a", "us-east-1b")
+OTHER_RECIPE = "ffffffffffff"
+
+
+@st.composite
+def machine_of(draw: st.DrawFn, number: int) -> Instance:
+    states = ["pending", "running", "running", "running", "stopping", "stopped", "shutting-down"]
+    return make_machine(
+        number,
+        draw(st.sampled_from([HEAD, WORKER, WORKER, WORKER])),
+        state=draw(st.sampled_from(states)),
+        instance_type=draw(st.sampled_from([TYPES[0], *TYPES])),
+        zone=draw(st.sampled_from([ZONES[0], *ZONES])),
+        labels={tags.INSTALLED: draw(st.sampled_from([RECIPE, RECIPE, OTHER_RECIPE, ""]))},
+    )
+
+
+@st.composite
+def image_of(draw: st.DrawFn, number: int) -> Any:
+    return make_image(
+        f"ami-{number}",
+        draw(st.sampled_from(["pending", "available", "failed"])),
+        **{
+            tags.SEALED: draw(st.sampled_from(["yes", ""])),
+            tags.INSTALLED: draw(st.sampled_from([RECIPE, RECIPE, OTHER_RECIPE])),
+        },
+    )
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    """Any mixture of what several interrupted and changed wishes could have left."""
+    spec = make_spec(draw(st.integers(1, 5)), instance_types=TYPES)
+    count, connected = draw(st.integers(0, 7)), draw(st.booleans())
+    machines = tuple(draw(machine_of(number)) for number in range(count))
+    if machines and connected:
+        machines = connect(machines)
+    rules = {"ssh_cidrs": draw(st.sampled_from([(), (CALLER,), ("0.0.0.0/0",)]))}
+    group = make_group(make_spec(draw(st.integers(1, 5)), instance_types=TYPES), **rules)
+    keys = st.sampled_from([(), (KEY,), (KeyPair(KEY.id, {}, "ssh-ed25519 AAAAother"),)])
+    found = Inventory(
+        instances=machines,
+        security_groups=draw(st.sampled_from([(), (group,)])),
+        placement_groups=draw(st.sampled_from([(), (PLACEMENT,)])),
+        key_pairs=draw(keys),
+        images=tuple(draw(image_of(number)) for number in range(draw(st.integers(0, 2)))),
+    )
+    ids = [machine.id for machine in machines]
+    sick = draw(st.lists(st.sampled_from(ids), unique=True)) if ids else []
+    return make_situation(spec, found, unhealthy=dict.fromkeys(sick, "impaired"))
+
+
+def is_good(situation: Situation, machine: Instance) -> bool:
+    return machine.state in ("pending", "running") and machine.id not in situation.unhealthy
+
+
+def taken(plan: Plan) -> set[str]:
+    return {id_ for action in plan.takes_away for id_ in action.ids}
+
+
+@given(situations())
+def test_what_is_kept_is_good_together_and_no_more_than_wished(situation: Situation) -> None:
+    keep = plan_up(situation).keep
+
+    assert len(keep) <= situation.spec.nodes
+    assert len({machine.id for machine in keep}) == len(keep)
+    assert len({machine.place for machine in keep}) <= 1
+    assert all(is_good(situation, machine) for machine in keep)
+    assert all(machine.role == WORKER for machine in keep[1:])
+
+
+@given(situations())
+def test_every_machine_is_kept_or_goes(situation: Situation) -> None:
+    plan = plan_up(situation)
+
+    alive = {machine.id for machine in situation.found.alive}
+    assert {machine.id for machine in plan.keep} | taken(plan) == alive
+    assert not {machine.id for machine in plan.keep} & taken(plan)
+
+
+@given(situations())
+def test_nothing_good_is_thrown_away_that_is_needed(situation: Situation) -> None:
+    plan = plan_up(situation)
+    good = [machine for machine in situation.found.alive if is_good(situation, machine)]
+    if not good:
+        assert plan.keep == ()
+        return
+
+    place = plan.keep[0].place
+    here = [machine for machine in good if machine.place == place]
+    assert len(here) == max(sum(other.place == machine.place for other in good) for machine in good)
+    if any(machine.role == HEAD for machine in here):
+        assert plan.keep[0].role == HEAD, "a good head was thrown away"
+    workers_gone = [m for m in here if m.id in taken(plan) and m.role == WORKER]
+    assert not workers_gone or len(plan.keep) == situation.spec.nodes
+
+
+class World:
+    """What the actions of a plan do, as far as another plan sees it; each checks what it needs."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.situation = situation
+        self.found = situation.found
+        self.nodes: list[Instance] = []
+
+    def apply(self, plan: Plan, stop_after: int = 99) -> Situation:
+        self.nodes = list(plan.keep)
+        for action in plan.actions[:stop_after]:
+            getattr(self, f"_{action.kind.name.lower()}")(action)
+        return replace(self.situation, found=self.found, unhealthy={})
+
+    def _change(self, **parts: Any) -> None:
+        self.found = replace(self.found, **parts)
+
+    def _set(self, *machines: Instance) -> None:
+        changed = {machine.id: machine for machine in machines}
+        rest = [m for m in self.found.instances if m.id not in changed]
+        self._change(instances=(*rest, *machines))
+        self.nodes = [changed.pop(m.id, m) for m in self.nodes] + list(changed.values())
+
+    def _buy(self, count: int, role: str, digest: str) -> None:
+        place = self.nodes[0].place if self.nodes else (TYPES[0], ZONES[0])
+        first = 100 + len(self.found.instances)
+        self._set(
+            *(
+                make_machine(
+                    number,
+                    role,
+                    instance_type=place[0],
+                    zone=place[1],
+                    labels={tags.INSTALLED: digest},
+                )
+                for number in range(first, first + count)
+            )
+        )
+
+    def _label_head(self, **labels: str) -> None:
+        head = self.nodes[0]
+        self._set(replace(head, tags={**head.tags, **labels}))
+
+    def _terminate(self, action: Action) -> None:
+        rest = tuple(m for m in self.found.instances if m.id not in action.ids)
+        self._change(instances=rest)
+
+    def _delete_images(self, action: Action) -> None:
+        self._change(images=tuple(i for i in self.found.images if i.id not in action.ids))
+
+    def _delete_snapshots(self, _: Action) -> None:
+        pass
+
+    def _delete_keys(self, _: Action) -> None:
+        self._change(key_pairs=())
+
+    def _create_group(self, _: Action) -> None:
+        assert not self.found.security_groups
+        bare = {"ssh_cidrs": (), "inside_in": False, "inside_out": False}
+        self._change(security_groups=(make_group(self.situation.spec, **bare),))
+
+    def _open_group(self, _: Action) -> None:
+        opened: dict[str, Any] = {"ssh_cidrs": (CALLER,), "inside_in": True, "inside_out": True}
+        self._change(security_groups=(replace(self.found.security_groups[0], **opened),))
+
+    def _record(self, _: Action) -> None:
+        group = self.found.security_groups[0]
+        labels = record_tags(self.situation.spec, self.situation.record)
+        self._change(security_groups=(replace(group, tags={**group.tags, **labels}),))
+
+    def _import_key(self, _: Action) -> None:
+        assert not self.found.key_pairs
+        self._change(key_pairs=(KEY,))
+
+    def _create_placement(self, _: Action) -> None:
+        assert not self.found.placement_groups
+        self._change(placement_groups=(PLACEMENT,))
+
+    def _run_head(self, _: Action) -> None:
+        assert not self.nodes
+        assert self.found.security_groups
+        assert self.found.key_pairs == (KEY,)
+        self._buy(1, HEAD, "")
+
+    def _run_nodes(self, action: Action) -> None:
+        assert not self.nodes
+        (image,) = self.found.images
+        assert image.state == "available"
+        self._buy(self.situation.spec.nodes, WORKER, image.tags[tags.INSTALLED])
+        self._promote(action)
+
+    def _run_workers(self, _: Action) -> None:
+        (image,) = self.found.images
+        assert image.state == "available"
+        assert image.tags[tags.SEALED] == "yes"
+        assert self.nodes[0].role == HEAD
+        self._buy(self.situation.spec.nodes - len(self.nodes), WORKER, image.tags[tags.INSTALLED])
+
+    def _promote(self, _: Action) -> None:
+        first = self.nodes[0]
+        self._set(replace(first, role=HEAD, tags={**first.tags, tags.ROLE: HEAD}))
+
+    def _reach(self, _: Action) -> None:
+        self._set(*(replace(machine, state="running") for machine in self.nodes))
+
+    def _install(self, _: Action) -> None:
+        assert self.nodes[0].role == HEAD
+        self._label_head(**{tags.INSTALLED: self.situation.recipe})
+
+    def _create_image(self, _: Action) -> None:
+        head = self.nodes[0]
+        assert head.state == "running"
+        assert self.found.images == ()
+        self._change(images=(make_image(**{tags.INSTALLED: head.tags[tags.INSTALLED]}),))
+
+    def _wait_image(self, _: Action) -> None:
+        (image,) = self.found.images
+        self._change(images=(replace(image, state="available"),))
+
+    def _connect(self, _: Action) -> None:
+        assert len(self.nodes) == self.situation.spec.nodes
+        assert self.nodes[0].role == HEAD
+        self._set(*connect(self.nodes))
+
+    def _verify(self, _: Action) -> None:
+        assert len(self.nodes) == self.situation.spec.nodes
+
+
+@given(situations())
+def test_a_plan_that_was_applied_leaves_nothing_to_do(situation: Situation) -> None:
+    after = World(situation).apply(plan_up(situation))
+
+    again = plan_up(after)
+    assert not again.changes, [action.title for action in again.actions]
+    assert not again.buys
+    assert len(again.keep) == situation.spec.nodes
+
+
+@given(situations(), st.integers(0, 12), st.integers(0, 12))
+def test_a_plan_that_was_cut_off_twice_still_comes_to_its_end(
+    situation: Situation, first: int, second: int
+) -> None:
+    for cut in (first, second, 99):
+        situation = World(situation).apply(plan_up(situation), cut)
+
+    assert not plan_up(situation).changes

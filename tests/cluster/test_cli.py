@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster.cli import main
+from cluster.cli import _TerminatedError, main
 from cluster.files import ClusterFiles
 from infra.access import write_private
 from infra.policy import build_policy
@@ -261,6 +261,31 @@ def test_a_signal_ends_it_with_its_code_and_one_word(number: signal.Signals, cod
         _, err = process.communicate(timeout=30)
     assert process.returncode == code
     assert err.strip() == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "code"), [(KeyboardInterrupt(), 130), (_TerminatedError(), 143)]
+)
+def test_an_interrupted_up_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, interrupt: BaseException, code: int
+) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    def interrupted() -> None:
+        raise interrupt
+
+    monkeypatch.setattr("cluster.cli._leave_at_once", end)
+    line.park_cloud.steps.before["install.sh"] = interrupted
+
+    told = line.run("up", "--nodes", "2", "--yes")
+
+    assert told.code == code
+    flags = "--name spr --cloud aws --region us-east-1"
+    assert f"To continue:           spr-cluster up {flags}" in told.err
+    assert f"To remove what exists: spr-cluster down {flags}" in told.err
+    assert "It exists now and costs money: 1 instance (" in told.err
+    assert told.err.endswith("interrupted\n")
 
 
 def test_a_pipe_that_is_closed_is_no_traceback() -> None:

@@ -23,7 +23,7 @@ HOURS = timedelta(hours=1)
 
 
 def test_up_asks_ec2_for_exactly_this(park_cloud: ParkCloud) -> None:
-    cluster = park_cloud.up(nodes=3)
+    cluster = park_cloud.made(nodes=3)
 
     assert park_cloud.writes() == [
         "CreateSecurityGroup",
@@ -114,7 +114,7 @@ def test_whatever_is_created_is_tagged_by_the_call_that_creates_it(park_cloud: P
 def test_the_security_group_lets_in_ssh_from_the_caller_and_the_cluster_itself(
     park_cloud: ParkCloud,
 ) -> None:
-    park_cloud.up(nodes=1)
+    park_cloud.made(nodes=1)
 
     group = park_cloud.found("security_groups").group
     assert group is not None
@@ -123,7 +123,7 @@ def test_the_security_group_lets_in_ssh_from_the_caller_and_the_cluster_itself(
 
 
 def test_one_node_needs_no_image_and_no_placement_group(park_cloud: ParkCloud) -> None:
-    park_cloud.up(nodes=1)
+    park_cloud.made(nodes=1)
 
     assert not {"CreateImage", "CreatePlacementGroup"} & set(park_cloud.writes())
     assert len(park_cloud.recorder.of("RunInstances")) == 1
@@ -139,7 +139,7 @@ def test_no_placement_group_where_none_is_wished(park_cloud: ParkCloud) -> None:
 def test_the_private_key_stays_here_and_the_user_data_holds_no_secret(
     park_cloud: ParkCloud,
 ) -> None:
-    park_cloud.up(nodes=2)
+    park_cloud.made(nodes=2)
 
     files = park_cloud.ctx.files
     assert files.key.stat().st_mode & 0o777 == 0o600
@@ -182,7 +182,7 @@ def test_the_image_is_made_while_the_heads_identity_is_off_its_disk(
 def test_the_head_alone_gets_its_software_and_the_workers_have_it_from_the_image(
     park_cloud: ParkCloud,
 ) -> None:
-    cluster = park_cloud.up(nodes=3)
+    cluster = park_cloud.made(nodes=3)
 
     assert park_cloud.steps.count("install.sh") == 1
     machines = [park_cloud.machine(node.instance.id) for node in cluster.nodes]
@@ -193,7 +193,7 @@ def test_the_head_alone_gets_its_software_and_the_workers_have_it_from_the_image
 
 
 def test_this_machine_knows_the_nodes_by_their_keys_and_names(park_cloud: ParkCloud) -> None:
-    cluster = park_cloud.up(nodes=2)
+    cluster = park_cloud.made(nodes=2)
 
     config = park_cloud.ctx.files.ssh_config.read_text()
     for node in cluster.nodes:
@@ -205,7 +205,7 @@ def test_this_machine_knows_the_nodes_by_their_keys_and_names(park_cloud: ParkCl
 
 
 def test_a_cluster_is_found_again_by_its_tags_in_the_same_order(park_cloud: ParkCloud) -> None:
-    made = park_cloud.up(nodes=4)
+    made = park_cloud.made(nodes=4)
 
     found = park_cloud.cluster()
 
@@ -221,7 +221,7 @@ def test_a_cluster_is_found_again_by_its_tags_in_the_same_order(park_cloud: Park
 
 
 def test_the_same_again_changes_nothing_and_verifies(park_cloud: ParkCloud) -> None:
-    first = park_cloud.up(nodes=3)
+    first = park_cloud.made(nodes=3)
     before, steps = len(park_cloud.writes()), list(park_cloud.steps.done)
 
     again = park_cloud.up(nodes=3)

@@ -96,12 +96,14 @@ def on_all(
     """Do the same on many machines at once; returns the results by machine name.
 
     Raises :class:`HostsError` with every failed machine's outcome; without a ``hint`` of its own it
-    has that of the first machine that has one.
+    has that of the first machine that has one. A :class:`HostKeyError` is raised as it is, since it
+    weighs more than whatever else went wrong.
     """
     targets = tuple(hosts)
     if not targets:
         return {}
     failures: dict[str, str] = {}
+    wrong_key: HostKeyError | None = None
     done: dict[str, T] = {}
     pool = ThreadPoolExecutor(min(FAN_OUT, len(targets)))
     try:
@@ -109,12 +111,16 @@ def on_all(
         for name, future in futures.items():
             try:
                 done[name] = future.result()
+            except HostKeyError as error:
+                wrong_key = wrong_key or error
             except SprError as error:
                 failures[name] = error.message.removeprefix(f"[{name}] ")
                 hint = hint or error.hint
     finally:
         # Ctrl-C must not wait for machines that take twenty minutes to answer.
         pool.shutdown(wait=False, cancel_futures=True)
+    if wrong_key:
+        raise wrong_key
     if failures:
         raise HostsError(
             f"{what} failed on {len(failures)} of {len(targets)} nodes", failures, hint=hint

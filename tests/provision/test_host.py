@@ -18,6 +18,19 @@ def test_failures_on_many_machines_carry_every_outcome() -> None:
     assert str(caught.value).startswith("checking failed on 2 of 3 nodes:\n  [node1] broken 1")
 
 
+def test_a_changed_host_key_outweighs_every_other_failure() -> None:
+    changed = HostKeyError("node1", "another key", hint="look into known_hosts")
+    hosts = [
+        FakeHost("node0", [("true", HostError("node0", "no SSH"))]),
+        FakeHost("node1", [("true", changed)]),
+    ]
+
+    with pytest.raises(HostKeyError) as caught:
+        on_all("asking", hosts, lambda host: host.run("true"), hint="something else")
+
+    assert caught.value is changed
+
+
 def test_results_come_by_name_in_the_order_of_the_machines() -> None:
     hosts = [FakeHost(f"node{n}", [("hostname", str(n))]) for n in range(5)]
 

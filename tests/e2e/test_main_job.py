@@ -97,7 +97,8 @@ def test_status_tells_nodes_and_time_left(cluster: LiveCluster) -> None:
     told = cluster.cli.json("status")
 
     assert [node["name"] for node in told["nodes"]] == cluster.names
-    assert 7 * 3600 < told["left_s"] < 10 * 3600
+    # Other tests may have let it live longer.
+    assert 7 * 3600 < told["left_s"] < 11 * 3600
     assert told["usd_so_far"] == 0
     assert "3 of 3 nodes, stack upstream" in cluster.cli.run("status").stdout
 

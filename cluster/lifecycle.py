@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
-
-from botocore.exceptions import ClientError
 
 from cluster.context import Context, missing_key
 from cluster.files import remembered_cloud
@@ -16,22 +14,13 @@ from cluster.nodes import Cluster, find_cluster
 from cluster.up import Up
 from infra import access, instances, network, tags
 from infra.buying import Offer, list_offers
-from infra.clients import DENIED, error_code
-from infra.errors import DeadlineError, SprError, UsageError
+from infra.errors import SprError, UsageError
 from infra.instances import HEAD, describe_impaired
 from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
-from infra.plan import (
-    ActionKind,
-    Plan,
-    Situation,
-    check_head_is_not_stopped,
-    plan_down,
-    plan_up,
-)
+from infra.plan import Plan, Situation, check_head_is_not_stopped, plan_up
 from infra.record import Record, merge_wishes, new_record
-from infra.removal import remove
 from infra.spec import LONGEST_TTL, ClusterSpec
-from infra.wait import CONSISTENCY_DEADLINE_S, TERMINATE_DEADLINE_S
+from infra.wait import SETTLE_S
 from provision.host import on_all
 from provision.install import stack_digest
 from provision.lifetime import extend_life
@@ -41,17 +30,6 @@ from provision.stacks import Stack, load_stack, stack_names
 _MOST_REPLACEMENTS = 2
 _MOST_ROUNDS = 12
 _LONGEST_PAUSE_S = 15.0
-# EC2 may show what was made by an interrupted command only seconds later: so it is asked twice.
-SETTLE_S = 5.0
-_HELD_S = 20.0
-
-
-@dataclass(frozen=True)
-class Removed:
-    """The ids of what ``down`` took away, by kind, and what it kept on purpose."""
-
-    ids: dict[str, list[str]]
-    kept: Inventory
 
 
 def observe(ctx: Context, cluster: str) -> Inventory:
@@ -243,78 +221,3 @@ def extend(ctx: Context, cluster: str, more: timedelta) -> Record:
         instances.label_instances(ctx.clients.ec2, ids, label)
         on_all("extending", hosts, lambda host: extend_life(host, record.expires), hint=hint)
     return record
-
-
-def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
-    """Remove a cluster and prove it.
-
-    It looks again after each round: what an interrupted command has made may show up late.
-    Raises :class:`SprError` naming whatever EC2 still shows in the end.
-    """
-    removed: dict[str, set[str]] = {}
-    denied: set[str] = set()
-    # Without a trace of it anywhere, one look is proof enough.
-    clean, wanted = 0, 2 if ctx.files.folder.exists() else 1
-    start, rounds, reason = ctx.clock.monotonic(), 0, ""
-    while clean < wanted:
-        found = _look(ctx, name, again=clean > 0)
-        rest = found.without_image() if keep_image else found
-        if not rest:
-            clean += 1
-            continue
-        if ctx.clock.monotonic() - start > TERMINATE_DEADLINE_S + CONSISTENCY_DEADLINE_S:
-            raise SprError(
-                f"still there after `down`: {rest}" + (f"\n  {reason}" if reason else ""),
-                hint=f"run `spr-cluster down {ctx.flags}` again; these may still cost money",
-            )
-        # What EC2 still shows though it is gone disappears by itself, in a while.
-        ctx.clock.sleep(min(max(0, rounds - 1), SETTLE_S))
-        clean, wanted, rounds = 0, 2, rounds + 1
-        for kind, ids in rest.ids().items():
-            removed.setdefault(kind, set()).update(ids)
-        reason = _remove_all(ctx, plan_down(rest), denied)
-    kept = found if keep_image else Inventory()
-    if kept.images:
-        ids = [image.id for image in kept.images]
-        instances.label_instances(ctx.clients.ec2, ids, {tags.KEPT: "yes"})
-    if remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region)):
-        ctx.files.remove(keep_cloud=bool(kept))
-    return Removed({kind: sorted(ids) for kind, ids in removed.items()}, kept)
-
-
-def _look(ctx: Context, name: str, *, again: bool) -> Inventory:
-    title = (
-        f"Proof: a second look after {SETTLE_S:.0f} s" if again else "Look for the cluster's tag"
-    )
-    with ctx.progress.phase(title):
-        if again:
-            ctx.clock.sleep(SETTLE_S)
-        found = describe_inventory(ctx.clients.ec2, name)
-        ctx.progress.note(found.counts() or "nothing")
-    return found
-
-
-def _remove_all(ctx: Context, plan: Plan, denied: set[str]) -> str:
-    """One round of removals; returns why one of them has to wait for what shows up next.
-
-    ``denied`` are the ids that were denied in an earlier round; a second time that is an error.
-    """
-    reason = ""
-    for action in plan.actions:
-        limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else _HELD_S
-
-        def note(passed: float, limit: float = limit) -> None:
-            ctx.progress.note(f"ending, {passed / 60:.0f} min of at most {limit / 60:.0f}")
-
-        with ctx.progress.phase(action.title):
-            try:
-                remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
-            except DeadlineError as error:
-                # The rest goes on: a machine that is stuck must not keep image and snapshots.
-                reason = error.message
-            except ClientError as error:
-                if error_code(error) not in DENIED or set(action.ids) <= denied:
-                    raise
-                # A policy that asks for our tag may deny what is gone, tags and all: look again.
-                denied.update(action.ids)
-    return reason

@@ -16,6 +16,8 @@ IMAGE_DEADLINE_S = 90 * 60
 TERMINATE_DEADLINE_S = 20 * 60
 # EC2 shows what was just created or deleted with a delay of seconds.
 CONSISTENCY_DEADLINE_S = 2 * 60
+# So what an interrupted command made is looked for twice, this far apart, before it is called gone.
+SETTLE_S = 10.0
 
 
 class Clock(Protocol):

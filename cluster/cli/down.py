@@ -42,7 +42,7 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
-    from cluster.lifecycle import down
+    from cluster.down import down
     from infra.inventory import describe_inventory
 
     progress = make_progress()

@@ -35,13 +35,33 @@ class Proposal:
     quota_held: int | None
 
     @property
-    def vcpus(self) -> int:
-        """vCPUs that the whole cluster counts against the quota."""
+    def _vcpus_by_type(self) -> dict[str, int]:
         from infra.catalogue import find_instance_type
 
         kept, spec = self.plan.keep, self.situation.spec
         machines = [find_instance_type(kept[0].instance_type)] if kept else spec.machines
-        return max(machine.vcpus for machine in machines) * spec.nodes
+        return {machine.name: machine.vcpus * spec.nodes for machine in machines}
+
+    @property
+    def vcpus(self) -> int:
+        """vCPUs that the whole cluster counts against the quota, with the largest of its types."""
+        return max(self._vcpus_by_type.values())
+
+    def require_quota(self) -> None:
+        """Raises :class:`UsageError` where the quota is known and no type of the wish fits into it."""
+        from infra.errors import UsageError
+        from infra.quotas import quota_code
+
+        spec, held = self.situation.spec, self.quota_held
+        name, least = min(self._vcpus_by_type.items(), key=lambda item: item[1])
+        if held is None or held >= least or (spec.spot and spec.on_demand_allowed):
+            return
+        raise UsageError(
+            f"quota {quota_code(spot=spec.spot)} is {held} vCPUs: {count(spec.nodes, 'node')} of {name} "
+            f"need {least}",
+            hint="ask for more in the console's Service Quotas, or take fewer --nodes or a smaller "
+            "--instance-type",
+        )
 
     @property
     def hours_left(self) -> float:

@@ -169,8 +169,8 @@ def _remove(cloud: Cloud, cluster: Overview) -> None:
 
     from cluster.cli.display import make_progress
     from cluster.context import Context
+    from cluster.down import down
     from cluster.files import ClusterFiles
-    from cluster.lifecycle import down
     from infra.clients import connect
 
     there = replace(cloud, region=cluster.region)

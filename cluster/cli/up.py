@@ -130,6 +130,7 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
         _check_no_job_loses_its_nodes(proposal)
         if proposal.plan.changes and cloud.billed:
             print(proposal.render(), file=sys.stderr)
+            proposal.require_quota()
             confirm("Do it?", yes=args.yes)
         cluster = _apply(proposal, yes=args.yes)
     _report(cluster, proposal, as_json=args.json)

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from cluster.context import Context
+from cluster.down import Removed, down
 from cluster.files import ClusterFiles
-from cluster.lifecycle import Removed, bring_up, down, find_offers, prepare
+from cluster.lifecycle import bring_up, find_offers, prepare
 from cluster.nodes import Cluster, find_cluster
 from infra.cloud import Cloud
 from infra.inventory import Inventory, describe_inventory

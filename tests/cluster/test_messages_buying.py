@@ -71,10 +71,11 @@ _WHILE_BUYING = (
         left=f"{f.GROUPS}, 1 image, 1 snapshot",
     ),
     f.Row(
-        "quota",
+        "quota that can't be asked for",
         "up --yes --no-placement-group",
         "EC2 gives no machine; tried:" + _tried("us-east-1a", reason=_NO_VCPUS.format(32)),
-        faults="[quota]\non_demand_vcpus = 32\n",
+        faults="[quota]\non_demand_vcpus = 32\n"
+        + f.error("GetServiceQuota", "AccessDeniedException"),
         left="1 security group, 1 key pair",
     ),
     f.Row(

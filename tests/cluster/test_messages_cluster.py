@@ -209,6 +209,22 @@ _OF_THE_CLOUD = (
         code=2,
     ),
     f.Row(
+        "quota too small",
+        _NEW,
+        "quota L-1216C47A is 32 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → ask for more in "
+        "the console's Service Quotas, or take fewer --nodes or a smaller --instance-type",
+        faults="[quota]\non_demand_vcpus = 32\n",
+        code=2,
+    ),
+    f.Row(
+        "quota for spot too small",
+        f"{_NEW} --spot",
+        "quota L-34B43A08 is 64 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → ask for more in "
+        "the console's Service Quotas, or take fewer --nodes or a smaller --instance-type",
+        faults="[quota]\nspot_vcpus = 64\n",
+        code=2,
+    ),
+    f.Row(
         "type not in the region",
         f"{_NEW} --region sa-east-1",
         "r7iz.metal-16xl: not offered in sa-east-1\n  → another --region (us-east-1 has all of "
@@ -235,7 +251,8 @@ def line(standing: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Com
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(standing.park_cloud.park.root.parent / "home"))
     key = ClusterFiles.of("spr").key
     backend, private = standing.park_cloud.fake.backend, key.read_text()
-    tags, subnets, head = deepcopy(backend.tags), dict(backend.subnets), standing.ids()[0]
+    subnets = {zone: dict(found) for zone, found in backend.subnets.items()}
+    tags, head = deepcopy(backend.tags), standing.ids()[0]
     yield standing
     standing.machines.staged.clear()
     standing.witness.instead, standing.url = None, ""

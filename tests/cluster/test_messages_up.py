@@ -242,6 +242,7 @@ def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine)
 def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
     line.must(*shlex.split(_UP))
     line.park_cloud.faults("terminate_s = 80000\n")
+    line.park_cloud.clock.pace = 10
 
     told = line.run("down", "--yes")
 

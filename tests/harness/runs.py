@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.context import Context
+from cluster.down import down
 from cluster.files import ClusterFiles
-from cluster.lifecycle import bring_up, down, find_offers, prepare
+from cluster.lifecycle import bring_up, find_offers, prepare
 from infra.clients import Clients, connect, translate_boto_error
 from infra.errors import SprError
 from infra.inventory import Inventory, describe_inventory

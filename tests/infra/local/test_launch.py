@@ -39,6 +39,28 @@ def assert_nothing_is_left(cloud: FakeCloud, engine: FakeEngine) -> None:
 # Capacity
 
 
+def test_a_group_with_machines_is_of_their_zone(fake_cloud: FakeCloud) -> None:
+    fake_cloud.once.create_placement_group(GroupName="near", Strategy="cluster")
+    near: dict[str, Any] = {
+        "cloud": fake_cloud,
+        "least": 1,
+        "most": 1,
+        "Placement": {"GroupName": "near"},
+    }
+    ids = launch(**near, SubnetId=subnet(fake_cloud, "us-east-1a"))
+    elsewhere: dict[str, Any] = {**near, "SubnetId": subnet(fake_cloud, "us-east-1b")}
+    assert refusal(launch, **elsewhere) == "InvalidPlacementGroup.InUse"
+    fake_cloud.once.terminate_instances(InstanceIds=ids)
+    assert len(launch(**elsewhere)) == 1
+
+
+def test_a_token_whose_machines_have_ended_buys_nothing_more(fake_cloud: FakeCloud) -> None:
+    fake_cloud.once.terminate_instances(InstanceIds=launch(fake_cloud, 1, 1, ClientToken="spent"))
+    wish: dict[str, Any] = {"cloud": fake_cloud, "least": 1, "most": 1}
+    assert refusal(launch, **wish, ClientToken="spent") == "IdempotentInstanceTerminated"
+    assert len(launch(**wish, ClientToken="fresh")) == 1
+
+
 def test_a_full_zone_refuses_with_a_500_and_keeps_nothing(
     fake_cloud: FakeCloud, engine: FakeEngine
 ) -> None:

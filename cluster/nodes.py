@@ -10,7 +10,7 @@ from infra import tags
 from infra.errors import UsageError
 from infra.instances import HEAD, Instance
 from infra.inventory import describe_inventory
-from infra.plan import mesh_digest, rank_instances
+from infra.plan import is_connected, rank_instances
 from provision.host import Host
 
 if TYPE_CHECKING:
@@ -63,9 +63,8 @@ class Cluster:
     @property
     def is_whole(self) -> bool:
         """All nodes that were asked for are there, and they know one another."""
-        digest = mesh_digest([node.instance for node in self.nodes])
-        connected = self.head.instance.tags.get(tags.MESH) == digest
-        return len(self.nodes) == self.wanted_nodes and connected
+        instances = [node.instance for node in self.nodes]
+        return len(instances) == self.wanted_nodes and is_connected(instances)
 
     @property
     def head(self) -> Node:

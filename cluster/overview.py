@@ -14,6 +14,7 @@ from infra import tags
 from infra.clients import connect, translate_boto_error
 from infra.errors import SprError
 from infra.inventory import Inventory, describe_inventories
+from infra.plan import is_connected, rank_instances
 
 if TYPE_CHECKING:
     from infra.cloud import Cloud
@@ -67,8 +68,9 @@ class Overview:
             return "over"
         if any(instance.state == "pending" for instance in alive):
             return "starting"
-        running = [instance for instance in alive if instance.state == "running"]
-        return "running" if len(running) == self.wanted_nodes else "incomplete"
+        running = rank_instances(i for i in alive if i.state == "running")
+        whole = len(running) == self.wanted_nodes and is_connected(running)
+        return "running" if whole else "incomplete"
 
     def _without_machines(self, now: datetime) -> str:
         unfinished = self.expires is not None and now < self.expires

@@ -265,7 +265,7 @@ def _plan_machines(situation: Situation, keep: Sequence[Instance]) -> list[Actio
     machine = keep[0].instance_type if keep else " or ".join(spec.instance_types)
     what = f"{machine}, {spec.volume_gib} GiB encrypted gp3"
     actions = []
-    if keep and (missing or not has_head or not _is_connected(keep)):
+    if keep and (missing or not has_head or not is_connected(keep)):
         actions.append(
             Action(
                 kind.REACH,
@@ -287,14 +287,17 @@ def _plan_machines(situation: Situation, keep: Sequence[Instance]) -> list[Actio
         if workers and image is None:
             actions.append(Action(kind.CREATE_IMAGE, "an AMI of the head, for the workers"))
         if workers:
-            actions.append(Action(kind.RUN_WORKERS, f"{workers} x {machine}, from that image"))
-    if missing or not has_head or not _is_connected(keep):
+            source = f"image {image.id}" if image else "that image"
+            actions.append(Action(kind.RUN_WORKERS, f"{workers} x {machine}, from {source}"))
+    if missing or not has_head or not is_connected(keep):
         actions.append(Action(kind.CONNECT, "node-to-node SSH, names, hostfile"))
-    actions.append(Action(kind.VERIFY, "every node reachable from the head, AMX on every node"))
+    amx = ", AMX on every node" if spec.amx_required else ""
+    actions.append(Action(kind.VERIFY, f"every node reachable from the head{amx}"))
     return actions
 
 
-def _is_connected(keep: Sequence[Instance]) -> bool:
+def is_connected(keep: Sequence[Instance]) -> bool:
+    """Whether these nodes, in the order of their ranks, know one another."""
     return bool(keep) and keep[0].tags.get(tags.MESH) == mesh_digest(keep)
 
 

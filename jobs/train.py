@@ -145,9 +145,11 @@ def train(
 def _require_all_nodes(cluster: Cluster) -> None:
     """mpirun's hostfile names all nodes: with one of them gone it would wait for it in vain."""
     if not cluster.is_whole:
+        missing = len(cluster.nodes) != cluster.wanted_nodes
+        why = f"{len(cluster.nodes)} of {cluster.wanted_nodes} nodes are running"
         raise JobError(
-            f"cluster {cluster.name} is not whole: {len(cluster.nodes)} of {cluster.wanted_nodes} "
-            "nodes are running, or some were not connected yet",
+            f"cluster {cluster.name} is not whole: "
+            + (why if missing else "its nodes were not connected yet"),
             hint=f"`spr-cluster repair --name {cluster.name}` replaces and connects them, "
             "`spr-cluster status` shows them",
         )
@@ -222,6 +224,7 @@ def _run(head: Host, command: LaunchCommand, paths: JobPaths, output: _Output) -
     except KeyboardInterrupt:
         head.close()
         launch.cancel(head, paths)
+        output.on_log("the job was ended on its nodes")
         raise
 
 

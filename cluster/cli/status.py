@@ -98,7 +98,11 @@ def _summary(overview: Overview, now: datetime) -> str:
         left = ", its time is over"
         if told["left_s"] > 0:
             left = f", ends itself in {format_seconds(told['left_s'])}"
+    # What an interrupted `up` made, or what lost a node: both are one command from whole.
+    mend = (
+        f" (`spr-cluster repair --name {overview.name}`)" if told["state"] == "incomplete" else ""
+    )
     return (
-        f"{told['state']}: {told['nodes']} of {wanted} nodes, stack {stack}, "
+        f"{told['state']}{mend}: {told['nodes']} of {wanted} nodes, stack {stack}, "
         f"up for {format_seconds(told['age_s'] or 0)}{left}, ${told['usd_so_far']:.2f} so far"
     )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster.cli.common import (
+    DEFAULT_NAME,
     SubParsers,
     add_cluster_options,
     add_command,
@@ -253,4 +254,7 @@ def _report(cluster: Cluster, proposal: Proposal, *, as_json: bool) -> None:
     if not proposal.plan.changes:
         print(f"Nothing to change: {count(len(cluster.nodes), 'node')}, as wished, and verified.")
     print(f"They end themselves at {render_time(record.expires)} (`spr-cluster extend 2h`).")
-    print("Next: spr-cluster train squad   (and in the end: spr-cluster down)")
+    name = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
+    # The whole data set takes containers on one machine hours.
+    demo = "" if cloud.billed else " --demo"
+    print(f"Next: spr-cluster train squad{demo}{name}   (and in the end: spr-cluster down{name})")

@@ -45,6 +45,12 @@ def without_machines(found: Inventory) -> Inventory:
     return replace(found, instances=())
 
 
+def not_connected(found: Inventory) -> Inventory:
+    head, *workers = found.instances
+    other = replace(head, tags={**head.tags, tags.MESH: "of other nodes"})
+    return replace(found, instances=(other, *workers))
+
+
 def broken_record() -> Inventory:
     group = make_group(SPEC)
     labels = {**group.tags, tags.EXPIRES: "one day", "spr-cluster:nodes": "lots"}
@@ -70,6 +76,7 @@ def broken_record() -> Inventory:
             "starting",
             False,
         ),
+        (not_connected(WHOLE), 1, "incomplete", False),
         (without_machines(WHOLE), 1, "no machines", False),
         (without_machines(WHOLE), 9, "over", True),
         (

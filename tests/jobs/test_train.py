@@ -68,7 +68,12 @@ def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[st
     return hosts
 
 
-def run(hosts: dict[str, FakeHost], results: Path, events: list[Any] | None = None) -> Any:
+def run(
+    hosts: dict[str, FakeHost],
+    results: Path,
+    events: list[Any] | None = None,
+    log: list[str] | None = None,
+) -> Any:
     def open_host(node: Node) -> Host:
         return hosts[node.name]
 
@@ -80,7 +85,7 @@ def run(hosts: dict[str, FakeHost], results: Path, events: list[Any] | None = No
         progress=Silent(),
         now=NOW,
         on_event=(events if events is not None else []).append,
-        on_log=lambda _: None,
+        on_log=(log if log is not None else []).append,
     )
 
 
@@ -118,6 +123,19 @@ def test_the_cause_is_told_and_not_the_rank_that_only_lost_its_peer(tmp_path: Pa
 def test_a_job_that_says_nothing_is_explained_by_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="exit code 127: bash: mpirun: no such file"):
         run(make_hosts(["bash: mpirun: no such file", ""], exit_code=127), tmp_path)
+
+
+def test_ctrl_c_ends_the_job_on_its_nodes_and_says_so(tmp_path: Path) -> None:
+    def interrupt(_: str) -> str:
+        raise KeyboardInterrupt
+
+    hosts, log = make_hosts([]), list[str]()
+    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), ("kill -TERM", "")]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(hosts, tmp_path, log=log)
+    assert f"pid=$(cat {PATHS.pid}); kill -TERM -- -$pid" in hosts["node0"].commands[-1]
+    assert log[-1] == "the job was ended on its nodes"
 
 
 def test_a_second_job_is_refused_while_one_runs(tmp_path: Path) -> None:

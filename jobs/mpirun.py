@@ -49,7 +49,8 @@ def build_launch_command(
         "LD_LIBRARY_PATH": f"{VENV}/lib",
         "FI_PROVIDER_PATH": f"{VENV}/lib",
     }
-    return LaunchCommand(tuple(argv), env, _ccl_setup() if job.backend == "ccl" else ())
+    setup = _ccl_setup(job.ccl_lookup) if job.backend == "ccl" else ()
+    return LaunchCommand(tuple(argv), env, setup)
 
 
 def rank_environment(
@@ -81,11 +82,10 @@ def rank_environment(
     return {name: value for name, value in (env | job.env).items() if value}
 
 
-def _ccl_setup() -> tuple[str, ...]:
-    """Load oneCCL's own environment, whose place the bindings know (from 1.12 on)."""
-    ask = "import oneccl_bindings_for_pytorch as ccl; print(ccl.cwd)"
+def _ccl_setup(lookup: str) -> tuple[str, ...]:
+    """Load oneCCL's own environment, from the place that the bindings name."""
     return (
-        f"ccl=$({VENV}/bin/python -c {shlex.quote(ask)}) || exit 1",
+        f"ccl=$({VENV}/bin/python -c {shlex.quote(lookup)}) || exit 1",
         '. "$ccl/env/setvars.sh" || exit 1',
     )
 

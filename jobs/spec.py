@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from provision.stacks.oneccl import FROM_1_12
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -17,6 +19,8 @@ class JobSpec:
     nproc_per_node: int
     backend: str
     env: dict[str, str] = field(default_factory=dict)
+    ccl_lookup: str = FROM_1_12
+    """Python code that prints where oneCCL's environment script is; for backend ccl."""
 
     @property
     def world_size(self) -> int:

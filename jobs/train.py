@@ -24,9 +24,14 @@ from jobs.squad.options import SCRATCH, TrainOptions
 from provision.facts import gather_facts
 from provision.host import Host, on_all
 from provision.stacks import Stack
+from provision.stacks.oneccl import environment_lookup
+from provision.stacks.stack import BINDING, TORCH
+from provision.stacks.versions import python_minor, release
 
 Event = dict[str, Any]
 _KEPT_LOG_LINES = 200
+# The job's code uses zip's strict (Python 3.10) and the fused AdamW for CPUs (torch 2.4).
+_OLDEST_PYTHON, _OLDEST_TORCH = "3.10", "2.4"
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ def train(
 
     Raises :class:`JobError` where it failed. Ctrl-C ends the job on the nodes, too.
     """
+    require_able_stack(stack)
     paths = JobPaths(new_job_id("squad", now))
     head = open_host(cluster.head)
     _require_all_nodes(cluster)
@@ -140,6 +146,18 @@ def train(
         raise _failure(exit_code, output, request.results)
     content: Event = json.loads(written.read_text())
     return content
+
+
+def require_able_stack(stack: Stack) -> None:
+    """Raises :class:`UsageError` where the stack is too old for our own job's code."""
+    torch = stack.pin(TORCH) or "0"
+    python_is_old = python_minor(stack.python) < python_minor(_OLDEST_PYTHON)
+    if python_is_old or release(torch) < release(_OLDEST_TORCH):
+        raise UsageError(
+            f"`train squad` can't run on stack {stack.name}: it needs Python {_OLDEST_PYTHON} and "
+            f"torch {_OLDEST_TORCH} or newer, and this has Python {stack.python} and torch {torch}",
+            hint="use a cluster with --stack intel or upstream",
+        )
 
 
 def _require_all_nodes(cluster: Cluster) -> None:
@@ -177,7 +195,11 @@ def plan_command(
         nproc_per_node=placement.nproc_per_node,
         backend=options.backend,
         # A hub that is not asked can't delay or fail a job that needs nothing from it.
-        env={"HF_HUB_OFFLINE": "1" if not _needs_hub(request.options) else ""},
+        env={
+            **stack.environment,
+            "HF_HUB_OFFLINE": "1" if not _needs_hub(request.options) else "",
+        },
+        ccl_lookup=environment_lookup(stack.pin(BINDING) or "1.12"),
     )
     return build_launch_command(job, placement, paths, cluster.head.private_ip)
 

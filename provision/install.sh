@@ -1,6 +1,7 @@
 # Installs a stack. provision/install.py puts the values before these lines, and the whole into one
-# group, which bash reads to its end before it begins: root, venv, system_packages, python_packages,
-# indexes, versions. Runs as the login user, with sudo; $1 is the stack's digest.
+# group, which bash reads to its end before it begins: root, venv, pip, examples, system_packages,
+# python_packages, indexes, find_links, versions. Runs as the login user, with sudo; $1 is the
+# stack's digest.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
@@ -22,10 +23,18 @@ check() {
 import importlib
 import sys
 
+def numbers(version):
+    """A version without its local part and its last zeros: 1.13 is 1.13.0."""
+    parts = version.split("+")[0].split(".")
+    while len(parts) > 1 and parts[-1] == "0":
+        parts.pop()
+    return parts
+
+
 wrong = []
 for module, wanted in (pair.split("=") for pair in sys.argv[1:]):
-    found = importlib.import_module(module).__version__.split("+")[0]
-    if found != wanted:
+    found = importlib.import_module(module).__version__
+    if numbers(found) != numbers(wanted):
         wrong.append(f"{module}: wanted {wanted}, found {found}")
 sys.exit("; ".join(wrong) or 0)
 CHECK
@@ -64,10 +73,17 @@ echo "@step Python environment"
 touch "$venv.unfinished"
 [ -x "$venv/bin/pip" ] || python3 -m venv "$venv"
 
-# An index that can't be reached is left out: the machine's own pip configuration may have what is needed.
+if [ -n "$pip" ]; then
+    echo "@step pip $pip"
+    "$venv/bin/pip" install --disable-pip-version-check --no-input --no-cache-dir --retries 5 \
+        "pip==$pip"
+fi
+
+# What can't be reached is left out: the machine's own pip configuration may have what is needed.
 extra=()
-for index in "${indexes[@]}"; do
-    if reason=$(python3 - "$index" 2>&1 <<'PROBE'
+use() {
+    local reason
+    if reason=$(python3 - "$2" 2>&1 <<'PROBE'
 import sys, urllib.error, urllib.request
 try:
     urllib.request.urlopen(sys.argv[1], timeout=10).close()
@@ -77,15 +93,40 @@ except OSError as error:
     sys.exit(str(error))
 PROBE
     ); then
-        extra+=(--extra-index-url "$index")
+        extra+=("$1" "$2")
     else
-        echo "@step $index can't be reached ($reason); going on without it"
+        echo "@step $2 can't be reached ($reason); going on without it"
     fi
-done
+}
+for index in "${indexes[@]}"; do use --extra-index-url "$index"; done
+for page in "${find_links[@]}"; do use --find-links "$page"; done
 
 echo "@step Python packages"
 "$venv/bin/pip" install --disable-pip-version-check --no-input --no-compile --no-cache-dir --retries 5 \
     "${extra[@]}" "${python_packages[@]}"
+
+if [ -n "$examples" ]; then
+    echo "@step examples of transformers"
+    rm -rf "$root/examples" "$root/examples.new"
+    mkdir "$root/examples.new"
+    python3 - "$examples" "$root/examples.new" <<'EXAMPLES'
+import pathlib, sys, tarfile, urllib.request
+source, target = sys.argv[1:]
+folder = "/examples/pytorch/question-answering/"
+found = []
+with urllib.request.urlopen(source, timeout=60) as answer:
+    archive = tarfile.open(fileobj=answer, mode="r|gz")
+    for member in archive:
+        name = member.name.rpartition("/")[2]
+        if member.isfile() and member.name.partition("/")[2] == folder[1:] + name:
+            pathlib.Path(target, name).write_bytes(archive.extractfile(member).read())
+            found.append(name)
+if "run_qa.py" not in found:
+    sys.exit(source + " has no " + folder[1:] + "run_qa.py")
+EXAMPLES
+    sync "$root/examples.new"
+    mv "$root/examples.new" "$root/examples"
+fi
 
 echo "@step checking versions"
 check

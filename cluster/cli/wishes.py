@@ -18,7 +18,11 @@ def add_wishes(parser: argparse.ArgumentParser) -> None:
         metavar="TYPES",
         help="EC2 type, or several in the order of preference: a,b,c (default: r7iz.metal-16xl)",
     )
-    add("--stack", help="intel or upstream (default: intel on AWS, upstream on the embedded cloud)")
+    add(
+        "--stack",
+        metavar="NAME",
+        help="software, see `stacks` (default: intel on AWS, upstream on the embedded cloud)",
+    )
     add("--ttl", help="the nodes end themselves after this time (default: 8h); see `extend`")
     add("--idle-timeout", help="... and after this time without a job or an SSH session")
     add("--spot", action="store_true", help="buy on the spot market: cheaper, can be taken away")

@@ -1,45 +1,61 @@
-"""Stacks as data: each file beside this one names what a node's software is made of."""
+"""Stacks as data: each file beside this one names what a node's software is made of.
+
+``spr-cluster.toml`` in the working folder adds own ones, each of which changes one of these.
+"""
 
 from __future__ import annotations
 
+import difflib
 import sys
 from importlib import resources
-
-from pydantic import BaseModel, ConfigDict
+from pathlib import Path
 
 from infra.errors import UsageError
+from provision.stacks.matrix import check_stack
+from provision.stacks.own import OWN_FILE, apply_changes, read_own_stacks
+from provision.stacks.stack import Stack
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-
-class Stack(BaseModel):
-    """A matched set of software. ``versions`` maps modules to what their ``__version__`` begins with."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    summary: str
-    ubuntu: str
-    backend: str
-    use_ipex: bool
-    indexes: tuple[str, ...]
-    system_packages: tuple[str, ...]
-    python_packages: tuple[str, ...]
-    versions: dict[str, str]
+__all__ = ["OWN_FILE", "Stack", "load_stack", "shipped_names", "stack_names"]
 
 
-def stack_names() -> tuple[str, ...]:
+def shipped_names() -> tuple[str, ...]:
     """The stacks that ship with the tool."""
     files = resources.files(__name__).iterdir()
     return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
 
 
-def load_stack(name: str) -> Stack:
-    """A stack by its name; raises :class:`UsageError` where there is none."""
-    if name not in stack_names():
-        raise UsageError(f"unknown stack {name!r}: one of {', '.join(stack_names())}")
+def stack_names(own: Path = Path(OWN_FILE)) -> tuple[str, ...]:
+    """The stacks that ship, then those of a file."""
+    return (*shipped_names(), *sorted(read_own_stacks(own, shipped_names())))
+
+
+def load_stack(name: str, own: Path = Path(OWN_FILE)) -> Stack:
+    """A stack by its name, its versions checked against one another.
+
+    Raises :class:`UsageError` where there is none, or where its parts don't fit together.
+    """
+    changes = {} if name in shipped_names() else read_own_stacks(own, shipped_names())
+    if name in shipped_names():
+        stack = _load_shipped(name)
+    elif name in changes:
+        stack = apply_changes(name, _load_shipped(changes[name].base), changes[name])
+    else:
+        names = (*shipped_names(), *sorted(changes))
+        near = difflib.get_close_matches(name, names, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(
+            f"unknown stack {name!r}: one of {', '.join(names)}",
+            hint=f"{meant}your own stacks are read from {OWN_FILE} in the working folder",
+        )
+    check_stack(stack)
+    return stack
+
+
+def _load_shipped(name: str) -> Stack:
     text = resources.files(__name__).joinpath(f"{name}.toml").read_text()
     return Stack(name=name, **tomllib.loads(text))

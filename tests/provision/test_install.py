@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import shutil
 import subprocess
+import sys
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.errors import ConnectionLostError, HostError, UsageError
+from infra.errors import ConnectionLostError, HostError
 from infra.progress import Silent
 from infra.wait import wait_until
 from provision.host import Result
 from provision.install import (
+    EXAMPLES,
     STACK_FILE,
     VENV,
     install_stack,
@@ -22,7 +29,7 @@ from provision.install import (
     stack_digest,
     wait_for_cloud_init,
 )
-from provision.stacks import Stack, load_stack, stack_names
+from provision.stacks import Stack, load_stack, shipped_names
 from tests.fakes import FakeClock, FakeHost
 from tests.provision.machine import Machine
 
@@ -311,19 +318,108 @@ def test_cloud_init_may_end_with_warnings_but_not_with_an_error(code: int, fine:
 
 
 def test_the_stacks_that_ship() -> None:
-    assert stack_names() == ("intel", "upstream")
-    intel, upstream = load_stack("intel"), load_stack("upstream")
-    assert (intel.backend, upstream.backend) == ("ccl", "gloo")
-    pinned = [p for p in intel.python_packages if p.startswith(("torch", "intel", "oneccl"))]
-    assert {p.split("==")[1] for p in pinned} == {"2.7.0"}
-    with pytest.raises(UsageError, match="unknown stack 'x': one of intel, upstream"):
-        load_stack("x")
+    assert shipped_names() == ("intel", "reference", "upstream")
+    reference, intel, upstream = (load_stack(n) for n in ("reference", "intel", "upstream"))
+    assert [s.backend for s in (reference, intel, upstream)] == ["ccl", "ccl", "gloo"]
+    assert [s.ubuntu for s in (reference, intel, upstream)] == ["20.04", "22.04", "24.04"]
+    assert set(list(intel.versions.values())[:3]) == {"2.7.0"}
+    assert reference.versions == {
+        "torch": "1.13.0",
+        "intel_extension_for_pytorch": "1.13.0",
+        "oneccl_bindings_for_pytorch": "1.13",
+        "transformers": "4.24.0",
+    }
+    assert upstream.versions == {"torch": "2.13.0", "transformers": "5.23.0"}
 
 
-@pytest.mark.parametrize("name", stack_names())
-def test_a_stacks_versions_are_those_that_it_installs(name: str) -> None:
-    stack = load_stack(name)
-    pins = dict(p.split("==") for p in stack.python_packages if "==" in p)
-    distributions = {"oneccl_bindings_for_pytorch": "oneccl-bind-pt"}
-    for module, version in stack.versions.items():
-        assert pins[distributions.get(module, module).replace("_", "-")] == version
+def test_pages_of_links_and_a_newer_pip_are_used(node: Machine) -> None:
+    links = {"find_links": ["https://links.test/", "https://unreachable.test/"], "pip": "25.0.1"}
+
+    upgrade, install = pip_installs(run_script(node, make_stack(**links)))
+
+    assert upgrade.endswith("pip==25.0.1")
+    assert "--find-links https://links.test/ " in install
+    assert "unreachable" not in install
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_examples_are_kept_beside_the_environment(node: Machine, whole: bool) -> None:
+    archive = node.folder / "v4.tar.gz"
+    folder = "transformers-4/examples/pytorch/question-answering"
+    names = [f"{folder}/utils_qa.py", f"{folder}/deeper/run_qa.py", "transformers-4/run_qa.py"]
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in [*names, f"{folder}/run_qa.py"] if whole else names:
+            member = tarfile.TarInfo(name)
+            member.size = len(name)
+            tar.addfile(member, io.BytesIO(name.encode()))
+    run_it = f'case "$*" in *.tar.gz*) exec {sys.executable} "$@";; esac'
+    node.replace("python3", run_it + _PYTHON.format(bin=node.folder / "bin"))
+
+    done = start(node, make_stack(examples=archive.as_uri()))
+
+    kept = node.path(EXAMPLES)
+    if whole:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert sorted(path.name for path in kept.iterdir()) == ["run_qa.py", "utils_qa.py"]
+        assert (kept / "run_qa.py").read_text() == f"{folder}/run_qa.py"
+    else:
+        assert done.returncode != 0
+        assert "has no examples/pytorch/question-answering/run_qa.py" in done.stdout + done.stderr
+        assert not kept.exists()
+        assert not node.path(STACK_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "fine"),
+    [("1.13.0+cpu", "1.13", True), ("2.7.0", "2.7.0", True), ("2.7.1", "2.7.0", False)],
+)
+def test_a_version_is_checked_by_its_numbers(
+    node: Machine, found: str, wanted: str, fine: bool
+) -> None:
+    (node.folder / "torch.py").write_text(f"__version__ = {found!r}")
+    run_it = f"PYTHONPATH={node.folder} exec {sys.executable} "
+    node.replace("python-of-venv", run_it + '"$1" "$2"')
+
+    done = start(node, make_stack(python_packages=[f"torch=={wanted}"]))
+
+    assert (done.returncode == 0) is fine, done.stdout + done.stderr
+    assert fine or "torch: wanted 2.7.0, found 2.7.1" in done.stdout + done.stderr
+
+
+DIGESTS = """
+from provision.install import stack_digest
+from provision.stacks import load_stack, shipped_names
+print(" ".join(stack_digest(load_stack(name)) for name in shipped_names()))
+"""
+
+
+def digests(checkout: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", DIGESTS],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_another_checkout_has_the_same_digests_until_something_changes(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    for name in ("infra", "provision"):
+        shutil.copytree(
+            root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "local")
+        )
+    own = [stack_digest(load_stack(name)) for name in shipped_names()]
+    assert digests(tmp_path) == own
+
+    upstream = tmp_path / "provision/stacks/upstream.toml"
+    upstream.write_text(upstream.read_text().replace("datasets==5.2.0", "datasets==5.2.1"))
+    pinned = digests(tmp_path)
+    assert pinned[:2] == own[:2]
+    assert pinned[2] != own[2]
+
+    script = tmp_path / "provision/install.sh"
+    script.write_text(script.read_text().replace("--retries 5", "--retries 6"))
+    assert not set(digests(tmp_path)) & {*own, *pinned}

@@ -1,0 +1,205 @@
+"""Which versions go together, and the refusal of a stack whose versions don't. Pure.
+
+Sources: the tables of https://github.com/intel/torch-ccl (torch and its bindings), of
+https://github.com/intel/intel-extension-for-pytorch (torch and IPEX), of
+https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many (Python), and PyPI's own
+list of torch's wheels as it was in November 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infra.errors import UsageError
+from provision.stacks.stack import BINDING, IPEX, MPI, TORCH, TRANSFORMERS, Stack
+from provision.stacks.versions import fits, is_final, parse_requirement, python_minor, release
+
+UBUNTU_PYTHON = {"20.04": "3.8", "22.04": "3.10", "24.04": "3.12"}
+"""What ``python3`` is on each release that we know."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """Versions that were built for one another; ``pythons`` are the first and last with wheels."""
+
+    torch: str
+    ipex: tuple[str, ...]
+    binding: str
+    pythons: tuple[str, str]
+
+
+MATRIX = (
+    Match("1.10.*", ("1.10.*",), "1.10.*", ("3.6", "3.9")),
+    Match("1.11.0", ("1.11.*",), "1.11.*", ("3.7", "3.10")),
+    Match("1.12.0", ("1.12.0",), "1.12.0", ("3.7", "3.10")),
+    Match("1.12.1", ("1.12.100", "1.12.300"), "1.12.100", ("3.7", "3.10")),
+    Match("1.13.0", ("1.13.0",), "1.13.0", ("3.7", "3.10")),
+    Match("2.0.*", ("2.0.*",), "2.0.*", ("3.8", "3.11")),
+    Match("2.1.0", ("2.1.*",), "2.1.*", ("3.8", "3.11")),
+    Match("2.3.*", ("2.3.*",), "2.3.*", ("3.8", "3.11")),
+    Match("2.5.*", ("2.5.*",), "2.5.*", ("3.9", "3.12")),
+    Match("2.6.*", ("2.6.*",), "2.6.*", ("3.9", "3.13")),
+    Match("2.7.0", ("2.7.0",), "2.7.0", ("3.9", "3.13")),
+    Match("2.8.0", ("2.8.0",), "2.8.0", ("3.9", "3.13")),
+)
+"""One row per set. From torch 2.9 on there is neither IPEX nor the bindings."""
+
+# torch alone, without Intel's packages: the first version of each span, and its Pythons.
+_TORCH_PYTHONS = (
+    ("2.15", "3.11", None),
+    ("2.9", "3.10", None),
+    ("2.5", "3.9", "3.13"),
+    ("2.2", "3.8", "3.12"),
+    ("2.0", "3.8", "3.11"),
+    ("1.13", "3.7", "3.11"),
+    ("1.11", "3.7", "3.10"),
+    ("1.10", "3.6", "3.9"),
+)
+# It asks for a libfabric that PyPI does not have.
+_BROKEN_MPI, _GOOD_MPI = "2021.19.0", "2021.18.1"
+
+
+def check_stack(stack: Stack) -> None:
+    """Raises :class:`UsageError`, naming what fits, where a stack's parts don't go together."""
+    for text in stack.python_packages:
+        if not parse_requirement(text):
+            raise _refusal(stack, f"{text!r} is no requirement such as torch==2.7.0 or numpy<2.4")
+    _check_pins(stack)
+    match = _find_match(stack)
+    if match:
+        _check_versions(stack, match)
+    _check_python(stack, match)
+    _check_parts(stack)
+
+
+def _refusal(stack: Stack, message: str, hint: str | None = None) -> UsageError:
+    return UsageError(f"stack {stack.name}: {message}", hint=hint)
+
+
+def _check_pins(stack: Stack) -> None:
+    for package in (TORCH, TRANSFORMERS, IPEX, BINDING):
+        requirement = stack.requirement(package)
+        if requirement is None:
+            if package in (TORCH, TRANSFORMERS):
+                raise _refusal(stack, f"{package} is missing", f"add {package}==VERSION")
+        elif not requirement.pinned or not is_final(requirement.pinned):
+            raise _refusal(
+                stack,
+                f"{requirement.text} names no exact release",
+                f"its version decides about others, so pin it: {package}==VERSION",
+            )
+
+
+def _intel_pins(stack: Stack) -> dict[str, str]:
+    pins = {package: stack.pin(package) for package in (IPEX, BINDING)}
+    return {package: version for package, version in pins.items() if version}
+
+
+def _find_match(stack: Stack) -> Match | None:
+    """The row of the stack's torch; ``None`` where it has nothing of Intel's that must match."""
+    intel = _intel_pins(stack)
+    torch = stack.pin(TORCH) or ""
+    if not intel:
+        return None
+    for match in MATRIX:
+        if fits(torch, match.torch):
+            return match
+    names = " and ".join(f"{package} {version}" for package, version in intel.items())
+    fitting = [
+        match.torch
+        for match in MATRIX
+        if any(fits(version, p) for name, version in intel.items() for p in patterns(match, name))
+    ]
+    hint = f"that is built for torch {' or '.join(fitting)}" if fitting else ""
+    if release(torch) > release("2.8"):
+        hint = (
+            f"{hint + '; ' if hint else ''}both of Intel's projects ended with 2.8.0: "
+            "for a newer torch use stack upstream"
+        )
+    raise _refusal(
+        stack, f"no release of {names} matches torch {torch}", hint or f"torch {known_torches()}"
+    )
+
+
+def known_torches() -> str:
+    """The versions of torch for which Intel's packages exist."""
+    return ", ".join(match.torch for match in MATRIX)
+
+
+def patterns(match: Match, package: str) -> tuple[str, ...]:
+    """What fits of IPEX or the bindings in one row."""
+    return match.ipex if package == IPEX else (match.binding,)
+
+
+def _check_versions(stack: Stack, match: Match) -> None:
+    torch = stack.pin(TORCH)
+    for package, version in _intel_pins(stack).items():
+        fitting = patterns(match, package)
+        if any(fits(version, pattern) for pattern in fitting):
+            continue
+        others = [m.torch for m in MATRIX if any(fits(version, p) for p in patterns(m, package))]
+        keep = f", or keep it with torch {' or '.join(others)}" if others else ""
+        raise _refusal(
+            stack,
+            f"{package} {version} does not match torch {torch}",
+            f"use {package} {' or '.join(fitting)}{keep}",
+        )
+
+
+def _check_python(stack: Stack, match: Match | None) -> None:
+    torch, python = stack.pin(TORCH) or "", stack.python
+    low, high = match.pythons if match else torch_pythons(torch)
+    fitting = [
+        f"ubuntu {ubuntu} (Python {version})"
+        for ubuntu, version in UBUNTU_PYTHON.items()
+        if _between(version, low, high)
+    ]
+    if not _between(python, low, high):
+        what = f"torch {torch} with Intel's packages" if match else f"torch {torch}"
+        span = f"from {low} on" if high is None else f"{low} to {high}"
+        raise _refusal(
+            stack,
+            f"Python {python} has no wheels of {what}, which is for Python {span}",
+            f"use {' or '.join(fitting)}" if fitting else None,
+        )
+    own = UBUNTU_PYTHON.get(stack.ubuntu)
+    if own is None:
+        raise _refusal(
+            stack, f"ubuntu {stack.ubuntu} is unknown", f"one of {', '.join(UBUNTU_PYTHON)}"
+        )
+    if own != python:
+        raise _refusal(
+            stack,
+            f"Ubuntu {stack.ubuntu} comes with Python {own}, not {python}",
+            f"use {' or '.join(fitting)}",
+        )
+
+
+def torch_pythons(torch: str) -> tuple[str, str | None]:
+    """The first and the last Python (``None``: not known) with wheels of a torch without Intel's."""
+    for first, low, high in _TORCH_PYTHONS:
+        if release(torch) >= release(first):
+            return low, high
+    return "3.6", "3.9"
+
+
+def _between(python: str, low: str, high: str | None) -> bool:
+    minor = python_minor(python)
+    return python_minor(low) <= minor and (high is None or minor <= python_minor(high))
+
+
+def _check_parts(stack: Stack) -> None:
+    needs = {MPI: f"launcher {stack.launcher} needs"}
+    if stack.backend == "ccl":
+        needs[BINDING] = "backend ccl needs"
+    if stack.use_ipex:
+        needs[IPEX] = "use_ipex needs"
+    for package, why in needs.items():
+        if not stack.requirement(package):
+            raise _refusal(stack, f"{why} {package}", f"add {package} to python_packages")
+    if stack.pin(MPI) == _BROKEN_MPI:
+        raise _refusal(
+            stack,
+            f"{MPI} {_BROKEN_MPI} can't be installed: PyPI lacks the libfabric that it asks for",
+            f"use {MPI} {_GOOD_MPI}",
+        )

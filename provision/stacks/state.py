@@ -1,0 +1,38 @@
+"""What is to be said openly about a stack's parts, as of November 2026. Pure."""
+
+from __future__ import annotations
+
+from infra.errors import UsageError
+from provision.stacks.flags import training_flags
+from provision.stacks.stack import BINDING, IPEX, Stack
+from provision.stacks.versions import release
+
+# https://github.com/intel/intel-extension-for-pytorch and https://github.com/intel/torch-ccl
+IPEX_STATE = (
+    "intel-extension-for-pytorch ended with 2.8.0: archived by Intel in March 2026, with known "
+    "security issues that nobody will mend; Intel's advice is upstream PyTorch"
+)
+BINDING_STATE = (
+    "oneccl-bind-pt ended with 2.8.0: deprecated by Intel in November 2025; it was never on PyPI, "
+    "only on indexes of Intel's, which have had outages"
+)
+_XPU_ONLY = "oneccl-bind-pt 2.8.0 is on Intel's index for GPUs only (.../stable/xpu/us/)"
+
+
+def explain_state(stack: Stack) -> tuple[str, ...]:
+    """Sentences about what in a stack is at its end, or can't be used as asked."""
+    sentences = []
+    if stack.requirement(IPEX):
+        sentences.append(IPEX_STATE)
+    binding = stack.pin(BINDING)
+    if binding:
+        sentences.append(BINDING_STATE)
+        if release(binding) == release("2.8.0"):
+            sentences.append(_XPU_ONLY)
+    if stack.ubuntu == "20.04":
+        sentences.append("Ubuntu 20.04 gets no free security updates since May 2025")
+    try:
+        training_flags(stack)
+    except UsageError as error:
+        sentences.append(f"scripts over transformers' Trainer can't be told it: {error.message}")
+    return tuple(sentences)

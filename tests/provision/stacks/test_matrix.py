@@ -1,0 +1,218 @@
+"""Every cell of the matrix of matched versions, right and wrong; and every other refusal."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from infra.errors import UsageError
+from provision.stacks import Stack, load_stack, shipped_names
+from provision.stacks.matrix import MATRIX, UBUNTU_PYTHON, check_stack
+from provision.stacks.versions import python_minor
+
+# torch, IPEX, the bindings, and a Python with wheels
+GOOD = [
+    ("1.10.0", "1.10.100", "1.10.0", "3.8"),
+    ("1.11.0", "1.11.200", "1.11.0", "3.10"),
+    ("1.12.0", "1.12.0", "1.12.0", "3.8"),
+    ("1.12.1", "1.12.100", "1.12.100", "3.10"),
+    ("1.12.1", "1.12.300", "1.12.100", "3.8"),
+    ("1.13.0", "1.13.0", "1.13", "3.8"),
+    ("1.13", "1.13.0", "1.13.0", "3.10"),
+    ("2.0.0", "2.0.0", "2.0.0", "3.8"),
+    ("2.0.1", "2.0.100", "2.0.100", "3.10"),
+    ("2.1.0", "2.1.0", "2.1.0", "3.10"),
+    ("2.1.0", "2.1.100", "2.1.400", "3.8"),
+    ("2.3.0", "2.3.0", "2.3.0", "3.10"),
+    ("2.3.1", "2.3.100", "2.3.100", "3.8"),
+    ("2.5.0", "2.5.0", "2.5.0", "3.12"),
+    ("2.6.0", "2.6.0", "2.6.0", "3.12"),
+    ("2.7.0", "2.7.0", "2.7.0", "3.10"),
+    ("2.7.0+cpu", "2.7.0+cpu", "2.7.0+cpu", "3.12"),
+    ("2.8.0", "2.8.0", "2.8.0", "3.12"),
+]
+# torch, IPEX, the bindings; what is refused, and what fits instead
+WRONG = [
+    ("1.12.0", "1.12.100", None, "intel-extension-for-pytorch 1.12.100", "1.12.0"),
+    ("1.12.0", None, "1.12.100", "oneccl-bind-pt 1.12.100", "1.12.0"),
+    ("1.12.1", "1.12.0", None, "intel-extension-for-pytorch 1.12.0", "1.12.100 or 1.12.300"),
+    ("1.12.1", "1.12.100", "1.12.0", "oneccl-bind-pt 1.12.0", "1.12.100"),
+    ("1.13.0", "1.12.100", None, "intel-extension-for-pytorch 1.12.100", "1.13.0"),
+    ("1.13.0", "1.13.0", "2.0.0", "oneccl-bind-pt 2.0.0", "1.13.0"),
+    ("2.0.1", "1.13.0", None, "intel-extension-for-pytorch 1.13.0", "2.0.*"),
+    ("2.0.1", "2.0.100", "2.1.0", "oneccl-bind-pt 2.1.0", "2.0.*"),
+    ("2.1.0", "2.0.100", None, "intel-extension-for-pytorch 2.0.100", "2.1.*"),
+    ("2.1.0", "2.1.0", "2.3.0", "oneccl-bind-pt 2.3.0", "2.1.*"),
+    ("2.3.1", "2.1.0", None, "intel-extension-for-pytorch 2.1.0", "2.3.*"),
+    ("2.3.1", "2.3.0", "2.5.0", "oneccl-bind-pt 2.5.0", "2.3.*"),
+    ("2.5.0", "2.6.0", None, "intel-extension-for-pytorch 2.6.0", "2.5.*"),
+    ("2.5.0", "2.5.0", "2.6.0", "oneccl-bind-pt 2.6.0", "2.5.*"),
+    ("2.6.0", "2.7.0", None, "intel-extension-for-pytorch 2.7.0", "2.6.*"),
+    ("2.6.0", "2.6.0", "2.7.0", "oneccl-bind-pt 2.7.0", "2.6.*"),
+    ("2.7.0", "2.8.0", None, "intel-extension-for-pytorch 2.8.0", "2.7.0"),
+    ("2.7.0", "2.7.0", "2.6.0", "oneccl-bind-pt 2.6.0", "2.7.0"),
+    ("2.8.0", "2.7.0", None, "intel-extension-for-pytorch 2.7.0", "2.8.0"),
+    ("2.8.0", "2.8.0", "2.7.0", "oneccl-bind-pt 2.7.0", "2.8.0"),
+]
+# torch without a row of its own; what its packages are built for
+ORPHANS = [
+    ("1.13.1", "1.13.0", "that is built for torch 1.13.0"),
+    ("2.1.1", "2.1.100", "that is built for torch 2.1.0"),
+    ("2.2.0", "2.2.0", "torch 1.10.*, 1.11.0, 1.12.0"),
+    ("2.4.0", "2.3.0", "that is built for torch 2.3.*"),
+    ("2.7.1", "2.7.0", "that is built for torch 2.7.0"),
+    ("2.9.0", "2.8.0", "that is built for torch 2.8.0; both of Intel's projects ended with 2.8.0"),
+    ("2.13.0", "2.13.0", "ended with 2.8.0: for a newer torch use stack upstream"),
+]
+_UBUNTU = {python: ubuntu for ubuntu, python in UBUNTU_PYTHON.items()}
+
+
+def make_stack(
+    torch: str,
+    ipex: str | None = None,
+    binding: str | None = None,
+    python: str = "3.10",
+    **changes: object,
+) -> Stack:
+    packages = [f"torch=={torch}", "transformers==4.40.0", "impi-rt==2021.18.1"]
+    packages += [f"intel-extension-for-pytorch=={ipex}"] if ipex else []
+    packages += [f"oneccl_bind_pt=={binding}"] if binding else []
+    wishes = {
+        "name": "mine",
+        "ubuntu": _UBUNTU.get(python, "22.04"),
+        "python": python,
+        "backend": "ccl" if binding else "gloo",
+        "use_ipex": bool(ipex),
+        "python_packages": packages,
+        **changes,
+    }
+    return Stack.model_validate({**load_stack("upstream").model_dump(), **wishes})
+
+
+def refused(stack: Stack) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        check_stack(stack)
+    assert caught.value.message.startswith(f"stack {stack.name}: ")
+    return caught.value
+
+
+@pytest.mark.parametrize(("torch", "ipex", "binding", "python"), GOOD)
+def test_matched_versions_pass(torch: str, ipex: str, binding: str, python: str) -> None:
+    check_stack(make_stack(torch, ipex, binding, python))
+    check_stack(make_stack(torch, ipex, None, python))
+    check_stack(make_stack(torch, None, binding, python))
+
+
+@pytest.mark.parametrize(("torch", "ipex", "binding", "what", "fits"), WRONG)
+def test_versions_that_do_not_match_are_refused(
+    torch: str, ipex: str | None, binding: str | None, what: str, fits: str
+) -> None:
+    error = refused(make_stack(torch, ipex, binding, "3.10"))
+
+    assert error.message == f"stack mine: {what} does not match torch {torch}"
+    assert error.hint
+    assert re.match(rf"use \S+ {re.escape(fits)}(,|$)", error.hint)
+
+
+@pytest.mark.parametrize(("torch", "intel", "hint"), ORPHANS)
+def test_a_torch_that_nothing_of_intels_matches_is_refused(
+    torch: str, intel: str, hint: str
+) -> None:
+    error = refused(make_stack(torch, intel, intel))
+
+    assert error.message == (
+        f"stack mine: no release of intel-extension-for-pytorch {intel} and oneccl-bind-pt {intel} "
+        f"matches torch {torch}"
+    )
+    assert hint in str(error.hint)
+
+
+def test_a_mismatch_tells_with_which_torch_a_package_could_stay() -> None:
+    error = refused(make_stack("1.12.1", None, "1.12.0"))
+
+    assert error.hint == "use oneccl-bind-pt 1.12.100, or keep it with torch 1.12.0"
+
+
+def versions_of(pattern: str) -> str:
+    return pattern.replace("*", "0")
+
+
+@pytest.mark.parametrize("match", MATRIX, ids=lambda match: match.torch)
+@pytest.mark.parametrize("minor", range(6, 15))
+def test_only_pythons_with_wheels_pass(match: object, minor: int) -> None:
+    assert isinstance(match, type(MATRIX[0]))
+    torch, ipex = versions_of(match.torch), versions_of(match.ipex[0])
+    python = f"3.{minor}"
+    stack = make_stack(torch, ipex, versions_of(match.binding), python)
+    first, last = (python_minor(bound)[1] for bound in match.pythons)
+    if first <= minor <= last and python in _UBUNTU:
+        check_stack(stack)
+        return
+    error = refused(stack)
+    if first <= minor <= last:
+        assert error.message == f"stack mine: Ubuntu 22.04 comes with Python 3.10, not {python}"
+    else:
+        assert error.message == (
+            f"stack mine: Python {python} has no wheels of torch {torch} with Intel's packages, "
+            f"which is for Python 3.{first} to 3.{last}"
+        )
+        assert all(f"Python 3.{m}" in str(error.hint) for m in (8, 10, 12) if first <= m <= last)
+
+
+@pytest.mark.parametrize(
+    ("torch", "python", "fine"),
+    [
+        ("1.10.0", "3.8", True),
+        ("1.10.0", "3.10", False),
+        ("1.12.1", "3.10", True),
+        ("1.13.1", "3.12", False),
+        ("2.1.0", "3.12", False),
+        ("2.2.0", "3.12", True),
+        ("2.4.1", "3.8", True),
+        ("2.5.0", "3.8", False),
+        ("2.8.0", "3.10", True),
+        ("2.9.0", "3.8", False),
+        ("2.13.0", "3.10", True),
+        ("2.15.0", "3.10", False),
+        ("2.15.0", "3.12", True),
+    ],
+)
+def test_torch_alone_has_pythons_of_its_own(torch: str, python: str, fine: bool) -> None:
+    stack = make_stack(torch, python=python)
+    if fine:
+        check_stack(stack)
+        return
+    error = refused(stack)
+    assert f"Python {python} has no wheels of torch {torch}, which is for Python" in error.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ubuntu": "18.04"}, "ubuntu 18.04 is unknown\n  → one of 20.04, 22.04, 24.04"),
+        ({"ubuntu": "24.04"}, "Ubuntu 24.04 comes with Python 3.12, not 3.10"),
+        ({"backend": "ccl"}, "backend ccl needs oneccl-bind-pt"),
+        ({"use_ipex": True}, "use_ipex needs intel-extension-for-pytorch"),
+        ({"python_packages": ["transformers==4.40.0"]}, "torch is missing"),
+        ({"python_packages": ["torch==2.7.0"]}, "transformers is missing"),
+        (
+            {"python_packages": ["torch==2.7.0", "transformers==4.40.0"]},
+            "launcher mpirun needs impi-rt",
+        ),
+        ({"python_packages": ["torch>=2.7", "transformers==4.40.0"]}, "torch>=2.7 names no exact"),
+        ({"python_packages": ["torch==2.7.0rc1"]}, "torch==2.7.0rc1 names no exact release"),
+        ({"python_packages": ["torch==2.7.0", "--pre"]}, "'--pre' is no requirement"),
+        (
+            {"python_packages": ["torch==2.7.0", "transformers==4.40.0", "impi-rt==2021.19.0"]},
+            "impi-rt 2021.19.0 can't be installed",
+        ),
+    ],
+)
+def test_other_mistakes_are_refused(changes: dict[str, object], message: str) -> None:
+    assert message in str(refused(make_stack("2.7.0", **changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_what_ships_is_matched(name: str) -> None:
+    check_stack(load_stack(name))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from provision.stacks.oneccl import BEFORE_1_12, FROM_1_12, binding_module, environment_lookup
+from provision.stacks.versions import fits, parse_requirement, release
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "pinned"),
+    [
+        ("torch==2.7.0", "torch", "2.7.0"),
+        ("torch == 2.7.0+cpu", "torch", "2.7.0"),
+        ("oneccl_bind_pt==1.13", "oneccl-bind-pt", "1.13"),
+        ("Intel.Extension_For-PyTorch==2.7.0", "intel-extension-for-pytorch", "2.7.0"),
+        ("huggingface_hub[hf_xet]>=0.30,<1", "huggingface-hub", None),
+        ("numpy<2.4", "numpy", None),
+        ("numpy", "numpy", None),
+    ],
+)
+def test_a_requirement(text: str, name: str, pinned: str | None) -> None:
+    found = parse_requirement(text)
+    assert found
+    assert (found.name, found.pinned) == (name, pinned)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "--pre", "torch=2", "torch==", "a; b", "$(id)", "torch @ https://x/", "torch==2.*", "a b"],
+)
+def test_what_is_no_requirement(text: str) -> None:
+    assert parse_requirement(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "accepted"),
+    [
+        ("a==1.13", "1.13.0+cpu", True),
+        ("a==1.13", "1.13.1", False),
+        ("a<2", "1.26.4", True),
+        ("a<2", "2.0.0", False),
+        ("a>=1.2,!=1.3,<2", "1.3", False),
+        ("a>=1.2,!=1.3,<2", "1.10", True),
+        ("a", "0.1", True),
+    ],
+)
+def test_bounds(text: str, version: str, accepted: bool) -> None:
+    found = parse_requirement(text)
+    assert found
+    assert found.accepts(version) is accepted
+
+
+def test_zeros_at_the_end_say_nothing() -> None:
+    assert release("1.13") == release("1.13.0+cpu") == (1, 13)
+    assert release("2.10.0") > release("2.9.1")
+    assert fits("2.0", "2.0.*")
+    assert fits("2.0.100", "2.0.*")
+    assert not fits("2.10.0", "2.1.*")
+    assert not fits("2.1.0", "2.1.1")
+
+
+@pytest.mark.parametrize(
+    ("version", "module", "lookup"),
+    [
+        ("1.10.0", "torch_ccl", BEFORE_1_12),
+        ("1.11.0", "torch_ccl", BEFORE_1_12),
+        ("1.12.0", "oneccl_bindings_for_pytorch", FROM_1_12),
+        ("1.12.100", "oneccl_bindings_for_pytorch", FROM_1_12),
+        ("2.0.0", "oneccl_bindings_for_pytorch", FROM_1_12),
+        ("2.7.0", "oneccl_bindings_for_pytorch", FROM_1_12),
+    ],
+)
+def test_the_environment_of_oneccl_is_found_by_its_version(
+    version: str, module: str, lookup: str
+) -> None:
+    assert binding_module(version) == module
+    assert environment_lookup(version) == lookup
+    assert module in lookup

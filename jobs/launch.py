@@ -181,6 +181,8 @@ def explain_failure(lines: list[str]) -> str | None:
             return (
                 f"mpirun can't start on {match[1].rstrip('.,')}: does the head reach it over SSH?"
             )
+        if match := re.search(r"@(\S+?)\] HYD_spawn .* unable to bind process", line):
+            return f"mpirun can't pin a rank on {match[1]}: may it still use the CPUs it showed before?"
         if "cannot open shared object file" in line or "mpirun: not found" in line:
             return line.strip()
         if match := re.search(r"KILLED BY SIGNAL: (\d+) \(([^)]*)\)", line):

@@ -7,6 +7,9 @@ from datetime import datetime
 
 from provision.stacks.oneccl import FROM_1_12
 
+PLACEMENTS = ("auto", "reference")
+FABRICS = ("tcp", "efa")
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -25,6 +28,16 @@ class JobSpec:
     @property
     def world_size(self) -> int:
         return self.nnodes * self.nproc_per_node
+
+
+@dataclass(frozen=True)
+class PlacementWish:
+    """What the user may say of it; ``None``: as the nodes suggest. ``mode`` is one of PLACEMENTS."""
+
+    mode: str = "auto"
+    nproc_per_node: int | None = None
+    ccl_workers: int | None = None
+    fabric: str = "tcp"
 
 
 def new_job_id(kind: str, now: datetime) -> str:

@@ -16,7 +16,7 @@ from infra.progress import Progress
 from jobs import launch, squad
 from jobs.mpirun import LaunchCommand, build_launch_command
 from jobs.placement import plan_placement
-from jobs.spec import JobPaths, JobSpec, new_job_id
+from jobs.spec import JobPaths, JobSpec, PlacementWish, new_job_id
 from jobs.squad.dataset import read_dataset
 from jobs.squad.errors import DatasetError
 from jobs.squad.events import parse_event
@@ -40,7 +40,7 @@ class TrainRequest:
 
     options: TrainOptions
     results: Path
-    nproc_per_node: int | None = None
+    placement: PlacementWish = field(default_factory=PlacementWish)
 
 
 @dataclass
@@ -137,6 +137,8 @@ def train(
         launch.place_files(head, paths, job_files(request.options))
     output = _Output(on_event, on_log)
     with progress.phase(f"Train on {len(cluster.nodes)} nodes"):
+        for warning in command.warnings:
+            on_log(f"warning: {warning}")
         on_log(f"$ {command}")
         exit_code = _run(head, command, paths, output)
     with progress.phase("Fetch the results"):
@@ -184,15 +186,15 @@ def plan_command(
     placement = plan_placement(
         facts,
         {node.name: node.private_ip for node in cluster.nodes},
-        nproc_per_node=request.nproc_per_node,
-        ccl_workers=1 if options.backend == "ccl" else 0,
+        request.placement,
+        options.backend,
     )
     job = JobSpec(
         id=paths.job_id,
         module="squad",
         argv=tuple(options.to_argv()),
         nnodes=len(cluster.nodes),
-        nproc_per_node=placement.nproc_per_node,
+        nproc_per_node=placement.ranks.nproc_per_node,
         backend=options.backend,
         # A hub that is not asked can't delay or fail a job that needs nothing from it.
         env={

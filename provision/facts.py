@@ -9,6 +9,7 @@ from typing import Any
 
 from infra.errors import HostError
 from provision.host import Host
+from provision.install import VENV
 
 AMX_FLAGS = frozenset({"amx_bf16", "amx_tile", "amx_int8"})
 
@@ -22,6 +23,9 @@ _QUESTIONS = {
     "memory": "grep MemTotal /proc/meminfo",
     "addresses": "ip -j -4 address show",
     "tcmalloc": "ls -1 /usr/lib/*/libtcmalloc.so.* /usr/lib/*/libtcmalloc_minimal.so.* 2>/dev/null || true",
+    # As PyPI's intel-openmp leaves it.
+    "iomp5": f"ls -1 {VENV}/lib/libiomp5.so 2>/dev/null || true",
+    "efa": "grep -ls DRIVER=efa /sys/class/infiniband/*/device/uevent || true",
     "host_key": "cat /etc/ssh/ssh_host_ed25519_key.pub",
 }
 FACTS_COMMAND = "; ".join(f"echo '{_MARK}{key}'; {ask}" for key, ask in _QUESTIONS.items())
@@ -51,6 +55,9 @@ class HostFacts:
     """Interface name by IPv4 address."""
     tcmalloc: str | None
     host_key: str
+    iomp5: str | None = None
+    efa: bool = False
+    """It has an Elastic Fabric Adapter, and the driver for it."""
 
     @property
     def missing_amx(self) -> tuple[str, ...]:
@@ -102,6 +109,8 @@ def parse_facts(answer: str) -> HostFacts:
         interfaces=parse_addresses(parts["addresses"]),
         tcmalloc=tcmalloc[0] if tcmalloc else None,
         host_key=" ".join(parts["host_key"].split()[:2]),
+        iomp5=parts["iomp5"] or None,
+        efa=bool(parts["efa"]),
     )
 
 

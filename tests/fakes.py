@@ -22,6 +22,8 @@ def facts_answer(
     topology: str = "0,0,0,0\n1,1,0,0",
     allowed: str = "0-1",
     interface: str = "ens5",
+    iomp5: str = "",
+    efa: str = "",
 ) -> str:
     """What a machine answers to the question for its facts."""
     lscpu = {
@@ -40,6 +42,8 @@ def facts_answer(
         "memory": "MemTotal:       527951364 kB",
         "addresses": json.dumps(addresses),
         "tcmalloc": "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
+        "iomp5": iomp5,
+        "efa": efa,
         "host_key": "ssh-ed25519 AAAAC3Nz root@host",
     }
     return "".join(f"--- spr-cluster: {key}\n{text}\n" for key, text in parts.items())

@@ -18,6 +18,7 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
+from jobs.spec import FABRICS, PLACEMENTS, PlacementWish, new_job_id
 from jobs.squad.options import DEMO, TrainOptions, add_arguments, from_namespace
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     parser.add_argument("job", choices=("squad",), help="what to train")
     add_cluster_options(parser)
-    parser.add_argument("--ppn", type=int, help="ranks per node (default: one per NUMA node)")
+    _add_placement(parser.add_argument_group("placement"))
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
     )
@@ -50,6 +51,29 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add_arguments(parser.add_argument_group("training"), without={"output"})
     parser.set_defaults(run=run)
+
+
+def _add_placement(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--ppn", type=int, help="ranks per node (default: one per NUMA node)")
+    group.add_argument(
+        "--placement",
+        choices=PLACEMENTS,
+        default="auto",
+        help="auto: each rank on cores of its own; reference: the published recipe's numbers, "
+        "which start more threads than there are cores (default: auto)",
+    )
+    group.add_argument(
+        "--ccl-workers",
+        type=int,
+        metavar="N",
+        help="oneCCL's own cores per rank, taken off the computing ones (default: 1)",
+    )
+    group.add_argument(
+        "--fabric",
+        choices=FABRICS,
+        default="tcp",
+        help="how oneCCL reaches other nodes; efa where the nodes have it (default: tcp)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,11 +109,11 @@ def run(args: argparse.Namespace) -> int:
 def build_request(args: argparse.Namespace, now: datetime) -> Any:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
-    from jobs.spec import new_job_id
     from jobs.train import TrainRequest, expand_home
 
-    if args.ppn is not None and args.ppn < 1:
-        raise UsageError(f"--ppn {args.ppn}: expected a whole number from 1 on")
+    for flag, value in {"--ppn": args.ppn, "--ccl-workers": args.ccl_workers}.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} {value}: expected a whole number from 1 on")
     base = DEMO if args.demo else TrainOptions()
     if args.demo and "dataset" in args:
         base = replace(base, data=None)
@@ -101,7 +125,8 @@ def build_request(args: argparse.Namespace, now: datetime) -> Any:
     except ValueError as error:
         raise UsageError(str(error)) from None
     results = Path(args.results or Path("results", new_job_id("squad", now)))
-    return TrainRequest(options, results, args.ppn)
+    wish = PlacementWish(args.placement, args.ppn, args.ccl_workers, args.fabric)
+    return TrainRequest(options, results, wish)
 
 
 class JobDisplay:

@@ -4,6 +4,7 @@ SquadError          exit code 1
 ├── DatasetError    a data file or hub dataset can't be used; also a ValueError
 ├── ModelError      a model or its tokenizer can't be used
 ├── BackendError    the ranks can't work together as asked
+├── PlacementError  a rank does not run where it was planned to
 └── TrainingError   training or writing its result failed
 """
 
@@ -29,6 +30,10 @@ class ModelError(SquadError):
 
 class BackendError(SquadError):
     """The ranks can't find each other, or a backend that was asked for is not there."""
+
+
+class PlacementError(SquadError):
+    """The rank's CPUs, threads or memory are not those that were planned; names both sides."""
 
 
 class TrainingError(SquadError):

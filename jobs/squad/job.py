@@ -19,6 +19,7 @@ from .events import Events
 from .features import build_features
 from .model import load_model
 from .options import TrainOptions
+from .pinning import Place, take_place
 from .precision import AMX_FLAGS, choose_precision, read_cpu_flags
 from .results import RankFacts, Results, prepare_output, save_json, save_model
 from .session import Session
@@ -72,8 +73,9 @@ def run(options: TrainOptions, events: Events) -> None:
     """Train and evaluate as this rank of the run; raises :class:`.errors.SquadError`."""
     phases = Phases(events)
     output = Path(options.output)
+    planned, found = take_place(os.environ)
     with join(options.backend) as ranks:
-        machines = ranks.gather(_this_machine(ranks))
+        machines = ranks.gather(_this_machine(ranks, planned, found))
         session = _open_session(options, ranks, events, machines)
         if ranks.first:
             prepare_output(output)
@@ -99,15 +101,15 @@ def run(options: TrainOptions, events: Events) -> None:
         events.emit("result", **results.to_dict())
 
 
-def _this_machine(ranks: Ranks) -> Machine:
-    import torch
-
+def _this_machine(ranks: Ranks, planned: Place | None, found: Place) -> Machine:
     facts = RankFacts(
         rank=ranks.rank,
         hostname=socket.gethostname(),
         pid=os.getpid(),
-        threads=torch.get_num_threads(),
+        threads=found.threads,
         cpus=len(os.sched_getaffinity(0)),
+        planned=planned,
+        found=found,
     )
     return Machine(facts, read_cpu_flags())
 
@@ -131,6 +133,8 @@ def _open_session(
     )
     events.note(f"{precision.dtype}: {precision.reason}")
     events.note(f"{ranks.backend}: {ranks.backend_reason}")
+    place = machines[0].facts.found
+    events.note(f"rank 0: CPUs {place.cpus}, {place.threads} threads, memory {place.memory}")
     if options.ipex:
         load_ipex()  # now: that it is missing must not show after minutes
     return Session(options, ranks, events, precision)

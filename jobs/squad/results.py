@@ -16,17 +16,23 @@ from typing import Any
 
 from .errors import TrainingError
 from .model import Loaded
+from .pinning import Place
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """One process: ``cpus`` are those it may run on, ``threads`` those torch computes with."""
+    """One process: ``cpus`` counts those it may run on, ``threads`` those torch computes with.
+
+    ``planned`` is what the launcher wanted for it (``None``: nothing), ``found`` what it has.
+    """
 
     rank: int
     hostname: str
     pid: int
     threads: int
     cpus: int
+    planned: Place | None
+    found: Place
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,10 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> Told:
         (["plan", "--nodes", "0"], "--nodes 0: expected a whole number from 1 to 256"),
         (["up", "--nodes", "two"], "argument --nodes: invalid int value: 'two'"),
         (["up", "--instance-type", "r7iz.metal"], "unknown instance type 'r7iz.metal'"),
-        (["up", "--stack", "tensorflow"], "unknown stack 'tensorflow': one of intel, reference, upstream"),
+        (
+            ["up", "--stack", "tensorflow"],
+            "unknown stack 'tensorflow': one of intel, reference, upstream",
+        ),
         (["up", "--ttl", "forever"], "--ttl 'forever': expected a duration"),
         (["up", "--max-price", "2"], "--max-price is for --spot machines"),
         (["up", "--name", "My Cluster"], "--name My Cluster: expected lower-case"),

@@ -122,7 +122,8 @@ def test_training_runs_on_all_nodes_and_learns(cluster: LiveCluster, tmp_path: P
     assert result["backend"] == "gloo"
     assert result["loss_curve"][-1][1] < result["loss_curve"][0][1] / 5
     assert (folder / "model" / "config.json").is_file()
-    assert "mpirun -f /home/ubuntu/hosts -n 3 -ppn 1" in done.stderr
+    # Nodes whose CPUs differ have an argument set of their own, others share one.
+    assert re.search(r"mpirun -f /home/ubuntu/hosts (-n 3 )?-ppn 1 ", done.stderr)
 
 
 def test_two_ranks_on_a_node_with_one_core_are_refused(cluster: LiveCluster) -> None:

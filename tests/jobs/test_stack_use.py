@@ -6,11 +6,12 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.mpirun import build_launch_command
-from jobs.placement import Placement
-from jobs.spec import JobPaths, JobSpec
+from jobs.placement import plan_placement
+from jobs.spec import JobPaths, JobSpec, PlacementWish
 from jobs.train import require_able_stack
 from provision.stacks import Stack, load_stack
 from provision.stacks.oneccl import environment_lookup
+from tests.jobs.topologies import machine
 
 
 def test_our_own_job_is_refused_where_its_code_can_not_run() -> None:
@@ -43,7 +44,9 @@ def test_oneccls_environment_is_sourced_from_where_its_version_has_it(
     paths = JobPaths("squad-20260731-142501")
     lookup = environment_lookup(version)
     job = JobSpec(paths.job_id, "squad", (), 2, 1, "ccl", ccl_lookup=lookup)
-    placement = Placement(1, 31, 1, interface="ens5", tcmalloc=None)
+    placement = plan_placement(
+        {"node0": machine(32)}, {"node0": "172.31.0.10"}, PlacementWish(), "ccl"
+    )
 
     ask, source = build_launch_command(job, placement, paths, "172.31.0.10").setup
 

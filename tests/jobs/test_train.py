@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import tarfile
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from cluster.cli.train import add_parser, build_request
 from cluster.nodes import Cluster, Node
 from infra import tags
 from infra.errors import JobError, UsageError
 from infra.plan import mesh_digest
 from infra.progress import Silent
 from jobs.launch import explain_failure
-from jobs.spec import JobPaths
+from jobs.spec import JobPaths, PlacementWish
 from jobs.squad.options import DEMO, TrainOptions
 from jobs.train import TrainRequest, check_request, job_files, options_on_nodes, train
 from provision.host import Host
@@ -73,6 +75,7 @@ def run(
     results: Path,
     events: list[Any] | None = None,
     log: list[str] | None = None,
+    wish: PlacementWish | None = None,
 ) -> Any:
     def open_host(node: Node) -> Host:
         return hosts[node.name]
@@ -81,7 +84,7 @@ def run(
         whole_cluster(),
         load_stack("upstream"),
         open_host,
-        TrainRequest(DEMO, results),
+        TrainRequest(DEMO, results, wish or PlacementWish()),
         progress=Silent(),
         now=NOW,
         on_event=(events if events is not None else []).append,
@@ -151,6 +154,10 @@ def test_a_second_job_is_refused_while_one_runs(tmp_path: Path) -> None:
             "mpirun can't start on node2",
         ),
         ("python: error: libmpi.so.12: cannot open shared object file: No such", "libmpi.so.12"),
+        (
+            "[proxy:0:1@ip-172-31-0-11] HYD_spawn (../hydra_spawn.c:132): unable to bind process",
+            "mpirun can't pin a rank on ip-172-31-0-11",
+        ),
         ("=   KILLED BY SIGNAL: 9 (Killed)", "a rank was killed by signal 9 (Killed)"),
         ("all is well", None),
     ],
@@ -176,6 +183,34 @@ def test_paths_become_those_of_the_nodes(tmp_path: Path) -> None:
         options_on_nodes(TrainOptions(backend="gloo"), load_stack("intel"), PATHS).backend == "gloo"
     )
     assert job_files(options)["model"] == model
+
+
+def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:
+    hosts = make_hosts([event(**RESULT)])
+    log: list[str] = []
+
+    run(hosts, tmp_path, log=log, wish=PlacementWish("reference"))
+
+    assert [line.startswith("warning: ") for line in log] == [True] * 4 + [False]
+    assert "node2 is oversubscribed: 48 busy threads on 2 cores" in log[3]
+    assert "-n 6 -ppn 2" in log[4]
+
+
+def test_the_command_line_says_where_the_ranks_go() -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+
+    def placement(*flags: str) -> PlacementWish:
+        request = build_request(parser.parse_args(["train", "squad", *flags]), NOW)
+        assert isinstance(request, TrainRequest)
+        return request.placement
+
+    assert placement() == PlacementWish("auto", None, None, "tcp")
+    asked = ("--ppn=2", "--ccl-workers=3", "--fabric=efa")
+    assert placement(*asked) == PlacementWish("auto", 2, 3, "efa")
+    assert placement("--placement=reference").mode == "reference"
+    with pytest.raises(UsageError, match="--ccl-workers 0: expected a whole number from 1 on"):
+        placement("--ccl-workers=0")
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:

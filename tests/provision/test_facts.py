@@ -66,3 +66,10 @@ def test_facts_of_a_machine() -> None:
 def test_an_answer_that_makes_no_sense_names_the_host() -> None:
     with pytest.raises(HostError, match=r"\[node3\] its facts could not be read"):
         gather_facts(FakeHost("node3", [("lscpu", "bash: lscpu: command not found")]))
+
+
+def test_what_is_not_there_is_none() -> None:
+    facts = parse_facts(facts_answer())
+    assert (facts.iomp5, facts.efa) == (None, False)
+    found = parse_facts(facts_answer(iomp5="/venv/lib/libiomp5.so", efa="/sys/x/uevent"))
+    assert (found.iomp5, found.efa) == ("/venv/lib/libiomp5.so", True)

@@ -1,0 +1,127 @@
+"""Real pinning: what the ranks find under Intel MPI's mpirun is what was planned for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.local.engine import choose_runtime
+from provision.facts import parse_cpu_list, parse_topology
+from tests.e2e.conftest import CommandLine, LiveCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+NAME = "pinned"
+_PACKAGES = "/opt/spr-cluster/venv/lib/python3*/site-packages"
+# In a .pth file there Python runs it at its start: the rank leaves all its CPUs but the first.
+_FAULT = (
+    "import os; 'SPR_PLACEMENT' in os.environ and "
+    "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+)
+
+
+@pytest.fixture(scope="module")
+def two(cli: CommandLine) -> Iterator[LiveCluster]:
+    """Two nodes, each with the CPUs that the embedded cloud gave it."""
+    told = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
+    yield LiveCluster(cli, told, "")
+    cli.run("down", "--name", NAME)
+
+
+def ssh(cluster: LiveCluster, node: str, command: str) -> str:
+    return cluster.cli.run("ssh", "--name", NAME, node, "--", command).stdout
+
+
+def cores(cluster: LiveCluster) -> list[list[int]]:
+    """The CPUs that each node may use, one of each core, asked of the node itself."""
+    found = []
+    for node in cluster.names:
+        status = ssh(cluster, node, "grep Cpus_allowed_list /proc/self/status")
+        allowed = parse_cpu_list(status.split(":")[1].strip())
+        topology = parse_topology(ssh(cluster, node, "lscpu --parse=CPU,Core,Socket,Node"))
+        firsts: dict[tuple[int, int], int] = {}
+        for row in topology:
+            if row.cpu in allowed:
+                place = (row.socket, row.core)
+                firsts[place] = min(row.cpu, firsts.get(place, row.cpu))
+        found.append(sorted(firsts.values()))
+    return found
+
+
+def train(cluster: LiveCluster, folder: Path, *options: str, check: int = 0) -> Any:
+    job = ["train", "squad", "--name", NAME, "--demo", "--epochs", "1", "--results", str(folder)]
+    done = cluster.cli.run(*job, *options, check=check)
+    return done if check else json.loads((folder / "results.json").read_text())
+
+
+def check_ranks(result: Any, expected: list[list[int]]) -> None:
+    """``expected`` are the CPUs of each rank; the threads are as many."""
+    for rank, cpus in zip(result["ranks"], expected, strict=True):
+        found = rank["found"]
+        assert sorted(parse_cpu_list(found["cpus"])) == cpus
+        assert found["threads"] == rank["threads"] == rank["cpus"] == len(cpus)
+        # Where the rank's cores lie in several NUMA nodes, nothing was asked for.
+        assert found["memory"].startswith("prefer:" if rank["planned"]["memory"] else "default")
+        assert {**found, "memory": rank["planned"]["memory"]} == rank["planned"]
+
+
+def test_one_rank_per_node_has_all_its_cores(two: LiveCluster, tmp_path: Path) -> None:
+    result = train(two, tmp_path, "--ppn", "1")
+
+    assert result["world_size"] == 2
+    check_ranks(result, cores(two))
+
+
+def widen(cluster: LiveCluster) -> None:
+    """Let every node use all CPUs of this machine: on a small one it has no more than one."""
+    cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    names = subprocess.run(
+        ["podman", "ps", "--format={{.Names}}"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    for node in cluster.told["nodes"]:
+        (name,) = [name for name in names if name.endswith(node["instance"])]
+        argv = ["podman", *choose_runtime(), "update", f"--cpuset-cpus={cpus}", name]
+        subprocess.run(argv, capture_output=True, check=True, timeout=60)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs")
+def test_two_ranks_per_node_share_no_core(two: LiveCluster, tmp_path: Path) -> None:
+    widen(two)
+    cpus = cores(two)
+    assert min(map(len, cpus)) >= 2
+
+    result = train(two, tmp_path, "--ppn", "2")
+
+    assert result["world_size"] == 4
+    taken = [sorted(parse_cpu_list(rank["found"]["cpus"])) for rank in result["ranks"]]
+    check_ranks(result, taken)
+    for first, second, node in zip(taken[::2], taken[1::2], cpus, strict=True):
+        assert len(first) == len(second) >= 1
+        assert not set(first) & set(second)
+        assert set(first + second) <= set(node)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU to stay away from")
+def test_a_rank_that_is_elsewhere_ends_the_run_before_it_trains(
+    two: LiveCluster, tmp_path: Path
+) -> None:
+    """Follows the test that gives the nodes two CPUs or more."""
+    first = cores(two)[1][0]
+    host = ssh(two, "node1", "hostname").strip()
+    ssh(two, "node1", f'for d in {_PACKAGES}; do echo "{_FAULT}" > $d/fault.pth; done')
+    try:
+        failed = train(two, tmp_path, "--ppn", "1", check=1)
+    finally:
+        ssh(two, "node1", f"rm {_PACKAGES}/fault.pth")
+
+    told = failed.stderr.splitlines()
+    (line,) = [line for line in told if line.startswith("spr-cluster: ")]
+    assert f"rank 1 on {host}: this rank does not run where it should" in line
+    assert re.search(rf"CPUs \S+ planned, {first} found", line)
+    assert not [line for line in told if "step " in line]

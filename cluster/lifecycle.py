@@ -15,6 +15,7 @@ from cluster.up import Up
 from infra import access, instances, network, tags
 from infra.buying import Offer, list_offers
 from infra.errors import SprError, UsageError
+from infra.images import describe_cached_images
 from infra.instances import HEAD, describe_impaired
 from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
 from infra.plan import Plan, Situation, check_head_is_not_stopped, plan_up
@@ -22,14 +23,15 @@ from infra.record import Record, merge_wishes, new_record
 from infra.spec import LONGEST_TTL, ClusterSpec
 from infra.wait import SETTLE_S
 from provision.host import on_all
-from provision.install import stack_digest
 from provision.lifetime import extend_life
+from provision.recipe import recipe_digest
 from provision.stacks import Stack, load_stack, stack_names
 
 # A machine that does not work is replaced; when that happens again and again, something else is wrong.
 _MOST_REPLACEMENTS = 2
 _MOST_ROUNDS = 12
 _LONGEST_PAUSE_S = 15.0
+_MOST_INSTALLS = 32
 
 
 def observe(ctx: Context, cluster: str) -> Inventory:
@@ -38,7 +40,12 @@ def observe(ctx: Context, cluster: str) -> Inventory:
 
 
 def prepare(
-    ctx: Context, cluster: str, given: Mapping[str, Any], ssh_cidr: str | None
+    ctx: Context,
+    cluster: str,
+    given: Mapping[str, Any],
+    ssh_cidr: str | None,
+    *,
+    wants_image: bool = False,
 ) -> Situation:
     """The wish and what is there, side by side; nothing is changed.
 
@@ -49,8 +56,11 @@ def prepare(
     found = observe(ctx, cluster)
     record = found.record
     _check_other_clouds(ctx, cluster)
-    stack = _kept_stack(found) or ctx.cloud.default_stack
-    defaults = {"stack": stack, "amx_required": ctx.cloud.has_amx}
+    defaults = {
+        "stack": _kept_stack(ctx, found) or ctx.cloud.default_stack,
+        "amx_required": ctx.cloud.has_amx,
+        "bake": _default_bake(ctx, given),
+    }
     spec = merge_wishes(cluster, ssh_cidr or _find_cidr(ctx, found), given, record, defaults)
     check_head_is_not_stopped(found)
     _check_existing(ctx, spec, found, record)
@@ -58,21 +68,35 @@ def prepare(
     if workers := [i.id for i in found.alive if i.role != HEAD]:
         impaired = describe_impaired(ctx.clients.ec2, workers)
         unhealthy = dict.fromkeys(impaired, "EC2's status checks call it impaired")
-    return Situation(
+    situation = Situation(
         spec=spec,
         record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
         found=found,
-        recipe=stack_digest(load_stack(spec.stack)),
+        recipe=_recipe(ctx, spec.stack),
         public_key=access.read_public(ctx.files.key),
         unhealthy=unhealthy,
+        wants_image=wants_image,
     )
+    if (own := situation.own_image) and own.state == "available":
+        return situation
+    cached = describe_cached_images(ctx.clients.ec2, situation.software, spec.volume_gib)
+    return replace(situation, cached=cached)
 
 
-def _kept_stack(found: Inventory) -> str | None:
+def _recipe(ctx: Context, stack: str) -> str:
+    return recipe_digest(load_stack(stack), ctx.cloud.base)
+
+
+def _default_bake(ctx: Context, given: Mapping[str, Any]) -> str:
+    """The cloud's quicker way; so many nodes would load gigabytes from one package index at once."""
+    return "head" if given.get("nodes", 1) > _MOST_INSTALLS else ctx.cloud.default_bake
+
+
+def _kept_stack(ctx: Context, found: Inventory) -> str | None:
     """The stack of an image that was kept: an `up` without a word about it means that one."""
     installed = {image.tags.get(tags.INSTALLED) for image in found.images}
     names = stack_names() if installed else ()
-    return next((name for name in names if stack_digest(load_stack(name)) in installed), None)
+    return next((name for name in names if _recipe(ctx, name) in installed), None)
 
 
 def find_offers(ctx: Context, situation: Situation) -> tuple[Offer, ...]:

@@ -16,9 +16,12 @@ from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
 from infra.network import SecurityGroup
 from infra.plan import Situation
+from infra.progress import NamedProgress
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts
-from provision.host import Host
+from provision.host import Host, on_all
+from provision.install import install_stack
+from provision.stacks import Stack
 from provision.user_data import render_user_data
 
 
@@ -191,6 +194,29 @@ class Machines:
         names = {node.instance.id: node.name for node in nodes}
         what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())
         raise PlanAgainError(what, faults)
+
+    def install(self, stack: Stack, recipe: str) -> None:
+        """Put the software on all nodes that lack it, at the same time.
+
+        Those that have it are labelled with the recipe, also where others fail.
+        """
+        bare = [n for n in self.cluster.nodes if not n.instance.tags.get(tags.INSTALLED)]
+        progress, clock, done = self.ctx.progress, self.ctx.clock, list[str]()
+
+        def install_one(node: Node) -> None:
+            told = progress if len(bare) == 1 else NamedProgress(progress, node.name)
+            install_stack(self.open_host(node), stack, told, clock)
+            done.append(node.instance.id)
+
+        try:
+            if len(bare) == 1:
+                install_one(bare[0])
+            else:
+                on_all(f"installing stack {stack.name}", bare, install_one)
+        finally:
+            if done:
+                label = {tags.INSTALLED: recipe}
+                instances.label_instances(self.ctx.clients.ec2, sorted(done), label)
 
     # Labels and files
 

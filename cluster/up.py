@@ -13,14 +13,13 @@ from cluster.nodes import Cluster
 from infra import access, images, instances, network, tags
 from infra.buying import Offer
 from infra.clients import error_code
-from infra.errors import DeadlineError, HostError, HostKeyError
+from infra.errors import DeadlineError, HostError, HostKeyError, SprError
 from infra.instances import HEAD, WORKER
 from infra.plan import Action, ActionKind, Plan, Situation, mesh_digest
 from infra.record import record_tags
 from infra.removal import remove
 from infra.wait import TERMINATE_DEADLINE_S
 from provision.bake import begin_image
-from provision.install import install_stack
 from provision.stacks import Stack
 
 _ASK_AGAIN_S = 10.0
@@ -66,6 +65,7 @@ class Up:
             ActionKind.RUN_WORKERS: self._run_workers,
             ActionKind.CONNECT: self._connect,
             ActionKind.VERIFY: self._verify,
+            ActionKind.BEGIN_IMAGE: self._begin_image_for_next_time,
         }
         for action in self.plan.actions:
             with self.ctx.progress.phase(action.title):
@@ -143,17 +143,17 @@ class Up:
 
     @property
     def image(self) -> images.Image:
-        """The image with the software, found or made."""
-        assert self._image is not None, "a plan makes the image before the nodes that start from it"
-        return self._image
+        """What new nodes start from: the image with the software, found or made, or Ubuntu's own."""
+        if self._image is not None:
+            return self._image
+        clients = self.ctx.clients
+        return images.find_ubuntu_image(clients.ssm, clients.ec2, self.stack.ubuntu)
 
     def _run_head(self) -> None:
-        clients = self.ctx.clients
-        image = images.find_ubuntu_image(clients.ssm, clients.ec2, self.stack.ubuntu)
-        self.machines.add(HEAD, 1, image, self.group)
+        self.machines.add(HEAD, 1, self.image, self.group)
 
     def _run_nodes(self) -> None:
-        """All nodes at once, from an image that has the software; the first becomes the head."""
+        """All nodes at once; the first becomes the head."""
         self.machines.add(WORKER, self.spec.nodes, self.image, self.group)
         self.machines.promote()
 
@@ -161,30 +161,40 @@ class Up:
         self.machines.add_workers(self.image, self.group)
 
     def _install(self) -> None:
-        host = self.machines.head_host
-        install_stack(host, self.stack, self.ctx.progress, self.ctx.clock)
-        self.machines.label_head({tags.INSTALLED: self.situation.recipe})
+        self.machines.install(self.stack, self.situation.recipe)
 
-    def _create_image(self) -> None:
+    def _begin_image(self) -> str:
         head = self.machines.cluster.head
-        image_id = begin_image(
+        return begin_image(
             self.ctx.clients.ec2,
             self.machines.head_host,
             head.instance.id,
             self.spec.name,
             # EC2 takes a name once: an image that an interrupted run began can't be begun again.
             name=f"spr-cluster-{self.spec.name}-{head.instance.id}",
-            recipe=self.situation.software,
+            labels={tags.INSTALLED: self.situation.software, tags.STACK: self.spec.stack},
             clock=self.ctx.clock,
         )
-        self._wait_for(image_id)
+
+    def _begin_image_for_next_time(self) -> None:
+        try:
+            self.ctx.progress.note(f"{self._begin_image()}: EC2 goes on with it by itself")
+        except HostKeyError:
+            raise
+        except SprError as error:
+            # The cluster is whole and can be used; the next `up` tries it again.
+            self.ctx.progress.note(f"no image this time: {error.message}")
+
+    def _create_image(self) -> None:
+        self._wait_for(self._begin_image())
         # An image can take an hour; a connection that lay idle so long may be dead unnoticed. The new
         # one says to the head's idle guard that somebody is there while the workers start.
         self.machines.head_host.close()
         self.machines.head_host.run("true")
 
     def _wait_for_image(self) -> None:
-        self._wait_for(self.image.id)
+        assert self._image is not None, "a plan waits for an image that was found"
+        self._wait_for(self._image.id)
 
     def _wait_for(self, image_id: str) -> None:
         self._image = images.wait_until_available(

@@ -38,6 +38,7 @@ def open_aws_cloud(region: str | None) -> Cloud:
         default_stack="intel",
         billed=True,
         has_amx=True,
+        default_bake="none",
     )
 
 

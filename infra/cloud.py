@@ -23,5 +23,9 @@ class Cloud:
     """Machines cost money: what will be bought is shown and confirmed first."""
     has_amx: bool
     """Machines can be expected to have AMX; where they can't, its absence does not stop ``up``."""
+    default_bake: str = "head"
+    """The quicker way to nodes with software where there is no image: see ``ClusterSpec.bake``."""
+    base: str = ""
+    """Names what machines start from, where that is more than an Ubuntu release."""
     endpoint_url: str | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)

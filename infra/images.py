@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -88,8 +89,22 @@ def describe_image(ec2: EC2Client, image_id: str) -> Image:
     return Image.from_aws(images[0])
 
 
+def describe_cached_images(ec2: EC2Client, recipe: str, volume_gib: int) -> tuple[Image, ...]:
+    """Images of any cluster of the account that were kept and hold this software, on a disk that fits."""
+    found = ec2.describe_images(
+        Owners=["self"],
+        Filters=[
+            {"Name": f"tag:{tags.INSTALLED}", "Values": [recipe]},
+            {"Name": f"tag:{tags.KEPT}", "Values": ["yes"]},
+            {"Name": "state", "Values": ["available"]},
+        ],
+    )["Images"]
+    images = (Image.from_aws(image) for image in found)
+    return tuple(i for i in images if i.holds(recipe) and i.volume_gib <= volume_gib)
+
+
 def create_image(
-    ec2: EC2Client, instance_id: str, cluster: str, name: str, recipe: str = ""
+    ec2: EC2Client, instance_id: str, cluster: str, name: str, labels: Mapping[str, str]
 ) -> str:
     """Begin an image of a running machine, without a reboot; returns its id.
 
@@ -103,7 +118,7 @@ def create_image(
         NoReboot=True,
         TagSpecifications=tags.tag_specifications(
             ["image", "snapshot"],
-            tags.resource_tags(cluster, "image", **{tags.INSTALLED: recipe}),
+            tags.resource_tags(cluster, "image", **labels),
         ),
     )["ImageId"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from infra import tags
@@ -33,6 +33,7 @@ class ActionKind(Enum):
     INSTALL = "Software"
     CREATE_IMAGE = "Image"
     WAIT_IMAGE = "Image on its way"
+    BEGIN_IMAGE = "Image in the background"
     RUN_WORKERS = "Workers"
     CONNECT = "Connect the nodes"
     VERIFY = "Verify"
@@ -64,6 +65,7 @@ EXPECTED_MIN = {
     ActionKind.CREATE_IMAGE: (5, 50),
     ActionKind.WAIT_IMAGE: (1, 50),
     ActionKind.RUN_WORKERS: (5, 20),
+    ActionKind.BEGIN_IMAGE: (1, 3),
     ActionKind.TERMINATE: (1, 10),
 }
 
@@ -117,7 +119,8 @@ class Situation:
     """Everything that ``up`` decides by: the wish, and what is there.
 
     ``recipe`` is the digest of the wished software, ``public_key`` the key that this machine holds
-    for the cluster (type and base64, or empty), ``unhealthy`` the reasons by instance id.
+    for the cluster (type and base64, or empty), ``unhealthy`` the reasons by instance id, ``cached``
+    kept images of other clusters with the same software.
     """
 
     spec: ClusterSpec
@@ -126,6 +129,9 @@ class Situation:
     recipe: str
     public_key: str
     unhealthy: Mapping[str, str] = field(default_factory=dict)
+    cached: tuple[Image, ...] = ()
+    wants_image: bool = False
+    """An image is what it is all about, even without workers to start from it."""
 
     @property
     def software(self) -> str:
@@ -135,10 +141,26 @@ class Situation:
         return next((digest for digest in installed if digest), self.recipe)
 
     @property
-    def image(self) -> Image | None:
-        """The image from which nodes of this cluster can be made."""
+    def own_image(self) -> Image | None:
+        """The cluster's own image, from which nodes can be made now or soon."""
         fitting = [image for image in self.found.images if image.holds(self.software)]
         return min(fitting, key=lambda image: (image.state != "available", image.id), default=None)
+
+    @property
+    def bake(self) -> str:
+        """``head`` or ``none``, as in the spec; nodes of an older recipe can only be copied."""
+        return self.spec.bake if self.software == self.recipe else "head"
+
+    @property
+    def image(self) -> Image | None:
+        """What missing nodes start from; ``None`` where that is the bare base image."""
+        own = self.own_image
+        if own is not None and own.state == "available":
+            return own
+        if self.cached:
+            return min(self.cached, key=lambda image: image.id)
+        # Where every node can install by itself, nobody waits an hour for an image.
+        return own if self.bake == "head" else None
 
 
 def rank_instances(instances: Iterable[Instance]) -> tuple[Instance, ...]:
@@ -215,6 +237,15 @@ def plan_up(situation: Situation) -> Plan:
     return Plan(tuple(actions), usd_per_hour, keep)
 
 
+def expected_by_bake(situation: Situation) -> dict[str, tuple[int, int]]:
+    """Minutes, at least and at most, that each way to the software takes on AWS, by its name."""
+    ways = ("none", "head")
+    wishes = {way: situation.spec.model_copy(update={"bake": way}) for way in ways}
+    return {
+        way: plan_up(replace(situation, spec=wish)).expected_min for way, wish in wishes.items()
+    }
+
+
 def _plan_removals(situation: Situation, strays: Mapping[str, str]) -> list[Action]:
     kind, found = ActionKind, situation.found
     actions = []
@@ -225,7 +256,7 @@ def _plan_removals(situation: Situation, strays: Mapping[str, str]) -> list[Acti
     useless = [
         image
         for image in found.images
-        if image != situation.image and image.tags.get(tags.KEPT) != "yes"
+        if image != situation.own_image and image.tags.get(tags.KEPT) != "yes"
     ]
     # A machine of it may still be starting; it goes with the cluster, or at the next `up`.
     if useless:
@@ -259,41 +290,66 @@ def _plan_surroundings(situation: Situation, keep: Sequence[Instance]) -> list[A
 
 
 def _plan_machines(situation: Situation, keep: Sequence[Instance]) -> list[Action]:
-    kind, spec, image = ActionKind, situation.spec, situation.image
+    kind, spec = ActionKind, situation.spec
     missing = spec.nodes - len(keep)
     has_head = bool(keep) and keep[0].role == HEAD
-    machine = keep[0].instance_type if keep else " or ".join(spec.instance_types)
-    what = f"{machine}, {spec.volume_gib} GiB encrypted gp3"
+    in_order = not missing and has_head and is_connected(keep)
     actions = []
-    if keep and (missing or not has_head or not is_connected(keep)):
-        actions.append(
-            Action(
-                kind.REACH,
-                ", ".join(instance.id for instance in keep[:4]) + (" …" if len(keep) > 4 else ""),
-            )
-        )
+    if keep and not in_order:
+        listed = ", ".join(instance.id for instance in keep[:4]) + (" …" if len(keep) > 4 else "")
+        actions.append(Action(kind.REACH, listed))
     if keep and not has_head:
         actions.append(Action(kind.PROMOTE, keep[0].id, (keep[0].id,)))
-    if image is not None and image.state == "pending" and missing:
-        actions.append(Action(kind.WAIT_IMAGE, image.id, (image.id,)))
-    if not keep and image is not None:
-        actions.append(Action(kind.RUN_NODES, f"{spec.nodes} x {what}, from image {image.id}"))
-    else:
-        if not keep:
-            actions.append(Action(kind.RUN_HEAD, f"1 x {what}"))
-        if not keep or not keep[0].tags.get(tags.INSTALLED):
-            actions.append(Action(kind.INSTALL, f"stack {spec.stack} on the head"))
-        workers = spec.workers if not keep else missing
-        if workers and image is None:
-            actions.append(Action(kind.CREATE_IMAGE, "an AMI of the head, for the workers"))
-        if workers:
-            source = f"image {image.id}" if image else "that image"
-            actions.append(Action(kind.RUN_WORKERS, f"{workers} x {machine}, from {source}"))
-    if missing or not has_head or not is_connected(keep):
+    actions += _plan_software(situation, keep, missing)
+    if not in_order:
         actions.append(Action(kind.CONNECT, "node-to-node SSH, names, hostfile"))
     amx = ", AMX on every node" if spec.amx_required else ""
     actions.append(Action(kind.VERIFY, f"every node reachable from the head{amx}"))
+    if situation.bake == "none" and not situation.own_image and not situation.cached:
+        detail = "an AMI of the head, for repair, for growth, and for the next time"
+        actions.append(Action(kind.BEGIN_IMAGE, detail))
     return actions
+
+
+def _plan_software(situation: Situation, keep: Sequence[Instance], missing: int) -> list[Action]:
+    """The missing nodes and the software of all: from an image, or installed."""
+    kind, spec, image = ActionKind, situation.spec, situation.image
+    machine = keep[0].instance_type if keep else " or ".join(spec.instance_types)
+    what = f"{machine}, {spec.volume_gib} GiB encrypted gp3"
+    if image is not None:
+        actions = _plan_install(spec, keep, 0)
+        if image.state == "pending" and (missing or situation.wants_image):
+            actions.append(Action(kind.WAIT_IMAGE, image.id, (image.id,)))
+        if not keep:
+            all_nodes = f"{spec.nodes} x {what}, from image {image.id}"
+            actions.append(Action(kind.RUN_NODES, all_nodes))
+        elif missing:
+            new_nodes = f"{missing} x {machine}, from image {image.id}"
+            actions.append(Action(kind.RUN_WORKERS, new_nodes))
+        return actions
+    if situation.bake == "none":
+        first = kind.RUN_WORKERS if keep else kind.RUN_NODES
+        bought = [Action(first, f"{missing} x {what}, from Ubuntu's own image")]
+        return [*(bought if missing else ()), *_plan_install(spec, keep, missing)]
+    actions = [] if keep else [Action(kind.RUN_HEAD, f"1 x {what}")]
+    actions += _plan_install(spec, keep, 0 if keep else 1)
+    workers = missing if keep else spec.workers
+    if workers or situation.wants_image:
+        purpose = "for the workers" if workers else "to be kept"
+        actions.append(Action(kind.CREATE_IMAGE, f"an AMI of the head, {purpose}"))
+    if workers:
+        actions.append(Action(kind.RUN_WORKERS, f"{workers} x {machine}, from that image"))
+    return actions
+
+
+def _plan_install(spec: ClusterSpec, keep: Sequence[Instance], new: int) -> list[Action]:
+    bare = [not instance.tags.get(tags.INSTALLED) for instance in keep] + [True] * new
+    if not any(bare):
+        return []
+    where = f"{sum(bare)} nodes at once"
+    if sum(bare) == 1:
+        where = "the head" if bare[0] else "1 node"
+    return [Action(ActionKind.INSTALL, f"stack {spec.stack} on {where}")]
 
 
 def is_connected(keep: Sequence[Instance]) -> bool:

@@ -6,7 +6,8 @@ The command line implements it with a live tree; tests use :class:`Silent`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -29,3 +30,19 @@ class Silent:
 
     def note(self, text: str) -> None:
         return None
+
+
+@dataclass(frozen=True)
+class NamedProgress:
+    """The progress of one of several that work at the same time: its notes carry its name."""
+
+    shared: Progress
+    name: str
+
+    def phase(self, title: str) -> AbstractContextManager[None]:
+        """A phase cannot be one of many at a time: it is only noted."""
+        self.note(title)
+        return nullcontext()
+
+    def note(self, text: str) -> None:
+        self.shared.note(f"{self.name}: {text}")

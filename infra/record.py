@@ -55,6 +55,7 @@ def record_tags(spec: ClusterSpec, record: Record) -> dict[str, str]:
         "idle-timeout": render_duration(spec.idle_timeout) if spec.idle_timeout else "",
         "placement-group": "yes" if spec.placement_group else "no",
         "subnet": spec.subnet_id or "",
+        "bake": spec.bake,
     }
     return {
         **{_PREFIX + key: value for key, value in values.items()},
@@ -93,6 +94,7 @@ def parse_record(labels: Mapping[str, str]) -> Record | None:
             "idle_timeout": read("idle-timeout", _parse_idle),
             "placement_group": read("placement-group") == "yes",
             "subnet_id": read("subnet") or None,
+            "bake": read("bake"),
         }
         created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
         build_spec(name="a", ssh_cidr="0.0.0.0/32", **wishes)

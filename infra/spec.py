@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -44,6 +44,8 @@ class ClusterSpec(BaseModel):
     on_demand_allowed: bool = False
     """Where spot has no room or costs too much, buy on demand."""
     placement_group: bool = True
+    bake: Literal["head", "none"] = "head"
+    """Where there is no image: install the head and copy it, or install all nodes at once."""
 
     @field_validator("instance_types")
     @classmethod
@@ -76,6 +78,7 @@ _EXPECTED = {
     "ttl": "from 1m to 30d",
     "idle_timeout": "from 5m to 30d",
     "max_price": "US dollars per machine and hour, above 0 and at most 1000",
+    "bake": "head or none",
     "instance_types": "from 1 to 12 EC2 types, separated by commas",
 }
 _OPTIONS = {"instance_types": "--instance-type"}

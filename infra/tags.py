@@ -18,7 +18,7 @@ INSTALLED = "spr-cluster:installed"
 SEALED = "spr-cluster:sealed"
 """On an image: it was made without the machine's private keys and identity."""
 KEPT = "spr-cluster:kept"
-"""On an image: kept on purpose by ``down --keep-image``."""
+"""On an image: kept on purpose, by ``down --keep-image`` or ``bake``; any cluster may start from it."""
 MESH = "spr-cluster:mesh"
 """On the head: which nodes were connected last."""
 

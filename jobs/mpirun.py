@@ -11,6 +11,7 @@ from jobs.shares import Share, cpu_mask
 from jobs.spec import JobPaths, JobSpec
 from jobs.squad.pinning import VARIABLE, Place, format_cpus, render_plan
 from provision.install import VENV
+from provision.stacks.oneccl import FROM_1_12
 
 MASTER_PORT = 29500
 HOSTFILE = "/home/ubuntu/hosts"
@@ -57,7 +58,7 @@ def build_launch_command(
         for each in pinned:
             separator = [":"] if each is not pinned[0] else []
             argv += [*separator, "-n", str(job.nproc_per_node), *_options("-env", each), *program]
-    setup = _ccl_setup(job.ccl_lookup) if job.backend == "ccl" else ()
+    setup = _ccl_setup(job.ccl_lookup or FROM_1_12) if job.backend == "ccl" else ()
     return LaunchCommand(tuple(argv), dict(_MPIRUN_ENV), setup, layout.warnings)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from provision.stacks.oneccl import FROM_1_12
-
 PLACEMENTS = ("auto", "reference")
 FABRICS = ("tcp", "efa")
 
@@ -22,7 +20,7 @@ class JobSpec:
     nproc_per_node: int
     backend: str
     env: dict[str, str] = field(default_factory=dict)
-    ccl_lookup: str = FROM_1_12
+    ccl_lookup: str = ""
     """Python code that prints where oneCCL's environment script is; for backend ccl."""
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -35,12 +36,12 @@ def begin_image(
     instance_id: str,
     cluster: str,
     name: str,
-    recipe: str = "",
+    labels: Mapping[str, str] | None = None,
     clock: Clock | None = None,
 ) -> str:
     """Begin an image; returns its id when its content can no longer change and is tagged as clean.
 
-    ``recipe``, the digest of the software that the machine has, becomes a tag. Raises
+    ``labels``, such as the recipe of the software that the machine has, become tags. Raises
     :class:`CloudError` where private keys may have got into it; what was begun is deleted.
     """
     image_id, snapshots = "", tuple[str, ...]()
@@ -49,7 +50,7 @@ def begin_image(
         try:
             # Gigabytes of new software are written to disk here.
             host.run(sudo(_render_seal(token)), timeout_s=_SEAL_DEADLINE_S)
-            image_id = images.create_image(ec2, instance_id, cluster, name, recipe)
+            image_id = images.create_image(ec2, instance_id, cluster, name, labels or {})
             snapshots = _wait_until_copy_begins(ec2, image_id, clock)
         except BaseException:
             with suppress(HostError):  # the machine does it itself if it can't be reached now

@@ -116,7 +116,7 @@ class Proposal:
         if self.zones:
             lines.append(f"Zones, in the order in which they are tried: {', '.join(self.zones)}.")
         if cloud.billed:
-            lines += self._money()
+            lines += [*self._way(), *self._money()]
         until = f"{self.hours_left:.3g} h from now, at {render_time(self.situation.record.expires)}"
         idle = ", or after being idle" if spec.idle_timeout else ""
         lines.append(f"The nodes end themselves {until}{idle}, or at `spr-cluster down`.")
@@ -129,6 +129,21 @@ class Proposal:
             return ""
         low, high = EXPECTED_MIN[kind]
         return f"  [{low} to {high} min]"
+
+    def _way(self) -> list[str]:
+        """The two ways to the software, where there is a choice."""
+        from infra.plan import ActionKind, expected_by_bake
+
+        installs = any(action.kind is ActionKind.INSTALL for action in self.plan.actions)
+        if not installs or self.situation.spec.nodes == 1:
+            return []
+        times = expected_by_bake(self.situation)
+        told = {
+            way: f"--bake {way} takes {low} to {high} min" for way, (low, high) in times.items()
+        }
+        chosen = self.situation.bake
+        (other,) = times.keys() - {chosen}
+        return [f"Way to the software: {told[chosen]}; {told[other]}."]
 
     def _money(self) -> list[str]:
         from infra.catalogue import PRICES_AS_OF

@@ -23,6 +23,13 @@ def add_wishes(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="software, see `stacks` (default: intel on AWS, upstream on the embedded cloud)",
     )
+    add(
+        "--bake",
+        metavar="WAY",
+        help="where no image has the software: `head` installs the head and starts the others from "
+        "an image of it; `none` installs all nodes at once, and makes the image afterwards "
+        "(default: the quicker; none on AWS, head on the embedded cloud)",
+    )
     add("--ttl", help="the nodes end themselves after this time (default: 8h); see `extend`")
     add("--idle-timeout", help="... and after this time without a job or an SSH session")
     add("--spot", action="store_true", help="buy on the spot market: cheaper, can be taken away")
@@ -52,7 +59,7 @@ def read_wishes(args: argparse.Namespace) -> dict[str, Any]:
     from infra.spec import parse_duration
 
     given: dict[str, Any] = {}
-    for key in ("nodes", "stack", "subnet_id", "volume_gib", "max_price"):
+    for key in ("nodes", "stack", "subnet_id", "volume_gib", "max_price", "bake"):
         if getattr(args, key) is not None:
             given[key] = getattr(args, key)
     for key in ("ttl", "idle_timeout"):

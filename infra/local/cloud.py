@@ -16,7 +16,7 @@ from pathlib import Path
 
 from infra.cloud import Cloud
 from infra.errors import CloudError, UsageError
-from infra.local.base_image import BaseImage, ensure_base_image
+from infra.local.base_image import BaseImage, ensure_base_image, recipe, recipe_hash
 from infra.local.engine import open_engine
 from infra.local.host import check_prerequisites
 from infra.local.possessions import (
@@ -70,6 +70,7 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         default_stack="upstream",
         billed=False,
         has_amx=False,
+        base=recipe_hash(recipe()),
         endpoint_url=address.url,
         credentials=CREDENTIALS,
     )

@@ -287,7 +287,7 @@ def test_an_interrupted_up_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_i
     flags = "--name spr --cloud aws --region us-east-1"
     assert f"To continue:           spr-cluster up {flags}" in told.err
     assert f"To remove what exists: spr-cluster down {flags}" in told.err
-    assert "It exists now and costs money: 1 instance (" in told.err
+    assert "It exists now and costs money: 2 instances (" in told.err
     assert told.err.endswith("interrupted\n")
 
 

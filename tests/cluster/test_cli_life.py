@@ -32,7 +32,9 @@ def test_before_yes_everything_is_told_that_one_wants_to_know(line: CommandLine)
     assert told.out == ""
     for text in (
         "Cluster spr of 4 nodes, aws us-east-1:",
-        "Head node: 1 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3  [5 to 20 min]",
+        "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from Ubuntu's own "
+        "image  [5 to 20 min]",
+        "Way to the software: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
         "$26.19 an hour (4 x $6.5472",  # the dearer of the two
         "At most $209.5",
         "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
@@ -73,7 +75,7 @@ def test_a_look_changes_nothing_and_tells_what_would_be_done(
     assert line.changes == before
     assert as_json["changes"] is True
     kinds = [action["kind"] for action in as_json["actions"]]
-    assert "run_workers" in kinds if argv[0] == "repair" else "run_head" in kinds
+    assert "run_workers" in kinds if argv[0] == "repair" else "run_nodes" in kinds
     assert as_json["quota"]["code"] == "L-1216C47A"
     assert as_json["usd_at_most"] > as_json["usd_per_hour"] > 6
     assert as_json["zones"][0] == "us-east-1a"
@@ -85,7 +87,7 @@ def test_the_plan_is_what_up_then_shows_and_does(line: CommandLine) -> None:
 
     lines = planned.splitlines()
     actions = [row for row in lines if re.match(r"  \S", row)]
-    assert len(actions) == 10
+    assert len(actions) == 9
     for row in actions:
         assert row in shown
         title = re.sub(r"  \[.*", "", row.strip())
@@ -128,7 +130,7 @@ def test_a_failure_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
     flags = "--name spr --cloud aws --region us-east-1"
     assert f"To continue:           spr-cluster up {flags}" in told.err
     assert f"To remove what exists: spr-cluster down {flags}" in told.err
-    assert "It exists now and costs money: 1 instance (" in told.err
+    assert "It exists now and costs money: 2 instances (" in told.err
     assert line.must("up", "--nodes", "2", "--allow-no-amx", "--yes").code == 0
 
 

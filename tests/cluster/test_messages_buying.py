@@ -16,7 +16,8 @@ from tests.cluster import failures as f
 from tests.cluster.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
 
-_UP = "up --nodes 2 --yes"
+# The head first, then an image, then the workers: the way with the most that can fail.
+_UP = "up --nodes 2 --yes --bake head"
 _CODES = (
     "\n  → what the codes mean: "
     "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"

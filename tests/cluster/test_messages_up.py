@@ -20,7 +20,8 @@ from tests.cluster import failures as f
 from tests.cluster.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
 
-_UP = "up --nodes 2 --yes"
+# The head first, then an image, then the workers: the way with the most that can fail.
+_UP = "up --nodes 2 --yes --bake head"
 _DID_NOT_COME = "the cluster did not come up: "
 _AGAIN = "\n  → another --instance-type or --region; `spr-cluster ssh` into a node may show more"
 _CODES = (

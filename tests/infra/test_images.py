@@ -25,6 +25,8 @@ from tests.infra.hasty_time import HastyTime
 from tests.infra.local.fakes import BASE, FakeCloud
 from tests.infra.situations import RECIPE, make_image
 
+LABELS = {tags.INSTALLED: RECIPE}
+
 
 @dataclass
 class Notes:
@@ -76,7 +78,7 @@ def test_only_a_clean_image_of_the_very_software_is_fit(
 
 def begin(cloud: FakeCloud) -> str:
     (machine,) = cloud.run(1)
-    return create_image(cloud.clients.ec2, machine, "bert", "spr-cluster-bert-1", RECIPE)
+    return create_image(cloud.clients.ec2, machine, "bert", "spr-cluster-bert-1", LABELS)
 
 
 def test_an_image_is_begun_without_a_reboot_and_with_its_tags(
@@ -127,7 +129,7 @@ def test_an_image_that_is_not_shown_yet_is_waited_for(ec2_cloud: FakeCloud) -> N
     client: Any = ec2_cloud.clients.ec2
     (machine,) = ec2_cloud.run(1)
     ec2_cloud.clock.sleep(5)
-    image_id = create_image(client, machine, "bert", "spr-cluster-bert-1", RECIPE)
+    image_id = create_image(client, machine, "bert", "spr-cluster-bert-1", LABELS)
 
     with pytest.raises(Exception, match="NotFound"):
         describe_image(client, image_id)

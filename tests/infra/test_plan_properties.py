@@ -60,7 +60,8 @@ def image_of(draw: st.DrawFn, number: int) -> Any:
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
     """Any mixture of what several interrupted and changed wishes could have left."""
-    spec = make_spec(draw(st.integers(1, 5)), instance_types=TYPES)
+    bake = draw(st.sampled_from(["head", "none"]))
+    spec = make_spec(draw(st.integers(1, 5)), instance_types=TYPES, bake=bake)
     count, connected = draw(st.integers(0, 7)), draw(st.booleans())
     machines = tuple(draw(machine_of(number)) for number in range(count))
     if machines and connected:
@@ -77,7 +78,14 @@ def situations(draw: st.DrawFn) -> Situation:
     )
     ids = [machine.id for machine in machines]
     sick = draw(st.lists(st.sampled_from(ids), unique=True)) if ids else []
-    return make_situation(spec, found, unhealthy=dict.fromkeys(sick, "impaired"))
+    situation = make_situation(
+        spec,
+        found,
+        unhealthy=dict.fromkeys(sick, "impaired"),
+        wants_image=draw(st.booleans()),
+    )
+    cached = make_image("ami-kept", **{tags.INSTALLED: situation.software, tags.KEPT: "yes"})
+    return replace(situation, cached=draw(st.sampled_from([(), (), (cached,)])))
 
 
 def is_good(situation: Situation, machine: Instance) -> bool:
@@ -209,19 +217,27 @@ class World:
         assert self.found.key_pairs == (KEY,)
         self._buy(1, HEAD, "")
 
-    def _run_nodes(self, action: Action) -> None:
-        assert not self.nodes
-        (image,) = self.found.images
-        assert image.state == "available"
-        self._buy(self.situation.spec.nodes, WORKER, image.tags[tags.INSTALLED])
-        self._promote(action)
-
-    def _run_workers(self, _: Action) -> None:
-        (image,) = self.found.images
+    def _software_of(self, action: Action) -> str:
+        """What a machine has that is bought so."""
+        if "Ubuntu's own image" in action.detail:
+            assert self.situation.bake == "none"
+            return ""
+        known = (*self.found.images, *self.situation.cached)
+        named = [image for image in known if image.id in action.detail.split()]
+        (image,) = named or self.found.images
         assert image.state == "available"
         assert image.tags[tags.SEALED] == "yes"
+        return image.tags[tags.INSTALLED]
+
+    def _run_nodes(self, action: Action) -> None:
+        assert not self.nodes
+        self._buy(self.situation.spec.nodes, WORKER, self._software_of(action))
+        self._promote(action)
+
+    def _run_workers(self, action: Action) -> None:
         assert self.nodes[0].role == HEAD
-        self._buy(self.situation.spec.nodes - len(self.nodes), WORKER, image.tags[tags.INSTALLED])
+        missing = self.situation.spec.nodes - len(self.nodes)
+        self._buy(missing, WORKER, self._software_of(action))
 
     def _promote(self, _: Action) -> None:
         first = self.nodes[0]
@@ -232,7 +248,15 @@ class World:
 
     def _install(self, _: Action) -> None:
         assert self.nodes[0].role == HEAD
-        self._label_head(**{tags.INSTALLED: self.situation.recipe})
+        bare = [node for node in self.nodes if not node.tags.get(tags.INSTALLED)]
+        assert bare
+        label = {tags.INSTALLED: self.situation.recipe}
+        self._set(*(replace(node, tags={**node.tags, **label}) for node in bare))
+
+    def _begin_image(self, _: Action) -> None:
+        assert self.found.images == ()
+        installed = {tags.INSTALLED: self.nodes[0].tags[tags.INSTALLED]}
+        self._change(images=(make_image(state="pending", **installed),))
 
     def _create_image(self, _: Action) -> None:
         head = self.nodes[0]

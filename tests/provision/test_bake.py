@@ -60,7 +60,7 @@ class Bakery:
             self.instance_id,
             "spr",
             "spr-cluster-spr-1",
-            "0123456789ab",
+            {tags.INSTALLED: "0123456789ab"},
             FakeClock(),
         )
 

@@ -11,6 +11,7 @@ from cluster.files import remembered_cloud
 from infra import instances, tags
 from infra.clients import DENIED, error_code
 from infra.errors import DeadlineError, SprError
+from infra.images import wait_until_available
 from infra.inventory import Inventory, describe_inventory
 from infra.plan import ActionKind, Plan, plan_down
 from infra.removal import remove
@@ -42,6 +43,8 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
     start, rounds, reason = ctx.clock.monotonic(), 0, ""
     while clean < wanted:
         found = _look(ctx, name, again=clean > 0)
+        if keep_image:
+            _keep(ctx, found)
         rest = found.without_image() if keep_image else found
         if not rest:
             clean += 1
@@ -58,12 +61,23 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
             removed.setdefault(kind, set()).update(ids)
         reason = _remove_all(ctx, plan_down(rest), denied)
     kept = found if keep_image else Inventory()
-    if kept.images:
-        ids = [image.id for image in kept.images]
-        instances.label_instances(ctx.clients.ec2, ids, {tags.KEPT: "yes"})
     if remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region)):
         ctx.files.remove(keep_cloud=bool(kept))
     return Removed({kind: sorted(ids) for kind, ids in removed.items()}, kept)
+
+
+def _keep(ctx: Context, found: Inventory) -> None:
+    """Label the images before anything goes, and have them finished while their machine is there.
+
+    Raises :class:`CloudError` for one that fails.
+    """
+    good = [image for image in found.images if image.state in ("pending", "available")]
+    if new := [image.id for image in good if image.tags.get(tags.KEPT) != "yes"]:
+        instances.label_instances(ctx.clients.ec2, new, {tags.KEPT: "yes"})
+    for image in good:
+        if image.state == "pending":
+            with ctx.progress.phase(f"Image on its way: {image.id}"):
+                wait_until_available(ctx.clients.ec2, image.id, ctx.progress, ctx.clock)
 
 
 def _look(ctx: Context, name: str, *, again: bool) -> Inventory:

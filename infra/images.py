@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Canonical publishes gp3 images from 24.04 on: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
 _FIRST_GP3_RELEASE = "24.04"
+_CREATION_DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Image:
     volume_gib: int = 0
     """The size of its disk; a machine's may be larger, not smaller."""
     reason: str = ""
+    created: str = ""
+    """When it was begun, as EC2 writes it; empty where that is not known."""
 
     @staticmethod
     def from_aws(image: ImageTypeDef) -> Image:
@@ -50,7 +54,16 @@ class Image:
             tags=tags.from_aws(image.get("Tags")),
             volume_gib=max((m.get("VolumeSize", 0) for m in mappings), default=0),
             reason=image.get("StateReason", {}).get("Message", ""),
+            created=image.get("CreationDate", ""),
         )
+
+    def age_s(self, now: datetime) -> int | None:
+        """Seconds since it was begun, where that is known."""
+        try:
+            begun = datetime.strptime(self.created, _CREATION_DATE)
+        except ValueError:
+            return None
+        return max(0, round((now - begun.replace(tzinfo=timezone.utc)).total_seconds()))
 
     def holds(self, recipe: str) -> bool:
         """Nodes can be made from it: it is or will be available, clean, and of that software."""

@@ -54,7 +54,8 @@ class ActionKind(Enum):
 _LOOKS = {ActionKind.REACH, ActionKind.VERIFY}
 
 
-_BUYS = {ActionKind.CREATE_GROUP, ActionKind.RUN_HEAD, ActionKind.RUN_NODES, ActionKind.RUN_WORKERS}
+_RUNS = {ActionKind.RUN_HEAD, ActionKind.RUN_NODES, ActionKind.RUN_WORKERS}
+_BUYS = {ActionKind.CREATE_GROUP, *_RUNS}
 
 # What to expect on AWS, in minutes. Bare metal has taken over 20 to start, images over 50:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/launching-instance.html
@@ -68,6 +69,8 @@ EXPECTED_MIN = {
     ActionKind.BEGIN_IMAGE: (1, 3),
     ActionKind.TERMINATE: (1, 10),
 }
+# A virtual machine starts in half a minute.
+_VIRTUAL_BOOT_MIN = (1, 3)
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,13 @@ class Action:
     @property
     def title(self) -> str:
         return f"{self.kind.value}: {self.detail}"
+
+    @property
+    def expected_min(self) -> tuple[int, int] | None:
+        """Minutes that it takes on AWS, at least and at most; ``None`` for what takes seconds."""
+        if self.kind in _RUNS and ".metal" not in self.detail:
+            return _VIRTUAL_BOOT_MIN
+        return EXPECTED_MIN.get(self.kind)
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ class Plan:
     @property
     def expected_min(self) -> tuple[int, int]:
         """Minutes that it takes on AWS, at least and at most."""
-        known = [EXPECTED_MIN[a.kind] for a in self.actions if a.kind in EXPECTED_MIN]
+        known = [minutes for action in self.actions if (minutes := action.expected_min)]
         return sum(low for low, _ in known), sum(high for _, high in known)
 
     @property

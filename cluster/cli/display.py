@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,6 +26,15 @@ class _Phase:
     @property
     def seconds(self) -> float:
         return (self.end or time.monotonic()) - self.start
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of as many cells each, in columns that are as wide as their widest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def format_seconds(seconds: float) -> str:

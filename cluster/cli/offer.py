@@ -12,7 +12,7 @@ from infra.tags import render_time
 if TYPE_CHECKING:
     from cluster.context import Context
     from infra.buying import Offer
-    from infra.plan import Plan, Situation
+    from infra.plan import Action, Plan, Situation
 
 
 # What is bought for less is paid for and gone before it could be used.
@@ -110,7 +110,7 @@ class Proposal:
     def render(self) -> str:
         """The proposal in a few lines."""
         spec, cloud = self.situation.spec, self.ctx.cloud
-        steps = [f"  {action.title}{self._expected(action.kind)}" for action in self.plan.actions]
+        steps = [f"  {action.title}{self._expected(action)}" for action in self.plan.actions]
         head = f"Cluster {spec.name} of {count(spec.nodes, 'node')}, {cloud.name} {cloud.region}"
         lines = [f"{head}:", *steps]
         if self.zones:
@@ -122,13 +122,10 @@ class Proposal:
         lines.append(f"The nodes end themselves {until}{idle}, or at `spr-cluster down`.")
         return "\n".join(lines)
 
-    def _expected(self, kind: Any) -> str:
-        from infra.plan import EXPECTED_MIN
-
-        if not self.ctx.cloud.billed or kind not in EXPECTED_MIN:
+    def _expected(self, action: Action) -> str:
+        if not self.ctx.cloud.billed or action.expected_min is None:
             return ""
-        low, high = EXPECTED_MIN[kind]
-        return f"  [{low} to {high} min]"
+        return "  [{} to {} min]".format(*action.expected_min)
 
     def _way(self) -> list[str]:
         """The two ways to the software, where there is a choice."""

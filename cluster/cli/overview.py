@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from cluster.cli.common import SubParsers, add_cloud_options, add_command, confirm
-from cluster.cli.display import format_seconds
+from cluster.cli.display import format_seconds, format_table
 from infra.errors import SprError
 
 if TYPE_CHECKING:
@@ -114,11 +114,7 @@ def _table(clusters: Sequence[Overview], now: datetime) -> str:
                 f"${told['usd_so_far']:.2f}",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return format_table(rows)
 
 
 def run_gc(args: argparse.Namespace) -> int:

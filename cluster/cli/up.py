@@ -133,7 +133,7 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
             print(proposal.render(), file=sys.stderr)
             proposal.require_quota()
             confirm("Do it?", yes=args.yes)
-        cluster = _apply(proposal, yes=args.yes)
+        cluster = apply_proposal(proposal, yes=args.yes)
     _report(cluster, proposal, as_json=args.json)
     return 0
 
@@ -175,7 +175,8 @@ def _check_may_change(proposal: Proposal, plan: Plan, reason: str, *, yes: bool)
         )
 
 
-def _apply(proposal: Proposal, *, yes: bool) -> Cluster:
+def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Cluster:
+    """Make what was proposed; a failure says what exists, and that the command ``again`` continues."""
     from cluster.cli.offer import count
     from cluster.lifecycle import bring_up, find_offers
     from infra.errors import SprError, UsageError
@@ -198,22 +199,23 @@ def _apply(proposal: Proposal, *, yes: bool) -> Cluster:
         ):
             return bring_up(ctx, proposal.situation, proposal.plan, offers, tell)
     except BaseException as failure:
-        say_what_exists(ctx, spec.name)
+        say_what_exists(ctx, spec.name, again)
         if isinstance(failure, UsageError):
             # Exit code 2 would say that nothing was changed.
             raise SprError(failure.message, hint=failure.hint) from None
         raise
 
 
-def say_what_exists(ctx: Context, name: str) -> None:
+def say_what_exists(ctx: Context, name: str, again: str = "up") -> None:
     """After a failure or Ctrl-C: what is there now, how to continue, and how to be rid of it."""
     from infra.inventory import describe_inventory
 
     cloud = ctx.cloud
+    where = ctx.flags if again == "up" else f"--cloud {cloud.name} --region {cloud.region}"
     lines = [
         "",
-        "`up` did not finish.",
-        f"To continue:           spr-cluster up {ctx.flags}",
+        f"`{again.split()[0]}` did not finish.",
+        f"To continue:           spr-cluster {again} {where}",
         f"To remove what exists: spr-cluster down {ctx.flags}",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,0 +1,139 @@
+"""``spr-cluster images``: list, delete and prune what `bake` and `down --keep-image` have kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from cluster.cli.common import SubParsers, add_cloud_options, add_command, confirm
+from cluster.cli.display import format_seconds, format_table
+
+if TYPE_CHECKING:
+    from cluster.context import Context
+    from cluster.image_cache import OurImage
+
+_EXAMPLES = """\
+  spr-cluster images list
+  spr-cluster images delete ami-0123456789abcdef0
+  spr-cluster images prune --yes
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "images",
+        "list, delete and prune images with the software in them",
+        "Images let a new cluster start with nothing to install. A kept one is used by any cluster\n"
+        "with the same recipe. It costs what its snapshot costs: some cents a month and GiB.",
+        _EXAMPLES,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    list_ = add_command(
+        actions,
+        "list",
+        "show all images of this tool in a region",
+        "Show every image that this tool made in a region, whoever made it, by the tags.",
+        "  spr-cluster images list\n  spr-cluster images list --region eu-west-1 --json\n",
+    )
+    add_cloud_options(list_)
+    list_.set_defaults(run=run_list)
+    delete = add_command(
+        actions,
+        "delete",
+        "delete images and their snapshots",
+        "Delete images by their ids, and the snapshots in which their content is.",
+        "  spr-cluster images delete ami-0123456789abcdef0 --yes\n",
+    )
+    delete.add_argument("ids", nargs="+", metavar="IMAGE", help="such as ami-0123456789abcdef0")
+    prune = add_command(
+        actions,
+        "prune",
+        "delete images that no `up` would use",
+        "Delete images that failed, that were never finished, or whose recipe no stack has today.\n"
+        "The image of a cluster that has machines is left alone.",
+        "  spr-cluster images prune\n  spr-cluster images prune --yes --json\n",
+    )
+    for each, run in ((delete, run_delete), (prune, run_prune)):
+        add_cloud_options(each)
+        each.add_argument("--yes", "-y", action="store_true", help="do not ask")
+        each.set_defaults(run=run)
+
+
+def _open(args: argparse.Namespace) -> tuple[Context, tuple[OurImage, ...]]:
+    from cluster.cli.display import make_progress
+    from cluster.context import Context
+    from cluster.files import ClusterFiles
+    from cluster.image_cache import describe_our_images
+    from infra.clients import connect
+    from infra.clouds import open_cloud
+
+    progress = make_progress()
+    cloud = open_cloud(args.cloud or "aws", args.region, progress)
+    ctx = Context(cloud, connect(cloud), ClusterFiles.of("images"), progress)
+    return ctx, describe_our_images(ctx)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    ctx, images = _open(args)
+    now = datetime.now(timezone.utc)
+    if args.json:
+        print(json.dumps({"region": ctx.cloud.region, "images": [i.as_dict(now) for i in images]}))
+    elif not images:
+        print(f"No images in {ctx.cloud.name} {ctx.cloud.region} (`spr-cluster bake` makes one).")
+    else:
+        print(_table(images, now))
+        if any(image.is_useless for image in images):
+            print("Those that no `up` would use can go: spr-cluster images prune")
+    return 0
+
+
+def _table(images: Sequence[OurImage], now: datetime) -> str:
+    rows = [("IMAGE", "STACK", "RECIPE", "STATE", "KEPT", "CLUSTER", "AGE", "DISK")]
+    for image in images:
+        told = image.as_dict(now)
+        rows.append(
+            (
+                told["image"],
+                told["stack"] or "?",
+                told["recipe"] or "?",
+                told["state"],
+                "yes" if told["kept"] else "with its cluster",
+                told["cluster"],
+                "-" if told["age_s"] is None else format_seconds(told["age_s"]),
+                f"{told['disk_gib']} GiB",
+            )
+        )
+    return format_table(rows)
+
+
+def run_delete(args: argparse.Namespace) -> int:
+    from cluster.image_cache import choose_images
+
+    ctx, images = _open(args)
+    return _delete(args, ctx, choose_images(images, args.ids))
+
+
+def run_prune(args: argparse.Namespace) -> int:
+    ctx, images = _open(args)
+    return _delete(args, ctx, [image for image in images if image.is_useless])
+
+
+def _delete(args: argparse.Namespace, ctx: Context, images: Sequence[OurImage]) -> int:
+    from cluster.image_cache import delete_images
+
+    if images and not args.json:
+        print(_table(images, datetime.now(timezone.utc)), file=sys.stderr)
+    if images:
+        confirm("Delete these images?", yes=args.yes or not ctx.cloud.billed)
+    delete_images(ctx, images)
+    ids = [image.image.id for image in images]
+    if args.json:
+        print(json.dumps({"region": ctx.cloud.region, "deleted": ids}))
+    else:
+        print(f"Deleted: {', '.join(ids)}." if ids else "Nothing to delete.")
+    return 0

@@ -1,0 +1,110 @@
+"""The images that this tool made in an account: which can be used today, which are in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cluster.context import Context
+from infra import tags
+from infra.cloud import Cloud
+from infra.errors import UsageError
+from infra.images import Image
+from infra.inventory import Inventory, describe_inventories
+from infra.plan import Action, ActionKind
+from infra.removal import remove
+from provision.recipe import recipe_digest
+from provision.stacks import load_stack, stack_names
+
+_KINDS = ("instances", "images")
+
+
+@dataclass(frozen=True)
+class OurImage:
+    """An image with what it is good for. ``stack`` has this very recipe today, or is empty."""
+
+    image: Image
+    cluster: str
+    stack: str
+    in_use: bool
+    """Its cluster has machines, which it may have to replace."""
+
+    @property
+    def kept(self) -> bool:
+        return self.image.tags.get(tags.KEPT) == "yes"
+
+    @property
+    def state(self) -> str:
+        """``ready``, ``being made``, ``failed``, ``unfinished``, or ``outdated``."""
+        if self.image.state not in ("pending", "available"):
+            return "failed"
+        if self.image.tags.get(tags.SEALED) != "yes":
+            return "unfinished"
+        if not self.stack:
+            return "outdated"
+        return "ready" if self.image.state == "available" else "being made"
+
+    @property
+    def is_useless(self) -> bool:
+        """No `up` will ever start from it."""
+        return self.state in ("failed", "unfinished", "outdated") and not self.in_use
+
+    def as_dict(self, now: datetime) -> dict[str, Any]:
+        """The image for ``--json``; the age in seconds."""
+        return {
+            "image": self.image.id,
+            "stack": self.stack or self.image.tags.get(tags.STACK, ""),
+            "recipe": self.image.tags.get(tags.INSTALLED, ""),
+            "state": self.state,
+            "kept": self.kept,
+            "cluster": self.cluster,
+            "cluster_has_machines": self.in_use,
+            "age_s": self.image.age_s(now),
+            "disk_gib": self.image.volume_gib,
+            "snapshots": list(self.image.snapshot_ids),
+        }
+
+
+def current_recipes(cloud: Cloud) -> dict[str, str]:
+    """The stacks of today, by the recipes of their images in a cloud."""
+    return {recipe_digest(load_stack(name), cloud.base): name for name in stack_names()}
+
+
+def describe_our_images(ctx: Context) -> tuple[OurImage, ...]:
+    """Every image that carries our tag in the context's region, oldest first."""
+    recipes = current_recipes(ctx.cloud)
+    found = describe_inventories(ctx.clients.ec2, _KINDS)
+    ours = [
+        OurImage(image, name, recipes.get(image.tags.get(tags.INSTALLED, ""), ""), bool(it.alive))
+        for name, it in found.items()
+        for image in it.images
+    ]
+    return tuple(sorted(ours, key=lambda our: (our.image.created, our.image.id)))
+
+
+def choose_images(images: Sequence[OurImage], ids: Iterable[str]) -> tuple[OurImage, ...]:
+    """Those with these ids; raises :class:`UsageError` for one that is not ours."""
+    known = {our.image.id: our for our in images}
+    chosen = []
+    for wish in dict.fromkeys(ids):
+        if wish not in known:
+            raise UsageError(
+                f"no image {wish!r} of this tool here", hint="spr-cluster images list shows them"
+            )
+        chosen.append(known[wish])
+    return tuple(chosen)
+
+
+def delete_images(ctx: Context, images: Sequence[OurImage]) -> None:
+    """Deregister images, then delete their snapshots, which alone cost money."""
+    found = Inventory(images=tuple(our.image for our in images))
+    snapshots = tuple(s for image in found.images for s in image.snapshot_ids)
+    for kind, ids in (
+        (ActionKind.DELETE_IMAGES, tuple(image.id for image in found.images)),
+        (ActionKind.DELETE_SNAPSHOTS, snapshots),
+    ):
+        if ids:
+            with ctx.progress.phase(f"{kind.value}: {', '.join(ids)}"):
+                remove(ctx.clients.ec2, Action(kind, "", ids), ctx.clock)

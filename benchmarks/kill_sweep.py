@@ -1,6 +1,6 @@
 """Kill `up` at every AWS call and every SSH step, before and after its effect; then `up`, or `down`.
 
-`python -m benchmarks.kill_sweep [--every N] [--scenario cold|warm|grow|move|replace] [--jobs N]`
+`python -m benchmarks.kill_sweep [--every N] [--scenario cold|at-once|warm|…] [--jobs N]`
 
 For each point a new cluster is begun, its process gets SIGKILL there, and then (a) `up` again must
 reach the same cluster as an uninterrupted run, no resource twice, and (b) in another run `down` must
@@ -38,6 +38,7 @@ FAULTS = 'profile = "fast"\nvisibility_s = 2.0\n'
 # What is there before the `up` that is killed.
 SCENARIOS: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {
     "cold": (),
+    "at-once": (),
     "warm": ((run_up, {"nodes": 2}), (run_keep_image, {})),
     "grow": ((run_up, {"nodes": 2}),),
     "move": (),
@@ -49,7 +50,9 @@ MORE_FAULTS = {
     "move": '[[capacity]]\nzone = "us-east-1a"\nfree = 1\n',
     "replace": '[[machine]]\nn = 1\nfate = "dies"\n[[machine]]\nn = 3\nfate = "no-ssh"\n',
 }
-WISH = {"nodes": 3}
+# Where there is no image: the head first, and the others from an image of it; or all at once.
+WISH = {"nodes": 3, "bake": "head"}
+WISHES = {"at-once": {"nodes": 3, "bake": "none"}}
 MOMENTS = ("before", "after")
 RECOVERIES = {"up": run_up, "down": run_down}
 
@@ -64,9 +67,11 @@ def begin(cloud: CloudProcess, home: Path, scenario: str) -> None:
     cloud.time.sleep(60)
 
 
-def judge(cloud: CloudProcess, home: Path, recovery: str, wanted: dict[str, Any]) -> str:
+def judge(
+    cloud: CloudProcess, home: Path, recovery: str, wish: dict[str, Any], wanted: dict[str, Any]
+) -> str:
     """Recover once; returns what is wrong then, or nothing."""
-    run = run_in_process(cloud, home, RECOVERIES[recovery], WISH)
+    run = run_in_process(cloud, home, RECOVERIES[recovery], wish)
     if run.code != DONE:
         return f"{recovery} ended with {run.code}: {run.error}"
     if wrong := defects(cloud):
@@ -83,14 +88,14 @@ def try_point(
     cloud: CloudProcess, home: Path, scenario: str, kill: Kill, wanted: dict[str, Any]
 ) -> list[str]:
     """Kill there and recover, both ways; returns what went wrong."""
-    wrong = []
+    wrong, wish = [], WISHES.get(scenario, WISH)
     for recovery in RECOVERIES:
         begin(cloud, home, scenario)
-        run = run_in_process(cloud, home, run_up, WISH, kill)
+        run = run_in_process(cloud, home, run_up, wish, kill)
         where = f"{scenario}, {kill}, then {recovery}"
         if not run.was_killed and run.code != DONE:
             wrong.append(f"{where}: up ended with {run.code}: {run.error}")
-        elif problem := judge(cloud, home, recovery, wanted):
+        elif problem := judge(cloud, home, recovery, wish, wanted):
             wrong.append(f"{where}: {problem}")
     return wrong
 
@@ -98,7 +103,7 @@ def try_point(
 def measure(cloud: CloudProcess, home: Path, scenario: str) -> tuple[Run, dict[str, Any]]:
     """An uninterrupted run: its events, and the cluster that it makes."""
     begin(cloud, home, scenario)
-    run = run_in_process(cloud, home, run_up, WISH)
+    run = run_in_process(cloud, home, run_up, WISHES.get(scenario, WISH))
     assert run.code == DONE, run.error
     cloud.time.sleep(10)
     return run, fingerprint(describe(cloud))

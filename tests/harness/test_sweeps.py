@@ -28,7 +28,8 @@ def run_benchmark(name: str, *options: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("scenario", "every"), [("cold", 19), ("warm", 19), ("grow", 19), ("move", 23), ("replace", 23)]
+    ("scenario", "every"),
+    [("cold", 19), ("at-once", 23), ("warm", 19), ("grow", 19), ("move", 23), ("replace", 23)],
 )
 def test_up_and_down_recover_from_a_kill(scenario: str, every: int) -> None:
     told = run_benchmark("kill_sweep", f"--scenario={scenario}", f"--every={every}")

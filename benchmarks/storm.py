@@ -67,6 +67,7 @@ def make_wish(dice: random.Random) -> dict[str, Any]:
         wish["instance_types"] = ("r7iz.metal-16xl", "m7i.metal-24xl")
     if dice.random() < 0.3:
         wish |= {"spot": True, "on_demand_allowed": dice.random() < 0.5}
+    wish["bake"] = dice.choice(["head", "none"])
     return wish
 
 

@@ -34,7 +34,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--keep-image",
         action="store_true",
-        help="keep the image and its snapshot: the next `up` of that name starts from it",
+        help="keep the image and its snapshot: any later `up` with this stack starts from it",
     )
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     parser.set_defaults(run=run)

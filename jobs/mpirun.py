@@ -149,9 +149,10 @@ def render_run_script(command: LaunchCommand, paths: JobPaths) -> str:
         [
             "#!/bin/bash",
             f"cd {shlex.quote(paths.root)} || exit 1",
-            f"echo $$ > {paths.pid}",
             f"trap 'echo $? > {paths.exit_code}' EXIT",
             "trap 'exit 143' TERM",
+            # Last: whoever reads it may end the job at once.
+            f"echo $$ > {paths.pid}",
             f"exec < /dev/null > {paths.log} 2>&1",
             *command.setup,
             # After the set-up: oneCCL's own script points to an older MPI that it brings.

@@ -1,8 +1,8 @@
 #!/bin/bash
 cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
-echo $$ > /home/ubuntu/spr-jobs/squad-20260731-142501/pid
 trap 'echo $? > /home/ubuntu/spr-jobs/squad-20260731-142501/exit' EXIT
 trap 'exit 143' TERM
+echo $$ > /home/ubuntu/spr-jobs/squad-20260731-142501/pid
 exec < /dev/null > /home/ubuntu/spr-jobs/squad-20260731-142501/log 2>&1
 export PATH=/opt/spr-cluster/venv/bin:/usr/local/bin:/usr/bin:/bin
 export I_MPI_ROOT=/opt/spr-cluster/venv

@@ -178,6 +178,12 @@ class Up:
 
     def _begin_image_for_next_time(self) -> None:
         try:
+            if self.machines.head_host.run(
+                "ls -A spr-jobs 2>/dev/null", check=False
+            ).stdout.strip():
+                # Any cluster may start from a kept image: nobody's data and models belong into it.
+                self.ctx.progress.note("no image: there are jobs on the head")
+                return
             self.ctx.progress.note(f"{self._begin_image()}: EC2 goes on with it by itself")
         except HostKeyError:
             raise

@@ -44,6 +44,8 @@ exec 8>$state/seal-lock
 flock 8
 {
     ls -d /etc/machine-id /etc/ssh/ssh_host_* || true
+    # Who may enter is each machine's own: cloud-init writes it from the key that it is started with.
+    ls -d /home/*/.ssh/authorized_keys /root/.ssh/authorized_keys || true
     grep -ls 'PRIVATE KEY-----' /home/*/.ssh/* /root/.ssh/* || true
 } | sed 's|^/||' >$state/taken
 tar -C / -cpf $state/taken.tar -T $state/taken
@@ -53,6 +55,7 @@ systemd-run --quiet --collect --unit=spr-cluster-seal \
     --property="ExecStopPost=/bin/sh $state/unseal" \
     timeout "$limit_s" tail --pid="$session" -s 1 -f /dev/null 8>&-
 : >/etc/machine-id
-grep -vx etc/machine-id $state/taken | (cd / && xargs -d '\n' rm -f)
+# A disk is copied block by block: what is only deleted is still in the copy.
+grep -vx etc/machine-id $state/taken | (cd / && xargs -d '\n' shred -u -n 1)
 exec 8>&-
 sync

@@ -101,6 +101,18 @@ def test_a_cluster_is_whole_also_where_its_image_fails(park_cloud: ParkCloud) ->
     assert kinds(park_cloud.plan()) == [ActionKind.VERIFY, ActionKind.BEGIN_IMAGE]
 
 
+def test_a_head_with_somebodys_data_is_not_copied_for_others(park_cloud: ParkCloud) -> None:
+    park_cloud.up(nodes=1, bake="none")
+    (image,) = park_cloud.found("images").images
+    park_cloud.ec2.deregister_image(ImageId=image.id)
+    park_cloud.change_machine(park_cloud.cluster().head.instance.id, jobs="squad-1")
+
+    park_cloud.up()
+
+    assert park_cloud.found("images").images == ()
+    assert "no image: there are jobs on the head" in park_cloud.notes.told
+
+
 def test_nodes_of_an_older_recipe_are_copied_not_mixed_with_newer_ones(
     park_cloud: ParkCloud,
 ) -> None:

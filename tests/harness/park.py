@@ -118,6 +118,7 @@ class ParkHost:
             ("xargs -P 64", self._hear_all),
             ("spr-cluster-expires", self._extend),
             ("for pid in ~/spr-jobs", lambda _: Result(0, self._state().get("job", ""), "")),
+            ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
 
     def run(

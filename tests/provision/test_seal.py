@@ -19,10 +19,10 @@ IDENTITY = {
     "/etc/ssh/ssh_host_ed25519_key.pub": "ssh-ed25519 AAAA\n",
     "/home/ubuntu/.ssh/spr-cluster": "-----BEGIN OPENSSH PRIVATE KEY-----\nnodes\n",
     "/home/ubuntu/.ssh/own key": "-----BEGIN RSA PRIVATE KEY-----\nby hand\n",
+    "/home/ubuntu/.ssh/authorized_keys": "ssh-ed25519 AAAA\n",
 }
 OTHERS = {
     "/etc/ssh/sshd_config": "Port 22\n",
-    "/home/ubuntu/.ssh/authorized_keys": "ssh-ed25519 AAAA\n",
     "/home/ubuntu/hosts": "node0\n",
 }
 # One unit, and a file with its number for as long as it runs.
@@ -111,6 +111,16 @@ def test_a_sealed_disk_has_no_private_key_and_gets_them_back(node: Machine) -> N
         assert {node.path(path).stat().st_mode & 0o777 for path in IDENTITY} == {0o640}
         # Once is enough.
         assert unseal(node, "abc") == "broken"
+
+
+def test_keys_are_overwritten_and_not_only_deleted(node: Machine) -> None:
+    key = node.path("/home/ubuntu/.ssh/spr-cluster")
+    # A second name of the same blocks, as a copy of the disk has them.
+    blocks = node.root / "blocks"
+    blocks.hardlink_to(key)
+
+    with session(node, "abc"):
+        assert b"PRIVATE KEY" not in blocks.read_bytes()
 
 
 def test_the_end_of_the_session_breaks_the_seal(node: Machine) -> None:

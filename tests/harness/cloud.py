@@ -19,6 +19,7 @@ from infra.cloud import Cloud
 from infra.local.engine import ContainerSpec
 from tests.harness.park import Park, host_key_of
 from tests.harness.shared_time import SharedTime
+from tests.infra.hasty_time import AtOnce
 from tests.infra.local.fakes import Endpoint, FakeCloud, FakeEngine, state_folder
 
 _START_S = 60
@@ -155,6 +156,7 @@ def _serve(root: Path, commands: TextIO) -> None:
         folder = state_folder(root / f"cloud-{number}")
         with endpoint.serve(folder, engine, clock=time, saving=False) as cloud:
             engine.cloud = cloud
+            cloud.application._nodes._background = AtOnce()  # type: ignore[assignment]
             line = _answer(cloud, line, commands)
 
 

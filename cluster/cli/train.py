@@ -79,7 +79,8 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
     from cluster.nodes import find_cluster
-    from jobs.train import check_request, train
+    from jobs.request import check_request
+    from jobs.train import train
     from provision.stacks import load_stack
 
     now = datetime.now(timezone.utc)
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 def build_request(args: argparse.Namespace, now: datetime) -> Any:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
-    from jobs.train import TrainRequest, expand_home
+    from jobs.request import TrainRequest, expand_home
 
     for flag, value in {"--ppn": args.ppn, "--ccl-workers": args.ccl_workers}.items():
         if value is not None and value < 1:

@@ -20,9 +20,10 @@ from infra.errors import JobError, UsageError
 from infra.plan import mesh_digest
 from infra.progress import Silent
 from jobs.launch import explain_failure
+from jobs.request import TrainRequest, check_request, job_files, options_on_nodes
 from jobs.spec import JobPaths, PlacementWish
 from jobs.squad.options import DEMO, TrainOptions
-from jobs.train import TrainRequest, check_request, job_files, options_on_nodes, train
+from jobs.train import train
 from provision.host import Host
 from provision.stacks import load_stack
 from tests.cluster.test_mesh import NODES

@@ -88,7 +88,8 @@ def submit(head: Host, command: LaunchCommand, paths: JobPaths) -> None:
     """
     head.put(render_run_script(command, paths).encode(), paths.script, 0o700)
     head.run(
-        f"rm -f {paths.pid} {paths.exit_code} {paths.log}; setsid -f {paths.script} < /dev/null > /dev/null 2>&1; "
+        f"rm -f {paths.pid} {paths.exit_code} {paths.log}; "
+        f"setsid -f {paths.script} < /dev/null > /dev/null 2>&1; "
         f"for i in $(seq 100); do [ -s {paths.pid} ] && exit 0; sleep 0.1; done; exit 1"
     )
 

@@ -37,13 +37,17 @@ def check_request(request: TrainRequest) -> None:
 
     Raises :class:`UsageError` naming the file and record, or the model, that can't be used.
     """
-    options = request.options
+    check_inputs(request.options)
+    _check_results(request.results)
+
+
+def check_inputs(options: TrainOptions) -> None:
+    """The data and the model: raises :class:`UsageError` for what can't be used."""
     for path in filter(None, (options.data, options.eval)):
         try:
             read_dataset(Path(path))
         except DatasetError as error:
             raise UsageError(error.message, hint=error.hint) from None
-    _check_results(request.results)
     model = local_model(options)
     if model and not (model / "config.json").is_file():
         raise UsageError(

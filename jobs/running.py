@@ -25,6 +25,8 @@ class Output:
 
     on_event: Callable[[Event], None]
     on_log: Callable[[str], None]
+    quiet: bool = False
+    """Keep the job's log lines, but do not hand them on."""
     lines: list[str] = field(default_factory=list)
     errors: list[Event] = field(default_factory=list)
 
@@ -33,7 +35,8 @@ class Output:
         event = parse_event(line)
         if event is None:
             self.lines = [*self.lines[-_KEPT_LOG_LINES:], line]
-            self.on_log(line)
+            if not self.quiet:
+                self.on_log(line)
             return
         if event["event"] == "error":
             self.errors.append(event)

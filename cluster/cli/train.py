@@ -49,7 +49,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--demo", action="store_true", help="train a small new model on the sample that we ship"
     )
-    add_arguments(parser.add_argument_group("training"), without={"output"})
+    add_arguments(parser.add_argument_group("training"), without={"output", "trial_seconds"})
     parser.set_defaults(run=run)
 
 
@@ -67,6 +67,9 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="oneCCL's own cores per rank, taken off the computing ones (default: 1)",
+    )
+    group.add_argument(
+        "--no-tuned", action="store_true", help="leave out what `spr-cluster tune` has found"
     )
     group.add_argument(
         "--fabric",
@@ -127,7 +130,16 @@ def build_request(args: argparse.Namespace, now: datetime) -> Any:
         raise UsageError(str(error)) from None
     results = Path(args.results or Path("results", new_job_id("squad", now)))
     wish = PlacementWish(args.placement, args.ppn, args.ccl_workers, args.fabric)
-    return TrainRequest(options, results, wish)
+    return TrainRequest(options, results, wish, left_open(args))
+
+
+def left_open(args: argparse.Namespace) -> frozenset[str]:
+    """What `tune` may decide, as the user said nothing of it."""
+    if args.no_tuned or args.placement != "auto":
+        return frozenset()
+    batch_size = set() if "batch_size" in args else {"batch_size"}
+    placement = set() if args.ppn or args.ccl_workers else {"placement"}
+    return frozenset(batch_size | placement)
 
 
 class JobDisplay:

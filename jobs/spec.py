@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from provision.stacks.oneccl import FROM_1_12
-
 PLACEMENTS = ("auto", "reference")
 FABRICS = ("tcp", "efa")
+
+
+def _newest_lookup() -> str:
+    # Here, because the stacks bring pydantic with them, which `--help` must not wait for.
+    from provision.stacks.oneccl import FROM_1_12
+
+    return FROM_1_12
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class JobSpec:
     nproc_per_node: int
     backend: str
     env: dict[str, str] = field(default_factory=dict)
-    ccl_lookup: str = FROM_1_12
+    ccl_lookup: str = field(default_factory=_newest_lookup)
     """Python code that prints where oneCCL's environment script is; for backend ccl."""
 
     @property

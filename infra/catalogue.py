@@ -14,8 +14,8 @@ from infra.errors import UsageError
 PRICES_AS_OF = "July 2026, us-east-1"
 DEFAULT_INSTANCE_TYPE = "r7iz.metal-16xl"
 
-# A core's tile unit: 16 x 16 sums of 32 products every 16 cycles, two operations each. Intel's
-# optimization reference manual, chapter "Intel Advanced Matrix Extensions".
+# A core's tile unit: 16 x 16 sums of 32 products in 16 cycles, two operations each; twice as many only
+# in int8. https://en.wikipedia.org/wiki/Advanced_Matrix_Extensions ("Tile matrix multiply unit")
 _AMX_BF16_FLOP_PER_CYCLE = 1024
 # EC2's DescribeInstanceTypes: ProcessorInfo.SustainedClockSpeedInGhz, by family.
 _SUSTAINED_GHZ = {

@@ -17,6 +17,7 @@ from jobs import launch
 from jobs.bench.options import BenchOptions
 from jobs.mpirun import LaunchCommand, build_launch_command
 from jobs.placement import plan_placement
+from jobs.request import require_able_stack
 from jobs.running import (
     Event,
     Output,
@@ -59,6 +60,7 @@ def bench(
     on_log: Callable[[str], None],
 ) -> Speeds:
     """Measure all nodes at once, then all together. Raises :class:`JobError` where that failed."""
+    require_able_stack(stack, "bench")
     paths = JobPaths(new_job_id("bench", now))
     head = open_host(cluster.head)
     require_all_nodes(cluster)

@@ -85,13 +85,13 @@ def local_model(options: TrainOptions) -> Path | None:
     return None
 
 
-def require_able_stack(stack: Stack) -> None:
-    """Raises :class:`UsageError` where the stack is too old for our own job's code."""
+def require_able_stack(stack: Stack, command: str = "train squad") -> None:
+    """Raises :class:`UsageError` where the stack is too old for our own code on the nodes."""
     torch = stack.pin(TORCH) or "0"
     python_is_old = python_minor(stack.python) < python_minor(_OLDEST_PYTHON)
     if python_is_old or release(torch) < release(_OLDEST_TORCH):
         raise UsageError(
-            f"`train squad` can't run on stack {stack.name}: it needs Python {_OLDEST_PYTHON} and "
+            f"`{command}` can't run on stack {stack.name}: it needs Python {_OLDEST_PYTHON} and "
             f"torch {_OLDEST_TORCH} or newer, and this has Python {stack.python} and torch {torch}",
             hint="use a cluster with --stack intel or upstream",
         )

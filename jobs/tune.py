@@ -69,7 +69,7 @@ def tune(
     ``on_plan`` is told the trials before the first. Raises :class:`JobError` where none succeeded.
     Ctrl-C ends the trial that runs, and nothing is kept.
     """
-    require_able_stack(stack)
+    require_able_stack(stack, "tune squad")
     head = open_host(cluster.head)
     require_all_nodes(cluster)
     training = request.training

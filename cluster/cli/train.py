@@ -54,7 +54,11 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def _add_placement(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--ppn", type=int, help="ranks per node (default: one per NUMA node)")
+    group.add_argument(
+        "--ppn",
+        type=int,
+        help="ranks per node (default: what `tune` has found, else one per NUMA node)",
+    )
     group.add_argument(
         "--placement",
         choices=PLACEMENTS,

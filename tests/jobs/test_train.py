@@ -214,6 +214,27 @@ def test_the_command_line_says_where_the_ranks_go() -> None:
         placement("--ccl-workers=0")
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), {"placement", "batch_size"}),
+        (("--ppn=2",), {"batch_size"}),
+        (("--ccl-workers=2",), {"batch_size"}),
+        (("--batch-size=8",), {"placement"}),
+        (("--placement=reference",), set()),
+        (("--no-tuned",), set()),
+        (("--demo",), {"placement", "batch_size"}),
+    ],
+)
+def test_what_the_user_says_nothing_of_may_come_from_tune(
+    flags: tuple[str, ...], expected: set[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    request = build_request(parser.parse_args(["train", "squad", *flags]), NOW)
+    assert request.may_tune == expected
+
+
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no config\.json in it"):
         check_request(TrainRequest(TrainOptions(model=str(tmp_path)), tmp_path))

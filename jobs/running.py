@@ -26,7 +26,7 @@ class Output:
     on_event: Callable[[Event], None]
     on_log: Callable[[str], None]
     quiet: bool = False
-    """Keep the job's log lines, but do not hand them on."""
+    """Keep the job's log lines, but hand on neither them nor its command."""
     lines: list[str] = field(default_factory=list)
     errors: list[Event] = field(default_factory=list)
 
@@ -70,9 +70,9 @@ def private_addresses(cluster: Cluster) -> Mapping[str, str]:
 
 def run_command(head: Host, command: LaunchCommand, paths: JobPaths, output: Output) -> int:
     """Run a job to its end and return its exit code; Ctrl-C ends it on its nodes, too."""
-    for warning in command.warnings:
-        output.on_log(f"warning: {warning}")
-    output.on_log(f"$ {command}")
+    for line in (*(f"warning: {text}" for text in command.warnings), f"$ {command}"):
+        if not output.quiet:
+            output.on_log(line)
     try:
         launch.submit(head, command, paths)
         return launch.follow(head, paths, output.take)

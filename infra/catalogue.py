@@ -14,6 +14,20 @@ from infra.errors import UsageError
 PRICES_AS_OF = "July 2026, us-east-1"
 DEFAULT_INSTANCE_TYPE = "r7iz.metal-16xl"
 
+# A core's tile unit: 16 x 16 sums of 32 products in 16 cycles, two operations each; twice as many only
+# in int8. https://en.wikipedia.org/wiki/Advanced_Matrix_Extensions ("Tile matrix multiply unit")
+_AMX_BF16_FLOP_PER_CYCLE = 1024
+# EC2's DescribeInstanceTypes: ProcessorInfo.SustainedClockSpeedInGhz, by family.
+_SUSTAINED_GHZ = {
+    "r7iz": 3.9,
+    "c7i": 3.2,
+    "m7i": 3.2,
+    "r7i": 3.2,
+    "c8i": 3.9,
+    "m8i": 3.9,
+    "r8i": 3.9,
+}
+
 
 @dataclass(frozen=True)
 class InstanceType:
@@ -27,6 +41,18 @@ class InstanceType:
     gbit: float | None
     usd_per_hour: float
     amx: bool = True
+
+    @property
+    def ghz(self) -> float | None:
+        """The clock that EC2 names for all cores; with AMX at work it may be lower."""
+        return _SUSTAINED_GHZ.get(self.name.partition(".")[0])
+
+    @property
+    def peak_bf16_tflops(self) -> float | None:
+        """What AMX could do in bf16 at :attr:`ghz`, if nothing else held it up; whole machines only."""
+        if not self.amx or self.ghz is None or ".metal-" not in self.name:
+            return None
+        return self.cores * _AMX_BF16_FLOP_PER_CYCLE * self.ghz / 1000
 
 
 _TYPES = (

@@ -82,9 +82,13 @@ def _as_anybody(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def submit(head: Host, command: LaunchCommand, paths: JobPaths) -> None:
-    """Start a job on the head, detached: it outlives this connection."""
+    """Start a job on the head, detached: it outlives this connection.
+
+    One folder may see several runs, one after another, such as the trials of `tune`.
+    """
     head.put(render_run_script(command, paths).encode(), paths.script, 0o700)
     head.run(
+        f"rm -f {paths.pid} {paths.exit_code} {paths.log}; "
         f"setsid -f {paths.script} < /dev/null > /dev/null 2>&1; "
         f"for i in $(seq 100); do [ -s {paths.pid} ] && exit 0; sleep 0.1; done; exit 1"
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from cluster.cli import (
     bake,
+    bench,
     down,
     extend,
     iam_policy,
@@ -20,6 +21,7 @@ from cluster.cli import (
     stacks,
     status,
     train,
+    tune,
     up,
 )
 from cluster.cli.common import Parser
@@ -38,7 +40,22 @@ The same with no account and no cost, in containers on this machine (Linux, root
 """
 _EPILOG = "exit codes: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted by Ctrl-C"
 _POSITIONAL = {"file", "node", "time"}
-_VERBS = (up, train, status, ssh, extend, down, overview, stacks, bake, images, iam_policy, local)
+_VERBS = (
+    up,
+    train,
+    bench,
+    tune,
+    status,
+    ssh,
+    extend,
+    down,
+    overview,
+    stacks,
+    bake,
+    images,
+    iam_policy,
+    local,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -49,12 +49,16 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--demo", action="store_true", help="train a small new model on the sample that we ship"
     )
-    add_arguments(parser.add_argument_group("training"), without={"output"})
+    add_arguments(parser.add_argument_group("training"), without={"output", "trial_seconds"})
     parser.set_defaults(run=run)
 
 
 def _add_placement(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--ppn", type=int, help="ranks per node (default: one per NUMA node)")
+    group.add_argument(
+        "--ppn",
+        type=int,
+        help="ranks per node (default: what `tune` has found, else one per NUMA node)",
+    )
     group.add_argument(
         "--placement",
         choices=PLACEMENTS,
@@ -69,6 +73,9 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
         help="oneCCL's own cores per rank, taken off the computing ones (default: 1)",
     )
     group.add_argument(
+        "--no-tuned", action="store_true", help="leave out what `spr-cluster tune` has found"
+    )
+    group.add_argument(
         "--fabric",
         choices=FABRICS,
         default="tcp",
@@ -79,7 +86,8 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
     from cluster.nodes import find_cluster
-    from jobs.train import check_request, train
+    from jobs.request import check_request
+    from jobs.train import train
     from provision.stacks import load_stack
 
     now = datetime.now(timezone.utc)
@@ -109,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 def build_request(args: argparse.Namespace, now: datetime) -> Any:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
-    from jobs.train import TrainRequest, expand_home
+    from jobs.request import TrainRequest, expand_home
 
     for flag, value in {"--ppn": args.ppn, "--ccl-workers": args.ccl_workers}.items():
         if value is not None and value < 1:
@@ -126,7 +134,16 @@ def build_request(args: argparse.Namespace, now: datetime) -> Any:
         raise UsageError(str(error)) from None
     results = Path(args.results or Path("results", new_job_id("squad", now)))
     wish = PlacementWish(args.placement, args.ppn, args.ccl_workers, args.fabric)
-    return TrainRequest(options, results, wish)
+    return TrainRequest(options, results, wish, left_open(args))
+
+
+def left_open(args: argparse.Namespace) -> frozenset[str]:
+    """What `tune` may decide, as the user said nothing of it."""
+    if args.no_tuned or args.placement != "auto":
+        return frozenset()
+    batch_size = set() if "batch_size" in args else {"batch_size"}
+    placement = set() if args.ppn or args.ccl_workers else {"placement"}
+    return frozenset(batch_size | placement)
 
 
 class JobDisplay:

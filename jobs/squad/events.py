@@ -7,6 +7,7 @@ else on the job's output is log text. A rank that fails prints an ``error`` even
     phase   name: load, tokenize, train, evaluate or save; at the phase's beginning
     step    step, total, epoch, loss, lr, samples_per_second; a few per second, and the last one
     note    text
+    trial   samples_per_second, steps, seconds; what a trial (--trial-seconds) has measured
     result  the content of results.json
     error   message, hint, rank, host, lost_peer (true where only the effect of another rank's
             failure was seen: that other rank has, or had, the cause)

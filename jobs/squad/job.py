@@ -24,6 +24,7 @@ from .precision import AMX_FLAGS, choose_precision, read_cpu_flags
 from .results import RankFacts, Results, prepare_output, save_json, save_model
 from .session import Session
 from .training import Trained, load_ipex, train
+from .trial import enough_for_trial, measure
 
 _PACKAGES = {
     "torch": "torch",
@@ -83,9 +84,15 @@ def run(options: TrainOptions, events: Events) -> None:
             data = _load_data(options, events)
             loaded = load_model(options, all_texts(data.train), ranks)
         with phases("tokenize"):
+            questions = enough_for_trial(options, data.train, ranks.size)
             features = build_features(
-                data.train, loaded.tokenizer, options.max_length, options.stride
+                questions, loaded.tokenizer, options.max_length, options.stride
             )
+        if options.trial_seconds is not None:
+            with phases("measure"):
+                speed = measure(session, loaded, features, options.trial_seconds)
+            events.emit("trial", **speed._asdict())
+            return
         with phases("train"):
             trained = train(session, loaded, features)
         with phases("evaluate"):

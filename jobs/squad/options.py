@@ -89,6 +89,12 @@ class TrainOptions:
     max_steps: int | None = _option(
         None, "stop after so many steps", kind=int, within=Range(1, 10**9)
     )
+    trial_seconds: int | None = _option(
+        None,
+        "measure the speed for about so long, instead of training to the end",
+        kind=int,
+        within=Range(1, 3600),
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):

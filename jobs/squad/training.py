@@ -81,14 +81,14 @@ def train(session: Session, loaded: Loaded, features: Sequence[Feature]) -> Trai
     options, ranks = session.options, session.ranks
     schedule = plan_schedule(options, len(features), ranks.size)
     torch.manual_seed(options.seed + ranks.rank)  # each rank drops out other units
-    model, optimizer = _prepare(session, loaded.model)
+    model, optimizer = prepare(session, loaded.model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.rate)
     every = -(-schedule.total // CURVE_POINTS)
     curve: list[tuple[int, float]] = []
     samples, begin = 0, time.perf_counter()
-    for step, batch in enumerate(_batches(session, features, schedule), start=1):
+    for step, batch in enumerate(batches(session, features, schedule), start=1):
         tensors = collate(batch, loaded.pad_token) | label(batch)
-        loss = _step(session, model, optimizer, tensors)
+        loss = take_step(session, model, optimizer, tensors)
         if not math.isfinite(loss):
             raise TrainingError(
                 f"the loss or its gradient became infinite at step {step} of {schedule.total}",
@@ -109,7 +109,8 @@ def train(session: Session, loaded: Loaded, features: Sequence[Feature]) -> Trai
     return Trained(curve, samples, time.perf_counter() - begin)
 
 
-def _prepare(session: Session, model: Any) -> tuple[Any, torch.optim.Optimizer]:
+def prepare(session: Session, model: Any) -> tuple[Any, torch.optim.Optimizer]:
+    """The model as all ranks train it together, and its optimizer."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -140,7 +141,7 @@ def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, An
     return model, optimizer
 
 
-def _batches(
+def batches(
     session: Session, features: Sequence[Feature], schedule: Schedule
 ) -> Iterator[list[Feature]]:
     """This rank's batches, epoch after epoch, as many as the schedule has steps."""
@@ -153,7 +154,7 @@ def _batches(
             yield [features[index] for index in batch]
 
 
-def _step(
+def take_step(
     session: Session, model: Any, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
 ) -> float:
     """One optimizer step; the loss's mean over all ranks, or nan where it went wrong on any.

@@ -75,6 +75,31 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "train squad --demo --results /dev/null/x",
         "--results /dev/null/x: /dev/null is not a folder",
     ),
+    ("train squad --trial-seconds 3", "'--trial-seconds' is not known here" + f.help_of("train")),
+    # Measuring and trials
+    ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),
+    ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),
+    ("bench --seconds 601", "--seconds 601 is out of range: 0.1 to 600"),
+    ("bench fast", "'fast' is not known here" + f.help_of("bench")),
+    ("tune", "the following arguments are required: job" + f.help_of("tune")),
+    ("tune squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
+    (
+        "tune squad --ppn 1,0",
+        "argument --ppn: '1,0': expected whole numbers such as 1,2,4" + f.help_of("tune"),
+    ),
+    (
+        "tune squad --batch-size ''",
+        "argument --batch-size: '': expected whole numbers such as 1,2,4" + f.help_of("tune"),
+    ),
+    ("tune squad --batch-size 8,5000", "--batch-size 5000 is out of range: 1 to 4096"),
+    (
+        "tune squad --ccl-workers 1;2",
+        "argument --ccl-workers: '1;2': expected whole numbers such as 1,2,4" + f.help_of("tune"),
+    ),
+    ("tune squad --model ./nowhere", "--model ./nowhere: no such folder"),
+    ("tune squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
+    ("tune squad --stride 300", re.compile("--stride 300 is out of range: .*")),
+    ("tune squad --epochs 3", re.compile("'--epochs' is not known here.*", re.DOTALL)),
 )
 
 

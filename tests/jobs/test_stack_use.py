@@ -7,8 +7,8 @@ import pytest
 from infra.errors import UsageError
 from jobs.mpirun import build_launch_command
 from jobs.placement import plan_placement
+from jobs.request import require_able_stack
 from jobs.spec import JobPaths, JobSpec, PlacementWish
-from jobs.train import require_able_stack
 from provision.stacks import Stack, load_stack
 from provision.stacks.oneccl import environment_lookup
 from tests.jobs.topologies import machine

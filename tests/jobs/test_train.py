@@ -20,9 +20,10 @@ from infra.errors import JobError, UsageError
 from infra.plan import mesh_digest
 from infra.progress import Silent
 from jobs.launch import explain_failure
+from jobs.request import TrainRequest, check_request, job_files, options_on_nodes
 from jobs.spec import JobPaths, PlacementWish
 from jobs.squad.options import DEMO, TrainOptions
-from jobs.train import TrainRequest, check_request, job_files, options_on_nodes, train
+from jobs.train import train
 from provision.host import Host
 from provision.stacks import load_stack
 from tests.cluster.test_mesh import NODES
@@ -211,6 +212,27 @@ def test_the_command_line_says_where_the_ranks_go() -> None:
     assert placement("--placement=reference").mode == "reference"
     with pytest.raises(UsageError, match="--ccl-workers 0: expected a whole number from 1 on"):
         placement("--ccl-workers=0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), {"placement", "batch_size"}),
+        (("--ppn=2",), {"batch_size"}),
+        (("--ccl-workers=2",), {"batch_size"}),
+        (("--batch-size=8",), {"placement"}),
+        (("--placement=reference",), set()),
+        (("--no-tuned",), set()),
+        (("--demo",), {"placement", "batch_size"}),
+    ],
+)
+def test_what_the_user_says_nothing_of_may_come_from_tune(
+    flags: tuple[str, ...], expected: set[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    request = build_request(parser.parse_args(["train", "squad", *flags]), NOW)
+    assert request.may_tune == expected
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:

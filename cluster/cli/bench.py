@@ -1,0 +1,191 @@
+"""``spr-cluster bench``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from cluster.cli.common import (
+    SubParsers,
+    add_cluster_options,
+    add_command,
+    open_chosen_cloud,
+    open_context,
+)
+from jobs.bench.options import LONGEST, SECONDS, SHORTEST
+
+if TYPE_CHECKING:
+    from cluster.context import Context
+    from jobs.speeds import NodeSpeed, Speeds
+
+_EXAMPLES = """\
+  spr-cluster bench                   about a minute
+  spr-cluster bench --seconds 30      longer, so calmer figures
+  spr-cluster bench --last --json     what was measured before, kept on the head
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "bench",
+        "measure every node, and name slow ones",
+        "Measure matrix products (bf16 where the processor has it), memory and all-reduce on all\n"
+        "nodes, with the ranks, cores and backend that a training job has by default. oneDNN itself\n"
+        "says whether AMX ran. Exit code 1 where AMX is expected and did not run; a slow node is\n"
+        "named, and is no failure.",
+        _EXAMPLES,
+    )
+    add_cluster_options(parser)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help=f"for each of the three measurements (default: {SECONDS:g})",
+    )
+    parser.add_argument(
+        "--last", action="store_true", help="show the last measurement again, and measure nothing"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from infra.errors import SprError, UsageError
+
+    if not SHORTEST <= args.seconds <= LONGEST:
+        raise UsageError(f"--seconds {args.seconds:g} is out of range: {SHORTEST:g} to {LONGEST:g}")
+    speeds, ctx = _measure(args)
+    print(json.dumps(speeds.as_dict()) if args.json else "\n".join(render(speeds, ctx)))
+    lacking = speeds.without_amx if speeds.amx_expected else ()
+    if lacking:
+        told = "; ".join(f"{node.name}: {node.onednn}" for node in lacking)
+        raise SprError(
+            f"AMX is expected on this cluster, and {len(lacking)} of {len(speeds.nodes)} nodes did "
+            f"not use it: {told}",
+            hint="is ONEDNN_MAX_CPU_ISA or ATEN_CPU_CAPABILITY set on the nodes, or by the stack? "
+            "Does `spr-cluster status` show the type that you want?",
+        )
+    return 0
+
+
+def _measure(args: argparse.Namespace) -> tuple[Speeds, Context]:
+    from cluster.cli.display import make_progress
+    from cluster.cli.train import JobDisplay
+    from cluster.nodes import find_cluster
+    from infra.inventory import describe_inventory
+    from jobs.benchmark import BenchRequest, bench, last_speeds
+    from jobs.spec import PlacementWish
+    from provision.stacks import load_stack
+
+    progress = make_progress()
+    cloud = open_chosen_cloud(args)
+    ctx = open_context(args, cloud, progress=progress)
+    cluster = find_cluster(ctx.clients.ec2, args.name)
+    open_host = ctx.host_opener()
+    if args.last:
+        return last_speeds(open_host(cluster.head), args.name), ctx
+    record = describe_inventory(ctx.clients.ec2, args.name, ("security_groups",)).record
+    required = bool(record.wishes["amx_required"]) if record else True
+    request = BenchRequest(
+        args.seconds, PlacementWish(), amx_expected=cloud.has_amx and required, real=cloud.has_amx
+    )
+    speeds = bench(
+        cluster,
+        load_stack(cluster.stack),
+        open_host,
+        request,
+        progress=progress,
+        now=datetime.now(timezone.utc),
+        on_log=JobDisplay(progress).log,
+    )
+    return speeds, ctx
+
+
+def render(speeds: Speeds, ctx: Context) -> Iterator[str]:
+    """The figures as a table, what they are compared with, and what follows from them."""
+    yield f"Cluster {speeds.cluster}, {speeds.when}, stack {speeds.stack}, torch {speeds.torch}"
+    yield from columns([_HEADER.format(speeds.dtype).split("|"), *map(_row, speeds.nodes)])
+    side = speeds.matrix_size
+    yield f"Products of {side} x {side} in {speeds.dtype}: {speeds.dtype_reason}."
+    yield _tell_peak(speeds, real=ctx.cloud.has_amx)
+    yield from _tell_all_reduce(speeds)
+    instances = {node.name: node.instance for node in speeds.nodes}
+    for slow in speeds.slow_nodes:
+        yield (
+            f"SLOW: {slow.node} has {slow.share:.0%} of the nodes' median in {slow.what}; every step "
+            "of a job waits for it"
+        )
+        yield f"  → {_remedy(instances[slow.node], ctx)}"
+
+
+_HEADER = "node|type|threads|{}|of peak|memory|oneDNN"
+
+
+def _row(node: NodeSpeed) -> Sequence[str]:
+    share = node.peak_share
+    return (
+        node.name,
+        node.type,
+        str(node.threads),
+        f"{node.gemm_tflops:.3g} TFLOPS",
+        "-" if share is None else f"{share:.0%}",
+        f"{node.memory_gb_s:.1f} GB/s",
+        node.onednn,
+    )
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows of cells as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _tell_peak(speeds: Speeds, *, real: bool) -> str:
+    from infra.catalogue import CATALOGUE
+
+    if not real:
+        return "No peak to compare with: these nodes are containers on this machine."
+    if speeds.dtype != "bf16":
+        return f"No peak to compare with: it counts bf16 on AMX, and this was {speeds.dtype}."
+    known = {node.type: node.peak_tflops for node in speeds.nodes if node.peak_tflops}
+    if not known:
+        return "No peak to compare with: a virtual machine has a part of its processor."
+    return "Peak: " + "; ".join(
+        f"{name} {peak:.1f} TFLOPS ({CATALOGUE[name].cores} cores at {CATALOGUE[name].ghz} GHz, the "
+        "clock that EC2 names; with AMX at work it may be lower)"
+        for name, peak in known.items()
+    )
+
+
+def _tell_all_reduce(speeds: Speeds) -> Iterator[str]:
+    if not speeds.all_reduce:
+        yield "All-reduce: left out, as the cluster has one node."
+        return
+    yield f"All-reduce over {speeds.backend}, bus bandwidth:"
+    yield from columns(
+        [
+            (
+                f"  {_bytes(int(done['bytes']))}",
+                f"{done['seconds'] * 1e3:.2f} ms",
+                f"{done['bus_gb_s']:.3f} GB/s",
+            )
+            for done in speeds.all_reduce
+        ]
+    )
+
+
+def _bytes(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+
+
+def _remedy(instance: str, ctx: Context) -> str:
+    if not ctx.cloud.billed:
+        return "these nodes share one machine with everything else on it: measure again"
+    return (
+        f"aws ec2 terminate-instances --region {ctx.cloud.region} --instance-ids {instance}, then "
+        f"spr-cluster repair --name {ctx.files.folder.name}; what is on that node is lost"
+    )

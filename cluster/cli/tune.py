@@ -1,0 +1,187 @@
+"""``spr-cluster tune``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.cli.common import (
+    SubParsers,
+    add_cluster_options,
+    add_command,
+    open_chosen_cloud,
+    open_context,
+)
+from jobs.spec import FABRICS, PlacementWish
+from jobs.squad.options import DEMO, TrainOptions, add_arguments, from_namespace
+
+if TYPE_CHECKING:
+    from jobs.trials import Outcome
+    from jobs.tune import TuneRequest
+    from jobs.tuned import Tuned
+
+_EXAMPLES = """\
+  spr-cluster tune squad --data train.json --model ./my-encoder     the job that you will run
+  spr-cluster tune squad --ppn 1,2,4 --ccl-workers 1,2,4 --seconds 30
+  spr-cluster tune squad --batch-size 8,16,32                       the batch per rank, too
+"""
+_SECONDS = 20
+_MOST_SECONDS = 3600
+# A trial ends before these would count.
+_NOT_FOR_TRIALS = {
+    "output",
+    "eval",
+    "epochs",
+    "max_steps",
+    "trial_seconds",
+    "batch_size",
+    "learning_rate",
+    "warmup_ratio",
+}
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "tune",
+        "find the fastest placement of a training job by short trials",
+        "Run short trials of a training job on the cluster, over ranks per node and oneCCL's workers,\n"
+        "whose number decides how many threads are left to compute. The fastest is kept on the head;\n"
+        "`train` takes it where you give no --ppn and --ccl-workers, and says so. The batch per rank\n"
+        "is varied only where --batch-size lists several: it changes what the job learns.",
+        _EXAMPLES,
+    )
+    parser.add_argument("job", choices=("squad",), help="what will be trained")
+    add_cluster_options(parser)
+    trials = parser.add_argument_group("trials")
+    add = trials.add_argument
+    add(
+        "--ppn", type=_numbers, metavar="LIST", help="ranks per node (default: what the nodes suit)"
+    )
+    add("--ccl-workers", type=_numbers, metavar="LIST", help="with oneCCL (default: 1,2)")
+    add("--batch-size", dest="batch_sizes", type=_numbers, metavar="LIST", help="features per rank")
+    add(
+        "--seconds",
+        type=int,
+        default=_SECONDS,
+        help=f"of measured training in each trial (default: {_SECONDS})",
+    )
+    add("--fabric", choices=FABRICS, default="tcp", help="as for train (default: tcp)")
+    add("--demo", action="store_true", help="tune `train squad --demo`")
+    add_arguments(parser.add_argument_group("training"), without=_NOT_FOR_TRIALS)
+    parser.set_defaults(run=run)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers such as 1,2,4")
+    return tuple(dict.fromkeys(map(int, text.split(","))))
+
+
+def run(args: argparse.Namespace) -> int:
+    from cluster.cli.display import make_progress
+    from cluster.cli.train import JobDisplay
+    from cluster.nodes import find_cluster
+    from jobs.request import check_inputs
+    from jobs.tune import tune
+    from provision.stacks import load_stack
+
+    request = build_request(args)
+    check_inputs(request.training.options)
+    progress = make_progress()
+    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
+    cluster = find_cluster(ctx.clients.ec2, args.name)
+    log = JobDisplay(progress).log
+    best, outcomes = tune(
+        cluster,
+        load_stack(cluster.stack),
+        ctx.host_opener(),
+        request,
+        progress=progress,
+        now=datetime.now(timezone.utc),
+        on_plan=lambda trials: log(announce(len(trials), request.seconds)),
+        on_log=log,
+    )
+    print(json.dumps(as_dict(best, outcomes)) if args.json else render(best, outcomes))
+    return 0
+
+
+def build_request(args: argparse.Namespace) -> TuneRequest:
+    """The options as a request; raises :class:`UsageError` for one that is out of its range."""
+    from infra.errors import UsageError
+    from jobs.request import TrainRequest, expand_home
+    from jobs.trials import Grid
+    from jobs.tune import TuneRequest
+
+    if not 1 <= args.seconds <= _MOST_SECONDS:
+        raise UsageError(f"--seconds {args.seconds} is out of range: 1 to {_MOST_SECONDS}")
+    base = DEMO if args.demo else TrainOptions()
+    if args.demo and "dataset" in args:
+        base = replace(base, data=None)
+    if getattr(args, "data", None):
+        args.data = str(expand_home(args.data))
+    try:
+        options = from_namespace(args, base)
+        batch_sizes = args.batch_sizes or (options.batch_size,)
+        for size in batch_sizes:
+            replace(options, batch_size=size)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    wish = PlacementWish(fabric=args.fabric)
+    grid = Grid(args.ppn, args.ccl_workers, batch_sizes)
+    return TuneRequest(TrainRequest(options, Path("results"), wish), grid, args.seconds)
+
+
+def announce(trials: int, seconds: int) -> str:
+    """What will be done, before it is: how many trials, and about how long they take."""
+    from cluster.cli.display import format_seconds
+    from jobs.trials import estimate_minutes
+
+    about = format_seconds(60 * estimate_minutes(trials, seconds))
+    count = "1 trial" if trials == 1 else f"{trials} trials"
+    return f"{count} of {seconds} s each, and their start-up: about {about}"
+
+
+def as_dict(best: Tuned, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """For ``--json``."""
+    from dataclasses import asdict
+
+    from jobs.trials import as_row
+
+    return {"best": asdict(best), "trials": [as_row(outcome) for outcome in outcomes]}
+
+
+def render(best: Tuned, outcomes: Sequence[Outcome]) -> str:
+    """The trials as a table, fastest first, and what was kept."""
+    from cluster.cli.bench import columns
+
+    ranked = sorted(outcomes, key=lambda outcome: -(outcome.samples_per_second or 0))
+    header = ("ppn", "workers", "threads", "batch", "samples/s")
+    lines = [*columns([header, *map(_row, ranked)])]
+    kept = [f"--ppn {best.nproc_per_node}"]
+    kept += [f"--ccl-workers {best.ccl_workers}"] if best.ccl_workers else []
+    kept += [f"--batch-size {best.batch_size}"] if best.batch_size else []
+    lines.append(
+        f"Kept on the head for {best.key.model} on stack {best.key.stack}: {' '.join(kept)}. "
+        "`train` takes it, unless you say otherwise."
+    )
+    if len(outcomes) == 1:
+        lines.append("There was nothing to choose from: --ppn 1,2 gives more trials.")
+    return "\n".join(lines)
+
+
+def _row(outcome: Outcome) -> Sequence[str]:
+    trial, speed = outcome.trial, outcome.samples_per_second
+    return (
+        str(trial.nproc_per_node),
+        str(trial.ccl_workers or "-"),
+        str(outcome.threads or "-"),
+        str(trial.batch_size),
+        f"failed: {outcome.failure}" if speed is None else f"{speed:.1f}",
+    )

@@ -1,0 +1,93 @@
+"""Which instructions oneDNN really used, in its own words.
+
+Flags and capability functions are true on machines where nothing uses AMX. What counts is a line that
+oneDNN prints for a product in bf16 that it has carried out, with the implementation that it took:
+https://uxlfoundation.github.io/oneDNN/dev_guide_verbose.html
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+_TIMEOUT_S = 120
+# A product in bf16, as training does them; then one in fp32 through oneDNN, which torch leaves to
+# another library where there is no bf16 in hardware, so that oneDNN says at least what it could use.
+_PROBE = """
+import torch
+x = torch.randn(256, 256)
+torch.mm(x.bfloat16(), x.bfloat16())
+torch.nn.functional.linear(x.to_mkldnn(), x.to_mkldnn(), torch.zeros(256).to_mkldnn())
+"""
+_EXECUTED = re.compile(
+    r"(?:onednn|dnnl)_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,"
+    r"(?:matmul|inner_product|gemm_api),(?P<implementation>[^,]*),(?P<rest>.*)"
+)
+
+
+@dataclass(frozen=True)
+class OneDnn:
+    """What oneDNN said: the best instruction set of this CPU, and the implementations by arithmetic.
+
+    ``bf16`` and ``other`` name those of products that have run, such as ``brg_matmul:avx10_1_512_amx``.
+    """
+
+    isa: str = ""
+    bf16: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+
+    @property
+    def amx(self) -> bool:
+        """A product in bf16 has run on AMX. An instruction set with AMX is not enough."""
+        return any("amx" in name for name in self.bf16)
+
+    @property
+    def verdict(self) -> str:
+        """One line for people: that AMX ran, or that it did not, and what did."""
+        if self.amx:
+            return f"AMX ran ({next(name for name in self.bf16 if 'amx' in name)})"
+        if self.bf16:
+            return f"no AMX (bf16 ran as {', '.join(self.bf16)})"
+        if not self.isa:
+            return "no AMX (oneDNN said nothing)"
+        return f"no AMX ({self.isa}; oneDNN ran nothing in bf16)"
+
+
+def parse_verbose(lines: Iterable[str]) -> OneDnn:
+    """What oneDNN's verbose lines say, of any version since 2.
+
+    They name their fields in the same order, after one to three words that differ by version
+    (``onednn_verbose,v1,primitive,exec,cpu,…``); lines of ``create`` tell what was only considered.
+    """
+    isa, bf16, other = "", dict[str, None](), dict[str, None]()
+    for line in lines:
+        if ",info,cpu,isa:" in line:
+            isa = line.partition(",info,cpu,isa:")[2].strip()
+        if match := _EXECUTED.match(line):
+            kind = bf16 if "bf16" in match["rest"] else other
+            kind[match["implementation"]] = None
+    return OneDnn(isa, tuple(bf16), tuple(other))
+
+
+def ask_onednn(environ: Mapping[str, str] = os.environ) -> OneDnn:
+    """Run a small product in a process of its own, and read what oneDNN says of it.
+
+    Of its own, because oneDNN reads its variable once, and its lines would slow down what is timed.
+    """
+    asked = {name: value for name, value in environ.items() if not name.startswith("PMI_")}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            env={**asked, "ONEDNN_VERBOSE": "1", "DNNL_VERBOSE": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return OneDnn()
+    return parse_verbose(done.stdout.splitlines())

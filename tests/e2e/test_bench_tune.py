@@ -1,0 +1,123 @@
+"""Real figures of real nodes, and the faster of real trials; the next job uses it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import CommandLine, LiveCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+NAME = "tuned"
+KEPT = "/home/ubuntu/.spr-cluster-tuned.json"
+# A batch of two leaves the processor waiting for all that a step does besides.
+TUNE = ("tune", "squad", "--name", NAME, "--demo", "--ppn=1", "--batch-size=2,16", "--seconds=3")
+
+
+@pytest.fixture(scope="module")
+def two(cli: CommandLine) -> Iterator[LiveCluster]:
+    """Two nodes, each with the CPUs that the embedded cloud gave it."""
+    told = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
+    yield LiveCluster(cli, told, "")
+    cli.run("down", "--name", NAME)
+
+
+def ssh(cluster: LiveCluster, node: str, command: str) -> str:
+    return cluster.cli.run("ssh", "--name", NAME, node, "--", command).stdout
+
+
+@pytest.fixture(scope="module")
+def measured(two: LiveCluster) -> Any:
+    """What `bench --json` says."""
+    return two.cli.json("bench", "--name", NAME, "--seconds", "1")
+
+
+def test_bench_has_figures_of_every_node_and_of_the_network(measured: Any) -> None:
+    assert [node["name"] for node in measured["nodes"]] == ["node0", "node1"]
+    assert len({node["hostname"] for node in measured["nodes"]}) == 2
+    for node in measured["nodes"]:
+        assert 0.001 < node["gemm_tflops"] < 1000
+        assert 0.1 < node["memory_gb_s"] < 2000
+        # The name says r7iz, but these are containers on this machine.
+        assert node["peak_tflops"] is node["peak_share"] is None
+    sizes = [done["bytes"] for done in measured["all_reduce"]]
+    assert sizes == [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
+    assert all(0 < done["bus_gb_s"] < 1000 for done in measured["all_reduce"])
+
+
+@pytest.mark.skipif(
+    "amx_bf16" in Path("/proc/cpuinfo").read_text(), reason="this machine's processor has AMX"
+)
+def test_bench_says_no_amx_by_onednns_own_word(two: LiveCluster, measured: Any) -> None:
+    assert measured["amx"] is False
+    for node in measured["nodes"]:
+        assert node["onednn"].startswith("no AMX (")
+        # Its own word for this processor, not merely silence.
+        assert "AVX" in node["onednn"] or "SSE" in node["onednn"]
+    # Nobody expects it of a container, so it is no failure.
+    shown = two.cli.run("bench", "--name", NAME, "--last").stdout
+    assert len(re.findall(r"^node[01] .* no AMX \(", shown, re.MULTILINE)) == 2
+    assert not re.search(r"\bok\b", shown, re.IGNORECASE)
+
+
+def test_bench_keeps_its_figures_with_the_cluster(two: LiveCluster, measured: Any) -> None:
+    assert two.cli.json("bench", "--name", NAME, "--last") == measured
+    (file,) = ssh(two, "node0", "ls spr-bench").split()
+    assert json.loads(ssh(two, "node0", f"cat spr-bench/{file}")) == measured
+
+
+def test_ctrl_c_ends_the_trial_on_all_nodes_and_keeps_nothing(two: LiveCluster) -> None:
+    running = two.cli.start(*TUNE[:-1], "--seconds=600")
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.strip() == "measure":
+            break
+
+    running.send_signal(signal.SIGINT)
+    rest, _ = running.communicate(timeout=60)
+
+    assert running.returncode == 130, rest
+    assert "the job was ended on its nodes" in rest
+    deadline = time.monotonic() + 20
+    left = "?"
+    while left and time.monotonic() < deadline:
+        left = "".join(ssh(two, node, "pgrep -f '[s]quad --model' || true") for node in two.names)
+    assert not left
+    assert ssh(two, "node0", f"ls {KEPT} 2>/dev/null || echo none") == "none\n"
+
+
+def test_tune_picks_the_faster_and_the_next_job_uses_it(two: LiveCluster, tmp_path: Path) -> None:
+    told = two.cli.json(*TUNE)
+
+    speeds = {trial["batch_size"]: trial["samples_per_second"] for trial in told["trials"]}
+    assert set(speeds) == {2, 16}
+    assert all(speeds.values())
+    best = told["best"]
+    assert best["batch_size"] == max(speeds, key=lambda size: speeds[size])
+    assert best["samples_per_second"] == max(speeds.values())
+
+    done = two.cli.run(
+        "train", "squad", "--name", NAME, "--demo", "--epochs=1", "--results", str(tmp_path)
+    )
+
+    wanted = (
+        f"--ppn 1 --batch-size {best['batch_size']} (a global batch of {2 * best['batch_size']}"
+    )
+    assert f"{wanted} features) from `spr-cluster tune` of {best['when'][:10]}" in done.stderr
+    result = json.loads((tmp_path / "results.json").read_text())
+    assert result["batch_size_per_rank"] == best["batch_size"]
+    assert result["world_size"] == 2
+
+
+def test_a_trial_that_does_not_fit_is_a_row(two: LiveCluster) -> None:
+    done = two.cli.run(*TUNE[:5], "--ppn=1,99", "--seconds=1")
+
+    assert re.search(r"^99 .* failed: --ppn 99: node0 has \d+ physical core", done.stdout, re.M)
+    assert "Kept on the head for scratch on stack upstream: --ppn 1." in done.stdout

@@ -8,7 +8,19 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from cluster.cli import down, extend, iam_policy, local, overview, ssh, stacks, status, train, up
+from cluster.cli import (
+    down,
+    extend,
+    iam_policy,
+    local,
+    overview,
+    ssh,
+    stacks,
+    status,
+    train,
+    up,
+    verify,
+)
 from cluster.cli.common import Parser
 from infra.errors import SprError, UsageError
 
@@ -25,7 +37,7 @@ The same with no account and no cost, in containers on this machine (Linux, root
 """
 _EPILOG = "exit codes: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted by Ctrl-C"
 _POSITIONAL = {"file", "node", "time"}
-_VERBS = (up, train, status, ssh, extend, down, overview, stacks, iam_policy, local)
+_VERBS = (up, verify, train, status, ssh, extend, down, overview, stacks, iam_policy, local)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from cluster.checks import CLUSTER, CheckResult, Expected, Verdict, check_nodes, order_results
 from cluster.checks.between import check_links, describe_single
 from cluster.links import Links, ask_links
-from cluster.nodes import Cluster, HostOpener
+from cluster.nodes import Cluster, HostOpener, Node
 from cluster.verify import NodeAnswer, ask_directly, ask_nodes
-from infra.errors import HostError
+from infra.errors import HostError, HostKeyError
 from infra.progress import Progress
-from provision.host import Host
+from provision.host import Host, on_all
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ def examine(
     """
     head = open_host(cluster.head)
     with progress.phase(f"Ask {len(cluster.nodes)} nodes what they are"):
-        answers = ask_nodes(head, expected.stack)
-        answers = tuple(_ask_again(cluster, expected, open_host, a, progress) for a in answers)
+        answers = _ask(cluster, expected, open_host, progress)
     reached = [answer.node for answer in answers if answer.reached]
     unreached = tuple(node.name for node in cluster.nodes if node.name not in reached)
     between: Sequence[CheckResult] = ()
@@ -79,23 +78,42 @@ def _try_links(head: Host, nodes: Sequence[str], progress: Progress, *, bandwidt
         return ask_links(head, nodes, bandwidth=bandwidth, tell=progress.note)
 
 
-def _ask_again(
-    cluster: Cluster,
-    expected: Expected,
-    open_host: HostOpener,
-    answer: NodeAnswer,
-    progress: Progress,
-) -> NodeAnswer:
-    """Ask a node that the head can't enter from here: is it the machine, or the way between them?"""
-    if answer.reached:
-        return answer
-    progress.note(f"{answer.node} does not answer the head; asking it from here")
-    try:
-        health = ask_directly(open_host(cluster.node(answer.node)), expected.stack)
-    except HostError as error:
-        told = error.message.removeprefix(f"[{answer.node}] ")
-        return replace(answer, reason=f"{answer.reason}; nor can this machine: {told}")
-    return replace(answer, reason=f"{answer.reason}; but this machine can", health=health)
+def _ask(
+    cluster: Cluster, expected: Expected, open_host: HostOpener, progress: Progress
+) -> tuple[NodeAnswer, ...]:
+    """The nodes' answers to the head; those that it can't enter are asked from here.
+
+    Is it the machine, or the way between them? Where nodes are missing or new, the head knows the
+    others by the names that they had.
+    """
+    if cluster.is_whole:
+        heard = {
+            answer.node: answer for answer in ask_nodes(open_host(cluster.head), expected.stack)
+        }
+    else:
+        heard = {}
+    silent = [node for node in cluster.nodes if not _is_reached(heard.get(node.name))]
+    if silent:
+        progress.note(f"asking {len(silent)} nodes from here, which the head can't enter")
+
+    def ask(node: Node) -> NodeAnswer:
+        answer = heard.get(node.name)
+        reason = answer.reason if answer else "the nodes are not connected"
+        try:
+            health = ask_directly(open_host(node), expected.stack)
+        except HostKeyError:
+            raise
+        except HostError as error:
+            told = error.message.removeprefix(f"[{node.name}] ")
+            return NodeAnswer(node.name, False, reason=f"{reason}; nor can this machine: {told}")
+        return NodeAnswer(node.name, False, health, f"{reason}; but this machine can")
+
+    heard |= on_all("asking the nodes", silent, ask)
+    return tuple(heard[node.name] for node in cluster.nodes)
+
+
+def _is_reached(answer: NodeAnswer | None) -> bool:
+    return answer is not None and answer.reached
 
 
 def _describe_cluster(cluster: Cluster, expected: Expected) -> list[CheckResult]:

@@ -187,32 +187,34 @@ def check_bandwidth(
 ) -> Iterator[CheckResult]:
     """All nodes send to the next one at the same time, each over four connections."""
     speeds = [speed for speed in links.gbit.values() if isinstance(speed, float)]
-    if not links.gbit:
-        return
-    machine = expected.machine
     least = statistics.median(speeds) / _SPEED_FACTOR if speeds else 0.0
     wanted = f"{least:.2f} Gbit/s or more, as the other nodes"
+    machine = expected.machine
     if machine and machine.gbit:
         least = machine.gbit * _SPEED_SHARE
         wanted = f"{least:.1f} Gbit/s or more; {machine.name} has {machine.gbit:g}"
+    closed = {(link.source, link.target) for link in links.links if link.error}
     for (node, peer), speed in links.gbit.items():
         if node not in asked:
             continue
-        if not isinstance(speed, float):
-            found = f"to {peer}: {speed}"
-            remedy = (
-                f"small messages pass and a flood does not: the same MTU all the way to {peer}?"
-            )
-            yield CheckResult(node, "bandwidth", Verdict.FAIL, found, wanted, remedy)
-            continue
-        found = f"{speed:.2f} Gbit/s to {peer}"
-        if speed >= least:
-            yield CheckResult(node, "bandwidth", Verdict.OK, found)
-            continue
-        remedy = (
-            f"does something else use its network? {expected.on_node(node, 'ss -ti | head -30')}"
-        )
-        yield CheckResult(node, "bandwidth", Verdict.WARN, found, wanted, remedy)
+        if (node, peer) in closed:
+            found = f"not measured: no connection to {peer}"
+            yield CheckResult(node, "bandwidth", Verdict.UNKNOWN, found)
+        else:
+            yield _judge_speed(node, peer, speed, (least, wanted), expected)
+
+
+def _judge_speed(
+    node: str, peer: str, speed: float | str, least: tuple[float, str], expected: Expected
+) -> CheckResult:
+    if not isinstance(speed, float):
+        remedy = f"small messages pass and a flood does not: the same MTU all the way to {peer}?"
+        return CheckResult(node, "bandwidth", Verdict.FAIL, f"to {peer}: {speed}", least[1], remedy)
+    found = f"{speed:.2f} Gbit/s to {peer}"
+    if speed >= least[0]:
+        return CheckResult(node, "bandwidth", Verdict.OK, found)
+    remedy = f"does something else use its network? {expected.on_node(node, 'ss -ti | head -30')}"
+    return CheckResult(node, "bandwidth", Verdict.WARN, found, least[1], remedy)
 
 
 def describe_single() -> CheckResult:

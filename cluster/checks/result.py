@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class Expected:
 
     def on_node(self, node: str, script: str) -> str:
         """A command for a node."""
-        return f'{self.command("ssh")} {node} -- "{script}"'
+        return f"{self.command('ssh')} {node} -- {shlex.quote(script)}"
 
     def replacement(self, node: str) -> str:
         """How a node is replaced that works, but is not what it should be."""

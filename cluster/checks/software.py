@@ -38,7 +38,7 @@ def check_tcmalloc(
 ) -> CheckResult:
     """The library that every rank preloads: there, loadable, and at the same path everywhere."""
     # Debian and Ubuntu have it in packages of these names, with t64 at the end from 24.04 on.
-    script = "sudo apt-get install --reinstall -y '^lib(google-perftools|tcmalloc-minimal)4(t64)?$'"
+    script = 'sudo apt-get install --reinstall -y "^lib(google-perftools|tcmalloc-minimal)4(t64)?$"'
     remedy = expected.on_node(node, script)
     if told.tcmalloc is None:
         found, wanted = "missing", usual or "/usr/lib/*/libtcmalloc.so.4"
@@ -140,7 +140,7 @@ def check_disk(node: str, told: NodeHealth, expected: Expected) -> CheckResult:
     found = f"{free:.0f} of {size:.0f} GiB free"
     look = expected.on_node(node, "df -h /; sudo du -xh / 2>/dev/null | sort -h | tail")
     if told.disk_error:
-        remedy = expected.on_node(node, "mount | grep ' / '; df -h / ; sudo dmesg | tail")
+        remedy = expected.on_node(node, "findmnt /; df -h /; sudo dmesg | tail")
         return CheckResult(node, "disk", Verdict.FAIL, told.disk_error, "can be written to", remedy)
     if told.disk_free < _FREE_FAIL:
         wanted = f"{_FREE_FAIL // _GIB} GiB free or more"

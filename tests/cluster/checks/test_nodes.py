@@ -163,7 +163,7 @@ def test_where_the_heads_clock_is_wrong_the_head_is_named() -> None:
 
 
 def test_all_nodes_of_another_installation_are_a_warning_only() -> None:
-    results = judge(**{node: {"mark": "0123"} for node in NODES})
+    results = judge(ON_AWS, **{node: {"mark": "0123"} for node in NODES})
 
     assert told(results) == [(node, "stack", "warn") for node in NODES]
 
@@ -171,7 +171,7 @@ def test_all_nodes_of_another_installation_are_a_warning_only() -> None:
 def test_the_remedy_for_a_version_is_pips_own_line() -> None:
     remedy = one(judge(node2={"versions": {"torch": "2.6.0"}}), "node2", "stack").remedy
 
-    assert remedy.startswith('spr-cluster ssh --name bert node2 -- "/opt/spr-cluster/venv/bin/pip ')
+    assert remedy.startswith("spr-cluster ssh --name bert node2 -- '/opt/spr-cluster/venv/bin/pip ")
     assert "torch==2.7.0" in remedy
     assert all(url in remedy for url in STACK.indexes)
 

@@ -21,7 +21,11 @@ NAME = "liars"
 _PACKAGES = "/opt/spr-cluster/venv/lib/python3*/site-packages"
 # Containers have the host's clock, and no namespace of Linux has another one: so it is the node's
 # Python, with which jobs run and nodes are asked, that is two minutes ahead.
-_SKEW = "import time; time.time = lambda true=time.time: true() + 120"
+# (Python may read the line twice.)
+_SKEW = (
+    "import time; time.time.__name__ == 'time' and "
+    "setattr(time, 'time', lambda true=time.time: true() + 120)"
+)
 _LSCPU = """#!/bin/sh
 [ $# -gt 0 ] && exec /usr/bin/lscpu "$@"
 echo "Model name: Intel(R) Xeon(R) Gold 6455B"

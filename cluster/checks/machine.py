@@ -42,6 +42,8 @@ def _check_rest(health: Health, expected: Expected) -> Iterator[CheckResult]:
 
 def _not_judged(result: CheckResult) -> CheckResult:
     """A container has its host's kernel, memory and clock: nobody's verdict is due on them."""
+    if result.verdict is Verdict.UNKNOWN:
+        return result
     return CheckResult(
         result.node, result.check, Verdict.UNKNOWN, f"not judged, the host's: {result.found}"
     )

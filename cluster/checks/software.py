@@ -38,7 +38,8 @@ def check_tcmalloc(
 ) -> CheckResult:
     """The library that every rank preloads: there, loadable, and at the same path everywhere."""
     # Debian and Ubuntu have it in packages of these names, with t64 at the end from 24.04 on.
-    script = 'sudo apt-get install --reinstall -y "^lib(google-perftools|tcmalloc-minimal)4(t64)?$"'
+    packages = '"^lib(google-perftools|tcmalloc-minimal)4(t64)?$"'
+    script = f"sudo apt-get -q update; sudo apt-get -q install --reinstall -y {packages}"
     remedy = expected.on_node(node, script)
     if told.tcmalloc is None:
         found, wanted = "missing", usual or "/usr/lib/*/libtcmalloc.so.4"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cluster.context import Context
     from cluster.examine import Examination
     from cluster.nodes import Cluster
+    from jobs.hello import Hello
     from provision.host import Host
 
 _EXAMPLES = """\
@@ -112,15 +113,26 @@ def check_launcher(
     if found.unreached:
         text = f"not tried: the head can't enter {name_nodes(found.unreached)}"
         return [CheckResult(CLUSTER, "mpirun", Verdict.UNKNOWN, text)]
-    nodes = [node.name for node in cluster.nodes]
-    hello = say_hello(head, nodes)
-    if hello.error is None:
-        versions = ", ".join(sorted(set(hello.said.values())))
-        text = f"a rank on each of {len(nodes)} nodes, torch {versions}"
-        return [CheckResult(CLUSTER, "mpirun", Verdict.OK, text)]
+    return judge_hello(say_hello(head, [node.name for node in cluster.nodes]))
+
+
+def judge_hello(hello: Hello) -> list[CheckResult]:
+    """A failure of mpirun itself, or of the nodes whose rank has no torch, or one good result."""
+    from cluster.checks import CLUSTER, CheckResult, Verdict
+
     wanted = "a rank on each node that imports torch"
-    remedy = "put right first what else failed here; then `train` shows the whole output of mpirun"
-    return [CheckResult(CLUSTER, "mpirun", Verdict.FAIL, hello.error, wanted, remedy)]
+    if hello.error:
+        remedy = "put right first what else failed; then `train` shows the whole output of mpirun"
+        return [CheckResult(CLUSTER, "mpirun", Verdict.FAIL, hello.error, wanted, remedy)]
+    if hello.errors:
+        remedy = "its files are not the others': what else failed on it, else begin anew"
+        return [
+            CheckResult(node, "mpirun", Verdict.FAIL, f"no torch: {why}", wanted, remedy)
+            for node, why in hello.errors.items()
+        ]
+    versions = ", ".join(sorted(set(hello.torch.values())))
+    text = f"a rank on each of {len(hello.torch)} nodes, torch {versions}"
+    return [CheckResult(CLUSTER, "mpirun", Verdict.OK, text)]
 
 
 def as_dict(ctx: Context, expected: Expected, found: Examination) -> dict[str, object]:

@@ -141,6 +141,13 @@ def test_mpirun_that_does_not_start_is_a_failure(cluster: CommandLine) -> None:
     assert wrong(checks(cluster, code=1)) == [("cluster", "mpirun", "fail")]
 
 
+def test_a_rank_without_torch_names_its_node(cluster: CommandLine) -> None:
+    said = "hello 0 torch 2.7.0\nhello 1 error no libc10.so\nhello 2 torch 2.7.0\n"
+    cluster.stage("node0", "bin/mpirun", Result(0, said, ""))
+
+    assert wrong(checks(cluster, code=1)) == [("node1", "mpirun", "fail")]
+
+
 def test_while_a_job_runs_it_is_left_in_peace(cluster: CommandLine) -> None:
     cluster.park_cloud.change_machine(cluster.ids()[0], job="squad-1")
     cluster.stage("node0", "bin/mpirun", HostError("node0", "mpirun beside a job"))

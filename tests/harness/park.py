@@ -293,8 +293,8 @@ class ParkHost:
         return Result(0, f"stage:reach\nlinks:{json.dumps(told)}\n", "")
 
     def _hello(self, _: str) -> Result:
-        names = self._state()["names"]
-        return Result(0, "".join(f"hello host-{name} 2.13.0+cpu\n" for name in names), "")
+        ranks = range(len(self._state()["names"]))
+        return Result(0, "".join(f"hello {rank} torch 2.13.0+cpu\n" for rank in ranks), "")
 
     def _extend(self, command: str) -> Result:
         epoch = re.search(r"echo (\d{10})", command)

@@ -159,7 +159,7 @@ def test_where_the_heads_clock_is_wrong_the_head_is_named() -> None:
     results = check_nodes(answers, ON_AWS)
 
     assert told(results) == [("node0", "clock", "fail")]
-    assert "90.0 s (± 0.0 ms) ahead of the other nodes" in one(results, "node0", "clock").found
+    assert "90.0 s (± 0 us) ahead of the other nodes" in one(results, "node0", "clock").found
 
 
 def test_all_nodes_of_another_installation_are_a_warning_only() -> None:

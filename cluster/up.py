@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from botocore.exceptions import ClientError
 
 from cluster import mesh, verify
+from cluster.checks import check_nodes, expect, summarize
 from cluster.context import Context
 from cluster.machines import Machines, PlanAgainError
 from cluster.nodes import Cluster
@@ -220,7 +221,7 @@ class Up:
     def _ask_nodes(self) -> tuple[Sequence[verify.NodeAnswer], dict[str, str]]:
         cluster = self.machines.cluster
         try:
-            answers = verify.ask_nodes(self.machines.head_host)
+            answers = verify.ask_nodes(self.machines.head_host, self.stack)
         except HostKeyError:
             raise
         except HostError as error:
@@ -239,7 +240,7 @@ class Up:
         if cluster.head.name in faults:
             raise HostError(cluster.head.name, faults[cluster.head.name])
         self.machines.give_up({cluster.node(n).instance.id: why for n, why in faults.items()})
-        with_amx = sum(not answer.missing_amx for answer in answers)
-        self.ctx.progress.note(
-            f"{len(answers)} of {self.spec.nodes} nodes answer the head, {with_amx} have AMX"
-        )
+        with_amx = sum(bool(a.health and not a.health.missing_amx) for a in answers)
+        text = f"{len(answers)} of {self.spec.nodes} nodes answer the head, {with_amx} have AMX"
+        expected = expect(self.ctx.cloud, cluster, self.spec, self.stack)
+        self.ctx.progress.note(text + summarize(check_nodes(answers, expected), expected))

@@ -16,7 +16,7 @@ from provision.stacks.oneccl import FROM_1_12
 MASTER_PORT = 29500
 HOSTFILE = "/home/ubuntu/hosts"
 # Where PyPI's impi-rt puts mpirun, its libraries and libfabric's providers.
-_MPIRUN_ENV = {
+MPIRUN_ENV = {
     "PATH": f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin",
     "I_MPI_ROOT": VENV,
     "LD_LIBRARY_PATH": f"{VENV}/lib",
@@ -59,7 +59,7 @@ def build_launch_command(
             separator = [":"] if each is not pinned[0] else []
             argv += [*separator, "-n", str(job.nproc_per_node), *_options("-env", each), *program]
     setup = _ccl_setup(job.ccl_lookup or FROM_1_12) if job.backend == "ccl" else ()
-    return LaunchCommand(tuple(argv), dict(_MPIRUN_ENV), setup, layout.warnings)
+    return LaunchCommand(tuple(argv), dict(MPIRUN_ENV), setup, layout.warnings)
 
 
 def _options(flag: str, env: Mapping[str, str]) -> list[str]:

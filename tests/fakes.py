@@ -7,9 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from infra.errors import HostError
 from provision.host import LineSink, Result
+from provision.install import stack_digest
+from provision.stacks import Stack
+from provision.stacks.versions import parse_requirement
 
 AMX = "amx_bf16 amx_tile amx_int8"
 
@@ -47,6 +51,58 @@ def facts_answer(
         "host_key": "ssh-ed25519 AAAAC3Nz root@host",
     }
     return "".join(f"--- spr-cluster: {key}\n{text}\n" for key, text in parts.items())
+
+
+_HYPERTHREADS = "".join(f"{cpu},{cpu % 32},0,0\n" for cpu in range(64))
+_ANY_VERSIONS = ("2.3.0", "1.26.4")
+
+
+def health_answer(
+    stack: Stack,
+    *,
+    hostname: str = "ip-172-31-0-10",
+    address: str = "172.31.0.10",
+    time: float = 1_800_000_000.0,
+    **parts: dict[str, Any],
+) -> dict[str, Any]:
+    """What a good r7iz.metal-16xl with a stack says of itself; ``parts`` change parts of it."""
+    wanted = [r for r in map(parse_requirement, stack.python_packages) if r]
+    good: dict[str, Any] = {
+        "kernel": "6.8.0",
+        "python": f"{stack.python}.3",
+        "in_venv": True,
+        "mark": stack_digest(stack),
+        "versions": {
+            r.name: r.pinned or next(v for v in _ANY_VERSIONS if r.accepts(v)) for r in wanted
+        },
+        "modules": stack.versions,
+        "processor": {
+            "model": "Xeon",
+            "amx": AMX.split(),
+            "tile_data": "granted",
+            "topology": f"# CPU,Core,Socket,Node\n{_HYPERTHREADS}",
+            "allowed": "0-63",
+        },
+        "power": {
+            "governors": ["performance"],
+            "turbo": True,
+            "huge_pages": "madvise",
+            "clocksource": "tsc",
+            "clock_kept": True,
+        },
+        "tcmalloc": {"path": "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4", "error": None},
+        "disk": {"size": 100 << 30, "free": 80 << 30, "error": None},
+        "memory": {"total": 527951364, "available": 520000000},
+        "network": {
+            "hostname": hostname,
+            "own_addresses": [address],
+            "interfaces": {address: {"name": "ens5", "mtu": 9001}},
+        },
+        "time": time,
+    }
+    for name, changed in parts.items():
+        good[name] = {**good[name], **changed} if isinstance(good[name], dict) else changed
+    return good
 
 
 @dataclass

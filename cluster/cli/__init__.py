@@ -23,6 +23,7 @@ from cluster.cli import (
     train,
     tune,
     up,
+    verify,
 )
 from cluster.cli.common import Parser
 from infra.errors import SprError, UsageError
@@ -42,6 +43,7 @@ _EPILOG = "exit codes: 0 done, 1 it failed, 2 it was asked for wrongly, 130 inte
 _POSITIONAL = {"file", "node", "time"}
 _VERBS = (
     up,
+    verify,
     train,
     bench,
     tune,

@@ -7,6 +7,7 @@ compared with all that exists, and the command that it names is run.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +17,17 @@ import pytest
 from infra import tags
 from infra.errors import HostError
 from provision.host import Result
+from provision.stacks import load_stack
 from tests.cluster import failures as f
 from tests.cluster.command_line import CommandLine, open_command_line
+from tests.fakes import health_answer
 from tests.infra.local.fakes import Endpoint
 
 # The head first, then an image, then the workers: the way with the most that can fail.
 _UP = "up --nodes 2 --yes --bake head"
 _DID_NOT_COME = "the cluster did not come up: "
 _AGAIN = "\n  → another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+_GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('intel')))}"
 _CODES = (
     "\n  → what the codes mean: "
     "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
@@ -158,11 +162,7 @@ _WHILE_MAKING = (
         act=f.stage(
             "node0",
             "xargs -P 64",
-            Result(
-                0,
-                "answer:node0:0:amx_bf16 amx_tile amx_int8:h\nanswer:node1:255::no route to host\n",
-                "",
-            ),
+            Result(0, f"{_GOOD_HEAD}\nanswer:node1:255:1.0:2.0:no route to host\n", ""),
         ),
         left=f.BOTH,
     ),

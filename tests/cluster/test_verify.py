@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from cluster.nodes import Cluster
 from cluster.verify import ask_nodes, find_faults, parse_answers, require_amx
 from infra.errors import HostError
 from provision.facts import parse_facts
+from provision.stacks import load_stack
 from tests.cluster.test_mesh import NODES
-from tests.fakes import AMX, FakeHost, facts_answer
+from tests.fakes import AMX, FakeHost, facts_answer, health_answer
 
 CLUSTER = Cluster("bert", NODES, len(NODES))
+STACK = load_stack("upstream")
+
+
+def answer(node: str, *, before: float = 10.0, after: float = 12.0, **parts: Any) -> str:
+    """A good node's answer, as the head hands it on."""
+    told = json.dumps(health_answer(STACK, time=11.5, **parts))
+    return f"answer:{node}:0:{before}:{after}:{told}\n"
 
 
 def faults(text: str, *, amx_required: bool = True) -> dict[str, str]:
@@ -19,33 +30,48 @@ def faults(text: str, *, amx_required: bool = True) -> dict[str, str]:
 
 
 def test_answers_are_read_in_the_order_of_the_nodes() -> None:
-    text = (
-        f"answer:node10:0:{AMX} :ip-10\nnoise\nanswer:node2:255::ssh: connect to host: no route\n"
-    )
+    refused = "answer:node2:255:10.0:11.0:ssh: connect to host node2: no route\n"
 
-    two, ten = parse_answers(text)
+    two, ten = parse_answers(f"{answer('node10')}noise\n{refused}")
 
-    assert (two.node, two.reached, two.hostname) == (
-        "node2",
-        False,
-        "ssh: connect to host: no route",
-    )
-    assert (ten.node, ten.reached, ten.missing_amx) == ("node10", True, ())
+    assert (two.node, two.reached, two.health) == ("node2", False, None)
+    assert two.reason == "ssh: connect to host node2: no route"
+    assert (ten.node, ten.reached, ten.reason) == ("node10", True, "")
+    assert ten.health is not None
+    assert ten.health.cores == 32
+    # The node said 11.5 between 10 and 12 by the head's clock.
+    assert (ten.clock_s, ten.clock_error_s) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("code", [124, 137])
+def test_a_node_that_hangs_is_told_from_one_that_refuses(code: int) -> None:
+    (late,) = parse_answers(f"answer:node1:{code}:10.0:70.0:\n")
+
+    assert (late.reached, late.reason) == (False, "no answer within 60 s")
+
+
+def test_a_node_on_which_no_python_runs_is_reached() -> None:
+    (broken,) = parse_answers("answer:node1:127:10.0:11.0:sh: 1: exec: python3: not found\n")
+
+    assert (broken.reached, broken.health) == (True, None)
+    assert broken.reason == "sh: 1: exec: python3: not found"
 
 
 def test_the_head_asks_all_nodes_of_its_hostfile_in_one_command() -> None:
-    head = FakeHost("node0", [(r"xargs .* < ~/hosts", f"answer:node0:0:{AMX} :a\n")])
+    head = FakeHost("node0", [(r"xargs .* < ~/hosts", answer("node0"))])
 
-    assert [answer.node for answer in ask_nodes(head)] == ["node0"]
+    assert [answer.node for answer in ask_nodes(head, STACK)] == ["node0"]
     assert len(head.commands) == 1
+    # Linux takes at most 128 KiB as one argument.
+    assert len(head.commands[0]) < 32_000
 
 
 def test_nothing_is_wrong_with_a_good_cluster() -> None:
-    assert faults("".join(f"answer:{node.name}:0:{AMX} :a\n" for node in NODES)) == {}
+    assert faults("".join(answer(node.name) for node in NODES)) == {}
 
 
 def test_a_silent_and_an_unreachable_node_are_named_each_with_its_reason() -> None:
-    text = f"answer:node0:0:{AMX} :a\nanswer:node2:255::Permission denied (publickey).\n"
+    text = answer("node0") + "answer:node2:255:1.0:2.0:Permission denied (publickey).\n"
 
     assert faults(text) == {
         "node1": "the head got no answer from it",
@@ -53,11 +79,25 @@ def test_a_silent_and_an_unreachable_node_are_named_each_with_its_reason() -> No
     }
 
 
-def test_a_worker_without_amx_is_named_where_that_matters() -> None:
-    text = f"answer:node0:0:{AMX} :a\nanswer:node1:0:{AMX} :b\nanswer:node2:0:amx_tile :c\n"
+def test_a_node_that_cannot_be_asked_is_named() -> None:
+    text = answer("node0") + answer("node1") + "answer:node2:1:1.0:2.0:Segmentation fault\n"
 
-    assert faults(text) == {"node2": "no AMX: its processor lacks amx_bf16, amx_int8"}
+    assert faults(text) == {"node2": "it can't be asked what it is: Segmentation fault"}
+
+
+def test_a_worker_without_amx_is_named_where_that_matters() -> None:
+    lacking = answer("node2", processor={"amx": ["amx_tile"]})
+    text = answer("node0") + answer("node1") + lacking
+
+    assert faults(text) == {"node2": "no AMX: it lacks amx_bf16, amx_int8"}
     assert faults(text, amx_required=False) == {}
+
+
+def test_amx_that_the_kernel_does_not_grant_is_none() -> None:
+    lying = answer("node2", processor={"tile_data": "EINVAL"})
+    text = answer("node0") + answer("node1") + lying
+
+    assert faults(text) == {"node2": "no AMX: it lacks the kernel's permission (EINVAL)"}
 
 
 @pytest.mark.parametrize("flag", ["amx_bf16", "amx_tile", "amx_int8"])

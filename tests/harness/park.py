@@ -17,6 +17,7 @@ import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,19 @@ from cluster.nodes import Node
 from infra.errors import HostError, HostKeyError
 from provision.host import Host, LineSink, Result
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from tests.fakes import AMX, facts_answer
+from provision.install import stack_digest
+from provision.stacks import Stack, load_stack, shipped_names
+from tests.fakes import AMX, facts_answer, health_answer
 
 # Told the step's name and "before" or "after" its effect.
 Hook = Callable[[str, str], None]
 _MESH = "/tmp/spr-cluster-mesh.tar"
+_NOW = 1_800_000_000.0
+_LINK: dict[str, dict[str, Any]] = {
+    "reach": {"round_trip": 60e-6, "shortest": 50e-6, "clock": 0.0},
+    "ssh": {},
+    "send": {"gbit": 20.0},
+}
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,22 @@ def _is_sealed(state: dict[str, Any]) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+@cache
+def _stacks() -> dict[str, Stack]:
+    found = [load_stack(name) for name in shipped_names()]
+    return {stack_digest(stack): stack for stack in found}
+
+
+def _health_of(state: dict[str, Any]) -> dict[str, Any]:
+    """A machine of the default type with the stack that was installed; ``health`` changes parts."""
+    stack = _stacks().get(state["installed"], load_stack("upstream"))
+    parts: dict[str, Any] = {"mark": state["installed"], **state.get("health", {})}
+    if state["fate"] == "no-amx":
+        parts["processor"] = {"amx": [], "tile_data": "ENOTSUP"}
+    hostname = f"host-{state['id']}"
+    return health_answer(stack, hostname=hostname, address=state["address"], time=_NOW, **parts)
+
+
 def host_key_of(instance_id: str) -> str:
     """Every machine has a host key of its own."""
     kind, key = b"ssh-ed25519", hashlib.sha256(instance_id.encode()).digest()
@@ -107,7 +132,7 @@ class ParkHost:
         self.name = node.name
         self._id = node.instance.id
         self._answers: list[tuple[str, Callable[[str], Result]]] = [
-            ("^true$", self._hello),
+            ("^true$", self._greet),
             ("cloud-init status --wait", lambda _: Result(0, "status: done", "")),
             ("echo '--- spr-cluster: hostname'", self._facts),
             ("spr-cluster-install.sh", self._install),
@@ -116,6 +141,9 @@ class ParkHost:
             ('tar -C "\\$HOME"', self._unpack),
             ("ssh-keyscan", self._scan),
             ("xargs -P 64", self._hear_all),
+            ("# asking the node what it is", self._describe),
+            ("# asking the nodes about one another", self._hear_links),
+            ("bin/mpirun -f", self._hello),
             ("spr-cluster-expires", self._extend),
             ("for pid in ~/spr-jobs", lambda _: Result(0, self._state().get("job", ""), "")),
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
@@ -166,7 +194,7 @@ class ParkHost:
     def close(self) -> None:
         return None
 
-    def _hello(self, _: str) -> Result:
+    def _greet(self, _: str) -> Result:
         known, key = self._files.known_hosts, host_key_of(self._id)
         if key not in (pinned_host_keys(known, self._id) or (key,)):
             raise HostKeyError(self.name, f"{self._id} shows another SSH host key than it had")
@@ -240,10 +268,34 @@ class ParkHost:
             other = machines.get(address, {})
             good = bool(other.get("installed")) and other.get("mesh") == state["mesh"]
             good = good and other.get("fate") != "no-ssh"
-            flags = "" if other.get("fate") == "no-amx" else f"{AMX} "
-            said = f"host-{other.get('id')}" if good else "no route"
-            lines.append(f"answer:{name}:{0 if good else 255}:{flags}:{said}\n")
+            said = json.dumps(_health_of(other)) if good else "no route"
+            lines.append(f"answer:{name}:{0 if good else 255}:{_NOW}:{_NOW}:{said}\n")
         return Result(0, "".join(lines), "")
+
+    def _describe(self, _: str) -> Result:
+        """The machine, as it tells this one of itself."""
+        return Result(0, json.dumps(_health_of({**self._state(), "id": self._id})), "")
+
+    def _hear_links(self, command: str) -> Result:
+        """All ways between the nodes are good, but those to a node that is said to be closed."""
+        plan = json.loads(command.splitlines()[3])
+        names, machines = self._state()["names"], self._machines()
+        told: dict[str, Any] = {"silent": {}}
+        for stage, peers in plan["peers"].items():
+            told[stage] = {
+                source: {
+                    target: _LINK[stage]
+                    | ({"address": names[target]} if stage == "reach" else {})
+                    | machines[names[target]].get("closed", {}).get(stage, {})
+                    for target in targets
+                }
+                for source, targets in peers.items()
+            }
+        return Result(0, f"stage:reach\nlinks:{json.dumps(told)}\n", "")
+
+    def _hello(self, _: str) -> Result:
+        ranks = range(len(self._state()["names"]))
+        return Result(0, "".join(f"hello {rank} torch 2.13.0+cpu\n" for rank in ranks), "")
 
     def _extend(self, command: str) -> Result:
         epoch = re.search(r"echo (\d{10})", command)

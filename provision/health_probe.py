@@ -1,0 +1,216 @@
+"""A node's description of itself as one line of JSON.
+
+It runs on the node, from standard input, with the Python that jobs use there: standard library only,
+from Python 3.8 on (stack ``reference``). What a machine does not have is ``null``. Its argument, as
+JSON: ``packages`` and ``modules`` whose versions are asked for, and the paths ``mark`` and ``venv``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+_CPU = "/sys/devices/system/cpu"
+# Linux gives a process AMX's registers only on request, from 5.16 on. The numbers are those of
+# arch/x86/include/uapi/asm/prctl.h: https://docs.kernel.org/arch/x86/xstate.html
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+# adjtimex(2): where `status` lies in struct timex on x86-64, and its flag for a clock that nobody sets.
+_TIMEX_SIZE, _TIMEX_STATUS, _STA_UNSYNC = 208, 40, 0x40
+_ANSWER_S = 15
+
+
+def read(path: str) -> str | None:
+    """A file's text without the space around it; ``None`` where it can't be read."""
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def output(*argv: str, **env: str) -> str:
+    """What a command prints; empty where it fails or is not there."""
+    try:
+        done = subprocess.run(
+            argv,
+            env={**os.environ, "LC_ALL": "C", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def ask_tile_data() -> str:
+    """``granted``, or the name of the error with which the kernel refuses AMX's tile registers."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    done = libc.syscall(
+        ctypes.c_long(_SYS_ARCH_PRCTL),
+        ctypes.c_long(_ARCH_REQ_XCOMP_PERM),
+        ctypes.c_long(_XFEATURE_XTILEDATA),
+    )
+    number = ctypes.get_errno()
+    return "granted" if done == 0 else errno.errorcode.get(number, str(number))
+
+
+def is_clock_kept() -> bool | None:
+    """Whether the kernel says that something, such as chrony, keeps its clock in step."""
+    buffer = ctypes.create_string_buffer(_TIMEX_SIZE)
+    if ctypes.CDLL(None).adjtimex(buffer) < 0:
+        return None
+    status = ctypes.c_int.from_buffer(buffer, _TIMEX_STATUS).value
+    return not status & _STA_UNSYNC
+
+
+def describe_processor() -> dict[str, Any]:
+    """What ``lscpu`` says, since placement goes by it; and what this process may use of it."""
+    text = output("lscpu")
+    model = re.search(r"^Model name:\s*(.*)$", text, re.MULTILINE)
+    status = read("/proc/self/status") or ""
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
+    return {
+        "model": model.group(1).strip() if model else "unknown",
+        "amx": sorted(set(re.findall(r"\bamx_[a-z0-9]+", text))),
+        "tile_data": ask_tile_data() if os.uname().machine == "x86_64" else "not x86-64",
+        "topology": output("lscpu", "--parse=CPU,Core,Socket,Node"),
+        "allowed": allowed.group(1) if allowed else "",
+    }
+
+
+def describe_power() -> dict[str, Any]:
+    """Clock and power settings; virtual machines and containers show few of them."""
+    files = Path(_CPU).glob("cpu[0-9]*/cpufreq/scaling_governor")
+    governors = {read(str(path)) for path in files}
+    no_turbo, boost = read(f"{_CPU}/intel_pstate/no_turbo"), read(f"{_CPU}/cpufreq/boost")
+    turbo = None if boost is None else boost == "1"
+    huge = re.search(r"\[(\w+)\]", read("/sys/kernel/mm/transparent_hugepage/enabled") or "")
+    return {
+        "governors": sorted(filter(None, governors)),
+        "turbo": turbo if no_turbo is None else no_turbo == "0",
+        "huge_pages": huge.group(1) if huge else None,
+        "clocksource": read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "clock_kept": is_clock_kept(),
+    }
+
+
+def find_tcmalloc() -> dict[str, str | None]:
+    """The library that jobs preload, and why it can't be, if so."""
+    # As provision/facts.py chooses it for a job; the file's name changes with the release.
+    patterns = ("*/libtcmalloc.so.*", "*/libtcmalloc_minimal.so.*")
+    names = [str(path) for pattern in patterns for path in Path("/usr/lib").glob(pattern)]
+    if not names:
+        return {"path": None, "error": None}
+    path = sorted(names, key=lambda name: ("minimal" in name, name))[0]
+    done = subprocess.run(
+        ["/bin/true"],
+        env={"LD_PRELOAD": path},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=_ANSWER_S,
+        check=False,
+    )
+    return {"path": path, "error": done.stderr.decode(errors="replace").strip() or None}
+
+
+def find_versions(packages: list[str]) -> dict[str, str | None]:
+    """Versions of installed packages; ``None`` for one that is not there."""
+    found: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def find_module_versions(modules: list[str]) -> dict[str, str | None]:
+    """What modules call themselves, read from their files: an import of torch takes seconds."""
+    found = {}
+    for module in modules:
+        spec = importlib.util.find_spec(module)
+        folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
+        names = ("version.py", "_version.py", "__init__.py")
+        texts = [read(str(folder / name)) or "" for name in names]
+        lines = (re.search(r"^__version__\s*(?::.*)?=\s*['\"](.+?)['\"]", t, re.M) for t in texts)
+        found[module] = next((line.group(1) for line in lines if line), None)
+    return found
+
+
+def describe_disk() -> dict[str, Any]:
+    """Bytes of the root disk, and why a job could not write its files, if so."""
+    disk = os.statvfs("/")
+    error = None
+    try:
+        with tempfile.TemporaryFile(dir=Path.home()) as file:
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    size = disk.f_blocks * disk.f_frsize
+    return {"size": size, "free": disk.f_bavail * disk.f_frsize, "error": error}
+
+
+def describe_memory() -> dict[str, int]:
+    """KiB of memory: all of it, and what a job could have now."""
+    pairs = re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", read("/proc/meminfo") or "", re.M)
+    known = {name: int(number) for name, number in pairs}
+    return {"total": known.get("MemTotal", 0), "available": known.get("MemAvailable", 0)}
+
+
+def describe_network() -> dict[str, Any]:
+    """The node's interfaces by address, and the addresses that its own name has on it."""
+    interfaces = json.loads(output("ip", "-j", "-4", "address", "show") or "[]")
+    name = socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    return {
+        "hostname": name,
+        "own_addresses": sorted({str(entry[4][0]) for entry in found}),
+        "interfaces": {
+            address["local"]: {"name": interface["ifname"], "mtu": interface["mtu"]}
+            for interface in interfaces
+            for address in interface.get("addr_info", ())
+        },
+    }
+
+
+def describe(question: dict[str, Any]) -> dict[str, Any]:
+    """Everything, in parts."""
+    return {
+        "kernel": os.uname().release,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "in_venv": sys.prefix == question["venv"],
+        "mark": read(question["mark"]),
+        "versions": find_versions(question["packages"]),
+        "modules": find_module_versions(question["modules"]),
+        "processor": describe_processor(),
+        "power": describe_power(),
+        "tcmalloc": find_tcmalloc(),
+        "disk": describe_disk(),
+        "memory": describe_memory(),
+        "network": describe_network(),
+        # Last: whoever asks compares it with the moment of the answer.
+        "time": time.time(),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe(json.loads(sys.argv[1]))), flush=True)

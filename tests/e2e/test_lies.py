@@ -1,0 +1,305 @@
+"""Nodes that lie: on real containers, one lie at a time, each found by `verify` with check and remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from infra.local.engine import choose_runtime
+from tests.e2e.conftest import CommandLine, LiveCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+NAME = "liars"
+_PACKAGES = "/opt/spr-cluster/venv/lib/python3*/site-packages"
+_TORCH = f"{_PACKAGES}/torch"
+# Containers have the host's clock, and no namespace of Linux has another one: so it is the node's
+# Python, with which jobs run and nodes are asked, that is two minutes ahead.
+# (Python may read the line twice.)
+_SKEW = (
+    "import time; time.time.__name__ == 'time' and "
+    "setattr(time, 'time', lambda true=time.time: true() + 120)"
+)
+_LSCPU = """#!/bin/sh
+[ $# -gt 0 ] && exec /usr/bin/lscpu "$@"
+echo "Model name: Intel(R) Xeon(R) Gold 6455B"
+echo "Flags: fpu avx512f amx_bf16 amx_tile amx_int8"
+"""
+
+
+@pytest.fixture(scope="module")
+def three(cli: CommandLine) -> Iterator[LiveCluster]:
+    """Three nodes as `up` makes them."""
+    told = cli.json("up", "--name", NAME, "--nodes", "3", "--cloud", "local")
+    yield LiveCluster(cli, told, "")
+    cli.run("down", "--name", NAME)
+
+
+def ssh(cluster: LiveCluster, node: str, command: str) -> str:
+    return cluster.cli.run("ssh", "--name", NAME, node, "--", command).stdout
+
+
+def container(cluster: LiveCluster, node: str) -> str:
+    """The name of a node's container."""
+    (told,) = [told for told in cluster.told["nodes"] if told["name"] == node]
+    names = subprocess.run(
+        ["podman", "ps", "--format={{.Names}}"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    (name,) = [name for name in names if name.endswith(told["instance"])]
+    return name
+
+
+def podman(*arguments: str) -> str:
+    argv = ["podman", *choose_runtime(), *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def in_network(cluster: LiveCluster, node: str, *command: str) -> None:
+    """Run a program of this machine in a node's network."""
+    pid = podman("inspect", "--format={{.State.Pid}}", container(cluster, node)).strip()
+    argv = ["nsenter", f"--target={pid}", "--net", *command]
+    subprocess.run(argv, capture_output=True, check=True, timeout=60)
+
+
+def verify(cluster: LiveCluster, *options: str, code: int) -> list[dict[str, Any]]:
+    done = cluster.cli.run("verify", "--name", NAME, "--json", *options, check=None)
+    assert done.returncode == code, done.stdout + done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["checks"]
+    return found
+
+
+def failures(checks: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(c["node"], c["check"]): c for c in checks if c["verdict"] == "fail"}
+
+
+def caught(cluster: LiveCluster, node: str, check: str, *options: str) -> dict[str, Any]:
+    """The one failure that there is: of this check, on this node, with something to do about it."""
+    found = failures(verify(cluster, "--no-bandwidth", *options, code=1))
+    assert list(found) == [(node, check)], found
+    assert found[node, check]["wanted"]
+    assert found[node, check]["remedy"]
+    return found[node, check]
+
+
+def follow_remedy(cluster: LiveCluster, remedy: str) -> None:
+    """Do what `verify` says, in a shell, word for word."""
+    command = remedy.replace("spr-cluster", shlex.join(cluster.cli.argv), 1)
+    environment = cluster.cli.environment
+    subprocess.run(["bash", "-c", command], env=environment, check=True, timeout=300)
+
+
+@contextmanager
+def lie(cluster: LiveCluster, node: str, do: str, undo: str) -> Iterator[None]:
+    """A node lies as long as this lasts."""
+    ssh(cluster, node, do)
+    try:
+        yield
+    finally:
+        ssh(cluster, node, undo)
+
+
+def test_a_good_cluster_passes_and_is_never_said_to_have_amx(three: LiveCluster) -> None:
+    if "amx_tile" in subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout:
+        pytest.skip("this machine has AMX")
+    done = three.cli.run("verify", "--name", NAME)
+
+    assert "0 failed" in done.stdout
+    assert "no AMX on node0, node1, node2." in done.stdout
+    assert "a rank on each of 3 nodes, torch 2.13.0" in done.stdout
+    checks = verify(three, code=0)
+    assert {c["verdict"] for c in checks if c["check"] == "amx"} == {"warn"}
+    assert all(c["found"].startswith("no AMX") for c in checks if c["check"] == "amx")
+    assert {c["verdict"] for c in checks if c["check"] == "bandwidth"} <= {"ok", "warn"}
+    judged = {c["check"] for c in checks if c["verdict"] == "ok"}
+    assert judged >= {
+        *("nodes", "ssh", "hostname", "mtu", "clock", "cores", "tcmalloc", "stack", "python"),
+        *("disk", "names", "ports", "ssh pairs", "latency", "pairs", "mpirun"),
+    }
+
+
+def test_containers_are_not_the_machines_that_they_stand_for(three: LiveCluster) -> None:
+    lscpu = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
+    found = failures(verify(three, "--no-bandwidth", "--judge-hardware", code=1))
+
+    for node in three.names:
+        assert found[node, "cores"]["wanted"].startswith("r7iz.metal-16xl: 32 cores")
+        assert ("amx_tile" in lscpu) != ((node, "amx") in found)
+
+
+def test_a_processor_that_claims_to_have_amx(three: LiveCluster) -> None:
+    shim = "/usr/local/bin/lscpu"
+    place = f"echo '{_LSCPU}' | sudo tee {shim} >/dev/null; sudo chmod 755 {shim}"
+    with lie(three, "node1", place, f"sudo rm {shim}"):
+        required = failures(verify(three, "--no-bandwidth", "--judge-hardware", code=1))
+        allowed = verify(three, "--no-bandwidth", code=0)
+
+    assert "lacks the kernel's permission" in required["node1", "amx"]["found"]
+    assert "kernel" in required["node1", "amx"]["remedy"]
+    (amx,) = [c for c in allowed if (c["node"], c["check"]) == ("node1", "amx")]
+    assert (amx["verdict"], amx["found"][:6]) == ("warn", "no AMX")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU to take away")
+def test_a_wrong_number_of_cores(three: LiveCluster) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    before = {
+        node: ssh(three, node, "awk '/Cpus_allowed_list/ {print $2}' /proc/self/status").strip()
+        for node in three.names
+    }
+    try:
+        for node in three.names:
+            take = cpus[:1] if node == "node1" else cpus
+            wish = f"--cpuset-cpus={','.join(map(str, take))}"
+            podman("update", wish, container(three, node))
+        found = caught(three, "node1", "cores")
+    finally:
+        for node, wish in before.items():
+            podman("update", f"--cpuset-cpus={wish}", container(three, node))
+
+    assert found["found"].startswith("1 core,")
+    assert "as the other nodes" in found["wanted"]
+
+
+@pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
+def test_a_blocked_port(three: LiveCluster) -> None:
+    rule = ["INPUT", "-p", "tcp", "--syn", "!", "--dport", "22", "-j", "DROP"]
+    in_network(three, "node2", "iptables", "-A", *rule)
+    try:
+        found = failures(verify(three, "--no-bandwidth", code=1))
+    finally:
+        in_network(three, "node2", "iptables", "-D", *rule)
+
+    assert ("node2", "ports") in found
+    # mpirun's own ports may be behind that, too.
+    assert set(found) <= {("node2", "ports"), ("cluster", "mpirun")}
+    assert found["node2", "ports"]["found"] == "node0, node1 can't reach it: timed out"
+    assert "security group" in found["node2", "ports"]["remedy"]
+
+
+@pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
+def test_ssh_that_is_blocked_between_two_workers(three: LiveCluster) -> None:
+    address = three.told["nodes"][1]["private_ip"]
+    rule = ["INPUT", "-p", "tcp", "--source", address, "--dport", "22", "-j", "DROP"]
+    in_network(three, "node2", "iptables", "-A", *rule)
+    try:
+        found = caught(three, "node2", "ssh pairs")
+    finally:
+        in_network(three, "node2", "iptables", "-D", *rule)
+
+    assert found["found"].startswith("node1 can't reach it: ")
+
+
+def test_a_skewed_clock(three: LiveCluster) -> None:
+    place = f'for d in {_PACKAGES}; do echo "{_SKEW}" > $d/skew.pth; done'
+    with lie(three, "node2", place, f"rm {_PACKAGES}/skew.pth"):
+        found = caught(three, "node2", "clock")
+
+    assert found["found"].startswith(("120.0 s", "119.9 s"))
+    assert "ahead of the other nodes" in found["found"]
+    assert "chrony" in found["remedy"]
+
+
+def test_a_skewed_clock_of_the_head(three: LiveCluster) -> None:
+    place = f'for d in {_PACKAGES}; do echo "{_SKEW}" > $d/skew.pth; done'
+    with lie(three, "node0", place, f"rm {_PACKAGES}/skew.pth"):
+        caught(three, "node0", "clock")
+
+
+def test_missing_tcmalloc_comes_back_by_the_remedy(three: LiveCluster) -> None:
+    ssh(three, "node1", "sudo rm /usr/lib/*/libtcmalloc*")
+
+    found = caught(three, "node1", "tcmalloc")
+    # `up` on a finished cluster tells of it, too, and goes on.
+    up = three.cli.run("up", "--name", NAME)
+    follow_remedy(three, found["remedy"])
+
+    assert found["found"] == "missing"
+    assert "node1: tcmalloc: missing" in up.stderr
+    assert failures(verify(three, "--no-bandwidth", code=0)) == {}
+
+
+def test_another_version_of_torch(three: LiveCluster) -> None:
+    files = f"{_PACKAGES}/torch-*.dist-info/METADATA {_PACKAGES}/torch/version.py"
+    change = f"for f in {files}; do cp $f $f.true; sed -i 's/2\\.13\\.0/2.12.0/' $f; done"
+    with lie(three, "node2", change, f"for f in {files}; do mv $f.true $f; done"):
+        found = caught(three, "node2", "stack")
+
+    assert "torch 2.12.0" in found["found"]
+    assert found["wanted"] == "torch==2.13.0"
+    assert "pip install" in found["remedy"]
+
+
+def test_a_name_that_leads_elsewhere_is_mended_by_the_remedy(three: LiveCluster) -> None:
+    right = three.told["nodes"][2]["private_ip"]
+    # An address for documentation, to which nothing is routed: RFC 5737.
+    change = f"sudo sed 's/^{right} /192.0.2.1 /' /etc/hosts > /tmp/hosts.lie; "
+    ssh(three, "node1", change + "sudo cp --no-preserve=all /tmp/hosts.lie /etc/hosts")
+    found = caught(three, "node1", "names")
+
+    follow_remedy(three, found["remedy"])
+
+    assert found["found"] == "node2 is 192.0.2.1"
+    assert found["wanted"] == f"node2 is {right}"
+    assert failures(verify(three, "--no-bandwidth", code=0)) == {}
+
+
+def test_a_key_that_is_not_accepted(three: LiveCluster) -> None:
+    keys = "~/.ssh/authorized_keys"
+    take = f"cp {keys} {keys}.true; sed -i '/ spr-cluster-nodes$/d' {keys}"
+    with lie(three, "node2", take, f"mv {keys}.true {keys}"):
+        found = caught(three, "node2", "ssh")
+
+    assert "Permission denied" in found["found"]
+    assert found["found"].endswith("but this machine can")
+    assert f"spr-cluster repair --name {NAME}" in found["remedy"]
+
+
+def test_a_network_with_another_mtu(three: LiveCluster) -> None:
+    before = ssh(three, "node1", "cat /sys/class/net/eth0/mtu").strip()
+    in_network(three, "node1", "ip", "link", "set", "eth0", "mtu", "1280")
+    try:
+        found = caught(three, "node1", "mtu")
+    finally:
+        in_network(three, "node1", "ip", "link", "set", "eth0", "mtu", before)
+
+    assert (found["found"], found["wanted"]) == ("eth0: 1280", before)
+
+
+def test_a_node_that_hangs(three: LiveCluster) -> None:
+    name = container(three, "node2")
+    signal = ("systemctl", "kill", "--kill-who=main", "ssh", "--signal")
+    podman("exec", name, *signal, "STOP")
+    try:
+        found = caught(three, "node2", "ssh")
+    finally:
+        podman("exec", name, *signal, "CONT")
+
+    assert "timed out" in found["found"]
+    assert "nor can this machine" in found["found"]
+
+
+def test_an_mpirun_that_cannot_start_on_a_node(three: LiveCluster) -> None:
+    proxy = "/opt/spr-cluster/venv/bin/hydra_pmi_proxy"
+    with lie(three, "node1", f"mv {proxy} {proxy}.away", f"mv {proxy}.away {proxy}"):
+        found = caught(three, "cluster", "mpirun")
+
+    assert "of 3 nodes spoke" in found["found"]
+
+
+def test_a_torch_that_cannot_be_imported(three: LiveCluster) -> None:
+    with lie(three, "node1", f"mv {_TORCH}/_C.*.so /var/tmp/", f"mv /var/tmp/_C.*.so {_TORCH}/"):
+        found = caught(three, "node1", "mpirun")
+
+    assert found["found"].startswith("no torch: ")
+
+
+def test_after_all_lies_the_cluster_is_good_again(three: LiveCluster) -> None:
+    """The last test of this module: every lie was undone."""
+    assert failures(verify(three, code=0)) == {}

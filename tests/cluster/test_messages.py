@@ -34,7 +34,7 @@ _NO_CLUSTER = (
 
 
 _VERBS = (
-    *("up", "plan", "repair", "train", "status", "ssh", "extend", "down"),
+    *("up", "plan", "repair", "verify", "train", "status", "ssh", "extend", "down"),
     *("list", "gc", "iam-policy", "local"),
 )
 _ROWS: tuple[tuple[str, f.Message], ...] = (
@@ -158,6 +158,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("ssh", _NO_CLUSTER),
     ("ssh node7 -- hostname", _NO_CLUSTER),
     ("extend 2h", _NO_CLUSTER),
+    ("verify", _NO_CLUSTER),
     ("train squad --demo", _NO_CLUSTER),
     ("up --nodes 2", _YES),
     # How much longer

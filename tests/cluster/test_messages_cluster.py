@@ -91,6 +91,13 @@ _ON_A_CLUSTER = (
         code=2,
     ),
     f.Row(
+        "key lost, verify",
+        "verify",
+        f"the cluster's key is not on this machine (HOME/spr/id_ed25519){_NO_KEY}",
+        act=f.lose_key,
+        code=2,
+    ),
+    f.Row(
         "no such node", "ssh node7", "no 'node7' in cluster 'spr': it has node0 to node1", code=2
     ),
     f.Row(

@@ -34,8 +34,8 @@ _NO_CLUSTER = (
 
 
 _VERBS = (
-    *("up", "plan", "repair", "verify", "train", "status", "ssh", "extend", "down"),
-    *("list", "gc", "iam-policy", "local"),
+    *("up", "plan", "repair", "verify", "train", "bench", "tune", "status", "ssh", "extend"),
+    *("down", "list", "gc", "stacks", "bake", "images", "iam-policy", "local"),
 )
 _ROWS: tuple[tuple[str, f.Message], ...] = (
     # Which cluster
@@ -95,7 +95,19 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--instance-type '': expected from 1 to 12 EC2 types, separated by commas",
     ),
     ("up --instance-type ''", "--instance-type" + f.EMPTY),
-    ("up --stack tensorflow", "unknown stack 'tensorflow': one of intel, upstream"),
+    (
+        "up --stack tensorflow",
+        "unknown stack 'tensorflow': one of intel, reference, upstream"
+        "\n  → your own stacks are read from spr-cluster.toml in the working folder",
+    ),
+    ("up --bake worker", "--bake worker: expected head or none"),
+    (
+        "bake --instance-type ,",
+        "--instance-type '': expected from 1 to 12 EC2 types, separated by commas",
+    ),
+    ("bake --stack ''", "--stack" + f.EMPTY),
+    ("images", "the following arguments are required: ACTION" + f.help_of("images")),
+    ("images delete", "the following arguments are required: IMAGE" + f.help_of("images delete")),
     ("up --volume-gib 19", "--volume-gib 19: expected from 20 to 16384 GiB"),
     ("up --volume-gib 16385", "--volume-gib 16385: expected from 20 to 16384 GiB"),
     ("up --volume-gib big", "argument --volume-gib: invalid int value: 'big'" + f.help_of("up")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,8 +79,8 @@ class LiveCluster:
 
     cli: CommandLine
     told: dict[str, Any]
-    interrupted_head: str
-    """The head that the killed ``up`` had bought."""
+    interrupted: frozenset[str] = frozenset()
+    """The machines that the killed ``up`` had bought."""
 
     @property
     def names(self) -> list[str]:
@@ -107,11 +108,38 @@ def kill_when(running: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"{text!r} was never printed: {''.join(told)}")
 
 
+@dataclass(frozen=True)
+class Baked:
+    """An image that all clusters of these tests start from, and how it was made."""
+
+    ami: str
+    disk: Path
+    cluster: str
+    interrupted: tuple[str, ...]
+    """The machines that the killed ``bake`` had bought."""
+    machines: tuple[str, ...]
+    """Those that the second one went on with."""
+
+
 @pytest.fixture(scope="session")
-def cluster(cli: CommandLine) -> Iterator[LiveCluster]:
-    """Three nodes, made by an ``up`` that is killed amid the installation, and by another."""
-    kill_when(cli.start("up", "--nodes", "3", "--cloud", "local"), "Python packages")
-    (head,) = cli.json("status")["resources"]["instances"]
+def baked(cli: CommandLine) -> Baked:
+    """An image, made by a ``bake`` that is killed amid the installation, and by another."""
+    kill_when(cli.start("bake", "--cloud", "local"), "Python packages")
+    (begun,) = cli.json("list", "--cloud", "local")["clusters"]
+    running = cli.start("bake", "--cloud", "local", "--json")
+    text, _ = running.communicate(timeout=_DEADLINE_S)
+    assert running.returncode == 0, text
+    told = json.loads(text.splitlines()[-1])
+    disk = cli.home / ".local-cloud" / "images" / told["image"]
+    ids = tuple(dict.fromkeys(re.findall(r"Terminate: (i-[0-9a-f]+)", text)))
+    return Baked(told["image"], disk, begun["cluster"], tuple(begun["resources"]["instances"]), ids)
+
+
+@pytest.fixture(scope="session")
+def cluster(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
+    """Three nodes, made by an ``up`` that is killed when it has bought them, and by another."""
+    kill_when(cli.start("up", "--nodes", "3", "--cloud", "local"), "bought:")
+    bought = frozenset(cli.json("status")["resources"]["instances"])
     told = cli.json("up", "--nodes", "3")
-    yield LiveCluster(cli, told, head)
+    yield LiveCluster(cli, told, bought)
     cli.run("down", check=None)

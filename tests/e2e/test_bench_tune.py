@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import CommandLine, LiveCluster
+from tests.e2e.conftest import Baked, CommandLine, LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = "tuned"
@@ -22,10 +22,10 @@ TUNE = ("tune", "squad", "--name", NAME, "--demo", "--ppn=1", "--batch-size=2,16
 
 
 @pytest.fixture(scope="module")
-def two(cli: CommandLine) -> Iterator[LiveCluster]:
+def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Two nodes, each with the CPUs that the embedded cloud gave it."""
     told = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
-    yield LiveCluster(cli, told, "")
+    yield LiveCluster(cli, told)
     cli.run("down", "--name", NAME)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from infra.local.engine import choose_runtime
-from tests.e2e.conftest import CommandLine, LiveCluster
+from tests.e2e.conftest import Baked, CommandLine, LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = "liars"
@@ -35,10 +35,10 @@ echo "Flags: fpu avx512f amx_bf16 amx_tile amx_int8"
 
 
 @pytest.fixture(scope="module")
-def three(cli: CommandLine) -> Iterator[LiveCluster]:
+def three(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Three nodes as `up` makes them."""
     told = cli.json("up", "--name", NAME, "--nodes", "3", "--cloud", "local")
-    yield LiveCluster(cli, told, "")
+    yield LiveCluster(cli, told)
     cli.run("down", "--name", NAME)
 
 

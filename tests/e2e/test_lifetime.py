@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import CommandLine, LiveCluster, kill_when
+from tests.e2e.conftest import Baked, CommandLine, LiveCluster, kill_when
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -35,7 +35,7 @@ def buy_and_die(cli: CommandLine, name: str, *options: str) -> float:
 
 
 def test_an_interrupted_up_is_continued_not_repeated(cluster: LiveCluster) -> None:
-    assert cluster.told["nodes"][0]["instance"] == cluster.interrupted_head
+    assert {node["instance"] for node in cluster.told["nodes"]} == cluster.interrupted
     found = resources(cluster.cli, "spr")
     assert {kind: len(ids) for kind, ids in found.items()} == {
         "instances": 3,
@@ -44,9 +44,16 @@ def test_an_interrupted_up_is_continued_not_repeated(cluster: LiveCluster) -> No
         "security_groups": 1,
         "placement_groups": 1,
         "key_pairs": 1,
-        "images": 1,
-        "snapshots": 1,
     }
+
+
+def test_an_interrupted_bake_is_continued_and_leaves_its_image_alone(
+    cli: CommandLine, baked: Baked
+) -> None:
+    assert baked.machines == baked.interrupted
+    assert resources(cli, baked.cluster).keys() == {"images", "snapshots"}
+    (listed,) = cli.json("images", "list", "--cloud", "local")["images"]
+    assert (listed["image"], listed["state"], listed["kept"]) == (baked.ami, "ready", True)
 
 
 def test_up_on_a_finished_cluster_changes_nothing(cluster: LiveCluster) -> None:

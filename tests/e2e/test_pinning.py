@@ -14,7 +14,7 @@ import pytest
 
 from infra.local.engine import choose_runtime
 from provision.facts import parse_cpu_list, parse_topology
-from tests.e2e.conftest import CommandLine, LiveCluster
+from tests.e2e.conftest import Baked, CommandLine, LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 NAME = "pinned"
@@ -27,10 +27,10 @@ _FAULT = (
 
 
 @pytest.fixture(scope="module")
-def two(cli: CommandLine) -> Iterator[LiveCluster]:
+def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Two nodes, each with the CPUs that the embedded cloud gave it."""
     told = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
-    yield LiveCluster(cli, told, "")
+    yield LiveCluster(cli, told)
     cli.run("down", "--name", NAME)
 
 

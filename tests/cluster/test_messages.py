@@ -35,7 +35,7 @@ _NO_CLUSTER = (
 
 _VERBS = (
     *("up", "plan", "repair", "verify", "train", "status", "ssh", "extend", "down"),
-    *("list", "gc", "iam-policy", "local"),
+    *("list", "gc", "stacks", "iam-policy", "local"),
 )
 _ROWS: tuple[tuple[str, f.Message], ...] = (
     # Which cluster

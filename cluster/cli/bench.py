@@ -15,6 +15,7 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
+from cluster.cli.display import format_table
 from jobs.bench.options import LONGEST, SECONDS, SHORTEST
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _measure(args: argparse.Namespace) -> tuple[Speeds, Context]:
 def render(speeds: Speeds, ctx: Context) -> Iterator[str]:
     """The figures as a table, what they are compared with, and what follows from them."""
     yield f"Cluster {speeds.cluster}, {speeds.when}, stack {speeds.stack}, torch {speeds.torch}"
-    yield from columns([_HEADER.format(speeds.dtype).split("|"), *map(_row, speeds.nodes)])
+    yield format_table([_HEADER.format(speeds.dtype).split("|"), *map(_row, speeds.nodes)])
     side = speeds.matrix_size
     yield f"Products of {side} x {side} in {speeds.dtype}: {speeds.dtype_reason}."
     yield _tell_peak(speeds, real=ctx.cloud.has_amx)
@@ -137,13 +138,6 @@ def _row(node: NodeSpeed) -> Sequence[str]:
     )
 
 
-def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows of cells as lines, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
 def _tell_peak(speeds: Speeds, *, real: bool) -> str:
     from infra.catalogue import CATALOGUE
 
@@ -166,7 +160,7 @@ def _tell_all_reduce(speeds: Speeds) -> Iterator[str]:
         yield "All-reduce: left out, as the cluster has one node."
         return
     yield f"All-reduce over {speeds.backend}, bus bandwidth:"
-    yield from columns(
+    yield format_table(
         [
             (
                 f"  {_bytes(int(done['bytes']))}",

@@ -159,11 +159,11 @@ def as_dict(best: Tuned, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def render(best: Tuned, outcomes: Sequence[Outcome]) -> str:
     """The trials as a table, fastest first, and what was kept."""
-    from cluster.cli.bench import columns
+    from cluster.cli.display import format_table
 
     ranked = sorted(outcomes, key=lambda outcome: -(outcome.samples_per_second or 0))
     header = ("ppn", "workers", "threads", "batch", "samples/s")
-    lines = [*columns([header, *map(_row, ranked)])]
+    lines = [format_table([header, *map(_row, ranked)])]
     kept = [f"--ppn {best.nproc_per_node}"]
     kept += [f"--ccl-workers {best.ccl_workers}"] if best.ccl_workers else []
     kept += [f"--batch-size {best.batch_size}"] if best.batch_size else []

@@ -124,6 +124,7 @@ def test_a_good_cluster_passes_and_is_never_said_to_have_amx(three: LiveCluster)
     }
 
 
+@pytest.mark.full
 def test_containers_are_not_the_machines_that_they_stand_for(three: LiveCluster) -> None:
     lscpu = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
     found = failures(verify(three, "--no-bandwidth", "--judge-hardware", code=1))
@@ -184,6 +185,7 @@ def test_a_blocked_port(three: LiveCluster) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
+@pytest.mark.full
 def test_ssh_that_is_blocked_between_two_workers(three: LiveCluster) -> None:
     address = three.told["nodes"][1]["private_ip"]
     rule = ["INPUT", "-p", "tcp", "--source", address, "--dport", "22", "-j", "DROP"]
@@ -206,6 +208,7 @@ def test_a_skewed_clock(three: LiveCluster) -> None:
     assert "chrony" in found["remedy"]
 
 
+@pytest.mark.full
 def test_a_skewed_clock_of_the_head(three: LiveCluster) -> None:
     place = f'for d in {_PACKAGES}; do echo "{_SKEW}" > $d/skew.pth; done'
     with lie(three, "node0", place, f"rm {_PACKAGES}/skew.pth"):
@@ -236,6 +239,7 @@ def test_another_version_of_torch(three: LiveCluster) -> None:
     assert "pip install" in found["remedy"]
 
 
+@pytest.mark.full
 def test_a_name_that_leads_elsewhere_is_mended_by_the_remedy(three: LiveCluster) -> None:
     right = three.told["nodes"][2]["private_ip"]
     # An address for documentation, to which nothing is routed: RFC 5737.
@@ -250,6 +254,7 @@ def test_a_name_that_leads_elsewhere_is_mended_by_the_remedy(three: LiveCluster)
     assert failures(verify(three, "--no-bandwidth", code=0)) == {}
 
 
+@pytest.mark.full
 def test_a_key_that_is_not_accepted(three: LiveCluster) -> None:
     keys = "~/.ssh/authorized_keys"
     take = f"cp {keys} {keys}.true; sed -i '/ spr-cluster-nodes$/d' {keys}"
@@ -261,6 +266,7 @@ def test_a_key_that_is_not_accepted(three: LiveCluster) -> None:
     assert f"spr-cluster repair --name {NAME}" in found["remedy"]
 
 
+@pytest.mark.full
 def test_a_network_with_another_mtu(three: LiveCluster) -> None:
     before = ssh(three, "node1", "cat /sys/class/net/eth0/mtu").strip()
     in_network(three, "node1", "ip", "link", "set", "eth0", "mtu", "1280")
@@ -272,6 +278,7 @@ def test_a_network_with_another_mtu(three: LiveCluster) -> None:
     assert (found["found"], found["wanted"]) == ("eth0: 1280", before)
 
 
+@pytest.mark.full
 def test_a_node_that_hangs(three: LiveCluster) -> None:
     name = container(three, "node2")
     signal = ("systemctl", "kill", "--kill-who=main", "ssh", "--signal")
@@ -285,6 +292,7 @@ def test_a_node_that_hangs(three: LiveCluster) -> None:
     assert "nor can this machine" in found["found"]
 
 
+@pytest.mark.full
 def test_an_mpirun_that_cannot_start_on_a_node(three: LiveCluster) -> None:
     proxy = "/opt/spr-cluster/venv/bin/hydra_pmi_proxy"
     with lie(three, "node1", f"mv {proxy} {proxy}.away", f"mv {proxy}.away {proxy}"):
@@ -293,6 +301,7 @@ def test_an_mpirun_that_cannot_start_on_a_node(three: LiveCluster) -> None:
     assert "of 3 nodes spoke" in found["found"]
 
 
+@pytest.mark.full
 def test_a_torch_that_cannot_be_imported(three: LiveCluster) -> None:
     with lie(three, "node1", f"mv {_TORCH}/_C.*.so /var/tmp/", f"mv /var/tmp/_C.*.so {_TORCH}/"):
         found = caught(three, "node1", "mpirun")

@@ -108,6 +108,7 @@ def test_two_ranks_per_node_share_no_core(two: LiveCluster, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU to stay away from")
+@pytest.mark.full
 def test_a_rank_that_is_elsewhere_ends_the_run_before_it_trains(
     two: LiveCluster, tmp_path: Path
 ) -> None:

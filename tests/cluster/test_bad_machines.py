@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -124,10 +125,12 @@ def test_a_head_that_stops_while_a_worker_is_replaced_is_not_thrown_away(
     park_cloud.break_ssh(worker)
     park_cloud.clock.pace = 60
     situation = park_cloud.situation(nodes=3)
+    answering = threading.Event()
+    park_cloud.steps.before["spr-cluster: hostname"] = answering.set
 
     def stop_head(action: str, moment: str) -> None:
-        # Asked while the worker is waited for; the head has answered by then.
-        if (action, moment) == ("DescribeInstanceStatus", "after"):
+        # Asked while the worker is waited for; the head, in a thread of its own, has to answer first.
+        if (action, moment) == ("DescribeInstanceStatus", "after") and answering.wait(10):
             park_cloud.fake.backend.stop_instances([head])
 
     park_cloud.fake.application.on_call = stop_head

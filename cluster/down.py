@@ -9,11 +9,12 @@ from botocore.exceptions import ClientError
 from cluster.context import Context
 from cluster.files import remembered_cloud
 from infra import instances, tags
+from infra.actions import ActionKind, Plan
 from infra.clients import DENIED, error_code
 from infra.errors import DeadlineError, SprError
 from infra.images import wait_until_available
 from infra.inventory import Inventory, describe_inventory
-from infra.plan import ActionKind, Plan, plan_down
+from infra.plan import plan_down
 from infra.removal import remove
 from infra.wait import CONSISTENCY_DEADLINE_S, SETTLE_S, TERMINATE_DEADLINE_S
 

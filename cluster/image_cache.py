@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cluster.context import Context
 from infra import tags
 from infra.cloud import Cloud
 from infra.errors import UsageError
 from infra.images import Image
 from infra.inventory import Inventory, describe_inventories
-from infra.plan import Action, ActionKind
+from infra.plan import plan_down
+from infra.progress import Progress
 from infra.removal import remove
 from provision.recipe import recipe_digest
 from provision.stacks import load_stack, stack_names
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
 
 _KINDS = ("instances", "images")
 
@@ -72,10 +75,10 @@ def current_recipes(cloud: Cloud) -> dict[str, str]:
     return {recipe_digest(load_stack(name), cloud.base): name for name in stack_names()}
 
 
-def describe_our_images(ctx: Context) -> tuple[OurImage, ...]:
-    """Every image that carries our tag in the context's region, oldest first."""
-    recipes = current_recipes(ctx.cloud)
-    found = describe_inventories(ctx.clients.ec2, _KINDS)
+def describe_our_images(cloud: Cloud, ec2: EC2Client) -> tuple[OurImage, ...]:
+    """Every image that carries our tag in the client's region, oldest first."""
+    recipes = current_recipes(cloud)
+    found = describe_inventories(ec2, _KINDS)
     ours = [
         OurImage(image, name, recipes.get(image.tags.get(tags.INSTALLED, ""), ""), bool(it.alive))
         for name, it in found.items()
@@ -97,14 +100,8 @@ def choose_images(images: Sequence[OurImage], ids: Iterable[str]) -> tuple[OurIm
     return tuple(chosen)
 
 
-def delete_images(ctx: Context, images: Sequence[OurImage]) -> None:
-    """Deregister images, then delete their snapshots, which alone cost money."""
-    found = Inventory(images=tuple(our.image for our in images))
-    snapshots = tuple(s for image in found.images for s in image.snapshot_ids)
-    for kind, ids in (
-        (ActionKind.DELETE_IMAGES, tuple(image.id for image in found.images)),
-        (ActionKind.DELETE_SNAPSHOTS, snapshots),
-    ):
-        if ids:
-            with ctx.progress.phase(f"{kind.value}: {', '.join(ids)}"):
-                remove(ctx.clients.ec2, Action(kind, "", ids), ctx.clock)
+def delete_images(ec2: EC2Client, images: Sequence[OurImage], progress: Progress) -> None:
+    """Deregister images, and delete their snapshots, which alone cost money."""
+    for action in plan_down(Inventory(images=tuple(our.image for our in images))).actions:
+        with progress.phase(action.title):
+            remove(ec2, action)

@@ -13,12 +13,13 @@ from cluster.machines import PlanAgainError
 from cluster.nodes import Cluster, find_cluster
 from cluster.up import Up
 from infra import access, instances, network, tags
+from infra.actions import Plan
 from infra.buying import Offer, list_offers
 from infra.errors import SprError, UsageError
 from infra.images import describe_cached_images
 from infra.instances import HEAD, describe_impaired
 from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
-from infra.plan import Plan, Situation, check_head_is_not_stopped, plan_up
+from infra.plan import Situation, check_head_is_not_stopped, plan_up
 from infra.record import Record, merge_wishes, new_record
 from infra.spec import LONGEST_TTL, ClusterSpec
 from infra.wait import SETTLE_S

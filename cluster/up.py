@@ -12,11 +12,12 @@ from cluster.context import Context
 from cluster.machines import Machines, PlanAgainError
 from cluster.nodes import Cluster
 from infra import access, images, instances, network, tags
+from infra.actions import Action, ActionKind, Plan
 from infra.buying import Offer
 from infra.clients import error_code
 from infra.errors import DeadlineError, HostError, HostKeyError, SprError
 from infra.instances import HEAD, WORKER
-from infra.plan import Action, ActionKind, Plan, Situation, mesh_digest
+from infra.plan import Situation, mesh_digest
 from infra.record import record_tags
 from infra.removal import remove
 from infra.wait import TERMINATE_DEADLINE_S
@@ -142,8 +143,7 @@ class Up:
 
     # Machines, software, image
 
-    @property
-    def image(self) -> images.Image:
+    def _find_image(self) -> images.Image:
         """What new nodes start from: the image with the software, found or made, or Ubuntu's own."""
         if self._image is not None:
             return self._image
@@ -151,15 +151,15 @@ class Up:
         return images.find_ubuntu_image(clients.ssm, clients.ec2, self.stack.ubuntu)
 
     def _run_head(self) -> None:
-        self.machines.add(HEAD, 1, self.image, self.group)
+        self.machines.add(HEAD, 1, self._find_image(), self.group)
 
     def _run_nodes(self) -> None:
         """All nodes at once; the first becomes the head."""
-        self.machines.add(WORKER, self.spec.nodes, self.image, self.group)
+        self.machines.add(WORKER, self.spec.nodes, self._find_image(), self.group)
         self.machines.promote()
 
     def _run_workers(self) -> None:
-        self.machines.add_workers(self.image, self.group)
+        self.machines.add_workers(self._find_image(), self.group)
 
     def _install(self) -> None:
         self.machines.install(self.stack, self.situation.recipe)

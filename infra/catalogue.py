@@ -48,9 +48,14 @@ class InstanceType:
         return _SUSTAINED_GHZ.get(self.name.partition(".")[0])
 
     @property
+    def is_metal(self) -> bool:
+        """A whole machine, which takes long to start."""
+        return ".metal-" in self.name
+
+    @property
     def peak_bf16_tflops(self) -> float | None:
         """What AMX could do in bf16 at :attr:`ghz`, if nothing else held it up; whole machines only."""
-        if not self.amx or self.ghz is None or ".metal-" not in self.name:
+        if not self.amx or self.ghz is None or not self.is_metal:
             return None
         return self.cores * _AMX_BF16_FLOP_PER_CYCLE * self.ghz / 1000
 

@@ -1,4 +1,4 @@
-"""What ``up`` and ``down`` will do, as data: shown to the user, then applied. Pure."""
+"""From what is there to what is wished for: the actions of ``up`` and ``down``. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from infra import tags
+from infra.actions import Action, ActionKind, Plan
 from infra.catalogue import CATALOGUE
 from infra.errors import SprError
 from infra.images import Image
@@ -16,112 +16,6 @@ from infra.instances import HEAD, Instance
 from infra.inventory import Inventory
 from infra.record import Record, record_tags
 from infra.spec import ClusterSpec
-
-
-class ActionKind(Enum):
-    """Every change that the tool makes; the value is the phase's title."""
-
-    CREATE_GROUP = "Security group"
-    OPEN_GROUP = "Security rules"
-    RECORD = "Record"
-    IMPORT_KEY = "Key pair"
-    CREATE_PLACEMENT = "Placement group"
-    RUN_HEAD = "Head node"
-    RUN_NODES = "Nodes"
-    PROMOTE = "New head"
-    REACH = "Reach the nodes"
-    INSTALL = "Software"
-    CREATE_IMAGE = "Image"
-    WAIT_IMAGE = "Image on its way"
-    BEGIN_IMAGE = "Image in the background"
-    RUN_WORKERS = "Workers"
-    CONNECT = "Connect the nodes"
-    VERIFY = "Verify"
-    TERMINATE = "Terminate"
-    CANCEL_SPOT = "Spot requests"
-    DELETE_IMAGES = "Images"
-    DELETE_SNAPSHOTS = "Snapshots"
-    DELETE_VOLUMES = "Volumes"
-    DELETE_INTERFACES = "Network interfaces"
-    RELEASE_ADDRESSES = "Addresses"
-    DELETE_TEMPLATES = "Launch templates"
-    DELETE_PLACEMENTS = "Placement groups"
-    DELETE_GROUPS = "Security groups"
-    DELETE_KEYS = "Key pairs"
-
-
-# They look at the nodes and leave EC2 as it is.
-_LOOKS = {ActionKind.REACH, ActionKind.VERIFY}
-
-
-_RUNS = {ActionKind.RUN_HEAD, ActionKind.RUN_NODES, ActionKind.RUN_WORKERS}
-_BUYS = {ActionKind.CREATE_GROUP, *_RUNS}
-
-# What to expect on AWS, in minutes. Bare metal has taken over 20 to start, images over 50:
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/launching-instance.html
-EXPECTED_MIN = {
-    ActionKind.RUN_HEAD: (5, 20),
-    ActionKind.RUN_NODES: (5, 20),
-    ActionKind.INSTALL: (5, 15),
-    ActionKind.CREATE_IMAGE: (5, 50),
-    ActionKind.WAIT_IMAGE: (1, 50),
-    ActionKind.RUN_WORKERS: (5, 20),
-    ActionKind.BEGIN_IMAGE: (1, 3),
-    ActionKind.TERMINATE: (1, 10),
-}
-# A virtual machine starts in half a minute.
-_VIRTUAL_BOOT_MIN = (1, 3)
-
-
-@dataclass(frozen=True)
-class Action:
-    """One change. ``ids`` are the resources that it is about."""
-
-    kind: ActionKind
-    detail: str
-    ids: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        return f"{self.kind.value}: {self.detail}"
-
-    @property
-    def expected_min(self) -> tuple[int, int] | None:
-        """Minutes that it takes on AWS, at least and at most; ``None`` for what takes seconds."""
-        if self.kind in _RUNS and ".metal" not in self.detail:
-            return _VIRTUAL_BOOT_MIN
-        return EXPECTED_MIN.get(self.kind)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Actions in their order. US dollars an hour are on-demand, without disks and traffic."""
-
-    actions: tuple[Action, ...]
-    usd_per_hour: float = 0.0
-    keep: tuple[Instance, ...] = ()
-    """The machines that stay, in the order of their ranks."""
-
-    @property
-    def changes(self) -> bool:
-        """Whether anything but the cluster's verification is left to do."""
-        return any(action.kind not in _LOOKS for action in self.actions)
-
-    @property
-    def buys(self) -> bool:
-        """Whether it needs to know where machines can be bought."""
-        return any(action.kind in _BUYS for action in self.actions)
-
-    @property
-    def expected_min(self) -> tuple[int, int]:
-        """Minutes that it takes on AWS, at least and at most."""
-        known = [minutes for action in self.actions if (minutes := action.expected_min)]
-        return sum(low for low, _ in known), sum(high for _, high in known)
-
-    @property
-    def takes_away(self) -> tuple[Action, ...]:
-        """What is terminated."""
-        return tuple(a for a in self.actions if a.kind is ActionKind.TERMINATE)
 
 
 @dataclass(frozen=True)
@@ -324,31 +218,36 @@ def _plan_machines(situation: Situation, keep: Sequence[Instance]) -> list[Actio
 def _plan_software(situation: Situation, keep: Sequence[Instance], missing: int) -> list[Action]:
     """The missing nodes and the software of all: from an image, or installed."""
     kind, spec, image = ActionKind, situation.spec, situation.image
-    machine = keep[0].instance_type if keep else " or ".join(spec.instance_types)
+    machines = [CATALOGUE[keep[0].instance_type]] if keep else spec.machines
+    machine = " or ".join(each.name for each in machines)
     what = f"{machine}, {spec.volume_gib} GiB encrypted gp3"
+
+    def run(kind: ActionKind, detail: str) -> Action:
+        return Action(kind, detail, virtual=not any(each.is_metal for each in machines))
+
     if image is not None:
         actions = _plan_install(spec, keep, 0)
         if image.state == "pending" and (missing or situation.wants_image):
             actions.append(Action(kind.WAIT_IMAGE, image.id, (image.id,)))
         if not keep:
             all_nodes = f"{spec.nodes} x {what}, from image {image.id}"
-            actions.append(Action(kind.RUN_NODES, all_nodes))
+            actions.append(run(kind.RUN_NODES, all_nodes))
         elif missing:
             new_nodes = f"{missing} x {machine}, from image {image.id}"
-            actions.append(Action(kind.RUN_WORKERS, new_nodes))
+            actions.append(run(kind.RUN_WORKERS, new_nodes))
         return actions
     if situation.bake == "none":
         first = kind.RUN_WORKERS if keep else kind.RUN_NODES
-        bought = [Action(first, f"{missing} x {what}, from Ubuntu's own image")]
+        bought = [run(first, f"{missing} x {what}, from Ubuntu's own image")]
         return [*(bought if missing else ()), *_plan_install(spec, keep, missing)]
-    actions = [] if keep else [Action(kind.RUN_HEAD, f"1 x {what}")]
+    actions = [] if keep else [run(kind.RUN_HEAD, f"1 x {what}")]
     actions += _plan_install(spec, keep, 0 if keep else 1)
     workers = missing if keep else spec.workers
     if workers or situation.wants_image:
         purpose = "for the workers" if workers else "to be kept"
         actions.append(Action(kind.CREATE_IMAGE, f"an AMI of the head, {purpose}"))
     if workers:
-        actions.append(Action(kind.RUN_WORKERS, f"{workers} x {machine}, from that image"))
+        actions.append(run(kind.RUN_WORKERS, f"{workers} x {machine}, from that image"))
     return actions
 
 

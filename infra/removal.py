@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
+from infra.actions import Action, ActionKind
 from infra.clients import error_code, patient
 from infra.errors import DeadlineError
 from infra.instances import terminate_instances
-from infra.plan import Action, ActionKind
 from infra.wait import TERMINATE_DEADLINE_S, Clock, wait_until
 
 if TYPE_CHECKING:

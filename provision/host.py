@@ -22,6 +22,9 @@ SSH_USER = "ubuntu"
 # Measured on 256 hosts: more than about 64 logins at once only wait for each other's cryptography.
 FAN_OUT = 64
 CONNECT_TIMEOUT_S = 15
+_NO_ANSWER_HINT = (
+    "does its subnet route to an internet gateway, and is --ssh-cidr this machine's address?"
+)
 
 
 class Named(Protocol):
@@ -141,26 +144,16 @@ def wait_until_reachable(
     told the seconds passed and the last reason. Raises :class:`HostKeyError` at once for a changed
     host key, else in the end :class:`HostError` with the last reason.
     """
-    reason, hint = "", None
-
-    def probe() -> bool | None:
-        nonlocal reason, hint
-        try:
-            return host.run("true", timeout_s=CONNECT_TIMEOUT_S).exit_code == 0
-        except HostKeyError:
-            raise
-        except HostError as error:
-            reason, hint = error.message, error.hint
-            return None
+    knock = _Knock(host)
 
     def report(passed: float) -> None:
         if on_wait:
-            on_wait(passed, reason)
+            on_wait(passed, knock.reason)
 
     try:
         wait_until(
             f"SSH on {host.name}",
-            probe,
+            knock,
             deadline_s=deadline_s,
             clock=clock,
             every_s=4,
@@ -169,8 +162,24 @@ def wait_until_reachable(
     except DeadlineError as error:
         raise HostError(
             host.name,
-            f"{error.message}: {reason.removeprefix(f'[{host.name}] ')}",
-            hint=hint
-            or "does its subnet route to an internet gateway, and is --ssh-cidr this machine's "
-            "address?",
+            f"{error.message}: {knock.reason.removeprefix(f'[{host.name}] ')}",
+            hint=knock.hint or _NO_ANSWER_HINT,
         ) from None
+
+
+@dataclass
+class _Knock:
+    """Whether a machine answers, and the last reason why it did not."""
+
+    host: Host
+    reason: str = ""
+    hint: str | None = None
+
+    def __call__(self) -> bool | None:
+        try:
+            return self.host.run("true", timeout_s=CONNECT_TIMEOUT_S).exit_code == 0
+        except HostKeyError:
+            raise
+        except HostError as error:
+            self.reason, self.hint = error.message, error.hint
+            return None

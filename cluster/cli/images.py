@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,11 @@ from cluster.cli.common import SubParsers, add_cloud_options, add_command, confi
 from cluster.cli.display import format_seconds, format_table
 
 if TYPE_CHECKING:
-    from cluster.context import Context
+    from types_boto3_ec2 import EC2Client
+
     from cluster.image_cache import OurImage
+    from infra.cloud import Cloud
+    from infra.progress import Progress
 
 _EXAMPLES = """\
   spr-cluster images list
@@ -64,27 +68,35 @@ def add_parser(subparsers: SubParsers) -> None:
         each.set_defaults(run=run)
 
 
-def _open(args: argparse.Namespace) -> tuple[Context, tuple[OurImage, ...]]:
+@dataclass(frozen=True)
+class _Place:
+    """Where images are looked for, and those that are there."""
+
+    cloud: Cloud
+    ec2: EC2Client
+    progress: Progress
+    images: tuple[OurImage, ...]
+
+
+def _look(args: argparse.Namespace) -> _Place:
     from cluster.cli.display import make_progress
-    from cluster.context import Context
-    from cluster.files import ClusterFiles
     from cluster.image_cache import describe_our_images
     from infra.clients import connect
     from infra.clouds import open_cloud
 
     progress = make_progress()
     cloud = open_cloud(args.cloud or "aws", args.region, progress)
-    ctx = Context(cloud, connect(cloud), ClusterFiles.of("images"), progress)
-    return ctx, describe_our_images(ctx)
+    ec2 = connect(cloud).ec2
+    return _Place(cloud, ec2, progress, describe_our_images(cloud, ec2))
 
 
 def run_list(args: argparse.Namespace) -> int:
-    ctx, images = _open(args)
-    now = datetime.now(timezone.utc)
+    place = _look(args)
+    cloud, images, now = place.cloud, place.images, datetime.now(timezone.utc)
     if args.json:
-        print(json.dumps({"region": ctx.cloud.region, "images": [i.as_dict(now) for i in images]}))
+        print(json.dumps({"region": cloud.region, "images": [i.as_dict(now) for i in images]}))
     elif not images:
-        print(f"No images in {ctx.cloud.name} {ctx.cloud.region} (`spr-cluster bake` makes one).")
+        print(f"No images in {cloud.name} {cloud.region} (`spr-cluster bake` makes one).")
     else:
         print(_table(images, now))
         if any(image.is_useless for image in images):
@@ -114,26 +126,26 @@ def _table(images: Sequence[OurImage], now: datetime) -> str:
 def run_delete(args: argparse.Namespace) -> int:
     from cluster.image_cache import choose_images
 
-    ctx, images = _open(args)
-    return _delete(args, ctx, choose_images(images, args.ids))
+    place = _look(args)
+    return _delete(args, place, choose_images(place.images, args.ids))
 
 
 def run_prune(args: argparse.Namespace) -> int:
-    ctx, images = _open(args)
-    return _delete(args, ctx, [image for image in images if image.is_useless])
+    place = _look(args)
+    return _delete(args, place, [image for image in place.images if image.is_useless])
 
 
-def _delete(args: argparse.Namespace, ctx: Context, images: Sequence[OurImage]) -> int:
+def _delete(args: argparse.Namespace, place: _Place, images: Sequence[OurImage]) -> int:
     from cluster.image_cache import delete_images
 
     if images and not args.json:
         print(_table(images, datetime.now(timezone.utc)), file=sys.stderr)
     if images:
-        confirm("Delete these images?", yes=args.yes or not ctx.cloud.billed)
-    delete_images(ctx, images)
+        confirm("Delete these images?", yes=args.yes or not place.cloud.billed)
+    delete_images(place.ec2, images, place.progress)
     ids = [image.image.id for image in images]
     if args.json:
-        print(json.dumps({"region": ctx.cloud.region, "deleted": ids}))
+        print(json.dumps({"region": place.cloud.region, "deleted": ids}))
     else:
         print(f"Deleted: {', '.join(ids)}." if ids else "Nothing to delete.")
     return 0

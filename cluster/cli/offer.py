@@ -11,8 +11,9 @@ from infra.tags import render_time
 
 if TYPE_CHECKING:
     from cluster.context import Context
+    from infra.actions import Action, Plan
     from infra.buying import Offer
-    from infra.plan import Action, Plan, Situation
+    from infra.plan import Situation
 
 
 # What is bought for less is paid for and gone before it could be used.
@@ -129,7 +130,8 @@ class Proposal:
 
     def _way(self) -> list[str]:
         """The two ways to the software, where there is a choice."""
-        from infra.plan import ActionKind, expected_by_bake
+        from infra.actions import ActionKind
+        from infra.plan import expected_by_bake
 
         installs = any(action.kind is ActionKind.INSTALL for action in self.plan.actions)
         if not installs or self.situation.spec.nodes == 1:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cluster.cli.offer import Proposal
     from cluster.context import Context
     from cluster.nodes import Cluster
+    from infra.actions import Plan
     from infra.buying import Offer
-    from infra.plan import Plan
 
 _UP_EXAMPLES = """\
   spr-cluster up --nodes 4

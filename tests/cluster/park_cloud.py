@@ -23,10 +23,11 @@ from cluster.down import Removed, down
 from cluster.files import ClusterFiles
 from cluster.lifecycle import bring_up, find_offers, prepare
 from cluster.nodes import Cluster, find_cluster
+from infra.actions import Plan
 from infra.cloud import Cloud
 from infra.inventory import Inventory, describe_inventory
 from infra.local.state import StateFolder
-from infra.plan import Plan, Situation, plan_up
+from infra.plan import Situation, plan_up
 from infra.tags import render_time
 from tests.aws import Recorder, answered_directly
 from tests.cluster.made import Made, keep, take_up

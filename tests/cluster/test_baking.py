@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from infra import tags
+from infra.actions import ActionKind, Plan
 from infra.errors import HostError, SprError
-from infra.plan import ActionKind, Plan
-from tests.cluster.command_line import CommandLine, open_command_line
+from tests.cluster.command_line import CommandLine
 from tests.cluster.park_cloud import ParkCloud
-from tests.infra.local.fakes import Endpoint
 
 INSTALL = "spr-cluster-install.sh"
 
@@ -45,13 +43,13 @@ def test_without_an_image_all_nodes_are_bought_and_installed_at_once(park_cloud:
 def test_an_installation_that_fails_on_one_node_is_done_again_there_alone(
     park_cloud: ParkCloud,
 ) -> None:
-    failures = iter([None, None])
+    numbers = itertools.count()
 
-    def fail_once() -> None:
-        if next(failures, "over") is None and next(failures, "over") is None:
+    def fail_the_second() -> None:
+        if next(numbers) == 1:
             raise HostError("node1", "no space left")
 
-    park_cloud.steps.before[INSTALL] = fail_once
+    park_cloud.steps.before[INSTALL] = fail_the_second
     with pytest.raises(SprError, match="installing stack upstream failed on 1 of 3 nodes"):
         park_cloud.up(nodes=3, bake="none")
     installed = park_cloud.steps.count(INSTALL)
@@ -155,14 +153,6 @@ def test_a_failed_image_is_not_kept(park_cloud: ParkCloud) -> None:
 
 
 # By the command line
-
-
-@pytest.fixture
-def line(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[CommandLine]:
-    with open_command_line(endpoint, tmp_path, monkeypatch) as line:
-        yield line
 
 
 def test_a_baked_image_is_found_by_any_cluster_and_nothing_is_installed(line: CommandLine) -> None:

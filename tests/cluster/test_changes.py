@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 
 from infra import tags
+from infra.actions import ActionKind, Plan
 from infra.errors import SprError, UsageError
 from infra.instances import label_instances
-from infra.plan import ActionKind, Plan
 from tests.cluster.park_cloud import ParkCloud
 
 HOUR = timedelta(hours=1)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from infra import tags
+from infra.actions import ActionKind
 from infra.errors import SprError, UsageError
-from infra.plan import ActionKind
 from tests.cluster.park_cloud import ParkCloud
 from tests.harness.cloud import CALLER
 

@@ -7,14 +7,8 @@ compared with all that exists, and the command that it names is run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from tests.cluster import failures as f
-from tests.cluster.command_line import CommandLine, open_command_line
-from tests.infra.local.fakes import Endpoint
+from tests.cluster.command_line import CommandLine
 
 # The head first, then an image, then the workers: the way with the most that can fail.
 _UP = "up --nodes 2 --yes --bake head"
@@ -154,14 +148,6 @@ _WHILE_BUYING = (
         left=f.GROUPS,
     ),
 )
-
-
-@pytest.fixture
-def line(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[CommandLine]:
-    with open_command_line(endpoint, tmp_path, monkeypatch) as line:
-        yield line
 
 
 @f.rows(_WHILE_BUYING)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +17,8 @@ from infra.errors import HostError
 from provision.host import Result
 from provision.stacks import load_stack
 from tests.cluster import failures as f
-from tests.cluster.command_line import CommandLine, open_command_line
+from tests.cluster.command_line import CommandLine
 from tests.fakes import health_answer
-from tests.infra.local.fakes import Endpoint
 
 # The head first, then an image, then the workers: the way with the most that can fail.
 _UP = "up --nodes 2 --yes --bake head"
@@ -179,14 +176,6 @@ _WHILE_MAKING = (
         left=f.BOTH,
     ),
 )
-
-
-@pytest.fixture
-def line(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[CommandLine]:
-    with open_command_line(endpoint, tmp_path, monkeypatch) as line:
-        yield line
 
 
 @f.rows(_WHILE_MAKING)

@@ -11,8 +11,8 @@ import pytest
 from cluster.files import remembered_cloud
 from cluster.nodes import find_cluster
 from infra.access import read_public
+from infra.actions import ActionKind
 from infra.errors import HostError, SprError, UsageError
-from infra.plan import ActionKind
 from provision.host_keys import pinned_host_keys
 from tests.aws import tags_of
 from tests.cluster.park_cloud import ParkCloud

@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 
 from infra import tags
+from infra.actions import ActionKind, Plan
 from infra.images import Image
 from infra.instances import HEAD, Instance
 from infra.inventory import KeyPair
-from infra.plan import (
-    ActionKind,
-    Plan,
-    Situation,
-    plan_up,
-)
+from infra.plan import Situation, plan_up
 from tests.infra.situations import (
     CALLER,
     connect,

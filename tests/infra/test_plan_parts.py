@@ -8,18 +8,12 @@ from dataclasses import replace
 import pytest
 
 from infra import tags
+from infra.actions import ActionKind
 from infra.errors import SprError
 from infra.instances import HEAD
 from infra.inventory import Inventory, Resource
 from infra.network import SecurityGroup
-from infra.plan import (
-    ActionKind,
-    check_head_is_not_stopped,
-    mesh_digest,
-    plan_down,
-    plan_up,
-    rank_instances,
-)
+from infra.plan import check_head_is_not_stopped, mesh_digest, plan_down, plan_up, rank_instances
 from tests.infra.situations import (
     CALLER,
     PLACEMENT,

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra import tags
+from infra.actions import Action, ActionKind, Plan
 from infra.instances import HEAD, WORKER, Instance
 from infra.inventory import Inventory, KeyPair
-from infra.plan import Action, ActionKind, Plan, Situation, plan_up
+from infra.plan import Situation, plan_up
 from infra.record import record_tags
 from tests.infra.situations import (
     CALLER,

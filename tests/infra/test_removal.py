@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError
 
+from infra.actions import Action, ActionKind
 from infra.errors import DeadlineError
-from infra.plan import Action, ActionKind
 from infra.removal import remove
 from tests.fakes import FakeClock
 

@@ -13,6 +13,7 @@ import jobs
 from cluster.nodes import Cluster, HostOpener, Node
 from infra.errors import JobError, UsageError
 from infra.progress import Progress
+from infra.tags import render_time
 from jobs import launch
 from jobs.bench.options import BenchOptions
 from jobs.mpirun import LaunchCommand, build_launch_command
@@ -139,7 +140,7 @@ def read_result(
         for node, group in zip(cluster.nodes, groups, strict=True)
     ]
     return Speeds(
-        when=now.isoformat(timespec="seconds"),
+        when=render_time(now),
         cluster=cluster.name,
         stack=stack.name,
         backend=result["backend"],

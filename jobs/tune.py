@@ -9,6 +9,7 @@ from datetime import datetime
 from cluster.nodes import Cluster, HostOpener
 from infra.errors import JobError, UsageError
 from infra.progress import Progress
+from infra.tags import render_time
 from jobs import launch
 from jobs.placement import plan_placement
 from jobs.request import TrainRequest, chosen_backend, job_files, require_able_stack
@@ -143,5 +144,5 @@ def _as_tuned(bench: _Bench, best: Outcome, now: datetime) -> Tuned:
         ccl_workers=trial.ccl_workers,
         batch_size=trial.batch_size if compared else None,
         samples_per_second=best.samples_per_second or 0.0,
-        when=now.isoformat(timespec="seconds"),
+        when=render_time(now),
     )

@@ -15,7 +15,7 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
-from cluster.cli.display import format_seconds
+from cluster.cli.display import format_seconds, wrap
 from infra import tags
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         print(_summary(overview, now))
     if notices:
         print("EC2 takes these machines back within two minutes; then: spr-cluster repair")
-    print(f"Resources: {found}")
+    print(wrap(f"Resources: {found}"))
     return 0
 
 

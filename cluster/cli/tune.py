@@ -144,8 +144,9 @@ def announce(trials: int, seconds: int) -> str:
     from jobs.trials import estimate_minutes
 
     about = format_seconds(60 * estimate_minutes(trials, seconds))
-    count = "1 trial" if trials == 1 else f"{trials} trials"
-    return f"{count} of {seconds} s each, and their start-up: about {about}"
+    if trials == 1:
+        return f"1 trial of {seconds} s, and its start-up: about {about}"
+    return f"{trials} trials of {seconds} s each, and their start-up: about {about}"
 
 
 def as_dict(best: Tuned, outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def _open_session(
     events.note(f"{precision.dtype}: {precision.reason}")
     events.note(f"{ranks.backend}: {ranks.backend_reason}")
     place = machines[0].facts.found
-    events.note(f"rank 0: CPUs {place.cpus}, {place.threads} threads, memory {place.memory}")
+    events.note(f"rank 0: CPUs {place.cpus}, threads {place.threads}, memory {place.memory}")
     if options.ipex:
         load_ipex()  # now: that it is missing must not show after minutes
     return Session(options, ranks, events, precision)

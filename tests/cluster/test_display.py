@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
+from cluster.cli.display import PlainProgress, TreeProgress, format_seconds, wrap
 from cluster.cli.train import JobDisplay, render_result
 
 STEP = {"event": "step", "epoch": 1.0, "loss": 2.5, "samples_per_second": 41.0}
@@ -115,3 +115,13 @@ def test_the_result_in_a_few_lines() -> None:
         "F1 91.3, exact match 80.0 on 10 questions\nworld size 2 on 2 hosts (a, b)"
     )
     assert text.endswith("results/squad-1/")
+
+
+def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "Resources: 2 instances (i-1, i-2); 1 key pair (spr-cluster-spr)"
+    assert wrap(text) == text
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert wrap(text) == "Resources: 2 instances (i-1, i-2); 1 key\n  pair (spr-cluster-spr)"

@@ -5,6 +5,8 @@ BIN := .venv/bin
 # The PyTorch project's own index has builds for CPUs; where it can't be reached, pip's configuration decides.
 TORCH := torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# Two at a time: what waits for containers, all in one process, and everything else beside it.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 export PIP_NO_INPUT = 1
 
 .PHONY: help
@@ -41,15 +43,15 @@ format: .venv/with-dev ## let ruff put the code in order
 
 .PHONY: test
 test: prerequisites lint ## all checks: lint, types, units, and the product on the embedded cloud
-	$(BIN)/python -m pytest -m "not full"
+	$(PYTEST) -m "not full"
 
 .PHONY: test-quick
 test-quick: lint ## the same without the embedded cloud
-	$(BIN)/python -m pytest -m "not full and not e2e"
+	$(PYTEST) -m "not full and not e2e"
 
 .PHONY: test-full
 test-full: prerequisites lint ## everything, the large downloads of stack intel included
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 .PHONY: clean
 clean: ## remove what these commands made here

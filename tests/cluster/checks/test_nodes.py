@@ -174,6 +174,16 @@ def test_nodes_whose_mtus_differ_fail_also_where_the_head_or_most_have_the_small
     assert told(alike) == [(node, "mtu", "warn") for node in NODES]
 
 
+def test_a_node_is_not_blamed_for_what_most_others_lack() -> None:
+    lacking: dict[str, Any] = {"tcmalloc": {"path": None}, "mark": None}
+
+    results = judge(node0=lacking, node1=lacking)
+
+    assert told(results) == [
+        (node, check, "fail") for check in ("tcmalloc", "stack") for node in NODES[:2]
+    ]
+
+
 def test_all_nodes_of_another_installation_are_a_warning_only() -> None:
     results = judge(ON_AWS, **{node: {"mark": "0123"} for node in NODES})
 

@@ -72,7 +72,7 @@ def _keep(ctx: Context, found: Inventory) -> None:
 
     Raises :class:`CloudError` for one that fails.
     """
-    good = [image for image in found.images if image.state in ("pending", "available")]
+    good = [image for image in found.images if image.is_sound]
     if new := [image.id for image in good if image.tags.get(tags.KEPT) != "yes"]:
         instances.label_instances(ctx.clients.ec2, new, {tags.KEPT: "yes"})
     for image in good:

@@ -65,10 +65,14 @@ class Image:
             return None
         return max(0, round((now - begun.replace(tzinfo=timezone.utc)).total_seconds()))
 
+    @property
+    def is_sound(self) -> bool:
+        """It is or will be available, and it is known to be clean."""
+        return self.state in ("pending", "available") and self.tags.get(tags.SEALED) == "yes"
+
     def holds(self, recipe: str) -> bool:
-        """Nodes can be made from it: it is or will be available, clean, and of that software."""
-        fit = self.state in ("pending", "available") and self.tags.get(tags.SEALED) == "yes"
-        return fit and self.tags.get(tags.INSTALLED) == recipe
+        """Nodes can be made from it: it is sound, and of that software."""
+        return self.is_sound and self.tags.get(tags.INSTALLED) == recipe
 
 
 def ubuntu_parameter(release: str) -> str:

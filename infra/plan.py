@@ -156,11 +156,13 @@ def _plan_removals(situation: Situation, strays: Mapping[str, str]) -> list[Acti
     if strays:
         detail = ", ".join(f"{id_} ({why})" for id_, why in strays.items())
         actions.append(Action(kind.TERMINATE, detail, tuple(strays)))
-    # What was kept on purpose is for its owner to remove.
+    # What was kept on purpose is for its owner to remove; failed, it would only hold on to the name
+    # that the next image of this head has to have.
     useless = [
         image
         for image in found.images
-        if image != situation.own_image and image.tags.get(tags.KEPT) != "yes"
+        if image != situation.own_image
+        and not (image.is_sound and image.tags.get(tags.KEPT) == "yes")
     ]
     # A machine of it may still be starting; it goes with the cluster, or at the next `up`.
     if useless:

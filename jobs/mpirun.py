@@ -14,6 +14,13 @@ from provision.install import VENV
 from provision.stacks.oneccl import FROM_1_12
 
 MASTER_PORT = 29500
+# Which threads run where is the placement's to say: a stack's own word would put more on a core.
+_PLACED = frozenset(
+    {
+        *("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY"),
+        *("KMP_AFFINITY", "KMP_HW_SUBSET", "CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"),
+    }
+)
 HOSTFILE = "/home/ubuntu/hosts"
 # Where PyPI's impi-rt puts mpirun, its libraries and libfabric's providers.
 MPIRUN_ENV = {
@@ -59,7 +66,13 @@ def build_launch_command(
             separator = [":"] if each is not pinned[0] else []
             argv += [*separator, "-n", str(job.nproc_per_node), *_options("-env", each), *program]
     setup = _ccl_setup(job.ccl_lookup or FROM_1_12) if job.backend == "ccl" else ()
-    return LaunchCommand(tuple(argv), dict(MPIRUN_ENV), setup, layout.warnings)
+    warnings = (*layout.warnings, *_tell_left_out(job))
+    return LaunchCommand(tuple(argv), dict(MPIRUN_ENV), setup, warnings)
+
+
+def _tell_left_out(job: JobSpec) -> tuple[str, ...]:
+    names = ", ".join(sorted(_PLACED & job.env.keys()))
+    return (f"{names} of the stack's environment left out: the placement decides",) if names else ()
 
 
 def _options(flag: str, env: Mapping[str, str]) -> list[str]:
@@ -89,7 +102,8 @@ def rank_environment(
             # Where oneCCL's ranks meet; by default it takes the first interface that it finds.
             "CCL_KVS_IFACE": placement.interface,
         }
-    return {name: value for name, value in (env | job.env).items() if value}
+    env |= {name: value for name, value in job.env.items() if name not in _PLACED}
+    return {name: value for name, value in env.items() if value}
 
 
 def _openmp_environment(placement: Placement) -> dict[str, str]:

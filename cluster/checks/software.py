@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from cluster.checks.result import CheckResult, Expected, Verdict, typical
 from provision.health import NodeHealth
@@ -24,13 +24,19 @@ def check_software(health: Health, expected: Expected) -> Iterator[CheckResult]:
     """tcmalloc, the stack's versions, Python and the disk of all nodes."""
     if not health:
         return
-    library = typical(told.tcmalloc for told in health.values())
-    mark = typical(told.mark for told in health.values())
+    library = _usual(told.tcmalloc for told in health.values())
+    mark = _usual(told.mark for told in health.values())
     for node, told in health.items():
         yield check_tcmalloc(node, told, library, expected)
         yield check_stack(node, told, mark, expected)
         yield check_disk(node, told, expected)
     yield from check_python(health, expected)
+
+
+def _usual(values: Iterable[str | None]) -> str | None:
+    """The most frequent value; nodes without one are not what the others should be like."""
+    there = [value for value in values if value is not None]
+    return typical(there) if there else None
 
 
 def check_tcmalloc(
@@ -48,7 +54,7 @@ def check_tcmalloc(
         found = f"{told.tcmalloc} can't be preloaded: {told.tcmalloc_error}"
         return CheckResult(node, "tcmalloc", Verdict.FAIL, found, "a library that loads", remedy)
     if told.tcmalloc != usual:
-        wanted = f"as the other nodes: {usual or 'missing'}"
+        wanted = f"as the other nodes: {usual}"
         return CheckResult(node, "tcmalloc", Verdict.FAIL, told.tcmalloc, wanted, remedy)
     return CheckResult(node, "tcmalloc", Verdict.OK, told.tcmalloc)
 

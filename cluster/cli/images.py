@@ -59,7 +59,9 @@ def add_parser(subparsers: SubParsers) -> None:
         "prune",
         "delete images that no `up` would use",
         "Delete images that failed, that were never finished, or whose recipe no stack has today.\n"
-        "The image of a cluster that has machines is left alone.",
+        "Your own stacks are those in this folder's spr-cluster.toml: an image of one that is only in\n"
+        "another folder, or on a colleague's laptop, counts as outdated here. The image of a cluster\n"
+        "that has machines is left alone.",
         "  spr-cluster images prune\n  spr-cluster images prune --yes --json\n",
     )
     for each, run in ((delete, run_delete), (prune, run_prune)):

@@ -52,9 +52,10 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "up",
         "buy, install, connect and verify a cluster",
-        "Make a cluster: a head node with the software installed, an image of it, the workers from\n"
-        "that image, SSH between all of them, and a check of AMX on each. Run again after any\n"
-        "interruption it continues; on a cluster that is as it should be it changes nothing.",
+        "Make a cluster: nodes from an image that has the software, or where there is none, with the\n"
+        "software installed (--bake says how) and an image made of it; SSH between all of them, and\n"
+        "a check of AMX on each. Run again after any interruption it continues; on a cluster that is\n"
+        "as it should be it changes nothing.",
         _UP_EXAMPLES,
     )
     add_wishes(up)

@@ -28,7 +28,7 @@ def add_wishes(parser: argparse.ArgumentParser) -> None:
         metavar="WAY",
         help="where no image has the software: `head` installs the head and starts the others from "
         "an image of it; `none` installs all nodes at once, and makes the image afterwards "
-        "(default: the quicker; none on AWS, head on the embedded cloud)",
+        "(default: none on AWS up to 32 nodes, else head)",
     )
     add("--ttl", help="the nodes end themselves after this time (default: 8h); see `extend`")
     add("--idle-timeout", help="... and after this time without a job or an SSH session")

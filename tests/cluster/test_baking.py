@@ -139,6 +139,35 @@ def test_down_that_keeps_an_image_has_it_finished_first(park_cloud: ParkCloud) -
     )
 
 
+def test_an_image_that_was_never_sealed_is_neither_kept_nor_waited_for(
+    park_cloud: ParkCloud,
+) -> None:
+    park_cloud.faults("image_s = 300\n")
+    park_cloud.up(nodes=1, bake="none")
+    (image,) = park_cloud.found("images").images
+    unsealed = [{"Key": tags.SEALED, "Value": "no"}]
+    park_cloud.ec2.create_tags(Resources=[image.id], Tags=unsealed)
+
+    park_cloud.down(keep_image=True)
+
+    assert [i.tags.get(tags.KEPT) for i in park_cloud.found("images").images] == [None]
+    assert f"Image on its way: {image.id}" not in park_cloud.notes.phases
+
+
+def test_a_kept_image_that_failed_makes_room_for_another_of_its_head(park_cloud: ParkCloud) -> None:
+    park_cloud.faults("image_s = 300\n")
+    park_cloud.up(nodes=1, bake="none")
+    (image,) = park_cloud.found("images").images
+    kept = [{"Key": tags.KEPT, "Value": "yes"}]
+    park_cloud.ec2.create_tags(Resources=[image.id], Tags=kept)
+    park_cloud.fake.backend.amis[image.id].state = "failed"
+
+    park_cloud.up()
+
+    (another,) = park_cloud.found("images").images
+    assert (another.id != image.id, another.name) == (True, image.name)
+
+
 def test_a_failed_image_is_not_kept(park_cloud: ParkCloud) -> None:
     park_cloud.faults("image_s = 300\n")
     park_cloud.up(nodes=1, bake="none")

@@ -120,6 +120,24 @@ def test_the_fabric_is_the_one_that_was_asked_for() -> None:
     assert environment(command_for(facts).argv)["FI_PROVIDER"] == "tcp"
 
 
+def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them() -> None:
+    own = {"OMP_NUM_THREADS": "24", "CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "auto"}
+    job = replace(make_job("ccl", 2), env={**own, "KMP_HW_SUBSET": "1T", "CCL_LOG_LEVEL": "info"})
+    placement = place(machine(8), backend="ccl", nproc_per_node=2)
+
+    command = build_launch_command(job, placement, PATHS, "172.31.0.10")
+
+    found = environment(command.argv)
+    assert (found["OMP_NUM_THREADS"], found["CCL_WORKER_COUNT"]) == ("3", "1")
+    assert found["CCL_WORKER_AFFINITY"] == "0,4"
+    assert "KMP_HW_SUBSET" not in found
+    assert found["CCL_LOG_LEVEL"] == "info"
+    assert command.warnings == (
+        "CCL_WORKER_AFFINITY, CCL_WORKER_COUNT, KMP_HW_SUBSET, OMP_NUM_THREADS of the stack's "
+        "environment left out: the placement decides",
+    )
+
+
 def test_the_published_recipe_is_not_pinned() -> None:
     command = command_for(machine(32), backend="ccl", mode="reference")
     found = environment(command.argv)

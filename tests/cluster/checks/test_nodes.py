@@ -162,6 +162,28 @@ def test_where_the_heads_clock_is_wrong_the_head_is_named() -> None:
     assert "90.0 s (± 0 us) ahead of the other nodes" in one(results, "node0", "clock").found
 
 
+def test_nodes_whose_mtus_differ_fail_also_where_the_head_or_most_have_the_small_one() -> None:
+    def small(node: str) -> dict[str, Any]:
+        interface = {"name": "ens5", "mtu": 1500}
+        return {"network": {"interfaces": {ON_AWS.addresses[node]: interface}}}
+
+    mixed = judge(**{node: small(node) for node in NODES[:2]})
+    alike = judge(**{node: small(node) for node in NODES})
+
+    assert told(mixed) == [("node0", "mtu", "fail"), ("node1", "mtu", "fail")]
+    assert told(alike) == [(node, "mtu", "warn") for node in NODES]
+
+
+def test_a_node_is_not_blamed_for_what_most_others_lack() -> None:
+    lacking: dict[str, Any] = {"tcmalloc": {"path": None}, "mark": None}
+
+    results = judge(node0=lacking, node1=lacking)
+
+    assert told(results) == [
+        (node, check, "fail") for check in ("tcmalloc", "stack") for node in NODES[:2]
+    ]
+
+
 def test_all_nodes_of_another_installation_are_a_warning_only() -> None:
     results = judge(ON_AWS, **{node: {"mark": "0123"} for node in NODES})
 

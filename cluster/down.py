@@ -12,7 +12,7 @@ from infra import instances, tags
 from infra.actions import ActionKind, Plan
 from infra.clients import DENIED, error_code
 from infra.errors import DeadlineError, SprError
-from infra.images import wait_until_available
+from infra.images import Image, wait_until_available
 from infra.inventory import Inventory, describe_inventory
 from infra.plan import plan_down
 from infra.removal import remove
@@ -38,15 +38,15 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
     Raises :class:`SprError` naming whatever EC2 still shows in the end.
     """
     removed: dict[str, set[str]] = {}
+    kept = Inventory()
     denied: set[str] = set()
     # Without a trace of it anywhere, one look is proof enough.
     clean, wanted = 0, 2 if ctx.files.folder.exists() else 1
     start, rounds, reason = ctx.clock.monotonic(), 0, ""
     while clean < wanted:
         found = _look(ctx, name, again=clean > 0)
-        if keep_image:
-            _keep(ctx, found)
-        rest = found.without_image() if keep_image else found
+        kept = _keep(ctx, found) if keep_image else Inventory()
+        rest = found.without(kept)
         if not rest:
             clean += 1
             continue
@@ -61,24 +61,38 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
         for kind, ids in rest.ids().items():
             removed.setdefault(kind, set()).update(ids)
         reason = _remove_all(ctx, plan_down(rest), denied)
-    kept = found if keep_image else Inventory()
     if remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region)):
         ctx.files.remove(keep_cloud=bool(kept))
     return Removed({kind: sorted(ids) for kind, ids in removed.items()}, kept)
 
 
-def _keep(ctx: Context, found: Inventory) -> None:
-    """Label the images before anything goes, and have them finished while their machine is there.
+def _keep(ctx: Context, found: Inventory) -> Inventory:
+    """The images that others may start from, with their snapshots; labelled before anything goes.
 
-    Raises :class:`CloudError` for one that fails.
+    One that is on its way is finished while its machine, the head, is there; the workers go first.
     """
-    good = [image for image in found.images if image.is_sound]
+    good = [image for image in found.images if image.is_for_others]
     if new := [image.id for image in good if image.tags.get(tags.KEPT) != "yes"]:
         instances.label_instances(ctx.clients.ec2, new, {tags.KEPT: "yes"})
-    for image in good:
-        if image.state == "pending":
-            with ctx.progress.phase(f"Image on its way: {image.id}"):
-                wait_until_available(ctx.clients.ec2, image.id, ctx.progress, ctx.clock)
+    if any(image.state == "pending" for image in good):
+        workers = tuple(i for i in found.instances if i.role != instances.HEAD)
+        _remove_all(ctx, plan_down(Inventory(instances=workers)), set())
+    kept = [image for image in good if image.state != "pending" or _is_finished(ctx, image)]
+    others = {id_ for image in found.images if image not in kept for id_ in image.snapshot_ids}
+    # A snapshot that no other image names may be of one that EC2 has not listed it for yet.
+    snapshots = [s for s in found.snapshots if kept and s.id not in others]
+    return Inventory(images=tuple(kept), snapshots=tuple(snapshots))
+
+
+def _is_finished(ctx: Context, image: Image) -> bool:
+    """Wait for an image; where it comes to nothing that is told, and it goes with the rest."""
+    with ctx.progress.phase(f"Image on its way: {image.id}"):
+        try:
+            wait_until_available(ctx.clients.ec2, image.id, ctx.progress, ctx.clock)
+        except SprError as error:
+            ctx.progress.note(f"{error.message}; it goes with the rest")
+            return False
+    return True
 
 
 def _look(ctx: Context, name: str, *, again: bool) -> Inventory:

@@ -164,8 +164,16 @@ class Up:
     def _install(self) -> None:
         self.machines.install(self.stack, self.situation.recipe)
 
+    @property
+    def _has_jobs(self) -> bool:
+        """Somebody's data and models may be on the head; `bench` leaves its own figures only."""
+        command = "ls -A spr-jobs 2>/dev/null | grep -v ^bench-"
+        return bool(self.machines.head_host.run(command, check=False).stdout.strip())
+
     def _begin_image(self) -> str:
         head = self.machines.cluster.head
+        labels = {tags.INSTALLED: self.situation.software, tags.STACK: self.spec.stack}
+        labels |= {tags.USED: "yes"} if self._has_jobs else {}
         return begin_image(
             self.ctx.clients.ec2,
             self.machines.head_host,
@@ -173,15 +181,13 @@ class Up:
             self.spec.name,
             # EC2 takes a name once: an image that an interrupted run began can't be begun again.
             name=f"spr-cluster-{self.spec.name}-{head.instance.id}",
-            labels={tags.INSTALLED: self.situation.software, tags.STACK: self.spec.stack},
+            labels=labels,
             clock=self.ctx.clock,
         )
 
     def _begin_image_for_next_time(self) -> None:
         try:
-            if self.machines.head_host.run(
-                "ls -A spr-jobs 2>/dev/null", check=False
-            ).stdout.strip():
+            if self._has_jobs:
                 # Any cluster may start from a kept image: nobody's data and models belong into it.
                 self.ctx.progress.note("no image: there are jobs on the head")
                 return

@@ -70,6 +70,11 @@ class Image:
         """It is or will be available, and it is known to be clean."""
         return self.state in ("pending", "available") and self.tags.get(tags.SEALED) == "yes"
 
+    @property
+    def is_for_others(self) -> bool:
+        """Any cluster may start from it: nothing is in it but the software."""
+        return self.is_sound and self.tags.get(tags.USED) != "yes"
+
     def holds(self, recipe: str) -> bool:
         """Nodes can be made from it: it is sound, and of that software."""
         return self.is_sound and self.tags.get(tags.INSTALLED) == recipe

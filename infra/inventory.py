@@ -73,6 +73,15 @@ class Inventory:
         """The same without images and their snapshots, which a user may wish to keep."""
         return replace(self, images=(), snapshots=())
 
+    def without(self, kept: Inventory) -> Inventory:
+        """The same without what is in the other one."""
+        ids = {id_ for listed in kept.ids().values() for id_ in listed}
+        rest = {
+            each.name: tuple(item for item in getattr(self, each.name) if item.id not in ids)
+            for each in fields(self)
+        }
+        return Inventory(**rest)
+
     @property
     def alive(self) -> tuple[Instance, ...]:
         """The machines that are not on their way out."""

@@ -62,7 +62,8 @@ class Situation:
         if own is not None and own.state == "available":
             return own
         if self.cached:
-            return min(self.cached, key=lambda image: image.id)
+            # The newest has the newest base.
+            return max(self.cached, key=lambda image: (image.created, image.id))
         # Where every node can install by itself, nobody waits an hour for an image.
         return own if self.bake == "head" else None
 
@@ -97,6 +98,9 @@ def _sort_machines(situation: Situation) -> tuple[tuple[Instance, ...], dict[str
     nodes = rank_instances(_in_place(situation))
     # A second head can only be what an interrupted move has left.
     keep = tuple(n for i, n in enumerate(nodes) if i == 0 or n.role != HEAD)
+    # What would be installed on a bare one today is not what the others have.
+    mixed = situation.software != situation.recipe
+    keep = tuple(n for n in keep if n.tags.get(tags.INSTALLED) or not mixed)
     keep = keep[: situation.spec.nodes]
     kept = {instance.id for instance in keep}
     strays = {}

@@ -19,6 +19,8 @@ SEALED = "spr-cluster:sealed"
 """On an image: it was made without the machine's private keys and identity."""
 KEPT = "spr-cluster:kept"
 """On an image: kept on purpose, by ``down --keep-image`` or ``bake``; any cluster may start from it."""
+USED = "spr-cluster:used"
+"""On an image: its head had run jobs, so that it holds somebody's data; good for its own cluster alone."""
 MESH = "spr-cluster:mesh"
 """On the head: which nodes were connected last."""
 

@@ -6,7 +6,7 @@ umask 077
 mkdir -p -m 755 $state
 
 # The slow part first: while it lasts, the machine still has its keys.
-rm -f /root/.bash_history /home/*/.bash_history
+rm -f /root/.*_history /home/*/.*_history
 apt-get clean
 rm -rf /var/lib/apt/lists/* /home/*/.cache/pip /root/.cache/pip
 sync
@@ -47,6 +47,11 @@ flock 8
     # Who may enter is each machine's own: cloud-init writes it from the key that it is started with.
     ls -d /home/*/.ssh/authorized_keys /root/.ssh/authorized_keys || true
     grep -ls 'PRIVATE KEY-----' /home/*/.ssh/* /root/.ssh/* || true
+    # What a user may have signed in to since.
+    for home in /home/* /root; do
+        find "$home"/{.aws,.kaggle,.netrc,.git-credentials,.docker/config.json} \
+            "$home"/.cache/huggingface/{token,stored_tokens} -type f 2>/dev/null || true
+    done
 } | sed 's|^/||' >$state/taken
 tar -C / -cpf $state/taken.tar -T $state/taken
 echo "$token" >$state/sealed

@@ -12,7 +12,7 @@ from provision.health import NodeHealth
 
 _KIB_PER_GIB = 1024 * 1024
 # The kernel keeps some percent of the memory for itself before it counts.
-_MEMORY_SHARE = 0.95
+_MEMORY_SHARE, _SMALL_MEMORY_SHARE, _SMALL_GIB = 0.95, 0.9, 32
 _AVAILABLE_SHARE = 0.25
 # Linux hands out AMX's registers from 5.16 on: https://docs.kernel.org/arch/x86/xstate.html
 _KERNEL = (5, 16)
@@ -150,7 +150,9 @@ def check_memory(node: str, told: NodeHealth, expected: Expected) -> CheckResult
     available = told.memory_available / _KIB_PER_GIB
     found = f"{total:.0f} GiB, {available:.0f} available"
     machine = expected.machine
-    if machine and total < machine.memory_gib * _MEMORY_SHARE:
+    is_small = machine is not None and machine.memory_gib < _SMALL_GIB
+    share = _SMALL_MEMORY_SHARE if is_small else _MEMORY_SHARE
+    if machine and total < machine.memory_gib * share:
         remedy = f"memory is missing; {expected.replacement(node)}"
         wanted = f"{machine.name}: {machine.memory_gib} GiB"
         return CheckResult(node, "memory", Verdict.FAIL, found, wanted, remedy)

@@ -97,7 +97,8 @@ def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bo
     from cluster.cli.offer import propose
     from cluster.cli.up import apply_proposal
     from cluster.down import down
-    from cluster.lifecycle import observe, prepare
+    from cluster.lifecycle import prepare
+    from infra.errors import SprError
     from infra.tags import KEPT
 
     situation = prepare(ctx, args.name, _wishes(args, stack), args.ssh_cidr, wants_image=True)
@@ -109,10 +110,14 @@ def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bo
             proposal.require_quota()
             confirm("Do it?", yes=args.yes)
         apply_proposal(proposal, yes=True, again=f"bake --stack {stack}")
-        made = [i for i in observe(ctx, args.name).images if i.holds(situation.recipe)]
-        image = made[0]
     elif image.tags.get(KEPT) == "yes" and not situation.found.without_image():
         return image, False
     with ctx.progress.phase("Give the machine back"):
-        down(ctx, args.name, keep_image=True)
-    return image, True
+        kept = down(ctx, args.name, keep_image=True).kept.images
+    made = [image for image in kept if image.holds(situation.recipe)]
+    if not made:
+        raise SprError(
+            "the image came to nothing, and the machine was given back",
+            hint="run the same command again: it makes a new one",
+        )
+    return made[0], True

@@ -10,6 +10,7 @@ import pytest
 from infra import tags
 from infra.actions import ActionKind, Plan
 from infra.errors import HostError, SprError
+from infra.inventory import Inventory
 from tests.cluster.command_line import CommandLine
 from tests.cluster.park_cloud import ParkCloud
 
@@ -150,7 +151,7 @@ def test_an_image_that_was_never_sealed_is_neither_kept_nor_waited_for(
 
     park_cloud.down(keep_image=True)
 
-    assert [i.tags.get(tags.KEPT) for i in park_cloud.found("images").images] == [None]
+    assert park_cloud.left() == []
     assert f"Image on its way: {image.id}" not in park_cloud.notes.phases
 
 
@@ -175,9 +176,45 @@ def test_a_failed_image_is_not_kept(park_cloud: ParkCloud) -> None:
         if image.owner_id == park_cloud.fake.backend.account_id:
             image.state = "failed"
 
-    park_cloud.down(keep_image=True)
-    assert [i.tags.get(tags.KEPT) for i in park_cloud.found("images").images] == [None]
-    park_cloud.down()
+    assert park_cloud.down(keep_image=True).kept == Inventory()
+    assert park_cloud.left() == []
+
+
+def test_an_image_that_fails_while_it_is_waited_for_keeps_no_machine(
+    park_cloud: ParkCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    park_cloud.faults("image_s = 300\n")
+    park_cloud.up(nodes=3, bake="none")
+    (image,) = park_cloud.found("images").images
+
+    pass_time = park_cloud.ctx.clock.sleep
+
+    def fail(seconds: float) -> None:
+        if image.id in park_cloud.fake.backend.amis:
+            park_cloud.fake.backend.amis[image.id].state = "failed"
+        pass_time(seconds)
+
+    monkeypatch.setattr(park_cloud.ctx.clock, "sleep", fail)
+    assert park_cloud.down(keep_image=True).kept == Inventory()
+    assert park_cloud.left() == []
+    assert any("it goes with the rest" in note for note in park_cloud.notes.told)
+    ends = [title for title in park_cloud.notes.phases if title.startswith("Terminate")]
+    # Nobody pays for three machines while one of them is copied.
+    assert park_cloud.notes.phases.index(ends[0]) < park_cloud.notes.phases.index(
+        f"Image on its way: {image.id}"
+    )
+    assert len(ends[0].split(",")) == 2
+
+
+def test_the_image_of_a_head_with_jobs_is_for_its_own_cluster_alone(park_cloud: ParkCloud) -> None:
+    park_cloud.up(nodes=1, bake="head")
+    park_cloud.change_machine(park_cloud.cluster().head.instance.id, jobs="squad-1")
+
+    park_cloud.up(nodes=2, bake="head")
+
+    (image,) = park_cloud.found("images").images
+    assert image.tags[tags.USED] == "yes"
+    assert park_cloud.down(keep_image=True).kept == Inventory()
     assert park_cloud.left() == []
 
 

@@ -20,6 +20,10 @@ IDENTITY = {
     "/home/ubuntu/.ssh/spr-cluster": "-----BEGIN OPENSSH PRIVATE KEY-----\nnodes\n",
     "/home/ubuntu/.ssh/own key": "-----BEGIN RSA PRIVATE KEY-----\nby hand\n",
     "/home/ubuntu/.ssh/authorized_keys": "ssh-ed25519 AAAA\n",
+    "/home/ubuntu/.aws/credentials": "aws_secret_access_key = x\n",
+    "/home/ubuntu/.aws/sso/cache/token.json": "{}\n",
+    "/home/ubuntu/.cache/huggingface/token": "hf_x\n",
+    "/root/.netrc": "password x\n",
 }
 OTHERS = {
     "/etc/ssh/sshd_config": "Port 22\n",

@@ -167,8 +167,8 @@ def test_nodes_whose_mtus_differ_fail_also_where_the_head_or_most_have_the_small
         interface = {"name": "ens5", "mtu": 1500}
         return {"network": {"interfaces": {ON_AWS.addresses[node]: interface}}}
 
-    mixed = judge(**{node: small(node) for node in NODES[:2]})
-    alike = judge(**{node: small(node) for node in NODES})
+    mixed = judge(ON_AWS, **{node: small(node) for node in NODES[:2]})
+    alike = judge(ON_AWS, **{node: small(node) for node in NODES})
 
     assert told(mixed) == [("node0", "mtu", "fail"), ("node1", "mtu", "fail")]
     assert told(alike) == [(node, "mtu", "warn") for node in NODES]

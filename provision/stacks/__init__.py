@@ -1,6 +1,7 @@
 """Stacks as data: each file beside this one names what a node's software is made of.
 
-``spr-cluster.toml`` in the working folder adds own ones, each of which changes one of these.
+``spr-cluster.toml`` in the working folder adds own ones, each of which changes one of these;
+``spr-cluster.locks`` beside it pins the packages of any of them.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _inputs(stack: Stack) -> dict[str, list[str]]:
 
 
 def _listed(value: str | Iterable[str]) -> list[str]:
-    return [value] if isinstance(value, str) else sorted(value)
+    return [value] if value and isinstance(value, str) else sorted(value)
 
 
 def parse_lock(text: str, where: str) -> Lock:

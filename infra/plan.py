@@ -36,8 +36,6 @@ class Situation:
     cached: tuple[Image, ...] = ()
     wants_image: bool = False
     """An image is what it is all about, even without workers to start from it."""
-    bare: bool = False
-    """Machines as they come are what it is all about: nothing is put on them."""
 
     @property
     def software(self) -> str:
@@ -60,8 +58,6 @@ class Situation:
     @property
     def image(self) -> Image | None:
         """What missing nodes start from; ``None`` where that is the bare base image."""
-        if self.bare:
-            return None
         own = self.own_image
         if own is not None and own.state == "available":
             return own
@@ -131,15 +127,6 @@ def check_head_is_not_stopped(found: Inventory, given_up: Container[str] = ()) -
             )
 
 
-_BEYOND_MACHINES = (
-    ActionKind.INSTALL,
-    ActionKind.CREATE_IMAGE,
-    ActionKind.BEGIN_IMAGE,
-    ActionKind.CONNECT,
-    ActionKind.VERIFY,
-)
-
-
 def plan_up(situation: Situation) -> Plan:
     """From what is there to what is wished for; nothing but a look where both are the same."""
     keep, strays = _sort_machines(situation)
@@ -148,8 +135,6 @@ def plan_up(situation: Situation) -> Plan:
         *_plan_surroundings(situation, keep),
         *_plan_machines(situation, keep),
     ]
-    if situation.bare:
-        actions = [action for action in actions if action.kind not in _BEYOND_MACHINES]
     # Whichever of the wished types it will be: the dearest one is the most that it can cost.
     machines = [CATALOGUE[keep[0].instance_type]] if keep else situation.spec.machines
     usd_per_hour = max(m.usd_per_hour for m in machines) * situation.spec.nodes

@@ -12,21 +12,22 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from infra.errors import SprError
 from provision.needs import Needs, Wheel, find_needs
-from provision.place import Here, Place
 
 # --dry-run with --report came with 22.2: https://pip.pypa.io/en/stable/news/#v22-2
-OLDEST = (22, 2)
+_OLDEST = (22, 2)
 # Seen in November 2026: 25.0 still downloads every wheel of a dry run, 25.3 reads their metadata alone.
 _FRUGAL = (25, 3)
 # The C library of each Ubuntu release decides which wheels run on it (PEP 600).
@@ -101,13 +102,12 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Pip:
-    """A pip of a machine. ``isolated``: without its configuration; ``answer_s``: per request."""
+    """A pip of this machine. ``isolated``: without its configuration; ``answer_s``: per request."""
 
     command: tuple[str, ...]
     isolated: bool = False
     answer_s: float = 10
     version: tuple[int, int] = _FRUGAL
-    place: Place = field(default_factory=Here)
 
     @property
     def downloads(self) -> bool:
@@ -155,7 +155,7 @@ class Pip:
             needs = find_needs(requirements, found.wheels, target.python)
             if found.error or not needs.unmet:
                 return Resolved(needs.wheels, found.reason, found.error)
-            asked = (*requirements, *needs.unmet)
+            asked = (*asked, *needs.unmet)
         return Resolved((), Reason.OTHER, _tell_unmet(needs, target))
 
     def _resolve_here(
@@ -173,13 +173,13 @@ class Pip:
         self, requirements: Sequence[str], target: Target, sources: Sources, end: float
     ) -> Resolved:
         left = max(end - time.monotonic(), 0.1)
-        with self.place.folder() as folder:
-            report = f"{folder}/report.json"
-            argv = ["install", "--dry-run", "--ignore-installed", "--report", report]
+        with tempfile.TemporaryDirectory(prefix="spr-cluster-") as folder:
+            report = Path(folder, "report.json")
+            argv = ["install", "--dry-run", "--ignore-installed", "--report", str(report)]
             argv += ["--target", f"{folder}/target", *self._patience, *target.options]
             code, output = self._run([*argv, *sources.options, *requirements], left)
             if code == 0:
-                return Resolved(_read_report(self.place.read(report)))
+                return Resolved(_read_report(report.read_text()))
         if code is None:
             return Resolved((), Reason.TIME, f"pip did not come to an end within {left:.0f} s")
         return explain(output)
@@ -192,7 +192,21 @@ class Pip:
         """The exit code, ``None`` where the time was over, and all output."""
         common = ["--disable-pip-version-check", "--no-color"]
         common += ["--isolated"] if self.isolated else []
-        return self.place.run([*self.command, *argv, *common], max(deadline_s, 0.1))
+        try:
+            done = subprocess.run(
+                [*self.command, *argv, *common],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=max(deadline_s, 0.1),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            output = late.stdout or b""
+            return None, output.decode(errors="replace") if isinstance(output, bytes) else output
+        return done.returncode, done.stdout
 
 
 def find_pip(*, isolated: bool = False, answer_s: float = 10) -> Pip:
@@ -204,24 +218,18 @@ def find_pip(*, isolated: bool = False, answer_s: float = 10) -> Pip:
     seen, able = [], []
     for command in candidates:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-        version = read_version(done.stdout)
-        told = f"pip {version[0]}.{version[1]}" if version[0] else "broken"
-        seen.append(f"{' '.join(command)} is {told}")
-        if version >= OLDEST:
+        match = re.match(r"pip (\d+)\.(\d+)", done.stdout)
+        seen.append(f"{' '.join(command)} is {match[0] if match else 'broken'}")
+        version = (int(match[1]), int(match[2])) if match else (0, 0)
+        if version >= _OLDEST:
             able.append(Pip(command, isolated, answer_s, version))
     frugal = [pip for pip in able if not pip.downloads]
     for pip in frugal + able:
         return pip
     raise SprError(
-        f"no pip from {'.'.join(map(str, OLDEST))} on here ({'; '.join(seen) or 'none at all'})",
+        f"no pip from {'.'.join(map(str, _OLDEST))} on here ({'; '.join(seen) or 'none at all'})",
         hint="python3 -m pip install --upgrade pip, or apt-get install python3-pip",
     )
-
-
-def read_version(output: str) -> tuple[int, int]:
-    """A pip's version, from what ``pip --version`` prints; zeros where that is none."""
-    match = re.match(r"pip (\d+)\.(\d+)", output)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _read_report(text: str) -> tuple[Wheel, ...]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from infra.errors import SprError
 from infra.progress import Progress
 from provision.needs import Wheel
 from provision.pip import Found, Pip, Sources, Target
-from provision.place import Here, Place
 from provision.stacks import Stack
 from provision.stacks.lock import requirements
 from provision.stacks.versions import Requirement, parse_requirement
@@ -71,7 +72,7 @@ def check_sources(stack: Stack, pip: Pip, progress: Progress, *, limit_s: float)
     progress.note(f"asking {', '.join(map(_host, dict.fromkeys(named)))}")
     # An index's first page may be refused where its packages' pages are not.
     strict = {*stack.find_links, stack.examples}
-    silent = _probe_all(pip.place, named, strict, min(pip.answer_s, limit_s))
+    silent = _probe_all(named, strict, min(pip.answer_s, limit_s))
     problems = [Problem(f"{url} {why}", index=url) for url, why in silent.items()]
     sources = Sources(
         tuple(url for url in (main, *stack.indexes) if url not in silent),
@@ -163,16 +164,13 @@ def _left(end: float) -> float:
     return max(end - time.monotonic(), 0.1)
 
 
-def _probe_all(
-    place: Place, urls: Sequence[str], strict: set[str], limit_s: float
-) -> dict[str, str]:
+def _probe_all(urls: Sequence[str], strict: set[str], limit_s: float) -> dict[str, str]:
     """The addresses that can't be used, each with the reason."""
     asked = list(dict.fromkeys(urls))
-    probes = [_Probe(place, url, url in strict, limit_s) for url in asked]
+    probes = [_Probe(url, url in strict, limit_s) for url in asked]
     for probe in probes:
         probe.start()
-    # From another machine they come one after another.
-    end = time.monotonic() + (limit_s if isinstance(place, Here) else len(probes) * (limit_s + 5))
+    end = time.monotonic() + limit_s
     for probe in probes:
         probe.join(max(end - time.monotonic(), 0))
     late = f"did not answer within {limit_s:g} s"
@@ -182,13 +180,28 @@ def _probe_all(
 class _Probe(threading.Thread):
     """One request whose time is limited whatever the server does, so it is a thread to be left."""
 
-    def __init__(self, place: Place, url: str, strict: bool, limit_s: float) -> None:
+    def __init__(self, url: str, strict: bool, limit_s: float) -> None:
         super().__init__(daemon=True)
-        self.place, self.url, self.strict, self.limit_s = place, url, strict, limit_s
+        self.url, self.strict, self.limit_s = url, strict, limit_s
         self.reason = ""
 
     def run(self) -> None:
-        try:
-            self.reason = self.place.probe(self.url, strict=self.strict, limit_s=self.limit_s)
-        except SprError as error:
-            self.reason = f"can't be asked about: {error.message}"
+        self.reason = probe(self.url, strict=self.strict, limit_s=self.limit_s)
+
+
+def probe(url: str, *, strict: bool, limit_s: float) -> str:
+    """Why an address can't be used; empty where it can."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return "" if Path(parts.path).exists() else "is not there"
+    try:
+        urllib.request.urlopen(url, timeout=limit_s).close()
+    except urllib.error.HTTPError as error:
+        refused = error.code >= 500 or strict
+        return f"answers {error.code} {error.reason}" if refused else ""
+    except (OSError, ValueError) as error:
+        why = str(getattr(error, "reason", error))
+        if "timed out" in why:
+            return f"did not answer within {limit_s:g} s"
+        return f"can't be reached: {why}"
+    return ""

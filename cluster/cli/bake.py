@@ -75,21 +75,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def wish_small_machine(types: str | None, stack: str) -> dict[str, Any]:
-    """The wishes for one machine that is given back soon; ``types``: as the option has them."""
+def _wishes(args: argparse.Namespace, stack: str) -> dict[str, Any]:
     from datetime import timedelta
 
-    names = types.split(",") if types else BAKERS
-    return {
+    types = args.instance_type.split(",") if args.instance_type else BAKERS
+    wishes = {
         "nodes": 1,
         "stack": stack,
-        "instance_types": tuple(name.strip() for name in names if name.strip()),
+        "instance_types": tuple(name.strip() for name in types if name.strip()),
         "amx_required": False,
         "volume_gib": _VOLUME_GIB,
         "ttl": timedelta(hours=_TTL_H),
         "bake": "head",
         "placement_group": False,
     }
+    return {**wishes, "subnet_id": args.subnet_id} if args.subnet_id else wishes
 
 
 def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bool]:
@@ -100,9 +100,7 @@ def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bo
     from cluster.lifecycle import observe, prepare
     from infra.tags import KEPT
 
-    wishes = wish_small_machine(args.instance_type, stack)
-    wishes |= {"subnet_id": args.subnet_id} if args.subnet_id else {}
-    situation = prepare(ctx, args.name, wishes, args.ssh_cidr, wants_image=True)
+    situation = prepare(ctx, args.name, _wishes(args, stack), args.ssh_cidr, wants_image=True)
     image = situation.image
     if image is None or image.state != "available":
         proposal = propose(ctx, situation)

@@ -7,7 +7,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from cluster.cli import stacks_lock, stacks_machine
+from cluster.cli import stacks_lock
 from cluster.cli.common import SubParsers, add_command
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _CHECK_EXAMPLES = """\
   spr-cluster stacks check
   spr-cluster stacks check intel reference --json
   spr-cluster stacks check upstream --timeout 60
-  spr-cluster stacks check intel --from-machine --yes
 """
 
 
@@ -53,12 +52,11 @@ def add_parser(subparsers: SubParsers) -> None:
         "ask every index and for every package; installs nothing",
         "Ask every index that a stack names, look for each of its packages as the node's Python and\n"
         "Ubuntu would, and let pip resolve them together without installing. It asks from this\n"
-        "machine, about Python packages, or from a small one in the cloud, which also asks for\n"
-        "Ubuntu's own packages. Exit code 1 with a sentence per problem.",
+        "machine, about Python packages; Ubuntu's own packages are not asked for. Exit code 1\n"
+        "with a sentence per problem.",
         _CHECK_EXAMPLES,
     )
     add_asking_options(check)
-    stacks_machine.add_options(check)
     check.set_defaults(run=run_check)
     stacks_lock.add_parser(actions)
 
@@ -190,23 +188,17 @@ def run_check(args: argparse.Namespace) -> int:
     from provision.stacks import load_stack, stack_names
 
     check_timeout(args)
-    stacks_machine.check_options(args)
     stacks = [load_stack(name, locked=False) for name in dict.fromkeys(args.names or stack_names())]
+    pip = find_pip(isolated=args.isolated)
     progress = make_progress()
-    pip = None if args.from_machine else find_pip(isolated=args.isolated)
     reports = []
     for stack in stacks:
         with progress.phase(f"Check stack {stack.name}"):
-            reports.append(
-                check_sources(stack, pip, progress, limit_s=args.timeout)
-                if pip
-                else stacks_machine.check_from_machine(args, stack, progress)
-            )
+            reports.append(check_sources(stack, pip, progress, limit_s=args.timeout))
     if args.json:
         print(json.dumps([report.as_dict() for report in reports]))
     else:
-        more = say_configuration(pip) if pip else []
-        print("\n".join([*map(render_report, reports), *more]))
+        print("\n".join([*map(render_report, reports), *say_configuration(pip)]))
     return 1 if any(report.problems for report in reports) else 0
 
 

@@ -246,7 +246,7 @@ def test_a_locked_stack_is_installed_by_its_hashes_alone(node: Machine) -> None:
 
     for call in (upgrade, install):
         assert re.search(r" --require-hashes --no-deps -r /dev/fd/\d+$", call)
-    assert "torch" not in install
+    assert "torch==" not in install
     assert kept.read_text().splitlines() == [LOCK[0], *LOCK]
 
 

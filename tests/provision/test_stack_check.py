@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from infra.progress import Silent
-from provision.index_probe import probe
 from provision.pip import Pip, Target, find_pip
-from provision.stack_check import SourcesReport, check_sources
+from provision.stack_check import SourcesReport, check_sources, probe
 from provision.stacks import Stack, load_stack
 from tests.provision.package_index import PackageIndex, serve_index
 

@@ -21,6 +21,8 @@ _ROOT = "/opt/spr-cluster"
 VENV = f"{_ROOT}/venv"
 STACK_FILE = f"{_ROOT}/stack"
 """On the node: the digest of the stack that it has, whole."""
+LOCK_FILE = f"{_ROOT}/lock.txt"
+"""On the node, unless its pip is too old to tell: what its environment was installed from, with hashes."""
 EXAMPLES = f"{_ROOT}/examples"
 """On the node, where the stack has them: run_qa.py and what lies beside it."""
 LOG = "/var/log/spr-cluster-install.log"
@@ -66,12 +68,14 @@ def wait_for_cloud_init(host: Host, clock: Clock | None = None) -> None:
 
 def render_install_script(stack: Stack) -> str:
     """The bash script that installs a stack. It can run again after any interruption."""
-    values = {"root": _ROOT, "venv": VENV, "pip": stack.pip, "examples": stack.examples}
+    values = {"root": _ROOT, "venv": VENV, "python": stack.python}
+    values |= {"pip": stack.pip, "examples": stack.examples}
     arrays = {
         "system_packages": stack.system_packages,
         "python_packages": stack.python_packages,
         "indexes": stack.indexes,
         "find_links": stack.find_links,
+        "lock": stack.lock,
         "versions": [f"{module}={wanted}" for module, wanted in stack.versions.items()],
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]

@@ -1,7 +1,7 @@
 # Installs a stack. provision/install.py puts the values before these lines, and the whole into one
-# group, which bash reads to its end before it begins: root, venv, pip, examples, system_packages,
-# python_packages, indexes, find_links, versions. Runs as the login user, with sudo; $1 is the
-# stack's digest.
+# group, which bash reads to its end before it begins: root, venv, python, pip, examples,
+# system_packages, python_packages, indexes, find_links, lock, versions. Runs as the login user, with
+# sudo; $1 is the stack's digest.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
@@ -71,12 +71,35 @@ echo "@step Python environment"
 # The mark stays where this is interrupted: nobody knows then what is in it.
 [ ! -e "$venv.unfinished" ] || rm -rf "$venv"
 touch "$venv.unfinished"
-[ -x "$venv/bin/pip" ] || python3 -m venv "$venv"
+# What an environment was installed from is known from its beginning on, or not at all.
+record="$root/lock.txt"
+if [ -x "$venv/bin/pip" ]; then
+    [ -e "$record" ] || record=
+else
+    rm -f "$record"
+    python3 -m venv "$venv"
+fi
+pip_install() {
+    "$venv/bin/pip" install --disable-pip-version-check --no-input --no-cache-dir --retries 5 "$@"
+}
+
+# A lock's wheels are for one Python; another one needs others.
+if ((${#lock[@]})) && here=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])') \
+    && [ "$here" != "$python" ]; then
+    echo "@step the lock is for Python $python, here is $here: resolving without it"
+    lock=()
+fi
+# Its packages are all that is needed, and pip, asked to look, would stumble over extras that others
+# want of them: https://github.com/pypa/pip/issues/9644
+locked=(--require-hashes --no-deps -r)
 
 if [ -n "$pip" ]; then
     echo "@step pip $pip"
-    "$venv/bin/pip" install --disable-pip-version-check --no-input --no-cache-dir --retries 5 \
-        "pip==$pip"
+    if ((${#lock[@]})); then
+        pip_install "${locked[@]}" <(printf '%s\n' "${lock[@]}" | grep '^pip==')
+    else
+        pip_install "pip==$pip"
+    fi
 fi
 
 # What can't be reached is left out: the machine's own pip configuration may have what is needed.
@@ -102,8 +125,30 @@ for index in "${indexes[@]}"; do use --extra-index-url "$index"; done
 for page in "${find_links[@]}"; do use --find-links "$page"; done
 
 echo "@step Python packages"
-"$venv/bin/pip" install --disable-pip-version-check --no-input --no-compile --no-cache-dir --retries 5 \
-    "${extra[@]}" "${python_packages[@]}"
+# From pip 22.2 on: https://pip.pypa.io/en/stable/reference/installation-report/
+[[ "$("$venv/bin/pip" help install)" == *--report* ]] || record=
+[ -z "$record" ] || extra+=(--report "$venv.report")
+if ((${#lock[@]})); then
+    pip_install --no-compile "${extra[@]}" "${locked[@]}" <(printf '%s\n' "${lock[@]}")
+else
+    pip_install --no-compile "${extra[@]}" "${python_packages[@]}"
+fi
+if [ -n "$record" ]; then
+    "$venv/bin/python" - "$venv.report" "$record" <<'RECORD'
+import json, pathlib, re, sys
+report, record = map(pathlib.Path, sys.argv[1:])
+# The report has what this run installed; the rest is there from an earlier one.
+lines = record.read_text().splitlines() if record.exists() else []
+by_name = {line.partition("==")[0]: line for line in lines}
+for item in json.loads(report.read_text())["install"]:
+    name = re.sub("[-_.]+", "-", item["metadata"]["name"]).lower()
+    hashes = item["download_info"].get("archive_info", {}).get("hashes", {})
+    options = [f" --hash={kind}:{digest}" for kind, digest in sorted(hashes.items())]
+    by_name[name] = name + "==" + item["metadata"]["version"] + "".join(options)
+record.write_text("".join(by_name[name] + "\n" for name in sorted(by_name)))
+report.unlink()
+RECORD
+fi
 
 if [ -n "$examples" ]; then
     echo "@step examples of transformers"

@@ -5,6 +5,7 @@ Options: https://pip.pypa.io/en/stable/cli/pip_install/ and https://pip.pypa.io/
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import re
@@ -13,12 +14,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from infra.errors import SprError
+from provision.needs import Needs, Wheel, find_needs
 
 # --dry-run with --report came with 22.2: https://pip.pypa.io/en/stable/news/#v22-2
 _OLDEST = (22, 2)
@@ -26,6 +32,10 @@ _OLDEST = (22, 2)
 _FRUGAL = (25, 3)
 # The C library of each Ubuntu release decides which wheels run on it (PEP 600).
 _GLIBC_MINOR = {"20.04": 31, "22.04": 35, "24.04": 39}
+# What this machine's markers hid shows up round by round: a package, and then what that one needs.
+_ROUNDS = 8
+# Between two parts of a file.
+_DOWNLOAD_S = 60
 _SKIPPED = re.compile(r"Could not fetch URL (\S+?): (.*?)(?: - skipping)?$", re.MULTILINE)
 _AVAILABLE = re.compile(r"^Available versions: (.*)$", re.MULTILINE)
 
@@ -83,9 +93,9 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Resolved:
-    """The versions that fit together, those of what they need included; or why there are none."""
+    """The wheels that fit together, those of what they need included; or why there are none."""
 
-    versions: dict[str, str]
+    wheels: tuple[Wheel, ...]
     reason: Reason = Reason.NONE
     error: str = ""
 
@@ -137,8 +147,21 @@ class Pip:
     def resolve(
         self, requirements: Sequence[str], target: Target, sources: Sources, deadline_s: float
     ) -> Resolved:
-        """Let pip find versions that fit together, those that they need included."""
+        """Let pip find versions that fit together, those that they need on the target included."""
         end = time.monotonic() + deadline_s
+        asked = tuple(requirements)
+        for _ in range(_ROUNDS):
+            found = self._resolve_here(asked, target, sources, end)
+            needs = find_needs(requirements, found.wheels, target.python)
+            if found.error or not needs.unmet:
+                return Resolved(needs.wheels, found.reason, found.error)
+            asked = (*asked, *needs.unmet)
+        return Resolved((), Reason.OTHER, _tell_unmet(needs, target))
+
+    def _resolve_here(
+        self, requirements: Sequence[str], target: Target, sources: Sources, end: float
+    ) -> Resolved:
+        """What pip finds, which reads markers as for the Python that it runs on."""
         # Where a wheel's metadata can be read alone, the wheel itself stays where it is.
         found = self._resolve(["--use-feature=fast-deps", *requirements], target, sources, end)
         if found.reason == Reason.OTHER:
@@ -158,7 +181,7 @@ class Pip:
             if code == 0:
                 return Resolved(_read_report(report.read_text()))
         if code is None:
-            return Resolved({}, Reason.TIME, f"pip did not come to an end within {left:.0f} s")
+            return Resolved((), Reason.TIME, f"pip did not come to an end within {left:.0f} s")
         return explain(output)
 
     @property
@@ -209,10 +232,43 @@ def find_pip(*, isolated: bool = False, answer_s: float = 10) -> Pip:
     )
 
 
-def _read_report(text: str) -> dict[str, str]:
+def _read_report(text: str) -> tuple[Wheel, ...]:
     # https://pip.pypa.io/en/stable/reference/installation-report/
-    items = [item["metadata"] for item in json.loads(text)["install"]]
-    return {item["name"].lower().replace("_", "-"): item["version"] for item in items}
+    return tuple(_read_item(item) for item in json.loads(text)["install"])
+
+
+def _read_item(item: dict[str, Any]) -> Wheel:
+    about, source = item["metadata"], item["download_info"]
+    return Wheel(
+        canonicalize_name(about["name"]),
+        about["version"],
+        source["url"],
+        source.get("archive_info", {}).get("hashes", {}).get("sha256", ""),
+        tuple(about.get("requires_dist", ())),
+    )
+
+
+def _tell_unmet(needs: Needs, target: Target) -> str:
+    return f"pip did not find what else Python {target.python} needs: {', '.join(needs.unmet)}"
+
+
+def hash_wheel(wheel: Wheel, end: float) -> str:
+    """A wheel's SHA-256: its index's word, else of the file itself; raises :class:`SprError`.
+
+    ``end`` is by ``time.monotonic()``.
+    """
+    if wheel.sha256:
+        return wheel.sha256
+    digest = hashlib.sha256()
+    try:
+        with urllib.request.urlopen(wheel.url, timeout=_DOWNLOAD_S) as answer:
+            while part := answer.read(1 << 20):
+                digest.update(part)
+                if time.monotonic() > end:
+                    raise TimeoutError("the time was over before the file was there")
+    except (OSError, ValueError) as error:
+        raise SprError(f"{wheel.url}, whose index gives no SHA-256: {error}") from None
+    return digest.hexdigest()
 
 
 def explain(output: str) -> Resolved:
@@ -220,7 +276,7 @@ def explain(output: str) -> Resolved:
     conflict = re.search(r"The conflict is caused by:\n((?:[ \t]+\S.*\n?)+)", output)
     if conflict:
         parts = [line.strip() for line in conflict[1].splitlines()]
-        return Resolved({}, Reason.CONFLICT, f"these don't fit together: {'; '.join(parts)}")
+        return Resolved((), Reason.CONFLICT, f"these don't fit together: {'; '.join(parts)}")
     missing = re.search(
         r"satisfies the requirement (\S+)(?: \(from (?!versions)(.*?)\))? \(from versions: (.*?)\)\s*$",
         output,
@@ -230,6 +286,6 @@ def explain(output: str) -> Resolved:
         who = f"{missing[2]} needs {missing[1]}" if missing[2] else missing[1]
         there = ", ".join(reversed(missing[3].split(", ")[-5:]))
         fits = f"; there is {there}" if there != "none" else ""
-        return Resolved({}, Reason.MISSING, f"{who}, which no index has{fits}")
+        return Resolved((), Reason.MISSING, f"{who}, which no index has{fits}")
     errors = re.findall(r"^ERROR: (.*)$", output, re.MULTILINE)
-    return Resolved({}, Reason.OTHER, errors[-1] if errors else "pip failed without a reason")
+    return Resolved((), Reason.OTHER, errors[-1] if errors else "pip failed without a reason")

@@ -8,14 +8,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from infra.progress import Progress
+from provision.needs import Wheel
 from provision.pip import Found, Pip, Sources, Target
 from provision.stacks import Stack
+from provision.stacks.lock import requirements
 from provision.stacks.versions import Requirement, parse_requirement
 
 _AT_ONCE = 4
@@ -33,13 +35,18 @@ class Problem:
 
 @dataclass(frozen=True)
 class SourcesReport:
-    """What was found of one stack; ``resolved`` are the versions that an installation would take."""
+    """What was found of one stack; ``wheels`` are those that an installation would take."""
 
     stack: str
     target: Target
     sources: tuple[str, ...]
     problems: tuple[Problem, ...]
-    resolved: Mapping[str, str] = field(default_factory=dict)
+    wheels: tuple[Wheel, ...] = ()
+
+    @property
+    def resolved(self) -> dict[str, str]:
+        """Their versions, by name."""
+        return {wheel.name: wheel.version for wheel in self.wheels}
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -49,7 +56,7 @@ class SourcesReport:
             "python": self.target.python,
             "sources": list(self.sources),
             "problems": [asdict(problem) for problem in self.problems],
-            "resolved": dict(self.resolved),
+            "resolved": self.resolved,
         }
 
 
@@ -74,16 +81,16 @@ def check_sources(stack: Stack, pip: Pip, progress: Progress, *, limit_s: float)
     not_asked = tuple(url for url in silent if url != stack.examples)
     ask = _Question(stack, pip, target, sources, not_asked)
     missing = ask.find_missing(progress, end) if sources.indexes else []
-    resolved: Mapping[str, str] = {}
+    wheels: tuple[Wheel, ...] = ()
     # With something missing pip would fail again; with an index missing it would take other builds,
     # such as PyPI's torch for CUDA, gigabytes large.
     if not missing and not not_asked:
         much = f" (pip {pip.version[0]}.{pip.version[1]} downloads them; 25.3 would not)"
         progress.note(f"resolving all packages together{much if pip.downloads else ''}")
-        found = pip.resolve(stack.python_packages, target, sources, _left(end))
-        resolved = found.versions
+        found = pip.resolve(requirements(stack), target, sources, _left(end))
+        wheels = found.wheels
         missing = [Problem(found.error)] if found.error else []
-    return SourcesReport(stack.name, target, named, (*problems, *missing), resolved)
+    return SourcesReport(stack.name, target, named, (*problems, *missing), wheels)
 
 
 @dataclass(frozen=True)
@@ -98,16 +105,14 @@ class _Question:
 
     def find_missing(self, progress: Progress, end: float) -> list[Problem]:
         """A problem for every package that is not there, and for every index that broke off."""
-        texts = list(self.stack.python_packages)
-        texts += [f"pip=={self.stack.pip}"] if self.stack.pip else []
-        requirements = [found for found in map(parse_requirement, texts) if found]
+        asked = [found for found in map(parse_requirement, requirements(self.stack)) if found]
 
         def ask(requirement: Requirement) -> Found:
             progress.note(f"looking for {requirement.text}")
             return self.pip.find_versions(requirement.name, self.target, self.sources, _left(end))
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = dict(zip(requirements, pool.map(ask, requirements), strict=True))
+            found = dict(zip(asked, pool.map(ask, asked), strict=True))
         problems = [self._judge(requirement, answer) for requirement, answer in found.items()]
         return _broken_off(self.sources, found) + [problem for problem in problems if problem]
 

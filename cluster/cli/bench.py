@@ -95,7 +95,7 @@ def _measure(args: argparse.Namespace) -> tuple[Speeds, Context]:
     )
     speeds = bench(
         cluster,
-        load_stack(cluster.stack),
+        load_stack(cluster.stack, locked=False),
         open_host,
         request,
         progress=progress,

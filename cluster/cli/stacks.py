@@ -7,17 +7,20 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from cluster.cli import stacks_lock
 from cluster.cli.common import SubParsers, add_command
 
 if TYPE_CHECKING:
     from provision.pip import Pip
     from provision.stack_check import SourcesReport
     from provision.stacks import Stack
+    from provision.stacks.lock import Lock
 
 _EXAMPLES = """\
   spr-cluster stacks
   spr-cluster stacks check                    every stack: are all its packages to be had?
   spr-cluster stacks check intel --isolated   as a machine on AWS would ask
+  spr-cluster stacks lock intel --isolated    the same packages, by their hashes, on all later nodes
 
 your own, in spr-cluster.toml of the working folder:
   [stacks.mine]
@@ -53,33 +56,39 @@ def add_parser(subparsers: SubParsers) -> None:
         "with a sentence per problem.",
         _CHECK_EXAMPLES,
     )
-    check.add_argument("names", nargs="*", metavar="STACK", help="stacks (default: all)")
-    check.add_argument(
+    add_asking_options(check)
+    check.set_defaults(run=run_check)
+    stacks_lock.add_parser(actions)
+
+
+def add_asking_options(parser: argparse.ArgumentParser) -> None:
+    """Which stacks to ask about, and how; ``--json``."""
+    parser.add_argument("names", nargs="*", metavar="STACK", help="stacks (default: all)")
+    parser.add_argument(
         "--timeout",
         type=float,
         default=600.0,
         metavar="SECONDS",
         help="end at the latest after this time for each stack (default: 600)",
     )
-    check.add_argument(
+    parser.add_argument(
         "--isolated",
         action="store_true",
         help="leave out this machine's pip configuration, as machines on AWS have none",
     )
     # SUPPRESS: otherwise its absence here would take back a --json before `check`.
-    check.add_argument(
+    parser.add_argument(
         "--json",
         action="store_true",
         default=argparse.SUPPRESS,
         help="print the result as JSON on stdout",
     )
-    check.set_defaults(run=run_check)
 
 
 def run(args: argparse.Namespace) -> int:
     from provision.stacks import load_stack, stack_names
 
-    stacks = [load_stack(name) for name in stack_names()]
+    stacks = [load_stack(name, locked=False) for name in stack_names()]
     if args.json:
         print(json.dumps([describe(stack) for stack in stacks]))
     else:
@@ -93,12 +102,43 @@ def describe(stack: Stack) -> dict[str, Any]:
     from provision.install import stack_digest
     from provision.stacks.state import explain_state
 
+    lock, problem = _find_lock(stack)
+    locked = stack.model_copy(update={"lock": lock.lines}) if lock else stack
     return {
         **stack.model_dump(),
-        "digest": stack_digest(stack),
+        "lock": [str(package) for package in lock.packages] if lock else None,
+        "lock_problem": problem,
+        "digest": stack_digest(locked),
         "training_flags": list(_flags(stack)),
         "state": list(explain_state(stack)),
     }
+
+
+def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
+    """Its lock, if it has one of use, and what is wrong with it, if anything."""
+    from pathlib import Path
+
+    from infra.errors import UsageError
+    from provision.stacks.lock import read_lock
+
+    try:
+        return read_lock(stack, Path()), ""
+    except UsageError as error:
+        return None, error.message
+
+
+def _tell_lock(stack: Stack) -> str:
+    from pathlib import Path
+
+    from provision.stacks.lock import lock_path
+
+    lock, problem = _find_lock(stack)
+    make = f"spr-cluster stacks lock {stack.name}"
+    if problem:
+        return f"refused: {problem} ({make} makes it anew)"
+    if lock is None:
+        return f"none: {make} pins all packages by their hashes"
+    return f"{len(lock.packages)} packages by their hashes, in {lock_path(stack.name, Path())}"
 
 
 def _flags(stack: Stack) -> tuple[str, ...]:
@@ -125,6 +165,7 @@ def render(stack: Stack) -> str:
         "trainer": " ".join(_flags(stack)),
         "variables": " ".join(f"{name}={value}" for name, value in stack.environment.items()),
         "examples": stack.examples,
+        "lock": _tell_lock(stack),
     }
     lines = [f"{stack.name}: {stack.summary}"]
     lines += [f"  {key:<10}{text}" for key, text in rows.items() if text]
@@ -132,16 +173,22 @@ def render(stack: Stack) -> str:
     return "\n".join(lines)
 
 
+def check_timeout(args: argparse.Namespace) -> None:
+    """Raises :class:`UsageError` for a time that is none."""
+    from infra.errors import UsageError
+
+    if not (0 < args.timeout < math.inf):
+        raise UsageError(f"--timeout {args.timeout:g}: expected seconds, more than 0")
+
+
 def run_check(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
-    from infra.errors import UsageError
     from provision.pip import find_pip
     from provision.stack_check import check_sources
     from provision.stacks import load_stack, stack_names
 
-    if not (0 < args.timeout < math.inf):
-        raise UsageError(f"--timeout {args.timeout:g}: expected seconds, more than 0")
-    stacks = [load_stack(name) for name in dict.fromkeys(args.names or stack_names())]
+    check_timeout(args)
+    stacks = [load_stack(name, locked=False) for name in dict.fromkeys(args.names or stack_names())]
     pip = find_pip(isolated=args.isolated)
     progress = make_progress()
     reports = []
@@ -151,7 +198,7 @@ def run_check(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([report.as_dict() for report in reports]))
     else:
-        print("\n".join([*map(render_report, reports), *_say_configuration(pip)]))
+        print("\n".join([*map(render_report, reports), *say_configuration(pip)]))
     return 1 if any(report.problems for report in reports) else 0
 
 
@@ -168,7 +215,8 @@ def render_report(report: SourcesReport) -> str:
     return "\n".join(lines)
 
 
-def _say_configuration(pip: Pip) -> list[str]:
+def say_configuration(pip: Pip) -> list[str]:
+    """That what was found may not be what machines on AWS find, where that is so."""
     more = pip.configured_sources()
     if not more:
         return []

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     show = JobDisplay(progress)
     result = train(
         cluster,
-        load_stack(cluster.stack),
+        load_stack(cluster.stack, locked=False),
         ctx.host_opener(),
         request,
         progress=progress,

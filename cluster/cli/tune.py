@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     log = JobDisplay(progress).log
     best, outcomes = tune(
         cluster,
-        load_stack(cluster.stack),
+        load_stack(cluster.stack, locked=False),
         ctx.host_opener(),
         request,
         progress=progress,

@@ -1,6 +1,7 @@
 """Stacks as data: each file beside this one names what a node's software is made of.
 
-``spr-cluster.toml`` in the working folder adds own ones, each of which changes one of these.
+``spr-cluster.toml`` in the working folder adds own ones, each of which changes one of these;
+``spr-cluster.locks`` beside it pins the packages of any of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from infra.errors import UsageError
+from provision.stacks.lock import read_lock
 from provision.stacks.matrix import check_stack
 from provision.stacks.own import OWN_FILE, apply_changes, read_own_stacks
 from provision.stacks.stack import Stack
@@ -34,10 +36,11 @@ def stack_names(own: Path = Path(OWN_FILE)) -> tuple[str, ...]:
     return (*shipped_names(), *sorted(read_own_stacks(own, shipped_names())))
 
 
-def load_stack(name: str, own: Path = Path(OWN_FILE)) -> Stack:
-    """A stack by its name, its versions checked against one another.
+def load_stack(name: str, own: Path = Path(OWN_FILE), *, locked: bool = True) -> Stack:
+    """A stack by its name, its versions checked against one another, with its lock where it has one.
 
-    Raises :class:`UsageError` where there is none, or where its parts don't fit together.
+    Raises :class:`UsageError` where there is none, where its parts don't fit together, or, if
+    ``locked``, where its lock is not of the stack as it is now.
     """
     changes = {} if name in shipped_names() else read_own_stacks(own, shipped_names())
     if name in shipped_names():
@@ -53,7 +56,8 @@ def load_stack(name: str, own: Path = Path(OWN_FILE)) -> Stack:
             hint=f"{meant}your own stacks are read from {OWN_FILE} in the working folder",
         )
     check_stack(stack)
-    return stack
+    lock = read_lock(stack, own.parent) if locked else None
+    return stack.model_copy(update={"lock": lock.lines}) if lock else stack
 
 
 def _load_shipped(name: str) -> Stack:

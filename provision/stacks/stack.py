@@ -39,6 +39,8 @@ class Stack(BaseModel):
     """What every rank of a job finds in its environment; nothing of it is in the image."""
     examples: str = ""
     """A source archive of transformers, whose examples for question answering are kept on the nodes."""
+    lock: tuple[str, ...] = ()
+    """Every package with its version and hashes, as lines for pip; empty where nodes resolve themselves."""
 
     def requirement(self, package: str) -> Requirement | None:
         """What the stack asks of a package, by its name as PyPI writes it."""

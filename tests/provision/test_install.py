@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from infra.wait import wait_until
 from provision.host import Result
 from provision.install import (
     EXAMPLES,
+    LOCK_FILE,
     STACK_FILE,
     VENV,
     install_stack,
@@ -54,6 +56,7 @@ case "$*" in
         ln -s {bin}/python-of-venv "$3/bin/python"
         ;;
     *unreachable*) exit 1 ;;
+    *version_info*) echo 3.12 ;;
 esac
 """
 
@@ -192,7 +195,7 @@ def test_what_dpkg_was_at_is_ended_first(node: Machine, sign: str) -> None:
 
 def test_a_second_installation_waits_for_the_first(node: Machine) -> None:
     go = node.folder / "go"
-    node.replace("pip", f"until [ -e {go} ]; do sleep 0.02; done")
+    node.replace("pip", f'[ "$1" != install ] || until [ -e {go} ]; do sleep 0.02; done')
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(start, node, make_stack())
         wait_until(
@@ -224,6 +227,75 @@ def test_the_script_is_read_whole_before_it_runs(node: Machine) -> None:
 
     assert node.shell(cut).returncode != 0
     assert node.calls == []
+
+
+LOCK = ("pip==25.0.1 --hash=sha256:" + "0" * 64, "torch==2.13.0+cpu --hash=sha256:" + "1" * 64)
+
+
+def keep_requirements(node: Machine) -> Path:
+    """Have pip keep the files of requirements that it is given, one after another."""
+    kept = node.folder / "kept"
+    node.replace("pip", f'[[ "$*" != *" -r "* ]] || cat "${{@: -1}}" >> {kept}')
+    return kept
+
+
+def test_a_locked_stack_is_installed_by_its_hashes_alone(node: Machine) -> None:
+    kept = keep_requirements(node)
+
+    upgrade, install = pip_installs(run_script(node, make_stack(pip="25.0.1", lock=LOCK)))
+
+    for call in (upgrade, install):
+        assert re.search(r" --require-hashes --no-deps -r /dev/fd/\d+$", call)
+    assert "torch==" not in install
+    assert kept.read_text().splitlines() == [LOCK[0], *LOCK]
+
+
+@pytest.mark.parametrize(("python", "locked"), [("3.12", True), ("3.11", False)])
+def test_a_lock_is_for_one_python(node: Machine, python: str, locked: bool) -> None:
+    node.replace("python3", _PYTHON.format(bin=node.folder / "bin").replace("3.12", python))
+
+    done = start(node, make_stack(lock=LOCK, python="3.12"))
+
+    (install,) = pip_installs(node.calls)
+    said = "@step the lock is for Python 3.12, here is 3.11: resolving without it" in done.stdout
+    assert ("--require-hashes" in install, said) == (locked, not locked)
+    assert ("torch==2.13.0" in install) is not locked
+
+
+def test_what_was_installed_is_kept_with_its_hashes(node: Machine) -> None:
+    report = node.folder / "report.json"
+
+    def install(digest: str, **hashes: str) -> str:
+        items = [
+            {
+                "metadata": {"name": name, "version": "1"},
+                "download_info": {"archive_info": {"hashes": {"sha256": digest}}},
+            }
+            for name, digest in hashes.items()
+        ]
+        report.write_text(json.dumps({"install": items}))
+        run_script(node, make_stack(), digest)
+        return node.path(LOCK_FILE).read_text()
+
+    tell = f'case "$*" in "help install") echo --report;; *--report*) cp {report} '
+    node.replace("pip", tell + f"{node.path(VENV)}.report;; esac")
+    node.replace("python-of-venv", f'[ $# -ne 3 ] || exec {sys.executable} "$@"')
+
+    assert install("d1", Torch_X="aa", numpy="bb") == (
+        "numpy==1 --hash=sha256:bb\ntorch-x==1 --hash=sha256:aa\n"
+    )
+    # What is there already is not in pip's next report.
+    assert install("d2", numpy="cc") == "numpy==1 --hash=sha256:cc\ntorch-x==1 --hash=sha256:aa\n"
+    # Of an environment that an older version of this script made, only a part would be known.
+    node.path(LOCK_FILE).unlink()
+    with pytest.raises(FileNotFoundError):
+        install("d3", numpy="dd")
+
+
+def test_a_lock_is_part_of_the_digest() -> None:
+    digests = {stack_digest(make_stack(lock=lock)) for lock in ((), LOCK, LOCK[:1])}
+
+    assert len(digests) == 3
 
 
 def test_a_digest_names_what_is_done() -> None:

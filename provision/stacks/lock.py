@@ -1,0 +1,140 @@
+"""A stack's lock: every package of it with exact version and hashes, in a file of the working folder. Pure.
+
+The file is in pip's format (https://pip.pypa.io/en/stable/topics/secure-installs/). Its first lines
+keep what was resolved, so that a lock whose stack has changed since is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import UsageError
+from provision.stacks.stack import Stack
+from provision.stacks.versions import parse_requirement
+
+LOCK_FOLDER = "spr-cluster.locks"
+"""Beside ``spr-cluster.toml``; one file for each stack that is locked."""
+
+_INPUTS = ("ubuntu", "python", "indexes", "find_links", "python_packages", "pip")
+_INPUT = re.compile(r"# (\w+): (.*)")
+_HASH = r"--hash=sha256:[0-9a-f]{64}"
+_PIN = re.compile(rf"([a-z0-9][a-z0-9-]*)==([A-Za-z0-9.!+_-]+)((?: {_HASH})+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """One package: its name in PyPI's normal form, its version, the SHA-256 of each file that may be it."""
+
+    name: str
+    version: str
+    sha256: tuple[str, ...]
+
+    def __str__(self) -> str:
+        hashes = "".join(f" --hash=sha256:{digest}" for digest in self.sha256)
+        return f"{self.name}=={self.version}{hashes}"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock as it was read; ``inputs`` are the stack's own words that it was resolved from."""
+
+    inputs: Mapping[str, list[str]]
+    packages: tuple[Pinned, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(map(str, self.packages))
+
+
+def lock_path(stack: str, folder: Path) -> Path:
+    """Where the lock of a stack is, if it has one."""
+    return folder / LOCK_FOLDER / f"{stack}.txt"
+
+
+def requirements(stack: Stack) -> tuple[str, ...]:
+    """What is resolved together: the stack's packages, and the pip that installs them."""
+    return (*stack.python_packages, *([f"pip=={stack.pip}"] if stack.pip else []))
+
+
+def render_lock(stack: Stack, packages: Iterable[Pinned]) -> str:
+    """The file's text: the same for the same packages, whoever makes it and when."""
+    header = [
+        f"# The packages of stack {stack.name} for x86-64, as `spr-cluster stacks lock {stack.name}` "
+        "resolved them from:",
+        *(f"# {key}: {json.dumps(value)}" for key, value in _inputs(stack).items()),
+    ]
+    pins = sorted(packages, key=lambda package: package.name)
+    return "\n".join([*header, *map(str, pins), ""])
+
+
+def _inputs(stack: Stack) -> dict[str, list[str]]:
+    known = stack.model_dump(include=set(_INPUTS))
+    return {key: _listed(known[key]) for key in _INPUTS}
+
+
+def _listed(value: str | Iterable[str]) -> list[str]:
+    return [value] if value and isinstance(value, str) else sorted(value)
+
+
+def parse_lock(text: str, where: str) -> Lock:
+    """A lock's text, read; raises :class:`UsageError` with the line that is none of a lock."""
+    inputs, packages = dict[str, list[str]](), []
+    for number, line in enumerate(text.splitlines(), 1):
+        given, pin = _INPUT.fullmatch(line), _PIN.fullmatch(line.strip())
+        try:
+            if given:
+                inputs[given[1]] = [str(word) for word in json.loads(given[2])]
+            elif pin:
+                hashes = tuple(option.rpartition(":")[2] for option in pin[3].split())
+                packages.append(Pinned(pin[1], pin[2], hashes))
+            elif line.strip() and not line.startswith("#"):
+                raise ValueError
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"{where}, line {number}: {line[:60]!r} is no line of a lock, such as "
+                "name==1.0 --hash=sha256:…",
+            ) from None
+    return Lock(inputs, tuple(packages))
+
+
+def check_lock(stack: Stack, lock: Lock, where: str) -> None:
+    """Raises :class:`UsageError` where a lock is not of this stack as it is now, and says why."""
+    changes = [
+        _tell_change(key, lock.inputs.get(key, []), now)
+        for key, now in _inputs(stack).items()
+        if lock.inputs.get(key) != now
+    ]
+    versions = {package.name: package.version for package in lock.packages}
+    wanted = [found for found in map(parse_requirement, requirements(stack)) if found]
+    lacks = [r.text for r in wanted if r.name not in versions or not r.accepts(versions[r.name])]
+    if changes or lacks:
+        why = f"the stack has changed since: {'; '.join(changes)}"
+        raise UsageError(
+            f"{where}: {why if changes else 'it lacks ' + ', '.join(lacks)}",
+            hint=f"spr-cluster stacks lock {stack.name} makes it anew; "
+            "without the file every node resolves by itself",
+        )
+
+
+def _tell_change(key: str, then: list[str], now: list[str]) -> str:
+    gone = ", ".join(word for word in then if word not in now) or "nothing"
+    come = ", ".join(word for word in now if word not in then) or "nothing"
+    return f"{key} has {come} in the place of {gone}"
+
+
+def read_lock(stack: Stack, folder: Path) -> Lock | None:
+    """The lock of a stack as it is now, ``None`` without one; raises :class:`UsageError` for a wrong one."""
+    path = lock_path(stack.name, folder)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    lock = parse_lock(text, str(path))
+    check_lock(stack, lock, str(path))
+    return lock

@@ -1,0 +1,111 @@
+"""A lock from an index to a machine: pip itself resolves, and installs by the script for nodes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from infra.errors import SprError
+from infra.progress import Silent
+from provision.install import LOCK_FILE, STACK_FILE, VENV, render_install_script
+from provision.needs import Wheel
+from provision.pip import Pip, find_pip, hash_wheel
+from provision.stack_check import check_sources
+from provision.stacks import Stack, load_stack
+from provision.stacks.lock import Pinned
+from tests.provision.machine import Machine
+from tests.provision.package_index import PackageIndex, serve_index
+
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+LATER = 1e12
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    """An index in PyPI's place, which gives no hashes; ``model`` needs more on another Python."""
+    for name in [name for name in os.environ if name.startswith("PIP_") or "proxy" in name.lower()]:
+        monkeypatch.delenv(name)
+    with serve_index() as index:
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        index.add("model", "1.0", needs=["sums>=1", 'fewer; python_version < "3.9"'])
+        index.add("sums", "1.1")
+        index.add("fewer", "0.1", needs=['least; python_version < "3.9"'])
+        index.add("least", "0.1")
+        yield index
+
+
+@pytest.fixture
+def node(machine: Machine) -> Machine:
+    """A machine with a Python and a pip of its own, and nothing else that is real."""
+    for name in ("dpkg", "dpkg-query", "apt-get", "compgen"):
+        machine.replace(name)
+    machine.replace("python3", f'exec {sys.executable} "$@"')
+    machine.path("/opt").mkdir()
+    return machine
+
+
+def make_stack(index: PackageIndex, **changes: object) -> Stack:
+    base = load_stack("upstream").model_dump()
+    own = {"python": HERE, "indexes": [index.url], "python_packages": ["model==1.0"]}
+    return Stack.model_validate({**base, **own, **changes})
+
+
+def lock(stack: Stack, pip: Pip) -> Stack:
+    report = check_sources(stack, pip, Silent(), limit_s=60)
+    assert report.problems == ()
+    pins = [Pinned(w.name, w.version, (hash_wheel(w, LATER),)) for w in report.wheels]
+    return stack.model_copy(update={"lock": tuple(map(str, pins))})
+
+
+def install(node: Machine, stack: Stack, index: PackageIndex) -> subprocess.CompletedProcess[str]:
+    own = f"export PIP_CONFIG_FILE={os.devnull} PIP_INDEX_URL={index.url} PIP_DEFAULT_TIMEOUT=5\n"
+    return node.shell("enable -n compgen\n" + own + render_install_script(stack), "d1")
+
+
+def test_a_node_has_what_the_lock_says(node: Machine, index: PackageIndex) -> None:
+    locked = lock(make_stack(index), find_pip())
+    index.add("sums", "1.2")
+
+    done = install(node, locked, index)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[0] for line in locked.lock] == ["model==1.0", "sums==1.1"]
+    assert node.path(LOCK_FILE).read_text().splitlines() == list(locked.lock)
+    found = node.path(VENV).glob("lib/python*/site-packages/*.dist-info")
+    names = {path.name.removesuffix(".dist-info") for path in found}
+    assert {"model-1.0", "sums-1.1"} <= names
+
+
+def test_another_file_of_that_name_is_refused(node: Machine, index: PackageIndex) -> None:
+    locked = lock(make_stack(index), find_pip())
+    index.add("sums", "1.1", needs=["something-else"])
+
+    done = install(node, locked, index)
+
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stdout + done.stderr
+    assert "sums==1.1" in done.stdout + done.stderr
+    assert not node.path(STACK_FILE).exists()
+
+
+def test_a_lock_has_what_the_nodes_own_python_needs(index: PackageIndex) -> None:
+    """pip here reads markers as for the Python that it runs on."""
+    stack = make_stack(index, ubuntu="20.04", python="3.8")
+
+    locked = lock(stack, find_pip())
+
+    names = [line.partition("==")[0] for line in locked.lock]
+    assert sorted(names) == ["fewer", "least", "model", "sums"]
+
+
+def test_a_file_without_a_hash_that_cannot_be_had_is_named(index: PackageIndex) -> None:
+    with pytest.raises(SprError, match=r"gone\.whl, whose index gives no SHA-256: HTTP Error 404"):
+        hash_wheel(Wheel("gone", "1", f"{index.url}/files/gone.whl"), LATER)
+    with pytest.raises(SprError, match="the time was over before the file was there"):
+        hash_wheel(Wheel("sums", "1.1", f"{index.url}/files/sums-1.1-py3-none-any.whl"), 0)

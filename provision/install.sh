@@ -102,11 +102,11 @@ if [ -n "$pip" ]; then
     fi
 fi
 
-# What can't be reached is left out: the machine's own pip configuration may have what is needed.
-extra=()
-use() {
-    local reason
-    if reason=$(python3 - "$2" 2>&1 <<'PROBE'
+# What can't be reached is left out only where the machine's own pip configuration names sources: from
+# the others pip would take other builds without a word, such as PyPI's torch for CUDA.
+own_sources=$("$venv/bin/pip" config list 2>/dev/null | grep -E '(index-url|find-links)=' || true)
+probe() {
+    python3 - "$1" 2>&1 <<'PROBE'
 import sys, urllib.error, urllib.request
 try:
     urllib.request.urlopen(sys.argv[1], timeout=10).close()
@@ -115,11 +115,23 @@ except urllib.error.HTTPError:
 except OSError as error:
     sys.exit(str(error))
 PROBE
-    ); then
-        extra+=("$1" "$2")
-    else
-        echo "@step $2 can't be reached ($reason); going on without it"
-    fi
+}
+extra=()
+use() {
+    local reason pause
+    for pause in 5 20 0; do
+        if reason=$(probe "$2"); then
+            extra+=("$1" "$2")
+            return
+        fi
+        if [ -n "$own_sources" ]; then
+            echo "@step $2 can't be reached ($reason); going on with this machine's own pip configuration"
+            return
+        fi
+        sleep "$pause"
+    done
+    echo "$2 can't be reached: $reason"
+    exit 1
 }
 for index in "${indexes[@]}"; do use --extra-index-url "$index"; done
 for page in "${find_links[@]}"; do use --find-links "$page"; done

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.cli import stacks_lock
 from cluster.cli.common import SubParsers, add_command
+from cluster.cli.display import wrap
 
 if TYPE_CHECKING:
     from provision.pip import Pip
@@ -168,9 +169,9 @@ def render(stack: Stack) -> str:
         "lock": _tell_lock(stack),
     }
     lines = [f"{stack.name}: {stack.summary}"]
-    lines += [f"  {key:<10}{text}" for key, text in rows.items() if text]
-    lines += [f"  note      {sentence}" for sentence in explain_state(stack)]
-    return "\n".join(lines)
+    told = [(key, text) for key, text in rows.items() if text]
+    told += [("note", sentence) for sentence in explain_state(stack)]
+    return "\n".join([*lines, *(wrap(f"  {key:<10}{text}", 12) for key, text in told)])
 
 
 def check_timeout(args: argparse.Namespace) -> None:
@@ -209,7 +210,8 @@ def render_report(report: SourcesReport) -> str:
             f"{report.stack}: all there; {len(report.resolved)} packages fit together for Python "
             f"{report.target.python} on Ubuntu {report.target.ubuntu}"
         )
-    lines = [f"{report.stack}:", *(f"  {problem.sentence}" for problem in report.problems)]
+    told = (wrap(f"  {problem.sentence}", 4) for problem in report.problems)
+    lines = [f"{report.stack}:", *told]
     if not report.resolved:
         lines.append("  Whether the packages fit together is not known until that is mended.")
     return "\n".join(lines)
@@ -221,6 +223,8 @@ def say_configuration(pip: Pip) -> list[str]:
     if not more:
         return []
     return [
-        f"This machine's pip configuration adds {', '.join(more)}, which machines on AWS do not "
-        "have; --isolated leaves it out."
+        wrap(
+            f"This machine's pip configuration adds {', '.join(more)}, which machines on AWS do not "
+            "have; --isolated leaves it out."
+        )
     ]

@@ -100,6 +100,12 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "unknown stack 'tensorflow': one of intel, reference, upstream"
         "\n  → your own stacks are read from spr-cluster.toml in the working folder",
     ),
+    (
+        "stacks lock tensorflow",
+        "unknown stack 'tensorflow': one of intel, reference, upstream"
+        "\n  → your own stacks are read from spr-cluster.toml in the working folder",
+    ),
+    ("stacks lock intel --timeout 0", "--timeout 0: expected seconds, more than 0"),
     ("up --bake worker", "--bake worker: expected head or none"),
     (
         "bake --instance-type ,",

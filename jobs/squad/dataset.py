@@ -157,7 +157,7 @@ def _questions(path: str, document: Any, problems: list[DatasetError]) -> Iterat
 
 
 def _asked(place: str, paragraph: Any, problems: list[DatasetError]) -> Iterator[Question]:
-    context = _text(place, paragraph, "context")
+    context = read_text(place, paragraph, "context")
     for k, record in enumerate(_list(place, paragraph, "qas")):
         with _noting(problems):
             yield _question(f"{place}, qas[{k}]", context, record)
@@ -177,14 +177,14 @@ def _row_questions(source: str, rows: Any, problems: list[DatasetError]) -> Iter
                 _list(place, columns, "text"), _list(place, columns, "answer_start"), strict=False
             )
             answers = [{"text": text, "answer_start": start} for text, start in pairs]
-            context = _text(place, row, "context")
+            context = read_text(place, row, "context")
             yield _question(place, context, {**row, "answers": answers})
 
 
 def _question(place: str, context: str, record: Any) -> Question:
-    identity = _text(place, record, "id")
+    identity = read_text(place, record, "id")
     place = f"{place} (id {show(identity)})"
-    text = _text(place, record, "question")
+    text = read_text(place, record, "question")
     found = _list(place, record, "answers")
     if not found:
         raise DatasetError(
@@ -195,7 +195,7 @@ def _question(place: str, context: str, record: Any) -> Question:
 
 
 def _answer(place: str, context: str, record: Any) -> Answer:
-    text = _text(place, record, "text")
+    text = read_text(place, record, "text")
     start = _get(place, record, "answer_start", int, "a whole number")
     if isinstance(start, bool) or start < 0 or context[start : start + len(text)] != text:
         elsewhere = context.find(text)
@@ -232,7 +232,8 @@ def _list(place: str, record: Any, key: str) -> list[Any]:
     return found
 
 
-def _text(place: str, record: Any, key: str) -> str:
+def read_text(place: str, record: Any, key: str) -> str:
+    """A text that must be there and can be tokenized; raises :class:`DatasetError`."""
     text: str = _get(place, record, key, str, "a text")
     if not text.strip():
         raise DatasetError(f"{place}: {key!r} is empty")

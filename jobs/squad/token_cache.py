@@ -41,7 +41,6 @@ def token_key(texts: Texts, tokenizer: Any) -> str:
             digest.update(len(content).to_bytes(8, "big"))
             digest.update(content)
         digest.update(b"\xff" * 8)
-    # Two questions may be asked about one passage or about two that are equal: the same tokens.
     return digest.hexdigest()[:32]
 
 
@@ -109,7 +108,7 @@ class TokenCache:
 
 
 def _read(path: Path) -> Encoded:
-    with np.load(path, allow_pickle=False) as arrays:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         passages, questions = (
             Tokens(*(arrays[f"{name}_{kind}"] for kind in Tokens._fields))
             for name in Encoded._fields

@@ -30,9 +30,10 @@ N_BEST = 20
 
 
 class Work(NamedTuple):
-    """Questions, their windows, and logits as the model gives them, batch by batch."""
+    """Questions, their windows (those of ``base`` again and again), and logits batch by batch."""
 
     questions: list[Question]
+    base: Features
     features: Features
     batches: list[Batch]
 
@@ -75,15 +76,15 @@ def main() -> None:
 
 def make_work(questions: Sequence[Question], model: str | None, count: int) -> Work:
     """So many windows: those of the questions, again and again as those of other questions."""
-    features = build_features(questions, load_tokenizer(model, questions), 384, 128)
-    copies = -(-count // len(features))
+    base = build_features(questions, load_tokenizer(model, questions), 384, 128)
+    copies = -(-count // len(base))
     many = [
         replace(question, id=f"{question.id} {copy}")
         for copy in range(copies)
         for question in questions
     ]
-    chosen = features.take(np.resize(np.arange(len(features)), count))
-    shift = np.arange(count) // len(features) * len(questions)
+    chosen = base.take(np.resize(np.arange(len(base)), count))
+    shift = np.arange(count) // len(base) * len(questions)
     windows = chosen.windows._replace(question=chosen.windows.question + shift)
     features = replace(chosen, windows=windows)
     random = np.random.default_rng(1)
@@ -91,7 +92,7 @@ def make_work(questions: Sequence[Question], model: str | None, count: int) -> W
     for indices in plan_batches(features):
         shape = (2, len(indices), -(-int(features.lengths[indices].max()) // 8) * 8)
         batches.append(Batch(indices, *random.normal(size=shape).astype(np.float32)))
-    return Work(many, features, batches)
+    return Work(many, base, features, batches)
 
 
 def load_tokenizer(model: str | None, questions: Sequence[Question]) -> Any:
@@ -119,11 +120,12 @@ def loops(work: Work) -> dict[str, str]:
     best: dict[int, tuple[float, str]] = {}
     for batch in work.batches:
         for index, start, end in zip(*batch, strict=True):
-            feature = work.features[int(index)]
-            context = work.questions[feature.question].context
+            feature = work.base[int(index) % len(work.base)]
+            number = int(work.features.windows.question[index])
+            context = work.questions[number].context
             for points, first, last in _candidates(start, end, feature.offsets.tolist()):
-                if feature.question not in best or points > best[feature.question][0]:
-                    best[feature.question] = points, context[first:last]
+                if number not in best or points > best[number][0]:
+                    best[number] = points, context[first:last]
     return {
         question.id: best.get(number, (0.0, ""))[1]
         for number, question in enumerate(work.questions)

@@ -166,8 +166,8 @@ def by_map(questions: list[Question], tokenizer: Any, folder: Path) -> Any:
             offsets[[side != 1 for side in encoded.sequence_ids(index)]] = -1
             labels.append(_find(offsets, Answer(rows["text"][owner], rows["start"][owner])))
         del encoded["offset_mapping"]
-        encoded["start_positions"], encoded["end_positions"] = zip(*labels, strict=True)
-        return dict(encoded)
+        starts, ends = (list(side) for side in zip(*labels, strict=True))
+        return {**encoded, "start_positions": starts, "end_positions": ends}
 
     with tempfile.TemporaryDirectory(dir=folder) as target:
         return table.map(

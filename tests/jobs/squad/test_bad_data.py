@@ -303,7 +303,8 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def reads_or_refuses(path: Path) -> None:
-    for skipped in (None, []):
+    ways: list[list[DatasetError] | None] = [None, []]
+    for skipped in ways:
         outcome = outcome_of(path, skipped)
         if isinstance(outcome, DatasetError):
             assert "\n" not in outcome.message

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from jobs.squad.dataset import Answer, Question
-from jobs.squad.distributed import Ranks
+from jobs.squad.distributed import Identity, Ranks
 from jobs.squad.preparing import encode_together, share_texts
 from jobs.squad.token_cache import TokenCache, token_key
 from jobs.squad.tokens import Encoded, Texts, collect_texts, encode
-from tests.jobs.squad import together
-from tests.jobs.squad.together import run_together
+from tests.jobs.squad.together import RanksTogether, Table, run_together
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +31,12 @@ def encoded(texts: Texts, tokenizer: Any) -> Encoded:
 def same(one: Encoded | None, other: Encoded) -> bool:
     return one is not None and all(
         np.array_equal(mine, theirs) and mine.dtype == theirs.dtype
-        for part, likewise in zip(one, other, strict=True)
-        for mine, theirs in zip(part, likewise, strict=True)
+        for mine, theirs in zip(arrays(one), arrays(other), strict=True)
     )
+
+
+def arrays(encoded: Encoded) -> list[Any]:
+    return [array for part in encoded for array in part]
 
 
 def test_tokens_are_found_again(tmp_path: Path, encoded: Encoded) -> None:
@@ -130,9 +132,7 @@ def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
 
 
 def fake(rank: int, size: int) -> Ranks:
-    return together.RanksTogether(
-        together.Identity(rank, size), "gloo", "", None, together.Table(size), []
-    )
+    return RanksTogether(Identity(rank, size), "gloo", "", None, Table(size), [])
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

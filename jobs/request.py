@@ -10,7 +10,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from jobs import squad
 from jobs.spec import JobPaths, PlacementWish
-from jobs.squad.dataset import read_dataset
+from jobs.squad.dataset import read_dataset, require_short_questions
 from jobs.squad.errors import DatasetError
 from jobs.squad.options import SCRATCH, TrainOptions
 from provision.stacks import Stack
@@ -45,7 +45,9 @@ def check_inputs(options: TrainOptions) -> None:
     """The data and the model: raises :class:`UsageError` for what can't be used."""
     for path in filter(None, (options.data, options.eval)):
         try:
-            read_dataset(Path(path))
+            questions = read_dataset(Path(path), [] if options.skip_bad_records else None)
+            if not options.skip_bad_records:
+                require_short_questions(path, questions, options.max_length)
         except DatasetError as error:
             raise UsageError(error.message, hint=error.hint) from None
     model = local_model(options)

@@ -1,131 +1,114 @@
-"""Find the best answer to each question, and score all of them by SQuAD v1.1's own measures.
+"""Ask a model every question of a data set, all ranks together.
 
-The measures are defined by the evaluation script at https://rajpurkar.github.io/SQuAD-explorer/.
+The batches are the same whatever the number of ranks, and so is every number that a rank computes
+from one of them: an evaluation on many ranks gives the very answers of one rank alone. (Ranks with
+other numbers of threads may round otherwise.)
 """
 
 from __future__ import annotations
 
-import re
-import string
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .batches import collate
 from .dataset import Question
-from .features import Feature, build_features, lengths
+from .features import Features
 from .model import Loaded
+from .preparing import prepare_features
 from .session import Session
+from .spans import Floats, Spans, best_per_question, best_spans
+from .tokens import Longs
 
-MAX_ANSWER_TOKENS = 30
-"""Longer answers are not considered, as in BERT's own recipe for SQuAD."""
-
-Floats = NDArray[np.float32]
-
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-
-
-class Span(NamedTuple):
-    """A candidate answer: characters ``begin`` to ``end`` of the passage."""
-
-    score: float
-    begin: int
-    end: int
+BATCH_TOKENS = 4096
+"""Tokens of a batch, padding included: enough to keep a processor busy, and few logits at a time."""
+FEWEST_BATCHES = 64
+"""Of less data the batches are made smaller, so that many ranks get work of equal size."""
 
 
-class Scores(NamedTuple):
-    """Percentages: answers that match exactly, and the mean overlap of words."""
+class Batch(NamedTuple):
+    """A batch's windows, and the start and end logits of shape (windows, tokens)."""
 
-    em: float
-    f1: float
-
-
-def normalize(text: str) -> str:
-    """Lower case, without punctuation, articles and superfluous blanks."""
-    bare = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
-
-
-def exact_match(prediction: str, truth: str) -> float:
-    """1.0 where both say the same after normalization, else 0.0."""
-    return float(normalize(prediction) == normalize(truth))
-
-
-def f1(prediction: str, truth: str) -> float:
-    """The harmonic mean of precision and recall over words, 0.0 to 1.0."""
-    said, true = normalize(prediction).split(), normalize(truth).split()
-    common = (Counter(said) & Counter(true)).total()
-    # Precision c/|said| and recall c/|true| have the harmonic mean 2c/(|said|+|true|).
-    return 2 * common / (len(said) + len(true)) if common else 0.0
-
-
-def score(questions: Sequence[Question], predictions: Mapping[str, str]) -> Scores:
-    """The best match with any accepted answer, averaged over the questions; none is skipped."""
-
-    def mean(measure: Callable[[str, str], float]) -> float:
-        best = [
-            max(measure(predictions[question.id], answer.text) for answer in question.answers)
-            for question in questions
-        ]
-        return 100 * sum(best) / len(best)
-
-    return Scores(mean(exact_match), mean(f1))
-
-
-def best_span(start: Floats, end: Floats, feature: Feature) -> Span | None:
-    """The best-scored answer inside one window, from its logits; None if it holds no passage."""
-    inside = feature.offsets[:, 0] >= 0
-    if not inside.any():
-        return None
-    start = np.where(inside, start, -np.inf)
-    end = np.where(inside, end, -np.inf)
-    best = Span(-np.inf, 0, 0)
-    # Every span of up to MAX_ANSWER_TOKENS, one width at a time: exact, and as quick as
-    # combining the n best starts and ends.
-    for width in range(min(MAX_ANSWER_TOKENS, len(feature))):
-        sums = start[: len(start) - width] + end[width:]
-        first = int(sums.argmax())
-        if sums[first] > best.score:
-            begin, stop = feature.offsets[first, 0], feature.offsets[first + width, 1]
-            best = Span(float(sums[first]), int(begin), int(stop))
-    return best
+    chosen: Longs
+    start: Floats
+    end: Floats
 
 
 def predict(session: Session, loaded: Loaded, questions: Sequence[Question]) -> dict[str, str]:
-    """An answer for every question, by its id; the ranks share the work, and all get the result."""
-    ranks, options = session.ranks, session.options
-    share = questions[ranks.rank :: ranks.size]
-    features = build_features(share, loaded.tokenizer, options.max_length, options.stride)
-    best: dict[int, Span] = {}
-    for feature, start, end in _logits(session, loaded, features):
-        span = best_span(start, end, feature)
-        known = best.get(feature.question)
-        if span is not None and (known is None or span.score > known.score):
-            best[feature.question] = span
-    mine = {question.id: "" for question in share}
-    for index, span in best.items():
-        mine[share[index].id] = share[index].context[span.begin : span.end]
-    return {id_: text for part in ranks.gather(mine) for id_, text in part.items()}
+    """An answer for every question, by its id; the ranks share the work, and all get the result.
+
+    A question that can't be asked (see ``--skip-bad-records``) has the answer "".
+    """
+    ranks = session.ranks
+    features = prepare_features(session, loaded, questions)
+    mine = deal_batches(plan_batches(features), features, ranks.size)[ranks.rank]
+    parts = [
+        (batch.chosen, best_spans(batch.start, batch.end, features.take(batch.chosen)))
+        for batch in run_batches(loaded, features, mine, session.autocast())
+    ]
+    gathered = [part for share in ranks.gather(parts) for part in share]
+    return answers(questions, features, gathered)
 
 
-def _logits(
-    session: Session, loaded: Loaded, features: Sequence[Feature]
-) -> Iterator[tuple[Feature, Floats, Floats]]:
-    """Each feature with its start and end logits, shape (tokens,); alike lengths together."""
+def answers(
+    questions: Sequence[Question], features: Features, parts: Sequence[tuple[Longs, Spans]]
+) -> dict[str, str]:
+    """Every question's answer, from all windows' best spans in whatever order."""
+    if not parts:
+        return {question.id: "" for question in questions}
+    chosen = np.concatenate([indices for indices, _ in parts])
+    spans = Spans.join([spans for _, spans in parts]).take(np.argsort(chosen))
+    best = best_per_question(spans, features.windows.question, len(questions))
+    return {
+        question.id: question.context[spans.begin[window] : spans.end[window]]
+        if window >= 0
+        else ""
+        for question, window in zip(questions, best, strict=True)
+    }
+
+
+def plan_batches(features: Features) -> list[Longs]:
+    """All windows in batches of similar length, the longest first."""
+    sizes = features.lengths.astype(np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    if not len(order):
+        return []
+    budget = min(BATCH_TOKENS, max(int(sizes.sum()) // FEWEST_BATCHES, int(sizes.max())))
+    batches, first = [], 0
+    while first < len(order):
+        # The first one is the longest, so its length is the batch's width.
+        count = max(1, budget // int(sizes[order[first]]))
+        batches.append(order[first : first + count])
+        first += count
+    return batches
+
+
+def deal_batches(batches: Sequence[Longs], features: Features, ranks: int) -> list[list[Longs]]:
+    """Every rank's batches: each one goes to the rank that has the fewest tokens until then."""
+    sizes = features.lengths
+    loads = [0] * ranks
+    shares: list[list[Longs]] = [[] for _ in range(ranks)]
+    for batch in batches:
+        rank = loads.index(min(loads))
+        loads[rank] += int(sizes[batch].max()) * len(batch)
+        shares[rank].append(batch)
+    return shares
+
+
+def run_batches(
+    loaded: Loaded,
+    features: Features,
+    batches: Sequence[Longs],
+    autocast: AbstractContextManager[Any],
+) -> Iterator[Batch]:
+    """Each batch with the model's logits, one at a time."""
     import torch
 
     loaded.model.eval()
-    order = np.argsort(-lengths(features), kind="stable")
-    size = 2 * session.options.batch_size
-    for first in range(0, len(order), size):
-        batch = [features[index] for index in order[first : first + size]]
-        with torch.inference_mode(), session.autocast():
-            output = loaded.model(**collate(batch, loaded.pad_token))
-        starts = output.start_logits.float().numpy()
-        ends = output.end_logits.float().numpy()
-        for feature, start, end in zip(batch, starts, ends, strict=True):
-            yield feature, start[: len(feature)], end[: len(feature)]
+    with torch.inference_mode(), autocast:
+        for chosen in batches:
+            output = loaded.model(**collate(features.take(chosen), loaded.pad_token))
+            start, end = output.start_logits.float().numpy(), output.end_logits.float().numpy()
+            yield Batch(chosen, start, end)

@@ -12,16 +12,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from .dataset import Question, all_texts, load_hub_dataset, read_dataset
+from .dataset import Question, all_texts, load_hub_dataset, read_dataset, skip_note
 from .distributed import Ranks, join
-from .evaluation import Scores, predict, score
+from .errors import DatasetError
+from .evaluation import predict
 from .events import Events
-from .features import build_features
 from .model import load_model
 from .options import TrainOptions
 from .pinning import Place, take_place
 from .precision import AMX_FLAGS, choose_precision, read_cpu_flags
+from .preparing import prepare_features
 from .results import RankFacts, Results, prepare_output, save_json, save_model
+from .scoring import Scores, score
 from .session import Session
 from .training import Trained, load_ipex, train
 from .trial import enough_for_trial, measure
@@ -85,9 +87,7 @@ def run(options: TrainOptions, events: Events) -> None:
             loaded = load_model(options, all_texts(data.train), ranks)
         with phases("tokenize"):
             questions = enough_for_trial(options, data.train, ranks.size)
-            features = build_features(
-                questions, loaded.tokenizer, options.max_length, options.stride
-            )
+            features = prepare_features(session, loaded, questions)
         if options.trial_seconds is not None:
             with phases("measure"):
                 speed = measure(session, loaded, features, options.trial_seconds)
@@ -158,14 +158,18 @@ def _versions() -> dict[str, str]:
 
 
 def _load_data(options: TrainOptions, events: Events) -> Data:
+    skipped: list[DatasetError] = []
+    bad = skipped if options.skip_bad_records else None
     if options.data is None:
-        train_set, eval_set = load_hub_dataset(options.dataset)
+        train_set, eval_set = load_hub_dataset(options.dataset, bad)
         train_source, eval_source = (f"{options.dataset} ({x})" for x in ("train", "validation"))
     else:
-        train_set = eval_set = read_dataset(options.data)
+        train_set = eval_set = read_dataset(options.data, bad)
         train_source = eval_source = options.data
     if options.eval is not None:
-        eval_set, eval_source = read_dataset(options.eval), options.eval
+        eval_set, eval_source = read_dataset(options.eval, bad), options.eval
+    if skipped:
+        events.note(skip_note(skipped))
     if eval_source == train_source:
         events.note("no --eval: the figures are on the training data itself, not on unseen data")
     return Data(train_set, train_source, eval_set, eval_source)

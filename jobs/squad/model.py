@@ -37,7 +37,7 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
     its own a model gets a new one, from torch's current random state.
     """
     name, max_length = options.model, options.max_length
-    loaded = _new(texts, ranks) if name == SCRATCH else _pretrained(name)
+    loaded = _new(texts, ranks) if name == SCRATCH else load_pretrained(name)
     limit = getattr(loaded.model.config, "max_position_embeddings", None)
     if limit is not None and max_length > limit:
         raise ModelError(
@@ -47,7 +47,8 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
     return loaded
 
 
-def _pretrained(name: str) -> Loaded:
+def load_pretrained(name: str) -> Loaded:
+    """A model with its tokenizer, from a folder or the hub; raises :class:`ModelError`."""
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
     looks_local = name.startswith(("/", "./", "../", "~"))

@@ -17,6 +17,8 @@ SAMPLE = Path(__file__).with_name("sample.json")
 SCRATCH = "scratch"
 """The model name that stands for a small DistilBERT with random weights and a tokenizer
 trained on the data."""
+NO_CACHE = "none"
+"""The token cache's name that stands for no cache."""
 
 
 class Range(NamedTuple):
@@ -86,6 +88,14 @@ class TrainOptions:
         choices=("auto", "ccl", "gloo"),
     )
     ipex: bool = _option(False, "use Intel Extension for PyTorch", kind=bool)
+    skip_bad_records: bool = _option(
+        False, "leave out records that can't be used, instead of refusing the data", kind=bool
+    )
+    token_cache: str = _option(
+        "~/.cache/spr-cluster/tokens",
+        "where the nodes keep tokenized texts for the next job; 'none': nowhere",
+        metavar="DIR",
+    )
     max_steps: int | None = _option(
         None, "stop after so many steps", kind=int, within=Range(1, 10**9)
     )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,102 +42,6 @@ def test_offsets_count_characters_and_a_byte_order_mark_is_no_matter(tmp_path: P
     path = tmp_path / "train.json"
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8-sig")
     assert read_dataset(path)[0].answers == (Answer("20 Gbit", 11),)
-
-
-Change = Callable[[dict[str, Any]], object]
-PARAGRAPH = "train.json: data[0] 'Nets', paragraphs[0]"
-QUESTION = f"{PARAGRAPH}, qas[0] (id 'q1')"
-
-
-def article(content: dict[str, Any]) -> Any:
-    return content["data"][0]
-
-
-def paragraph(content: dict[str, Any]) -> Any:
-    return article(content)["paragraphs"][0]
-
-
-def question(content: dict[str, Any]) -> Any:
-    return paragraph(content)["qas"][0]
-
-
-def answer(content: dict[str, Any]) -> Any:
-    return question(content)["answers"][0]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c.pop("data"), "train.json: has no 'data'"),
-        (lambda c: c.update(data={}), "train.json: 'data' is not a list"),
-        (lambda c: c.update(data=[]), "train.json: holds no question"),
-        (
-            lambda c: c.update(data=[7]),
-            "train.json: data[0] '': is not an object with 'paragraphs'",
-        ),
-        (lambda c: article(c).pop("paragraphs"), "train.json: data[0] 'Nets': has no 'paragraphs'"),
-        (lambda c: paragraph(c).pop("context"), f"{PARAGRAPH}: has no 'context'"),
-        (lambda c: paragraph(c).update(context="  "), f"{PARAGRAPH}: 'context' is empty"),
-        (lambda c: paragraph(c).pop("qas"), f"{PARAGRAPH}: has no 'qas'"),
-        (lambda c: question(c).pop("id"), f"{PARAGRAPH}, qas[0]: has no 'id'"),
-        (lambda c: question(c).update(id=5), f"{PARAGRAPH}, qas[0]: 'id' is not a text"),
-        (lambda c: question(c).update(question=""), f"{QUESTION}: 'question' is empty"),
-        (lambda c: question(c).update(answers=[]), f"{QUESTION}: has no answer"),
-        (lambda c: question(c).update(answers={}), f"{QUESTION}: 'answers' is not a list"),
-        (lambda c: answer(c).update(text=""), f"{QUESTION}: 'text' is empty"),
-        (lambda c: answer(c).pop("answer_start"), f"{QUESTION}: has no 'answer_start'"),
-        (
-            lambda c: answer(c).update(answer_start="11"),
-            f"{QUESTION}: 'answer_start' is not a whole number",
-        ),
-        (
-            lambda c: answer(c).update(answer_start=12),
-            f"{QUESTION}: answer_start 12 does not point at '20 Gbit': it is at 11",
-        ),
-        (
-            lambda c: answer(c).update(answer_start=-8),
-            f"{QUESTION}: answer_start -8 does not point at '20 Gbit': it is at 11",
-        ),
-        (
-            lambda c: answer(c).update(text="21 Gbit"),
-            f"{QUESTION}: answer_start 11 does not point at '21 Gbit': it is not in the context",
-        ),
-        (
-            lambda c: paragraph(c)["qas"].append(question(c)),
-            "train.json: the id 'q1' is used twice",
-        ),
-        (
-            lambda c: question(c).update(question="Why \ud800?"),
-            f"{QUESTION}: 'question' holds half of a surrogate pair",
-        ),
-    ],
-)
-def test_wrong_records_are_named(tmp_path: Path, change: Change, message: str) -> None:
-    content = document()
-    change(content)
-    path = write(tmp_path, content)
-    with pytest.raises(DatasetError) as raised:
-        read_dataset(path)
-    assert raised.value.message == f"{tmp_path}/{message}"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b" \n", "is empty"),
-        (b'{"data": [', "is not JSON: Expecting value (line 1, column 11)"),
-        (b'{"data": []}\n\n]', "is not JSON: Extra data (line 3, column 1)"),
-        ("{'data'}".encode("utf-16"), "is not UTF-8 (byte 0)"),
-        (b"[" * 200_000, "is not SQuAD JSON: it is nested too deeply"),
-        (b"[]", "is not an object with 'data'"),
-    ],
-)
-def test_wrong_files_are_explained(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "train.json"
-    path.write_bytes(content)
-    with pytest.raises(DatasetError) as raised:
-        read_dataset(path)
-    assert raised.value.message == f"{path}: {message}"
 
 
 def test_unreadable_files_are_explained(tmp_path: Path) -> None:

@@ -1,90 +1,137 @@
+"""An evaluation on many ranks is that of one rank, to the last bit."""
+
 from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jobs.squad.dataset import Answer, Question
+from jobs.squad.distributed import Ranks
 from jobs.squad.evaluation import (
-    MAX_ANSWER_TOKENS,
-    Scores,
-    best_span,
-    exact_match,
-    f1,
-    normalize,
-    score,
+    BATCH_TOKENS,
+    answers,
+    deal_batches,
+    plan_batches,
+    predict,
+    run_batches,
 )
-from jobs.squad.features import Feature
+from jobs.squad.events import Events
+from jobs.squad.features import Features, build_features
+from jobs.squad.model import Loaded
+from jobs.squad.options import DEMO, NO_CACHE
+from jobs.squad.precision import Precision
+from jobs.squad.session import Session
+from jobs.squad.spans import Spans, best_spans
+from jobs.squad.tokens import Longs
+from tests.jobs.squad.together import run_together
+
+OPTIONS = replace(DEMO, max_length=64, stride=16, token_cache=NO_CACHE)
 
 
-@pytest.mark.parametrize(
-    ("text", "bare"),
-    [
-        ("The  Cat's, \n a hat!", "cats hat"),
-        ("another theatre", "another theatre"),
-        ("A-b", "ab"),
-        ("$26.19", "2619"),
-        ("the", ""),
-        ("São “Paulo”", "são “paulo”"),  # only ASCII punctuation goes, as in the official script
-    ],
-)
-def test_normalize(text: str, bare: str) -> None:
-    assert normalize(text) == bare
+@pytest.fixture(scope="module")
+def loaded(tokenizer: Any) -> Loaded:
+    """Its answers are by chance, so that any difference shows."""
+    import torch
+    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
+
+    torch.manual_seed(3)
+    config = DistilBertConfig(
+        vocab_size=len(tokenizer), dim=32, n_layers=2, n_heads=2, hidden_dim=64
+    )
+    return Loaded(DistilBertForQuestionAnswering(config), tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("prediction", "truth", "em", "overlap"),
-    [
-        ("the Linux kernel", "Linux kernel.", 1, 1),
-        ("Linux", "Linux kernel", 0, 2 / 3),
-        ("kernel of Linux", "Linux kernel", 0, 4 / 5),
-        ("cores", "threads", 0, 0),
-        ("", "threads", 0, 0),
-        ("two two", "two", 0, 2 / 3),
-        ("an", "the", 1, 0),  # nothing is left of either: equal, but no word in common
-    ],
-)
-def test_measures(prediction: str, truth: str, em: float, overlap: float) -> None:
-    assert exact_match(prediction, truth) == em
-    assert f1(prediction, truth) == pytest.approx(overlap)
+@pytest.fixture(scope="module")
+def features(questions: list[Question], tokenizer: Any) -> Features:
+    return build_features(questions, tokenizer, OPTIONS.max_length, OPTIONS.stride)
 
 
-def test_score_takes_the_best_accepted_answer() -> None:
-    context = "eight tile registers"
-    answers = (Answer("eight tile registers", 0), Answer("eight", 0))
-    asked = [Question("a", "?", context, answers), Question("b", "?", context, answers[:1])]
-    found = score(asked, {"a": "Eight", "b": "tile registers", "unasked": "no"})
-    assert isinstance(found, Scores)
-    assert found == pytest.approx((50.0, (100 + 80) / 2))
+def session(ranks: Ranks, dtype: str = "fp32", **options: Any) -> Session:
+    events = Events(ranks.rank, io.StringIO())
+    return Session(replace(OPTIONS, **options), ranks, events, Precision(dtype, "test"))
 
 
-def feature(tokens: int, outside: int) -> Feature:
-    """``outside`` tokens of the question, then tokens of two characters each with a blank after."""
-    offsets = np.full((tokens, 2), -1, dtype=np.int32)
-    offsets[outside:, 0] = 3 * np.arange(tokens - outside)
-    offsets[outside:, 1] = offsets[outside:, 0] + 2
-    return Feature(0, {"input_ids": np.zeros(tokens, dtype=np.int32)}, offsets, 0, 0)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_many_ranks_answer_as_one(loaded: Loaded, questions: list[Question], dtype: str) -> None:
+    (alone,) = run_together(1, lambda ranks: predict(session(ranks, dtype), loaded, questions))
+    assert list(alone) == [question.id for question in questions]
+    assert len(set(alone.values())) > 20
+    for size in (2, 3, 5):
+        shares = run_together(size, lambda ranks: predict(session(ranks, dtype), loaded, questions))
+        assert all(share == alone for share in shares), f"{size} ranks"
 
 
-def test_best_span_never_leaves_the_passage_nor_ends_before_its_start() -> None:
-    start = np.array([99, 1, 0, 5, 0, 0], dtype=np.float32)
-    end = np.array([99, 1, 6, 0, 4, 0], dtype=np.float32)
-    # Tokens 0 and 1 are the question's; (3, 2) would score most but runs backwards.
-    span = best_span(start, end, feature(6, outside=2))
-    assert span == (9.0, 3, 8)
+def test_the_logits_of_every_window_are_the_same_bits(loaded: Loaded, features: Features) -> None:
+    def scores(shares: list[list[Longs]]) -> Spans:
+        parts = [
+            (batch.chosen, best_spans(batch.start, batch.end, features.take(batch.chosen)))
+            for share in shares
+            for batch in run_batches(loaded, features, share, session_alone().autocast())
+        ]
+        chosen = np.concatenate([indices for indices, _ in parts])
+        return Spans.join([spans for _, spans in parts]).take(np.argsort(chosen))
+
+    batches = plan_batches(features)
+    alone = scores([batches])
+    for ranks in (2, 7):
+        for one, other in zip(scores(deal_batches(batches, features, ranks)), alone, strict=True):
+            assert np.array_equal(one, other)
 
 
-def test_best_span_is_the_best_of_all_allowed_ones() -> None:
-    random = np.random.default_rng(7)
-    window = feature(60, outside=9)
-    start, end = random.normal(size=(2, 60)).astype(np.float32)
-    allowed = [
-        (start[i] + end[j], 3 * (i - 9), 3 * (j - 9) + 2)
-        for i in range(9, 60)
-        for j in range(i, min(60, i + MAX_ANSWER_TOKENS))
-    ]
-    assert best_span(start, end, window) == max(allowed)
+def session_alone() -> Session:
+    (found,) = run_together(1, session)
+    return found
 
 
-def test_a_window_without_passage_has_no_span() -> None:
-    logits = np.zeros(4, dtype=np.float32)
-    assert best_span(logits, logits, feature(4, outside=4)) is None
+def test_the_batch_size_of_training_does_not_matter(
+    loaded: Loaded, questions: list[Question]
+) -> None:
+    def answers_with(size: int) -> dict[str, str]:
+        (found,) = run_together(
+            1, lambda ranks: predict(session(ranks, batch_size=size), loaded, questions)
+        )
+        return found
+
+    assert answers_with(1) == answers_with(32)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_no_rank_idles_and_none_misses_a_window(features: Features, ranks: int) -> None:
+    batches = plan_batches(features)
+    shares = deal_batches(batches, features, ranks)
+    dealt = np.concatenate([batch for share in shares for batch in share])
+    assert sorted(dealt.tolist()) == list(range(len(features)))
+    sizes = features.lengths
+    loads = [sum(int(sizes[batch].max()) * len(batch) for batch in share) for share in shares]
+    assert max(loads) <= 1.1 * min(loads)
+
+
+def test_batches_are_bounded_and_waste_little(features: Features) -> None:
+    sizes = features.lengths
+    padded = [int(sizes[batch].max()) * len(batch) for batch in plan_batches(features)]
+    assert max(padded) <= BATCH_TOKENS
+    assert sum(padded) <= 1.1 * sizes.sum()
+
+
+def test_every_question_gets_an_answer_even_one_that_can_not_be_asked(
+    loaded: Loaded, questions: list[Question]
+) -> None:
+    bad = Question("long", "which core? " * 80, "eight cores", (Answer("eight", 0),))
+    (found,) = run_together(
+        1,
+        lambda ranks: predict(session(ranks, skip_bad_records=True), loaded, [bad, *questions[:3]]),
+    )
+    assert [*found] == ["long", *(question.id for question in questions[:3])]
+    assert found["long"] == ""
+
+
+def test_no_window_at_all_gives_empty_answers(
+    features: Features, questions: list[Question]
+) -> None:
+    nothing = features.take(np.zeros(0, dtype=np.int64))
+    assert plan_batches(nothing) == []
+    assert set(answers(questions, nothing, []).values()) == {""}

@@ -31,6 +31,8 @@ EVERYTHING = TrainOptions(
     dtype="bf16",
     backend="ccl",
     ipex=True,
+    skip_bad_records=True,
+    token_cache="none",
     max_steps=11,
 )
 

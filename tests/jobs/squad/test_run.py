@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jobs.squad.evaluation import MAX_ANSWER_TOKENS
 from jobs.squad.events import parse_event
 from jobs.squad.options import DEMO, SAMPLE, TrainOptions
+from jobs.squad.spans import MAX_ANSWER_TOKENS
 
 TIMEOUT = 240
 """Seconds after which a rank that hangs fails its test."""
@@ -87,6 +87,7 @@ def small(folder: Path, output: str, batch_size: int) -> TrainOptions:
         epochs=2,
         batch_size=batch_size,
         backend="gloo",
+        token_cache=str(folder / "cache"),
     )
 
 

@@ -1,0 +1,119 @@
+"""Tokens kept on a node's disk, for the node's other ranks and for later jobs.
+
+One file per key in numpy's own format (npz, not compressed): zip's checksums tell damage, and some
+forty megabytes for all of SQuAD are read faster than they would be tokenized.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .tokens import Encoded, Texts, Tokens
+
+VERSION = 1
+"""Of what the files hold: another number for code that would make other tokens of the same texts."""
+LIMIT_BYTES = 2 * 1024**3
+"""Of all files together; beyond that the ones that were not used for the longest time are removed."""
+_STALE_SECONDS = 3600
+"""Older unfinished files belong to a job that died."""
+
+
+def token_key(texts: Texts, tokenizer: Any) -> str:
+    """What decides on the tokens, as one digest: texts, tokenizer, library and code."""
+    from tokenizers import __version__
+
+    # How it cuts and pads is no property of a tokenizer, but what it was last called with.
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    settings |= {"truncation": None, "padding": None}
+    digest = hashlib.sha256(json.dumps([VERSION, __version__, settings]).encode())
+    for part in (texts.passages, texts.questions):
+        for text in part:
+            content = text.encode()
+            digest.update(len(content).to_bytes(8, "big"))
+            digest.update(content)
+        digest.update(b"\xff" * 8)
+    return digest.hexdigest()[:32]
+
+
+class TokenCache:
+    """A folder of tokens by key. It never fails a job: what can't be read is made anew."""
+
+    def __init__(self, folder: str | Path, limit: int = LIMIT_BYTES) -> None:
+        self._folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's fails for nobody
+        self._limit = limit
+
+    def load(self, key: str) -> Encoded | None:
+        """The tokens, ``None`` where they are not there; a damaged file is removed."""
+        path = self._path(key)
+        try:
+            found = _read(path)
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return found
+
+    def store(self, key: str, encoded: Encoded) -> None:
+        """Keep them, complete or not at all; raises ``OSError``."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = self._folder / f".{key}.{os.getpid()}.partial"
+        arrays = {
+            f"{name}_{kind}": array
+            for name, tokens in encoded._asdict().items()
+            for kind, array in tokens._asdict().items()
+        }
+        try:
+            with partial.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            partial.replace(self._path(key))
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        self._shrink(self._path(key))
+
+    def _shrink(self, newest: Path) -> None:
+        """Remove the oldest files until the rest is within the limit."""
+        stale = time.time() - _STALE_SECONDS
+        files = []
+        for path in (*self._folder.glob("*.npz"), *self._folder.glob(".*.partial")):
+            # Another job may remove files at the same time.
+            with suppress(OSError):
+                facts = path.stat()
+                if path.suffix == ".npz":
+                    files.append((path != newest, facts.st_mtime, facts.st_size, path))
+                elif facts.st_mtime < stale:
+                    path.unlink()
+        total = 0
+        # The newest first: it stays even where it is beyond the limit by itself.
+        for _, _, size, path in sorted(files, key=lambda file: (file[0], -file[1])):
+            total += size
+            if total > self._limit and path != newest:
+                with suppress(OSError):
+                    path.unlink()
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.npz"
+
+
+def _read(path: Path) -> Encoded:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        passages, questions = (
+            Tokens(*(arrays[f"{name}_{kind}"] for kind in Tokens._fields))
+            for name in Encoded._fields
+        )
+    for tokens in (passages, questions):
+        if tokens.bounds[-1] != len(tokens.ids):
+            raise ValueError("the parts do not fit each other")
+    return Encoded(passages, questions)

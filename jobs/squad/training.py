@@ -1,4 +1,7 @@
-"""Train with DistributedDataParallel: AdamW, a rate that rises and falls linearly, clipping."""
+"""One optimizer step of DistributedDataParallel: AdamW, a rate that rises and falls linearly, clipping.
+
+:mod:`.loop` takes one after another.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .batches import collate, epoch_batches, label, steps_per_epoch
-from .errors import BackendError, TrainingError, first_line
+from .batches import epoch_batches, steps_per_epoch
+from .errors import BackendError, first_line
 from .features import Feature, lengths
-from .model import Loaded
 from .options import TrainOptions
 from .session import Session
 
@@ -21,20 +24,18 @@ if TYPE_CHECKING:
 
 IPEX_MODULE = "intel_extension_for_pytorch"
 CLIP_NORM = 1.0
-CURVE_POINTS = 500
-"""About so many points of the loss curve are kept, whatever the number of steps."""
+PARTS = ("forward", "backward", "optimizer", "communication")
+"""Of a step's seconds. What of the communication backward hides is in backward."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What training did; ``samples`` (features, repeated ones included) are those of all ranks.
+class Step(NamedTuple):
+    """One optimizer step: the loss's mean over all ranks, nan where it went wrong on any.
 
-    ``loss_curve`` holds (step, mean loss of all ranks).
+    ``seconds`` are this rank's, by what was done in them.
     """
 
-    loss_curve: list[tuple[int, float]]
-    samples: int
-    seconds: float
+    loss: float
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -72,41 +73,6 @@ def load_ipex() -> Any:
             f"--ipex needs {IPEX_MODULE}: {first_line(error)}",
             hint="use a stack that has it, or leave --ipex out: torch uses AMX by itself",
         ) from error
-
-
-def train(session: Session, loaded: Loaded, features: Sequence[Feature]) -> Trained:
-    """Train the loaded model in place on all ranks; raises :class:`TrainingError`."""
-    import torch
-
-    options, ranks = session.options, session.ranks
-    schedule = plan_schedule(options, len(features), ranks.size)
-    torch.manual_seed(options.seed + ranks.rank)  # each rank drops out other units
-    model, optimizer = prepare(session, loaded.model)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.rate)
-    every = -(-schedule.total // CURVE_POINTS)
-    curve: list[tuple[int, float]] = []
-    samples, begin = 0, time.perf_counter()
-    for step, batch in enumerate(batches(session, features, schedule), start=1):
-        tensors = collate(batch, loaded.pad_token) | label(batch)
-        loss = take_step(session, model, optimizer, tensors)
-        if not math.isfinite(loss):
-            raise TrainingError(
-                f"the loss or its gradient became infinite at step {step} of {schedule.total}",
-                hint="lower --learning-rate, or use --dtype fp32",
-            )
-        samples += len(batch) * ranks.size
-        if step % every == 0 or step == schedule.total:
-            curve.append((step, round(loss, 5)))
-        session.events.step(
-            step,
-            schedule.total,
-            epoch=round(step / schedule.per_epoch, 3),
-            loss=round(loss, 5),
-            lr=scheduler.get_last_lr()[0],
-            samples_per_second=round(samples / (time.perf_counter() - begin), 2),
-        )
-        scheduler.step()
-    return Trained(curve, samples, time.perf_counter() - begin)
 
 
 def prepare(session: Session, model: Any) -> tuple[Any, torch.optim.Optimizer]:
@@ -156,19 +122,26 @@ def batches(
 
 def take_step(
     session: Session, model: Any, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
-) -> float:
-    """One optimizer step; the loss's mean over all ranks, or nan where it went wrong on any.
+) -> Step:
+    """One optimizer step.
 
     Loss and gradients are the same on all ranks when looked at, so all of them stop together.
     """
     import torch
 
+    times = [time.perf_counter()]
     optimizer.zero_grad(set_to_none=True)
     with session.autocast():
         loss = model(**tensors).loss
+    times.append(time.perf_counter())
     loss.backward()
+    times.append(time.perf_counter())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-    if not math.isfinite(float(norm)):
-        return math.nan
-    optimizer.step()
-    return session.ranks.mean(loss)
+    finite = math.isfinite(float(norm))
+    if finite:
+        optimizer.step()
+    times.append(time.perf_counter())
+    mean = session.ranks.mean(loss) if finite else math.nan
+    times.append(time.perf_counter())
+    spent = (after - before for before, after in pairwise(times))
+    return Step(mean, dict(zip(PARTS, spent, strict=True)))

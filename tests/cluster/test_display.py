@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
-from cluster.cli.train import JobDisplay, render_result
+from cluster.cli.job_display import JobDisplay, render_result
 
 STEP = {"event": "step", "epoch": 1.0, "loss": 2.5, "samples_per_second": 41.0}
 

@@ -31,6 +31,7 @@ class Run:
 
     ``at`` ``step`` N of its ranks ``rank`` gets ``signal``: within that optimizer step, or at the
     N-th time that a file is brought to the disk. ``loss`` is what every step from N on seems to have.
+    ``RANK`` in ``argv`` stands for each rank's number.
     """
 
     argv: list[str]
@@ -119,7 +120,7 @@ def _work(run: Run, rank: int) -> int:
 
     torch.set_num_threads(1)
     model.SCRATCH_SHAPE, model.SCRATCH_DROPOUT = SHAPE, DROPOUT
-    options = parse_argv(run.argv)
+    options = parse_argv([word.replace("RANK", str(rank)) for word in run.argv])
     seen = {"step": 0, "disk": 0}
 
     def hit(what: str) -> None:

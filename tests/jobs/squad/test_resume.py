@@ -65,7 +65,9 @@ def check_killed_and_resumed(folder: Path, kills: list[dict[str, Any]], ranks: i
     whole, *others = run_forked(runs, folder)
     assert whole.codes == [0] * ranks, whole.texts
     expected = made(folder / "whole", ranks)
-    assert [step for step, _, _ in expected.losses[0]] == list(range(1, 1 + len(expected.losses[0])))
+    assert [step for step, _, _ in expected.losses[0]] == list(
+        range(1, 1 + len(expected.losses[0]))
+    )
     for number, kill in enumerate(kills):
         killed, resumed = others[2 * number : 2 * number + 2]
         assert -signal.SIGKILL in killed.codes, (kill, killed.texts)
@@ -90,6 +92,134 @@ def test_killed_while_a_checkpoint_is_written(nodes_folder: Path) -> None:
 
 def test_three_ranks_whose_sums_depend_on_their_order(nodes_folder: Path) -> None:
     check_killed_and_resumed(nodes_folder, [{"at": "step", "step": 6, "rank": 2}], ranks=3)
+
+
+def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path) -> None:
+    """No checkpoint would be due: it is the signal alone that makes one."""
+    folder = nodes_folder
+    rare = {"checkpoint_every": 1000}
+    term = {"at": "step", "step": 5, "rank": 1, "signal": signal.SIGTERM}
+
+    whole, stopped, resumed = run_forked(
+        [
+            (options(folder, "whole", **rare), {}),
+            (options(folder, "stopped", **rare), term),
+            (options(folder, "stopped", **rare, resume=True), {}),
+        ],
+        folder,
+    )
+
+    assert (whole.codes, stopped.codes, resumed.codes) == ([0, 0], [143, 143], [0, 0])
+    (told,) = [event for event in events(stopped) if event["event"] == "stopped"]
+    assert 5 <= told["step"] < STEPS
+    assert told["checkpoint"] == f"step-{told['step']:06d}"
+    assert not [event for event in events(stopped) if event["event"] == "error"]
+    (told_again,) = [event for event in events(resumed) if event["event"] == "resumed"]
+    assert told_again["step"] == told["step"]
+    assert made(folder / "stopped") == made(folder / "whole")
+    results = json.loads((folder / "stopped" / "results.json").read_text())
+    assert results["resumed_after"] == [told["step"]]
+    assert results["tokens_per_second"] > 0
+
+
+def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path) -> None:
+    """As after a worker was replaced: each rank has a disk of its own, and rank 1's is empty."""
+    folder = nodes_folder
+    own = options(folder, "own-RANK")
+    kill = {"at": "step", "step": 7, "rank": 1}
+
+    whole, killed, resumed = run_forked(
+        [(options(folder, "whole"), {}), (own, kill), (replace(own, resume=True), {})], folder
+    )
+
+    assert (whole.codes, resumed.codes) == ([0, 0], [0, 0]), resumed.texts
+    assert killed.codes[1] == -signal.SIGKILL
+    assert list_checkpoints(folder / "own-0")
+    assert not list_checkpoints(folder / "own-1")
+    for rank in range(2):
+        lines = (folder / f"own-{rank}" / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
+        found = [json.loads(line)["loss"] for line in lines][-6:]
+        assert found == [loss for _, loss, _ in made(folder / "whole").losses[rank]][-6:]
+    assert (folder / "own-0" / "model" / "model.safetensors").read_bytes() == made(
+        folder / "whole"
+    ).weights
+
+
+def test_what_makes_it_another_run_is_told_by_name(nodes_folder: Path) -> None:
+    folder = nodes_folder
+    first = options(folder, "out", max_steps=6)
+    kill = {"at": "step", "step": 5}
+    again = replace(first, resume=True)
+    other_data = json.loads((folder / "data.json").read_text())
+    other_data["data"][0]["paragraphs"][0]["qas"].pop()
+
+    def changed(**more: Any) -> TrainOptions:
+        return replace(again, **more)
+
+    killed, batch, alone, refused, lower = run_forked(
+        [
+            (first, kill),
+            (changed(batch_size=4, seed=7), {}),
+            (again, {"ranks": 1}),
+            (first, {}),
+            (changed(learning_rate=1e-4, epochs=2), {}),
+        ],
+        folder,
+    )
+
+    assert -signal.SIGKILL in killed.codes
+    assert told(batch) == (
+        "a run can't be resumed with other options: --batch-size 4 (it was 2), --seed 7 (it was "
+        f"{DEMO.seed})"
+    )
+    assert told(alone) == "the checkpoint is of 2 ranks, and these are 1"
+    assert "holds the checkpoints of a run that has not ended" in told(refused)
+    assert lower.codes == [0, 0], lower.texts
+    notes = [event["text"] for event in events(lower) if event["event"] == "note"]
+    assert any("--learning-rate 0.0001 (it was 0.0015)" in note for note in notes)
+
+    (folder / "data.json").write_text(json.dumps(other_data))
+    (data,) = run_forked([(again, {})], folder)
+    assert told(data) == "the training data is not what the run began with"
+
+
+def told(ran: Ran) -> str:
+    """The message of rank 0's failure."""
+    assert ran.codes[0] == 1, ran.texts
+    (error,) = [event for event in events(ran) if event["event"] == "error"]
+    message: str = error["message"]
+    return message
+
+
+def test_what_goes_astray_stops_and_leaves_the_last_good_checkpoint(nodes_folder: Path) -> None:
+    folder = nodes_folder
+    long = {"max_steps": 160, "epochs": 100, "checkpoint_every": 5}
+    infinite, diverged = run_forked(
+        [
+            (options(folder, "nan", **long), {"step": 8, "loss": float("nan")}),
+            (options(folder, "up", **long), {"step": 8, "loss": 60.0}),
+        ],
+        folder,
+    )
+
+    assert told(infinite) == "the loss or its gradient became infinite at step 8 of 160"
+    assert [path.name for path in list_checkpoints(folder / "nan")] == ["step-000005"]
+    hints = [event["hint"] for event in events(infinite) if event["event"] == "error"]
+    assert hints == [
+        "lower --learning-rate, or use --dtype fp32, with --resume from step-000005, which is kept"
+    ]
+    assert "the loss diverged: at step " in told(diverged)
+    assert list_checkpoints(folder / "up")[0].name == "step-000005"
+
+
+def test_each_rank_keeps_what_it_said(nodes_folder: Path) -> None:
+    folder = nodes_folder
+    (ran,) = run_forked([(options(folder, "out"), {})], folder)
+
+    logs = [(folder / "out" / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert logs == ran.texts
+    assert logs[0].count("@spr") > 5
+    assert "@spr" not in logs[1]
 
 
 @pytest.mark.full

@@ -56,9 +56,9 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     parser.add_argument(
         "--resume",
-        dest="resume_job",
         nargs="?",
         const=LAST,
+        default=argparse.SUPPRESS,
         metavar="JOB",
         help="go on with an interrupted job from its last checkpoint, with its own options "
         "(default: the last unfinished one)",
@@ -107,8 +107,11 @@ def run(args: argparse.Namespace) -> int:
     from provision.stacks import load_stack
 
     now = datetime.now(timezone.utc)
-    wish = build_resume(args) if args.resume_job else build_request(args, now)
-    if not args.resume_job:
+    wish: TrainRequest | ResumeRequest
+    if "resume" in args:
+        wish = build_resume(args)
+    else:
+        wish = build_request(args, now)
         check_request(wish)
     progress = make_progress()
     cloud = open_chosen_cloud(args)
@@ -152,7 +155,7 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
     from jobs.request import check_results, expand_home
     from jobs.resume import ResumeRequest
 
-    given = {each.name for each in fields(TrainOptions)} & vars(args).keys()
+    given = {each.name for each in fields(TrainOptions)} & vars(args).keys() - {"resume"}
     other = {flag(name) for name in given - _MAY_CHANGE}
     other |= {"--demo"} if args.demo else set()
     other |= {"--placement"} if args.placement != "auto" else set()
@@ -169,7 +172,7 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
         replace(TrainOptions(), **changes)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    job = None if args.resume_job == LAST else args.resume_job
+    job = None if args.resume == LAST else args.resume
     results = expand_home(args.results) if args.results else None
     if results:
         check_results(results)

@@ -134,12 +134,51 @@ def test_ctrl_c_ends_the_job_on_its_nodes_and_says_so(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     hosts, log = make_hosts([]), list[str]()
-    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), ("kill -TERM", "")]
+    hosts["node0"].answers[:0] = [
+        ("tail -n \\+1 -F", interrupt),
+        ("pkill -TERM", ""),
+        ("what squad jobs", f"{PATHS.job_id} unfinished step-000040"),
+    ]
 
     with pytest.raises(KeyboardInterrupt):
         run(hosts, tmp_path, log=log)
-    assert f"pid=$(cat {PATHS.pid}); kill -TERM -- -$pid" in hosts["node0"].commands[-1]
-    assert log[-1] == "the job was ended on its nodes"
+    assert f"pid=$(cat {PATHS.pid}); pkill -TERM -g $pid" in hosts["node0"].commands[-2]
+    assert log[-3:-1] == [
+        "the job keeps a checkpoint and ends; Ctrl-C again ends it at once",
+        "the job was ended on its nodes",
+    ]
+    assert log[-1] == (
+        "checkpoint step-000040 is kept; go on with the job: spr-cluster train squad --resume "
+        f"{PATHS.job_id} --name bert --results {tmp_path}"
+    )
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path: Path) -> None:
+    def interrupt(_: str) -> str:
+        raise KeyboardInterrupt
+
+    hosts, log = make_hosts([]), list[str]()
+    hosts["node0"].answers[:0] = [
+        ("tail -n \\+1 -F", interrupt),
+        (r"pkill -TERM.*seq 1200\)", interrupt),
+        (r"pkill -TERM.*seq 0\).*kill -KILL", ""),
+        ("what squad jobs", f"{PATHS.job_id} unfinished -"),
+    ]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(hosts, tmp_path, log=log)
+    assert "seq 0" in hosts["node0"].commands[-2]
+    assert log[-1].startswith("there is no checkpoint yet; go on with the job: spr-cluster train")
+
+
+def test_a_job_that_was_told_to_end_is_no_mystery(tmp_path: Path) -> None:
+    stopped = event(event="stopped", step=40, total=90, checkpoint="step-000040")
+    hosts = make_hosts([stopped], exit_code=143)
+    hosts["node0"].answers[:0] = [("what squad jobs", f"{PATHS.job_id} unfinished step-000040")]
+
+    with pytest.raises(JobError, match=f"job {PATHS.job_id} was told to end") as caught:
+        run(hosts, tmp_path)
+    assert "--resume squad-20260731-142501" in str(caught.value.hint)
 
 
 def test_a_second_job_is_refused_while_one_runs(tmp_path: Path) -> None:

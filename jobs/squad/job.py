@@ -26,7 +26,7 @@ from .precision import AMX_FLAGS, choose_precision, read_cpu_flags
 from .progress import Progress
 from .results import RankFacts, Results, prepare_output, save_json, save_model
 from .session import Session
-from .training import load_ipex
+from .step import load_ipex
 from .trial import enough_for_trial, measure
 
 _PACKAGES = {

@@ -34,8 +34,9 @@ from .model import Loaded
 from .pace import Pace
 from .progress import Progress
 from .session import Session
+from .step import Step, prepare, take_step
 from .stopping import Wish, listen
-from .training import Schedule, Step, batches, plan_schedule, prepare, take_step
+from .training import Schedule, batches, plan_schedule
 
 CURVE_POINTS = 500
 """About so many points of the loss curve are kept, whatever the number of steps."""
@@ -54,6 +55,7 @@ class Loop:
     metrics: Metrics
     pace: Pace
     due: Due
+    highest_rate: float
     kept: str = ""
     """The newest checkpoint's name; the same on every rank."""
 
@@ -77,7 +79,7 @@ def train(session: Session, loaded: Loaded, features: Sequence[Feature]) -> Prog
     options, ranks = session.options, session.ranks
     schedule = plan_schedule(options, len(features), ranks.size)
     torch.manual_seed(options.seed + ranks.rank)  # each rank drops out other units
-    trained, optimizer = prepare(session, loaded.model)
+    trained, optimizer = prepare(session, loaded.model, schedule.total)
     identity = identify(options, ranks, session.precision.dtype, features)
     loop = Loop(
         session,
@@ -88,6 +90,7 @@ def train(session: Session, loaded: Loaded, features: Sequence[Feature]) -> Prog
         Metrics(Path(options.output), ranks.rank),
         Pace(ranks, session.hosts),
         Due(options.checkpoint_every),
+        optimizer.param_groups[0]["lr"],
     )
     if options.resume:
         _resume(loop, loaded, features)
@@ -159,7 +162,7 @@ def _take_steps(loop: Loop, wish: Wish, loaded: Loaded, features: Sequence[Featu
 
 def _set_rate(loop: Loop, number: int) -> float:
     """Give the optimizer the learning rate of the step (from 1), and return it."""
-    rate = loop.session.options.learning_rate * loop.schedule.rate(number - 1)
+    rate: float = loop.highest_rate * loop.schedule.rate(number - 1)
     for group in loop.state.optimizer.param_groups:
         group["lr"] = rate
     return rate

@@ -202,7 +202,7 @@ def _after_step(loop: Loop, wish: Wish, loss: float, rate: float) -> None:
         agreed = pace.talk(progress.step, stop=wish.stop, save=loop.due.by_time(last=last))
         progress.tokens += agreed.tokens
         pace.mark(progress.step, progress.samples, progress.tokens)
-        stop = agreed.stop and not last
+        stop = agreed.stop
         save = save or agreed.save
     _tell(loop, loss, rate)
     # One that is saved while the loss is astray would in time displace the last good one.

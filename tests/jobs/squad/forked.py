@@ -115,10 +115,11 @@ def _be_rank(run: Run, rank: int, port: int, log: Path) -> None:
 def _work(run: Run, rank: int) -> int:
     import torch
 
-    from jobs.squad import checkpoints, job, loop, model
+    from jobs.squad import checkpoints, job, loop, model, pace
     from jobs.squad.rank import run_rank
 
     torch.set_num_threads(1)
+    pace.TALK_SECONDS = 0.0  # after every step
     model.SCRATCH_SHAPE, model.SCRATCH_DROPOUT = SHAPE, DROPOUT
     options = parse_argv([word.replace("RANK", str(rank)) for word in run.argv])
     seen = {"step": 0, "disk": 0}

@@ -94,11 +94,12 @@ def test_three_ranks_whose_sums_depend_on_their_order(nodes_folder: Path) -> Non
     check_killed_and_resumed(nodes_folder, [{"at": "step", "step": 6, "rank": 2}], ranks=3)
 
 
-def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path) -> None:
-    """No checkpoint would be due: it is the signal alone that makes one."""
+@pytest.mark.parametrize("step", [5, STEPS])
+def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path, step: int) -> None:
+    """By time none would be due: it is the signal alone that makes one."""
     folder = nodes_folder
-    rare = {"checkpoint_every": 1000}
-    term = {"at": "step", "step": 5, "rank": 1, "signal": signal.SIGTERM}
+    rare = {"checkpoint_every": None}
+    term = {"at": "step", "step": step, "rank": 1, "signal": signal.SIGTERM}
 
     whole, stopped, resumed = run_forked(
         [
@@ -111,14 +112,14 @@ def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path)
 
     assert (whole.codes, stopped.codes, resumed.codes) == ([0, 0], [143, 143], [0, 0])
     (told,) = [event for event in events(stopped) if event["event"] == "stopped"]
-    assert 5 <= told["step"] < STEPS
-    assert told["checkpoint"] == f"step-{told['step']:06d}"
+    assert told["step"] == step
+    assert told["checkpoint"] == f"step-{step:06d}"
     assert not [event for event in events(stopped) if event["event"] == "error"]
     (told_again,) = [event for event in events(resumed) if event["event"] == "resumed"]
     assert told_again["step"] == told["step"]
     assert made(folder / "stopped") == made(folder / "whole")
     results = json.loads((folder / "stopped" / "results.json").read_text())
-    assert results["resumed_after"] == [told["step"]]
+    assert results["resumed_after"] == [step]
     assert results["tokens_per_second"] > 0
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -13,11 +16,12 @@ import pytest
 from jobs.squad.checkpoints import Identity, require_same
 from jobs.squad.distributed import Ranks
 from jobs.squad.due import EVERY_SECONDS, MOST_SHARE, WORTH_SECONDS, Due
-from jobs.squad.errors import CheckpointError
+from jobs.squad.errors import CheckpointError, StoppedError
 from jobs.squad.metrics import FLUSH_SECONDS, Metrics, StepFigures
 from jobs.squad.options import TrainOptions, parse_argv
 from jobs.squad.pace import Pace, Told, host_shares, steps_until_next
 from jobs.squad.progress import Progress
+from jobs.squad.stopping import listen
 from jobs.squad.watch import PATIENCE, LossWatch
 from tests.fakes import FakeClock
 
@@ -219,3 +223,20 @@ def test_the_options_travel_to_the_ranks() -> None:
     assert parse_argv(options.to_argv()) == options
     with pytest.raises(ValueError, match="--keep-checkpoints 0 is out of range: 1 to 1000"):
         TrainOptions(keep_checkpoints=0)
+
+
+def test_a_sigterm_that_nobody_looked_at_is_not_lost() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        with listen() as wish:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert wish.stop
+            assert got == []
+        assert got == [signal.SIGTERM]
+        with suppress(StoppedError), listen():
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise StoppedError
+        assert got == [signal.SIGTERM], "this one was granted"
+    finally:
+        signal.signal(signal.SIGTERM, before)

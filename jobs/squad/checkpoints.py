@@ -79,27 +79,36 @@ def digest(features: Sequence[Feature]) -> str:
 
 
 def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: Ranks) -> str:
-    """Write a checkpoint of all ranks and return its name; all of them must call this.
+    """Write a checkpoint of all ranks and return its name, on every rank, when it is on the disk.
 
-    Raises :class:`CheckpointError` on rank 0 where the disk does not take it.
+    Raises :class:`CheckpointError` on every rank where the disk does not take it.
     """
     randoms = ranks.gather(random_state())
-    name = f"step-{checkpoint.progress.step:06d}"
+    target, trouble = output / FOLDER / f"step-{checkpoint.progress.step:06d}", ""
     if ranks.first:
         try:
-            _write(output / FOLDER / name, checkpoint, state, randoms)
+            _write(target, checkpoint, state, randoms)
         except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
-            raise CheckpointError(
-                f"checkpoint {name} can't be written to {output / FOLDER}: {first_line(error)}",
-                hint="is there room? --keep-checkpoints 1 needs less; those written before are kept",
-            ) from error
-    return name
+            shutil.rmtree(_beside(target), ignore_errors=True)
+            trouble = f"checkpoint {target} can't be written: {first_line(error)}"
+    trouble = ranks.share(trouble)
+    if trouble:
+        raise CheckpointError(
+            trouble,
+            hint="is there room? --keep-checkpoints 1 needs less; those written before are kept",
+        )
+    return target.name
+
+
+def _beside(target: Path) -> Path:
+    """Where a checkpoint is before it is whole, and after it is no longer wanted."""
+    return target.with_name(target.name + _PARTIAL)
 
 
 def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any]) -> None:
     import torch
 
-    partial = target.with_name(target.name + _PARTIAL)
+    partial = _beside(target)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     tensors = {
@@ -147,7 +156,7 @@ def prune(output: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` checkpoints, and what an interrupted run left half done."""
     for path in list_checkpoints(output)[:-keep]:
         # Out of sight first: a removal that is interrupted must not leave half a checkpoint.
-        gone = path.rename(path.with_name(path.name + _PARTIAL))
+        gone = path.rename(_beside(path))
         shutil.rmtree(gone, ignore_errors=True)
     for path in (output / FOLDER).glob(f"*{_PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)

@@ -27,7 +27,7 @@ from .checkpoints import (
     save_checkpoint,
 )
 from .due import Due
-from .errors import StoppedError, TrainingError
+from .errors import CheckpointError, StoppedError, TrainingError
 from .features import Feature
 from .metrics import Metrics, StepFigures
 from .model import Loaded
@@ -158,6 +158,7 @@ def _take_steps(loop: Loop, wish: Wish, loaded: Loaded, features: Sequence[Featu
         loop.metrics.add(figures)
         loop.pace.count(tokens, sum(seconds.values()) - seconds.get("communication", 0.0))
         _after_step(loop, wish, step.loss, rate)
+        ended = time.perf_counter()  # what a checkpoint takes is not what data take
 
 
 def _set_rate(loop: Loop, number: int) -> float:
@@ -206,9 +207,8 @@ def _after_step(loop: Loop, wish: Wish, loss: float, rate: float) -> None:
         save = save or agreed.save
     _tell(loop, loss, rate)
     # One that is saved while the loss is astray would in time displace the last good one.
-    name = _save(loop) if stop or (save and not progress.watch.suspicious) else ""
+    name = _save(loop, must=stop) if stop or (save and not progress.watch.suspicious) else ""
     if stop:
-        loop.session.ranks.gather(None)  # nobody leaves before rank 0 has written
         loop.session.events.emit("stopped", step=progress.step, total=total, checkpoint=name)
         raise StoppedError(f"stopped after step {progress.step} of {total}")
 
@@ -226,15 +226,25 @@ def _tell(loop: Loop, loss: float, rate: float) -> None:
     )
 
 
-def _save(loop: Loop) -> str:
+def _save(loop: Loop, *, must: bool) -> str:
+    """Keep a checkpoint and return its name.
+
+    A disk that does not take it is no reason to end what goes well, unless the run ``must`` end now.
+    """
     session, progress = loop.session, loop.progress
     begin = time.perf_counter()
     loop.metrics.flush()
-    name = save_checkpoint(loop.output, loop.checkpoint, loop.state, session.ranks)
+    try:
+        loop.kept = save_checkpoint(loop.output, loop.checkpoint, loop.state, session.ranks)
+    except CheckpointError as error:
+        if must:
+            raise
+        loop.due.saved(time.perf_counter() - begin)
+        session.events.note(f"warning: {error.message}; training goes on without it")
+        return ""
     if session.ranks.first and not progress.watch.suspicious:
         prune(loop.output, session.options.keep_checkpoints)
-    loop.kept = name
     took = time.perf_counter() - begin
     loop.due.saved(took)
-    session.events.emit("checkpoint", step=progress.step, name=name, seconds=round(took, 3))
-    return name
+    session.events.emit("checkpoint", step=progress.step, name=loop.kept, seconds=round(took, 3))
+    return loop.kept

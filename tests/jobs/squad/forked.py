@@ -29,8 +29,8 @@ _REPOSITORY = Path(__file__).parents[3]
 class Run:
     """One run: what each rank is told, and what becomes of one of them.
 
-    ``at`` ``step`` N of its ranks ``rank`` gets ``signal``: within that optimizer step, or at the
-    N-th time that a file is brought to the disk. ``loss`` is what every step from N on seems to have.
+    ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, or its N-th bringing of a
+    file to the ``disk``; with ``full`` the disk is full then, and no signal comes. ``loss`` is what every step from N on seems to have.
     ``RANK`` in ``argv`` stands for each rank's number.
     """
 
@@ -41,6 +41,7 @@ class Run:
     step: int = 0
     signal: int = signal.SIGKILL
     loss: float | None = None
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ def _work(run: Run, rank: int) -> int:
     def hit(what: str) -> None:
         seen[what] += 1
         if (rank, run.at, run.step) == (run.rank, what, seen[what]):
+            if run.full:
+                raise OSError(28, "No space left on device")
             os.kill(os.getpid(), run.signal)
 
     take_step, to_disk = loop.take_step, checkpoints._to_disk

@@ -213,6 +213,20 @@ def test_what_goes_astray_stops_and_leaves_the_last_good_checkpoint(nodes_folder
     assert list_checkpoints(folder / "up")[0].name == "step-000005"
 
 
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(nodes_folder: Path) -> None:
+    folder = nodes_folder
+    full = {"at": "disk", "step": DISK_PER_CHECKPOINT + 1, "full": True}
+    (ran,) = run_forked([(options(folder, "out", max_steps=5), full)], folder)
+
+    assert ran.codes == [0, 0], ran.texts
+    notes = [event["text"] for event in events(ran) if event["event"] == "note"]
+    (warning,) = [note for note in notes if note.startswith("warning: checkpoint")]
+    assert warning.endswith("No space left on device; training goes on without it")
+    kept = [path.name for path in list_checkpoints(folder / "out")]
+    assert kept == ["step-000002", "step-000005"]
+    assert len(list((folder / "out" / "checkpoints").iterdir())) == 2
+
+
 def test_each_rank_keeps_what_it_said(nodes_folder: Path) -> None:
     folder = nodes_folder
     (ran,) = run_forked([(options(folder, "out"), {})], folder)

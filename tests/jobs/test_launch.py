@@ -206,7 +206,8 @@ def two_nodes(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
     other.mkdir()
     ssh = (
         '#!/bin/bash\nwhile [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done; shift\n'
-        f'export HOME={other}; exec bash -c "${{*//{head.home}/{other}}}"\n'
+        f"here={head.home}; export HOME={other}\n"
+        'exec bash -c "${*//$here/$HOME}"\n'
     )
     (programs / "ssh").write_text(ssh)
     (programs / "ssh").chmod(0o755)

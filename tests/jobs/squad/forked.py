@@ -27,11 +27,11 @@ _REPOSITORY = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what each rank is told, and what becomes of one of them.
+    """One run: what each rank is told (``RANK`` stands for its number), and what becomes of it.
 
-    ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, or its N-th bringing of a
-    file to the ``disk``; with ``full`` the disk is full then, and no signal comes. ``loss`` is what every step from N on seems to have.
-    ``RANK`` in ``argv`` stands for each rank's number.
+    ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, or when it brings a file to
+    the ``disk`` for the N-th time; with ``full`` that is full then, and no signal comes. ``loss`` is
+    what every step from N on seems to have.
     """
 
     argv: list[str]
@@ -118,6 +118,7 @@ def _work(run: Run, rank: int) -> int:
 
     from jobs.squad import checkpoints, job, loop, model, pace
     from jobs.squad.rank import run_rank
+    from jobs.squad.step import Step, take_step
 
     torch.set_num_threads(1)
     pace.TALK_SECONDS = 0.0  # after every step
@@ -132,20 +133,22 @@ def _work(run: Run, rank: int) -> int:
                 raise OSError(28, "No space left on device")
             os.kill(os.getpid(), run.signal)
 
-    take_step, to_disk = loop.take_step, checkpoints._to_disk
+    to_disk = checkpoints._to_disk
 
-    def take(*arguments: Any) -> Any:
+    def take(*arguments: Any) -> Step:
         hit("step")
-        step = take_step(*arguments)
+        taken = take_step(*arguments)
         if run.loss is not None and seen["step"] >= run.step:
-            return step._replace(loss=run.loss)
-        return step
+            return taken._replace(loss=run.loss)
+        return taken
 
     def bring(descriptor: int) -> None:
         hit("disk")
         to_disk(descriptor)
 
-    loop.take_step, checkpoints._to_disk = take, bring
+    # As a mapping: a module does not offer to others what it imports.
+    vars(loop)["take_step"] = take
+    checkpoints._to_disk = bring
     return run_rank(lambda events: job.run(options, events))
 
 

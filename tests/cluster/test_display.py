@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from rich.console import Console
 
 from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
 from cluster.cli.job_display import JobDisplay, render_result, render_shares, render_step
+from cluster.cli.train import usd_so_far
+from cluster.nodes import Cluster
+from tests.cluster.test_mesh import NODES
 
 STEP: dict[str, Any] = {
     "event": "step",
@@ -95,6 +100,20 @@ def test_the_live_line_tells_speed_time_and_cost() -> None:
     assert render_step({**STEP, "step": 1, "total": 2, "shares": {"a": 1.0}}, None).endswith(
         "7,380 tokens/s  3 min 05 s left"
     )
+
+
+def test_the_cost_is_the_nodes_since_their_launch_and_nothing_where_nothing_is_billed() -> None:
+    began = datetime.now(timezone.utc) - timedelta(hours=2)
+    nodes = tuple(
+        replace(
+            node,
+            instance=replace(node.instance, instance_type="r7iz.metal-16xl", launch_time=began),
+        )
+        for node in NODES[:2]
+    )
+    cluster = Cluster("bert", nodes, 2)
+    assert usd_so_far(cluster, billed=True) == pytest.approx(2 * 2 * 6.5472, abs=0.01)
+    assert usd_so_far(cluster, billed=False) == 0
 
 
 def test_of_many_nodes_the_slowest_is_seen() -> None:

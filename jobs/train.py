@@ -116,15 +116,23 @@ def finish(
         )
     written = results / "results.json"
     if exit_code != 0 or not written.is_file():
-        raise explain(exit_code, output, f"the whole log is {results / 'log'}")
+        hint = f"the whole log is {results / 'log'}"
+        if _kept(head, paths):
+            hint += f"; {_way_back(cluster, head, paths, results)}"
+        raise explain(exit_code, output, hint)
     content: Event = json.loads(written.read_text())
     return content
 
 
 def _way_back(cluster: Cluster, head: Host, paths: JobPaths, results: Path) -> str:
-    kept = {job.job_id: job.checkpoint for job in list_jobs(head)}.get(paths.job_id)
+    kept = _kept(head, paths)
     what = f"checkpoint {kept} is kept" if kept else "there is no checkpoint yet"
     return f"{what}; go on with the job: {_resume_command(cluster, paths, results)}"
+
+
+def _kept(head: Host, paths: JobPaths) -> str:
+    """The newest checkpoint's name, "" for none."""
+    return {job.job_id: job.checkpoint for job in list_jobs(head)}.get(paths.job_id, "")
 
 
 def _resume_command(cluster: Cluster, paths: JobPaths, results: Path) -> str:

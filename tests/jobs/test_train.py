@@ -53,6 +53,7 @@ def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[st
         answers: list[Any] = [
             ("spr-cluster: hostname", facts),
             ("for pid in", busy),
+            ("what squad jobs", ""),
             ("tail -n \\+2 ~/hosts", ""),
             ("setsid -f", ""),
             ("tail -n \\+1 -F", "\n".join(output)),
@@ -122,6 +123,19 @@ def test_the_cause_is_told_and_not_the_rank_that_only_lost_its_peer(tmp_path: Pa
     with pytest.raises(JobError, match="rank 1 on b: NaN") as caught:
         run(make_hosts([lost, cause], exit_code=1), tmp_path)
     assert caught.value.hint == f"lower it; the whole log is {tmp_path / 'log'}"
+
+
+def test_a_failure_with_a_checkpoint_is_not_the_end(tmp_path: Path) -> None:
+    cause = event(event="error", message="gone", hint=None, rank=1, host="b", lost_peer=False)
+    hosts = make_hosts([cause], exit_code=1)
+    hosts["node0"].answers[:0] = [("what squad jobs", f"{PATHS.job_id} unfinished step-000040")]
+
+    with pytest.raises(JobError) as caught:
+        run(hosts, tmp_path)
+    assert str(caught.value.hint).startswith(
+        f"the whole log is {tmp_path / 'log'}; checkpoint step-000040 is kept; go on with the job: "
+        "spr-cluster train squad --resume"
+    )
 
 
 def test_a_job_that_says_nothing_is_explained_by_its_last_line(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from jobs.spec import JobPaths
 from provision.host import Host, LineSink
 
 _UPLOAD = "spr-jobs-upload.tar"
-_PARTS = ("job.json", "code", "data", "model", "output/.keep")
+_PARTS = ("start.json", "code", "data", "model", "output/.keep")
 # Each worker unpacks what the head sends it over the cluster's own network.
 _DISTRIBUTE = f"""# distributing the job's files to the workers
 set -e -o pipefail

@@ -12,11 +12,11 @@ from infra.errors import JobError, UsageError
 from infra.progress import Progress
 from jobs import launch
 from jobs.placement import plan_placement
-from jobs.record import JobRecord, choose_job, list_jobs, parse_record
 from jobs.request import chosen_backend, require_able_stack
 from jobs.running import Event, Output, ask_facts, private_addresses, require_all_nodes
 from jobs.spec import JobPaths
 from jobs.squad.options import TrainOptions, parse_argv
+from jobs.started import Started, choose_job, list_jobs, parse_started
 from jobs.train import build_command, finish
 from provision.host import Host
 from provision.stacks import Stack
@@ -54,14 +54,14 @@ def resume(
         launch.require_idle(head)
         state = choose_job(list_jobs(head), request.job, cluster.name)
         paths = JobPaths(state.job_id)
-        record = _read_record(head, paths)
+        started = _read_started(head, paths)
     with progress.phase(f"Prepare job {paths.job_id}"):
-        record = plan_again(record, request, len(cluster.nodes), paths)
-        options = options_again(record, request)
+        started = plan_again(started, request, len(cluster.nodes), paths)
+        options = options_again(started, request)
         facts = ask_facts(cluster, open_host)
         backend = chosen_backend(options, stack)
-        placement = plan_placement(facts, private_addresses(cluster), record.placement, backend)
-        command = build_command(cluster, stack, placement, options, paths, offline=record.offline)
+        placement = plan_placement(facts, private_addresses(cluster), started.placement, backend)
+        command = build_command(cluster, stack, placement, options, paths, offline=started.offline)
         # A node that was replaced has none of them.
         launch.place_again(head, paths)
     on_log(f"job {paths.job_id} goes on from {state.checkpoint or 'its beginning'}")
@@ -70,35 +70,33 @@ def resume(
     return finish(cluster, head, command, paths, results, output, progress), results
 
 
-def _read_record(head: Host, paths: JobPaths) -> JobRecord:
+def _read_started(head: Host, paths: JobPaths) -> Started:
     try:
-        return parse_record(head.run(f"cat {paths.record}").stdout)
+        return parse_started(head.run(f"cat {paths.started}").stdout)
     except (ValueError, TypeError, KeyError) as error:
-        raise JobError(f"{paths.record} on node0 can't be read: {error}") from error
+        raise JobError(f"{paths.started} on node0 can't be read: {error}") from error
 
 
-def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, paths: JobPaths) -> JobRecord:
-    """The record for a cluster of so many nodes; raises :class:`UsageError` for other ranks."""
-    per_node = request.nproc_per_node or record.nproc_per_node
-    if nodes * per_node != record.world_size:
-        was = (
-            f"{record.world_size} ranks ({record.nproc_per_node} on each of {record.nnodes} nodes)"
-        )
-        fitting, rest = divmod(record.world_size, nodes)
+def plan_again(started: Started, request: ResumeRequest, nodes: int, paths: JobPaths) -> Started:
+    """The same for a cluster of so many nodes; raises :class:`UsageError` for other ranks."""
+    per_node = request.nproc_per_node or started.nproc_per_node
+    if nodes * per_node != started.world_size:
+        was = f"{started.world_size} ranks ({started.nproc_per_node} on each of {started.nnodes} nodes)"
+        fitting, rest = divmod(started.world_size, nodes)
         way = f"--ppn {fitting}, or " if not rest and fitting else ""
         raise UsageError(
             f"job {paths.job_id} has {was}, and this would be {nodes * per_node} "
             f"({per_node} on each of {nodes})",
-            hint=f"{way}a cluster of {record.nnodes} nodes (`spr-cluster up --nodes "
-            f"{record.nnodes}`), or a new job without --resume",
+            hint=f"{way}a cluster of {started.nnodes} nodes (`spr-cluster up --nodes "
+            f"{started.nnodes}`), or a new job without --resume",
         )
-    wish = replace(record.placement, nproc_per_node=per_node)
-    return replace(record, placement=wish, nnodes=nodes, nproc_per_node=per_node)
+    wish = replace(started.placement, nproc_per_node=per_node)
+    return replace(started, placement=wish, nnodes=nodes, nproc_per_node=per_node)
 
 
-def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
+def options_again(started: Started, request: ResumeRequest) -> TrainOptions:
     """The job's own options, with those that are to be other."""
     try:
-        return replace(parse_argv(record.argv), **{**(request.changes or {}), "resume": True})
+        return replace(parse_argv(started.argv), **{**(request.changes or {}), "resume": True})
     except ValueError as error:
         raise UsageError(str(error)) from None

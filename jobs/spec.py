@@ -75,8 +75,8 @@ class JobPaths:
         return f"{self.root}/output"
 
     @property
-    def record(self) -> str:
-        return f"{self.root}/job.json"
+    def started(self) -> str:
+        return f"{self.root}/start.json"
 
     @property
     def script(self) -> str:

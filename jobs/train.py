@@ -16,7 +16,6 @@ from infra.progress import Progress
 from jobs import launch
 from jobs.mpirun import LaunchCommand, build_launch_command
 from jobs.placement import Placement, plan_placement
-from jobs.record import JobRecord, list_jobs
 from jobs.request import (
     TrainRequest,
     chosen_backend,
@@ -38,6 +37,7 @@ from jobs.running import (
 from jobs.spec import JobPaths, JobSpec, PlacementWish, new_job_id
 from jobs.squad.options import TrainOptions
 from jobs.squad.stopping import EXIT_CODE as STOPPED
+from jobs.started import Started, list_jobs
 from jobs.tuned import Tuned, TunedKey, describe_nodes, read_tuned
 from provision.facts import HostFacts
 from provision.host import Host
@@ -75,14 +75,14 @@ def train(
         options, backend = request.options, chosen_backend(request.options, stack)
         placement = plan_placement(facts, private_addresses(cluster), request.placement, backend)
         command = build_training(cluster, stack, placement, options, paths)
-        record = JobRecord(
+        started = Started(
             argv=tuple(options_on_nodes(options, stack, paths).to_argv()),
             nnodes=len(cluster.nodes),
             nproc_per_node=placement.ranks.nproc_per_node,
             placement=request.placement,
             offline=not needs_hub(options),
         )
-        launch.place_files(head, paths, {**job_files(options), "job.json": record.render()})
+        launch.place_files(head, paths, {**job_files(options), "start.json": started.render()})
     output = Output(on_event, on_log)
     return finish(cluster, head, command, paths, request.results, output, progress)
 

@@ -10,10 +10,10 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from infra.progress import Silent
-from jobs.record import JobRecord, JobState, choose_job, list_jobs, parse_record
 from jobs.resume import ResumeRequest, resume
 from jobs.spec import JobPaths, PlacementWish
 from jobs.squad.options import DEMO
+from jobs.started import JobState, Started, choose_job, list_jobs, parse_started
 from provision.stacks import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.test_launch import ThisMachine
@@ -23,7 +23,7 @@ OLD, DONE, NEW = (
     JobState(f"squad-{n}", n == 2, "step-000010" if n == 3 else "") for n in (1, 2, 3)
 )
 JOBS = [OLD, DONE, NEW]
-RECORD = JobRecord(
+RECORD = Started(
     argv=tuple(replace(DEMO, backend="gloo", output=PATHS.output).to_argv()),
     nnodes=3,
     nproc_per_node=1,
@@ -33,7 +33,7 @@ RECORD = JobRecord(
 
 
 def test_a_record_comes_back_as_it_was() -> None:
-    assert parse_record(RECORD.render().decode()) == RECORD
+    assert parse_started(RECORD.render().decode()) == RECORD
 
 
 def test_the_last_unfinished_job_is_taken_where_none_is_named() -> None:
@@ -72,7 +72,7 @@ def test_the_heads_folder_tells_what_jobs_there_are(tmp_path: Path) -> None:
     (jobs / "squad-0-of-an-older-version").mkdir()
     for name in ("squad-1", "squad-2", "squad-3"):
         (jobs / name / "output" / "checkpoints").mkdir(parents=True)
-        (jobs / name / "job.json").write_text("{}")
+        (jobs / name / "start.json").write_text("{}")
     (jobs / "squad-2" / "output" / "results.json").write_text("{}")
     for name in ("step-999999", "step-1000000", "step-2000000.partial"):
         (jobs / "squad-3" / "output" / "checkpoints" / name).mkdir()
@@ -80,12 +80,12 @@ def test_the_heads_folder_tells_what_jobs_there_are(tmp_path: Path) -> None:
     assert list_jobs(head) == [OLD, DONE, replace(NEW, checkpoint="step-1000000")]
 
 
-def hosts_with(record: JobRecord | str, jobs: str) -> dict[str, FakeHost]:
+def hosts_with(record: Started | str, jobs: str) -> dict[str, FakeHost]:
     hosts = make_hosts([event(event="resumed", step=40, total=90), event(**RESULT)])
     text = record if isinstance(record, str) else record.render().decode()
     hosts["node0"].answers[:0] = [
         ("what squad jobs", jobs),
-        ("cat .*/job.json", text),
+        ("cat .*/start.json", text),
         ("cd ~ && tar -cf", ""),
     ]
     return hosts
@@ -151,7 +151,7 @@ def test_it_may_learn_slower_and_lie_otherwise_on_as_many_ranks(tmp_path: Path) 
         ),
     ],
 )
-def test_another_number_of_ranks_is_refused(record: JobRecord, message: str, hint: str) -> None:
+def test_another_number_of_ranks_is_refused(record: Started, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         run(hosts_with(record, f"{PATHS.job_id} unfinished step-000001"), ResumeRequest(None))
     assert caught.value.hint == hint
@@ -165,6 +165,6 @@ def test_a_job_that_runs_is_not_started_twice() -> None:
 
 
 def test_a_record_that_cannot_be_read_is_named() -> None:
-    record = JobPaths(PATHS.job_id).record
+    record = JobPaths(PATHS.job_id).started
     with pytest.raises(JobError, match=f"{record} on node0 can't be read"):
         run(hosts_with('{"argv": []}', f"{PATHS.job_id} unfinished -"), ResumeRequest(None))

@@ -12,9 +12,9 @@ from provision.host import Host
 # Names sort by time. A checkpoint is one when its folder has its final name.
 _LIST = """# what squad jobs are there
 cd ~/spr-jobs 2>/dev/null || exit 0
-for record in squad-*/job.json; do
-  [ -f "$record" ] || continue
-  job=${record%/job.json}
+for start in squad-*/start.json; do
+  [ -f "$start" ] || continue
+  job=${start%/start.json}
   state=unfinished; [ -f "$job/output/results.json" ] && state=finished
   step=$(ls "$job/output/checkpoints" 2>/dev/null | grep -x 'step-[0-9]*' | sort -V | tail -n 1)
   echo "$job $state ${step:--}"
@@ -23,7 +23,7 @@ done
 
 
 @dataclass(frozen=True)
-class JobRecord:
+class Started:
     """A job as its ranks were started; ``argv`` has the nodes' paths."""
 
     argv: tuple[str, ...]
@@ -38,15 +38,15 @@ class JobRecord:
         return self.nnodes * self.nproc_per_node
 
     def render(self) -> bytes:
-        """As ``job.json`` holds it."""
+        """As ``start.json`` holds it."""
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
 
-def parse_record(text: str) -> JobRecord:
-    """What :meth:`JobRecord.render` wrote. Raises ``ValueError`` or ``TypeError`` for anything else."""
+def parse_started(text: str) -> Started:
+    """What :meth:`Started.render` wrote. Raises ``ValueError`` or ``TypeError`` for anything else."""
     content = json.loads(text)
     wish = PlacementWish(**content.pop("placement"))
-    return JobRecord(**{**content, "argv": tuple(content["argv"]), "placement": wish})
+    return Started(**{**content, "argv": tuple(content["argv"]), "placement": wish})
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from typing import Any
 from .batches import collate, label
 from .checkpoints import (
     Checkpoint,
-    State,
     identify,
     list_checkpoints,
     load_state,
@@ -34,6 +33,7 @@ from .model import Loaded
 from .pace import Pace
 from .progress import Progress
 from .session import Session
+from .state import State
 from .step import Step, prepare, take_step
 from .stopping import Wish, listen
 from .training import Schedule, batches, plan_schedule

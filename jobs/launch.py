@@ -17,6 +17,7 @@ from jobs.spec import JobPaths
 from provision.host import Host, LineSink
 
 _UPLOAD = "spr-jobs-upload.tar"
+_PARTS = ("start.json", "code", "data", "model", "output/.keep")
 # Each worker unpacks what the head sends it over the cluster's own network.
 _DISTRIBUTE = f"""# distributing the job's files to the workers
 set -e -o pipefail
@@ -25,7 +26,8 @@ tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < ~/{_UPLO
   || {{ echo "@ can not be reached" >&2; exit 1; }}'
 rm -f ~/{_UPLOAD}
 """
-_STOP_SECONDS = 10
+STOP_SECONDS = 10
+"""How long a job that is told to end is waited for, before it is killed."""
 # Counted from the job's start: as long as a laptop may well sleep, or a job may take.
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 
@@ -47,8 +49,8 @@ def require_idle(head: Host) -> None:
     if busy:
         raise UsageError(
             f"job {busy} is still running on this cluster",
-            hint=f"wait for it to end, or end it: spr-cluster ssh -- 'kill -TERM -- "
-            f"-$(cat spr-jobs/{busy}/pid)'",
+            hint="wait for it to end, or have it keep a checkpoint and end: "
+            "spr-cluster ssh -- pkill -x -TERM mpiexec.hydra",
         )
 
 
@@ -60,6 +62,16 @@ def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) 
             for name, source in files.items():
                 _add(archive, f"{paths.relative_root}/{name}", source)
         head.upload(bundle, f"{paths.home}/{_UPLOAD}")
+    head.run(_DISTRIBUTE, timeout_s=1800)
+
+
+def place_again(head: Host, paths: JobPaths) -> None:
+    """Put what the head has of a job's files on every node, and its log aside for another run."""
+    parts = " ".join(f"{paths.relative_root}/{name}" for name in _PARTS)
+    head.run(
+        f"cd ~ && tar -cf {_UPLOAD} $(ls -d {parts} 2>/dev/null) && {{ "
+        f"cat {paths.log} >> {paths.earlier_log} 2>/dev/null; : > {paths.log}; }}"
+    )
     head.run(_DISTRIBUTE, timeout_s=1800)
 
 
@@ -134,23 +146,38 @@ def follow(head: Host, paths: JobPaths, on_line: LineSink) -> int:
     return int(ended.stdout)
 
 
-def cancel(head: Host, paths: JobPaths) -> None:
-    """End a job on all nodes, and return when it has: mpirun passes the signal on to its ranks."""
+def cancel(head: Host, paths: JobPaths, grace_s: int = STOP_SECONDS) -> None:
+    """End a job on all nodes, and return when it has; after ``grace_s`` it is killed.
+
+    mpirun's own process hands the signal on to the ranks of every node, and waits for them. The
+    others of its group must not have it: without them mpirun would have nobody to wait for.
+    """
     # The group, not its first process: that one is gone before mpirun and the ranks are.
-    wait = (
-        f"for i in $(seq {_STOP_SECONDS * 10}); do kill -0 -- -$pid 2>/dev/null || exit 0; "
-        "sleep 0.1; done"
-    )
+    alive = "kill -0 -- -$pid 2>/dev/null || exit 0; sleep 0.1; done"
     head.run(
-        f"pid=$(cat {paths.pid}); kill -TERM -- -$pid; {wait}; kill -KILL -- -$pid; {wait}",
+        f"pid=$(cat {paths.pid}); "
+        "pkill -TERM -g $pid -x mpiexec.hydra || kill -TERM -- -$pid; "
+        f"for i in $(seq {grace_s * 10}); do {alive}; "
+        f"kill -KILL -- -$pid; for i in $(seq {STOP_SECONDS * 10}); do {alive}",
         check=False,
+        timeout_s=grace_s + 2 * STOP_SECONDS,
     )
 
 
 def fetch(head: Host, paths: JobPaths, target: Path) -> None:
-    """Bring the job's output folder and log here."""
+    """Bring the job's output folder and logs here, every rank's from its own node; no checkpoints."""
     bundle = f"{paths.root}/output.tar"
-    head.run(f"tar -C {paths.root} -cf {bundle} log output", timeout_s=600)
+    # A worker that is gone takes its ranks' files with it, and must not cost those of the others.
+    collect = (
+        "tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh -n -o ConnectTimeout=10 @ "
+        f'"tar -C {paths.root} -cf - output/logs output/metrics 2>/dev/null" '
+        f"| tar -C {paths.root} -xf - 2>/dev/null || true'"
+    )
+    head.run(
+        f"{collect}; cd {paths.root}; "
+        f"tar -C {paths.root} --exclude=output/checkpoints -cf {bundle} $(ls -d log*) output",
+        timeout_s=600,
+    )
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder, "output.tar")
         head.download(bundle, local)

@@ -38,7 +38,7 @@ def check_request(request: TrainRequest) -> None:
     Raises :class:`UsageError` naming the file and record, or the model, that can't be used.
     """
     check_inputs(request.options)
-    _check_results(request.results)
+    check_results(request.results)
 
 
 def check_inputs(options: TrainOptions) -> None:
@@ -58,8 +58,8 @@ def check_inputs(options: TrainOptions) -> None:
         )
 
 
-def _check_results(folder: Path) -> None:
-    """A folder that can't be made must not be found out after hours of training."""
+def check_results(folder: Path) -> None:
+    """Raises :class:`UsageError` for a folder that can't be made: not after hours of training."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise UsageError(f"--results {folder}: {there} is not a folder")

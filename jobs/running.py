@@ -68,8 +68,19 @@ def private_addresses(cluster: Cluster) -> Mapping[str, str]:
     return {node.name: node.private_ip for node in cluster.nodes}
 
 
-def run_command(head: Host, command: LaunchCommand, paths: JobPaths, output: Output) -> int:
-    """Run a job to its end and return its exit code; Ctrl-C ends it on its nodes, too."""
+def run_command(
+    head: Host,
+    command: LaunchCommand,
+    paths: JobPaths,
+    output: Output,
+    *,
+    grace_s: int = launch.STOP_SECONDS,
+) -> int:
+    """Run a job to its end and return its exit code.
+
+    Ctrl-C ends it on its nodes, too: it is told to end, and after ``grace_s``, or a second Ctrl-C, it
+    is killed.
+    """
     for line in (*(f"warning: {text}" for text in command.warnings), f"$ {command}"):
         if not output.quiet:
             output.on_log(line)
@@ -77,10 +88,20 @@ def run_command(head: Host, command: LaunchCommand, paths: JobPaths, output: Out
         launch.submit(head, command, paths)
         return launch.follow(head, paths, output.take)
     except KeyboardInterrupt:
-        head.close()
-        launch.cancel(head, paths)
-        output.on_log("the job was ended on its nodes")
+        _end(head, paths, output, grace_s)
         raise
+
+
+def _end(head: Host, paths: JobPaths, output: Output, grace_s: int) -> None:
+    head.close()
+    if grace_s > launch.STOP_SECONDS:
+        output.on_log("the job keeps a checkpoint and ends; Ctrl-C again ends it at once")
+    try:
+        launch.cancel(head, paths, grace_s)
+    except KeyboardInterrupt:
+        head.close()
+        launch.cancel(head, paths, 0)
+    output.on_log("the job was ended on its nodes")
 
 
 def explain(exit_code: int, output: Output, hint: str) -> JobError:

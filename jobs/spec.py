@@ -75,12 +75,21 @@ class JobPaths:
         return f"{self.root}/output"
 
     @property
+    def started(self) -> str:
+        return f"{self.root}/start.json"
+
+    @property
     def script(self) -> str:
         return f"{self.root}/run.sh"
 
     @property
     def log(self) -> str:
         return f"{self.root}/log"
+
+    @property
+    def earlier_log(self) -> str:
+        """What the job said before it was resumed."""
+        return f"{self.root}/log.earlier"
 
     @property
     def pid(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
+from infra.errors import JobError
 from infra.progress import Progress
 from jobs import launch
 from jobs.mpirun import LaunchCommand, build_launch_command
@@ -33,12 +36,17 @@ from jobs.running import (
 )
 from jobs.spec import JobPaths, JobSpec, PlacementWish, new_job_id
 from jobs.squad.options import TrainOptions
+from jobs.squad.stopping import EXIT_CODE as STOPPED
+from jobs.started import Started, list_jobs
 from jobs.tuned import Tuned, TunedKey, describe_nodes, read_tuned
 from provision.facts import HostFacts
 from provision.host import Host
 from provision.stacks import Stack
 from provision.stacks.oneccl import environment_lookup
 from provision.stacks.stack import BINDING
+
+CHECKPOINT_SECONDS = 120
+"""A job that is told to end gets so long to keep a checkpoint: of a large model it has gigabytes."""
 
 
 def train(
@@ -64,18 +72,74 @@ def train(
         launch.require_idle(head)
         facts = ask_facts(cluster, open_host)
         request = _with_tuned(cluster, stack, head, facts, request, on_log)
-        command = plan_command(cluster, stack, facts, request, paths)
-        launch.place_files(head, paths, job_files(request.options))
+        options, backend = request.options, chosen_backend(request.options, stack)
+        placement = plan_placement(facts, private_addresses(cluster), request.placement, backend)
+        command = build_training(cluster, stack, placement, options, paths)
+        started = Started(
+            argv=tuple(options_on_nodes(options, stack, paths).to_argv()),
+            nnodes=len(cluster.nodes),
+            nproc_per_node=placement.ranks.nproc_per_node,
+            placement=request.placement,
+            offline=not needs_hub(options),
+        )
+        launch.place_files(head, paths, {**job_files(options), "start.json": started.render()})
     output = Output(on_event, on_log)
+    return finish(cluster, head, command, paths, request.results, output, progress)
+
+
+def finish(
+    cluster: Cluster,
+    head: Host,
+    command: LaunchCommand,
+    paths: JobPaths,
+    results: Path,
+    output: Output,
+    progress: Progress,
+) -> Event:
+    """Run a training job that is prepared, and bring home what it makes.
+
+    Returns its ``results.json``. Raises :class:`JobError` where it failed; Ctrl-C has it keep a
+    checkpoint and end.
+    """
     with progress.phase(f"Train on {len(cluster.nodes)} nodes"):
-        exit_code = run_command(head, command, paths, output)
+        try:
+            exit_code = run_command(head, command, paths, output, grace_s=CHECKPOINT_SECONDS)
+        except KeyboardInterrupt:
+            output.on_log(_way_back(cluster, head, paths, results))
+            raise
     with progress.phase("Fetch the results"):
-        launch.fetch(head, paths, request.results)
-    written = request.results / "results.json"
+        launch.fetch(head, paths, results)
+    if exit_code == STOPPED:
+        raise JobError(
+            f"job {paths.job_id} was told to end",
+            hint=_way_back(cluster, head, paths, results),
+        )
+    written = results / "results.json"
     if exit_code != 0 or not written.is_file():
-        raise explain(exit_code, output, f"the whole log is {request.results / 'log'}")
+        hint = f"the whole log is {results / 'log'}"
+        if _kept(head, paths):
+            hint += f"; {_way_back(cluster, head, paths, results)}"
+        raise explain(exit_code, output, hint)
     content: Event = json.loads(written.read_text())
     return content
+
+
+def _way_back(cluster: Cluster, head: Host, paths: JobPaths, results: Path) -> str:
+    kept = _kept(head, paths)
+    what = f"checkpoint {kept} is kept" if kept else "there is no checkpoint yet"
+    return f"{what}; go on with the job: {_resume_command(cluster, paths, results)}"
+
+
+def _kept(head: Host, paths: JobPaths) -> str:
+    """The newest checkpoint's name, "" for none."""
+    return {job.job_id: job.checkpoint for job in list_jobs(head)}.get(paths.job_id, "")
+
+
+def _resume_command(cluster: Cluster, paths: JobPaths, results: Path) -> str:
+    words = ["spr-cluster", "train", "squad", "--resume", paths.job_id, "--name", cluster.name]
+    if results != Path("results", paths.job_id):
+        words += ["--results", str(results)]
+    return shlex.join(words)
 
 
 def _with_tuned(
@@ -144,32 +208,34 @@ def _model_identity(options: TrainOptions) -> str:
     return f"config.json {digest[:16]}"
 
 
-def plan_command(
-    cluster: Cluster,
-    stack: Stack,
-    facts: Mapping[str, HostFacts],
-    request: TrainRequest,
-    paths: JobPaths,
-) -> LaunchCommand:
-    """The mpirun line of a training run on nodes that are what ``facts`` says."""
-    backend = chosen_backend(request.options, stack)
-    placement = plan_placement(facts, private_addresses(cluster), request.placement, backend)
-    return build_training(cluster, stack, placement, request.options, paths)
-
-
 def build_training(
     cluster: Cluster, stack: Stack, placement: Placement, options: TrainOptions, paths: JobPaths
 ) -> LaunchCommand:
     """The mpirun line of a training run whose placement is known."""
+    sent = options_on_nodes(options, stack, paths)
+    offline = not needs_hub(options)
+    return build_command(cluster, stack, placement, sent, paths, offline=offline)
+
+
+def build_command(
+    cluster: Cluster,
+    stack: Stack,
+    placement: Placement,
+    options: TrainOptions,
+    paths: JobPaths,
+    *,
+    offline: bool,
+) -> LaunchCommand:
+    """The mpirun line of a training run with options in the nodes' own terms."""
     job = JobSpec(
         id=paths.job_id,
         module="squad",
-        argv=tuple(options_on_nodes(options, stack, paths).to_argv()),
+        argv=tuple(options.to_argv()),
         nnodes=len(cluster.nodes),
         nproc_per_node=placement.ranks.nproc_per_node,
         backend=chosen_backend(options, stack),
         # A hub that is not asked can't delay or fail a job that needs nothing from it.
-        env={**stack.environment, "HF_HUB_OFFLINE": "1" if not needs_hub(options) else ""},
+        env={**stack.environment, "HF_HUB_OFFLINE": "1" if offline else ""},
         ccl_lookup=environment_lookup(stack.pin(BINDING) or "1.12"),
     )
     return build_launch_command(job, placement, paths, cluster.head.private_ip)

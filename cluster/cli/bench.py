@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace) -> tuple[Speeds, Context]:
     from cluster.cli.display import make_progress
-    from cluster.cli.train import JobDisplay
+    from cluster.cli.job_display import JobDisplay
     from cluster.nodes import find_cluster
     from infra.inventory import describe_inventory
     from jobs.benchmark import BenchRequest, bench, last_speeds

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +16,26 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
+from cluster.cli.job_display import JobDisplay, render_result
 from jobs.spec import FABRICS, PLACEMENTS, PlacementWish, new_job_id
-from jobs.squad.options import DEMO, TrainOptions, add_arguments, from_namespace
+from jobs.squad.options import DEMO, MAY_CHANGE, TrainOptions, add_arguments, flag, from_namespace
 
 if TYPE_CHECKING:
-    from cluster.cli.display import PlainProgress, TreeProgress
+    from cluster.nodes import Cluster, HostOpener
+    from infra.progress import Progress
+    from jobs.request import TrainRequest
+    from jobs.resume import ResumeRequest
+    from provision.stacks import Stack
 
+LAST = "the last unfinished one"
+_NOT_HERE = {"output", "trial_seconds", "resume"}
+# What a resumed job may have otherwise than before, beside what is learned from the same data.
+_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints"}
 _EXAMPLES = """\
   spr-cluster train squad                                     DistilBERT on SQuAD, from the hub
   spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
   spr-cluster train squad --demo                              a small new model on a small sample
+  spr-cluster train squad --resume                            go on with the last unfinished job
 """
 
 
@@ -47,9 +55,18 @@ def add_parser(subparsers: SubParsers) -> None:
         "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
     )
     parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=LAST,
+        default=argparse.SUPPRESS,
+        metavar="JOB",
+        help="go on with an interrupted job from its last checkpoint, with its own options "
+        "(default: the last unfinished one)",
+    )
+    parser.add_argument(
         "--demo", action="store_true", help="train a small new model on the sample that we ship"
     )
-    add_arguments(parser.add_argument_group("training"), without={"output", "trial_seconds"})
+    add_arguments(parser.add_argument_group("training"), without=_NOT_HERE)
     parser.set_defaults(run=run)
 
 
@@ -87,41 +104,95 @@ def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
     from cluster.nodes import find_cluster
     from jobs.request import check_request
-    from jobs.train import train
     from provision.stacks import load_stack
 
     now = datetime.now(timezone.utc)
-    request = build_request(args, now)
-    check_request(request)
-    progress = make_progress()
-    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
-    cluster = find_cluster(ctx.clients.ec2, args.name)
-    show = JobDisplay(progress)
-    result = train(
-        cluster,
-        load_stack(cluster.stack, locked=False),
-        ctx.host_opener(),
-        request,
-        progress=progress,
-        now=now,
-        on_event=show.event,
-        on_log=show.log,
-    )
-    if args.json:
-        print(json.dumps(result))
+    wish: TrainRequest | ResumeRequest
+    if "resume" in args:
+        wish = build_resume(args)
     else:
-        print(render_result(result, request.results))
+        wish = build_request(args, now)
+        check_request(wish)
+    progress = make_progress()
+    cloud = open_chosen_cloud(args)
+    ctx = open_context(args, cloud, progress=progress)
+    cluster = find_cluster(ctx.clients.ec2, args.name)
+    stack, opener = load_stack(cluster.stack, locked=False), ctx.host_opener()
+    show = JobDisplay(progress, lambda: usd_so_far(cluster, billed=cloud.billed))
+    result, folder = _train(cluster, stack, opener, wish, progress, show, now)
+    print(json.dumps(result) if args.json else render_result(result, folder))
     return 0
 
 
-def build_request(args: argparse.Namespace, now: datetime) -> Any:
+def _train(
+    cluster: Cluster,
+    stack: Stack,
+    opener: HostOpener,
+    wish: TrainRequest | ResumeRequest,
+    progress: Progress,
+    show: JobDisplay,
+    now: datetime,
+) -> tuple[dict[str, Any], Path]:
+    """Start the job, or continue it; returns its results, and where they are here."""
+    from jobs.resume import ResumeRequest, resume
+    from jobs.train import train
+
+    how: Any = {"progress": progress, "on_event": show.event, "on_log": show.log}
+    if isinstance(wish, ResumeRequest):
+        return resume(cluster, stack, opener, wish, **how)
+    return train(cluster, stack, opener, wish, now=now, **how), wish.results
+
+
+def usd_so_far(cluster: Cluster, *, billed: bool) -> float:
+    """What the cluster's nodes have cost since their launch, as `status` says it."""
+    now = datetime.now(timezone.utc)
+    return sum(node.instance.accrued_usd(now) for node in cluster.nodes) if billed else 0.0
+
+
+def build_resume(args: argparse.Namespace) -> ResumeRequest:
+    """The wish to continue a job; raises :class:`UsageError` for what would make it another one."""
+    from infra.errors import UsageError
+    from jobs.request import check_results, expand_home
+    from jobs.resume import ResumeRequest
+
+    given = {each.name for each in fields(TrainOptions)} & vars(args).keys() - {"resume"}
+    other = {flag(name) for name in given - _MAY_CHANGE}
+    other |= {"--demo"} if args.demo else set()
+    other |= {"--placement"} if args.placement != "auto" else set()
+    other |= {"--ccl-workers"} if args.ccl_workers else set()
+    other |= {"--fabric"} if args.fabric != "tcp" else set()
+    if other:
+        raise UsageError(
+            f"{', '.join(sorted(other))}: a resumed job keeps its own",
+            hint="leave it out, or start a new job without --resume",
+        )
+    _check_counts(args)
+    changes = {name: getattr(args, name) for name in given}
+    try:
+        replace(TrainOptions(), **changes)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    job = None if args.resume == LAST else args.resume
+    results = expand_home(args.results) if args.results else None
+    if results:
+        check_results(results)
+    return ResumeRequest(job, results, changes, args.ppn)
+
+
+def _check_counts(args: argparse.Namespace) -> None:
+    from infra.errors import UsageError
+
+    for name, value in {"--ppn": args.ppn, "--ccl-workers": args.ccl_workers}.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value}: expected a whole number from 1 on")
+
+
+def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
     from jobs.request import TrainRequest, expand_home
 
-    for flag, value in {"--ppn": args.ppn, "--ccl-workers": args.ccl_workers}.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{flag} {value}: expected a whole number from 1 on")
+    _check_counts(args)
     base = DEMO if args.demo else TrainOptions()
     if args.demo and "dataset" in args:
         base = replace(base, data=None)
@@ -144,69 +215,3 @@ def left_open(args: argparse.Namespace) -> frozenset[str]:
     batch_size = set() if "batch_size" in args else {"batch_size"}
     placement = set() if args.ppn or args.ccl_workers else {"placement"}
     return frozenset(batch_size | placement)
-
-
-class JobDisplay:
-    """A job's events as a progress bar, its other output as it comes."""
-
-    def __init__(self, progress: PlainProgress | TreeProgress) -> None:
-        self._progress = progress
-        self._told: tuple[float, float] | None = None
-
-    def log(self, line: str) -> None:
-        console = getattr(self._progress, "console", None)
-        if console is None:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            console.print(line, markup=False, highlight=False)
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Show one event of the job."""
-        kind = event["event"]
-        if kind == "start":
-            hosts = ", ".join(event["hosts"])
-            self.log(
-                f"{event['world_size']} ranks on {hosts}; backend {event['backend']}, {event['dtype']}"
-            )
-        elif kind == "phase":
-            self._progress.note(event["name"])
-        elif kind == "note":
-            self.log(event["text"])
-        elif kind == "step":
-            self._step(event)
-
-    def _step(self, event: dict[str, Any]) -> None:
-        done, total = event["step"], event["total"]
-        width = 30
-        filled = width * done // total
-        text = (
-            f"{'█' * filled}{'░' * (width - filled)} step {done}/{total}  epoch {event['epoch']:.2f}  "
-            f"loss {event['loss']:.3f}  {event['samples_per_second']:.1f} samples/s"
-        )
-        if hasattr(self._progress, "console") or self._is_due(done / total):
-            self._progress.note(text)
-
-    def _is_due(self, share: float) -> bool:
-        """Where every note is a line of its own: one per twentieth of the work, or ten seconds."""
-        now = time.monotonic()
-        if (
-            share < 1
-            and self._told is not None
-            and share < self._told[0] + 0.05
-            and now < self._told[1] + 10
-        ):
-            return False
-        self._told = (share, now)
-        return True
-
-
-def render_result(result: dict[str, Any], folder: Path) -> str:
-    """The result in a few lines."""
-    hosts = sorted({rank["hostname"] for rank in result["ranks"]})
-    return (
-        f"F1 {result['f1']:.1f}, exact match {result['em']:.1f} on {result['eval_questions']} questions\n"
-        f"world size {result['world_size']} on {len(hosts)} hosts ({', '.join(hosts)}), "
-        f"backend {result['backend']}, {result['dtype']}\n"
-        f"{result['samples_per_second']:.1f} samples/s, {result['seconds']['train']:.1f} s of training\n"
-        f"model, predictions and results.json: {folder}/"
-    )

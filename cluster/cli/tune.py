@@ -40,6 +40,9 @@ _NOT_FOR_TRIALS = {
     "epochs",
     "max_steps",
     "trial_seconds",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "resume",
     "batch_size",
     "learning_rate",
     "warmup_ratio",
@@ -86,7 +89,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
-    from cluster.cli.train import JobDisplay
+    from cluster.cli.job_display import JobDisplay
     from cluster.nodes import find_cluster
     from jobs.request import check_inputs
     from jobs.tune import tune

@@ -1,4 +1,7 @@
-"""``python -m squad``: one rank of a training run. Exit code 1 is a failure, 2 bad arguments."""
+"""``python -m squad``: one rank of a training run.
+
+Exit code 1 is a failure, 2 bad arguments, 143 the end by a SIGTERM during training, with a checkpoint.
+"""
 
 from __future__ import annotations
 

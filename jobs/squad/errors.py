@@ -5,7 +5,10 @@ SquadError          exit code 1
 ├── ModelError      a model or its tokenizer can't be used
 ├── BackendError    the ranks can't work together as asked
 ├── PlacementError  a rank does not run where it was planned to
+├── CheckpointError a run can't be continued, or its state not be kept
 └── TrainingError   training or writing its result failed
+
+StoppedError        exit code 143: no failure, the run was told to end and can be resumed
 """
 
 from __future__ import annotations
@@ -36,8 +39,16 @@ class PlacementError(SquadError):
     """The rank's CPUs, threads or memory are not those that were planned; names both sides."""
 
 
+class CheckpointError(SquadError):
+    """A checkpoint can't be written, read, or continued with these options."""
+
+
 class TrainingError(SquadError):
     """Training went wrong, or its result can't be written."""
+
+
+class StoppedError(Exception):
+    """SIGTERM ended the run in good order, on all ranks after the same step."""
 
 
 def first_line(error: BaseException) -> str:

@@ -5,7 +5,12 @@ else on the job's output is log text. A rank that fails prints an ``error`` even
 
     start   world_size, hosts, backend, dtype, model, versions
     phase   name: load, tokenize, train, evaluate or save; at the phase's beginning
-    step    step, total, epoch, loss, lr, samples_per_second; a few per second, and the last one
+    resumed step, total; the checkpoint's step, from which the run goes on
+    step    step, total, epoch, loss, lr; a few per second, and the last one. With the latest speed of
+            all ranks, samples_per_second and tokens_per_second (without padding), the eta_seconds
+            that follow from it, and the shares of the hosts in the computing power
+    checkpoint  step, name, seconds; one was written
+    stopped step, total, checkpoint (its name); after a SIGTERM, before exit code 143
     note    text
     trial   samples_per_second, steps, seconds; what a trial (--trial-seconds) has measured
     result  the content of results.json

@@ -17,15 +17,18 @@ from .distributed import Ranks, join
 from .errors import DatasetError
 from .evaluation import predict
 from .events import Events
+from .logs import keep_log
+from .loop import train
 from .model import load_model
 from .options import TrainOptions
 from .pinning import Place, take_place
 from .precision import AMX_FLAGS, choose_precision, read_cpu_flags
 from .preparing import prepare_features
+from .progress import Progress
 from .results import RankFacts, Results, prepare_output, save_json, save_model
 from .scoring import Scores, score
 from .session import Session
-from .training import Trained, load_ipex, train
+from .step import load_ipex
 from .trial import enough_for_trial, measure
 
 _PACKAGES = {
@@ -71,17 +74,24 @@ class Phases:
         """Those of every finished phase, and since the beginning as ``total``."""
         return {**self._seconds, "total": round(time.perf_counter() - self._begin, 3)}
 
+    def add(self, name: str, seconds: float) -> None:
+        """Count what an interrupted run has spent on a phase before."""
+        self._seconds[name] = round(self._seconds[name] + seconds, 3)
+        self._begin -= seconds
+
 
 def run(options: TrainOptions, events: Events) -> None:
     """Train and evaluate as this rank of the run; raises :class:`.errors.SquadError`."""
     phases = Phases(events)
     output = Path(options.output)
+    if options.trial_seconds is None:
+        keep_log(output, events.rank, append=options.resume)
     planned, found = take_place(os.environ)
     with join(options.backend) as ranks:
         machines = ranks.gather(_this_machine(ranks, planned, found))
         session = _open_session(options, ranks, events, machines)
         if ranks.first:
-            prepare_output(output)
+            prepare_output(output, resume=options.resume)
         with phases("load"):
             data = _load_data(options, events)
             loaded = load_model(options, all_texts(data.train), ranks)
@@ -95,6 +105,8 @@ def run(options: TrainOptions, events: Events) -> None:
             return
         with phases("train"):
             trained = train(session, loaded, features)
+        if trained.resumed:
+            phases.add("train", trained.resumed[-1][1])
         with phases("evaluate"):
             predictions = predict(session, loaded, data.eval)
             scores = score(data.eval, predictions)
@@ -144,7 +156,8 @@ def _open_session(
     events.note(f"rank 0: CPUs {place.cpus}, threads {place.threads}, memory {place.memory}")
     if options.ipex:
         load_ipex()  # now: that it is missing must not show after minutes
-    return Session(options, ranks, events, precision)
+    names = [machine.facts.hostname for machine in machines]
+    return Session(options, ranks, events, precision, names)
 
 
 def _versions() -> dict[str, str]:
@@ -180,7 +193,7 @@ def _results(
     machines: list[Machine],
     data: Data,
     features: int,
-    trained: Trained,
+    trained: Progress,
     scores: Scores,
     phases: Phases,
 ) -> Results:
@@ -191,8 +204,10 @@ def _results(
         eval_questions=len(data.eval),
         train_questions=len(data.train),
         train_features=features,
-        loss_curve=trained.loss_curve,
+        loss_curve=trained.curve,
+        resumed_after=[step for step, _ in trained.resumed],
         samples_per_second=round(trained.samples / trained.seconds, 3),
+        tokens_per_second=round(trained.tokens / trained.seconds, 1),
         seconds=phases.seconds(),
         world_size=ranks.size,
         ranks=[machine.facts for machine in machines],

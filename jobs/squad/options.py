@@ -19,6 +19,13 @@ SCRATCH = "scratch"
 trained on the data."""
 NO_CACHE = "none"
 """The token cache's name that stands for no cache."""
+ANY_RUN = frozenset(
+    {"output", "eval", "token_cache", "checkpoint_every", "keep_checkpoints", "resume", "trial_seconds"}
+)
+"""The options that have no part in what is learned."""
+MAY_CHANGE = frozenset({"epochs", "max_steps", "learning_rate", "warmup_ratio", "dtype"})
+"""Those that do, and that a resumed run may have otherwise: the data's order is still the same.
+With any other option changed, a run is another run."""
 
 
 class Range(NamedTuple):
@@ -99,6 +106,19 @@ class TrainOptions:
     max_steps: int | None = _option(
         None, "stop after so many steps", kind=int, within=Range(1, 10**9)
     )
+    checkpoint_every: int | None = _option(
+        None,
+        "steps from one checkpoint to the next (default: about every ten minutes)",
+        kind=int,
+        within=Range(1, 10**9),
+        metavar="STEPS",
+    )
+    keep_checkpoints: int = _option(
+        2, "the newest checkpoints that are kept", kind=int, within=Range(1, 1000), metavar="K"
+    )
+    resume: bool = _option(
+        False, "go on from the newest checkpoint in the output folder", kind=bool
+    )
     trial_seconds: int | None = _option(
         None,
         "measure the speed for about so long, instead of training to the end",
@@ -108,7 +128,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            _check(_flag(each.name), getattr(self, each.name), each.metadata)
+            _check(flag(each.name), getattr(self, each.name), each.metadata)
         if 2 * self.stride > self.max_length:
             raise ValueError(
                 f"--stride {self.stride} is out of range: at most half of --max-length "
@@ -123,10 +143,10 @@ class TrainOptions:
         for each in fields(self):
             value = getattr(self, each.name)
             if value is True:
-                argv.append(_flag(each.name))
+                argv.append(flag(each.name))
             elif value is not None and value is not False:
                 # One word per option: a value may begin with a dash.
-                argv.append(f"{_flag(each.name)}={value}")
+                argv.append(f"{flag(each.name)}={value}")
         return argv
 
 
@@ -141,13 +161,13 @@ def add_arguments(
         text = each.metadata["help"]
         if kind is bool:
             parser.add_argument(
-                _flag(each.name), action="store_true", default=argparse.SUPPRESS, help=text
+                flag(each.name), action="store_true", default=argparse.SUPPRESS, help=text
             )
             continue
         if each.default is not None and each.name != "model":
             text += f" (default: {each.default})"
         parser.add_argument(
-            _flag(each.name),
+            flag(each.name),
             type=kind,
             default=argparse.SUPPRESS,
             choices=each.metadata["choices"],
@@ -180,7 +200,8 @@ class _OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """An option's name on the command line."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -8,12 +8,14 @@ import traceback
 from collections.abc import Callable
 
 from .distributed import abort_all, lost_peer, read_identity
-from .errors import SquadError, first_line
+from .errors import SquadError, StoppedError, first_line
 from .events import Events
+from .stopping import EXIT_CODE
 
 
 def run_rank(work: Callable[[Events], None]) -> int:
-    """Do the work as this rank; returns its exit code, 1 after a failure."""
+    """Do the work as this rank; returns its exit code: 1 after a failure, 143 where it was told to
+    end and did so in good order."""
     # Progress bars would tear the event lines apart in the merged output of all ranks.
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -21,6 +23,9 @@ def run_rank(work: Callable[[Events], None]) -> int:
     try:
         events = Events(read_identity(os.environ).rank)
         work(events)
+    except StoppedError as stopped:
+        events.note(str(stopped))
+        return EXIT_CODE
     except SquadError as error:
         events.error(error.message, error.hint)
     except Exception as error:
@@ -45,6 +50,7 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if code:
-        abort_all()
+        if code != EXIT_CODE:  # by which all ranks end, each by itself
+            abort_all()
         # At once: on the way out, torch's threads may wait for ranks that are gone.
         os._exit(code)

@@ -2,6 +2,9 @@
 
 model/             weights, configuration and tokenizer, as transformers loads them
 predictions.json   {question id: answer}
+checkpoints/       see :mod:`.checkpoints`; on rank 0's machine
+metrics/           see :mod:`.metrics`; each rank's file on its own machine
+logs/              all that rank N printed, as rank-N.log, likewise
 results.json       :class:`Results`; written last, so where it is the rest is there too
 """
 
@@ -14,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .checkpoints import FOLDER as CHECKPOINTS
+from .checkpoints import list_checkpoints
 from .errors import TrainingError
 from .model import Loaded
 from .pinning import Place
@@ -38,7 +43,9 @@ class RankFacts:
 @dataclass(frozen=True)
 class Results:
     """One finished run. ``em`` and ``f1`` are percentages; a sample is one feature (token window);
-    ``samples_per_second`` is that of training, all ranks together."""
+    ``samples_per_second`` is that of training, all ranks together, and so is ``tokens_per_second``,
+    padding left out. ``resumed_after`` are the steps after which an interrupted run went on; its
+    ``seconds`` count all training, but no interruption."""
 
     em: float
     f1: float
@@ -46,7 +53,9 @@ class Results:
     train_questions: int
     train_features: int
     loss_curve: list[tuple[int, float]]
+    resumed_after: list[int]
     samples_per_second: float
+    tokens_per_second: float
     seconds: Mapping[str, float]
     world_size: int
     ranks: list[RankFacts]
@@ -69,16 +78,24 @@ class Results:
         return asdict(self)
 
 
-def prepare_output(folder: Path) -> None:
+def prepare_output(folder: Path, *, resume: bool) -> None:
     """Make the folder, and remove an earlier run's results; raises :class:`TrainingError`.
 
     At the beginning of a run: a folder that can't be written must not cost a training first, and
     an interrupted run must not show an earlier one's figures.
     """
+    results = folder / "results.json"
+    if not resume and not results.exists() and list_checkpoints(folder):
+        raise TrainingError(
+            f"--output {folder} holds the checkpoints of a run that has not ended",
+            hint="--resume continues it; or give another folder, or remove this one",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "results.json", "")
-        (folder / "results.json").unlink()
+        _write(results, "")
+        if not resume:
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        results.unlink()
     except OSError as error:
         raise TrainingError(f"--output {folder} can't be written: {error.strerror}") from error
 

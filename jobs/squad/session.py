@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ class Session:
     ranks: Ranks
     events: Events
     precision: Precision
+    hosts: Sequence[str] = ("",)
+    """The ranks' host names, in rank order."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """bf16 arithmetic for what runs inside, where this run uses it."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,20 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.display import PlainProgress, TreeProgress, format_seconds, wrap
-from cluster.cli.train import JobDisplay, render_result
+from cluster.cli.job_display import JobDisplay, render_result, render_shares, render_step
+from cluster.cli.train import usd_so_far
+from cluster.nodes import Cluster
+from tests.cluster.test_mesh import NODES
 
-STEP = {"event": "step", "epoch": 1.0, "loss": 2.5, "samples_per_second": 41.0}
+STEP: dict[str, Any] = {
+    "event": "step",
+    "epoch": 1.0,
+    "loss": 2.5,
+    "samples_per_second": 41.0,
+    "tokens_per_second": 7380.4,
+    "eta_seconds": 185.0,
+    "shares": {"a": 0.497, "b": 0.503},
+}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +75,7 @@ def test_in_plain_lines_a_job_tells_a_twentieth_or_ten_seconds_at_a_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("cluster.cli.train.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("cluster.cli.job_display.time.monotonic", lambda: now[0])
     progress = PlainProgress()
     show = JobDisplay(progress)
     with progress.phase("train"):
@@ -77,6 +90,47 @@ def test_in_plain_lines_a_job_tells_a_twentieth_or_ten_seconds_at_a_time(
 
     assert 19 <= told.count("step ") <= 21
     assert [f"loss 2.{n}00" in late for n in (4, 3, 2)] == [False, True, True]
+
+
+def test_the_live_line_tells_speed_time_and_cost() -> None:
+    assert render_step({**STEP, "step": 50, "total": 200}, 12.345) == (
+        "█████░░░░░░░░░░░░░░░ step 50/200  epoch 1.00  loss 2.500  41.0 samples/s  7,380 tokens/s  "
+        "nodes 50/50 %  3 min 05 s left  $12.35 so far"
+    )
+    assert render_step({**STEP, "step": 1, "total": 2, "shares": {"a": 1.0}}, None).endswith(
+        "7,380 tokens/s  3 min 05 s left"
+    )
+
+
+def test_the_cost_is_the_nodes_since_their_launch_and_nothing_where_nothing_is_billed() -> None:
+    began = datetime.now(timezone.utc) - timedelta(hours=2)
+    nodes = tuple(
+        replace(
+            node,
+            instance=replace(node.instance, instance_type="r7iz.metal-16xl", launch_time=began),
+        )
+        for node in NODES[:2]
+    )
+    cluster = Cluster("bert", nodes, 2)
+    assert usd_so_far(cluster, billed=True) == pytest.approx(2 * 2 * 6.5472, abs=0.01)
+    assert usd_so_far(cluster, billed=False) == 0
+
+
+def test_of_many_nodes_the_slowest_is_seen() -> None:
+    assert render_shares([0.2] * 4 + [0.15]) == "nodes 15.0 to 20.0 %"
+
+
+def test_a_job_tells_where_it_went_on_and_where_it_stopped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show = JobDisplay(PlainProgress())
+    show.event({"event": "resumed", "step": 4, "total": 9})
+    show.event({"event": "stopped", "step": 7, "total": 9, "checkpoint": "step-000007"})
+    show.event({"event": "checkpoint", "step": 7, "name": "step-000007", "seconds": 0.1})
+    assert capsys.readouterr().err.splitlines() == [
+        "goes on after step 4 of 9",
+        "stopped after step 7 of 9, which is in checkpoint step-000007",
+    ]
 
 
 def test_a_job_tells_who_runs_on_what(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +160,7 @@ def test_the_result_in_a_few_lines() -> None:
         "backend": "gloo",
         "dtype": "fp32",
         "samples_per_second": 41.0,
+        "tokens_per_second": 7380.0,
         "seconds": {"train": 12.0},
     }
 

@@ -76,6 +76,16 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--results /dev/null/x: /dev/null is not a folder",
     ),
     ("train squad --trial-seconds 3", "'--trial-seconds' is not known here" + f.help_of("train")),
+    (
+        "train squad --resume --seed 3 --demo --fabric efa",
+        "--demo, --fabric, --seed: a resumed job keeps its own\n  → leave it out, or start a new job "
+        "without --resume",
+    ),
+    ("train squad --resume --learning-rate 2", "--learning-rate 2.0 is out of range: 1e-08 to 1"),
+    ("train squad --resume --ppn 0", "--ppn 0: expected a whole number from 1 on"),
+    ("train squad --resume ''", "--resume" + f.EMPTY),
+    ("train squad --checkpoint-every 0", "--checkpoint-every 0 is out of range: 1 to 1000000000"),
+    ("train squad --keep-checkpoints 0", "--keep-checkpoints 0 is out of range: 1 to 1000"),
     # Measuring and trials
     ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),
     ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),

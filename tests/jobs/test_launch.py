@@ -139,6 +139,27 @@ def test_cancel_ends_also_what_does_not_listen(head: ThisMachine) -> None:
     assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
+def test_a_job_may_keep_a_checkpoint_before_it_ends(head: ThisMachine) -> None:
+    """mpirun's script and the job's own would die of the signal at once, and end everything."""
+    programs = head.home / "bin"
+    programs.mkdir()
+    hydra = programs / "mpiexec.hydra"
+    hydra.write_text(
+        "#!/bin/bash\ntrap 'sleep 1; echo kept > output/checkpoint; exit 143' TERM\n"
+        "touch ready\nwhile :; do sleep 0.1; done\n"
+    )
+    hydra.chmod(0o755)
+    paths = start(head, f"{hydra}; exit $?")
+    deadline = time.monotonic() + 10
+    while not Path(paths.root, "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    launch.cancel(head, paths, grace_s=30)
+
+    assert Path(paths.output, "checkpoint").read_text() == "kept\n"
+    assert Path(paths.exit_code).read_text().strip() == "143"
+
+
 def test_a_cancelled_job_leaves_an_exit_code(head: ThisMachine) -> None:
     paths = start(head, "sleep 60")
     launch.cancel(head, paths)
@@ -176,6 +197,64 @@ def test_results_come_home_and_nothing_leads_out(head: ThisMachine, tmp_path: Pa
 
     found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
     assert found == [".keep", "log", "model/w", "results.json"]
+
+
+def two_nodes(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The worker's home folder; ssh goes there."""
+    programs, other = head.home / "bin", head.home / "worker"
+    programs.mkdir()
+    other.mkdir()
+    ssh = (
+        '#!/bin/bash\nwhile [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done; shift\n'
+        f"here={head.home}; export HOME={other}\n"
+        'exec bash -c "${*//$here/$HOME}"\n'
+    )
+    (programs / "ssh").write_text(ssh)
+    (programs / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    (head.home / "hosts").write_text("node0\nnode1\n")
+    return other
+
+
+def test_every_rank_s_files_come_home_and_no_checkpoint(
+    head: ThisMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = two_nodes(head, monkeypatch)
+    script = "mkdir -p output/{logs,metrics,checkpoints/step-000001}; touch output/results.json"
+    paths = start(head, f"{script} output/checkpoints/step-000001/state.pt output/logs/rank-0.log")
+    launch.follow(head, paths, lambda _: None)
+    for name in ("logs/rank-1.log", "metrics/rank-1.jsonl", "model/w"):
+        file = worker / paths.relative_root / "output" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    target = tmp_path / "results"
+
+    launch.fetch(head, paths, target)
+
+    found = {str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()}
+    ranks = {"logs/rank-0.log", "logs/rank-1.log", "metrics/rank-1.jsonl"}
+    assert found == {".keep", "log", "results.json", *ranks}
+
+
+def test_a_job_is_placed_again_on_a_node_that_has_nothing_of_it(
+    head: ThisMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = start(head, "echo the first time")
+    launch.follow(head, paths, lambda _: None)
+    launch.place_files(head, paths, {"code/squad/x.py": b"x", "data/train.json": b"{}"})
+    Path(paths.output, "results").write_text("stays where it is")
+    worker = two_nodes(head, monkeypatch)
+
+    launch.place_again(head, paths)
+    launch.submit(head, LaunchCommand(("echo", "the second"), {}), paths)
+    launch.follow(head, paths, lambda _: None)
+    launch.fetch(head, paths, tmp_path / "here")
+
+    there = worker / paths.relative_root
+    found = {str(p.relative_to(there)) for p in there.rglob("*") if p.is_file()}
+    assert found == {"code/squad/x.py", "data/train.json", "output/.keep"}
+    assert (tmp_path / "here" / "log").read_text() == "the second\n"
+    assert (tmp_path / "here" / "log.earlier").read_text() == "the first time\n"
 
 
 def test_an_archive_that_leads_out_is_not_followed(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[st
         answers: list[Any] = [
             ("spr-cluster: hostname", facts),
             ("for pid in", busy),
+            ("what squad jobs", ""),
             ("tail -n \\+2 ~/hosts", ""),
             ("setsid -f", ""),
             ("tail -n \\+1 -F", "\n".join(output)),
@@ -124,6 +125,19 @@ def test_the_cause_is_told_and_not_the_rank_that_only_lost_its_peer(tmp_path: Pa
     assert caught.value.hint == f"lower it; the whole log is {tmp_path / 'log'}"
 
 
+def test_a_failure_with_a_checkpoint_is_not_the_end(tmp_path: Path) -> None:
+    cause = event(event="error", message="gone", hint=None, rank=1, host="b", lost_peer=False)
+    hosts = make_hosts([cause], exit_code=1)
+    hosts["node0"].answers[:0] = [("what squad jobs", f"{PATHS.job_id} unfinished step-000040")]
+
+    with pytest.raises(JobError) as caught:
+        run(hosts, tmp_path)
+    assert str(caught.value.hint).startswith(
+        f"the whole log is {tmp_path / 'log'}; checkpoint step-000040 is kept; go on with the job: "
+        "spr-cluster train squad --resume"
+    )
+
+
 def test_a_job_that_says_nothing_is_explained_by_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="exit code 127: bash: mpirun: no such file"):
         run(make_hosts(["bash: mpirun: no such file", ""], exit_code=127), tmp_path)
@@ -134,12 +148,51 @@ def test_ctrl_c_ends_the_job_on_its_nodes_and_says_so(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     hosts, log = make_hosts([]), list[str]()
-    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), ("kill -TERM", "")]
+    hosts["node0"].answers[:0] = [
+        ("tail -n \\+1 -F", interrupt),
+        ("pkill -TERM", ""),
+        ("what squad jobs", f"{PATHS.job_id} unfinished step-000040"),
+    ]
 
     with pytest.raises(KeyboardInterrupt):
         run(hosts, tmp_path, log=log)
-    assert f"pid=$(cat {PATHS.pid}); kill -TERM -- -$pid" in hosts["node0"].commands[-1]
-    assert log[-1] == "the job was ended on its nodes"
+    assert f"pid=$(cat {PATHS.pid}); pkill -TERM -g $pid" in hosts["node0"].commands[-2]
+    assert log[-3:-1] == [
+        "the job keeps a checkpoint and ends; Ctrl-C again ends it at once",
+        "the job was ended on its nodes",
+    ]
+    assert log[-1] == (
+        "checkpoint step-000040 is kept; go on with the job: spr-cluster train squad --resume "
+        f"{PATHS.job_id} --name bert --results {tmp_path}"
+    )
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path: Path) -> None:
+    def interrupt(_: str) -> str:
+        raise KeyboardInterrupt
+
+    hosts, log = make_hosts([]), list[str]()
+    hosts["node0"].answers[:0] = [
+        ("tail -n \\+1 -F", interrupt),
+        (r"pkill -TERM.*seq 1200\)", interrupt),
+        (r"pkill -TERM.*seq 0\).*kill -KILL", ""),
+        ("what squad jobs", f"{PATHS.job_id} unfinished -"),
+    ]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(hosts, tmp_path, log=log)
+    assert "seq 0" in hosts["node0"].commands[-2]
+    assert log[-1].startswith("there is no checkpoint yet; go on with the job: spr-cluster train")
+
+
+def test_a_job_that_was_told_to_end_is_no_mystery(tmp_path: Path) -> None:
+    stopped = event(event="stopped", step=40, total=90, checkpoint="step-000040")
+    hosts = make_hosts([stopped], exit_code=143)
+    hosts["node0"].answers[:0] = [("what squad jobs", f"{PATHS.job_id} unfinished step-000040")]
+
+    with pytest.raises(JobError, match=f"job {PATHS.job_id} was told to end") as caught:
+        run(hosts, tmp_path)
+    assert "--resume squad-20260731-142501" in str(caught.value.hint)
 
 
 def test_a_second_job_is_refused_while_one_runs(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(hosts, Grid((1, 2), None, (8,)), log)
-    assert f"pid=$(cat {TRIALS}/pid); kill -TERM -- -$pid" in hosts["node0"].commands[-1]
+    assert f"pid=$(cat {TRIALS}/pid); pkill -TERM -g $pid" in hosts["node0"].commands[-1]
     assert log[-1] == "the job was ended on its nodes"
     assert FILE not in hosts["node0"].files
 

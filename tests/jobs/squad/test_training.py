@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from jobs.squad.distributed import join
 from jobs.squad.errors import TrainingError
 from jobs.squad.events import Events
 from jobs.squad.features import build_features
+from jobs.squad.loop import train
 from jobs.squad.model import load_model
 from jobs.squad.options import DEMO
 from jobs.squad.precision import Precision
 from jobs.squad.session import Session
-from jobs.squad.training import Schedule, plan_schedule, train
+from jobs.squad.training import Schedule, plan_schedule
 
 
 def test_the_rate_rises_then_falls_and_is_never_zero() -> None:
@@ -38,10 +40,10 @@ def test_short_runs_learn_too(warmup_ratio: float, max_steps: int) -> None:
 
 
 def test_a_loss_that_is_no_number_stops_training(
-    questions: list[Question], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    questions: list[Question], tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    options = replace(DEMO, max_steps=3)
+    options = replace(DEMO, max_steps=3, output=str(tmp_path))
     features = build_features(questions[:8], tokenizer, options.max_length, options.stride)
     with join("gloo", environ={}) as ranks:
         session = Session(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))

@@ -23,7 +23,8 @@ from .pinning import Place, take_place
 from .precision import AMX_FLAGS, choose_precision, read_cpu_flags
 from .results import RankFacts, Results, prepare_output, save_json, save_model
 from .session import Session
-from .training import Trained, load_ipex, train
+from .step import load_ipex
+from .training import Trained, train
 from .trial import enough_for_trial, measure
 
 _PACKAGES = {
@@ -199,7 +200,7 @@ def _results(
         amx=all(machine.flags >= AMX_FLAGS for machine in machines),
         batch_size_per_rank=options.batch_size,
         epochs=options.epochs,
-        learning_rate=options.learning_rate,
+        learning_rate=options.highest_rate(ranks.size),
         seed=options.seed,
         model=options.model,
         data=data.train_source,

@@ -13,7 +13,8 @@ from .features import Feature
 from .model import Loaded
 from .options import TrainOptions
 from .session import Session
-from .training import Schedule, batches, prepare, take_step
+from .step import prepare, take_step
+from .training import Schedule, batches
 
 WARM_UPS = 2
 """Steps that are not timed: oneDNN prepares its kernels, DDP its buckets, oneCCL its threads."""
@@ -44,7 +45,8 @@ def enough_for_trial(
 def measure(session: Session, loaded: Loaded, features: Sequence[Feature], seconds: float) -> Speed:
     """Train for about so long on all ranks, and return how fast; the model is of no use then."""
     options, ranks = session.options, session.ranks
-    model, optimizer = prepare(session, loaded.model)
+    # 0: an automatic torch.compile would take longer than the trial.
+    model, optimizer = prepare(session, loaded.model, steps=0)
 
     def take(chosen: Sequence[Feature], schedule: Schedule) -> tuple[int, float]:
         samples, begin = 0, time.perf_counter()

@@ -117,7 +117,7 @@ def _clock() -> Any:
     """A callback of Trainer that keeps when the first step began and the last one ended."""
     from transformers import TrainerCallback
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Clock(TrainerCallback):
         begin = end = 0.0
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:

@@ -79,10 +79,13 @@ def load_features(data: Path, tokenizer: Any) -> list[Feature]:
 def draw(features: Sequence[Feature], count: int, seed: int) -> list[Feature]:
     """Features by chance; their mean length is made to be near that of all.
 
-    One of each of ``count`` equal ranges of length, or few rounds would compare few lengths.
+    One of each of ``count`` equal ranges of length, or few rounds would compare few lengths. With
+    seed -1 they are the longest instead.
     """
-    random = np.random.default_rng(seed)
     order = sorted(range(len(features)), key=lambda index: len(features[index]))
+    if seed == -1:
+        return [features[index] for index in order[-count:]]
+    random = np.random.default_rng(seed)
     chosen = [part[random.integers(len(part))] for part in np.array_split(np.array(order), count)]
     return [features[index] for index in random.permutation(chosen)]
 

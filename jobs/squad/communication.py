@@ -33,7 +33,9 @@ class Replica(DistributedDataParallel):
         words = word_vectors(model)
         ignored = [name for name, each in model.named_parameters() if each is words]
         # Its own documented way to leave a parameter to others, underscore or not.
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            model, ignored
+        )
         super().__init__(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
         # Not as an attribute of the module: it would be listed twice among its parameters.
         self._words = (words,)
@@ -41,7 +43,7 @@ class Replica(DistributedDataParallel):
         self.last_sent = 0.0
         self.register_comm_hook(None, self._send)
 
-    def _send(self, _state: None, bucket: dist.GradBucket) -> Future[Tensor]:
+    def _send(self, _state: None, bucket: Any) -> Future[Tensor]:
         """DistributedDataParallel's way to have a group of gradients averaged."""
         gradients = bucket.buffer()
         self.last_sent = time.perf_counter()
@@ -49,7 +51,8 @@ class Replica(DistributedDataParallel):
         future: Future[Any] = dist.all_reduce(sent, async_op=True).get_future()
 
         def receive(done: Future[Any]) -> Tensor:
-            return gradients.copy_(done.value()[0])
+            averaged: Tensor = gradients.copy_(done.value()[0])
+            return averaged
 
         return future.then(receive)
 
@@ -83,7 +86,7 @@ class Announced:
         self.seen, self.work = seen, work
 
 
-def word_vectors(model: nn.Module) -> nn.Parameter | None:
+def word_vectors(model: nn.Module) -> Tensor | None:
     """The model's table of word vectors; None where something else may change its gradients."""
     table = model.get_input_embeddings()  # type: ignore[operator]
     if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:

@@ -45,6 +45,13 @@ def compile_layers(model: Any) -> int:
     return len(layers)
 
 
+def plain_layers(model: Any) -> None:
+    """Undo :func:`compile_layers`: evaluation would have to compile them anew."""
+    for layer in find_layers(model):
+        # What Module.compile sets; it has no opposite.
+        layer._compiled_call_impl = None
+
+
 def find_layers(model: Any) -> list[Any]:
     """The model's own layers: its longest list of modules."""
     from torch import nn

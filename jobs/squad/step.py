@@ -174,9 +174,11 @@ def average_gradients(
 
 def split(tensors: dict[str, torch.Tensor], parts: int) -> list[dict[str, torch.Tensor]]:
     """A batch in at most so many parts, each as narrow as its longest feature allows."""
+    import torch
+
     if parts == 1:
         return [tensors]
     rows = -(-len(tensors["input_ids"]) // parts)
-    columns = {name: values.split(rows) for name, values in tensors.items()}
+    columns = {name: torch.split(values, rows) for name, values in tensors.items()}
     count = len(columns["input_ids"])
     return [trim({name: each[n] for name, each in columns.items()}) for n in range(count)]

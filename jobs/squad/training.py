@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .batches import collate, epoch_batches, label, steps_per_epoch
+from .compilation import plain_layers
 from .errors import TrainingError
 from .features import Feature, lengths
 from .model import Loaded
@@ -88,6 +89,7 @@ def train(session: Session, loaded: Loaded, features: Sequence[Feature]) -> Trai
             samples_per_second=round(samples / (time.perf_counter() - begin), 2),
         )
         scheduler.step()
+    plain_layers(loaded.model)
     return Trained(curve, samples, time.perf_counter() - begin)
 
 

@@ -11,7 +11,7 @@ from jobs.squad.distributed import Identity, Ranks
 from jobs.squad.errors import BackendError, ModelError
 from jobs.squad.model import load_model, train_tokenizer
 from jobs.squad.options import DEMO
-from jobs.squad.training import load_ipex
+from jobs.squad.step import load_ipex
 
 ALONE = Ranks(Identity(), "gloo", "", control=None)
 

@@ -41,9 +41,10 @@ class Replica(DistributedDataParallel):
         self._words = (words,)
         self.wire, self.control = wire, control
         self.last_sent = 0.0
-        self.register_comm_hook(None, self._send)
+        # It refuses a function whose annotations are not its own types: a lambda has none.
+        self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
-    def _send(self, _state: None, bucket: Any) -> Future[Tensor]:
+    def _send(self, bucket: Any) -> Future[Tensor]:
         """DistributedDataParallel's way to have a group of gradients averaged."""
         gradients = bucket.buffer()
         self.last_sent = time.perf_counter()

@@ -30,6 +30,10 @@ EVERYTHING = TrainOptions(
     seed=0,
     dtype="bf16",
     backend="ccl",
+    accumulate=2,
+    compile="off",
+    wire="fp32",
+    attention_dropout=True,
     ipex=True,
     max_steps=11,
 )

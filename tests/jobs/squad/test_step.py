@@ -22,6 +22,9 @@ from jobs.squad.precision import Precision
 from jobs.squad.session import Session
 from jobs.squad.step import Step, prepare, split, take_step
 
+# torch's own compiler warns of what its own parts still use.
+COMPILING = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 
 @contextmanager
 def alone(options: TrainOptions, notes: io.StringIO | None = None) -> Iterator[Session]:
@@ -32,7 +35,7 @@ def alone(options: TrainOptions, notes: io.StringIO | None = None) -> Iterator[S
 def one_step(
     options: TrainOptions, questions: list[Question], tokenizer: Any, steps: int = 1
 ) -> tuple[Step, dict[str, torch.Tensor]]:
-    """A step on the sample, and the weights after it."""
+    """A step on the sample, and the gradients that it used (Adam's first step is but their sign)."""
     with alone(options) as session:
         torch.manual_seed(1)
         loaded = load_model(options, all_texts(questions), session.ranks)
@@ -41,7 +44,10 @@ def one_step(
         step = take_step(
             session, model, optimizer, collate(features, loaded.pad_token) | label(features)
         )
-        return step, {name: each.clone() for name, each in loaded.model.state_dict().items()}
+        gradients = {
+            n: p.grad.clone() for n, p in loaded.model.named_parameters() if p.requires_grad
+        }
+        return step, gradients
 
 
 @pytest.fixture(autouse=True)
@@ -62,17 +68,17 @@ def test_a_batch_in_parts_gives_the_same_step(
     questions: list[Question], tokenizer: Any, parts: int
 ) -> None:
     whole, expected = one_step(DEMO, questions, tokenizer)
-    step, weights = one_step(replace(DEMO, accumulate=parts), questions, tokenizer)
+    step, gradients = one_step(replace(DEMO, accumulate=parts), questions, tokenizer)
     assert step.loss == pytest.approx(whole.loss, rel=1e-5)
-    for name, values in weights.items():
-        assert torch.allclose(values, expected[name], atol=2e-5), name
+    for name, values in gradients.items():
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-6), name
 
 
 def test_the_same_seed_gives_the_same_step(questions: list[Question], tokenizer: Any) -> None:
-    first, weights = one_step(DEMO, questions, tokenizer)
+    first, gradients = one_step(DEMO, questions, tokenizer)
     again, others = one_step(DEMO, questions, tokenizer)
     assert first.loss == again.loss
-    assert all(torch.equal(values, others[name]) for name, values in weights.items())
+    assert all(torch.equal(values, others[name]) for name, values in gradients.items())
 
 
 def test_parts_are_as_narrow_as_their_longest_feature() -> None:
@@ -114,25 +120,28 @@ def test_without_a_compiler_training_goes_on_and_says_so(
     assert "torch.compile is not used: it can't be on rank 0: no C++ compiler" in told.getvalue()
 
 
+@COMPILING
 def test_a_missing_compiler_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
     monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
     monkeypatch.setattr(config, "force_disable_caches", True)
-    assert why_no_compiler()
+    assert "no-such-compiler" in (why_no_compiler() or "")
 
 
+@COMPILING
 @pytest.mark.full
 def test_compiled_layers_give_the_same_step(questions: list[Question], tokenizer: Any) -> None:
     if why := why_no_compiler():
         pytest.skip(f"no compiler here: {why}")
     plain, expected = one_step(DEMO, questions, tokenizer)
-    step, weights = one_step(replace(DEMO, compile="on"), questions, tokenizer)
+    step, gradients = one_step(replace(DEMO, compile="on"), questions, tokenizer)
     assert step.loss == pytest.approx(plain.loss, rel=1e-5)
-    for name, values in weights.items():
-        assert torch.allclose(values, expected[name], atol=2e-5), name
+    for name, values in gradients.items():
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-6), name
 
 
+@COMPILING
 def test_layers_are_found_and_become_plain_again(questions: list[Question]) -> None:
     with alone(DEMO) as session:
         model = load_model(DEMO, all_texts(questions), session.ranks).model

@@ -76,18 +76,33 @@ def load_features(data: Path, tokenizer: Any) -> list[Feature]:
     return build_features(questions, tokenizer, MAX_LENGTH, STRIDE)
 
 
-def draw(features: Sequence[Feature], count: int, seed: int) -> list[Feature]:
-    """Features by chance; their mean length is made to be near that of all.
+def draw(features: Sequence[Feature], steps: int, batch_size: int, seed: int) -> list[Feature]:
+    """Features for so many steps, such as a whole epoch's batches have them; by chance from a seed.
 
-    One of each of ``count`` equal ranges of length, or few rounds would compare few lengths. With
-    seed -1 they are the longest instead.
+    An epoch sorts 50 batches by length and cuts them into batches of nearly equal lengths. A few
+    steps' features by chance would not do: sorted among themselves, they differ within each batch.
+    So each batch is a window of all features sorted by length: one window in each of ``steps``
+    equal parts, every second one at the mirrored place, which keeps the mean length near that of all.
     """
-    order = sorted(range(len(features)), key=lambda index: len(features[index]))
-    if seed == -1:
-        return [features[index] for index in order[-count:]]
     random = np.random.default_rng(seed)
-    chosen = [part[random.integers(len(part))] for part in np.array_split(np.array(order), count)]
+    order = sorted(range(len(features)), key=lambda index: len(features[index]))
+    lengths = np.array([len(features[index]) for index in order])
+    last = len(order) - batch_size
+    if steps == 1:
+        means = np.convolve(lengths, np.ones(batch_size) / batch_size, mode="valid")
+        starts = [int(np.abs(means - lengths.mean()).argmin())]
+    else:
+        place = random.random()
+        starts = [
+            int(last * (part + (place if part % 2 else 1 - place)) / steps) for part in range(steps)
+        ]
+    chosen = [order[index] for start in starts for index in range(start, start + batch_size)]
     return [features[index] for index in random.permutation(chosen)]
+
+
+def longest(features: Sequence[Feature], count: int) -> list[Feature]:
+    """Those that need most memory."""
+    return sorted(features, key=len)[-count:]
 
 
 def new_model(shape: str, *, attention_dropout: bool) -> Any:

@@ -28,6 +28,7 @@ from benchmarks.squad_data import (
     find_encoder,
     load_features,
     load_tokenizer,
+    longest,
     new_model,
 )
 from jobs.squad.batches import collate, label
@@ -42,6 +43,8 @@ from jobs.squad.step import prepare, take_step
 from jobs.squad.training import Schedule, batches
 
 SIDES = ("baseline", "grouped", "fast")
+LONGEST = -1
+"""The seed that asks for the longest features instead."""
 RUN_STEPS = 2000
 """Length of the run over which preparation and compilation are counted."""
 
@@ -85,7 +88,10 @@ def serve(side: Side, features: Sequence[Feature], args: argparse.Namespace) -> 
     """Train as each line of the input says, until there are no more."""
     for line in sys.stdin:
         steps, seed = map(int, line.split())
-        chosen = draw(features, steps * args.batch_size, seed)
+        if seed == LONGEST:
+            chosen = longest(features, steps * args.batch_size)
+        else:
+            chosen = draw(features, steps, args.batch_size, seed)
         seconds = side.train(chosen)
         sizes = [len(feature) for feature in chosen]
         operations = sum(map(SHAPES[args.shape].operations, sizes))

@@ -142,8 +142,7 @@ def _train(args: argparse.Namespace) -> None:
     import torch
 
     tokenizer = load_tokenizer(find_encoder(args.encoder))
-    count = (args.steps + 1) * args.batch_size * 2
-    features = draw(load_features(args.data, tokenizer), count, seed=1)
+    features = draw(load_features(args.data, tokenizer), args.steps + 1, 2 * args.batch_size, 1)
     model = new_model("distilbert", attention_dropout=False)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

@@ -29,7 +29,7 @@ from benchmarks.squad_data import (
     load_features,
     load_tokenizer,
 )
-from jobs.squad.dataset import read_dataset
+from jobs.squad.dataset import Question, read_dataset
 from jobs.squad.features import Feature
 
 TRAINER = "transformers.Trainer with run_qa.py's settings"
@@ -132,9 +132,9 @@ def _clock() -> Any:
     return Clock()
 
 
-def flatten(data: Path, target: Path) -> None:
+def flatten(questions: Sequence[Question]) -> str:
     """Questions in the flat layout that run_qa.py reads; SQuAD's own is nested."""
-    questions = [
+    flat = [
         {
             "id": question.id,
             "context": question.context,
@@ -144,13 +144,13 @@ def flatten(data: Path, target: Path) -> None:
                 "answer_start": [answer.start for answer in question.answers],
             },
         }
-        for question in read_dataset(data)
+        for question in questions
     ]
-    target.write_text(json.dumps({"data": questions}))
+    return json.dumps({"data": flat})
 
 
 def drive_run_qa(
-    script: Path, model: str, data: Path, settings: Settings, output: Path
+    script: Path, model: str, questions: Sequence[Question], settings: Settings, output: Path
 ) -> dict[str, Any]:
     """Train by the original script; returns what it writes in ``train_results.json``."""
     from transformers import TrainingArguments
@@ -158,7 +158,7 @@ def drive_run_qa(
     known = {field.name for field in fields(TrainingArguments)}
     output.mkdir(parents=True, exist_ok=True)
     flat = output / "train.json"
-    flatten(data, flat)
+    flat.write_text(flatten(questions))
     argv = [
         *(sys.executable, str(script), "--do_train"),
         *("--model_name_or_path", model, "--train_file", str(flat)),
@@ -175,7 +175,7 @@ def drive_run_qa(
         argv += ["--pad_to_max_length", "False"]
         new = "train_sampling_strategy" in known
         argv += ["--train_sampling_strategy", "group_by_length"] if new else ["--group_by_length"]
-    subprocess.run(argv, check=True)
+    subprocess.run(argv, stdout=sys.stderr, check=True)
     results: dict[str, Any] = json.loads((output / "train_results.json").read_text())
     return results
 
@@ -188,7 +188,7 @@ def train(
     Returns ``by`` (what trained it), ``features`` (0 where unknown) and ``seconds``.
     """
     if run_qa is not None:
-        results = drive_run_qa(run_qa, model, data, settings, output)
+        results = drive_run_qa(run_qa, model, read_dataset(data), settings, output)
         count = int(results.get("train_samples", 0))
         return {"by": str(run_qa), "features": count, "seconds": results["train_runtime"]}
     import torch

@@ -14,12 +14,13 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from benchmarks.baseline import Baseline, Settings
+from benchmarks.baseline import Baseline, Settings, drive_run_qa
 from benchmarks.common import ROOT
 from benchmarks.squad_data import (
     SHAPES,
@@ -32,6 +33,7 @@ from benchmarks.squad_data import (
     new_model,
 )
 from jobs.squad.batches import collate, label
+from jobs.squad.dataset import read_dataset
 from jobs.squad.distributed import Ranks, join
 from jobs.squad.events import Events
 from jobs.squad.features import Feature
@@ -42,7 +44,7 @@ from jobs.squad.session import Session
 from jobs.squad.step import prepare, take_step
 from jobs.squad.training import Schedule, batches
 
-SIDES = ("baseline", "grouped", "fast")
+SIDES = ("baseline", "grouped", "fast", "run_qa")
 LONGEST = -1
 """The seed that asks for the longest features instead."""
 RUN_STEPS = 2000
@@ -84,6 +86,30 @@ class Fast:
         return time.perf_counter() - begin
 
 
+class RunQa:
+    """The original script, a process of its own per round; ``seconds`` are those that it reports.
+
+    It reads questions, not features: its own number of features may be a little larger, and what
+    counts is its features a second. Its first step, which is slower, is among them.
+    """
+
+    def __init__(
+        self, script: Path, model: Any, tokenizer: Any, args: argparse.Namespace, folder: Path
+    ) -> None:
+        self._script, self._folder = script, folder
+        self._questions = read_dataset(args.data)
+        self._settings = Settings(args.batch_size, args.dtype)
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+
+    def train(self, features: Sequence[Feature]) -> float:
+        numbers = sorted({feature.question for feature in features})
+        questions = [self._questions[number] for number in numbers]
+        model, output = str(self._folder / "model"), self._folder / "output"
+        results = drive_run_qa(self._script, model, questions, self._settings, output)
+        return float(len(features) / results["train_samples_per_second"])
+
+
 def serve(side: Side, features: Sequence[Feature], args: argparse.Namespace) -> None:
     """Train as each line of the input says, until there are no more."""
     for line in sys.stdin:
@@ -108,6 +134,7 @@ def add_side_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="fp32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--run-qa", type=Path, help="transformers' own script, one more side")
     parser.add_argument("--attention-dropout", action="store_true", help="fast keeps it, too")
 
 
@@ -118,6 +145,7 @@ def side_arguments(args: argparse.Namespace) -> list[str]:
         for name in ("data", "shape", "batch_size", "dtype", "threads", "compile")
     ]
     argv += [f"--encoder={args.encoder}"] if args.encoder else []
+    argv += [f"--run-qa={args.run_qa.absolute()}"] if args.run_qa else []
     return argv + (["--attention-dropout"] if args.attention_dropout else [])
 
 
@@ -133,6 +161,12 @@ def main() -> None:
     features = load_features(args.data, tokenizer)
     if args.shape == "distilbert":  # it knows no kinds of tokens
         features = [without_kinds(feature) for feature in features]
+    if args.side == "run_qa":
+        # Its answers are for the benchmark; whatever the script prints is for people.
+        model = new_model(args.shape, attention_dropout=True)
+        with tempfile.TemporaryDirectory() as folder:
+            serve(RunQa(args.run_qa, model, tokenizer, args, Path(folder)), features, args)
+        return
     if args.side != "fast":
         settings = Settings(args.batch_size, args.dtype, grouped=args.side == "grouped")
         model = new_model(args.shape, attention_dropout=True)

@@ -165,8 +165,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="per round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--allocator", choices=tuple(ALLOCATORS), default="kept")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument(
+        "--sides", nargs="+", choices=SIDES, default=["baseline", "grouped", "fast"]
+    )
     args = parser.parse_args()
+    if args.run_qa is not None:
+        args.sides = [*args.sides, "run_qa"]
     args.encoder = find_encoder(args.encoder)
     played = play(args)
     gemm = bare_tflops(args.dtype, args.threads)

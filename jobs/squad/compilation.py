@@ -72,7 +72,8 @@ def why_no_compiler() -> str | None:
         torch.compile(lambda x: x.cos() + 1, dynamic=False)(torch.ones(8))
     # Whatever the compiler, the file system or torch's own code raises: training works without.
     except Exception as error:
-        return first_line(error)
+        # The compiler's own errors carry the reason inside.
+        return first_line(getattr(error, "inner_exception", error))
     finally:
         torch._dynamo.reset()
     return None

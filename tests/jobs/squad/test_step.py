@@ -23,7 +23,7 @@ from jobs.squad.session import Session
 from jobs.squad.step import Step, prepare, split, take_step
 
 # torch's own compiler warns of what its own parts still use.
-COMPILING = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+COMPILING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def test_a_missing_compiler_is_found_out(monkeypatch: pytest.MonkeyPatch) -> Non
     from torch._inductor import config
 
     monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    monkeypatch.setattr(config, "force_disable_caches", True)
+    monkeypatch.setattr(config, "fx_graph_cache", False)
     assert "no-such-compiler" in (why_no_compiler() or "")
 
 

@@ -87,6 +87,11 @@ def _loop(size: int, dtype: str, seconds: float, threads: int) -> float:
     return float(_run(argv, threads))
 
 
+def bare_tflops(dtype: str, threads: int, size: int = 2048, seconds: float = 3.0) -> float:
+    """TFLOPS of a bare product of two square matrices, the best of three times."""
+    return max(_loop(size, dtype, seconds / 3, threads) for _ in range(3))
+
+
 def _run(argv: Sequence[str], threads: int) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PMI_")}
     done = subprocess.run(

@@ -24,7 +24,9 @@ DESCRIPTION_LABEL = "org.spr-cluster.description"
 RECIPE_FOLDER = Path(__file__).parent / "base"
 PACKAGES = (
     "systemd systemd-sysv dbus openssh-server openssh-client cloud-init sudo python3-venv "
-    "iproute2 ca-certificates procps netbase util-linux less"
+    "iproute2 ca-certificates procps netbase util-linux less "
+    # Large, and wanted by stacks on every node: once for all instead.
+    "g++ python3-dev"
 )  # fmt: skip
 
 # One layer: an image without parents leaves nothing behind when it is removed.

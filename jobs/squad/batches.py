@@ -70,6 +70,13 @@ def collate(features: Sequence[Feature], pad_token: int) -> dict[str, torch.Tens
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 
+def trim(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A batch, or some rows of one, without the padding that no row of it needs."""
+    longest = int(tensors["attention_mask"].sum(dim=1).max())
+    width = -(-longest // ALIGN) * ALIGN
+    return {name: each[:, :width] if each.dim() == 2 else each for name, each in tensors.items()}
+
+
 def label(features: Sequence[Feature]) -> dict[str, torch.Tensor]:
     """The answers' first and last tokens, shape (features,), for the model to compute its loss."""
     import torch

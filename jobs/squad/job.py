@@ -218,7 +218,7 @@ def _results(
         amx=all(machine.flags >= AMX_FLAGS for machine in machines),
         batch_size_per_rank=options.batch_size,
         epochs=options.epochs,
-        learning_rate=options.learning_rate,
+        learning_rate=options.highest_rate(ranks.size),
         seed=options.seed,
         model=options.model,
         data=data.train_source,

@@ -25,6 +25,7 @@ from .checkpoints import (
     require_same,
     save_checkpoint,
 )
+from .compilation import plain_layers
 from .due import Due
 from .errors import CheckpointError, StoppedError, TrainingError
 from .features import Feature
@@ -96,6 +97,7 @@ def train(session: Session, loaded: Loaded, features: Sequence[Feature]) -> Prog
         _resume(loop, loaded, features)
     with listen() as wish, loop.metrics:
         _take_steps(loop, wish, loaded, features)
+    plain_layers(loaded.model)
     return loop.progress
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SCRATCH_SHAPE = {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 256}
 # No dropout: the new model's task is to learn its data by heart.
 SCRATCH_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "qa_dropout": 0.0}
+ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob")
+"""What configurations call the dropout of attention weights: DistilBERT's, and BERT's and others'."""
 
 
 class Loaded(NamedTuple):
@@ -37,7 +40,8 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
     its own a model gets a new one, from torch's current random state.
     """
     name, max_length = options.model, options.max_length
-    loaded = _new(texts, ranks) if name == SCRATCH else load_pretrained(name)
+    keep = options.attention_dropout
+    loaded = _new(texts, ranks) if name == SCRATCH else load_pretrained(name, keep_dropout=keep)
     limit = getattr(loaded.model.config, "max_position_embeddings", None)
     if limit is not None and max_length > limit:
         raise ModelError(
@@ -47,9 +51,9 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
     return loaded
 
 
-def load_pretrained(name: str) -> Loaded:
+def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
     """A model with its tokenizer, from a folder or the hub; raises :class:`ModelError`."""
-    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
 
     looks_local = name.startswith(("/", "./", "../", "~"))
     path = Path(name).expanduser()
@@ -57,7 +61,9 @@ def load_pretrained(name: str) -> Loaded:
         raise ModelError(f"model {name}: no such folder")
     source = str(path) if path.is_dir() else name
     try:
-        model = AutoModelForQuestionAnswering.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source)
+        with nullcontext() if keep_dropout else without_attention_dropout(config):
+            model = AutoModelForQuestionAnswering.from_pretrained(source, config=config)
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
     # The library raises whatever its parts raise: OSError, ValueError, the hub's, safetensors'.
     except Exception as error:
@@ -68,6 +74,24 @@ def load_pretrained(name: str) -> Loaded:
     if not tokenizer.is_fast:
         raise ModelError(f"model {name} has no fast tokenizer, so answers can't be located")
     return Loaded(model, tokenizer)
+
+
+@contextmanager
+def without_attention_dropout(config: Any) -> Iterator[None]:
+    """A model that is made from ``config`` inside drops out no attention weights.
+
+    torch's fused attention for CPUs knows no dropout: with it, every layer writes all weights of
+    all heads to memory. Dropout of what layers return stays. Afterwards the configuration is as it
+    was, so that the model is saved with its own.
+    """
+    known = {name: getattr(config, name) for name in ATTENTION_DROPOUTS if hasattr(config, name)}
+    for name in known:
+        setattr(config, name, 0.0)
+    try:
+        yield
+    finally:
+        for name, value in known.items():
+            setattr(config, name, value)
 
 
 def _new(texts: Iterable[str], ranks: Ranks) -> Loaded:

@@ -7,6 +7,7 @@ same value back from :func:`parse_argv`.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,12 +21,24 @@ trained on the data."""
 NO_CACHE = "none"
 """The token cache's name that stands for no cache."""
 ANY_RUN = frozenset(
-    {"output", "eval", "token_cache", "checkpoint_every", "keep_checkpoints", "resume", "trial_seconds"}
+    {
+        "output",
+        "eval",
+        "token_cache",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "resume",
+        "trial_seconds",
+    }
 )
 """The options that have no part in what is learned."""
 MAY_CHANGE = frozenset({"epochs", "max_steps", "learning_rate", "warmup_ratio", "dtype"})
 """Those that do, and that a resumed run may have otherwise: the data's order is still the same.
 With any other option changed, a run is another run."""
+
+
+BASE_RATE, BASE_BATCH = 5e-5, 16
+"""The learning rate by default, and the features per step (of all ranks) that it is meant for."""
 
 
 class Range(NamedTuple):
@@ -75,7 +88,13 @@ class TrainOptions:
     output: str = _option("output", "folder for the model and the results", metavar="DIR")
     epochs: int = _option(2, "passes over the training data", kind=int, within=Range(1, 10_000))
     batch_size: int = _option(16, "features per step and rank", kind=int, within=Range(1, 4096))
-    learning_rate: float = _option(5e-5, "highest rate", kind=float, within=Range(1e-8, 1))
+    learning_rate: float | None = _option(
+        None,
+        f"highest rate (default: {BASE_RATE} x the root of the features per step of all ranks / "
+        f"{BASE_BATCH})",
+        kind=float,
+        within=Range(1e-8, 1),
+    )
     warmup_ratio: float = _option(
         0.1, "share of the steps in which the rate rises", kind=float, within=Range(0, 1)
     )
@@ -93,6 +112,21 @@ class TrainOptions:
         "auto",
         "torch.distributed's backend; auto: ccl where it is installed, else gloo",
         choices=("auto", "ccl", "gloo"),
+    )
+    accumulate: int = _option(
+        1,
+        "compute each rank's batch in so many parts, one after the other: less memory, same result",
+        kind=int,
+        within=Range(1, 4096),
+    )
+    compile: str = _option(
+        "auto",
+        "torch.compile; auto: in bf16, where the run is long enough and the nodes have a compiler",
+        choices=("auto", "on", "off"),
+    )
+    wire: str = _option("bf16", "gradients on the network", choices=("bf16", "fp32"))
+    attention_dropout: bool = _option(
+        False, "keep the model's dropout of attention weights: slower", kind=bool
     )
     ipex: bool = _option(False, "use Intel Extension for PyTorch", kind=bool)
     skip_bad_records: bool = _option(
@@ -136,6 +170,15 @@ class TrainOptions:
             )
         if self.data is not None and self.dataset != "squad":
             raise ValueError("--data and --dataset exclude each other: give one of them")
+
+    def highest_rate(self, ranks: int) -> float:
+        """The learning rate: as given, or one that suits the features per step of all ranks.
+
+        With the root of the batch, which is what suits Adam: https://arxiv.org/abs/2205.10287.
+        """
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return BASE_RATE * math.sqrt(self.batch_size * ranks / BASE_BATCH)
 
     def to_argv(self) -> list[str]:
         """The arguments from which :func:`parse_argv` makes this value again."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from itertools import pairwise
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .batches import trim
+from .compilation import choose_compilation, compile_layers, why_no_compiler
 from .errors import BackendError, first_line
 from .session import Session
 
@@ -16,18 +18,31 @@ if TYPE_CHECKING:
 
 IPEX_MODULE = "intel_extension_for_pytorch"
 CLIP_NORM = 1.0
-PARTS = ("forward", "backward", "optimizer", "communication")
-"""Of a step's seconds. What of the communication backward hides is in backward."""
 
 
 class Step(NamedTuple):
-    """One optimizer step: the loss's mean over all ranks, nan where it went wrong on any.
+    """What a step was: the mean ``loss`` of all ranks, and this rank's seconds by what they went to.
 
-    ``seconds`` are this rank's, by what was done in them.
+    ``forward``, ``backward``, ``communication`` (what was waited for beyond the backward pass, which
+    it mostly runs beside) and ``optimizer`` (clipping included).
     """
 
     loss: float
     seconds: dict[str, float]
+
+
+class Watch:
+    """Takes the time of a step's parts, one after the other."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self.seconds = dict.fromkeys(("forward", "backward", "communication", "optimizer"), 0.0)
+
+    def lap(self, name: str, until: float | None = None) -> None:
+        """Count the time since the last lap, up to now or to ``until``, as that part's."""
+        now = time.perf_counter() if until is None else until
+        self.seconds[name] += now - self._last
+        self._last = now
 
 
 def load_ipex() -> Any:
@@ -42,24 +57,52 @@ def load_ipex() -> Any:
         ) from error
 
 
-def prepare(
-    session: Session,
-    model: Any,
-    steps: int,  # noqa: ARG001 - what is made ready for it must pay back
-) -> tuple[Any, torch.optim.Optimizer]:
+def prepare(session: Session, model: Any, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     """The model as all ranks train it together for so many steps, and its optimizer."""
     import torch
-    from torch.nn.parallel import DistributedDataParallel
 
     options = session.options
     model.train()
     # IPEX replaces the optimizer's step by its own.
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        model.parameters(), lr=options.learning_rate, weight_decay=0.0, fused=not options.ipex
+        model.parameters(),
+        lr=options.highest_rate(session.ranks.size),
+        weight_decay=0.0,
+        fused=not options.ipex,
     )
     if options.ipex:
         model, optimizer = _optimize_with_ipex(model, optimizer, session.precision.dtype)
-    return DistributedDataParallel(model, gradient_as_bucket_view=True), optimizer
+    _compile(session, model, steps)
+    return share_gradients(session, model), optimizer
+
+
+def share_gradients(session: Session, model: Any) -> Any:
+    """The model with its gradients averaged over all ranks; as it is where there is only one."""
+    import torch
+
+    from .communication import Replica
+
+    if session.ranks.size == 1:
+        return model
+    wire = torch.bfloat16 if session.options.wire == "bf16" else torch.float32
+    return Replica(model, wire, session.ranks.control)
+
+
+def _compile(session: Session, model: Any, steps: int) -> None:
+    """Compile the model's layers where it pays; all ranks or none, or their results would differ."""
+    ranks, note = session.ranks, session.events.note
+    options = session.options
+    chosen = choose_compilation(options.compile, session.precision.dtype, steps)
+    if not chosen.enabled or options.ipex:
+        reason = "IPEX has its own ways" if chosen.enabled else chosen.reason
+        note(f"torch.compile is not used: {reason}")
+        return
+    troubles = ranks.gather(why_no_compiler())
+    wrong = [f"rank {rank}: {trouble}" for rank, trouble in enumerate(troubles) if trouble]
+    if wrong:
+        note(f"torch.compile is not used: it can't be on {wrong[0]}")
+        return
+    note(f"torch.compile, {compile_layers(model)} layers: {chosen.reason}")
 
 
 def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, Any]:
@@ -81,25 +124,61 @@ def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, An
 def take_step(
     session: Session, model: Any, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
 ) -> Step:
-    """One optimizer step.
+    """One optimizer step; the loss's mean over all ranks, or nan where it went wrong on any.
 
     Loss and gradients are the same on all ranks when looked at, so all of them stop together.
     """
     import torch
 
-    times = [time.perf_counter()]
     optimizer.zero_grad(set_to_none=True)
-    with session.autocast():
-        loss = model(**tensors).loss
-    times.append(time.perf_counter())
-    loss.backward()
-    times.append(time.perf_counter())
+    watch = Watch()
+    loss = average_gradients(session, model, tensors, watch)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-    finite = math.isfinite(float(norm))
-    if finite:
+    healthy = math.isfinite(float(norm))
+    if healthy:
         optimizer.step()
-    times.append(time.perf_counter())
-    mean = session.ranks.mean(loss) if finite else math.nan
-    times.append(time.perf_counter())
-    spent = (after - before for before, after in pairwise(times))
-    return Step(mean, dict(zip(PARTS, spent, strict=True)))
+    watch.lap("optimizer")
+    mean = session.ranks.mean(loss) if healthy else math.nan
+    watch.lap("communication")
+    return Step(mean, watch.seconds)
+
+
+def average_gradients(
+    session: Session, model: Any, tensors: dict[str, torch.Tensor], watch: Watch
+) -> torch.Tensor:
+    """Leave the gradients of all ranks' features in the model; returns this rank's mean loss."""
+    import torch
+
+    from .communication import Replica
+
+    replica = model if isinstance(model, Replica) else None
+    announced = replica.announce(tensors["input_ids"]) if replica else None
+    parts = split(tensors, session.options.accumulate)
+    losses = []
+    for number, part in enumerate(parts, start=1):
+        last = number == len(parts)
+        with replica.no_sync() if replica and not last else nullcontext():
+            with session.autocast():
+                share = len(part["input_ids"]) / len(tensors["input_ids"])
+                loss = model(**part).loss * share
+            watch.lap("forward")
+            loss.backward()
+        losses.append(loss.detach())
+        # What follows the last gradients is waiting for the network.
+        watch.lap("backward", until=replica.last_sent if replica and last else None)
+    if replica and announced:
+        replica.average_words(announced)
+    watch.lap("communication")
+    return torch.stack(losses).sum()
+
+
+def split(tensors: dict[str, torch.Tensor], parts: int) -> list[dict[str, torch.Tensor]]:
+    """A batch in at most so many parts, each as narrow as its longest feature allows."""
+    import torch
+
+    if parts == 1:
+        return [tensors]
+    rows = -(-len(tensors["input_ids"]) // parts)
+    columns = {name: torch.split(values, rows) for name, values in tensors.items()}
+    count = len(columns["input_ids"])
+    return [trim({name: each[n] for name, each in columns.items()}) for n in range(count)]

@@ -117,7 +117,8 @@ def test_missing_system_packages_are_installed_waiting_for_the_lock(node: Machin
 
     assert len(apt) == 2
     assert all("DPkg::Lock::Timeout=900" in call for call in apt)
-    assert apt[1].endswith("--no-install-recommends python3-venv google-perftools numactl")
+    packages = "python3-venv google-perftools numactl g++ python3-dev"
+    assert apt[1].endswith(f"--no-install-recommends {packages}")
 
 
 def test_packages_that_are_there_are_not_asked_for(node: Machine) -> None:

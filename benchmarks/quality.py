@@ -1,0 +1,226 @@
+"""Is `fast` as good? F1 on unseen questions after equal epochs, and the time until F1 is reached.
+
+python -m benchmarks.quality --seeds 5 [--epochs 4] [--batch-size 8] [--learning-rate 1e-4]
+
+A pretrained encoder learns real questions twice per seed: by the product's own training, and by run_qa.py's
+settings (benchmarks.baseline). After each epoch both are scored by the same code; its time is not
+counted. The time to F1 is interpolated between the ends of epochs, on the seeds' mean curve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.baseline import TRAINER, Baseline, Settings
+from benchmarks.common import finish
+from benchmarks.squad_data import (
+    DATA,
+    MAX_LENGTH,
+    STRIDE,
+    add_arguments,
+    find_encoder,
+    load_tokenizer,
+)
+from jobs.squad.batches import collate, label
+from jobs.squad.dataset import Question, read_dataset
+from jobs.squad.distributed import Ranks, join
+from jobs.squad.evaluation import predict, score
+from jobs.squad.events import Events
+from jobs.squad.features import build_features
+from jobs.squad.model import Loaded, load_model
+from jobs.squad.options import TrainOptions
+from jobs.squad.precision import Precision
+from jobs.squad.session import Session
+from jobs.squad.step import prepare, take_step
+from jobs.squad.training import batches, plan_schedule
+
+MOST_WORSE, LEAST_FASTER = 0.5, 2.5
+
+
+class Curve(NamedTuple):
+    """F1 after each epoch, and the seconds of training until then."""
+
+    f1: list[float]
+    seconds: list[float]
+
+
+class Course:
+    """What both sides learn and are asked."""
+
+    def __init__(self, args: argparse.Namespace, ranks: Ranks) -> None:
+        self.args, self.ranks = args, ranks
+        self.encoder = str(find_encoder(args.encoder))
+        self.train = read_dataset(args.data)[: args.questions]
+        self.eval: list[Question] = read_dataset(args.eval)
+        self.tokenizer = load_tokenizer(Path(self.encoder))
+        self.features = build_features(self.train, self.tokenizer, MAX_LENGTH, STRIDE)
+
+    def session(self, seed: int, *, attention_dropout: bool) -> Session:
+        """One run of the product on one rank."""
+        import torch
+
+        args = self.args
+        options = TrainOptions(
+            model=self.encoder,
+            epochs=args.epochs,
+            batch_size=args.batch_size,
+            learning_rate=args.learning_rate,
+            seed=seed,
+            backend="gloo",
+            attention_dropout=attention_dropout,
+        )
+        torch.manual_seed(seed)
+        return Session(options, self.ranks, Events(0, io.StringIO()), Precision(args.dtype, ""))
+
+    def f1(self, session: Session, loaded: Loaded) -> float:
+        """On the unseen questions; leaves the model ready to train."""
+        answers = predict(session, loaded, self.eval)
+        loaded.model.train()
+        return score(self.eval, answers).f1
+
+
+def learn_fast(course: Course, seed: int) -> Curve:
+    """The product's own training, epoch after epoch."""
+    import torch
+
+    session = course.session(seed, attention_dropout=course.args.attention_dropout)
+    loaded = load_model(session.options, [], course.ranks)
+    schedule = plan_schedule(session.options, len(course.features), 1)
+    model, optimizer = prepare(session, loaded.model, schedule.total)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.rate)
+    curve, taken = Curve([], []), 0.0
+    begin = time.perf_counter()
+    for step, batch in enumerate(batches(session, course.features, schedule), start=1):
+        tensors = collate(batch, loaded.pad_token) | label(batch)
+        take_step(session, model, optimizer, tensors)
+        scheduler.step()
+        if step % schedule.per_epoch == 0:
+            taken += time.perf_counter() - begin
+            curve.f1.append(course.f1(session, loaded))
+            curve.seconds.append(taken)
+            begin = time.perf_counter()
+    return curve
+
+
+def learn_baseline(course: Course, seed: int) -> Curve:
+    """run_qa.py's settings, by Trainer."""
+    from transformers import TrainerCallback
+
+    args = course.args
+    session = course.session(seed, attention_dropout=True)
+    loaded = load_model(session.options, [], course.ranks)
+    curve = Curve([], [])
+
+    class Scorer(TrainerCallback):
+        taken = begin = 0.0
+
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            self.begin = time.perf_counter()
+
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            self.taken += time.perf_counter() - self.begin
+            curve.seconds.append(self.taken)
+            curve.f1.append(course.f1(session, loaded))
+
+    settings = Settings(
+        args.batch_size,
+        args.dtype,
+        epochs=args.epochs,
+        learning_rate=args.learning_rate,
+        seed=seed,
+    )
+    baseline = Baseline(loaded.model, course.tokenizer, settings)
+    baseline.trainer.add_callback(Scorer())
+    baseline.train(course.features)
+    return curve
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """The seeds' mean F1 and mean seconds after each epoch."""
+
+    def mean(columns: Sequence[Sequence[float]]) -> list[float]:
+        return [statistics.mean(column) for column in zip(*columns, strict=True)]
+
+    return Curve(mean([each.f1 for each in curves]), mean([each.seconds for each in curves]))
+
+
+def time_to(f1: float, curve: Curve) -> float | None:
+    """Seconds until that F1, between epochs on a straight line; None where it was not reached."""
+    before, when = 0.0, 0.0
+    for reached, seconds in zip(*curve, strict=True):
+        if reached >= f1:
+            return when + (seconds - when) * (f1 - before) / (reached - before)
+        before, when = reached, seconds
+    return None
+
+
+SIDES: dict[str, Callable[[Course, int], Curve]] = {
+    "baseline": learn_baseline,
+    "fast": learn_fast,
+}
+
+
+def main() -> None:
+    """All seeds of both sides, in turn; prints mean F1, their difference and the times to F1."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--eval", type=Path, default=DATA / "dev.json", help="SQuAD v1.1 JSON")
+    parser.add_argument("--questions", type=int, help="learn only so many")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="fp32")
+    parser.add_argument("--target-f1", type=float, default=50.0)
+    parser.add_argument("--attention-dropout", action="store_true", help="fast keeps it, too")
+    parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=list(SIDES))
+    args = parser.parse_args()
+    curves: dict[str, list[Curve]] = {side: [] for side in args.sides}
+    with join("gloo", environ={}) as ranks:
+        course = Course(args, ranks)
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
+            for side in args.sides:
+                curves[side].append(SIDES[side](course, seed))
+                print(
+                    json.dumps({"seed": seed, "side": side, **curves[side][-1]._asdict()}),
+                    flush=True,
+                )
+    _finish(args, {side: mean_curve(each) for side, each in curves.items()}, curves)
+
+
+def _finish(
+    args: argparse.Namespace, means: dict[str, Curve], curves: dict[str, list[Curve]]
+) -> None:
+    found: dict[str, Any] = {
+        side: {
+            "f1_by_epoch": [round(each, 2) for each in mean.f1],
+            "train_s": round(mean.seconds[-1], 1),
+            "f1_of_seeds": [round(each.f1[-1], 2) for each in curves[side]],
+            "seconds_to_target": time_to(args.target_f1, mean),
+        }
+        for side, mean in means.items()
+    }
+    missed = []
+    if len(means) == 2:
+        found["f1_difference"] = round(means["fast"].f1[-1] - means["baseline"].f1[-1], 3)
+        slow, quick = (found[side]["seconds_to_target"] for side in ("baseline", "fast"))
+        found["faster_to_target"] = round(slow / quick, 3) if slow and quick else None
+        if found["f1_difference"] < -MOST_WORSE:
+            missed.append(f"at most {MOST_WORSE} below the baseline")
+        if (found["faster_to_target"] or 0) < LEAST_FASTER:
+            missed.append(f"{LEAST_FASTER} x faster to F1 {args.target_f1}")
+    names = ("seeds", "epochs", "batch_size", "learning_rate", "dtype", "target_f1")
+    told = {name: getattr(args, name) for name in (*names, "attention_dropout")}
+    finish(missed, benchmark="quality", **found, baseline_by=TRAINER, **told)
+
+
+if __name__ == "__main__":
+    main()

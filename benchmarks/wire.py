@@ -1,0 +1,175 @@
+"""Bytes that a rank sends per step, counted at its network interface, beside plain DDP in fp32.
+
+python -m benchmarks.wire [--steps 6]          (root: it makes two network namespaces)
+
+Two ranks of one training, DistilBERT's shape with random weights, each in a network namespace of its
+own with one virtual cable between them. The kernel counts what leaves each end, TCP's own overhead and
+all other traffic included. `plain` is torch's DistributedDataParallel as it is, in fp32; `fast` is the
+product's step. Both compute in fp32 without dropout, so that their losses can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, finish
+from benchmarks.squad_data import (
+    add_arguments,
+    draw,
+    find_encoder,
+    load_features,
+    load_tokenizer,
+    new_model,
+)
+from jobs.squad import step as steps
+from jobs.squad.batches import collate, label
+from jobs.squad.distributed import join
+from jobs.squad.events import Events
+from jobs.squad.options import TrainOptions
+from jobs.squad.precision import Precision
+from jobs.squad.session import Session
+from jobs.squad.training import Schedule, batches
+
+LIMIT = 0.55
+_NAMES = ("spr-wire0", "spr-wire1")
+_ADDRESSES = ("10.213.77.1", "10.213.77.2")
+_CABLE = "cable"
+_TIMEOUT_S = 900
+_SENT = Path("/sys/class/net") / _CABLE / "statistics" / "tx_bytes"
+
+
+def main() -> None:
+    """Train both ways; prints bytes per step and rank, their ratio, and how far losses differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--batch-size", type=int, default=8, help="per rank")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=("plain", "fast"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank is not None:
+        _train(args)
+        return
+    with namespaces():
+        plain, fast = (_both_ranks(args, way) for way in ("plain", "fast"))
+    ratio = max(fast["bytes"]) / max(plain["bytes"])
+    apart = [abs(a - b) for a, b in zip(plain["losses"], fast["losses"], strict=True)]
+    finish(
+        [] if ratio <= LIMIT else [f"{LIMIT} of plain DDP's bytes"],
+        benchmark="wire",
+        limit_ratio=LIMIT,
+        ratio=round(ratio, 4),
+        mb_per_step_and_rank={
+            "plain": [round(each / 1e6, 2) for each in plain["bytes"]],
+            "fast": [round(each / 1e6, 2) for each in fast["bytes"]],
+        },
+        losses={"plain": plain["losses"], "fast": fast["losses"]},
+        largest_difference_of_losses=round(max(apart), 6),
+        steps=args.steps,
+        batch_size=args.batch_size,
+    )
+
+
+@contextmanager
+def namespaces() -> Iterator[None]:
+    """Two network namespaces with a cable between them, for the duration of a ``with`` block."""
+    try:
+        for name in _NAMES:
+            _ip("netns", "add", name)
+        ends = [f"spr-{_CABLE}{number}" for number in range(2)]
+        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for name, end, address in zip(_NAMES, ends, _ADDRESSES, strict=True):
+            _ip("link", "set", end, "netns", name, "name", _CABLE)
+            _ip("-n", name, "address", "add", f"{address}/24", "dev", _CABLE)
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "link", "set", _CABLE, "up")
+        yield
+    finally:
+        for name in _NAMES:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def _both_ranks(args: argparse.Namespace, way: str) -> dict[str, Any]:
+    argv = [f"--data={args.data}", f"--encoder={find_encoder(args.encoder)}", f"--way={way}"]
+    argv += [f"--steps={args.steps}", f"--batch-size={args.batch_size}"]
+    running = [_start(argv, rank) for rank in range(2)]
+    try:
+        answers = [process.communicate(timeout=_TIMEOUT_S)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    if any(process.returncode for process in running):
+        raise SystemExit("a rank failed: see above")
+    told = [json.loads(answer.splitlines()[-1]) for answer in answers]
+    return {"bytes": [each["bytes"] for each in told], "losses": told[0]["losses"]}
+
+
+def _start(argv: list[str], rank: int) -> subprocess.Popen[str]:
+    environ = {
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": "2",
+        "MASTER_ADDR": _ADDRESSES[0],
+        "MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": _CABLE,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    module = [sys.executable, "-m", "benchmarks.wire", *argv, f"--rank={rank}"]
+    return subprocess.Popen(
+        ["ip", "netns", "exec", _NAMES[rank], *module],
+        cwd=ROOT,
+        env=os.environ | environ,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _train(args: argparse.Namespace) -> None:
+    """One rank: the first step is not counted, as DDP sends the weights before it."""
+    import torch
+
+    tokenizer = load_tokenizer(find_encoder(args.encoder))
+    features = draw(load_features(args.data, tokenizer), args.steps + 1, 2 * args.batch_size, 1)
+    model = new_model("distilbert", attention_dropout=False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    options = TrainOptions(batch_size=args.batch_size, backend="gloo", compile="off")
+    with join("gloo") as ranks:
+        session = Session(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+        if args.way == "fast":
+            model, optimizer = steps.prepare(session, model, args.steps)
+        else:
+            rate = options.highest_rate(ranks.size)
+            optimizer = torch.optim.AdamW(model.train().parameters(), rate, weight_decay=0.0)
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        losses, begin = [], 0
+        for number, batch in enumerate(batches(session, features, _schedule(args.steps + 1))):
+            tensors = collate(batch, tokenizer.pad_token_id) | label(batch)
+            tensors.pop("token_type_ids", None)
+            if number == 1:
+                begin = int(_SENT.read_text())
+            losses.append(steps.take_step(session, model, optimizer, tensors).loss)
+        sent = int(_SENT.read_text()) - begin
+    print(json.dumps({"bytes": sent / args.steps, "losses": [round(x, 6) for x in losses]}))
+
+
+def _schedule(total: int) -> Schedule:
+    return Schedule(total, total, 0)
+
+
+if __name__ == "__main__":
+    main()

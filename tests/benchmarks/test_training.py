@@ -1,0 +1,98 @@
+"""What the benchmarks of training rest on; their figures are taken by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.baseline import Settings, drive_run_qa
+from benchmarks.quality import Curve, mean_curve, time_to
+from benchmarks.squad_data import SHAPES, draw
+from benchmarks.squad_sides import RUN_STEPS, Round
+from benchmarks.squad_speed import Played
+from jobs.squad.dataset import read_dataset
+from jobs.squad.features import Feature
+from jobs.squad.options import SAMPLE
+
+SCRIPT = """
+import json, pathlib, sys
+words = dict(zip(sys.argv[1:], sys.argv[2:] + [""]))
+output = pathlib.Path(words["--output_dir"])
+(output / "train_results.json").write_text(json.dumps({
+    "questions": json.loads(pathlib.Path(words["--train_file"]).read_text())["data"],
+    "words": words,
+}))
+"""
+
+
+def some_features(count: int) -> list[Feature]:
+    sizes = np.random.default_rng(1).integers(60, 384, count)
+    none = np.zeros(0, dtype=np.int32)
+    return [
+        Feature(n, {"input_ids": none}, np.zeros((size, 2), np.int32), 0, 0)
+        for n, size in enumerate(sizes)
+    ]
+
+
+def test_the_original_script_gets_its_settings_and_its_layout(tmp_path: Path) -> None:
+    script = tmp_path / "run_qa.py"
+    script.write_text(SCRIPT)
+    questions = read_dataset(SAMPLE)[:3]
+    settings = Settings(32, "bf16", grouped=True, epochs=2)
+
+    told = drive_run_qa(script, "a model", questions, settings, tmp_path / "out")
+
+    words = told["words"]
+    assert (words["--max_seq_length"], words["--doc_stride"]) == ("384", "128")
+    assert words["--per_device_train_batch_size"] == "32"
+    assert words["--pad_to_max_length"] == "False"
+    assert {"--bf16", "--do_train", "--use_cpu"} <= words.keys()
+    first = told["questions"][0]
+    assert list(first) == ["id", "context", "question", "answers"]
+    at = first["answers"]["answer_start"][0]
+    assert first["context"][at:].startswith(first["answers"]["text"][0])
+    assert len(told["questions"]) == 3
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 7])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_features_of_a_round_are_alike_within_steps_and_like_all_together(
+    steps: int, seed: int
+) -> None:
+    features = some_features(800)
+
+    chosen = draw(features, steps, 8, seed)
+
+    assert len({feature.question for feature in chosen}) == 8 * steps
+    sizes = np.sort([len(feature) for feature in chosen])
+    for batch in sizes.reshape(steps, 8):
+        assert batch[-1] - batch[0] < 20
+    everything = np.mean([len(feature) for feature in features])
+    assert sizes.mean() == pytest.approx(everything, rel=0.25)
+
+
+def test_operations_are_six_per_weight_and_token_and_some_for_attention() -> None:
+    distilbert = SHAPES["distilbert"]
+    assert distilbert.weights == 42_467_328
+    assert distilbert.operations(384) == pytest.approx(6 * 42_467_328 * 384, rel=0.1)
+    assert json.dumps(SHAPES["bert-large"].weights) == "301989888"
+
+
+def test_preparation_counts_over_a_whole_run() -> None:
+    first = [Round(8, 1, 1.0, seconds, 1.0) for seconds in (101.0, 3.0)]
+    played = Played(first, [Round(32, 1, 1.0, 8.0, 1.0)])
+    # Four steps of 2 s with 8 features each; the first two took 100 s more than such steps.
+    assert played.preparation(2.0) == 100.0
+    assert played.speed(4, 0) == pytest.approx(8 * RUN_STEPS / (100 + 2 * RUN_STEPS))
+
+
+def test_the_time_to_f1_lies_between_epochs() -> None:
+    curves = [Curve([10.0, 40.0], [50.0, 100.0]), Curve([30.0, 60.0], [70.0, 140.0])]
+    mean = mean_curve(curves)
+    assert mean == Curve([20.0, 50.0], [60.0, 120.0])
+    assert time_to(35, mean) == pytest.approx(90)
+    assert time_to(10, mean) == pytest.approx(30)
+    assert time_to(51, mean) is None

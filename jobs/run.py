@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +15,14 @@ from infra.progress import Progress
 from jobs import launch
 from jobs.mpirun import LaunchCommand, build_launch_command
 from jobs.placement import Placement, plan_placement
-from jobs.record import JobRecord, Recorder, describe_placement, make_record
+from jobs.record import (
+    Ground,
+    JobRecord,
+    Recorder,
+    Where,
+    describe_placement,
+    make_record,
+)
 from jobs.running import (
     Event,
     Output,
@@ -57,6 +64,7 @@ class RunRequest:
     kind: str = "run"
     accepted: frozenset[int] = frozenset({0})
     """Exit codes that are no failure."""
+    where: Where = field(default_factory=Where)
 
     def backend_on(self, stack: Stack) -> str:
         return stack.backend if self.backend == "auto" else self.backend
@@ -103,10 +111,11 @@ def run(
         command = build_program(used, stack, placement, request, paths)
         progress.note(f"sending {request.files}")
         launch.place_files(head, paths, program_files(request.files), len(used.nodes))
-    described = describe_placement(placement, backend)
-    sent = {"count": len(request.files.files), "bytes": request.files.size}
-    record = make_record(
-        paths.job_id, used, stack, request.command, command, described, now, files=sent
+    ground = Ground(used, stack, request.where)
+    record = replace(
+        make_record(paths.job_id, ground, request.command, command, now),
+        placement=describe_placement(placement, backend),
+        more={"files": len(request.files.files), "bytes": request.files.size},
     )
     recorder = Recorder(request.results, record)
     recorder.begin()

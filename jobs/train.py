@@ -13,6 +13,7 @@ from infra.progress import Progress
 from jobs import launch
 from jobs.mpirun import LaunchCommand, build_launch_command
 from jobs.placement import Placement, plan_placement
+from jobs.record import Ground, Recorder, describe_placement, make_record
 from jobs.request import (
     TrainRequest,
     chosen_backend,
@@ -60,15 +61,21 @@ def train(
     paths = JobPaths(new_job_id("squad", now))
     head = open_host(cluster.head)
     require_all_nodes(cluster)
+    cluster = cluster.first(request.nodes)
     with progress.phase(f"Prepare job {paths.job_id}"):
         launch.require_idle(head)
         facts = ask_facts(cluster, open_host)
         request = _with_tuned(cluster, stack, head, facts, request, on_log)
-        command = plan_command(cluster, stack, facts, request, paths)
-        launch.place_files(head, paths, job_files(request.options))
+        placement = plan_training(cluster, stack, facts, request)
+        command = build_training(cluster, stack, placement, request.options, paths)
+        launch.place_files(head, paths, job_files(request.options), len(cluster.nodes))
+    recorder = _record(
+        Ground(cluster, stack, request.where), request, command, placement, paths, now
+    )
     output = Output(on_event, on_log)
     with progress.phase(f"Train on {len(cluster.nodes)} nodes"):
         exit_code = run_command(head, command, paths, output)
+    recorder.end(exit_code)
     with progress.phase("Fetch the results"):
         launch.fetch(head, paths, request.results)
     written = request.results / "results.json"
@@ -76,6 +83,32 @@ def train(
         raise explain(exit_code, output, f"the whole log is {request.results / 'log'}")
     content: Event = json.loads(written.read_text())
     return content
+
+
+def _record(
+    ground: Ground,
+    request: TrainRequest,
+    command: LaunchCommand,
+    placement: Placement,
+    paths: JobPaths,
+    now: datetime,
+) -> Recorder:
+    """Begin the job's record, beside where its results will be."""
+    argv = (
+        "python",
+        "-m",
+        "squad",
+        *options_on_nodes(request.options, ground.stack, paths).to_argv(),
+    )
+    backend = chosen_backend(request.options, ground.stack)
+    record = replace(
+        make_record(paths.job_id, ground, argv, command, now),
+        placement=describe_placement(placement, backend),
+        more={"recipe": "fast"},
+    )
+    recorder = Recorder(request.results, record)
+    recorder.begin()
+    return recorder
 
 
 def _with_tuned(
@@ -144,17 +177,12 @@ def _model_identity(options: TrainOptions) -> str:
     return f"config.json {digest[:16]}"
 
 
-def plan_command(
-    cluster: Cluster,
-    stack: Stack,
-    facts: Mapping[str, HostFacts],
-    request: TrainRequest,
-    paths: JobPaths,
-) -> LaunchCommand:
-    """The mpirun line of a training run on nodes that are what ``facts`` says."""
+def plan_training(
+    cluster: Cluster, stack: Stack, facts: Mapping[str, HostFacts], request: TrainRequest
+) -> Placement:
+    """Where the ranks of a training run go, on nodes that are what ``facts`` says."""
     backend = chosen_backend(request.options, stack)
-    placement = plan_placement(facts, private_addresses(cluster), request.placement, backend)
-    return build_training(cluster, stack, placement, request.options, paths)
+    return plan_placement(facts, private_addresses(cluster), request.placement, backend)
 
 
 def build_training(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
     from cluster.cli.train import JobDisplay
     from cluster.nodes import find_cluster
+    from jobs.record import Where
     from jobs.request import check_results
     from jobs.run import run as run_program
     from provision.stacks import load_stack
@@ -99,14 +100,15 @@ def run(args: argparse.Namespace) -> int:
     request = build_request(args, now)
     check_results(request.results)
     progress = make_progress()
-    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
+    cloud = open_chosen_cloud(args)
+    ctx = open_context(args, cloud, progress=progress)
     cluster = find_cluster(ctx.clients.ec2, args.name)
     show = JobDisplay(progress)
     done = run_program(
         cluster,
         load_stack(cluster.stack),
         ctx.host_opener(),
-        request,
+        replace(request, where=Where(cloud.name, cloud.region, cloud.billed)),
         progress=progress,
         now=now,
         on_event=show.event,

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,17 @@ from jobs.squad.options import DEMO, TrainOptions, add_arguments, from_namespace
 
 if TYPE_CHECKING:
     from cluster.cli.display import PlainProgress, TreeProgress
+    from jobs.reference import ReferenceRequest
 
 _EXAMPLES = """\
   spr-cluster train squad                                     DistilBERT on SQuAD, from the hub
   spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
   spr-cluster train squad --demo                              a small new model on a small sample
+  spr-cluster train squad --recipe reference --smoke          the published recipe, for a minute
 """
+_RECIPES = ("fast", "reference")
+# The names of jobs.presets, whose import would make the help slow; a test compares them.
+_PRESETS = ("distilbert", "bert-large")
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -42,6 +47,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     parser.add_argument("job", choices=("squad",), help="what to train")
     add_cluster_options(parser)
+    _add_recipe(parser.add_argument_group("recipe"))
     _add_placement(parser.add_argument_group("placement"))
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
@@ -53,7 +59,35 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.set_defaults(run=run)
 
 
+def _add_recipe(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--recipe",
+        choices=_RECIPES,
+        default="fast",
+        help="fast: ours; reference: transformers' own run_qa.py with the published flags and "
+        "placement, which leave nothing else to choose (default: fast)",
+    )
+    group.add_argument(
+        "--preset",
+        choices=_PRESETS,
+        help="model, batch, learning rate and epochs as published (recipe reference: distilbert)",
+    )
+    group.add_argument(
+        "--smoke",
+        action="store_true",
+        help="recipe reference: on one node for a minute, to see that all it needs is there",
+    )
+    group.add_argument(
+        "--run-qa",
+        metavar="DIR",
+        help="recipe reference: the folder of run_qa.py here (default: the stack's, on the nodes)",
+    )
+
+
 def _add_placement(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--nodes", type=int, metavar="N", help="use the first N nodes (default: all)"
+    )
     group.add_argument(
         "--ppn",
         type=int,
@@ -86,22 +120,31 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
     from cluster.nodes import find_cluster
-    from jobs.request import check_request
+    from jobs.record import Where
+    from jobs.reference import ReferenceRequest, train_reference
+    from jobs.request import check_request, check_results
     from jobs.train import train
     from provision.stacks import load_stack
 
     now = datetime.now(timezone.utc)
-    request = build_request(args, now)
-    check_request(request)
+    request: Any
+    if args.recipe == "reference":
+        request = build_reference(args, now)
+        check_results(request.results)
+    else:
+        request = build_request(args, now)
+        check_request(request)
     progress = make_progress()
-    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
+    cloud = open_chosen_cloud(args)
+    ctx = open_context(args, cloud, progress=progress)
     cluster = find_cluster(ctx.clients.ec2, args.name)
     show = JobDisplay(progress)
-    result = train(
+    go: Any = train_reference if isinstance(request, ReferenceRequest) else train
+    result = go(
         cluster,
         load_stack(cluster.stack),
         ctx.host_opener(),
-        request,
+        replace(request, where=Where(cloud.name, cloud.region, cloud.billed)),
         progress=progress,
         now=now,
         on_event=show.event,
@@ -117,12 +160,17 @@ def run(args: argparse.Namespace) -> int:
 def build_request(args: argparse.Namespace, now: datetime) -> Any:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
+    from jobs.presets import PRESETS
     from jobs.request import TrainRequest, expand_home
 
-    for flag, value in {"--ppn": args.ppn, "--ccl-workers": args.ccl_workers}.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{flag} {value}: expected a whole number from 1 on")
+    _check_counts(args)
+    for flag, given in {"--smoke": args.smoke, "--run-qa": args.run_qa}.items():
+        if given:
+            raise UsageError(f"{flag} goes with --recipe reference")
+    if args.demo and args.preset:
+        raise UsageError("--demo and --preset exclude each other: give one of them")
     base = DEMO if args.demo else TrainOptions()
+    base = PRESETS[args.preset].as_options(base) if args.preset else base
     if args.demo and "dataset" in args:
         base = replace(base, data=None)
     for key in ("data", "eval", "results"):
@@ -134,14 +182,55 @@ def build_request(args: argparse.Namespace, now: datetime) -> Any:
         raise UsageError(str(error)) from None
     results = Path(args.results or Path("results", new_job_id("squad", now)))
     wish = PlacementWish(args.placement, args.ppn, args.ccl_workers, args.fabric)
-    return TrainRequest(options, results, wish, left_open(args))
+    return TrainRequest(options, results, wish, left_open(args), args.nodes)
+
+
+def _check_counts(args: argparse.Namespace) -> None:
+    from infra.errors import UsageError
+
+    counts = {"--nodes": args.nodes, "--ppn": args.ppn, "--ccl-workers": args.ccl_workers}
+    for flag, value in counts.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} {value}: expected a whole number from 1 on")
+
+
+def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest:
+    """The published recipe's request; raises :class:`UsageError` for what it leaves no choice of."""
+    from infra.errors import UsageError
+    from jobs.presets import PRESETS
+    from jobs.reference import ReferenceRequest, check_script
+    from jobs.request import expand_home
+
+    _check_counts(args)
+    senseless = sorted({each.name for each in fields(TrainOptions)} & vars(args).keys())
+    senseless += [
+        name for name in ("ppn", "ccl_workers", "demo", "no_tuned") if getattr(args, name)
+    ]
+    if senseless:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in senseless)
+        raise UsageError(
+            f"{flags}: --recipe reference is the published command, with its own settings",
+            hint="--preset and --nodes choose among those; --recipe fast takes the options",
+        )
+    if args.smoke and args.nodes not in (None, 1):
+        raise UsageError("--smoke is for one node: leave --nodes out")
+    results = Path(args.results or Path("results", new_job_id("squad", now)))
+    return ReferenceRequest(
+        preset=PRESETS[args.preset or "distilbert"],
+        results=expand_home(str(results)),
+        nodes=args.nodes,
+        script=check_script(expand_home(args.run_qa)) if args.run_qa else None,
+        smoke=args.smoke,
+        fabric=args.fabric,
+    )
 
 
 def left_open(args: argparse.Namespace) -> frozenset[str]:
     """What `tune` may decide, as the user said nothing of it."""
     if args.no_tuned or args.placement != "auto":
         return frozenset()
-    batch_size = set() if "batch_size" in args else {"batch_size"}
+    chosen = "batch_size" in args or getattr(args, "preset", None)
+    batch_size = set() if chosen else {"batch_size"}
     placement = set() if args.ppn or args.ccl_workers else {"placement"}
     return frozenset(batch_size | placement)
 
@@ -202,11 +291,29 @@ class JobDisplay:
 
 def render_result(result: dict[str, Any], folder: Path) -> str:
     """The result in a few lines."""
+    if "smoke" in result:
+        return f"smoke run of the published recipe: {result['smoke']}\nlog and job.json: {folder}/"
+    if result.get("recipe") == "reference":
+        return _render_reference(result, folder)
     hosts = sorted({rank["hostname"] for rank in result["ranks"]})
     return (
         f"F1 {result['f1']:.1f}, exact match {result['em']:.1f} on {result['eval_questions']} questions\n"
         f"world size {result['world_size']} on {len(hosts)} hosts ({', '.join(hosts)}), "
         f"backend {result['backend']}, {result['dtype']}\n"
+        f"{result['samples_per_second']:.1f} samples/s, {result['seconds']['train']:.1f} s of training\n"
+        f"model, predictions and results.json: {folder}/"
+    )
+
+
+def _render_reference(result: dict[str, Any], folder: Path) -> str:
+    """run_qa.py's own figures; it evaluates only where it is told to."""
+    f1, em = result["f1"], result["em"]
+    quality = "not evaluated" if f1 is None else f"F1 {f1:.1f}, exact match {em:.1f}"
+    hosts = {rank["hostname"] for rank in result["ranks"]}
+    return (
+        f"published recipe: {quality}\n"
+        f"world size {result['world_size']} on {len(hosts)} nodes, backend {result['backend']}, "
+        f"{result['dtype']}\n"
         f"{result['samples_per_second']:.1f} samples/s, {result['seconds']['train']:.1f} s of training\n"
         f"model, predictions and results.json: {folder}/"
     )

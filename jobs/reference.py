@@ -86,7 +86,7 @@ def _overwrites(wanted: bool, known: frozenset[str]) -> bool:
     return wanted and "--overwrite_output_dir" in known
 
 
-def reference_placement(stack: Stack, preset: Preset, nodes: int, fabric: str) -> PlacementWish:
+def reference_placement(preset: Preset, nodes: int, fabric: str) -> PlacementWish:
     """Where the published command has its ranks: by its own numbers, or each on its own cores."""
     launch = preset.launch_on(nodes)
     if launch.reference:
@@ -109,7 +109,7 @@ def plan_reference(
         command=argv,
         files=files,
         results=request.results,
-        placement=reference_placement(stack, request.preset, nodes, request.fabric),
+        placement=reference_placement(request.preset, nodes, request.fabric),
         nodes=nodes,
         # A process that is alone needs no core for oneCCL.
         backend="gloo" if nodes * launch.ppn == 1 else "auto",
@@ -239,7 +239,7 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
         "model": preset.model,
         "data": "squad (train)",
         "eval_data": "squad (validation)",
-        "versions": {name: version for name, version in stack.versions.items()},
+        "versions": stack.versions,
     }
 
 

@@ -102,10 +102,9 @@ def test_what_a_version_can_not_say_is_refused() -> None:
 
 
 def test_the_ranks_are_where_the_published_ones_were() -> None:
-    stack = load_stack("intel")
-    assert reference_placement(stack, DISTILBERT, 4, "tcp") == PlacementWish("reference")
-    assert reference_placement(stack, DISTILBERT, 1, "tcp").nproc_per_node == 1
-    assert reference_placement(stack, BERT, 2, "efa") == PlacementWish("auto", 2, fabric="efa")
+    assert reference_placement(DISTILBERT, 4, "tcp") == PlacementWish("reference")
+    assert reference_placement(DISTILBERT, 1, "tcp").nproc_per_node == 1
+    assert reference_placement(BERT, 2, "efa") == PlacementWish("auto", 2, fabric="efa")
 
 
 def test_a_stack_without_the_script_names_the_ways_to_it(tmp_path: Path) -> None:

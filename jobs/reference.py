@@ -73,7 +73,7 @@ def reference_argv(
         if not wanted
     }
     argv = ["python", script, *preset.flags, "--output_dir", output]
-    # Gone from transformers 5 on, where it is what happens anyway.
+    # Gone from transformers 5 on.
     argv += ["--overwrite_output_dir"] if _overwrites(launch.overwrite, known.known) else []
     argv += backend if nodes * launch.ppn > 1 else ()
     argv += [word for word in rest if word not in unwanted]

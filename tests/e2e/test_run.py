@@ -36,7 +36,8 @@ told = {
 }
 name = f"rank-{os.environ['RANK']}.json"
 open(os.path.join(os.environ["SPR_OUTPUT"], name), "w").write(json.dumps(told))
-print("rank", dist.get_rank(), "of", dist.get_world_size())
+# In one piece: print writes a line in several, between which another rank may speak.
+sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n")
 dist.destroy_process_group()
 """
 

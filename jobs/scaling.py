@@ -24,7 +24,7 @@ from jobs.request import (
     require_able_stack,
 )
 from jobs.running import ask_facts, private_addresses, require_all_nodes
-from jobs.spec import JobPaths, new_job_id
+from jobs.spec import JobPaths, PlacementWish, new_job_id
 from jobs.squad.options import TrainOptions
 from jobs.steptime import Fit, Point, fit
 from jobs.trial_runs import TrialBench, TrialRun
@@ -152,7 +152,7 @@ def scaling(
     return study
 
 
-def _same_everywhere(bench: TrialBench, training: TrainRequest) -> Any:
+def _same_everywhere(bench: TrialBench, training: TrainRequest) -> PlacementWish:
     """The placement that all nodes together would have: another one would be another experiment."""
     backend = chosen_backend(training.options, bench.stack)
     addresses = private_addresses(bench.cluster)

@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,8 +59,8 @@ def start(
     )
 
 
-def wish(results: Path, *command: str, **more: object) -> RunRequest:
-    return replace(RunRequest(command or ("hostname",), WorkFiles({}), results), **more)  # type: ignore[arg-type]
+def wish(results: Path, *command: str, **more: Any) -> RunRequest:
+    return replace(RunRequest(command or ("hostname",), WorkFiles({}), results), **more)
 
 
 def test_a_program_is_sent_placed_run_and_its_output_brought_home(tmp_path: Path) -> None:

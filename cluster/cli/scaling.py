@@ -114,8 +114,9 @@ def run(args: argparse.Namespace) -> int:
 def build_request(args: argparse.Namespace, now: datetime) -> ScalingRequest:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
+    from jobs.published import SQUAD_FEATURES
     from jobs.request import TrainRequest, expand_home
-    from jobs.scaling import SQUAD_FEATURES, ScalingRequest
+    from jobs.scaling import ScalingRequest
 
     _check(args)
     base = DEMO if args.demo else TrainOptions()

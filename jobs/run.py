@@ -62,8 +62,6 @@ class RunRequest:
     env: tuple[str, ...] = ()
     backend: str = "auto"
     kind: str = "run"
-    accepted: frozenset[int] = frozenset({0})
-    """Exit codes that are no failure."""
     where: Where = field(default_factory=Where)
 
     def backend_on(self, stack: Stack) -> str:
@@ -122,13 +120,19 @@ def run(
     output = Output(on_event, on_log)
     with progress.phase(f"Run on {len(used.nodes)} nodes"):
         exit_code = run_command(head, command, paths, output)
-    done = recorder.end(exit_code)
+    done = recorder.end(_programs_own(output, exit_code))
     with progress.phase("Fetch the output"):
         launch.gather(head, paths, len(used.nodes), on_log)
         launch.fetch(head, paths, request.results)
-    if exit_code not in request.accepted:
+    if exit_code != 0:
         raise explain(exit_code, output, f"the whole log is {request.results / 'log'}")
     return done
+
+
+def _programs_own(output: Output, exit_code: int) -> int:
+    """The exit code of the rank that failed first; mpirun's own is another over several nodes."""
+    told = (event["exit_code"] for event in output.errors if "exit_code" in event)
+    return int(next(told, exit_code))
 
 
 def build_program(
@@ -176,4 +180,4 @@ def program_files(files: WorkFiles) -> Mapping[str, Path | bytes]:
     }
 
 
-_FROM_SQUAD = ("__init__", "distributed", "errors", "events", "pinning")
+_FROM_SQUAD = ("__init__", "distributed", "errors", "events", "pinning", "rank")

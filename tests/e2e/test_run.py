@@ -127,7 +127,8 @@ def test_its_exit_code_and_a_missing_program_are_told(two: LiveCluster, tmp_path
     run = ("run", "--name", NAME, "--results", str(tmp_path))
     failed = two.cli.run(*run, "--", "sh", "-c", "echo to no avail; exit 3", check=1)
     assert read(tmp_path / "job.json")["exit_code"] == 3
-    assert "the job ended with exit code 3" in failed.stderr.splitlines()[-2]
+    (line,) = [row for row in failed.stderr.splitlines() if row.startswith("spr-cluster: ")]
+    assert "sh ended with exit code 3" in line
 
     missing = two.cli.run(*run, "--", "no-such-program", check=1)
     (line,) = [row for row in missing.stderr.splitlines() if row.startswith("spr-cluster: ")]

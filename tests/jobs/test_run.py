@@ -126,9 +126,11 @@ def test_a_rank_that_is_not_where_it_should_be_says_so_itself(tmp_path: Path) ->
         start(hosts_for([said], 1), wish(tmp_path))
 
 
-def test_an_exit_code_may_be_right_though_it_is_not_zero(tmp_path: Path) -> None:
-    done = start(hosts_for([], 124), wish(tmp_path, accepted=frozenset({0, 124})))
-    assert done.exit_code == 124
+def test_the_programs_own_exit_code_is_kept_and_not_mpiruns(tmp_path: Path) -> None:
+    said = event(event="error", message="x ended with exit code 3", rank=1, host="b", exit_code=3)
+    with pytest.raises(JobError, match="rank 1 on b: x ended with exit code 3"):
+        start(hosts_for([said], 255), wish(tmp_path))
+    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 3
 
 
 def test_ctrl_c_ends_it_on_its_nodes_and_the_record_tells_that_it_began(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,12 +39,21 @@ def node(tmp_path: Path) -> Path:
 
 
 def start(
-    node: Path, *program: str, own: tuple[str, ...] = (), plan: Place | None = None, **environ: str
+    node: Path, *program: str, own: tuple[str, ...] = (), plan: Place | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """A rank's whole life."""
+    rank = begin(node, *program, own=own, plan=plan)
+    out, err = rank.communicate(timeout=60)
+    return subprocess.CompletedProcess(program, rank.returncode, out, err)
+
+
+def begin(
+    node: Path, *program: str, own: tuple[str, ...] = (), plan: Place | None = None
+) -> subprocess.Popen[str]:
     """mpirun's part: one rank of four, pinned to a CPU."""
     planned = {VARIABLE: render_plan([plan, plan])} if plan else {}
     argv = [f"--folder={node}/work", f"--output={node}/output", *(f"--env={word}" for word in own)]
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "jobs.program", *argv, "--", *program],
         cwd=node,
         env={
@@ -53,12 +64,11 @@ def start(
             "OMP_NUM_THREADS": "1",
             **HYDRA,
             **planned,
-            **environ,
         },
         preexec_fn=lambda: os.sched_setaffinity(0, {CPU}),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
     )
 
 
@@ -90,7 +100,33 @@ def test_the_program_finds_itself_as_torch_would_have_it(node: Path) -> None:
 def test_its_arguments_and_its_exit_code_are_its_own(node: Path) -> None:
     done = start(node, "sh", "-c", 'echo "$@"; exit 7', "name", "--folder=x", "--", "it's")
 
-    assert (done.returncode, done.stdout) == (7, "--folder=x -- it's\n")
+    first, second = done.stdout.splitlines()
+    assert (done.returncode, first) == (7, "--folder=x -- it's")
+    said = parse_event(second)
+    assert said is not None
+    assert (said["message"], said["exit_code"]) == ("sh ended with exit code 7", 7)
+
+
+def test_a_program_that_is_killed_says_so(node: Path) -> None:
+    done = start(node, "sh", "-c", "kill -9 $$")
+    said = parse_event(done.stdout)
+    assert said is not None
+    assert (done.returncode, said["message"]) == (137, "sh was ended by signal 9")
+
+
+def test_it_ends_when_it_is_asked_to_and_never_outlives_its_rank(node: Path) -> None:
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        rank = begin(node, "sh", "-c", "echo $$; exec sleep 60")
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline())
+        time.sleep(0.1)  # its handlers come after the program
+
+        rank.send_signal(number)
+        rest, _ = rank.communicate(timeout=20)
+
+        assert (rank.returncode, rest) == (code, "")
+        state = Path(f"/proc/{pid}/stat")
+        assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
 def test_a_rank_in_the_wrong_place_never_starts_it(node: Path) -> None:

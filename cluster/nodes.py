@@ -78,6 +78,20 @@ class Cluster:
     def stack(self) -> str:
         return self.head.instance.tags.get(tags.STACK, "")
 
+    def first(self, count: int | None) -> Cluster:
+        """The cluster's first nodes as a cluster of their own; ``None``: all of them.
+
+        Raises :class:`UsageError` where there are not so many.
+        """
+        if count is None or count == len(self.nodes):
+            return self
+        if not 1 <= count <= len(self.nodes):
+            raise UsageError(
+                f"--nodes {count}: cluster {self.name} has {len(self.nodes)} nodes",
+                hint=f"--nodes 1 to {len(self.nodes)}, or a larger cluster: `spr-cluster up --nodes`",
+            )
+        return Cluster(self.name, self.nodes[:count], count)
+
     def node(self, wish: str) -> Node:
         """A node by its name (``node2``) or rank (``2``); raises :class:`UsageError` otherwise."""
         for node in self.nodes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -22,7 +23,7 @@ _PARTS = ("start.json", "code", "data", "model", "output/.keep")
 _DISTRIBUTE = f"""# distributing the job's files to the workers
 set -e -o pipefail
 tar -C ~ -xf ~/{_UPLOAD}
-tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < ~/{_UPLOAD} \
+tail -n +2 ~/hosts | head -n @WORKERS@ | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < ~/{_UPLOAD} \
   || {{ echo "@ can not be reached" >&2; exit 1; }}'
 rm -f ~/{_UPLOAD}
 """
@@ -54,15 +55,25 @@ def require_idle(head: Host) -> None:
         )
 
 
-def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) -> None:
-    """Put files, by their names below the job's folder, on every node: once over the slow line."""
+def place_files(
+    head: Host, paths: JobPaths, files: Mapping[str, Path | bytes], nodes: int | None = None
+) -> None:
+    """Put files, by their names below the job's folder, on every node, or on the first ``nodes``.
+
+    They travel once over the slow line.
+    """
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder, "job.tar")
         with tarfile.open(bundle, "w") as archive:
             for name, source in files.items():
                 _add(archive, f"{paths.relative_root}/{name}", source)
         head.upload(bundle, f"{paths.home}/{_UPLOAD}")
-    head.run(_DISTRIBUTE, timeout_s=1800)
+    head.run(_DISTRIBUTE.replace("@WORKERS@", _workers(nodes)), timeout_s=1800)
+
+
+def _workers(nodes: int | None) -> str:
+    """How many of the hostfile's workers, in the words of ``head -n``; ``-0`` is all of them."""
+    return "-0" if nodes is None else str(nodes - 1)
 
 
 def place_again(head: Host, paths: JobPaths) -> None:
@@ -162,6 +173,28 @@ def cancel(head: Host, paths: JobPaths, grace_s: int = STOP_SECONDS) -> None:
         check=False,
         timeout_s=grace_s + 2 * STOP_SECONDS,
     )
+
+
+def gather(head: Host, paths: JobPaths, nodes: int, on_log: LineSink) -> None:
+    """Bring the workers' output to the head: each one's files into a folder of its name.
+
+    A worker that can't be reached any more is told, and the others' files are kept.
+    """
+    # The link between the nodes is fast; a folder each, as ranks may use the same names.
+    pull = (
+        f"mkdir -p {paths.output}/@ && ssh @ 'cd {paths.output} && find . -type f ! -name .keep "
+        f"-print0 | tar --null -T - -cf -' | tar -C {paths.output}/@ -xf - "
+        f'|| echo "the output of @ could not be fetched"; '
+        f"rmdir --ignore-fail-on-non-empty {paths.output}/@"
+    )
+    done = head.run(
+        f"# gathering the workers' output\n"
+        f"tail -n +2 ~/hosts | head -n {_workers(nodes)} "
+        f"| xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}",
+        timeout_s=1800,
+    )
+    for line in done.stdout.splitlines():
+        on_log(line)
 
 
 def fetch(head: Host, paths: JobPaths, target: Path) -> None:

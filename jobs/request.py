@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from jobs import squad
+from jobs.record import Where
 from jobs.spec import JobPaths, PlacementWish
 from jobs.squad.dataset import read_dataset, require_short_questions
 from jobs.squad.errors import DatasetError
@@ -30,6 +31,9 @@ class TrainRequest:
     placement: PlacementWish = field(default_factory=PlacementWish)
     may_tune: frozenset[str] = frozenset()
     """What may come from `tune`, as the user gave no wish: ``placement``, ``batch_size``."""
+    nodes: int | None = None
+    """The number of the cluster's first nodes to use; ``None``: all."""
+    where: Where = field(default_factory=Where)
 
 
 def check_request(request: TrainRequest) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from infra.errors import JobError, UsageError
 from infra.progress import Progress
 from jobs import launch
 from jobs.placement import plan_placement
+from jobs.record import Ground, Where
 from jobs.request import chosen_backend, require_able_stack
 from jobs.running import Event, Output, ask_facts, private_addresses, require_all_nodes
 from jobs.spec import JobPaths
 from jobs.squad.options import TrainOptions, parse_argv
 from jobs.started import Started, choose_job, list_jobs, parse_started
-from jobs.train import build_command, finish
+from jobs.train import Prepared, build_command, finish
 from provision.host import Host
 from provision.stacks import Stack
 
@@ -31,6 +33,7 @@ class ResumeRequest:
     results: Path | None = None
     changes: Mapping[str, Any] | None = None
     nproc_per_node: int | None = None
+    where: Where = field(default_factory=Where)
 
 
 def resume(
@@ -40,6 +43,7 @@ def resume(
     request: ResumeRequest,
     *,
     progress: Progress,
+    now: datetime,
     on_event: Callable[[Event], None],
     on_log: Callable[[str], None],
 ) -> tuple[Event, Path]:
@@ -55,6 +59,9 @@ def resume(
         state = choose_job(list_jobs(head), request.job, cluster.name)
         paths = JobPaths(state.job_id)
         started = _read_started(head, paths)
+        if len(cluster.nodes) > started.nnodes and request.nproc_per_node is None:
+            on_log(f"on the first {started.nnodes} nodes of {len(cluster.nodes)}, as it began")
+            cluster = cluster.first(started.nnodes)
     with progress.phase(f"Prepare job {paths.job_id}"):
         started = plan_again(started, request, len(cluster.nodes), paths)
         options = options_again(started, request)
@@ -66,8 +73,10 @@ def resume(
         launch.place_again(head, paths)
     on_log(f"job {paths.job_id} goes on from {state.checkpoint or 'its beginning'}")
     results = request.results or Path("results", paths.job_id)
+    ground = Ground(cluster, stack, request.where)
+    prepared = Prepared(ground, paths, command, placement, tuple(options.to_argv()))
     output = Output(on_event, on_log)
-    return finish(cluster, head, command, paths, results, output, progress), results
+    return finish(prepared, head, results, output, progress, now), results
 
 
 def _read_started(head: Host, paths: JobPaths) -> Started:

@@ -71,6 +71,11 @@ class JobPaths:
         return f"{self.root}/model"
 
     @property
+    def work(self) -> str:
+        """Where a program of the user's begins, beside its own files."""
+        return f"{self.root}/work"
+
+    @property
     def output(self) -> str:
         return f"{self.root}/output"
 

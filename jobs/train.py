@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from infra.progress import Progress
 from jobs import launch
 from jobs.mpirun import LaunchCommand, build_launch_command
 from jobs.placement import Placement, plan_placement
+from jobs.record import Ground, JobRecord, Recorder, describe_placement, make_record
 from jobs.request import (
     TrainRequest,
     chosen_backend,
@@ -35,7 +36,7 @@ from jobs.running import (
     run_command,
 )
 from jobs.spec import JobPaths, JobSpec, PlacementWish, new_job_id
-from jobs.squad.options import TrainOptions
+from jobs.squad.options import TrainOptions, parse_argv
 from jobs.squad.stopping import EXIT_CODE as STOPPED
 from jobs.started import Started, list_jobs
 from jobs.tuned import Tuned, TunedKey, describe_nodes, read_tuned
@@ -68,12 +69,13 @@ def train(
     paths = JobPaths(new_job_id("squad", now))
     head = open_host(cluster.head)
     require_all_nodes(cluster)
+    cluster = cluster.first(request.nodes)
     with progress.phase(f"Prepare job {paths.job_id}"):
         launch.require_idle(head)
         facts = ask_facts(cluster, open_host)
         request = _with_tuned(cluster, stack, head, facts, request, on_log)
-        options, backend = request.options, chosen_backend(request.options, stack)
-        placement = plan_placement(facts, private_addresses(cluster), request.placement, backend)
+        options = request.options
+        placement = plan_training(cluster, stack, facts, request)
         command = build_training(cluster, stack, placement, options, paths)
         started = Started(
             argv=tuple(options_on_nodes(options, stack, paths).to_argv()),
@@ -82,31 +84,52 @@ def train(
             placement=request.placement,
             offline=not needs_hub(options),
         )
-        launch.place_files(head, paths, {**job_files(options), "start.json": started.render()})
+        files = {**job_files(options), "start.json": started.render()}
+        launch.place_files(head, paths, files, len(cluster.nodes))
+    ground = Ground(cluster, stack, request.where)
+    prepared = Prepared(ground, paths, command, placement, started.argv)
     output = Output(on_event, on_log)
-    return finish(cluster, head, command, paths, request.results, output, progress)
+    return finish(prepared, head, request.results, output, progress, now)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training job whose files are on its nodes; ``argv`` are the options of its ranks."""
+
+    ground: Ground
+    paths: JobPaths
+    command: LaunchCommand
+    placement: Placement
+    argv: Sequence[str]
+
+    def record(self, now: datetime) -> JobRecord:
+        """What is kept of it beside its results."""
+        argv = ("python", "-m", "squad", *self.argv)
+        return replace(
+            make_record(self.paths.job_id, self.ground, argv, self.command, now),
+            placement=describe_placement(self.placement, parse_argv(self.argv).backend),
+            more={"recipe": "fast"},
+        )
 
 
 def finish(
-    cluster: Cluster,
-    head: Host,
-    command: LaunchCommand,
-    paths: JobPaths,
-    results: Path,
-    output: Output,
-    progress: Progress,
+    job: Prepared, head: Host, results: Path, output: Output, progress: Progress, now: datetime
 ) -> Event:
     """Run a training job that is prepared, and bring home what it makes.
 
     Returns its ``results.json``. Raises :class:`JobError` where it failed; Ctrl-C has it keep a
     checkpoint and end.
     """
+    cluster, paths = job.ground.cluster, job.paths
+    recorder = Recorder(results, job.record(now))
+    recorder.begin()
     with progress.phase(f"Train on {len(cluster.nodes)} nodes"):
         try:
-            exit_code = run_command(head, command, paths, output, grace_s=CHECKPOINT_SECONDS)
+            exit_code = run_command(head, job.command, paths, output, grace_s=CHECKPOINT_SECONDS)
         except KeyboardInterrupt:
             output.on_log(_way_back(cluster, head, paths, results))
             raise
+    recorder.end(exit_code)
     with progress.phase("Fetch the results"):
         launch.fetch(head, paths, results)
     if exit_code == STOPPED:
@@ -206,6 +229,14 @@ def _model_identity(options: TrainOptions) -> str:
         return options.model
     digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
     return f"config.json {digest[:16]}"
+
+
+def plan_training(
+    cluster: Cluster, stack: Stack, facts: Mapping[str, HostFacts], request: TrainRequest
+) -> Placement:
+    """Where the ranks of a training run go, on nodes that are what ``facts`` says."""
+    backend = chosen_backend(request.options, stack)
+    return plan_placement(facts, private_addresses(cluster), request.placement, backend)
 
 
 def build_training(

@@ -105,6 +105,10 @@ def render_shares(shares: list[float]) -> str:
 
 def render_result(result: dict[str, Any], folder: Path) -> str:
     """The result in a few lines."""
+    if "smoke" in result:
+        return f"smoke run of the published recipe: {result['smoke']}\nlog and job.json: {folder}/"
+    if result.get("recipe") == "reference":
+        return _render_reference(result, folder)
     hosts = sorted({rank["hostname"] for rank in result["ranks"]})
     return (
         f"F1 {result['f1']:.1f}, exact match {result['em']:.1f} on {result['eval_questions']} questions\n"
@@ -112,5 +116,19 @@ def render_result(result: dict[str, Any], folder: Path) -> str:
         f"backend {result['backend']}, {result['dtype']}\n"
         f"{result['samples_per_second']:.1f} samples/s, {result['tokens_per_second']:,.0f} tokens/s, "
         f"{result['seconds']['train']:.1f} s of training\n"
+        f"model, predictions and results.json: {folder}/"
+    )
+
+
+def _render_reference(result: dict[str, Any], folder: Path) -> str:
+    """run_qa.py's own figures; it evaluates only where it is told to."""
+    f1, em = result["f1"], result["em"]
+    quality = "not evaluated" if f1 is None else f"F1 {f1:.1f}, exact match {em:.1f}"
+    hosts = {rank["hostname"] for rank in result["ranks"]}
+    return (
+        f"published recipe: {quality}\n"
+        f"world size {result['world_size']} on {len(hosts)} nodes, backend {result['backend']}, "
+        f"{result['dtype']}\n"
+        f"{result['samples_per_second']:.1f} samples/s, {result['seconds']['train']:.1f} s of training\n"
         f"model, predictions and results.json: {folder}/"
     )

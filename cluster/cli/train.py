@@ -23,9 +23,12 @@ from jobs.squad.options import DEMO, MAY_CHANGE, TrainOptions, add_arguments, fl
 if TYPE_CHECKING:
     from cluster.nodes import Cluster, HostOpener
     from infra.progress import Progress
+    from jobs.reference import ReferenceRequest
     from jobs.request import TrainRequest
     from jobs.resume import ResumeRequest
     from provision.stacks import Stack
+
+    Wish = TrainRequest | ReferenceRequest | ResumeRequest
 
 LAST = "the last unfinished one"
 _NOT_HERE = {"output", "trial_seconds", "resume"}
@@ -36,7 +39,11 @@ _EXAMPLES = """\
   spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
   spr-cluster train squad --demo                              a small new model on a small sample
   spr-cluster train squad --resume                            go on with the last unfinished job
+  spr-cluster train squad --recipe reference --smoke          the published recipe, for a minute
 """
+_RECIPES = ("fast", "reference")
+# The names of jobs.presets, whose import would make the help slow; a test compares them.
+_PRESETS = ("distilbert", "bert-large")
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -50,6 +57,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     parser.add_argument("job", choices=("squad",), help="what to train")
     add_cluster_options(parser)
+    _add_recipe(parser.add_argument_group("recipe"))
     _add_placement(parser.add_argument_group("placement"))
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
@@ -70,7 +78,35 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.set_defaults(run=run)
 
 
+def _add_recipe(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--recipe",
+        choices=_RECIPES,
+        default="fast",
+        help="fast: ours; reference: transformers' own run_qa.py with the published flags and "
+        "placement, which leave nothing else to choose (default: fast)",
+    )
+    group.add_argument(
+        "--preset",
+        choices=_PRESETS,
+        help="model, batch, learning rate and epochs as published (recipe reference: distilbert)",
+    )
+    group.add_argument(
+        "--smoke",
+        action="store_true",
+        help="recipe reference: on one node for a minute, to see that all it needs is there",
+    )
+    group.add_argument(
+        "--run-qa",
+        metavar="DIR",
+        help="recipe reference: the folder of run_qa.py here (default: the stack's, on the nodes)",
+    )
+
+
 def _add_placement(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--nodes", type=int, metavar="N", help="use the first N nodes (default: all)"
+    )
     group.add_argument(
         "--ppn",
         type=int,
@@ -103,20 +139,16 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
     from cluster.nodes import find_cluster
-    from jobs.request import check_request
+    from jobs.record import Where
     from provision.stacks import load_stack
 
     now = datetime.now(timezone.utc)
-    wish: TrainRequest | ResumeRequest
-    if "resume" in args:
-        wish = build_resume(args)
-    else:
-        wish = build_request(args, now)
-        check_request(wish)
+    wish = _build_wish(args, now)
     progress = make_progress()
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud, progress=progress)
     cluster = find_cluster(ctx.clients.ec2, args.name)
+    wish = replace(wish, where=Where(cloud.name, cloud.region, cloud.billed))
     stack, opener = load_stack(cluster.stack, locked=False), ctx.host_opener()
     show = JobDisplay(progress, lambda: usd_so_far(cluster, billed=cloud.billed))
     result, folder = _train(cluster, stack, opener, wish, progress, show, now)
@@ -124,22 +156,40 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _build_wish(args: argparse.Namespace, now: datetime) -> Wish:
+    """What to do, checked as far as it can be here; raises :class:`UsageError`."""
+    from jobs.request import check_request, check_results
+
+    if "resume" in args:
+        return build_resume(args)
+    if args.recipe == "reference":
+        reference = build_reference(args, now)
+        check_results(reference.results)
+        return reference
+    request = build_request(args, now)
+    check_request(request)
+    return request
+
+
 def _train(
     cluster: Cluster,
     stack: Stack,
     opener: HostOpener,
-    wish: TrainRequest | ResumeRequest,
+    wish: Wish,
     progress: Progress,
     show: JobDisplay,
     now: datetime,
 ) -> tuple[dict[str, Any], Path]:
     """Start the job, or continue it; returns its results, and where they are here."""
+    from jobs.reference import ReferenceRequest, train_reference
     from jobs.resume import ResumeRequest, resume
     from jobs.train import train
 
     how: Any = {"progress": progress, "on_event": show.event, "on_log": show.log}
     if isinstance(wish, ResumeRequest):
-        return resume(cluster, stack, opener, wish, **how)
+        return resume(cluster, stack, opener, wish, now=now, **how)
+    if isinstance(wish, ReferenceRequest):
+        return train_reference(cluster, stack, opener, wish, now=now, **how), wish.results
     return train(cluster, stack, opener, wish, now=now, **how), wish.results
 
 
@@ -161,6 +211,9 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
     other |= {"--placement"} if args.placement != "auto" else set()
     other |= {"--ccl-workers"} if args.ccl_workers else set()
     other |= {"--fabric"} if args.fabric != "tcp" else set()
+    other |= {"--nodes"} if args.nodes else set()
+    other |= {"--recipe"} if args.recipe != "fast" else set()
+    other |= {flag(name) for name in ("preset", "smoke", "run_qa") if getattr(args, name)}
     if other:
         raise UsageError(
             f"{', '.join(sorted(other))}: a resumed job keeps its own",
@@ -182,7 +235,8 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
 def _check_counts(args: argparse.Namespace) -> None:
     from infra.errors import UsageError
 
-    for name, value in {"--ppn": args.ppn, "--ccl-workers": args.ccl_workers}.items():
+    counts = {"--nodes": args.nodes, "--ppn": args.ppn, "--ccl-workers": args.ccl_workers}
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise UsageError(f"{name} {value}: expected a whole number from 1 on")
 
@@ -190,10 +244,17 @@ def _check_counts(args: argparse.Namespace) -> None:
 def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
+    from jobs.presets import PRESETS
     from jobs.request import TrainRequest, expand_home
 
     _check_counts(args)
+    for name, given in {"--smoke": args.smoke, "--run-qa": args.run_qa}.items():
+        if given:
+            raise UsageError(f"{name} goes with --recipe reference")
+    if args.demo and args.preset:
+        raise UsageError("--demo and --preset exclude each other: give one of them")
     base = DEMO if args.demo else TrainOptions()
+    base = PRESETS[args.preset].as_options(base) if args.preset else base
     if args.demo and "dataset" in args:
         base = replace(base, data=None)
     for key in ("data", "eval", "results"):
@@ -205,13 +266,54 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
         raise UsageError(str(error)) from None
     results = Path(args.results or Path("results", new_job_id("squad", now)))
     wish = PlacementWish(args.placement, args.ppn, args.ccl_workers, args.fabric)
-    return TrainRequest(options, results, wish, left_open(args))
+    return TrainRequest(options, results, wish, left_open(args), args.nodes)
+
+
+def _check_counts(args: argparse.Namespace) -> None:
+    from infra.errors import UsageError
+
+    counts = {"--nodes": args.nodes, "--ppn": args.ppn, "--ccl-workers": args.ccl_workers}
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value}: expected a whole number from 1 on")
+
+
+def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest:
+    """The published recipe's request; raises :class:`UsageError` for what it leaves no choice of."""
+    from infra.errors import UsageError
+    from jobs.presets import PRESETS
+    from jobs.reference import ReferenceRequest, check_script
+    from jobs.request import expand_home
+
+    _check_counts(args)
+    senseless = sorted({each.name for each in fields(TrainOptions)} & vars(args).keys())
+    senseless += [
+        name for name in ("ppn", "ccl_workers", "demo", "no_tuned") if getattr(args, name)
+    ]
+    if senseless:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in senseless)
+        raise UsageError(
+            f"{flags}: --recipe reference is the published command, with its own settings",
+            hint="--preset and --nodes choose among those; --recipe fast takes the options",
+        )
+    if args.smoke and args.nodes not in (None, 1):
+        raise UsageError("--smoke is for one node: leave --nodes out")
+    results = Path(args.results or Path("results", new_job_id("squad", now)))
+    return ReferenceRequest(
+        preset=PRESETS[args.preset or "distilbert"],
+        results=expand_home(str(results)),
+        nodes=args.nodes,
+        script=check_script(expand_home(args.run_qa)) if args.run_qa else None,
+        smoke=args.smoke,
+        fabric=args.fabric,
+    )
 
 
 def left_open(args: argparse.Namespace) -> frozenset[str]:
     """What `tune` may decide, as the user said nothing of it."""
     if args.no_tuned or args.placement != "auto":
         return frozenset()
-    batch_size = set() if "batch_size" in args else {"batch_size"}
+    chosen = "batch_size" in args or getattr(args, "preset", None)
+    batch_size = set() if chosen else {"batch_size"}
     placement = set() if args.ppn or args.ccl_workers else {"placement"}
     return frozenset(batch_size | placement)

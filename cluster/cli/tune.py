@@ -64,11 +64,9 @@ def add_parser(subparsers: SubParsers) -> None:
     add_cluster_options(parser)
     trials = parser.add_argument_group("trials")
     add = trials.add_argument
-    add(
-        "--ppn", type=_numbers, metavar="LIST", help="ranks per node (default: what the nodes suit)"
-    )
-    add("--ccl-workers", type=_numbers, metavar="LIST", help="with oneCCL (default: 1,2)")
-    add("--batch-size", dest="batch_sizes", type=_numbers, metavar="LIST", help="features per rank")
+    add("--ppn", type=numbers, metavar="LIST", help="ranks per node (default: what the nodes suit)")
+    add("--ccl-workers", type=numbers, metavar="LIST", help="with oneCCL (default: 1,2)")
+    add("--batch-size", dest="batch_sizes", type=numbers, metavar="LIST", help="features per rank")
     add(
         "--seconds",
         type=int,
@@ -81,7 +79,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.set_defaults(run=run)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
         raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers such as 1,2,4")
     return tuple(dict.fromkeys(map(int, text.split(","))))

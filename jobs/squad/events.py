@@ -64,10 +64,12 @@ class Events:
         self._last_step = now
         self.emit("step", step=step, total=total, **fields)
 
-    def error(self, message: str, hint: str | None = None, *, lost_peer: bool = False) -> None:
+    def error(
+        self, message: str, hint: str | None = None, *, lost_peer: bool = False, **more: object
+    ) -> None:
         """Report why this rank ends; the only event that every rank prints."""
         place = {"rank": self.rank, "host": socket.gethostname(), "lost_peer": lost_peer}
-        self._write({"event": "error", "message": message, "hint": hint, **place})
+        self._write({"event": "error", "message": message, "hint": hint, **place, **more})
 
     def _write(self, fields: dict[str, object]) -> None:
         # The stream is looked up late (tests replace sys.stdout), and written to once per line:

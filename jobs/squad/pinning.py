@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,7 +65,16 @@ def read_plan(environ: Mapping[str, str]) -> Place | None:
         ) from error
 
 
-def take_place(environ: Mapping[str, str]) -> tuple[Place | None, Place]:
+def count_torch_threads() -> int:
+    """Those that torch computes with."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def take_place(
+    environ: Mapping[str, str], count_threads: Callable[[], int] = count_torch_threads
+) -> tuple[Place | None, Place]:
     """Ask for the planned memory, and return plan and what is. Raises :class:`PlacementError`.
 
     To be called by the main thread before any other is there: those to come inherit its policy.
@@ -73,19 +82,18 @@ def take_place(environ: Mapping[str, str]) -> tuple[Place | None, Place]:
     plan = read_plan(environ)
     if plan is not None and plan.memory is not None:
         _prefer_memory(plan.memory)
-    found = _look_around(plan)
+    found = _look_around(plan, count_threads)
     if plan is not None:
         _require_equal(plan, found)
     return plan, found
 
 
-def _look_around(plan: Place | None) -> Place:
+def _look_around(plan: Place | None, count_threads: Callable[[], int]) -> Place:
     # First: OpenMP may bind the main thread as soon as torch loads it, and that has to show.
-    import torch
-
+    threads = count_threads()
     return Place(
         cpus=format_cpus(os.sched_getaffinity(0)),
-        threads=torch.get_num_threads(),
+        threads=threads,
         memory=read_memory_policy(),
         # oneCCL starts them with its first collective, and pins them itself.
         workers=plan.workers if plan else "",
@@ -126,7 +134,7 @@ def _prefer_memory(policy: str) -> None:
 
     A refusal is not an error here: the comparison with what the kernel says of it follows.
     """
-    node = int(policy.removeprefix("prefer:"))
+    node = int(policy.partition(":")[2])
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = (ctypes.c_ulong * (_MAX_NODES // bits))()
     mask[node // bits] = 1 << node % bits

@@ -41,6 +41,7 @@ _EXPECTED = {
     "remove_packages": "a list of names of Python packages",
     "pip": "a version such as 25.0.1",
     "environment": "variables with their values in quotes",
+    "examples": "the address of a source archive of transformers, .tar.gz",
 }
 
 
@@ -62,6 +63,7 @@ class Changes(BaseModel):
     """Each takes the place of the base's requirement of that package, or is added."""
     remove_packages: tuple[str, ...] = ()
     pip: str | None = Field(default=None, pattern=r"^[0-9]+(\.[0-9]+)*$")
+    examples: _Url | None = None
     environment: dict[_Variable, str] = {}
     """Added to the base's; an empty value takes a variable away."""
 

@@ -36,7 +36,7 @@ SAMPLE = {
 }
 VERBS = [
     *("up", "plan", "repair", "train", "status", "ssh", "extend", "down", "list", "gc"),
-    *("verify", "iam-policy", "local"),
+    *("verify", "iam-policy", "local", "run", "scaling"),
 ]
 
 

@@ -86,6 +86,48 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("train squad --resume ''", "--resume" + f.EMPTY),
     ("train squad --checkpoint-every 0", "--checkpoint-every 0 is out of range: 1 to 1000000000"),
     ("train squad --keep-checkpoints 0", "--keep-checkpoints 0 is out of range: 1 to 1000"),
+    # The published recipe
+    ("train squad --nodes 0", "--nodes 0: expected a whole number from 1 on"),
+    (
+        "train squad --recipe slow",
+        f.choice("argument --recipe: invalid choice: 'slow'", "train", "fast", "reference"),
+    ),
+    (
+        "train squad --preset bert",
+        f.choice("argument --preset: invalid choice: 'bert'", "train", "distilbert", "bert-large"),
+    ),
+    (
+        "train squad --recipe reference --epochs 3 --ppn 2",
+        "--epochs, --ppn: --recipe reference is the published command, with its own settings\n"
+        "  → --preset and --nodes choose among those; --recipe fast takes the options",
+    ),
+    (
+        "train squad --recipe reference --smoke --nodes 2",
+        "--smoke is for one node: leave --nodes out",
+    ),
+    ("train squad --smoke", "--smoke goes with --recipe reference"),
+    (
+        "train squad --recipe reference --run-qa .",
+        "--run-qa .: no run_qa.py in it\n  → the folder examples/pytorch/question-answering of "
+        "transformers' source",
+    ),
+    # Any program
+    ("run", "the following arguments are required: PROGRAM" + f.help_of("run")),
+    ("run --nodes 0 -- hostname", "--nodes 0: expected a whole number from 1 on"),
+    ("run python x.py --lr 1", "'--lr' is not known here" + f.help_of("run")),
+    ("run -- ''", "program: a word is empty"),
+    (
+        "run -- python x.py",
+        re.compile(r"x\.py: no such file in .*\n  → the command's script is looked for in .*"),
+    ),
+    ("run --files nowhere -- hostname", "--files nowhere: no such file or folder"),
+    ("run --env A -- hostname", "--env A: expected NAME=VALUE"),
+    (
+        "run --env RANK=1 -- hostname",
+        "--env RANK: that is set for every rank, by where it runs\n  → --nodes, --ppn, --placement "
+        "and --ccl-workers decide about it",
+    ),
+    ("run --results /dev/null -- hostname", "--results /dev/null: /dev/null is not a folder"),
     # Measuring and trials
     ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),
     ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),
@@ -109,6 +151,15 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("tune squad --model ./nowhere", "--model ./nowhere: no such folder"),
     ("tune squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
     ("tune squad --stride 300", re.compile("--stride 300 is out of range: .*")),
+    ("scaling", "the following arguments are required: job" + f.help_of("scaling")),
+    (
+        "scaling squad --nodes 1,3",
+        "--batch-size 16: the batch of 1 node can't be shared evenly by 3\n  → a multiple of the "
+        "numbers of nodes, or --weak, which keeps the batch of each rank",
+    ),
+    ("scaling squad --predict 257", "--predict 257 is out of range: 1 to 256"),
+    ("scaling squad --flow-gbit-s 0", "--flow-gbit-s 0 is out of range: more than 0"),
+    ("scaling squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     ("tune squad --epochs 3", re.compile("'--epochs' is not known here.*", re.DOTALL)),
 )
 

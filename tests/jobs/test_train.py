@@ -291,3 +291,36 @@ def test_what_the_user_says_nothing_of_may_come_from_tune(
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no config\.json in it"):
         check_request(TrainRequest(TrainOptions(model=str(tmp_path)), tmp_path))
+
+
+def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
+    run(make_hosts([event(**RESULT)]), tmp_path)
+
+    kept = json.loads((tmp_path / "job.json").read_text())
+    assert (kept["job"], kept["kind"], kept["exit_code"]) == (PATHS.job_id, "squad", 0)
+    assert kept["argv"][:4] == ["python", "-m", "squad", "--model=scratch"]
+    assert kept["mpirun"].startswith("/opt/spr-cluster/venv/bin/mpirun -f /home/ubuntu/hosts -n 3 ")
+    assert (kept["stack"], kept["more"]) == ("upstream", {"recipe": "fast"})
+    assert kept["placement"]["shares"][2] == [{"cpus": [0, 1], "workers": [], "numa": 0}]
+
+
+def test_a_failed_job_has_its_record_too(tmp_path: Path) -> None:
+    with pytest.raises(JobError):
+        run(make_hosts(["no"], exit_code=9), tmp_path)
+    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 9
+
+
+def test_the_first_nodes_can_train_alone(tmp_path: Path) -> None:
+    hosts = make_hosts([event(**RESULT)])
+    train(
+        whole_cluster(),
+        load_stack("upstream"),
+        lambda node: hosts[node.name],
+        TrainRequest(DEMO, tmp_path, nodes=1),
+        progress=Silent(),
+        now=NOW,
+        on_event=lambda _: None,
+        on_log=lambda _: None,
+    )
+    assert "-n 1 -ppn 1" in hosts["node0"].files[PATHS.script].decode()
+    assert hosts["node1"].commands == hosts["node2"].commands == []

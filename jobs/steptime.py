@@ -1,0 +1,174 @@
+"""How long a step takes on so many nodes: compute, and what the exchange of gradients adds to it. Pure.
+
+A node computes for ``fixed_s`` and ``sample_s`` per sample. The gradients then go round a ring of all
+ranks: each link carries 2 (R - 1) / R times their bytes, in 2 (R - 1) messages per bucket. Ranks of one
+node are neighbours in the ring, so one flow leaves each node, and one arrives. Part of the exchange runs
+beside the backward pass (``overlap``), as long as that lasts: two thirds of the computing.
+
+    step = compute + exchange - min(overlap x exchange, 2/3 x compute)
+
+What it leaves out: slow ranks, input that waits, other users of the network, and that small batches
+may compute less well than by ``fixed_s``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+BACKWARD = 2 / 3
+"""Of the computing: for every product of the forward pass the backward pass has two."""
+LATENCY_S = 50e-6
+"""Of one message between two nodes of a cluster over TCP; an assumption, and small beside the rest."""
+BUCKET_BYTES = 25 << 20
+"""DDP's: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"""
+_SCAN = 400
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measurement: samples per step and node, and the seconds that a step took."""
+
+    nodes: int
+    node_batch: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Times in seconds; ``bytes_per_second`` is one flow's from node to node."""
+
+    sample_s: float
+    gradient_bytes: float
+    bytes_per_second: float
+    fixed_s: float = 0.0
+    overlap: float = 0.0
+    ranks_per_node: int = 1
+    latency_s: float = LATENCY_S
+
+    def compute_s(self, node_batch: float) -> float:
+        return self.fixed_s + self.sample_s * node_batch
+
+    def exchange_s(self, nodes: int) -> float:
+        """Of one node alone: nothing; what its own ranks exchange is part of its computing."""
+        if nodes == 1:
+            return 0.0
+        ranks = nodes * self.ranks_per_node
+        rounds = 2 * (ranks - 1)
+        buckets = math.ceil(self.gradient_bytes / BUCKET_BYTES)
+        wire = rounds / ranks * self.gradient_bytes / self.bytes_per_second
+        return wire + rounds * buckets * self.latency_s
+
+    def step_s(self, nodes: int, node_batch: float) -> float:
+        compute, exchange = self.compute_s(node_batch), self.exchange_s(nodes)
+        return compute + exchange - min(self.overlap * exchange, BACKWARD * compute)
+
+    def samples_per_second(self, nodes: int, node_batch: float) -> float:
+        """Of all nodes together."""
+        return nodes * node_batch / self.step_s(nodes, node_batch)
+
+    def epoch_s(self, samples: int, nodes: int, node_batch: float) -> float:
+        """For so many samples; the last step counts as the part that it is."""
+        return samples / self.samples_per_second(nodes, node_batch)
+
+    def compute_of(self, point: Point) -> float:
+        """The computing that would explain a measurement, whatever this model's own is."""
+        exchange = self.exchange_s(point.nodes)
+        hidden = self.overlap * exchange
+        compute = point.step_s - exchange + hidden
+        if hidden <= BACKWARD * compute:
+            return compute
+        return (point.step_s - exchange) / (1 - BACKWARD)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model with what it can't explain: the largest of ``errors``, which are shares of the steps.
+
+    ``parameters`` were fitted; with as many measurements as those, no error is no merit.
+    """
+
+    model: StepModel
+    parameters: tuple[str, ...]
+    errors: tuple[float, ...]
+
+    @property
+    def worst(self) -> float:
+        return max(map(abs, self.errors))
+
+    @property
+    def is_tested(self) -> bool:
+        """There are more measurements than parameters."""
+        return len(self.errors) > len(self.parameters)
+
+
+def fit(
+    points: Sequence[Point],
+    gradient_bytes: float,
+    ranks_per_node: int = 1,
+    bytes_per_second: float | None = None,
+) -> Fit:
+    """The model that comes closest to the measurements, in relative errors (least squares).
+
+    Where the flow's speed is known, the overlap is fitted; otherwise the speed that it comes to if
+    nothing overlapped. Raises ``ValueError`` without a measurement.
+    """
+    if not points:
+        raise ValueError("nothing was measured")
+    base = StepModel(0.0, gradient_bytes, bytes_per_second or 1.0, ranks_per_node=ranks_per_node)
+    several = len({point.node_batch for point in points}) > 1 and len(points) > 2
+    compute = ("sample_s", "fixed_s") if several else ("sample_s",)
+    if all(point.nodes == 1 for point in points):
+        known = replace(base, bytes_per_second=bytes_per_second or math.inf)
+        return _judge(_with_compute(known, points, several), points, compute)
+
+    def vary(value: float) -> StepModel:
+        changed = (
+            replace(base, overlap=value)
+            if bytes_per_second
+            else replace(base, bytes_per_second=10**value)
+        )
+        return _with_compute(changed, points, several)
+
+    def loss(value: float) -> float:
+        model = vary(value)
+        return sum(_error(model, point) ** 2 for point in points)
+
+    # From 1 KB/s to 10 TB/s, in powers of ten; or any share.
+    best = _scan(loss, *((0.0, 1.0) if bytes_per_second else (3.0, 13.0)))
+    name = "overlap" if bytes_per_second else "bytes_per_second"
+    return _judge(vary(best), points, (*compute, name))
+
+
+def _scan(loss: Callable[[float], float], low: float, high: float) -> float:
+    """The least of a function of one number: a grid, then finer ones around its least."""
+    best = low
+    for _ in range(4):
+        grid = [low + (high - low) * i / _SCAN for i in range(_SCAN + 1)]
+        best = min(grid, key=loss)
+        width = (high - low) / _SCAN
+        low, high = max(grid[0], best - width), min(grid[-1], best + width)
+    return best
+
+
+def _with_compute(model: StepModel, points: Sequence[Point], several: bool) -> StepModel:
+    """The model with the computing that its exchange leaves of the measurements (weighted)."""
+    rows = [(p.node_batch / p.step_s, 1 / p.step_s, model.compute_of(p) / p.step_s) for p in points]
+    xx = sum(x * x for x, _, _ in rows)
+    xc = sum(x * c for x, _, c in rows)
+    alone = replace(model, sample_s=max(xc / xx, 0.0), fixed_s=0.0)
+    if not several:
+        return alone
+    xo, oo = sum(x * o for x, o, _ in rows), sum(o * o for _, o, _ in rows)
+    oc, det = sum(o * c for _, o, c in rows), xx * oo - xo * xo
+    sample, fixed = (xc * oo - oc * xo) / det, (xx * oc - xo * xc) / det
+    return replace(model, sample_s=sample, fixed_s=fixed) if min(sample, fixed) >= 0 else alone
+
+
+def _error(model: StepModel, point: Point) -> float:
+    return model.step_s(point.nodes, point.node_batch) / point.step_s - 1
+
+
+def _judge(model: StepModel, points: Sequence[Point], parameters: tuple[str, ...]) -> Fit:
+    return Fit(model, parameters, tuple(_error(model, point) for point in points))

@@ -1,0 +1,131 @@
+"""The user's own files for the nodes: which of them a command needs, and how large they are."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.errors import UsageError
+
+MOST_BYTES = 256 << 20
+"""What is sent without being asked twice: some minutes over a laptop's line, and to every node."""
+_LEFT_OUT = frozenset(
+    {".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+)
+_SHELLS = frozenset({"python", "python3", "bash", "sh"})
+
+
+@dataclass(frozen=True)
+class WorkFiles:
+    """Files by their names below the folder where the program begins."""
+
+    files: Mapping[str, Path]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(path.stat().st_size for path in self.files.values())
+
+    def __str__(self) -> str:
+        count = len(self.files)
+        return f"{count} file{'s' if count != 1 else ''}, {format_size(self.size)}"
+
+
+def format_size(count: int) -> str:
+    """Bytes such as ``512 bytes``, ``3.4 MiB``."""
+    if count < 1 << 10:
+        return f"{count} bytes"
+    shift, unit = next(
+        (shift, unit)
+        for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB"))
+        if count >= 1 << shift
+    )
+    return f"{count / (1 << shift):.1f} {unit}"
+
+
+def collect_files(
+    command: Sequence[str], wishes: Iterable[str], folder: Path, *, large: bool = False
+) -> WorkFiles:
+    """The command's script and what else is wished for, as they lie in ``folder``.
+
+    A path inside the folder keeps its place on the nodes; one from elsewhere goes by its last name.
+    Raises :class:`UsageError` for what is not there, for two of one name, and, unless ``large``, for
+    more than :data:`MOST_BYTES`.
+    """
+    found: dict[str, Path] = {}
+    script = find_script(command, folder)
+    for wish in dict.fromkeys([*([script] if script else []), *wishes]):
+        for name, path in _expand(wish, folder):
+            if found.setdefault(name, path) != path:
+                raise UsageError(f"--files: {found[name]} and {path} would both be {name}")
+    files = WorkFiles(found)
+    if files.size > MOST_BYTES and not large:
+        raise _too_large(files)
+    return files
+
+
+def find_script(command: Sequence[str], folder: Path) -> str | None:
+    """The first word that names a file here; raises :class:`UsageError` where one seems meant.
+
+    An absolute path is one on the nodes, such as ``/usr/bin/env``.
+    """
+    for word in command:
+        if not word.startswith(("/", "-")) and (folder / word).is_file():
+            _require_inside(word, folder)
+            return word
+    program, *rest = command
+    first = rest[0] if rest else ""
+    meant = Path(program).name in _SHELLS and first.endswith((".py", ".sh"))
+    missing = program if program.startswith("./") else first if meant else None
+    if missing is not None and not missing.startswith("/"):
+        raise UsageError(
+            f"{missing}: no such file in {folder}",
+            hint="the command's script is looked for in the working folder",
+        )
+    return None
+
+
+def _absolute(path: Path) -> Path:
+    """Without ``..``; a link keeps its own name, under which the command knows it."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - pathlib's keeps the dots
+
+
+def _require_inside(script: str, folder: Path) -> None:
+    if not _absolute(folder / script).is_relative_to(_absolute(folder)):
+        raise UsageError(
+            f"{script} is outside the working folder {folder}",
+            hint="run it from a folder that holds the script and its files",
+        )
+
+
+def _expand(wish: str, folder: Path) -> Iterable[tuple[str, Path]]:
+    root = _absolute(folder / os.path.expanduser(wish))  # noqa: PTH111 - pathlib's fails for nobody
+    if not root.exists():
+        raise UsageError(f"--files {wish}: no such file or folder")
+    base = _absolute(folder)
+    place = root.relative_to(base) if root.is_relative_to(base) else Path(root.name)
+    if root.is_file():
+        yield place.as_posix(), root.resolve()
+        return
+    for below, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - _LEFT_OUT)
+        for name in sorted(names):
+            file = Path(below, name)
+            if file.is_file():
+                yield (place / file.relative_to(root)).as_posix(), file.resolve()
+
+
+def _too_large(files: WorkFiles) -> UsageError:
+    parts: dict[str, int] = {}
+    for name, path in files.files.items():
+        top = name.partition("/")[0]
+        parts[top] = parts.get(top, 0) + path.stat().st_size
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    told = ", ".join(f"{shlex.quote(name)} {format_size(size)}" for name, size in largest)
+    return UsageError(
+        f"{files} for every node are more than {format_size(MOST_BYTES)}; the largest: {told}",
+        hint="name fewer with --files, or say --large-files if you mean it",
+    )

@@ -1,0 +1,497 @@
+"""The report's contents: charts with their tables, facts, and what can't be told. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from jobs.report import figures
+from jobs.report.charts import (
+    Band,
+    Bar,
+    BarChart,
+    Chart,
+    Line,
+    LineChart,
+    Point,
+    drawable,
+    sample,
+    smooth,
+    thin,
+)
+from jobs.report.figures import Cost, Share
+from jobs.report.folder import Run
+from jobs.report.metrics import PARTS
+
+_BINS = 360
+"""Of a line that is thinned: about one for two pixels of a wide page."""
+_MOST_LINES = 8
+_BUDGET = 12_000
+"""Points of all ranks' lines together, so that the page stays small with hundreds of ranks."""
+_TABLE_ROWS = 20
+COLOURS = {
+    figures.PREPARATION: 8,
+    "data": 6,
+    "forward": 1,
+    "backward": 2,
+    "communication": 3,
+    "optimizer": 4,
+    "training": 1,
+    figures.EVALUATION: 5,
+    figures.SAVING: 7,
+    figures.OTHER: 0,
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A header and rows of cells; numbers stand right where ``numeric``."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the page. ``chart`` is ``None`` where there is nothing to draw: ``missing`` says why."""
+
+    name: str
+    title: str
+    chart: Chart | None
+    table: Table | None = None
+    missing: str = ""
+    remarks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure of the page's head."""
+
+    label: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that the page says."""
+
+    title: str
+    subtitle: str
+    tiles: Sequence[Tile]
+    warnings: Sequence[str]
+    sections: Sequence[Section]
+    facts: Sequence[tuple[str, str]]
+    placement: Table | None
+    cost: Cost | None = field(default=None)
+
+
+def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
+    """A run's report; ``others`` are those that its scaling is judged by."""
+    return Report(
+        title=run.name,
+        subtitle=_subtitle(run),
+        tiles=list(_tiles(run, cost)),
+        warnings=list(_warnings(run)),
+        sections=[
+            _loss(run),
+            _learning_rate(run),
+            _throughput(run, "samples", "samples/s", "Samples per second of each rank"),
+            _throughput(run, "tokens", "tokens/s", "Tokens per second of each rank"),
+            _whole_run(run),
+            _by_rank(run),
+            _scaling(run, others),
+        ],
+        facts=list(_facts(run)),
+        placement=_placement(run),
+        cost=cost,
+    )
+
+
+def _subtitle(run: Run) -> str:
+    ranks, nodes = run.number("world_size") or len(run.series), run.nodes
+    parts = [run.text("model"), run.text("data") and f"trained on {run.text('data')}"]
+    where = f"{ranks:.0f} rank{'s' if ranks != 1 else ''}" if ranks else ""
+    where += f" on {nodes} node{'s' if nodes != 1 else ''}" if where and nodes else ""
+    parts += [where, run.text("backend"), run.text("dtype"), run.text("recipe")]
+    return " · ".join(filter(None, parts))
+
+
+def _tiles(run: Run, cost: Cost | None) -> Iterator[Tile]:
+    questions = run.number("eval_questions")
+    of = f"of {questions:,.0f} questions" if questions else ""
+    for label, key in (("F1", "f1"), ("Exact match", "em")):
+        if (value := run.number(key)) is not None:
+            yield Tile(label, f"{value:.1f} %", of)
+    if (speed := run.number("samples_per_second")) is not None:
+        yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
+    if (tokens := figures.tokens_per_second(run)) is not None:
+        share = figures.padding_share(run)
+        yield Tile("Tokens", f"{tokens:,.0f}", "tokens/s without padding")
+        if share is not None:
+            yield Tile("Padding", f"{100 * share:.1f} %", "of what was computed")
+    if (seconds := run.seconds.get("total")) is not None:
+        yield Tile("Whole run", format_duration(seconds), "")
+    if (epoch := figures.epoch_seconds(run)) is not None:
+        yield Tile("An epoch", format_duration(epoch), "of training")
+    if cost is not None and cost.epoch is not None:
+        yield Tile("Cost per epoch", format_usd(cost.epoch), cost.price.source)
+    elif "samples_per_second" in run.results:
+        yield Tile("Cost per epoch", "–", "no price known")
+
+
+def _warnings(run: Run) -> Iterator[str]:
+    if not run.results:
+        yield "There is no results.json: this run did not finish, or its results are elsewhere."
+    elif not run.series:
+        yield (
+            "There is no metrics/rank-N.jsonl: what each rank did step by step is not known here."
+        )
+    unread = sum(series.unreadable for series in run.series)
+    if unread:
+        yield f"{unread} lines of the metrics could not be read; they are left out."
+    again = max((series.repeated for series in run.series), default=0)
+    if again:
+        yield f"{again} steps were done again after a resume; the figures are of the second time."
+    size = run.number("world_size")
+    if run.series and size and len(run.series) != size:
+        yield f"Metrics of {len(run.series)} of {size:.0f} ranks are here."
+    lost = sum(not math.isfinite(loss) for _, loss in _losses(run))
+    if lost:
+        yield f"The loss is not a number at {lost} steps."
+    if run.number("f1") is not None and run.text("data") == run.text("eval_data") is not None:
+        yield "F1 and exact match are on the training data itself, not on unseen data."
+
+
+def _losses(run: Run) -> list[Point]:
+    if run.series:
+        first = run.series[0]
+        return [Point(*pair) for pair in zip(first.step, first["loss"], strict=True)]
+    return [Point(*pair) for pair in run.loss_curve]
+
+
+def _loss(run: Run) -> Section:
+    points = _losses(run)
+    window = max(1, len(points) // 40) | 1
+    low, high = thin(points, _BINS)
+    lines = [Line("every step", high, 0, "faint")]
+    bands = []
+    if window > 1:
+        middle, _ = thin(smooth(points, window), _BINS)
+        lines.append(Line(f"mean of {window} steps", middle, 1))
+    else:
+        lines = [Line("every step", high, 1)]
+    if len(points) > _BINS:
+        bands = [Band("least to greatest", low, high, 0)]
+        lines = lines[1:]
+    chart = drawable(
+        LineChart(
+            "loss",
+            "Loss",
+            _loss_note(points, window),
+            "step",
+            "loss, mean of all ranks",
+            lines,
+            bands,
+            whole_x=True,
+        )
+    )
+    rows = [(f"{p.x:,.0f}", format_number(p.y)) for p in sample(points, _TABLE_ROWS)]
+    return Section("loss", "Loss", chart, Table(("step", "loss"), rows), _no_metrics("losses"))
+
+
+def _loss_note(points: Sequence[Point], window: int) -> str:
+    known = [point for point in points if math.isfinite(point.y)]
+    if not known:
+        return ""
+    ends = f"From {known[0].y:.3g} to {known[-1].y:.3g} in {len(points):,} steps."
+    how = f" The line is the mean of {window} steps around each." if window > 1 else ""
+    shade = " The shade holds every single step." if len(points) > _BINS else ""
+    return ends + how + shade
+
+
+def _no_metrics(what: str) -> str:
+    return f"No data: the folder has no {what}."
+
+
+def _learning_rate(run: Run) -> Section:
+    first = run.series[0] if run.series else None
+    points = [Point(*pair) for pair in zip(first.step, first["lr"], strict=True)] if first else []
+    line = Line("learning rate", thin(points, _BINS)[1], 4)
+    highest = max((p.y for p in points if math.isfinite(p.y)), default=math.nan)
+    note = f"Highest: {highest:.3g}." if math.isfinite(highest) else ""
+    chart = drawable(
+        LineChart("lr", "Learning rate", note, "step", "learning rate", [line], whole_x=True)
+    )
+    rows = [(f"{p.x:,.0f}", format_number(p.y)) for p in sample(points, _TABLE_ROWS)]
+    table = Table(("step", "learning rate"), rows)
+    return Section("lr", "Learning rate", chart, table, _no_metrics("learning rates"))
+
+
+def _throughput(run: Run, column: str, unit: str, title: str) -> Section:
+    steps = max((len(series) for series in run.series), default=0)
+    bins = max(1, min(_BINS, steps // 3, _BUDGET // max(1, len(run.series))))
+    found = {series.rank: figures.rates(series, column, bins) for series in run.series}
+    by_rank = {rank: points for rank, points in found.items() if points}
+    span = max((points[-1].x for points in by_rank.values()), default=0.0)
+    divisor, x_title = time_unit(span)
+    scaled = {rank: [Point(p.x / divisor, p.y) for p in points] for rank, points in by_rank.items()}
+    means = {rank: sum(p.y for p in points) / len(points) for rank, points in by_rank.items()}
+    chart = drawable(
+        LineChart(column, title, _rank_note(means, unit), x_title, unit, _rank_lines(scaled, means))
+    )
+    rows = [(str(rank), f"{mean:,.1f}", _extremes(by_rank[rank])) for rank, mean in means.items()]
+    table = Table(("rank", f"{unit}, mean", "least – greatest"), rows)
+    return Section(column, title, chart, table, _no_metrics(f"{column} of each rank's steps"))
+
+
+def _rank_lines(scaled: Mapping[int, list[Point]], means: Mapping[int, float]) -> list[Line]:
+    """A line for each rank; of many, all in grey, with the slowest and the median set off."""
+    if len(scaled) <= _MOST_LINES:
+        return [
+            Line(f"rank {rank}", points, index + 1)
+            for index, (rank, points) in enumerate(scaled.items())
+        ]
+    ordered = sorted(means, key=means.__getitem__)
+    slowest, middle = ordered[0], ordered[len(ordered) // 2]
+    others = [
+        Line("the others", points, 0, "faint")
+        for rank, points in scaled.items()
+        if rank not in (slowest, middle)
+    ]
+    return [
+        *others,
+        Line(f"median: rank {middle}", scaled[middle], 1),
+        Line(f"slowest: rank {slowest}", scaled[slowest], 2),
+    ]
+
+
+def _rank_note(means: Mapping[int, float], unit: str) -> str:
+    if not means:
+        return ""
+    total = f"{sum(means.values()):,.1f} {unit} together."
+    if len(means) < 2:
+        return total
+    slowest, usual = min(means, key=means.__getitem__), median(means.values())
+    share = means[slowest] / usual - 1 if usual else 0.0
+    if share > -0.005:
+        return f"{total} The ranks are alike."
+    return f"{total} The slowest is rank {slowest}, {-share:.1%} below the median."
+
+
+def _extremes(points: Sequence[Point]) -> str:
+    return f"{min(p.y for p in points):,.1f} – {max(p.y for p in points):,.1f}"
+
+
+def _whole_run(run: Run) -> Section:
+    shares = [share for share in figures.run_shares(run) if share.seconds > 0]
+    ordered = sorted(shares, key=lambda share: _place_of(share.name))
+    total = sum(share.seconds for share in ordered)
+    chart = None
+    if total > 0:
+        split = run.series and "train" in run.seconds
+        note = "The training is split as its ranks' steps were, on average." if split else ""
+        bar = Bar(f"The whole run: {format_duration(total)}", [s.seconds for s in ordered], " ")
+        chart = _bar_chart("time", "Where the time went", note, [s.name for s in ordered], [bar])
+    table = Table(("", "seconds", "share"), _share_rows(ordered, total))
+    return Section(
+        "time", "Where the time went", chart, table, _no_metrics("phases (results.json)")
+    )
+
+
+def _place_of(name: str) -> int:
+    order = list(COLOURS)
+    # Phases of names that are not known here come before what is left.
+    return order.index(name) if name in order else len(order) - 2
+
+
+def _share_rows(shares: Sequence[Share], total: float) -> list[tuple[str, ...]]:
+    return [(s.name, f"{s.seconds:,.1f}", f"{s.seconds / total:.1%}") for s in shares]
+
+
+def _bar_chart(
+    name: str, title: str, note: str, parts: Sequence[str], bars: Sequence[Bar]
+) -> BarChart:
+    colours = [COLOURS.get(part, 7) for part in parts]
+    return BarChart(name, title, note, parts, colours, bars, format_duration)
+
+
+def _by_rank(run: Run) -> Section:
+    title = "Training, by rank"
+    parts = (*PARTS, figures.OTHER)
+    known = [series for series in run.series if len(series) and series["time"][-1] > 0]
+    shares = {series.rank: figures.step_shares(series) for series in known}
+    known_parts = any(s.seconds > 0 for row in shares.values() for s in row[:-1])
+    if not known_parts:
+        return Section("ranks", title, None, None, _no_metrics("seconds of each rank's steps"))
+    shown = sorted(shares, key=lambda rank: _seconds_of(shares[rank], "communication"))
+    remarks = []
+    if len(shown) > 16:
+        remarks = [f"Of {len(shown)} ranks, the 8 that waited least and the 8 that waited most."]
+        shown = [*shown[:8], *shown[-8:]]
+    hosts = {rank.get("rank"): str(rank.get("hostname", "")) for rank in run.ranks}
+    bars = [
+        Bar(
+            f"rank {rank}{' on ' + hosts[rank] if hosts.get(rank) else ''}",
+            [share.seconds for share in shares[rank]],
+            f"{_seconds_of(shares[rank], 'communication') / _total(shares[rank]):.0%} communication",
+        )
+        for rank in sorted(shown)
+    ]
+    note = (
+        "Communication is what a rank waited for beyond its backward pass. The slowest rank waits "
+        "least, and all others wait for it."
+    )
+    rows = [
+        (str(rank), *(f"{share.seconds:,.1f}" for share in row)) for rank, row in shares.items()
+    ]
+    table = Table(("rank", *(f"{part}, s" for part in parts)), rows)
+    chart = _bar_chart("ranks", title, note, parts, bars)
+    return Section("ranks", title, chart, table, remarks=remarks)
+
+
+def _seconds_of(shares: Sequence[Share], name: str) -> float:
+    return sum(share.seconds for share in shares if share.name == name)
+
+
+def _total(shares: Sequence[Share]) -> float:
+    return sum(share.seconds for share in shares) or 1.0
+
+
+def _scaling(run: Run, others: Sequence[Run]) -> Section:
+    title, runs = "Scaling", [run, *others]
+    found = figures.speedups(figures.run_scales(runs))
+    if not found:
+        missing = (
+            "No data: runs on at least two numbers of nodes are needed. `--compare DIR` adds one."
+        )
+        return Section("scaling", title, None, None, missing)
+    fewest, most = found[0].nodes, max(found[-1].nodes, max(figures.PUBLISHED_MINUTES))
+    lines = [
+        Line("ideal", [Point(fewest, 1.0), Point(most, most / fewest)], 0, "dashed"),
+        Line("these runs", [Point(s.nodes, s.speedup) for s in found], 1, "dots"),
+    ]
+    published = [Point(n, speedup) for n, speedup in figures.published_speedups()]
+    if fewest == 1:
+        lines.append(Line("published: 26 min on 1, 7 min 30 on 4", published, 2, "dots"))
+    note = f"Speed against {fewest} node{'s' if fewest > 1 else ''}, in samples per second."
+    chart = LineChart("scaling", title, note, "nodes", "times as fast", lines, whole_x=True)
+    rows = [
+        (str(s.nodes), f"{s.speed:,.1f}", f"{s.speedup:.2f} ×", f"{s.efficiency:.0%}", s.name)
+        for s in found
+    ]
+    rows += [
+        (str(n), "–", f"{speedup:.2f} ×", f"{speedup / n:.0%}", "published")
+        for n, speedup in figures.published_speedups()
+        if fewest == 1
+    ]
+    table = Table(("nodes", "samples/s", "times as fast", "of ideal", "run"), rows)
+    unlike = figures.differences(runs)
+    remarks = [f"These runs differ in {', '.join(unlike)}: compare with care."] if unlike else []
+    return Section("scaling", title, chart, table, remarks=remarks)
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    reasons = {"backend": "backend_reason", "dtype": "dtype_reason"}
+    for key, label in _FACTS.items():
+        value = run.results.get(key)
+        if value is None or value == "":
+            continue
+        text = ("yes" if value else "no") if isinstance(value, bool) else format_fact(value)
+        reason = run.text(reasons.get(key, ""))
+        yield label, f"{text}: {reason}" if reason else text
+    versions = run.results.get("versions")
+    for name, value in versions.items() if isinstance(versions, dict) else ():
+        yield str(name), format_fact(value)
+    for key in ("job", "cluster", "cloud", "region", "stack", "command", "when"):
+        if isinstance(run.job.get(key), str):
+            yield key, run.job[key]
+    if run.instance_types:
+        names = run.instance_types
+        yield "machines", ", ".join(f"{names.count(n)} × {n}" for n in dict.fromkeys(names))
+
+
+_FACTS = {
+    "model": "model",
+    "data": "training data",
+    "eval_data": "evaluation data",
+    "train_questions": "training questions",
+    "train_features": "training features",
+    "recipe": "recipe",
+    "epochs": "epochs",
+    "batch_size_per_rank": "batch per rank",
+    "learning_rate": "learning rate",
+    "seed": "seed",
+    "world_size": "ranks",
+    "backend": "backend",
+    "dtype": "arithmetic",
+    "amx": "AMX on every node",
+}
+
+
+def _placement(run: Run) -> Table | None:
+    rows = []
+    for rank in run.ranks:
+        planned, found = rank.get("planned"), rank.get("found")
+        rows.append(
+            (
+                format_fact(rank.get("rank")),
+                format_fact(rank.get("hostname")),
+                *(_both(planned, found, key) for key in ("cpus", "threads", "memory", "workers")),
+            )
+        )
+    header = ("rank", "node", "CPUs", "threads", "memory", "oneCCL's CPUs")
+    return Table(header, rows, numeric=False) if rows else None
+
+
+def _both(planned: Any, found: Any, key: str) -> str:
+    """What was found, and what was planned where that is something else."""
+    wish = planned.get(key) if isinstance(planned, dict) else None
+    real = found.get(key) if isinstance(found, dict) else None
+    text = "–" if real in (None, "") else str(real)
+    if wish in (None, ""):
+        return f"{text} (nothing planned)" if text != "–" else text
+    return f"{text} (as planned)" if wish == real else f"{text} (planned: {wish})"
+
+
+def format_fact(value: object) -> str:
+    """A value of a file, in few words."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if abs(value) < 10**15 else "?"
+    text = "–" if value is None else str(value)
+    return text if len(text) <= 500 else f"{text[:499]}…"
+
+
+def format_number(value: float) -> str:
+    """Four digits, or a dash for what is not a number."""
+    return f"{value:.4g}" if math.isfinite(value) else "–"
+
+
+def format_usd(value: float) -> str:
+    """``$3.16``; small sums with two digits that count."""
+    return f"${value:,.2f}" if value >= 0.1 else f"${value:.2g}"
+
+
+def format_duration(seconds: float) -> str:
+    """``0.42 s``, ``41.9 s``, ``7 min 30 s`` or ``3 h 30 min``."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def time_unit(span: float) -> tuple[float, str]:
+    """What to divide seconds by for an axis up to ``span`` of them, and the unit's name."""
+    if span < 180:
+        return 1.0, "seconds of training"
+    return (60.0, "minutes of training") if span < 10_800 else (3600.0, "hours of training")

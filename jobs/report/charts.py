@@ -118,8 +118,9 @@ def _round_step(rough: float) -> float:
 def format_tick(value: float, step: float) -> str:
     """As many digits as ticks of that distance need."""
     value = 0.0 if abs(value) < step / 1e6 else value
-    if abs(value) >= 1e6 or step < 1e-4:
-        return f"{value:.3g}"
+    if value and (abs(value) >= 1e6 or step < 1e-4):
+        digits, _, power = f"{value:.2e}".partition("e")
+        return f"{float(digits):g}e{int(power)}"
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     needs_one_more = abs(round(step, digits) - step) > step * 1e-6
     return f"{value:,.{digits + needs_one_more}f}"

@@ -7,10 +7,11 @@ from html import escape
 from pathlib import Path
 
 from jobs.report.charts import BarChart, LineChart
-from jobs.report.sections import Report, Section, Table, Tile
+from jobs.report.sections import Report, Section, Table, Tile, format_duration, format_usd
 from jobs.report.svg import render_svg
 
 _STYLE = Path(__file__).with_name("style.css")
+_WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide"}
 # The page asks for nothing: not even a hostile file in the folder could make it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -36,8 +37,8 @@ def render_page(report: Report) -> str:
             *_head(report),
             '<div class="sections">',
             *(line for section in report.sections for line in _section(section)),
-            "</div>",
             *_about(report),
+            "</div>",
             "</main>",
             "</body>",
             "</html>",
@@ -65,8 +66,7 @@ def _tile(tile: Tile) -> str:
 
 
 def _section(section: Section) -> Iterator[str]:
-    wide = " wide" if isinstance(section.chart, BarChart) or section.name == "loss" else ""
-    yield f'<section id="{section.name}" class="card{wide}">'
+    yield f'<section id="{section.name}" class="card {_WIDTHS.get(section.name, "")}">'
     yield f"<h2>{escape(section.title)}</h2>"
     chart = section.chart
     if chart is None:
@@ -134,7 +134,7 @@ def _cells(tag: str, row: Sequence[str]) -> str:
 
 
 def _about(report: Report) -> Iterator[str]:
-    yield '<section class="card wide" id="cost"><h2>Cost</h2>'
+    yield '<section class="card" id="cost"><h2>Cost</h2>'
     yield from _cost(report)
     yield "</section>"
     yield '<section class="card wide" id="environment"><h2>Environment</h2>'
@@ -156,8 +156,6 @@ def _about(report: Report) -> Iterator[str]:
 
 
 def _cost(report: Report) -> Iterator[str]:
-    from jobs.report.sections import format_duration, format_usd
-
     cost = report.cost
     if cost is None:
         yield (

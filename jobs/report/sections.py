@@ -177,17 +177,15 @@ def _losses(run: Run) -> list[Point]:
 def _loss(run: Run) -> Section:
     points = _losses(run)
     window = max(1, len(points) // 40) | 1
-    low, high = thin(points, _BINS)
-    lines = [Line("every step", high, 0, "faint")]
-    bands = []
+    lines, bands = [Line("every step", points, 1)], []
     if window > 1:
         middle, _ = thin(smooth(points, window), _BINS)
-        lines.append(Line(f"mean of {window} steps", middle, 1))
-    else:
-        lines = [Line("every step", high, 1)]
-    if len(points) > _BINS:
-        bands = [Band("least to greatest", low, high, 0)]
-        lines = lines[1:]
+        lines = [Line(f"mean of {window} steps", middle, 1)]
+        if len(points) > 2 * _BINS:
+            low, high = thin(points, min(_BINS, len(points) // 6))
+            bands = [Band("least to greatest", low, high, 0)]
+        else:
+            lines = [Line("every step", points, 0, "faint"), *lines]
     chart = drawable(
         LineChart(
             "loss",
@@ -210,7 +208,7 @@ def _loss_note(points: Sequence[Point], window: int) -> str:
         return ""
     ends = f"From {known[0].y:.3g} to {known[-1].y:.3g} in {len(points):,} steps."
     how = f" The line is the mean of {window} steps around each." if window > 1 else ""
-    shade = " The shade holds every single step." if len(points) > _BINS else ""
+    shade = " The shade holds every single step." if len(points) > 2 * _BINS else ""
     return ends + how + shade
 
 
@@ -234,8 +232,9 @@ def _learning_rate(run: Run) -> Section:
 
 def _throughput(run: Run, column: str, unit: str, title: str) -> Section:
     steps = max((len(series) for series in run.series), default=0)
-    bins = max(1, min(_BINS, steps // 3, _BUDGET // max(1, len(run.series))))
-    found = {series.rank: figures.rates(series, column, bins) for series in run.series}
+    # Batches differ in size: each part holds several steps, where there are enough.
+    bins = min(max(steps // 8, min(steps, 10)), 120, _BUDGET // max(1, len(run.series)))
+    found = {series.rank: figures.rates(series, column, max(1, bins)) for series in run.series}
     by_rank = {rank: points for rank, points in found.items() if points}
     span = max((points[-1].x for points in by_rank.values()), default=0.0)
     divisor, x_title = time_unit(span)

@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from jobs.report.charts import Band, BarChart, Chart, Line, LineChart, Point, axes
-from jobs.report.charts import Axis
+from jobs.report.charts import Axis, Band, BarChart, Chart, Line, LineChart, Point, axes
 
 _WIDE, _HIGH = 2000, 1000
 _HEIGHT = 240

@@ -117,8 +117,11 @@ def _round_step(rough: float) -> float:
 
 def format_tick(value: float, step: float) -> str:
     """As many digits as ticks of that distance need."""
-    value = 0.0 if abs(value) < step / 1e6 else value
-    if value and (abs(value) >= 1e6 or step < 1e-4):
+    if abs(value) < step / 1e6:
+        return "0"
+    if step >= 1000 and abs(value) >= 10_000:
+        return f"{value / 1000:,g}k" if abs(value) < 1e7 else f"{value / 1e6:,g}M"
+    if abs(value) >= 1e6 or step < 1e-4:
         digits, _, power = f"{value:.2e}".partition("e")
         return f"{float(digits):g}e{int(power)}"
     digits = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -240,11 +240,21 @@ def speedups(scales: Sequence[Scale]) -> list[Speedup]:
 
 # https://huggingface.co/blog/intel-sapphire-rapids: DistilBERT, SQuAD v1.1, one epoch, r7iz.metal-16xl.
 PUBLISHED_MINUTES: Mapping[int, float] = {1: 26.0, 4: 7.5}
+_PUBLISHED_TYPE = "r7iz.metal-16xl"
 
 
 def published_speedups() -> list[tuple[int, float]]:
     """The published times as nodes and speedup over one node."""
     return [(n, PUBLISHED_MINUTES[1] / minutes) for n, minutes in PUBLISHED_MINUTES.items()]
+
+
+def published_costs() -> list[tuple[str, float, float]]:
+    """The published runs: machines, seconds, and US dollars at the catalogue's price."""
+    hourly = CATALOGUE[_PUBLISHED_TYPE].usd_per_hour
+    return [
+        (f"{n} × {_PUBLISHED_TYPE}", minutes * 60, n * hourly * minutes / 60)
+        for n, minutes in PUBLISHED_MINUTES.items()
+    ]
 
 
 def differences(runs: Sequence[Run]) -> list[str]:

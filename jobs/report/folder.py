@@ -68,9 +68,19 @@ class Run:
         return [(x, math.nan if y is None else y) for x, y in read if x is not None]
 
     @property
+    def cloud(self) -> str | None:
+        """Where the nodes were, ``aws`` or ``local``, from ``job.json``."""
+        more = self.job.get("more")
+        told = self.job.get("cloud") or (more.get("cloud") if isinstance(more, dict) else None)
+        return told if isinstance(told, str) else None
+
+    @property
     def instance_types(self) -> tuple[str, ...]:
-        """The nodes' EC2 types, from ``job.json``; none for containers, which cost nothing."""
-        if self.job.get("billed") is False:
+        """The nodes' EC2 types, from ``job.json``; none unless it says that AWS had them.
+
+        The embedded cloud's containers have types, too, and cost nothing.
+        """
+        if self.cloud != "aws":
             return ()
         nodes = (node for node in _list(self.job.get("nodes")) if isinstance(node, dict))
         return tuple(node["type"] for node in nodes if isinstance(node.get("type"), str))

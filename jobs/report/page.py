@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from jobs.report.charts import BarChart, LineChart
+from jobs.report.figures import published_costs
 from jobs.report.sections import Report, Section, Table, Tile, format_duration, format_usd
 from jobs.report.svg import render_svg
 
@@ -174,6 +175,10 @@ def _cost(report: Report) -> Iterator[str]:
     if not rows:
         yield '<p class="missing">No data: how long it took is not known.</p>'
         return
+    rows += [
+        (f"published: one epoch on {told}", format_duration(seconds), format_usd(usd))
+        for told, seconds, usd in published_costs()
+    ]
     told = f"${cost.price.usd_per_hour:,.2f} an hour: {cost.price.source}."
     left_out = "The nodes' start and idle time, disks and traffic are not in it."
     yield f'<p class="quiet">{escape(told)} {left_out}</p>'

@@ -180,7 +180,7 @@ def _loss(run: Run) -> Section:
     lines, bands = [Line("every step", points, 1)], []
     if window > 1:
         middle, _ = thin(smooth(points, window), _BINS)
-        lines = [Line(f"mean of {window} steps", middle, 1)]
+        lines = [Line(f"mean of {window:,} steps", middle, 1)]
         if len(points) > 2 * _BINS:
             low, high = thin(points, min(_BINS, len(points) // 6))
             bands = [Band("least to greatest", low, high, 0)]
@@ -207,7 +207,7 @@ def _loss_note(points: Sequence[Point], window: int) -> str:
     if not known:
         return ""
     ends = f"From {known[0].y:.3g} to {known[-1].y:.3g} in {len(points):,} steps."
-    how = f" The line is the mean of {window} steps around each." if window > 1 else ""
+    how = f" The line is the mean of {window:,} steps around each." if window > 1 else ""
     shade = " The shade holds every single step." if len(points) > 2 * _BINS else ""
     return ends + how + shade
 
@@ -349,8 +349,19 @@ def _by_rank(run: Run) -> Section:
         (str(rank), *(f"{share.seconds:,.1f}" for share in row)) for rank, row in shares.items()
     ]
     table = Table(("rank", *(f"{part}, s" for part in parts)), rows)
-    chart = _bar_chart("ranks", title, note, parts, bars)
+    chart = _bar_chart("ranks", title, f"{note} {_slowest(shares)}".strip(), parts, bars)
     return Section("ranks", title, chart, table, remarks=remarks)
+
+
+def _slowest(shares: Mapping[int, Sequence[Share]]) -> str:
+    """Which rank all others wait for, where one clearly waits less than they do."""
+    waited = {
+        rank: _seconds_of(row, "communication") / _total(row) for rank, row in shares.items()
+    }
+    usual, least = median(waited.values()), min(waited, key=waited.__getitem__)
+    if len(waited) < 2 or usual < 0.02 or waited[least] > 0.8 * usual:
+        return ""
+    return f"Here that is rank {least}: {waited[least]:.0%}, where {usual:.0%} is usual."
 
 
 def _seconds_of(shares: Sequence[Share], name: str) -> float:

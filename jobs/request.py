@@ -38,7 +38,7 @@ def check_request(request: TrainRequest) -> None:
     Raises :class:`UsageError` naming the file and record, or the model, that can't be used.
     """
     check_inputs(request.options)
-    _check_results(request.results)
+    check_results(request.results)
 
 
 def check_inputs(options: TrainOptions) -> None:
@@ -56,7 +56,7 @@ def check_inputs(options: TrainOptions) -> None:
         )
 
 
-def _check_results(folder: Path) -> None:
+def check_results(folder: Path) -> None:
     """A folder that can't be made must not be found out after hours of training."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():

@@ -13,10 +13,13 @@ from cluster.cli import (
     bench,
     down,
     extend,
+    fetch,
     iam_policy,
     images,
+    jobs,
     local,
     overview,
+    predict,
     report,
     ssh,
     stacks,
@@ -41,19 +44,22 @@ The same with no account and no cost, in containers on this machine (Linux, root
   spr-cluster up --nodes 2 --cloud local
 """
 _EPILOG = "exit codes: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted by Ctrl-C"
-_POSITIONAL = {"file", "node", "time"}
+_POSITIONAL = {"file", "folder", "job", "node", "time"}
 _VERBS = (
     up,
     verify,
     train,
     bench,
     tune,
+    jobs,
+    fetch,
+    report,
+    predict,
     status,
     ssh,
     extend,
     down,
     overview,
-    report,
     stacks,
     bake,
     images,

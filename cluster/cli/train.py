@@ -18,6 +18,7 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
+from cluster.cli.fetch import add_push_option, open_place, push
 from jobs.spec import FABRICS, PLACEMENTS, PlacementWish, new_job_id
 from jobs.squad.options import DEMO, TrainOptions, add_arguments, from_namespace
 
@@ -46,6 +47,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
     )
+    add_push_option(parser)
     parser.add_argument(
         "--demo", action="store_true", help="train a small new model on the sample that we ship"
     )
@@ -93,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
     request = build_request(args, now)
     check_request(request)
+    opened = open_place(args)
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
     cluster = find_cluster(ctx.clients.ec2, args.name)
@@ -107,10 +110,11 @@ def run(args: argparse.Namespace) -> int:
         on_event=show.event,
         on_log=show.log,
     )
+    pushed = push(opened, request.results, new_job_id("squad", now), progress)
     if args.json:
-        print(json.dumps(result))
+        print(json.dumps({**result, "pushed_to": pushed} if pushed else result))
     else:
-        print(render_result(result, request.results))
+        print(render_result(result, request.results) + (f"\n{pushed}" if pushed else ""))
     return 0
 
 

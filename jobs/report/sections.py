@@ -355,9 +355,7 @@ def _by_rank(run: Run) -> Section:
 
 def _slowest(shares: Mapping[int, Sequence[Share]]) -> str:
     """Which rank all others wait for, where one clearly waits less than they do."""
-    waited = {
-        rank: _seconds_of(row, "communication") / _total(row) for rank, row in shares.items()
-    }
+    waited = {rank: _seconds_of(row, "communication") / _total(row) for rank, row in shares.items()}
     usual, least = median(waited.values()), min(waited, key=waited.__getitem__)
     if len(waited) < 2 or usual < 0.02 or waited[least] > 0.8 * usual:
         return ""

@@ -80,7 +80,7 @@ _JSON = st.recursive(
     max_leaves=5,
 )
 _ROW = st.fixed_dictionaries(
-    {}, optional={key: _JSON for key in ("step", "time", "loss", "samples", "seconds")}
+    {}, optional=dict.fromkeys(("step", "time", "loss", "samples", "seconds"), _JSON)
 )
 
 

@@ -71,9 +71,9 @@ def read_context(wish: str) -> str:
     """
     path = Path(wish)
     try:
-        is_file = path.is_file()
+        is_file, is_folder = path.is_file(), path.is_dir()
     except (OSError, ValueError):  # too long for a file's name
-        is_file = False
+        is_file = is_folder = False
     if is_file:
         try:
             text = path.read_text(encoding="utf-8-sig")
@@ -81,6 +81,8 @@ def read_context(wish: str) -> str:
             raise UsageError(f"--context {wish}: is not UTF-8 (byte {error.start})") from None
         except OSError as error:
             raise UsageError(f"--context {wish}: can't be read: {error.strerror}") from None
+    elif is_folder:
+        raise UsageError(f"--context {wish}: is a folder")
     elif " " not in wish.strip() and ("/" in wish or wish.endswith((".txt", ".md"))):
         raise UsageError(f"--context {wish}: no such file")
     else:

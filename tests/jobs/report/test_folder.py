@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.report.folder import find_folder, read_run
-from tests.jobs.report.made import make_folder
+from tests.jobs.report.made import make_folder, make_results
 
 
 def test_a_whole_folder_is_read(tmp_path: Path) -> None:
@@ -37,18 +38,17 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, message: s
 
 
 def test_values_of_other_types_are_not_known(tmp_path: Path) -> None:
-    folder = make_folder(
-        tmp_path / "run",
-        steps=2,
-        f1="high",
-        em=True,
-        samples_per_second=float("nan"),
-        seconds=[1],
-        ranks=[3, None],
-        loss_curve=[[1], [2, "x"], 7, [3, 1.5]],
-        model=7,
-    )
-    run = read_run(folder)
+    changes = {
+        "f1": "high",
+        "em": True,
+        "samples_per_second": float("nan"),
+        "seconds": [1],
+        "ranks": [3, None],
+        "loss_curve": [[1], [2, "x"], 7, [3, 1.5]],
+        "model": 7,
+    }
+    (tmp_path / "results.json").write_text(json.dumps({**make_results(), **changes}))
+    run = read_run(tmp_path)
     assert [run.number(key) for key in ("f1", "em", "samples_per_second", "none")] == [None] * 4
     assert (run.seconds, run.ranks, run.nodes, run.text("model")) == ({}, [], None, None)
     assert [x for x, _ in run.loss_curve] == [2, 3]

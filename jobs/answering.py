@@ -128,7 +128,8 @@ def answer_on_head(
     finally:
         head.run(f"rm -rf {folder}", check=False)
     if told.exit_code != 0:
-        lines = [line.strip() for line in told.stderr.splitlines() if line.strip()]
+        said = f"{told.stdout}\n{told.stderr}".splitlines()
+        lines = [line.strip() for line in said if line.strip()]
         last = lines[-1] if lines else f"exit code {told.exit_code}"
         raise JobError(f"the head could not answer: {last.removeprefix('squad: ')}")
     return _parse(questions, told.stdout)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+_LEAST = 1e-100
+"""What is smaller can't be divided into ticks, and is drawn as zero."""
 Format = Callable[[float], str]
 
 
@@ -90,7 +92,7 @@ class Axis(NamedTuple):
 
 def make_axis(low: float, high: float, *, whole: bool = False, wanted: int = 5) -> Axis:
     """An axis that holds both values, with about as many ticks at round numbers."""
-    if not high > low:
+    if not high - low > _LEAST:
         high = low + (abs(low) or 1.0)
     step = _round_step((high - low) / wanted)
     if whole:
@@ -103,7 +105,7 @@ def make_axis(low: float, high: float, *, whole: bool = False, wanted: int = 5) 
 
 def round_up(value: float, wanted: int = 5) -> float:
     """The end of an axis from 0 that holds a value, at a tick."""
-    if not value > 0:
+    if not value > _LEAST:
         return 1.0
     step = _round_step(value / wanted)
     return math.ceil(value / step - 1e-9) * step

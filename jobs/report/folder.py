@@ -65,7 +65,7 @@ class Run:
         """Steps with their losses, ``nan`` where the loss is not a number."""
         pairs = (p for p in _list(self.results.get("loss_curve")) if isinstance(p, list))
         read = [(as_number(p[0]), as_number(p[1])) for p in pairs if len(p) == 2]
-        return [(x, math.nan if y is None else y) for x, y in read if x is not None]
+        return sorted((x, math.nan if y is None else y) for x, y in read if x is not None)
 
     @property
     def cloud(self) -> str | None:
@@ -123,13 +123,10 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def as_number(value: object) -> float | None:
-    """A finite number, or ``None``."""
+    """A number of a size that can be meant, or ``None``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if abs(value) < 1e18 else None
 
 
 def _list(value: object) -> list[Any]:

@@ -15,6 +15,8 @@ from typing import Any
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """What a step's seconds go to; communication is what was waited for beyond backward itself."""
 _COLUMNS = ("time", "loss", "lr", "samples", "tokens", "padded")
+_FOREVER_S = 1e12
+_LARGEST = 1e18
 _NAME = re.compile(r"rank-(\d+)\.jsonl")
 
 
@@ -97,7 +99,7 @@ def _read_row(line: str) -> dict[str, Any] | None:
         return None
     step = row.get("step") if isinstance(row, dict) else None
     fits = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**62
-    return row if fits and math.isfinite(_number(row.get("time"))) else None
+    return row if fits and 0 <= _number(row.get("time")) < _FOREVER_S else None
 
 
 def _go_back(series: Series, step: int) -> None:
@@ -118,10 +120,7 @@ def _append(series: Series, row: dict[str, Any], time: float) -> None:
 
 
 def _number(value: object) -> float:
-    """The number, or ``nan`` for anything else, and for what is too large for one."""
+    """The number, or ``nan`` for anything else, and for what is too large to be meant."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
+    return float(value) if abs(value) < _LARGEST else math.nan

@@ -145,7 +145,7 @@ def _about(report: Report) -> Iterator[str]:
             yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         yield "</dl>"
     else:
-        yield '<p class="missing">No data: there is no results.json.</p>'
+        yield '<p class="missing">No data: the results do not tell.</p>'
     yield "</section>"
     yield '<section class="card wide" id="placement"><h2>Placement</h2>'
     if report.placement:

@@ -139,7 +139,7 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
 def test_a_question_is_put_to_the_head_where_there_is_no_pytorch(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.answering.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("jobs.answering.can_answer_here", lambda: False)
     monkeypatch.setattr("tests.harness.park.ParkHost.upload", lambda *_: None)
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
     line.stage("node0", "-m squad.answer", Result(0, said + "\n", ""))

@@ -65,7 +65,6 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setattr(jobs.answering, "_HOME", str(home))
-    monkeypatch.setattr("jobs.spec.JobPaths.home", str(home))
     return Head(home)
 
 
@@ -76,13 +75,13 @@ def test_the_head_answers_with_a_model_of_this_machine_and_keeps_nothing(
     assert answer_on_head(head, [question], TEXT, model, None) == answer_here(
         model, [question], TEXT
     )
-    assert list(head.home.iterdir()) == []
+    assert list(head.home.glob("spr-predict*")) == []
 
 
 def test_what_the_head_says_to_a_bad_model_is_told(head: Head, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the head could not answer"):
         answer_on_head(head, ["Where?"], TEXT, tmp_path, None)
-    assert list(head.home.iterdir()) == []
+    assert list(head.home.glob("spr-predict*")) == []
 
 
 def test_a_jobs_model_on_the_head_is_asked_where_it_lies(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import shlex
 import tarfile
 import tempfile
@@ -24,11 +25,12 @@ from provision.install import VENV
 _NEEDED = ("torch", "transformers")
 _HOME = JobPaths("").home
 _LONGEST_S = 1800
+_SPEAKER = "squad.answer: error: "
 
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer; ``start`` is its first character's place in the context, ``score`` has no unit."""
+    """An answer; ``start`` is its first character's place in the context, ``score`` as the job gives it."""
 
     question: str
     text: str
@@ -94,6 +96,9 @@ def read_context(wish: str) -> str:
 
 def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Answered]:
     """Ask a model on this machine; raises :class:`JobError`."""
+    # Before the libraries are loaded: nothing is asked of the hub, and no progress bar is drawn.
+    for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
     from jobs.squad.answer import answer
     from jobs.squad.errors import SquadError
 
@@ -131,7 +136,7 @@ def answer_on_head(
         said = f"{told.stdout}\n{told.stderr}".splitlines()
         lines = [line.strip() for line in said if line.strip()]
         last = lines[-1] if lines else f"exit code {told.exit_code}"
-        raise JobError(f"the head could not answer: {last.removeprefix('squad: ')}")
+        raise JobError(f"the head could not answer: {last.removeprefix(_SPEAKER)}")
     return _parse(questions, told.stdout)
 
 

@@ -145,7 +145,7 @@ def _tiles(run: Run, cost: Cost | None) -> Iterator[Tile]:
 
 
 def _warnings(run: Run) -> Iterator[str]:
-    if not run.results:
+    if not run.results and (run.series or not run.study):
         yield "There is no results.json: this run did not finish, or its results are elsewhere."
     elif not run.series:
         yield (

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         rows = [json.loads(line) for line in sys.stdin if line.strip()]
         found = answer(argv[0], [(row["question"], row["context"]) for row in rows])
     except SquadError as error:
-        print(f"squad: {error.message}", file=sys.stderr)
+        print(f"squad.answer: error: {error.message}", file=sys.stderr)
         return 1
     for each in found:
         print(json.dumps(each._asdict()))

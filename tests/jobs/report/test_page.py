@@ -99,6 +99,15 @@ def test_an_interrupted_run_is_told_by_its_metrics_alone(tmp_path: Path) -> None
     assert [tile.label for tile in report.tiles] == ["Tokens", "Padding"]
 
 
+def test_a_scaling_study_alone_has_its_chart(tmp_path: Path) -> None:
+    runs = [{"nodes": n, "samples_per_second": 50.0 * n, "name": "strong"} for n in (1, 2)]
+    (tmp_path / "scaling.json").write_text(json.dumps({"runs": runs}))
+    report = report_of(tmp_path)
+    assert [section.name for section in report.sections if section.chart] == ["scaling"]
+    assert report.warnings == []
+    assert "<td>2.00 ×</td><td>100%</td><td>strong</td>" in render_page(report)
+
+
 def test_a_loss_that_is_not_a_number_leaves_a_gap_and_is_told(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "run", ranks=1, steps=1)
     rows = [make_row(0, step) for step in range(1, 21)]

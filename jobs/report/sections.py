@@ -179,7 +179,7 @@ def _loss(run: Run) -> Section:
     window = max(1, len(points) // 40) | 1
     lines, bands = [Line("every step", points, 1)], []
     if window > 1:
-        middle, _ = thin(smooth(points, window), _BINS)
+        middle = sample(smooth(points, window), _BINS)
         lines = [Line(f"mean of {window:,} steps", middle, 1)]
         if len(points) > 2 * _BINS:
             low, high = thin(points, min(_BINS, len(points) // 6))
@@ -375,7 +375,7 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
     found = figures.speedups(figures.run_scales(runs))
     if not found:
         missing = (
-            "No data: runs on at least two numbers of nodes are needed. `--compare DIR` adds one."
+            "No data: runs on at least two numbers of nodes are needed. --compare DIR adds one."
         )
         return Section("scaling", title, None, None, missing)
     fewest, most = found[0].nodes, max(found[-1].nodes, max(figures.PUBLISHED_MINUTES))

@@ -18,6 +18,7 @@ from typing import Any
 from infra.errors import JobError, UsageError
 from jobs import squad
 from jobs.listing import check_job_id, choose_job, list_jobs, newest_model
+from jobs.request import expand_home
 from jobs.spec import JobPaths
 from provision.host import Host
 from provision.install import VENV
@@ -52,7 +53,7 @@ def find_model(wish: str | None, root: Path = Path("results")) -> Path | None:
         found = root.glob("*/model/config.json")
         newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
         return newest.parent if newest else None
-    for folder in (Path(wish).expanduser(), root / wish):
+    for folder in (expand_home(wish), root / wish):
         if folder.is_dir():
             for place in (folder, folder / "model"):
                 if (place / "config.json").is_file():

@@ -105,7 +105,8 @@ def _read_row(line: str) -> dict[str, Any] | None:
 def _go_back(series: Series, step: int) -> None:
     first = bisect_left(series.step, step)
     series.repeated += len(series) - first
-    for column in (series.step, *series.columns.values(), *series.parts.values()):
+    del series.step[first:]
+    for column in (*series.columns.values(), *series.parts.values()):
         del column[first:]
 
 

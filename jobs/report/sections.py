@@ -177,7 +177,8 @@ def _losses(run: Run) -> list[Point]:
 def _loss(run: Run) -> Section:
     points = _losses(run)
     window = max(1, len(points) // 40) | 1
-    lines, bands = [Line("every step", points, 1)], []
+    lines = [Line("every step", points, 1)]
+    bands: list[Band] = []
     if window > 1:
         middle = sample(smooth(points, window), _BINS)
         lines = [Line(f"mean of {window:,} steps", middle, 1)]

@@ -154,6 +154,10 @@ def _warnings(run: Run) -> Iterator[str]:
     unread = sum(series.unreadable for series in run.series)
     if unread:
         yield f"{unread} lines of the metrics could not be read; they are left out."
+    resumed = run.results.get("resumed_after")
+    if isinstance(resumed, list) and resumed:
+        after = ", ".join(map(format_fact, resumed[:20]))
+        yield f"This run was interrupted, and went on after step {after}."
     again = max((series.repeated for series in run.series), default=0)
     if again:
         yield f"{again} steps were done again after a resume; the figures are of the second time."

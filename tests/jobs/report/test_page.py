@@ -121,6 +121,12 @@ def test_a_loss_that_is_not_a_number_leaves_a_gap_and_is_told(tmp_path: Path) ->
     assert "nan" not in render_page(report).lower()
 
 
+def test_a_resumed_run_says_after_which_steps(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "run", steps=2, resumed_after=[40, 1200])
+    told = report_of(folder).warnings
+    assert told == ["This run was interrupted, and went on after step 40, 1,200."]
+
+
 def test_figures_on_the_training_data_are_not_passed_off_as_others(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "run", steps=2, data="a.json", eval_data="a.json")
     assert any("training data itself" in text for text in report_of(folder).warnings)

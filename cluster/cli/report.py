@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.cli.common import SubParsers, add_command
 
 if TYPE_CHECKING:
-    from jobs.report.sections import Report
+    from jobs.report.parts import Report
     from jobs.report.write import Written
 
 _EXAMPLES = """\

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from jobs.report.charts import BarChart, LineChart
 from jobs.report.figures import published_costs
-from jobs.report.sections import Report, Section, Table, Tile, format_duration, format_usd
+from jobs.report.parts import Report, Section, Table, Tile
 from jobs.report.svg import render_svg
+from jobs.report.words import format_duration, format_usd
 
 _STYLE = Path(__file__).with_name("style.css")
 _WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide"}

@@ -1,19 +1,16 @@
-"""The report's contents: charts with their tables, facts, and what can't be told. Pure."""
+"""The report's charts with their tables, and what there is to say where there is none. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
 
 from jobs.report import figures
 from jobs.report.charts import (
     Band,
     Bar,
     BarChart,
-    Chart,
     Line,
     LineChart,
     Point,
@@ -25,6 +22,16 @@ from jobs.report.charts import (
 from jobs.report.figures import Cost, Share
 from jobs.report.folder import Run
 from jobs.report.metrics import PARTS
+from jobs.report.overview import (
+    facts_of,
+    losses_of,
+    placement_of,
+    subtitle_of,
+    tiles_of,
+    warnings_of,
+)
+from jobs.report.parts import Report, Section, Table
+from jobs.report.words import format_duration, format_number, time_unit
 
 _BINS = 360
 """Of a line that is thinned: about one for two pixels of a wide page."""
@@ -46,57 +53,13 @@ COLOURS = {
 }
 
 
-@dataclass(frozen=True)
-class Table:
-    """A header and rows of cells; numbers stand right where ``numeric``."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: bool = True
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of the page. ``chart`` is ``None`` where there is nothing to draw: ``missing`` says why."""
-
-    name: str
-    title: str
-    chart: Chart | None
-    table: Table | None = None
-    missing: str = ""
-    remarks: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One figure of the page's head."""
-
-    label: str
-    value: str
-    remark: str = ""
-
-
-@dataclass(frozen=True)
-class Report:
-    """All that the page says."""
-
-    title: str
-    subtitle: str
-    tiles: Sequence[Tile]
-    warnings: Sequence[str]
-    sections: Sequence[Section]
-    facts: Sequence[tuple[str, str]]
-    placement: Table | None
-    cost: Cost | None = field(default=None)
-
-
 def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
     """A run's report; ``others`` are those that its scaling is judged by."""
     return Report(
         title=run.name,
-        subtitle=_subtitle(run),
-        tiles=list(_tiles(run, cost)),
-        warnings=list(_warnings(run)),
+        subtitle=subtitle_of(run),
+        tiles=list(tiles_of(run, cost)),
+        warnings=list(warnings_of(run)),
         sections=[
             _loss(run),
             _learning_rate(run),
@@ -106,80 +69,14 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
             _by_rank(run),
             _scaling(run, others),
         ],
-        facts=list(_facts(run)),
-        placement=_placement(run),
+        facts=list(facts_of(run)),
+        placement=placement_of(run),
         cost=cost,
     )
 
 
-def _subtitle(run: Run) -> str:
-    ranks, nodes = run.number("world_size") or len(run.series), run.nodes
-    parts = [run.text("model"), run.text("data") and f"trained on {run.text('data')}"]
-    where = f"{ranks:.0f} rank{'s' if ranks != 1 else ''}" if ranks else ""
-    where += f" on {nodes} node{'s' if nodes != 1 else ''}" if where and nodes else ""
-    parts += [where, run.text("backend"), run.text("dtype"), run.text("recipe")]
-    return " · ".join(filter(None, parts))
-
-
-def _tiles(run: Run, cost: Cost | None) -> Iterator[Tile]:
-    questions = run.number("eval_questions")
-    of = f"of {questions:,.0f} questions" if questions else ""
-    for label, key in (("F1", "f1"), ("Exact match", "em")):
-        if (value := run.number(key)) is not None:
-            yield Tile(label, f"{value:.1f} %", of)
-    if (speed := run.number("samples_per_second")) is not None:
-        yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
-    if (tokens := figures.tokens_per_second(run)) is not None:
-        share = figures.padding_share(run)
-        yield Tile("Tokens", f"{tokens:,.0f}", "tokens/s without padding")
-        if share is not None:
-            yield Tile("Padding", f"{100 * share:.1f} %", "of what was computed")
-    if (seconds := run.seconds.get("total")) is not None:
-        yield Tile("Whole run", format_duration(seconds), "")
-    if (epoch := figures.epoch_seconds(run)) is not None:
-        yield Tile("An epoch", format_duration(epoch), "of training")
-    if cost is not None and cost.epoch is not None:
-        yield Tile("Cost per epoch", format_usd(cost.epoch), cost.price.source)
-    elif "samples_per_second" in run.results:
-        yield Tile("Cost per epoch", "–", "no price known")
-
-
-def _warnings(run: Run) -> Iterator[str]:
-    if not run.results and (run.series or not run.study):
-        yield "There is no results.json: this run did not finish, or its results are elsewhere."
-    elif not run.series:
-        yield (
-            "There is no metrics/rank-N.jsonl: what each rank did step by step is not known here."
-        )
-    unread = sum(series.unreadable for series in run.series)
-    if unread:
-        yield f"{unread} lines of the metrics could not be read; they are left out."
-    resumed = run.results.get("resumed_after")
-    if isinstance(resumed, list) and resumed:
-        after = ", ".join(map(format_fact, resumed[:20]))
-        yield f"This run was interrupted, and went on after step {after}."
-    again = max((series.repeated for series in run.series), default=0)
-    if again:
-        yield f"{again} steps were done again after a resume; the figures are of the second time."
-    size = run.number("world_size")
-    if run.series and size and len(run.series) != size:
-        yield f"Metrics of {len(run.series)} of {size:.0f} ranks are here."
-    lost = sum(not math.isfinite(loss) for _, loss in _losses(run))
-    if lost:
-        yield f"The loss is not a number at {lost} steps."
-    if run.number("f1") is not None and run.text("data") == run.text("eval_data") is not None:
-        yield "F1 and exact match are on the training data itself, not on unseen data."
-
-
-def _losses(run: Run) -> list[Point]:
-    if run.series:
-        first = run.series[0]
-        return [Point(*pair) for pair in zip(first.step, first["loss"], strict=True)]
-    return [Point(*pair) for pair in run.loss_curve]
-
-
 def _loss(run: Run) -> Section:
-    points = _losses(run)
+    points = losses_of(run)
     window = max(1, len(points) // 40) | 1
     lines = [Line("every step", points, 1)]
     bands: list[Band] = []
@@ -406,105 +303,3 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
     unlike = figures.differences(runs)
     remarks = [f"These runs differ in {', '.join(unlike)}: compare with care."] if unlike else []
     return Section("scaling", title, chart, table, remarks=remarks)
-
-
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    reasons = {"backend": "backend_reason", "dtype": "dtype_reason"}
-    for key, label in _FACTS.items():
-        value = run.results.get(key)
-        if value is None or value == "":
-            continue
-        text = ("yes" if value else "no") if isinstance(value, bool) else format_fact(value)
-        reason = run.text(reasons.get(key, ""))
-        yield label, f"{text}: {reason}" if reason else text
-    versions = run.results.get("versions")
-    for name, value in versions.items() if isinstance(versions, dict) else ():
-        yield str(name), format_fact(value)
-    for key in ("job", "cluster", "cloud", "region", "stack", "command", "when"):
-        if isinstance(run.job.get(key), str):
-            yield key, run.job[key]
-    if run.instance_types:
-        names = run.instance_types
-        yield "machines", ", ".join(f"{names.count(n)} × {n}" for n in dict.fromkeys(names))
-
-
-_FACTS = {
-    "model": "model",
-    "data": "training data",
-    "eval_data": "evaluation data",
-    "train_questions": "training questions",
-    "train_features": "training features",
-    "recipe": "recipe",
-    "epochs": "epochs",
-    "batch_size_per_rank": "batch per rank",
-    "learning_rate": "learning rate",
-    "seed": "seed",
-    "world_size": "ranks",
-    "backend": "backend",
-    "dtype": "arithmetic",
-    "amx": "AMX on every node",
-}
-
-
-def _placement(run: Run) -> Table | None:
-    rows = []
-    for rank in run.ranks:
-        planned, found = rank.get("planned"), rank.get("found")
-        rows.append(
-            (
-                format_fact(rank.get("rank")),
-                format_fact(rank.get("hostname")),
-                *(_both(planned, found, key) for key in ("cpus", "threads", "memory", "workers")),
-            )
-        )
-    header = ("rank", "node", "CPUs", "threads", "memory", "oneCCL's CPUs")
-    return Table(header, rows, numeric=False) if rows else None
-
-
-def _both(planned: Any, found: Any, key: str) -> str:
-    """What was found, and what was planned where that is something else."""
-    wish = planned.get(key) if isinstance(planned, dict) else None
-    real = found.get(key) if isinstance(found, dict) else None
-    text = "–" if real in (None, "") else str(real)
-    if wish in (None, ""):
-        return f"{text} (nothing planned)" if text != "–" else text
-    return f"{text} (as planned)" if wish == real else f"{text} (planned: {wish})"
-
-
-def format_fact(value: object) -> str:
-    """A value of a file, in few words."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}" if abs(value) < 10**15 else "?"
-    text = "–" if value is None else str(value)
-    return text if len(text) <= 500 else f"{text[:499]}…"
-
-
-def format_number(value: float) -> str:
-    """Four digits, or a dash for what is not a number."""
-    return f"{value:.4g}" if math.isfinite(value) else "–"
-
-
-def format_usd(value: float) -> str:
-    """``$3.16``; small sums with two digits that count."""
-    return f"${value:,.2f}" if value >= 0.1 else f"${value:.2g}"
-
-
-def format_duration(seconds: float) -> str:
-    """``0.42 s``, ``41.9 s``, ``7 min 30 s`` or ``3 h 30 min``."""
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    if seconds < 99.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60:,} h {minutes % 60:02d} min"
-
-
-def time_unit(span: float) -> tuple[float, str]:
-    """What to divide seconds by for an axis up to ``span`` of them, and the unit's name."""
-    if span < 180:
-        return 1.0, "seconds of training"
-    return (60.0, "minutes of training") if span < 10_800 else (3600.0, "hours of training")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from infra.errors import SprError, UsageError
 from jobs.report.page import render_page
-from jobs.report.sections import Report
+from jobs.report.parts import Report
 
 PAGE = "report.html"
 

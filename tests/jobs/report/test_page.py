@@ -15,7 +15,8 @@ from infra.errors import UsageError
 from jobs.report.figures import find_price, reckon_cost
 from jobs.report.folder import read_run
 from jobs.report.page import render_page
-from jobs.report.sections import Report, build_report
+from jobs.report.parts import Report
+from jobs.report.sections import build_report
 from jobs.report.write import write_report
 from tests.jobs.report.made import make_folder, make_row
 

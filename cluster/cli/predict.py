@@ -59,13 +59,19 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("a question is empty")
     context = read_context(args.context)
     model = find_model(args.model)
-    if model is not None and can_answer_here():
-        answers, where = answer_here(model, args.questions, context), "here"
-    else:
-        answers, where = _ask_head(args, context, model), "head"
+    here = model is not None and can_answer_here()
+    answers = (
+        answer_here(model, args.questions, context)
+        if model is not None and here
+        else _ask_head(args, context, model)
+    )
     if args.json:
         rows = [asdict(each) for each in answers]
-        print(json.dumps({"where": where, "model": str(model or ""), "answers": rows}))
+        print(
+            json.dumps(
+                {"where": "here" if here else "head", "model": str(model or ""), "answers": rows}
+            )
+        )
     else:
         print(render(answers))
     return 0

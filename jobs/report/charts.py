@@ -124,8 +124,8 @@ def format_tick(value: float, step: float) -> str:
     if step >= 1000 and abs(value) >= 10_000:
         return f"{value / 1000:,g}k" if abs(value) < 1e7 else f"{value / 1e6:,g}M"
     if abs(value) >= 1e6 or step < 1e-4:
-        digits, _, power = f"{value:.2e}".partition("e")
-        return f"{float(digits):g}e{int(power)}"
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        return f"{float(mantissa):g}e{int(power)}"
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     needs_one_more = abs(round(step, digits) - step) > step * 1e-6
     return f"{value:,.{digits + needs_one_more}f}"

@@ -32,6 +32,7 @@ _FACTS = {
 
 
 def subtitle_of(run: Run) -> str:
+    """The run in one line, as far as it is known."""
     ranks, nodes = run.number("world_size") or len(run.series), run.nodes
     parts = [run.text("model"), run.text("data") and f"trained on {run.text('data')}"]
     where = f"{ranks:.0f} rank{'s' if ranks != 1 else ''}" if ranks else ""
@@ -41,6 +42,7 @@ def subtitle_of(run: Run) -> str:
 
 
 def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
+    """The figures of the page's head; one that is not known has no tile."""
     questions = run.number("eval_questions")
     of = f"of {questions:,.0f} questions" if questions else ""
     for label, key in (("F1", "f1"), ("Exact match", "em")):
@@ -64,9 +66,10 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
 
 
 def warnings_of(run: Run) -> Iterator[str]:
+    """What a reader must know before believing the figures."""
     if not run.results and (run.series or not run.study):
         yield "There is no results.json: this run did not finish, or its results are elsewhere."
-    elif not run.series:
+    elif run.results and not run.series:
         yield (
             "There is no metrics/rank-N.jsonl: what each rank did step by step is not known here."
         )
@@ -91,6 +94,7 @@ def warnings_of(run: Run) -> Iterator[str]:
 
 
 def losses_of(run: Run) -> list[Point]:
+    """The loss of every step: the ranks' own, else the results' curve."""
     if run.series:
         first = run.series[0]
         return [Point(*pair) for pair in zip(first.step, first["loss"], strict=True)]
@@ -98,6 +102,7 @@ def losses_of(run: Run) -> list[Point]:
 
 
 def facts_of(run: Run) -> Iterator[tuple[str, str]]:
+    """Names and values of the environment."""
     reasons = {"backend": "backend_reason", "dtype": "dtype_reason"}
     for key, label in _FACTS.items():
         value = run.results.get(key)
@@ -118,6 +123,7 @@ def facts_of(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def placement_of(run: Run) -> Table | None:
+    """Where each rank ran; ``None`` where the results name no ranks."""
     rows = []
     for rank in run.ranks:
         planned, found = rank.get("planned"), rank.get("found")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from jobs.report.metrics import Series, parse_lines
 from tests.jobs.report.made import make_folder, make_results
 
 
-def made(ranks: int = 2, **changes: object) -> Run:
+def made(ranks: int = 2, **changes: Any) -> Run:
     return Run(Path("run"), make_results(ranks, **changes), (), {})
 
 
@@ -118,7 +119,11 @@ def test_the_published_figures_are_those_of_facts() -> None:
 
 
 def test_runs_and_studies_are_compared_by_their_nodes() -> None:
-    study = [{"nodes": 8, "samples_per_second": 400.0}, {"nodes": "x"}, {"nodes": 2}]
+    study: list[dict[str, Any]] = [
+        {"nodes": 8, "samples_per_second": 400.0},
+        {"nodes": "x"},
+        {"nodes": 2},
+    ]
     runs = [Run(Path("a"), make_results(2), (), {}, study), Run(Path("b"), {}, (), {})]
     assert figures.run_scales(runs) == [Scale(8, 400.0, "study"), Scale(2, 114.0, "a")]
     assert figures.differences([made(), made(dtype="fp32", seed=1)]) == ["dtype"]

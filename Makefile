@@ -29,6 +29,10 @@ demo: prerequisites .venv/with-local ## up, train, down on the embedded cloud: n
 prerequisites: ## what the embedded cloud needs from the system (Debian and Ubuntu, as root)
 	@infra/local/prerequisites.sh
 
+.PHONY: browser
+browser: ## Chromium, in which the tests look at the report (Debian, as root)
+	@tests/harness/browser.sh
+
 .PHONY: lint
 lint: .venv/with-dev ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -42,7 +46,7 @@ format: .venv/with-dev ## let ruff put the code in order
 	$(BIN)/ruff format .
 
 .PHONY: test
-test: prerequisites lint ## all checks: lint, types, units, and the product on the embedded cloud
+test: prerequisites browser lint ## all checks: lint, types, units, and the product on the embedded cloud
 	$(PYTEST) -m "not full"
 
 .PHONY: test-quick
@@ -50,7 +54,7 @@ test-quick: lint ## the same without the embedded cloud
 	$(PYTEST) -m "not full and not e2e"
 
 .PHONY: test-full
-test-full: prerequisites lint ## everything, the large downloads of stack intel included
+test-full: prerequisites browser lint ## everything, the large downloads of stack intel included
 	$(PYTEST)
 
 .PHONY: clean

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from infra import tags
+from infra.store import Place
 
 _LOOK = (
     "ec2:DescribeAddresses",
@@ -61,6 +62,9 @@ _CHANGE_OUR_OWN = (
     "ec2:RevokeSecurityGroupIngress",
     "ec2:TerminateInstances",
 )
+# Only with --push-to. To begin a large upload and to send its parts is PutObject, too.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
+_PUSH = ("s3:AbortMultipartUpload", "s3:PutObject")
 
 
 def policy_actions() -> tuple[str, ...]:
@@ -68,8 +72,8 @@ def policy_actions() -> tuple[str, ...]:
     return (*_LOOK, *_MAKE, *_COPY, *_CHANGE_OUR_OWN)
 
 
-def build_policy() -> dict[str, Any]:
-    """The policy as IAM's JSON document."""
+def build_policy(push_to: Place | None = None) -> dict[str, Any]:
+    """The policy as IAM's JSON document, with ``push_to`` also for files in S3."""
     makers = sorted(action.removeprefix("ec2:") for action in (*_MAKE, *_COPY))
     in_the_making = {"StringEquals": {"ec2:CreateAction": makers}}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
@@ -82,8 +86,13 @@ def build_policy() -> dict[str, Any]:
             _allow("IntoImages", _COPY, None, ["arn:*:ec2:*::image/*", "arn:*:ec2:*::snapshot/*"]),
             _allow("TagWhatIsBeingMade", _TAG, in_the_making),
             _allow("ChangeOurOwn", _CHANGE_OUR_OWN, ours),
+            *([_allow("Push", _PUSH, None, [_objects(push_to)])] if push_to else []),
         ],
     }
+
+
+def _objects(place: Place) -> str:
+    return f"arn:*:s3:::{place.bucket}/{place.below('*').prefix}"
 
 
 def _allow(
@@ -93,6 +102,6 @@ def _allow(
     return {**statement, "Condition": condition} if condition else statement
 
 
-def render_policy() -> str:
+def render_policy(push_to: Place | None = None) -> str:
     """The policy as text."""
-    return json.dumps(build_policy(), indent=2)
+    return json.dumps(build_policy(push_to), indent=2)

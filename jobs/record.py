@@ -85,6 +85,12 @@ def make_record(
     )
 
 
+def read_job_id(folder: Path) -> str:
+    """The job whose results are in a folder."""
+    job: str = json.loads((folder / FILE).read_text())["job"]
+    return job
+
+
 def describe_placement(placement: Placement, backend: str) -> dict[str, Any]:
     """Ranks, threads and cores, as the record holds them."""
     ranks = placement.ranks

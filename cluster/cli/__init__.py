@@ -13,10 +13,14 @@ from cluster.cli import (
     bench,
     down,
     extend,
+    fetch,
     iam_policy,
     images,
+    jobs,
     local,
     overview,
+    predict,
+    report,
     run,
     scaling,
     ssh,
@@ -42,7 +46,7 @@ The same with no account and no cost, in containers on this machine (Linux, root
   spr-cluster up --nodes 2 --cloud local
 """
 _EPILOG = "exit codes: 0 done, 1 it failed, 2 it was asked for wrongly, 130 interrupted by Ctrl-C"
-_POSITIONAL = {"file", "node", "time"}
+_POSITIONAL = {"file", "folder", "job", "node", "time"}
 _VERBS = (
     up,
     verify,
@@ -51,6 +55,10 @@ _VERBS = (
     bench,
     tune,
     scaling,
+    jobs,
+    fetch,
+    report,
+    predict,
     status,
     ssh,
     extend,

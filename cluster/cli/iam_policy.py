@@ -9,6 +9,7 @@ from cluster.cli.common import SubParsers, add_command
 _EXAMPLES = """\
   spr-cluster iam-policy > policy.json
   aws iam create-policy --policy-name spr-cluster --policy-document file://policy.json
+  spr-cluster iam-policy --push-to s3://my-models/squad
 """
 
 
@@ -21,11 +22,17 @@ def add_parser(subparsers: SubParsers) -> None:
         "What changes things or takes them away works only on what carries this tool's tag.",
         _EXAMPLES,
     )
+    parser.add_argument(
+        "--push-to",
+        metavar="s3://BUCKET/PREFIX",
+        help="also what `train` and `fetch` need to store models there",
+    )
     parser.set_defaults(run=run)
 
 
-def run(_: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from infra.policy import render_policy
+    from infra.store import parse_place
 
-    print(render_policy())
+    print(render_policy(parse_place(args.push_to) if args.push_to else None))
     return 0

@@ -16,6 +16,7 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
+from cluster.cli.fetch import add_push_option, open_place, push
 from cluster.cli.job_display import JobDisplay, render_result
 from jobs.spec import FABRICS, PLACEMENTS, PlacementWish, new_job_id
 from jobs.squad.options import DEMO, MAY_CHANGE, TrainOptions, add_arguments, flag, from_namespace
@@ -62,6 +63,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
     )
+    add_push_option(parser)
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -139,11 +141,12 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
     from cluster.nodes import find_cluster
-    from jobs.record import Where
+    from jobs.record import Where, read_job_id
     from provision.stacks import load_stack
 
     now = datetime.now(timezone.utc)
     wish = _build_wish(args, now)
+    opened = open_place(args)
     progress = make_progress()
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud, progress=progress)
@@ -152,7 +155,11 @@ def run(args: argparse.Namespace) -> int:
     stack, opener = load_stack(cluster.stack, locked=False), ctx.host_opener()
     show = JobDisplay(progress, lambda: usd_so_far(cluster, billed=cloud.billed))
     result, folder = _train(cluster, stack, opener, wish, progress, show, now)
-    print(json.dumps(result) if args.json else render_result(result, folder))
+    pushed = push(opened, folder, read_job_id(folder), progress)
+    if args.json:
+        print(json.dumps({**result, "pushed_to": pushed} if pushed else result))
+    else:
+        print(render_result(result, folder) + (f"\n{pushed}" if pushed else ""))
     return 0
 
 

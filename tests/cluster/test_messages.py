@@ -34,7 +34,8 @@ _NO_CLUSTER = (
 
 
 _VERBS = (
-    *("up", "plan", "repair", "verify", "train", "bench", "tune", "status", "ssh", "extend"),
+    *("up", "plan", "repair", "verify", "train", "bench", "tune", "jobs", "fetch", "report"),
+    *("predict", "status", "ssh", "extend"),
     *("down", "list", "gc", "stacks", "bake", "images", "iam-policy", "local"),
 )
 _ROWS: tuple[tuple[str, f.Message], ...] = (
@@ -178,6 +179,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("extend 2h", _NO_CLUSTER),
     ("verify", _NO_CLUSTER),
     ("train squad --demo", _NO_CLUSTER),
+    ("jobs", _NO_CLUSTER),
+    ("fetch --last", _NO_CLUSTER),
     ("up --nodes 2", _YES),
     # How much longer
     ("extend", "the following arguments are required: time" + f.help_of("extend")),

@@ -17,6 +17,8 @@ from tests.cluster import failures as f
 from tests.cluster.command_line import CommandLine, numbered
 from tests.infra.local.fakes import Endpoint
 
+_S3 = ": expected s3://BUCKET or s3://BUCKET/PREFIX"
+_FILLED = "\n  → a folder that `spr-cluster train` or `spr-cluster fetch` has filled"
 _ROWS: tuple[tuple[str, f.Message], ...] = (
     # The embedded cloud
     ("local", "the following arguments are required: ACTION" + f.help_of("local")),
@@ -128,6 +130,57 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "and --ccl-workers decide about it",
     ),
     ("run --results /dev/null -- hostname", "--results /dev/null: /dev/null is not a folder"),
+    # Stored in S3
+    ("train squad --demo --push-to models", "--push-to models" + _S3),
+    ("fetch --last --push-to s3://Models/x", "--push-to s3://Models/x" + _S3),
+    ("fetch --last --push-to ''", "--push-to" + f.EMPTY),
+    (
+        "iam-policy --push-to s3://models/../x",
+        "--push-to s3://models/../x" + _S3 + ", without empty parts, `.` and `..`",
+    ),
+    # Brought home
+    ("fetch", "which job? expected a job's id or --last\n  → spr-cluster jobs"),
+    ("fetch squad-1 --last", "which job? expected a job's id or --last\n  → spr-cluster jobs"),
+    (
+        "fetch ../squad-1",
+        "'../squad-1' is no job's id\n  → such as squad-20260731-142501; `spr-cluster jobs` lists them",
+    ),
+    ("fetch ''", "job" + f.EMPTY),
+    ("fetch --last --results /dev/null", "--results /dev/null: /dev/null is not a folder"),
+    ("jobs --name A", re.compile("--name A: expected lower-case letters.*")),
+    # Told
+    ("report", "no results in ./results\n  → name their folder, or train first"),
+    ("report ''", "folder" + f.EMPTY),
+    (
+        "report squad-1",
+        "squad-1: no such folder, and none in ./results\n  → spr-cluster fetch squad-1",
+    ),
+    ("report ./x/y", f"./x/y: no such folder, and none in ./results{_FILLED}"),
+    ("report /dev/null", re.compile("/dev/null is a file: expected .*")),
+    ("report .", f".: neither results.json nor metrics/rank-0.jsonl in it{_FILLED}"),
+    ("report --compare nowhere", "no results in ./results\n  → name their folder, or train first"),
+    ("report . --price 0", "--price 0: expected US dollars an hour, above 0, at most 1000"),
+    ("report . --price nan", "--price nan: expected US dollars an hour, above 0, at most 1000"),
+    (
+        "report . --price 1 --instance-type r7iz.metal-16xl",
+        "--price and --instance-type exclude each other: give one of them",
+    ),
+    ("report . --instance-type x", re.compile("unknown instance type 'x'.*", re.DOTALL)),
+    # Asked
+    ("predict", re.compile("the following arguments are required: TEXT, --context.*", re.DOTALL)),
+    (
+        "predict Where?",
+        "the following arguments are required: --context" + f.help_of("predict"),
+    ),
+    ("predict ' ' --context text", "a question is empty"),
+    ("predict Where? --context nowhere.txt", "--context nowhere.txt: no such file"),
+    ("predict Where? --context ''", "--context" + f.EMPTY),
+    ("predict Where? --context .", "--context .: is a folder"),
+    ("predict Where? --context here --model ./x", "--model ./x: no such folder"),
+    (
+        "predict Where? --context here --model .",
+        f"--model .: no config.json in . or model{_FILLED}",
+    ),
     # Measuring and trials
     ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),
     ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),

@@ -146,6 +146,7 @@ class ParkHost:
             ("bin/mpirun -f", self._hello),
             ("spr-cluster-expires", self._extend),
             ("for pid in ~/spr-jobs", lambda _: Result(0, self._state().get("job", ""), "")),
+            ("# listing the jobs", lambda _: Result(0, self._state().get("listing", ""), "")),
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
 

@@ -1,0 +1,117 @@
+"""The jobs that are on a cluster's head: what became of them, and how much they left there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from infra.errors import JobError, UsageError
+from provision.host import Host
+
+RUNNING, DONE, FAILED, LOST = "running", "done", "failed", "lost"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# A line a job: begin, end (or -), pid alive (0 or 1), exit code (or -), has a model, KiB, name. A pid
+# may belong to anybody after a restart of the node, so its command line is asked, too.
+_SCRIPT = r"""# listing the jobs
+for d in ~/spr-jobs/*/; do
+  [ -d "$d" ] || continue
+  d=${d%/}; begin=$d/run.sh; [ -e "$begin" ] || begin=$d
+  end=-; code=-; alive=0; model=0
+  if [ -f "$d/exit" ]; then end=$(stat -c %Y "$d/exit"); code=$(cat "$d/exit")
+  elif [ -s "$d/pid" ] && grep -qs "$d" "/proc/$(cat "$d/pid")/cmdline"; then alive=1; fi
+  [ -f "$d/output/model/config.json" ] && model=1
+  echo "$(stat -c %Y "$begin") $end $alive ${code:--} $model $(du -sk "$d" | cut -f1) $(basename "$d")"
+done
+"""
+
+
+@dataclass(frozen=True)
+class ListedJob:
+    """One job. ``ended`` and ``exit_code`` are ``None`` while it runs, and where nobody knows.
+
+    ``state``: running, done, failed, or lost: it ended without an exit code, as when the node was
+    shut down.
+    """
+
+    job: str
+    state: str
+    exit_code: int | None
+    began: datetime
+    ended: datetime | None
+    size_kib: int
+    has_model: bool
+
+    def as_dict(self) -> dict[str, object]:
+        """The job for ``--json``."""
+        return {
+            "job": self.job,
+            "state": self.state,
+            "exit_code": self.exit_code,
+            "began": self.began.isoformat(),
+            "ended": self.ended.isoformat() if self.ended else None,
+            "size_kib": self.size_kib,
+            "has_model": self.has_model,
+        }
+
+
+def list_jobs(head: Host) -> tuple[ListedJob, ...]:
+    """The jobs of a head, oldest first."""
+    return parse_jobs(head.run(_SCRIPT).stdout)
+
+
+def parse_jobs(text: str) -> tuple[ListedJob, ...]:
+    """The jobs in what the head's script has printed, oldest first."""
+    rows = (line.split(" ", 6) for line in text.splitlines() if line.count(" ") >= 6)
+    return tuple(sorted(map(_parse, rows), key=lambda job: (job.began, job.job)))
+
+
+def _parse(row: list[str]) -> ListedJob:
+    begin, end, alive, code, model, size, name = row
+    exit_code = int(code) if code.lstrip("-").isdigit() else None
+    state = DONE if exit_code == 0 else FAILED
+    if exit_code is None:
+        state = RUNNING if alive == "1" else LOST
+    return ListedJob(
+        job=name,
+        state=state,
+        exit_code=exit_code,
+        began=_time(begin),
+        ended=None if end == "-" else _time(end),
+        size_kib=int(size),
+        has_model=model == "1",
+    )
+
+
+def _time(seconds: str) -> datetime:
+    return datetime.fromtimestamp(int(seconds), timezone.utc)
+
+
+def check_job_id(job: str) -> None:
+    """Raises :class:`UsageError` for what can't be a job's id: it becomes part of a command."""
+    if not _NAME.fullmatch(job):
+        raise UsageError(
+            f"{job!r} is no job's id",
+            hint="such as squad-20260731-142501; `spr-cluster jobs` lists them",
+        )
+
+
+def choose_job(jobs: tuple[ListedJob, ...], wish: str | None) -> ListedJob:
+    """The job of that id, or the newest; raises :class:`UsageError` where there is none."""
+    if not jobs:
+        raise UsageError("there is no job on the head of this cluster")
+    if wish is None:
+        return jobs[-1]
+    found = next((job for job in jobs if job.job == wish), None)
+    if found is None:
+        last = ", ".join(job.job for job in jobs[-5:])
+        raise UsageError(f"there is no job {wish} on the head", hint=f"the last ones are {last}")
+    return found
+
+
+def newest_model(jobs: tuple[ListedJob, ...]) -> ListedJob:
+    """The newest job that has a model; raises :class:`JobError` where none has."""
+    having = [job for job in jobs if job.has_model]
+    if not having:
+        raise JobError("no job on this cluster has a model", hint="spr-cluster train squad")
+    return having[-1]

@@ -1,0 +1,1 @@
+"""``report``: one page, and pictures, from a results folder. Everything here is pure but the reading."""

@@ -1,0 +1,148 @@
+"""What the page says besides its charts: the head, warnings, environment and placement. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jobs.report import figures
+from jobs.report.charts import Point
+from jobs.report.figures import Cost
+from jobs.report.folder import Run
+from jobs.report.parts import Table, Tile
+from jobs.report.words import format_duration, format_fact, format_usd
+
+_FACTS = {
+    "model": "model",
+    "data": "training data",
+    "eval_data": "evaluation data",
+    "train_questions": "training questions",
+    "train_features": "training features",
+    "recipe": "recipe",
+    "epochs": "epochs",
+    "batch_size_per_rank": "batch per rank",
+    "learning_rate": "learning rate",
+    "seed": "seed",
+    "world_size": "ranks",
+    "backend": "backend",
+    "dtype": "arithmetic",
+    "amx": "AMX on every node",
+}
+
+
+def subtitle_of(run: Run) -> str:
+    """The run in one line, as far as it is known."""
+    ranks, nodes = run.number("world_size") or len(run.series), run.nodes
+    parts = [run.text("model"), run.text("data") and f"trained on {run.text('data')}"]
+    where = f"{ranks:.0f} rank{'s' if ranks != 1 else ''}" if ranks else ""
+    where += f" on {nodes} node{'s' if nodes != 1 else ''}" if where and nodes else ""
+    parts += [where, run.text("backend"), run.text("dtype"), run.text("recipe")]
+    return " · ".join(filter(None, parts))
+
+
+def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
+    """The figures of the page's head; one that is not known has no tile."""
+    questions = run.number("eval_questions")
+    of = f"of {questions:,.0f} questions" if questions else ""
+    for label, key in (("F1", "f1"), ("Exact match", "em")):
+        if (value := run.number(key)) is not None:
+            yield Tile(label, f"{value:.1f} %", of)
+    if (speed := run.number("samples_per_second")) is not None:
+        yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
+    if (tokens := figures.tokens_per_second(run)) is not None:
+        share = figures.padding_share(run)
+        yield Tile("Tokens", f"{tokens:,.0f}", "tokens/s without padding")
+        if share is not None:
+            yield Tile("Padding", f"{100 * share:.1f} %", "of what was computed")
+    if (seconds := run.seconds.get("total")) is not None:
+        yield Tile("Whole run", format_duration(seconds), "")
+    if (epoch := figures.epoch_seconds(run)) is not None:
+        yield Tile("An epoch", format_duration(epoch), "of training")
+    if cost is not None and cost.epoch is not None:
+        yield Tile("Cost per epoch", format_usd(cost.epoch), cost.price.source)
+    elif "samples_per_second" in run.results:
+        yield Tile("Cost per epoch", "–", "no price known")
+
+
+def warnings_of(run: Run) -> Iterator[str]:
+    """What a reader must know before believing the figures."""
+    if not run.results and (run.series or not run.study):
+        yield "There is no results.json: this run did not finish, or its results are elsewhere."
+    elif run.results and not run.series:
+        yield (
+            "There is no metrics/rank-N.jsonl: what each rank did step by step is not known here."
+        )
+    unread = sum(series.unreadable for series in run.series)
+    if unread:
+        yield f"{unread} lines of the metrics could not be read; they are left out."
+    resumed = run.results.get("resumed_after")
+    if isinstance(resumed, list) and resumed:
+        after = ", ".join(map(format_fact, resumed[:20]))
+        yield f"This run was interrupted, and went on after step {after}."
+    again = max((series.repeated for series in run.series), default=0)
+    if again:
+        yield f"{again} steps were done again after a resume; the figures are of the second time."
+    size = run.number("world_size")
+    if run.series and size and len(run.series) != size:
+        yield f"Metrics of {len(run.series)} of {size:.0f} ranks are here."
+    lost = sum(not math.isfinite(loss) for _, loss in losses_of(run))
+    if lost:
+        yield f"The loss is not a number at {lost} steps."
+    if run.number("f1") is not None and run.text("data") == run.text("eval_data") is not None:
+        yield "F1 and exact match are on the training data itself, not on unseen data."
+
+
+def losses_of(run: Run) -> list[Point]:
+    """The loss of every step: the ranks' own, else the results' curve."""
+    if run.series:
+        first = run.series[0]
+        return [Point(*pair) for pair in zip(first.step, first["loss"], strict=True)]
+    return [Point(*pair) for pair in run.loss_curve]
+
+
+def facts_of(run: Run) -> Iterator[tuple[str, str]]:
+    """Names and values of the environment."""
+    reasons = {"backend": "backend_reason", "dtype": "dtype_reason"}
+    for key, label in _FACTS.items():
+        value = run.results.get(key)
+        if value is None or value == "":
+            continue
+        text = ("yes" if value else "no") if isinstance(value, bool) else format_fact(value)
+        reason = run.text(reasons.get(key, ""))
+        yield label, f"{text}: {reason}" if reason else text
+    versions = run.results.get("versions")
+    for name, value in versions.items() if isinstance(versions, dict) else ():
+        yield str(name), format_fact(value)
+    for key in ("job", "cluster", "cloud", "region", "stack", "command", "when"):
+        if isinstance(run.job.get(key), str):
+            yield key, run.job[key]
+    if run.instance_types:
+        names = run.instance_types
+        yield "machines", ", ".join(f"{names.count(n)} × {n}" for n in dict.fromkeys(names))
+
+
+def placement_of(run: Run) -> Table | None:
+    """Where each rank ran; ``None`` where the results name no ranks."""
+    rows = []
+    for rank in run.ranks:
+        planned, found = rank.get("planned"), rank.get("found")
+        rows.append(
+            (
+                format_fact(rank.get("rank")),
+                format_fact(rank.get("hostname")),
+                *(_both(planned, found, key) for key in ("cpus", "threads", "memory", "workers")),
+            )
+        )
+    header = ("rank", "node", "CPUs", "threads", "memory", "oneCCL's CPUs")
+    return Table(header, rows, numeric=False) if rows else None
+
+
+def _both(planned: Any, found: Any, key: str) -> str:
+    """What was found, and what was planned where that is something else."""
+    wish = planned.get(key) if isinstance(planned, dict) else None
+    real = found.get(key) if isinstance(found, dict) else None
+    text = "–" if real in (None, "") else str(real)
+    if wish in (None, ""):
+        return f"{text} (nothing planned)" if text != "–" else text
+    return f"{text} (as planned)" if wish == real else f"{text} (planned: {wish})"

@@ -1,0 +1,186 @@
+"""The report as one page of HTML: no script, nothing from a network, light and dark, made to print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from jobs.report.charts import BarChart, LineChart
+from jobs.report.figures import published_costs
+from jobs.report.parts import Report, Section, Table, Tile
+from jobs.report.svg import render_svg
+from jobs.report.words import format_duration, format_usd
+
+_STYLE = Path(__file__).with_name("style.css")
+_WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide"}
+# The page asks for nothing: not even a hostile file in the folder could make it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def render_page(report: Report) -> str:
+    """The whole page as text."""
+    title = escape(report.title)
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            '<link rel="icon" href="data:,">',
+            f"<title>{title} – spr-cluster report</title>",
+            f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>",
+            "</head>",
+            "<body>",
+            "<main>",
+            *_head(report),
+            '<div class="sections">',
+            *(line for section in report.sections for line in _section(section)),
+            *_about(report),
+            "</div>",
+            "</main>",
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def _head(report: Report) -> Iterator[str]:
+    yield "<header>"
+    yield f"<h1>{escape(report.title)}</h1>"
+    yield f'<p class="quiet">{escape(report.subtitle)}</p>'
+    yield "</header>"
+    for warning in report.warnings:
+        yield f'<p class="warning">{escape(warning)}</p>'
+    if report.tiles:
+        yield '<dl class="tiles">'
+        yield from map(_tile, report.tiles)
+        yield "</dl>"
+
+
+def _tile(tile: Tile) -> str:
+    remark = f'<dd class="quiet">{escape(tile.remark)}</dd>' if tile.remark else ""
+    return f"<div><dt>{escape(tile.label)}</dt><dd>{escape(tile.value)}</dd>{remark}</div>"
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield f'<section id="{section.name}" class="card {_WIDTHS.get(section.name, "")}">'
+    yield f"<h2>{escape(section.title)}</h2>"
+    chart = section.chart
+    if chart is None:
+        yield f'<p class="missing">{escape(section.missing)}</p>'
+        yield "</section>"
+        return
+    if chart.note:
+        yield f'<p class="quiet">{escape(chart.note)}</p>'
+    yield "<figure>"
+    yield f'<div class="frame {"of-bars" if isinstance(chart, BarChart) else "of-lines"}">'
+    yield render_svg(chart)
+    yield "</div>"
+    yield from _legend(chart)
+    yield "</figure>"
+    for remark in section.remarks:
+        yield f'<p class="quiet">{escape(remark)}</p>'
+    if section.table and section.table.rows:
+        yield "<details><summary>The figures as a table</summary>"
+        yield from _table(section.table)
+        yield "</details>"
+    yield "</section>"
+
+
+def _legend(chart: LineChart | BarChart) -> Iterator[str]:
+    entries: Sequence[tuple[str, str]]
+    if isinstance(chart, BarChart):
+        sums = [sum(bar.values[i] for bar in chart.bars) for i in range(len(chart.parts))]
+        entries = [
+            (f"swatch c{colour}", _with_value(part, total, chart))
+            for part, colour, total in zip(chart.parts, chart.colours, sums, strict=True)
+            if total > 0
+        ]
+    else:
+        lines = {f"{line.style} c{line.colour}": line.label for line in chart.lines}
+        bands = {f"shade c{band.colour}": band.label for band in chart.bands}
+        entries = [(f"swatch {style}", label) for style, label in {**lines, **bands}.items()]
+    if len(entries) > 1 or isinstance(chart, BarChart):
+        yield '<ul class="legend">'
+        for style, label in entries:
+            yield f'<li><span class="{style}"></span>{escape(label)}</li>'
+        yield "</ul>"
+
+
+def _with_value(part: str, total: float, chart: BarChart) -> str:
+    """With one bar the legend says what its parts are; of many, the table does."""
+    if len(chart.bars) > 1:
+        return part
+    share = total / (sum(chart.bars[0].values) or 1.0)
+    return f"{part}: {chart.format(total)}, {share:.1%}"
+
+
+def _table(table: Table) -> Iterator[str]:
+    kind = ' class="numbers"' if table.numeric else ""
+    yield f'<div class="scroll"><table{kind}>'
+    yield f"<thead><tr>{_cells('th', table.header)}</tr></thead>"
+    yield "<tbody>"
+    for row in table.rows:
+        yield f"<tr>{_cells('td', row)}</tr>"
+    yield "</tbody></table></div>"
+
+
+def _cells(tag: str, row: Sequence[str]) -> str:
+    scope = ' scope="col"' if tag == "th" else ""
+    return "".join(f"<{tag}{scope}>{escape(cell)}</{tag}>" for cell in row)
+
+
+def _about(report: Report) -> Iterator[str]:
+    yield '<section class="card" id="cost"><h2>Cost</h2>'
+    yield from _cost(report)
+    yield "</section>"
+    yield '<section class="card wide" id="environment"><h2>Environment</h2>'
+    if report.facts:
+        yield '<dl class="facts">'
+        for name, value in report.facts:
+            yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        yield "</dl>"
+    else:
+        yield '<p class="missing">No data: the results do not tell.</p>'
+    yield "</section>"
+    yield '<section class="card wide" id="placement"><h2>Placement</h2>'
+    if report.placement:
+        yield '<p class="quiet">What each rank found when it looked around, and what was planned.</p>'
+        yield from _table(report.placement)
+    else:
+        yield '<p class="missing">No data: the results name no ranks.</p>'
+    yield "</section>"
+
+
+def _cost(report: Report) -> Iterator[str]:
+    cost = report.cost
+    if cost is None:
+        yield (
+            '<p class="missing">No data: what the machines cost is not known here. '
+            "<code>--instance-type</code> or <code>--price</code> tells it.</p>"
+        )
+        return
+    rows = []
+    if cost.epoch is not None and cost.epoch_seconds is not None:
+        rows.append(
+            ("one epoch of training", format_duration(cost.epoch_seconds), format_usd(cost.epoch))
+        )
+    if cost.run is not None:
+        total = cost.run * 3600 / cost.price.usd_per_hour if cost.price.usd_per_hour else 0.0
+        rows.append(("the whole run", format_duration(total), format_usd(cost.run)))
+    if not rows:
+        yield '<p class="missing">No data: how long it took is not known.</p>'
+        return
+    rows += [
+        (f"published: one epoch on {told}", format_duration(seconds), format_usd(usd))
+        for told, seconds, usd in published_costs()
+    ]
+    told = f"${cost.price.usd_per_hour:,.2f} an hour: {cost.price.source}."
+    left_out = "The nodes' start and idle time, disks and traffic are not in it."
+    yield f'<p class="quiet">{escape(told)} {left_out}</p>'
+    yield from _table(Table(("", "time", "cost"), rows))

@@ -1,0 +1,137 @@
+"""The figures of a report, against runs whose figures are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.report import figures
+from jobs.report.figures import Scale
+from jobs.report.folder import Run, read_run
+from jobs.report.metrics import Series, parse_lines
+from tests.jobs.report.made import make_folder, make_results
+
+
+def made(ranks: int = 2, **changes: Any) -> Run:
+    return Run(Path("run"), make_results(ranks, **changes), (), {})
+
+
+def steps(*rows: tuple[int, float, float]) -> Series:
+    """Rows of step, time, samples."""
+    return parse_lines(0, [json.dumps({"step": s, "time": t, "samples": n}) for s, t, n in rows])
+
+
+def test_rates_are_exact_whatever_the_parts() -> None:
+    series = steps((1, 1.0, 10), (2, 3.0, 40), (3, 4.0, 10))
+    assert [p.y for p in figures.rates(series, "samples", 4)] == [10, 20, 20, 10]
+    assert [p.y for p in figures.rates(series, "samples", 2)] == [15, 15]
+    assert [p.x for p in figures.rates(series, "samples", 2)] == [1, 3]
+    assert sum(p.y for p in figures.rates(series, "samples", 7)) * 4 / 7 == pytest.approx(60)
+    assert figures.rates(series, "tokens", 4) == []
+    assert figures.rates(steps(), "samples", 4) == []
+
+
+def test_of_a_rank_whose_beginning_is_missing_the_first_step_does_not_count() -> None:
+    series = steps((50, 100.0, 10), (51, 101.0, 20), (52, 102.0, 20))
+    assert [p.y for p in figures.rates(series, "samples", 2)] == [20, 20]
+
+
+def test_the_parts_of_the_whole_run_add_up_to_its_time(tmp_path: Path) -> None:
+    run = read_run(make_folder(tmp_path / "run", ranks=3, steps=40))
+    shares = {share.name: share.seconds for share in figures.run_shares(run)}
+
+    assert sum(shares.values()) == pytest.approx(864.0)
+    assert shares["preparation"] == pytest.approx(29.7)
+    assert shares["evaluation"] == 31.0
+    assert shares["forward"] == pytest.approx(20.0)
+    assert "training" not in shares
+
+
+def test_training_is_one_piece_where_the_steps_did_not_tell() -> None:
+    shares = {share.name: share.seconds for share in figures.run_shares(made())}
+    assert shares["training"] == 800.0
+    assert sum(shares.values()) == pytest.approx(864.0)
+    assert figures.run_shares(made(seconds={})) == []
+
+
+def test_steps_that_say_more_than_the_phase_took_are_scaled_to_it(tmp_path: Path) -> None:
+    run = read_run(make_folder(tmp_path / "run", seconds={"train": 1.0, "total": 1.0}))
+    shares = figures.run_shares(run)
+    assert sum(share.seconds for share in shares) == pytest.approx(1.0)
+
+
+def test_a_known_type_gives_the_cost_of_an_epoch_and_of_the_run() -> None:
+    run = made(4, samples_per_second=197.0)
+    price = figures.find_price(run, "r7iz.metal-16xl", None)
+    assert price is not None
+    cost = figures.reckon_cost(run, price)
+
+    # The published four nodes: 7 min 30 at $6.5472 an hour each.
+    assert cost.epoch_seconds == pytest.approx(449.4, abs=0.1)
+    assert cost.epoch == pytest.approx(3.27, abs=0.01)
+    assert cost.run == pytest.approx(4 * 6.5472 * 864 / 3600)
+    assert price.source.startswith("4 × r7iz.metal-16xl, on demand")
+
+
+def test_a_given_price_is_one_nodes() -> None:
+    price = figures.find_price(made(4), None, 2.5)
+    assert price is not None
+    assert price.usd_per_hour == 10.0
+
+
+@pytest.mark.parametrize(
+    ("job", "known"),
+    [
+        ({"cloud": "aws", "nodes": [{"type": "r7iz.metal-16xl"}] * 2}, True),
+        ({"more": {"cloud": "aws"}, "nodes": [{"type": "r7iz.metal-16xl"}] * 2}, True),
+        ({"cloud": "local", "nodes": [{"type": "r7iz.metal-16xl"}] * 2}, False),
+        ({"nodes": [{"type": "r7iz.metal-16xl"}] * 2}, False),
+        ({"cloud": "aws", "nodes": [{"type": "x1.large"}] * 2}, False),
+        ({"cloud": "aws", "nodes": "many"}, False),
+        ({}, False),
+    ],
+)
+def test_a_recorded_type_counts_only_where_aws_had_it(job: dict[str, object], known: bool) -> None:
+    run = Run(Path("run"), make_results(2), (), job)
+    assert (figures.find_price(run, None, None) is not None) is known
+
+
+def test_a_price_for_nobody_knows_how_many_nodes_is_refused() -> None:
+    with pytest.raises(UsageError, match="does not tell how many nodes"):
+        figures.find_price(Run(Path("run"), {}, (), {}), "r7iz.metal-16xl", None)
+
+
+def test_speed_is_judged_by_the_fewest_nodes() -> None:
+    scales = [Scale(4, 180.0, "d"), Scale(1, 40.0, "a"), Scale(1, 60.0, "b"), Scale(2, 90.0, "c")]
+    found = figures.speedups(scales)
+    assert [(s.nodes, s.speedup) for s in found] == [(1, 0.8), (1, 1.2), (2, 1.8), (4, 3.6)]
+    assert [s.efficiency for s in found] == pytest.approx([0.8, 1.2, 0.9, 0.9])
+    assert figures.speedups(scales[1:3]) == []
+
+
+def test_the_published_figures_are_those_of_facts() -> None:
+    assert figures.published_speedups() == [(1, 1.0), (4, pytest.approx(26 / 7.5))]
+    assert [round(usd, 2) for _, _, usd in figures.published_costs()] == [2.84, 3.27]
+
+
+def test_runs_and_studies_are_compared_by_their_nodes() -> None:
+    study: list[dict[str, Any]] = [
+        {"nodes": 8, "samples_per_second": 400.0},
+        {"nodes": "x"},
+        {"nodes": 2},
+    ]
+    runs = [Run(Path("a"), make_results(2), (), {}, study), Run(Path("b"), {}, (), {})]
+    assert figures.run_scales(runs) == [Scale(8, 400.0, "study"), Scale(2, 114.0, "a")]
+    assert figures.differences([made(), made(dtype="fp32", seed=1)]) == ["dtype"]
+
+
+def test_tokens_and_padding(tmp_path: Path) -> None:
+    run = read_run(make_folder(tmp_path / "run", steps=10))
+    assert figures.padding_share(run) == pytest.approx(1 - 178 / 184)
+    assert figures.tokens_per_second(run) == 19600.0
+    assert figures.padding_share(made()) is None
+    assert figures.tokens_per_second(made(tokens_per_second=None)) is None

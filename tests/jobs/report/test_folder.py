@@ -1,0 +1,87 @@
+"""Which folder is meant, and folders that can't be read: one line each."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.report.folder import find_folder, read_run
+from tests.jobs.report.made import make_folder, make_results
+
+
+def test_a_whole_folder_is_read(tmp_path: Path) -> None:
+    run = read_run(make_folder(tmp_path / "run", ranks=2, steps=5))
+    assert (run.name, run.nodes, len(run.series), run.number("f1")) == ("run", 2, 2, 80.5)
+    assert run.seconds["train"] == 800.0
+    assert len(run.loss_curve) == 300
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", r"results\.json: is not JSON: .* \(line 1, column 2\)"),
+        (b"", r"results\.json: is not JSON: .* \(line 1, column 1\)"),
+        (b"[1]", r"results\.json: expected a JSON object"),
+        (b"\xff\xfe{", r"results\.json: is not UTF-8 \(byte 0\)"),
+        (b"[" * 200_000, r"results\.json: is no file of ours"),
+        (b"{}", r"neither results\.json nor metrics/rank-0\.jsonl in it"),
+    ],
+)
+def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "results.json").write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_run(tmp_path)
+
+
+def test_values_of_other_types_are_not_known(tmp_path: Path) -> None:
+    changes = {
+        "f1": "high",
+        "em": True,
+        "samples_per_second": float("nan"),
+        "seconds": [1],
+        "ranks": [3, None],
+        "loss_curve": [[1], [2, "x"], 7, [3, 1.5]],
+        "model": 7,
+    }
+    (tmp_path / "results.json").write_text(json.dumps({**make_results(), **changes}))
+    run = read_run(tmp_path)
+    assert [run.number(key) for key in ("f1", "em", "samples_per_second", "none")] == [None] * 4
+    assert (run.seconds, run.ranks, run.nodes, run.text("model")) == ({}, [], None, None)
+    assert [x for x, _ in run.loss_curve] == [2, 3]
+
+
+def test_a_job_is_found_below_results_and_without_a_wish_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"no results in \./results"):
+        find_folder(None)
+    for age, name in enumerate(("squad-2", "squad-1")):
+        folder = make_folder(Path("results", name), steps=1)
+        for path in (folder / "results.json", folder / "metrics"):
+            os.utime(path, (1000 - age, 1000 - age))
+
+    assert find_folder(None) == Path("results/squad-2")
+    assert find_folder("squad-1") == Path("results/squad-1")
+    assert find_folder("results/squad-1") == Path("results/squad-1")
+    with pytest.raises(UsageError, match="squad-3: no such folder, and none in") as caught:
+        find_folder("squad-3")
+    assert caught.value.hint == "spr-cluster fetch squad-3"
+    with pytest.raises(UsageError, match="is a file"):
+        find_folder("results/squad-1/results.json")
+    with pytest.raises(UsageError, match="no such folder"):
+        read_run(Path("nowhere"))
+
+
+def test_a_name_does_not_lead_out_of_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    make_folder(tmp_path.parent / f"{tmp_path.name}-beside", steps=1)
+    with pytest.raises(UsageError, match="no such folder"):
+        find_folder(f"../../{tmp_path.name}-beside")

@@ -1,0 +1,94 @@
+"""Reading what the ranks wrote: whole, half, resumed, or by somebody else."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.report.metrics import parse_lines, read_metrics
+from tests.jobs.report.made import make_row
+
+
+def line(step: int, time: float, **more: object) -> str:
+    return json.dumps({"step": step, "time": time, "samples": 8, **more})
+
+
+def test_columns_hold_what_the_lines_say() -> None:
+    rows = [make_row(0, step) for step in (1, 2, 3)]
+    series = parse_lines(0, [json.dumps(row) + "\n" for row in rows])
+
+    assert list(series.step) == [1, 2, 3]
+    for name in ("time", "loss", "lr", "samples", "tokens", "padded"):
+        assert list(series[name]) == [row[name] for row in rows]
+    assert list(series.parts["backward"]) == [row["seconds"]["backward"] for row in rows]
+    assert series.total("forward") == 1.5
+    assert (series.unreadable, series.repeated) == (0, 0)
+
+
+def test_half_a_line_at_the_end_is_left_out_and_counted() -> None:
+    series = parse_lines(0, [line(1, 0.5), line(2, 1.0), line(3, 1.5)[:17]])
+    assert (list(series.step), series.unreadable) == ([1, 2], 1)
+
+
+def test_what_a_step_does_not_say_is_not_a_number() -> None:
+    series = parse_lines(0, [line(1, 0.5, loss="low", lr=True, tokens=10**400, seconds=[1])])
+    assert all(math.isnan(series[name][0]) for name in ("loss", "lr", "tokens", "padded"))
+    assert math.isnan(series.parts["data"][0])
+    assert series.total("data") == 0
+
+
+def test_a_resumed_run_replaces_what_it_does_again_and_its_clock_goes_on() -> None:
+    before = [line(step, step * 1.0, loss=9.0) for step in range(1, 8)]
+    after = [line(step, (step - 4) * 1.0, loss=1.0) for step in range(5, 9)]
+
+    series = parse_lines(0, [*before, *after])
+
+    assert list(series.step) == list(range(1, 9))
+    assert list(series["time"]) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert list(series["loss"]) == [9, 9, 9, 9, 1, 1, 1, 1]
+    assert series.repeated == 3
+
+
+def test_a_resumed_run_whose_clock_went_on_by_itself_stays_as_it_is() -> None:
+    series = parse_lines(0, [line(1, 1.0), line(2, 2.0), line(3, 3.0), line(2, 2.5), line(3, 3.5)])
+    assert list(series["time"]) == [1, 2.5, 3.5]
+
+
+def test_ranks_come_in_their_order_and_other_files_are_not_theirs(tmp_path: Path) -> None:
+    for name in ("rank-10.jsonl", "rank-2.jsonl", "rank-x.jsonl", "rank-1.jsonl.bak", "other"):
+        (tmp_path / name).write_text(line(1, 1.0))
+    (tmp_path / "rank-3.jsonl").write_text("")
+    (tmp_path / "rank-4.jsonl").write_bytes(b"\xff\xfe\n")
+
+    found = read_metrics(tmp_path)
+
+    assert [(series.rank, len(series), series.unreadable) for series in found] == [
+        (2, 1, 0),
+        (4, 0, 1),
+        (10, 1, 0),
+    ]
+    assert read_metrics(tmp_path / "nowhere") == ()
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+_ROW = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("step", "time", "loss", "samples", "seconds"), _JSON)
+)
+
+
+@given(st.lists(st.text(max_size=20) | _ROW.map(json.dumps) | _JSON.map(json.dumps), max_size=8))
+def test_whatever_is_in_the_file_columns_are_alike_long_and_steps_rise(lines: list[str]) -> None:
+    series = parse_lines(0, lines)
+    steps, times = list(series.step), list(series["time"])
+    assert {len(c) for c in (*series.columns.values(), *series.parts.values())} == {len(steps)}
+    assert steps == sorted(set(steps))
+    assert all(map(math.isfinite, times))
+    assert times == sorted(times)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks.baseline import Settings, drive_run_qa
+from benchmarks.baseline import Settings, drive_run_qa, rows
 from benchmarks.quality import Curve, mean_curve, time_to
 from benchmarks.squad_data import SHAPES, draw
 from benchmarks.squad_sides import RUN_STEPS, Round
@@ -55,6 +56,20 @@ def test_the_original_script_gets_its_settings_and_its_layout(tmp_path: Path) ->
     at = first["answers"]["answer_start"][0]
     assert first["context"][at:].startswith(first["answers"]["text"][0])
     assert len(told["questions"]) == 3
+
+
+def test_the_baseline_pads_every_feature_and_the_grouped_one_none() -> None:
+    inputs = {"input_ids": np.array([2, 5, 3], np.int32)}
+    feature = Feature(0, inputs, np.zeros((3, 2), np.int32), 1, 2)
+    tokenizer = SimpleNamespace(pad_token_id=7)
+
+    (padded,) = rows([feature], tokenizer, padded=True)
+    (bare,) = rows([feature], tokenizer, padded=False)
+
+    assert padded["input_ids"] == [2, 5, 3] + [7] * 381
+    assert padded["attention_mask"] == [1] * 3 + [0] * 381
+    assert (padded["start_positions"], padded["end_positions"]) == (1, 2)
+    assert (bare["input_ids"], bare["attention_mask"]) == ([2, 5, 3], [1, 1, 1])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 7])

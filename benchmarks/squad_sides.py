@@ -158,7 +158,7 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     tokenizer = load_tokenizer(find_encoder(args.encoder))
-    features = load_features(args.data, tokenizer)
+    features: Sequence[Feature] = load_features(args.data, tokenizer)
     if args.shape == "distilbert":  # it knows no kinds of tokens
         features = [without_kinds(feature) for feature in features]
     if args.side == "run_qa":

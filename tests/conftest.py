@@ -27,6 +27,7 @@ settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The end-to-end tests share one embedded cloud, so that one process has to run them all."""
     for item in items:

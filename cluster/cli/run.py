@@ -89,7 +89,7 @@ def add_placement_options(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
-    from cluster.cli.train import JobDisplay
+    from cluster.cli.job_display import JobDisplay
     from cluster.nodes import find_cluster
     from jobs.record import Where
     from jobs.request import check_results

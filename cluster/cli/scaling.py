@@ -80,7 +80,7 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
-    from cluster.cli.train import JobDisplay
+    from cluster.cli.job_display import JobDisplay
     from cluster.nodes import find_cluster
     from jobs.record import Where
     from jobs.request import check_inputs, check_results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ from cluster.cli.common import (
 )
 from cluster.cli.fetch import add_push_option, open_place, push
 from cluster.cli.job_display import JobDisplay, render_result
-from jobs.spec import FABRICS, PLACEMENTS, PlacementWish, new_job_id
-from jobs.squad.options import DEMO, MAY_CHANGE, TrainOptions, add_arguments, flag, from_namespace
+from cluster.cli.train_requests import LAST, build_reference, build_request, build_resume
+from jobs.spec import FABRICS, PLACEMENTS
+from jobs.squad.options import add_arguments
 
 if TYPE_CHECKING:
     from cluster.nodes import Cluster, HostOpener
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
 
     Wish = TrainRequest | ReferenceRequest | ResumeRequest
 
-LAST = "the last unfinished one"
 _NOT_HERE = {"output", "trial_seconds", "resume"}
-# What a resumed job may have otherwise than before, beside what is learned from the same data.
-_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints"}
 _EXAMPLES = """\
   spr-cluster train squad                                     DistilBERT on SQuAD, from the hub
   spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
@@ -204,123 +202,3 @@ def usd_so_far(cluster: Cluster, *, billed: bool) -> float:
     """What the cluster's nodes have cost since their launch, as `status` says it."""
     now = datetime.now(timezone.utc)
     return sum(node.instance.accrued_usd(now) for node in cluster.nodes) if billed else 0.0
-
-
-def build_resume(args: argparse.Namespace) -> ResumeRequest:
-    """The wish to continue a job; raises :class:`UsageError` for what would make it another one."""
-    from infra.errors import UsageError
-    from jobs.request import check_results, expand_home
-    from jobs.resume import ResumeRequest
-
-    given = {each.name for each in fields(TrainOptions)} & vars(args).keys() - {"resume"}
-    other = {flag(name) for name in given - _MAY_CHANGE}
-    other |= {"--demo"} if args.demo else set()
-    other |= {"--placement"} if args.placement != "auto" else set()
-    other |= {"--ccl-workers"} if args.ccl_workers else set()
-    other |= {"--fabric"} if args.fabric != "tcp" else set()
-    other |= {"--nodes"} if args.nodes else set()
-    other |= {"--recipe"} if args.recipe != "fast" else set()
-    other |= {flag(name) for name in ("preset", "smoke", "run_qa") if getattr(args, name)}
-    if other:
-        raise UsageError(
-            f"{', '.join(sorted(other))}: a resumed job keeps its own",
-            hint="leave it out, or start a new job without --resume",
-        )
-    _check_counts(args)
-    changes = {name: getattr(args, name) for name in given}
-    try:
-        replace(TrainOptions(), **changes)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    job = None if args.resume == LAST else args.resume
-    results = expand_home(args.results) if args.results else None
-    if results:
-        check_results(results)
-    return ResumeRequest(job, results, changes, args.ppn)
-
-
-def _check_counts(args: argparse.Namespace) -> None:
-    from infra.errors import UsageError
-
-    counts = {"--nodes": args.nodes, "--ppn": args.ppn, "--ccl-workers": args.ccl_workers}
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} {value}: expected a whole number from 1 on")
-
-
-def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
-    """The options as a request; raises :class:`UsageError` for one that is out of its range."""
-    from infra.errors import UsageError
-    from jobs.presets import PRESETS
-    from jobs.request import TrainRequest, expand_home
-
-    _check_counts(args)
-    for name, given in {"--smoke": args.smoke, "--run-qa": args.run_qa}.items():
-        if given:
-            raise UsageError(f"{name} goes with --recipe reference")
-    if args.demo and args.preset:
-        raise UsageError("--demo and --preset exclude each other: give one of them")
-    base = DEMO if args.demo else TrainOptions()
-    base = PRESETS[args.preset].as_options(base) if args.preset else base
-    if args.demo and "dataset" in args:
-        base = replace(base, data=None)
-    for key in ("data", "eval", "results"):
-        if getattr(args, key, None):
-            setattr(args, key, str(expand_home(getattr(args, key))))
-    try:
-        options = from_namespace(args, base)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    results = Path(args.results or Path("results", new_job_id("squad", now)))
-    wish = PlacementWish(args.placement, args.ppn, args.ccl_workers, args.fabric)
-    return TrainRequest(options, results, wish, left_open(args), args.nodes)
-
-
-def _check_counts(args: argparse.Namespace) -> None:
-    from infra.errors import UsageError
-
-    counts = {"--nodes": args.nodes, "--ppn": args.ppn, "--ccl-workers": args.ccl_workers}
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UsageError(f"{name} {value}: expected a whole number from 1 on")
-
-
-def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest:
-    """The published recipe's request; raises :class:`UsageError` for what it leaves no choice of."""
-    from infra.errors import UsageError
-    from jobs.presets import PRESETS
-    from jobs.reference import ReferenceRequest, check_script
-    from jobs.request import expand_home
-
-    _check_counts(args)
-    senseless = sorted({each.name for each in fields(TrainOptions)} & vars(args).keys())
-    senseless += [
-        name for name in ("ppn", "ccl_workers", "demo", "no_tuned") if getattr(args, name)
-    ]
-    if senseless:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in senseless)
-        raise UsageError(
-            f"{flags}: --recipe reference is the published command, with its own settings",
-            hint="--preset and --nodes choose among those; --recipe fast takes the options",
-        )
-    if args.smoke and args.nodes not in (None, 1):
-        raise UsageError("--smoke is for one node: leave --nodes out")
-    results = Path(args.results or Path("results", new_job_id("squad", now)))
-    return ReferenceRequest(
-        preset=PRESETS[args.preset or "distilbert"],
-        results=expand_home(str(results)),
-        nodes=args.nodes,
-        script=check_script(expand_home(args.run_qa)) if args.run_qa else None,
-        smoke=args.smoke,
-        fabric=args.fabric,
-    )
-
-
-def left_open(args: argparse.Namespace) -> frozenset[str]:
-    """What `tune` may decide, as the user said nothing of it."""
-    if args.no_tuned or args.placement != "auto":
-        return frozenset()
-    chosen = "batch_size" in args or getattr(args, "preset", None)
-    batch_size = set() if chosen else {"batch_size"}
-    placement = set() if args.ppn or args.ccl_workers else {"placement"}
-    return frozenset(batch_size | placement)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.train import _PRESETS, add_parser, build_reference, build_request, render_result
+from cluster.cli.job_display import render_result
+from cluster.cli.train import _PRESETS, add_parser
+from cluster.cli.train_requests import build_reference, build_request
 from infra.errors import JobError, UsageError
 from infra.progress import Silent
 from jobs.presets import PRESETS

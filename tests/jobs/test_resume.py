@@ -17,7 +17,7 @@ from jobs.started import JobState, Started, choose_job, list_jobs, parse_started
 from provision.stacks import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.test_launch import ThisMachine
-from tests.jobs.test_train import PATHS, RESULT, event, make_hosts, whole_cluster
+from tests.jobs.test_train import NOW, PATHS, RESULT, event, make_hosts, whole_cluster
 
 OLD, DONE, NEW = (
     JobState(f"squad-{n}", n == 2, "step-000010" if n == 3 else "") for n in (1, 2, 3)
@@ -100,6 +100,7 @@ def run(
         lambda node: hosts[node.name],
         request,
         progress=Silent(),
+        now=NOW,
         on_event=lambda _: None,
         on_log=(log if log is not None else []).append,
     )

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.train import add_parser, build_request
+from cluster.cli.train import add_parser
+from cluster.cli.train_requests import build_request
 from cluster.nodes import Cluster, Node
 from infra import tags
 from infra.errors import JobError, UsageError

@@ -76,14 +76,14 @@ def _workers(nodes: int | None) -> str:
     return "-0" if nodes is None else str(nodes - 1)
 
 
-def place_again(head: Host, paths: JobPaths) -> None:
-    """Put what the head has of a job's files on every node, and its log aside for another run."""
+def place_again(head: Host, paths: JobPaths, nodes: int) -> None:
+    """Put what the head has of a job's files on its nodes, and its log aside for another run."""
     parts = " ".join(f"{paths.relative_root}/{name}" for name in _PARTS)
     head.run(
         f"cd ~ && tar -cf {_UPLOAD} $(ls -d {parts} 2>/dev/null) && {{ "
         f"cat {paths.log} >> {paths.earlier_log} 2>/dev/null; : > {paths.log}; }}"
     )
-    head.run(_DISTRIBUTE, timeout_s=1800)
+    head.run(_DISTRIBUTE.replace("@WORKERS@", _workers(nodes)), timeout_s=1800)
 
 
 def _add(archive: tarfile.TarFile, name: str, source: Path | bytes) -> None:

@@ -66,12 +66,18 @@ def build_launch_command(
             separator = [":"] if each is not pinned[0] else []
             argv += [*separator, "-n", str(job.nproc_per_node), *_options("-env", each), *program]
     setup = _ccl_setup(job.ccl_lookup or FROM_1_12) if job.backend == "ccl" else ()
-    warnings = (*layout.warnings, *_tell_left_out(job))
+    warnings = (*layout.warnings, *_tell_left_out(job, placement))
     return LaunchCommand(tuple(argv), dict(MPIRUN_ENV), setup, warnings)
 
 
-def _tell_left_out(job: JobSpec) -> tuple[str, ...]:
-    names = ", ".join(sorted(_PLACED & job.env.keys()))
+def _left_out(job: JobSpec, placement: Placement) -> frozenset[str]:
+    """What the job's environment says of threads and cores, where they are shared out otherwise."""
+    is_shared_out = bool(placement.ranks.shares)  # not so in the published recipe
+    return _PLACED & job.env.keys() if is_shared_out else frozenset()
+
+
+def _tell_left_out(job: JobSpec, placement: Placement) -> tuple[str, ...]:
+    names = ", ".join(sorted(_left_out(job, placement)))
     return (f"{names} of the stack's environment left out: the placement decides",) if names else ()
 
 
@@ -102,7 +108,8 @@ def rank_environment(
             # Where oneCCL's ranks meet; by default it takes the first interface that it finds.
             "CCL_KVS_IFACE": placement.interface,
         }
-    env |= {name: value for name, value in job.env.items() if name not in _PLACED}
+    left_out = _left_out(job, placement)
+    env |= {name: value for name, value in job.env.items() if name not in left_out}
     return {name: value for name, value in env.items() if value}
 
 

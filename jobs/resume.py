@@ -70,7 +70,7 @@ def resume(
         placement = plan_placement(facts, private_addresses(cluster), started.placement, backend)
         command = build_command(cluster, stack, placement, options, paths, offline=started.offline)
         # A node that was replaced has none of them.
-        launch.place_again(head, paths)
+        launch.place_again(head, paths, len(cluster.nodes))
     on_log(f"job {paths.job_id} goes on from {state.checkpoint or 'its beginning'}")
     results = request.results or Path("results", paths.job_id)
     ground = Ground(cluster, stack, request.where)

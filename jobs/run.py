@@ -43,7 +43,6 @@ _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
 _DECIDED = re.compile(
     r"(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|(SPR|PMI|MPI|I_MPI|CCL_WORKER)_.*"
 )
-_OF_PLACEMENT = ("OMP_NUM_THREADS", "CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY", "KMP_HW_SUBSET")
 
 
 @dataclass(frozen=True)
@@ -149,19 +148,10 @@ def build_program(
         nnodes=len(cluster.nodes),
         nproc_per_node=placement.ranks.nproc_per_node,
         backend=backend,
-        env={**stack_environment(stack, request.placement), "SPR_BACKEND": backend},
+        env={**stack.environment, "SPR_BACKEND": backend},
         ccl_lookup=environment_lookup(stack.pin(BINDING) or "1.12"),
     )
     return build_launch_command(job, placement, paths, cluster.head.private_ip)
-
-
-def stack_environment(stack: Stack, wish: PlacementWish) -> dict[str, str]:
-    """The stack's own variables, without those that share cores out where the placement does that.
-
-    Stack `reference` brings the published numbers, which are right for that placement alone.
-    """
-    decided = () if wish.mode == "reference" else _OF_PLACEMENT
-    return {name: value for name, value in stack.environment.items() if name not in decided}
 
 
 def program_files(files: WorkFiles) -> Mapping[str, Path | bytes]:
@@ -180,4 +170,4 @@ def program_files(files: WorkFiles) -> Mapping[str, Path | bytes]:
     }
 
 
-_FROM_SQUAD = ("__init__", "distributed", "errors", "events", "pinning", "rank")
+_FROM_SQUAD = ("__init__", "distributed", "errors", "events", "pinning", "rank", "stopping")

@@ -114,10 +114,11 @@ def render(speeds: Speeds, ctx: Context) -> Iterator[str]:
     yield _tell_peak(speeds, real=ctx.cloud.has_amx)
     yield from _tell_all_reduce(speeds)
     instances = {node.name: node.instance for node in speeds.nodes}
+    usual = "the other node's figure" if len(speeds.nodes) == 2 else "the nodes' median"
     for slow in speeds.slow_nodes:
         yield (
-            f"SLOW: {slow.node} has {slow.share:.0%} of the nodes' median in {slow.what}; every step "
-            "of a job waits for it"
+            f"SLOW: {slow.node} has {slow.share:.0%} of {usual} in {slow.what}; every step of a job "
+            "waits for it"
         )
         yield f"  → {_remedy(instances[slow.node], ctx)}"
 

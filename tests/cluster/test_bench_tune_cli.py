@@ -123,7 +123,7 @@ def test_a_slow_node_is_named_with_its_remedy_and_is_no_failure(line: CommandLin
 
     told = line.must("bench")
 
-    assert "SLOW: node1 has 75% of the nodes' median in matrix products" in told.out
+    assert "SLOW: node1 has 60% of the other node's figure in matrix products" in told.out
     (remedy,) = [row for row in told.out.splitlines() if row.startswith("  → ")]
     instance = re.search(r"--instance-ids (i-\w+), then spr-cluster repair --name spr;", remedy)
     assert instance

@@ -34,8 +34,8 @@ _NO_CLUSTER = (
 
 
 _VERBS = (
-    *("up", "plan", "repair", "verify", "train", "bench", "tune", "jobs", "fetch", "report"),
-    *("predict", "status", "ssh", "extend"),
+    *("up", "plan", "repair", "verify", "train", "run", "bench", "tune", "scaling", "jobs"),
+    *("fetch", "report", "predict", "status", "ssh", "extend"),
     *("down", "list", "gc", "stacks", "bake", "images", "iam-policy", "local"),
 )
 _ROWS: tuple[tuple[str, f.Message], ...] = (

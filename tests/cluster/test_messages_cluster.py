@@ -172,8 +172,8 @@ _ON_A_CLUSTER = (
     f.Row(
         "a job runs",
         "train squad --demo",
-        "job squad-1 is still running on this cluster\n  → wait for it to end, or end it: "
-        "spr-cluster ssh -- 'kill -TERM -- -$(cat spr-jobs/squad-1/pid)'",
+        "job squad-1 is still running on this cluster\n  → wait for it to end, or have it "
+        "keep a checkpoint and end: spr-cluster ssh -- pkill -x -TERM mpiexec.hydra",
         act=f.stage("node0", "for pid in", Result(0, "squad-1\n", "")),
         code=2,
     ),

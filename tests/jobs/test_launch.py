@@ -245,7 +245,7 @@ def test_a_job_is_placed_again_on_a_node_that_has_nothing_of_it(
     Path(paths.output, "results").write_text("stays where it is")
     worker = two_nodes(head, monkeypatch)
 
-    launch.place_again(head, paths)
+    launch.place_again(head, paths, 2)
     launch.submit(head, LaunchCommand(("echo", "the second"), {}), paths)
     launch.follow(head, paths, lambda _: None)
     launch.fetch(head, paths, tmp_path / "here")

@@ -138,6 +138,16 @@ def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them()
     )
 
 
+def test_the_published_recipe_keeps_its_own_words() -> None:
+    job = replace(make_job("ccl", 2), env={"KMP_HW_SUBSET": "1T"})
+    placement = place(machine(32), backend="ccl", mode="reference")
+
+    command = build_launch_command(job, placement, PATHS, "172.31.0.10")
+
+    assert environment(command.argv)["KMP_HW_SUBSET"] == "1T"
+    assert not any("left out" in warning for warning in command.warnings)
+
+
 def test_the_published_recipe_is_not_pinned() -> None:
     command = command_for(machine(32), backend="ccl", mode="reference")
     found = environment(command.argv)

@@ -136,13 +136,23 @@ def test_it_may_learn_slower_and_lie_otherwise_on_as_many_ranks(tmp_path: Path) 
     assert "--learning-rate=1e-05" in hosts["node0"].files[PATHS.script].decode()
 
 
+def test_of_a_larger_cluster_it_takes_the_nodes_that_it_had(tmp_path: Path) -> None:
+    hosts = hosts_with(replace(RECORD, nnodes=2), f"{PATHS.job_id} unfinished step-000001")
+    log: list[str] = []
+
+    run(hosts, ResumeRequest(None, tmp_path), log)
+
+    assert "on the first 2 nodes of 3, as it began" in log
+    assert "-n 2 -ppn 1" in hosts["node0"].files[PATHS.script].decode()
+
+
 @pytest.mark.parametrize(
     ("record", "message", "hint"),
     [
         (
-            replace(RECORD, nnodes=2, nproc_per_node=1),
-            r"has 2 ranks \(1 on each of 2 nodes\), and this would be 3 \(1 on each of 3\)",
-            "a cluster of 2 nodes (`spr-cluster up --nodes 2`), or a new job without --resume",
+            replace(RECORD, nnodes=4, nproc_per_node=1),
+            r"has 4 ranks \(1 on each of 4 nodes\), and this would be 3 \(1 on each of 3\)",
+            "a cluster of 4 nodes (`spr-cluster up --nodes 4`), or a new job without --resume",
         ),
         (
             replace(RECORD, nnodes=6),

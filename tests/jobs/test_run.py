@@ -18,7 +18,7 @@ from cluster.cli.run import add_parser, build_request
 from infra.errors import JobError, UsageError
 from infra.progress import Silent
 from jobs.record import JobRecord
-from jobs.run import RunRequest, check_variables, run, stack_environment
+from jobs.run import RunRequest, check_variables, run
 from jobs.spec import JobPaths, PlacementWish
 from jobs.workfiles import WorkFiles
 from provision.stacks import load_stack
@@ -141,7 +141,10 @@ def test_ctrl_c_ends_it_on_its_nodes_and_the_record_tells_that_it_began(tmp_path
     with pytest.raises(KeyboardInterrupt):
         start(hosts, wish(tmp_path))
 
-    assert f"pid=$(cat {PATHS.pid}); kill -TERM -- -$pid" in hosts["node0"].commands[-1]
+    assert (
+        f"pid=$(cat {PATHS.pid}); pkill -TERM -g $pid -x mpiexec.hydra"
+        in hosts["node0"].commands[-1]
+    )
     kept = json.loads((tmp_path / "job.json").read_text())
     assert (kept["exit_code"], kept["ended"]) == (None, None)
 
@@ -164,12 +167,6 @@ def test_variables_that_can_not_be(word: str, message: str) -> None:
 def test_variables_that_can() -> None:
     words = ("A=", "PYTHONPATH=src", "X=a=b\nc", "RANKS=3", "OMP_PROC_BIND=close")
     assert check_variables(words) == words
-
-
-def test_the_published_thread_counts_go_with_the_published_placement_alone() -> None:
-    reference = load_stack("reference")
-    assert stack_environment(reference, PlacementWish("reference")) == reference.environment
-    assert stack_environment(reference, PlacementWish()) == {}
 
 
 def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

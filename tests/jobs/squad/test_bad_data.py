@@ -147,7 +147,7 @@ def test_wrong_records_are_named(tmp_path: Path, change: Change, message: str) -
         (b'{"data": []}\n\n]', "is not JSON: Extra data (line 3, column 1)"),
         (b'{"data": "caf\xe9"}', "is not UTF-8 (byte 13)"),
         ("{'data'}".encode("utf-16"), "is UTF-16, not UTF-8"),
-        (gzip.compress(b"{}"), "is compressed by gzip: unpack it first"),
+        (gzip.compress(b"{}", mtime=0), "is compressed by gzip: unpack it first"),
         (b"PK\x03\x04\x14\0", "is a zip archive: unpack it first"),
         (b"PAR1\x15\x04", "is a Parquet file"),
         (b"\0" * 4096, "holds NUL bytes, so it is no text: was its copying cut short?"),

@@ -16,6 +16,7 @@ SQUAD_FEATURES = 88_500
 """Features of SQuAD v1.1's training set at 384 tokens and stride 128, about."""
 EPOCH_S: Mapping[int, float] = {1: 26 * 60.0, 4: 7 * 60.0 + 30}
 """Seconds by nodes."""
+MACHINE = "r7iz.metal-16xl"
 BATCH, RANKS = 32, 2
 PARAMETERS: Mapping[str, int] = {
     "distilbert-base-uncased": 66_364_418,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
 from infra.catalogue import CATALOGUE, PRICES_AS_OF
 from infra.errors import UsageError
+from jobs.published import EPOCH_S, MACHINE
 from jobs.report.charts import Point
 from jobs.report.folder import Run, as_number
 from jobs.report.metrics import PARTS, Series
@@ -238,23 +239,10 @@ def speedups(scales: Sequence[Scale]) -> list[Speedup]:
     ]
 
 
-# https://huggingface.co/blog/intel-sapphire-rapids: DistilBERT, SQuAD v1.1, one epoch, r7iz.metal-16xl.
-PUBLISHED_MINUTES: Mapping[int, float] = {1: 26.0, 4: 7.5}
-_PUBLISHED_TYPE = "r7iz.metal-16xl"
-
-
-def published_speedups() -> list[tuple[int, float]]:
-    """The published times as nodes and speedup over one node."""
-    return [(n, PUBLISHED_MINUTES[1] / minutes) for n, minutes in PUBLISHED_MINUTES.items()]
-
-
 def published_costs() -> list[tuple[str, float, float]]:
     """The published runs: machines, seconds, and US dollars at the catalogue's price."""
-    hourly = CATALOGUE[_PUBLISHED_TYPE].usd_per_hour
-    return [
-        (f"{n} × {_PUBLISHED_TYPE}", minutes * 60, n * hourly * minutes / 60)
-        for n, minutes in PUBLISHED_MINUTES.items()
-    ]
+    hourly = CATALOGUE[MACHINE].usd_per_hour
+    return [(f"{n} × {MACHINE}", s, n * hourly * s / 3600) for n, s in EPOCH_S.items()]
 
 
 def differences(runs: Sequence[Run]) -> list[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from jobs.published import EPOCH_S, published_speedups
 from jobs.report import figures
 from jobs.report.charts import (
     Band,
@@ -280,12 +281,12 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
             "No data: runs on at least two numbers of nodes are needed. --compare DIR adds one."
         )
         return Section("scaling", title, None, None, missing)
-    fewest, most = found[0].nodes, max(found[-1].nodes, max(figures.PUBLISHED_MINUTES))
+    fewest, most = found[0].nodes, max(found[-1].nodes, max(EPOCH_S))
     lines = [
         Line("ideal", [Point(fewest, 1.0), Point(most, most / fewest)], 0, "dashed"),
         Line("these runs", [Point(s.nodes, s.speedup) for s in found], 1, "dots"),
     ]
-    published = [Point(n, speedup) for n, speedup in figures.published_speedups()]
+    published = [Point(n, speedup) for n, speedup in published_speedups().items()]
     if fewest == 1:
         lines.append(Line("published: 26 min on 1, 7 min 30 on 4", published, 2, "dots"))
     note = f"Speed against {fewest} node{'s' if fewest > 1 else ''}, in samples per second."
@@ -296,7 +297,7 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
     ]
     rows += [
         (str(n), "–", f"{speedup:.2f} ×", f"{speedup / n:.0%}", "published")
-        for n, speedup in figures.published_speedups()
+        for n, speedup in published_speedups().items()
         if fewest == 1
     ]
     table = Table(("nodes", "samples/s", "times as fast", "of ideal", "run"), rows)

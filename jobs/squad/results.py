@@ -72,6 +72,7 @@ class Results:
     data: str
     eval_data: str
     versions: Mapping[str, str]
+    recipe: str = "fast"
 
     def to_dict(self) -> dict[str, Any]:
         """As results.json holds it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import platform
 import re
@@ -10,7 +11,8 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -43,6 +45,7 @@ _BUILD_S = 1200.0
 _SETTLE_S = 10.0
 _CLEANUP_S = 120.0
 _APT = Path("/etc/apt")
+_LOCK = Path(tempfile.gettempdir(), "spr-cluster-base.lock")
 
 
 def recipe() -> dict[str, str]:
@@ -76,9 +79,22 @@ def ensure_base_image(engine: Engine, progress: Progress) -> BaseImage:
     files = recipe()
     reference = f"{REPOSITORY}:{recipe_hash(files)}"
     if not engine.images(reference):
-        with progress.phase("embedded cloud: base image (once per machine)"):
-            _build(engine, files, reference, progress)
+        with progress.phase("embedded cloud: base image (once per machine)"), _alone(progress):
+            if not engine.images(reference):
+                _build(engine, files, reference, progress)
     return BaseImage(reference, engine.image_label(reference, DESCRIPTION_LABEL))
+
+
+@contextmanager
+def _alone(progress: Progress) -> Iterator[None]:
+    """One base image at a time on this machine, whatever home folder it is for."""
+    with _LOCK.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            progress.note("another embedded cloud of this machine makes it; waiting")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _build(engine: Engine, files: dict[str, str], reference: str, progress: Progress) -> None:

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from infra.wait import wait_until
 from jobs.program.environment import program_environment, rank_variables
 from jobs.run import program_files
 from jobs.squad.errors import BackendError
@@ -125,8 +127,15 @@ def test_it_ends_when_it_is_asked_to_and_never_outlives_its_rank(node: Path) -> 
         rest, _ = rank.communicate(timeout=20)
 
         assert (rank.returncode, rest) == (code, "")
-        state = Path(f"/proc/{pid}/stat")
-        assert not state.exists() or state.read_text().split()[2] == "Z"
+        # A killed process is gone when the kernel finds the time.
+        wait_until("its end", partial(_has_ended, pid), deadline_s=10, every_s=0.02)
+
+
+def _has_ended(pid: int) -> bool | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z" or None
+    except OSError:
+        return True
 
 
 def test_a_rank_in_the_wrong_place_never_starts_it(node: Path) -> None:

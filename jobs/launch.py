@@ -23,7 +23,7 @@ _PARTS = ("start.json", "code", "data", "model", "output/.keep")
 _DISTRIBUTE = f"""# distributing the job's files to the workers
 set -e -o pipefail
 tar -C ~ -xf ~/{_UPLOAD}
-tail -n +2 ~/hosts | head -n @WORKERS@ | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < ~/{_UPLOAD} \
+@WORKERS@ | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < ~/{_UPLOAD} \
   || {{ echo "@ can not be reached" >&2; exit 1; }}'
 rm -f ~/{_UPLOAD}
 """
@@ -72,8 +72,8 @@ def place_files(
 
 
 def _workers(nodes: int | None) -> str:
-    """How many of the hostfile's workers, in the words of ``head -n``; ``-0`` is all of them."""
-    return "-0" if nodes is None else str(nodes - 1)
+    """Lists the hostfile's workers, of the first ``nodes`` nodes; it reads the file to its end."""
+    return f"awk 'NR > 1{'' if nodes is None else f' && NR <= {nodes}'}' ~/hosts"
 
 
 def place_again(head: Host, paths: JobPaths, nodes: int) -> None:
@@ -189,7 +189,7 @@ def gather(head: Host, paths: JobPaths, nodes: int, on_log: LineSink) -> None:
     )
     done = head.run(
         f"# gathering the workers' output\n"
-        f"tail -n +2 ~/hosts | head -n {_workers(nodes)} "
+        f"{_workers(nodes)} "
         f"| xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}",
         timeout_s=1800,
     )

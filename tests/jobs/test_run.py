@@ -107,7 +107,7 @@ def test_the_first_nodes_alone_are_asked_sent_to_and_used(tmp_path: Path) -> Non
     assert hosts["node2"].commands == []
     assert "-n 4 -ppn 2" in hosts["node0"].files[PATHS.script].decode()
     (sent,) = [c for c in hosts["node0"].commands if "distributing" in c]
-    assert "tail -n +2 ~/hosts | head -n 1 |" in sent
+    assert "awk 'NR > 1 && NR <= 2' ~/hosts |" in sent
     with pytest.raises(UsageError, match="--nodes 4: cluster bert has 3 nodes"):
         start(hosts_for([]), wish(tmp_path, nodes=4))
 

@@ -24,7 +24,7 @@ _EXAMPLES = """\
 
 
 def add_parser(actions: SubParsers) -> None:
-    from cluster.cli.stacks import add_asking_options
+    from cluster.cli.stacks_check import add_asking_options
 
     lock = add_command(
         actions,
@@ -42,7 +42,7 @@ def add_parser(actions: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from cluster.cli.display import make_progress
-    from cluster.cli.stacks import check_timeout, render_report, say_configuration
+    from cluster.cli.stacks_check import check_timeout, render_report, say_configuration
     from provision.pip import find_pip
     from provision.stack_check import check_sources
     from provision.stacks import load_stack, stack_names

@@ -121,24 +121,24 @@ def test_without_a_compiler_training_goes_on_and_says_so(
 
 
 @COMPILING
+@pytest.mark.full
+def test_compiled_layers_give_the_same_step(questions: list[Question], tokenizer: Any) -> None:
+    assert why_no_compiler() is None
+    plain, expected = one_step(DEMO, questions, tokenizer)
+    step, gradients = one_step(replace(DEMO, compile="on"), questions, tokenizer)
+    assert step.loss == pytest.approx(plain.loss, rel=1e-5)
+    for name, values in gradients.items():
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-6), name
+
+
+# After the one that compiles: torch remembers which compiler it has found.
+@COMPILING
 def test_a_missing_compiler_is_found_out() -> None:
     from torch._inductor import config
 
     # Its own way to set these: pytest's would delete them afterwards.
     with config.patch({"cpp.cxx": ("no-such-compiler",), "fx_graph_cache": False}):
         assert "no-such-compiler" in (why_no_compiler() or "")
-
-
-@COMPILING
-@pytest.mark.full
-def test_compiled_layers_give_the_same_step(questions: list[Question], tokenizer: Any) -> None:
-    if why := why_no_compiler():
-        pytest.skip(f"no compiler here: {why}")
-    plain, expected = one_step(DEMO, questions, tokenizer)
-    step, gradients = one_step(replace(DEMO, compile="on"), questions, tokenizer)
-    assert step.loss == pytest.approx(plain.loss, rel=1e-5)
-    for name, values in gradients.items():
-        assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-6), name
 
 
 @COMPILING

@@ -35,7 +35,7 @@ def line(two: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(two_home(two)))
     monkeypatch.chdir(tmp_path)
     two.machines.staged.clear()
-    for pattern in (r"tail -n \+2 ~/hosts", "setsid -f", "mkdir -p ~/spr-bench"):
+    for pattern in (r"~/hosts \| xargs", "setsid -f", "mkdir -p ~/spr-bench"):
         two.stage("node0", pattern, Result(0, "", ""))
     two.stage("node0", r"cat \S*/exit", Result(0, "0\n", ""))
     return two

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     show = JobDisplay(progress)
     done = run_program(
         cluster,
-        load_stack(cluster.stack),
+        load_stack(cluster.stack, locked=False),
         ctx.host_opener(),
         replace(request, where=Where(cloud.name, cloud.region, cloud.billed)),
         progress=progress,

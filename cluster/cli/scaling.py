@@ -18,7 +18,7 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
-from cluster.cli.tune import numbers
+from cluster.cli.tune import NOT_FOR_TRIALS, numbers
 from jobs.spec import FABRICS, PlacementWish, new_job_id
 from jobs.squad.options import DEMO, TrainOptions, add_arguments, from_namespace
 
@@ -31,10 +31,6 @@ _EXAMPLES = """\
 """
 _SECONDS, _MOST_SECONDS = 20, 3600
 _MOST_NODES = 256
-# A trial ends before these would count.
-_NOT_FOR_TRIALS = {
-    *("output", "eval", "epochs", "max_steps", "trial_seconds", "learning_rate", "warmup_ratio"),
-}
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -74,7 +70,7 @@ def add_parser(subparsers: SubParsers) -> None:
     add("--fabric", choices=FABRICS, default="tcp", help="as for train (default: tcp)")
     add("--results", metavar="DIR", help="local folder for scaling.json (default: results/STUDY)")
     add("--demo", action="store_true", help="train a small new model on the sample that we ship")
-    add_arguments(parser.add_argument_group("training"), without=_NOT_FOR_TRIALS)
+    add_arguments(parser.add_argument_group("training"), without=NOT_FOR_TRIALS)
     parser.set_defaults(run=run)
 
 
@@ -99,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     request = replace(request, training=replace(request.training, where=where))
     study = scaling(
         cluster,
-        load_stack(cluster.stack),
+        load_stack(cluster.stack, locked=False),
         ctx.host_opener(),
         choose_nodes(request, len(cluster.nodes)),
         progress=progress,

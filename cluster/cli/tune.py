@@ -34,7 +34,7 @@ _EXAMPLES = """\
 _SECONDS = 20
 _MOST_SECONDS = 3600
 # A trial ends before these would count.
-_NOT_FOR_TRIALS = {
+NOT_FOR_TRIALS = {
     "output",
     "eval",
     "epochs",
@@ -43,7 +43,6 @@ _NOT_FOR_TRIALS = {
     "checkpoint_every",
     "keep_checkpoints",
     "resume",
-    "batch_size",
     "learning_rate",
     "warmup_ratio",
 }
@@ -75,7 +74,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add("--fabric", choices=FABRICS, default="tcp", help="as for train (default: tcp)")
     add("--demo", action="store_true", help="tune `train squad --demo`")
-    add_arguments(parser.add_argument_group("training"), without=_NOT_FOR_TRIALS)
+    add_arguments(parser.add_argument_group("training"), without=NOT_FOR_TRIALS | {"batch_size"})
     parser.set_defaults(run=run)
 
 

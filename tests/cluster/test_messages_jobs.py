@@ -187,6 +187,11 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("bench --seconds 601", "--seconds 601 is out of range: 0.1 to 600"),
     ("bench fast", "'fast' is not known here" + f.help_of("bench")),
     ("tune", "the following arguments are required: job" + f.help_of("tune")),
+    ("tune squad --resume", "'--resume' is not known here" + f.help_of("tune")),
+    (
+        "scaling squad --resume",
+        "'--resume' is not known here; did you mean --results?" + f.help_of("scaling"),
+    ),
     ("tune squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     (
         "tune squad --ppn 1,0",

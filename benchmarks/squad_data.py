@@ -43,7 +43,11 @@ class Shape(NamedTuple):
         return 6.0 * self.weights * tokens + 12.0 * self.layers * self.hidden * tokens**2
 
 
-SHAPES = {"distilbert": Shape(6, 768, 12), "bert-large": Shape(24, 1024, 16)}
+SHAPES = {
+    "distilbert": Shape(6, 768, 12),
+    "bert-large": Shape(24, 1024, 16),
+    "minilm": Shape(6, 384, 12),  # that of the encoder in benchmarks.quality
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from benchmarks.baseline import TRAINER
@@ -36,7 +36,7 @@ from benchmarks.squad_sides import (
     side_arguments,
 )
 
-LIMITS = {"distilbert": 3.0, "bert-large": 2.5}
+LIMITS = {"distilbert": 3.0, "bert-large": 2.5, "minilm": 2.5}
 ALLOCATORS: dict[str, dict[str, str]] = {
     "plain": {},
     # glibc's: no memory of its own for large tensors, nothing given back.
@@ -56,13 +56,21 @@ class Player:
 
     def play(self, steps: int, seed: int) -> Round:
         """One round; waits for its answer."""
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(steps, seed, file=self._process.stdin, flush=True)
+        self._ask(f"{steps} {seed}\n")
         for line in self._process.stdout:
             if line.startswith('{"features"'):
                 return Round(**json.loads(line))
-        raise SystemExit(f"a side ended with exit code {self._process.wait()}")
+        code = self._process.wait()
+        why = ": the kernel ran out of memory? Give a smaller --batch-size" if code == -9 else ""
+        raise SystemExit(f"a side ended with exit code {code}{why}")
+
+    def _ask(self, line: str) -> None:
+        assert self._process.stdin is not None
+        # One that has ended is met where its answer is missing.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
 
 
 @contextmanager
@@ -81,6 +89,8 @@ def playing(side: str, args: argparse.Namespace) -> Iterator[Player]:
             yield Player(process)
         finally:
             process.kill()
+            with suppress(BrokenPipeError):
+                process.communicate()
 
 
 def environment(args: argparse.Namespace) -> dict[str, str]:

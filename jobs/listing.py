@@ -11,8 +11,9 @@ from provision.host import Host
 
 RUNNING, DONE, FAILED, LOST = "running", "done", "failed", "lost"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# A line a job: begin, end (or -), pid alive (0 or 1), exit code (or -), has a model, KiB, name. A pid
-# may belong to anybody after a restart of the node, so its command line is asked, too.
+# A line a job: begin, end (or -), pid alive (0 or 1), exit code (or -), has a model, training (finished,
+# unfinished or -), newest checkpoint (or -), KiB, name. A pid may belong to anybody after a restart of
+# the node, so its command line is asked, too. A checkpoint is one when its folder has its final name.
 _SCRIPT = r"""# listing the jobs
 for d in ~/spr-jobs/*/; do
   [ -d "$d" ] || continue
@@ -21,7 +22,11 @@ for d in ~/spr-jobs/*/; do
   if [ -f "$d/exit" ]; then end=$(stat -c %Y "$d/exit"); code=$(cat "$d/exit")
   elif [ -s "$d/pid" ] && grep -qs "$d" "/proc/$(cat "$d/pid")/cmdline"; then alive=1; fi
   [ -f "$d/output/model/config.json" ] && model=1
-  echo "$(stat -c %Y "$begin") $end $alive ${code:--} $model $(du -sk "$d" | cut -f1) $(basename "$d")"
+  training=-; [ -f "$d/start.json" ] && training=unfinished
+  [ $training = unfinished ] && [ -f "$d/output/results.json" ] && training=finished
+  step=$(ls "$d/output/checkpoints" 2>/dev/null | grep -x 'step-[0-9]*' | sort -V | tail -n 1)
+  echo "$(stat -c %Y "$begin") $end $alive ${code:--} $model $training ${step:--}" \
+    "$(du -sk "$d" | cut -f1) $(basename "$d")"
 done
 """
 
@@ -31,7 +36,8 @@ class ListedJob:
     """One job. ``ended`` and ``exit_code`` are ``None`` while it runs, and where nobody knows.
 
     ``state``: running, done, failed, or lost: it ended without an exit code, as when the node was
-    shut down.
+    shut down. ``checkpoint`` is the newest one's name, "" for none; ``unfinished`` is a training
+    job that `train squad --resume` can go on with.
     """
 
     job: str
@@ -41,6 +47,8 @@ class ListedJob:
     ended: datetime | None
     size_kib: int
     has_model: bool
+    checkpoint: str = ""
+    unfinished: bool = False
 
     def as_dict(self) -> dict[str, object]:
         """The job for ``--json``."""
@@ -52,6 +60,8 @@ class ListedJob:
             "ended": self.ended.isoformat() if self.ended else None,
             "size_kib": self.size_kib,
             "has_model": self.has_model,
+            "checkpoint": self.checkpoint or None,
+            "unfinished": self.unfinished,
         }
 
 
@@ -62,12 +72,12 @@ def list_jobs(head: Host) -> tuple[ListedJob, ...]:
 
 def parse_jobs(text: str) -> tuple[ListedJob, ...]:
     """The jobs in what the head's script has printed, oldest first."""
-    rows = (line.split(" ", 6) for line in text.splitlines() if line.count(" ") >= 6)
+    rows = (line.split(" ", 8) for line in text.splitlines() if line.count(" ") >= 8)
     return tuple(sorted(map(_parse, rows), key=lambda job: (job.began, job.job)))
 
 
 def _parse(row: list[str]) -> ListedJob:
-    begin, end, alive, code, model, size, name = row
+    begin, end, alive, code, model, training, step, size, name = row
     exit_code = int(code) if code.lstrip("-").isdigit() else None
     state = DONE if exit_code == 0 else FAILED
     if exit_code is None:
@@ -80,6 +90,8 @@ def _parse(row: list[str]) -> ListedJob:
         ended=None if end == "-" else _time(end),
         size_kib=int(size),
         has_model=model == "1",
+        checkpoint="" if step == "-" else step,
+        unfinished=training == "unfinished",
     )
 
 
@@ -115,3 +127,25 @@ def newest_model(jobs: tuple[ListedJob, ...]) -> ListedJob:
     if not having:
         raise JobError("no job on this cluster has a model", hint="spr-cluster train squad")
     return having[-1]
+
+
+def choose_unfinished(jobs: tuple[ListedJob, ...], wish: str | None, cluster: str) -> ListedJob:
+    """The training job of that id, or the last one that has not finished.
+
+    Raises :class:`UsageError` where there is none, or it has nothing left to do.
+    """
+    unfinished = [job for job in jobs if job.unfinished]
+    if wish is None and unfinished:
+        return unfinished[-1]
+    if wish is None:
+        raise UsageError(
+            f"no unfinished training job on cluster {cluster}",
+            hint="`spr-cluster train squad` starts one",
+        )
+    found = next((job for job in jobs if job.job == wish), None)
+    if found is None:
+        known = ", ".join(job.job for job in unfinished[-3:]) or "no other unfinished one"
+        raise UsageError(f"no job {wish!r} on cluster {cluster}", hint=f"there is {known}")
+    if not found.unfinished:
+        raise UsageError(f"job {wish} has nothing to resume: it is finished, or no training")
+    return found

@@ -12,13 +12,14 @@ from cluster.nodes import Cluster, HostOpener
 from infra.errors import JobError, UsageError
 from infra.progress import Progress
 from jobs import launch
+from jobs.listing import choose_unfinished, list_jobs
 from jobs.placement import plan_placement
 from jobs.record import Ground, Where
 from jobs.request import chosen_backend, require_able_stack
 from jobs.running import Event, Output, ask_facts, private_addresses, require_all_nodes
 from jobs.spec import JobPaths
 from jobs.squad.options import TrainOptions, parse_argv
-from jobs.started import Started, choose_job, list_jobs, parse_started
+from jobs.started import Started, parse_started
 from jobs.train import Prepared, build_command, finish
 from provision.host import Host
 from provision.stacks import Stack
@@ -56,8 +57,8 @@ def resume(
     require_all_nodes(cluster)
     with progress.phase("Look for the job"):
         launch.require_idle(head)
-        state = choose_job(list_jobs(head), request.job, cluster.name)
-        paths = JobPaths(state.job_id)
+        found = choose_unfinished(list_jobs(head), request.job, cluster.name)
+        paths = JobPaths(found.job)
         started = _read_started(head, paths)
         if len(cluster.nodes) > started.nnodes and request.nproc_per_node is None:
             on_log(f"on the first {started.nnodes} nodes of {len(cluster.nodes)}, as it began")
@@ -71,7 +72,7 @@ def resume(
         command = build_command(cluster, stack, placement, options, paths, offline=started.offline)
         # A node that was replaced has none of them.
         launch.place_again(head, paths, len(cluster.nodes))
-    on_log(f"job {paths.job_id} goes on from {state.checkpoint or 'its beginning'}")
+    on_log(f"job {paths.job_id} goes on from {found.checkpoint or 'its beginning'}")
     results = request.results or Path("results", paths.job_id)
     ground = Ground(cluster, stack, request.where)
     prepared = Prepared(ground, paths, command, placement, tuple(options.to_argv()))

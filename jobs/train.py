@@ -14,6 +14,7 @@ from cluster.nodes import Cluster, HostOpener
 from infra.errors import JobError
 from infra.progress import Progress
 from jobs import launch
+from jobs.listing import list_jobs
 from jobs.mpirun import LaunchCommand, build_launch_command
 from jobs.placement import Placement, plan_placement
 from jobs.record import Ground, JobRecord, Recorder, describe_placement, make_record
@@ -38,7 +39,7 @@ from jobs.running import (
 from jobs.spec import JobPaths, JobSpec, PlacementWish, new_job_id
 from jobs.squad.options import TrainOptions, parse_argv
 from jobs.squad.stopping import EXIT_CODE as STOPPED
-from jobs.started import Started, list_jobs
+from jobs.started import Started
 from jobs.tuned import Tuned, TunedKey, describe_nodes, read_tuned
 from provision.facts import HostFacts
 from provision.host import Host
@@ -155,7 +156,7 @@ def _way_back(cluster: Cluster, head: Host, paths: JobPaths, results: Path) -> s
 
 def _kept(head: Host, paths: JobPaths) -> str:
     """The newest checkpoint's name, "" for none."""
-    return {job.job_id: job.checkpoint for job in list_jobs(head)}.get(paths.job_id, "")
+    return {job.job: job.checkpoint for job in list_jobs(head)}.get(paths.job_id, "")
 
 
 def _resume_command(cluster: Cluster, paths: JobPaths, results: Path) -> str:

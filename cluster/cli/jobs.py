@@ -32,7 +32,8 @@ def add_parser(subparsers: SubParsers) -> None:
         "jobs",
         "list a cluster's jobs",
         "List the jobs on a cluster's head, oldest first: running, done, failed with their exit code,\n"
-        "or lost (ended without one, as when the node was shut down).",
+        "or lost (ended without one, as when the node was shut down). One with a checkpoint and without a\n"
+        "model can go on: `spr-cluster train squad --resume JOB`.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def render(found: Sequence[ListedJob], now: datetime) -> str:
     """The jobs as a table."""
-    rows = [("JOB", "STATE", "BEGAN", "TOOK", "ON DISK", "MODEL")]
+    rows = [("JOB", "STATE", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")]
     for job in found:
         failed = job.state == "failed"
         ended = job.ended or (now if job.state == "running" else None)
@@ -69,6 +70,7 @@ def render(found: Sequence[ListedJob], now: datetime) -> str:
                 format_seconds(max(0.0, (ended - job.began).total_seconds())) if ended else "-",
                 f"{job.size_kib / 1024:,.1f} MiB",
                 "yes" if job.has_model else "-",
+                job.checkpoint or "-",
             )
         )
     return format_table(rows)

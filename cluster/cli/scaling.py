@@ -18,9 +18,9 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
-from cluster.cli.tune import NOT_FOR_TRIALS, numbers
-from jobs.spec import FABRICS, PlacementWish, new_job_id
-from jobs.squad.options import DEMO, TrainOptions, add_arguments, from_namespace
+from cluster.cli.train_requests import read_options
+from cluster.cli.trials import add_training_arguments, add_trial_arguments, check_seconds, numbers
+from jobs.spec import PlacementWish, new_job_id
 
 if TYPE_CHECKING:
     from jobs.scaling import Row, ScalingRequest, Study
@@ -29,7 +29,6 @@ _EXAMPLES = """\
   spr-cluster scaling squad --nodes 1,2,4 --predict 8,16
   spr-cluster scaling squad --weak --batch-size 32 --data train.json --model ./my-encoder
 """
-_SECONDS, _MOST_SECONDS = 20, 3600
 _MOST_NODES = 256
 
 
@@ -51,12 +50,7 @@ def add_parser(subparsers: SubParsers) -> None:
     add("--nodes", type=numbers, metavar="LIST", help="(default: 1, 2, 4… and all)")
     add("--weak", action="store_true", help="keep the batch of each rank, not that of all")
     add("--predict", type=numbers, default=(), metavar="LIST", help="nodes that are not there")
-    add(
-        "--seconds",
-        type=int,
-        default=_SECONDS,
-        help=f"of measured training in each trial (default: {_SECONDS})",
-    )
+    add_trial_arguments(add)
     add("--samples", type=int, help="that make an epoch (default: SQuAD's 88500)")
     add(
         "--flow-gbit-s",
@@ -67,10 +61,8 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add("--ppn", type=int, help="ranks per node (default: one per NUMA node)")
     add("--ccl-workers", type=int, metavar="N", help="with oneCCL (default: 1)")
-    add("--fabric", choices=FABRICS, default="tcp", help="as for train (default: tcp)")
     add("--results", metavar="DIR", help="local folder for scaling.json (default: results/STUDY)")
-    add("--demo", action="store_true", help="train a small new model on the sample that we ship")
-    add_arguments(parser.add_argument_group("training"), without=NOT_FOR_TRIALS)
+    add_training_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -109,21 +101,12 @@ def run(args: argparse.Namespace) -> int:
 
 def build_request(args: argparse.Namespace, now: datetime) -> ScalingRequest:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
-    from infra.errors import UsageError
     from jobs.published import SQUAD_FEATURES
     from jobs.request import TrainRequest, expand_home
     from jobs.scaling import ScalingRequest
 
     _check(args)
-    base = DEMO if args.demo else TrainOptions()
-    if args.demo and "dataset" in args:
-        base = replace(base, data=None)
-    if getattr(args, "data", None):
-        args.data = str(expand_home(args.data))
-    try:
-        options = from_namespace(args, base)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    options = read_options(args)
     results = expand_home(args.results or str(Path("results", new_job_id("scaling", now))))
     wish = PlacementWish("auto", args.ppn, args.ccl_workers, args.fabric)
     request = ScalingRequest(
@@ -141,8 +124,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> ScalingRequest:
 def _check(args: argparse.Namespace) -> None:
     from infra.errors import UsageError
 
-    if not 1 <= args.seconds <= _MOST_SECONDS:
-        raise UsageError(f"--seconds {args.seconds} is out of range: 1 to {_MOST_SECONDS}")
+    check_seconds(args.seconds)
     for flag in ("ppn", "ccl_workers", "samples"):
         value = getattr(args, flag)
         if value is not None and value < 1:

@@ -66,7 +66,6 @@ def _check_counts(args: argparse.Namespace) -> None:
 def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
-    from jobs.presets import PRESETS
     from jobs.request import TrainRequest, expand_home
 
     _check_counts(args)
@@ -75,20 +74,29 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
             raise UsageError(f"{name} goes with --recipe reference")
     if args.demo and args.preset:
         raise UsageError("--demo and --preset exclude each other: give one of them")
+    options = read_options(args, args.preset)
+    results = expand_home(args.results or str(Path("results", new_job_id("squad", now))))
+    wish = PlacementWish(args.placement, args.ppn, args.ccl_workers, args.fabric)
+    return TrainRequest(options, results, wish, left_open(args), args.nodes)
+
+
+def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOptions:
+    """The training options of a new job; raises :class:`UsageError` for one out of its range."""
+    from infra.errors import UsageError
+    from jobs.presets import PRESETS
+    from jobs.request import expand_home
+
     base = DEMO if args.demo else TrainOptions()
-    base = PRESETS[args.preset].as_options(base) if args.preset else base
+    base = PRESETS[preset].as_options(base) if preset else base
     if args.demo and "dataset" in args:
         base = replace(base, data=None)
-    for key in ("data", "eval", "results"):
+    for key in ("data", "eval"):
         if getattr(args, key, None):
             setattr(args, key, str(expand_home(getattr(args, key))))
     try:
-        options = from_namespace(args, base)
+        return from_namespace(args, base)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    results = Path(args.results or Path("results", new_job_id("squad", now)))
-    wish = PlacementWish(args.placement, args.ppn, args.ccl_workers, args.fabric)
-    return TrainRequest(options, results, wish, left_open(args), args.nodes)
 
 
 def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -18,8 +17,9 @@ from cluster.cli.common import (
     open_chosen_cloud,
     open_context,
 )
-from jobs.spec import FABRICS, PlacementWish
-from jobs.squad.options import DEMO, TrainOptions, add_arguments, from_namespace
+from cluster.cli.train_requests import read_options
+from cluster.cli.trials import add_training_arguments, add_trial_arguments, check_seconds, numbers
+from jobs.spec import PlacementWish
 
 if TYPE_CHECKING:
     from jobs.trials import Outcome
@@ -31,21 +31,6 @@ _EXAMPLES = """\
   spr-cluster tune squad --ppn 1,2,4 --ccl-workers 1,2,4 --seconds 30
   spr-cluster tune squad --batch-size 8,16,32                       the batch per rank, too
 """
-_SECONDS = 20
-_MOST_SECONDS = 3600
-# A trial ends before these would count.
-NOT_FOR_TRIALS = {
-    "output",
-    "eval",
-    "epochs",
-    "max_steps",
-    "trial_seconds",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "resume",
-    "learning_rate",
-    "warmup_ratio",
-}
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -66,22 +51,9 @@ def add_parser(subparsers: SubParsers) -> None:
     add("--ppn", type=numbers, metavar="LIST", help="ranks per node (default: what the nodes suit)")
     add("--ccl-workers", type=numbers, metavar="LIST", help="with oneCCL (default: 1,2)")
     add("--batch-size", dest="batch_sizes", type=numbers, metavar="LIST", help="features per rank")
-    add(
-        "--seconds",
-        type=int,
-        default=_SECONDS,
-        help=f"of measured training in each trial (default: {_SECONDS})",
-    )
-    add("--fabric", choices=FABRICS, default="tcp", help="as for train (default: tcp)")
-    add("--demo", action="store_true", help="tune `train squad --demo`")
-    add_arguments(parser.add_argument_group("training"), without=NOT_FOR_TRIALS | {"batch_size"})
+    add_trial_arguments(add)
+    add_training_arguments(parser, without=frozenset({"batch_size"}))
     parser.set_defaults(run=run)
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers such as 1,2,4")
-    return tuple(dict.fromkeys(map(int, text.split(","))))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,20 +87,14 @@ def run(args: argparse.Namespace) -> int:
 def build_request(args: argparse.Namespace) -> TuneRequest:
     """The options as a request; raises :class:`UsageError` for one that is out of its range."""
     from infra.errors import UsageError
-    from jobs.request import TrainRequest, expand_home
+    from jobs.request import TrainRequest
     from jobs.trials import Grid
     from jobs.tune import TuneRequest
 
-    if not 1 <= args.seconds <= _MOST_SECONDS:
-        raise UsageError(f"--seconds {args.seconds} is out of range: 1 to {_MOST_SECONDS}")
-    base = DEMO if args.demo else TrainOptions()
-    if args.demo and "dataset" in args:
-        base = replace(base, data=None)
-    if getattr(args, "data", None):
-        args.data = str(expand_home(args.data))
+    check_seconds(args.seconds)
+    options = read_options(args)
+    batch_sizes = args.batch_sizes or (options.batch_size,)
     try:
-        options = from_namespace(args, base)
-        batch_sizes = args.batch_sizes or (options.batch_size,)
         for size in batch_sizes:
             replace(options, batch_size=size)
     except ValueError as error:

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from infra.errors import JobError, UsageError
-from jobs.listing import ListedJob, check_job_id, choose_job, list_jobs, newest_model, parse_jobs
+from jobs.listing import (
+    ListedJob,
+    check_job_id,
+    choose_job,
+    choose_unfinished,
+    list_jobs,
+    newest_model,
+    parse_jobs,
+)
 from tests.jobs.test_launch import ThisMachine
 
 
@@ -64,7 +72,7 @@ def test_an_exit_file_that_is_still_empty_is_no_exit_code(tmp_path: Path) -> Non
 
 def test_what_is_no_line_of_ours_is_passed_over() -> None:
     assert parse_jobs("Welcome to Ubuntu\n") == ()
-    assert parse_jobs("100 - 1 - 0 4 squad-1\n")[0].as_dict() == {
+    assert parse_jobs("100 - 1 - 0 unfinished - 4 squad-1\n")[0].as_dict() == {
         "job": "squad-1",
         "state": "running",
         "exit_code": None,
@@ -72,12 +80,14 @@ def test_what_is_no_line_of_ours_is_passed_over() -> None:
         "ended": None,
         "size_kib": 4,
         "has_model": False,
+        "checkpoint": None,
+        "unfinished": True,
     }
 
 
-def job(name: str, *, has_model: bool = False) -> ListedJob:
+def job(name: str, *, has_model: bool = False, unfinished: bool = False) -> ListedJob:
     began = datetime(2026, 7, 31, tzinfo=timezone.utc)
-    return ListedJob(name, "done", 0, began, began, 4, has_model)
+    return ListedJob(name, "done", 0, began, began, 4, has_model, unfinished=unfinished)
 
 
 def test_one_is_chosen_by_its_id_or_as_the_last() -> None:
@@ -92,6 +102,63 @@ def test_one_is_chosen_by_its_id_or_as_the_last() -> None:
         choose_job((), None)
     with pytest.raises(JobError, match="no job on this cluster has a model"):
         newest_model((job("b"),))
+
+
+def test_what_was_trained_and_how_far_is_seen_in_the_jobs_folder(tmp_path: Path) -> None:
+    make_job(tmp_path, "bench-0", "0\n")
+    for name in ("squad-1", "squad-2", "squad-3"):
+        folder = make_job(tmp_path, name, "1\n")
+        (folder / "start.json").write_text("{}")
+        (folder / "output" / "checkpoints").mkdir()
+    (tmp_path / "spr-jobs/squad-2/output/results.json").write_text("{}")
+    # A checkpoint is one when its folder has its final name; their numbers outgrow their digits.
+    for name in ("step-999999", "step-1000000", "step-2000000.partial"):
+        (tmp_path / "spr-jobs/squad-3/output/checkpoints" / name).mkdir()
+
+    found = list_jobs(ThisMachine(tmp_path))
+
+    assert [(each.job, each.unfinished, each.checkpoint) for each in found] == [
+        ("bench-0", False, ""),
+        ("squad-1", True, ""),
+        ("squad-2", False, ""),
+        ("squad-3", True, "step-1000000"),
+    ]
+
+
+JOBS = (job("squad-1", unfinished=True), job("squad-2"), job("squad-3", unfinished=True))
+
+
+def test_the_last_unfinished_job_is_taken_where_none_is_named() -> None:
+    assert choose_unfinished(JOBS, None, "bert").job == "squad-3"
+    assert choose_unfinished((*JOBS, job("squad-4")), None, "bert").job == "squad-3"
+    assert choose_unfinished(JOBS, "squad-1", "bert").job == "squad-1"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "wish", "message", "hint"),
+    [
+        (
+            JOBS,
+            "squad-2",
+            "job squad-2 has nothing to resume: it is finished, or no training",
+            None,
+        ),
+        (JOBS, "squad-9", "no job 'squad-9' on cluster bert", "there is squad-1, squad-3"),
+        ((), "squad-9", "no job 'squad-9' on cluster bert", "there is no other unfinished one"),
+        (
+            JOBS[1:2],
+            None,
+            "no unfinished training job on cluster bert",
+            "`spr-cluster train squad` starts one",
+        ),
+    ],
+)
+def test_a_job_that_cannot_be_resumed(
+    jobs: tuple[ListedJob, ...], wish: str | None, message: str, hint: str | None
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_unfinished(jobs, wish, "bert")
+    assert (caught.value.message, caught.value.hint) == (message, hint)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "$(id)", "-x", "a/b", "a\n", "é", "a" * 200])

@@ -13,16 +13,11 @@ from infra.progress import Silent
 from jobs.resume import ResumeRequest, resume
 from jobs.spec import JobPaths, PlacementWish
 from jobs.squad.options import DEMO
-from jobs.started import JobState, Started, choose_job, list_jobs, parse_started
+from jobs.started import Started, parse_started
 from provision.stacks import load_stack
 from tests.fakes import FakeHost
-from tests.jobs.test_launch import ThisMachine
-from tests.jobs.test_train import NOW, PATHS, RESULT, event, make_hosts, whole_cluster
+from tests.jobs.test_train import NOW, PATHS, RESULT, event, listed, make_hosts, whole_cluster
 
-OLD, DONE, NEW = (
-    JobState(f"squad-{n}", n == 2, "step-000010" if n == 3 else "") for n in (1, 2, 3)
-)
-JOBS = [OLD, DONE, NEW]
 RECORD = Started(
     argv=tuple(replace(DEMO, backend="gloo", output=PATHS.output).to_argv()),
     nnodes=3,
@@ -36,55 +31,11 @@ def test_a_record_comes_back_as_it_was() -> None:
     assert parse_started(RECORD.render().decode()) == RECORD
 
 
-def test_the_last_unfinished_job_is_taken_where_none_is_named() -> None:
-    assert choose_job(JOBS, None, "bert") is NEW
-    assert choose_job([*JOBS, DONE], None, "bert") is NEW
-    assert choose_job(JOBS, "squad-1", "bert") is OLD
-
-
-@pytest.mark.parametrize(
-    ("jobs", "wish", "message", "hint"),
-    [
-        (JOBS, "squad-2", "job squad-2 is finished: there is nothing left to resume", None),
-        (JOBS, "squad-9", "no job 'squad-9' on cluster bert", "there is squad-1, squad-3"),
-        ([], "squad-9", "no job 'squad-9' on cluster bert", "there is no other unfinished one"),
-        (
-            [DONE],
-            None,
-            "no unfinished training job on cluster bert",
-            "`spr-cluster train squad` starts one",
-        ),
-    ],
-)
-def test_a_job_that_cannot_be_resumed(
-    jobs: list[JobState], wish: str | None, message: str, hint: str | None
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        choose_job(jobs, wish, "bert")
-    assert (caught.value.message, caught.value.hint) == (message, hint)
-
-
-def test_the_heads_folder_tells_what_jobs_there_are(tmp_path: Path) -> None:
-    head = ThisMachine(tmp_path)
-    assert list_jobs(head) == []
-    jobs = tmp_path / "spr-jobs"
-    (jobs / "tune-1").mkdir(parents=True)
-    (jobs / "squad-0-of-an-older-version").mkdir()
-    for name in ("squad-1", "squad-2", "squad-3"):
-        (jobs / name / "output" / "checkpoints").mkdir(parents=True)
-        (jobs / name / "start.json").write_text("{}")
-    (jobs / "squad-2" / "output" / "results.json").write_text("{}")
-    for name in ("step-999999", "step-1000000", "step-2000000.partial"):
-        (jobs / "squad-3" / "output" / "checkpoints" / name).mkdir()
-
-    assert list_jobs(head) == [OLD, DONE, replace(NEW, checkpoint="step-1000000")]
-
-
 def hosts_with(record: Started | str, jobs: str) -> dict[str, FakeHost]:
     hosts = make_hosts([event(event="resumed", step=40, total=90), event(**RESULT)])
     text = record if isinstance(record, str) else record.render().decode()
     hosts["node0"].answers[:0] = [
-        ("what squad jobs", jobs),
+        ("listing the jobs", jobs),
         ("cat .*/start.json", text),
         ("cd ~ && tar -cf", ""),
     ]
@@ -107,7 +58,7 @@ def run(
 
 
 def test_a_job_goes_on_with_its_own_options_and_files(tmp_path: Path) -> None:
-    hosts = hosts_with(RECORD, f"{PATHS.job_id} unfinished step-000040")
+    hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))
     log: list[str] = []
 
     result, folder = run(hosts, ResumeRequest(None, tmp_path / "out"), log)
@@ -128,7 +79,7 @@ def test_a_job_goes_on_with_its_own_options_and_files(tmp_path: Path) -> None:
 
 def test_it_may_learn_slower_and_lie_otherwise_on_as_many_ranks(tmp_path: Path) -> None:
     two_each = replace(RECORD, nnodes=1, nproc_per_node=3)
-    hosts = hosts_with(two_each, f"{PATHS.job_id} unfinished -")
+    hosts = hosts_with(two_each, listed(PATHS.job_id, ""))
     changes = {"learning_rate": 1e-5}
 
     run(hosts, ResumeRequest(PATHS.job_id, tmp_path, changes, nproc_per_node=1))
@@ -137,7 +88,7 @@ def test_it_may_learn_slower_and_lie_otherwise_on_as_many_ranks(tmp_path: Path) 
 
 
 def test_of_a_larger_cluster_it_takes_the_nodes_that_it_had(tmp_path: Path) -> None:
-    hosts = hosts_with(replace(RECORD, nnodes=2), f"{PATHS.job_id} unfinished step-000001")
+    hosts = hosts_with(replace(RECORD, nnodes=2), listed(PATHS.job_id, "step-000001"))
     log: list[str] = []
 
     run(hosts, ResumeRequest(None, tmp_path), log)
@@ -164,12 +115,12 @@ def test_of_a_larger_cluster_it_takes_the_nodes_that_it_had(tmp_path: Path) -> N
 )
 def test_another_number_of_ranks_is_refused(record: Started, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        run(hosts_with(record, f"{PATHS.job_id} unfinished step-000001"), ResumeRequest(None))
+        run(hosts_with(record, listed(PATHS.job_id, "step-000001")), ResumeRequest(None))
     assert caught.value.hint == hint
 
 
 def test_a_job_that_runs_is_not_started_twice() -> None:
-    hosts = hosts_with(RECORD, f"{PATHS.job_id} unfinished -")
+    hosts = hosts_with(RECORD, listed(PATHS.job_id, ""))
     hosts["node0"].answers[:0] = [("for pid in", PATHS.job_id)]
     with pytest.raises(UsageError, match=f"job {PATHS.job_id} is still running"):
         run(hosts, ResumeRequest(None))
@@ -178,4 +129,4 @@ def test_a_job_that_runs_is_not_started_twice() -> None:
 def test_a_record_that_cannot_be_read_is_named() -> None:
     record = JobPaths(PATHS.job_id).started
     with pytest.raises(JobError, match=f"{record} on node0 can't be read"):
-        run(hosts_with('{"argv": []}', f"{PATHS.job_id} unfinished -"), ResumeRequest(None))
+        run(hosts_with('{"argv": []}', listed(PATHS.job_id, "")), ResumeRequest(None))

@@ -39,6 +39,11 @@ def event(**fields: Any) -> str:
     return "@spr " + json.dumps(fields)
 
 
+def listed(job: str, checkpoint: str) -> str:
+    """An unfinished training job, as the head's script lists it."""
+    return f"100 - 0 - 0 unfinished {checkpoint or '-'} 4 {job}"
+
+
 def whole_cluster() -> Cluster:
     """Three nodes, connected with one another."""
     head, *workers = NODES
@@ -54,7 +59,7 @@ def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[st
         answers: list[Any] = [
             ("spr-cluster: hostname", facts),
             ("for pid in", busy),
-            ("what squad jobs", ""),
+            ("listing the jobs", ""),
             ("tail -n \\+2 ~/hosts", ""),
             ("setsid -f", ""),
             ("tail -n \\+1 -F", "\n".join(output)),
@@ -129,7 +134,7 @@ def test_the_cause_is_told_and_not_the_rank_that_only_lost_its_peer(tmp_path: Pa
 def test_a_failure_with_a_checkpoint_is_not_the_end(tmp_path: Path) -> None:
     cause = event(event="error", message="gone", hint=None, rank=1, host="b", lost_peer=False)
     hosts = make_hosts([cause], exit_code=1)
-    hosts["node0"].answers[:0] = [("what squad jobs", f"{PATHS.job_id} unfinished step-000040")]
+    hosts["node0"].answers[:0] = [("listing the jobs", listed(PATHS.job_id, "step-000040"))]
 
     with pytest.raises(JobError) as caught:
         run(hosts, tmp_path)
@@ -152,7 +157,7 @@ def test_ctrl_c_ends_the_job_on_its_nodes_and_says_so(tmp_path: Path) -> None:
     hosts["node0"].answers[:0] = [
         ("tail -n \\+1 -F", interrupt),
         ("pkill -TERM", ""),
-        ("what squad jobs", f"{PATHS.job_id} unfinished step-000040"),
+        ("listing the jobs", listed(PATHS.job_id, "step-000040")),
     ]
 
     with pytest.raises(KeyboardInterrupt):
@@ -177,7 +182,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path: Path) -> Non
         ("tail -n \\+1 -F", interrupt),
         (r"pkill -TERM.*seq 1200\)", interrupt),
         (r"pkill -TERM.*seq 0\).*kill -KILL", ""),
-        ("what squad jobs", f"{PATHS.job_id} unfinished -"),
+        ("listing the jobs", listed(PATHS.job_id, "")),
     ]
 
     with pytest.raises(KeyboardInterrupt):
@@ -189,7 +194,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path: Path) -> Non
 def test_a_job_that_was_told_to_end_is_no_mystery(tmp_path: Path) -> None:
     stopped = event(event="stopped", step=40, total=90, checkpoint="step-000040")
     hosts = make_hosts([stopped], exit_code=143)
-    hosts["node0"].answers[:0] = [("what squad jobs", f"{PATHS.job_id} unfinished step-000040")]
+    hosts["node0"].answers[:0] = [("listing the jobs", listed(PATHS.job_id, "step-000040"))]
 
     with pytest.raises(JobError, match=f"job {PATHS.job_id} was told to end") as caught:
         run(hosts, tmp_path)

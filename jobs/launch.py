@@ -208,7 +208,7 @@ def fetch(head: Host, paths: JobPaths, target: Path) -> None:
     )
     head.run(
         f"{collect}; cd {paths.root}; "
-        f"tar -C {paths.root} --exclude=output/checkpoints -cf {bundle} $(ls -d log*) output",
+        f"tar -C {paths.root} --exclude=output/checkpoints --exclude=.keep -cf {bundle} $(ls -d log*) output",
         timeout_s=600,
     )
     with tempfile.TemporaryDirectory() as folder:

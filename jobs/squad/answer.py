@@ -22,7 +22,7 @@ import numpy as np
 
 from . import dataset
 from .dataset import Question, read_text
-from .errors import DatasetError, SquadError
+from .errors import DatasetError, ModelError, SquadError
 from .evaluation import plan_batches, run_batches
 from .features import Features, build_features
 from .model import Loaded, load_pretrained
@@ -54,7 +54,17 @@ def answer(model: str | Path, asked: Sequence[tuple[str, str]]) -> list[Answer]:
     """
     records = [{"question": question, "context": context} for question, context in asked]
     places = [f"question {number}" for number in range(1, len(records) + 1)]
-    return ask(load_pretrained(str(model)), [*map(_question, places, records)])
+    return ask(_load_trained(str(model)), [*map(_question, places, records)])
+
+
+def _load_trained(model: str) -> Loaded:
+    loaded = load_pretrained(model)
+    if loaded.new_weights:
+        raise ModelError(
+            f"model {model} has not learnt to answer: it has no {', '.join(loaded.new_weights)}",
+            hint="give the folder `model` in the results of `train squad`",
+        )
+    return loaded
 
 
 def ask(loaded: Loaded, questions: Sequence[Question]) -> list[Answer]:
@@ -124,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
-        _answer_lines(load_pretrained(model), sys.stdin, sys.stdout)
+        _answer_lines(_load_trained(model), sys.stdin, sys.stdout)
     except SquadError as error:
         hint = f" ({error.hint})" if error.hint else ""
         print(f"squad.answer: error: {error.message}{hint}", file=sys.stderr)

@@ -95,6 +95,8 @@ def run(options: TrainOptions, events: Events) -> None:
         with phases("load"):
             data = _load_data(options, events)
             loaded = load_model(options, all_texts(data.train), ranks)
+            if loaded.new_weights:
+                events.note(f"new weights, not from the model: {', '.join(loaded.new_weights)}")
         with phases("tokenize"):
             questions = enough_for_trial(options, data.train, ranks.size)
             features = prepare_features(session, loaded, questions)

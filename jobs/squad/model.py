@@ -22,10 +22,14 @@ ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob")
 
 
 class Loaded(NamedTuple):
-    """A ``torch.nn.Module`` of transformers with a question answering head, and its tokenizer."""
+    """A ``torch.nn.Module`` of transformers with a question answering head, and its tokenizer.
+
+    ``new_weights`` are the names of those that its files have not, so that they are random.
+    """
 
     model: Any
     tokenizer: Any
+    new_weights: tuple[str, ...] = ()
 
     @property
     def pad_token(self) -> int:
@@ -53,8 +57,10 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
 
 def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
     """A model with its tokenizer, from a folder or the hub; raises :class:`ModelError`."""
-    from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer, logging
 
+    # Each rank would print a table of the weights that are new, which the first one says in a line.
+    logging.set_verbosity_error()
     looks_local = name.startswith(("/", "./", "../", "~"))
     path = Path(name).expanduser()
     if looks_local and not path.is_dir():
@@ -63,7 +69,9 @@ def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
     try:
         config = AutoConfig.from_pretrained(source)
         with nullcontext() if keep_dropout else without_attention_dropout(config):
-            model = AutoModelForQuestionAnswering.from_pretrained(source, config=config)
+            model, found = AutoModelForQuestionAnswering.from_pretrained(
+                source, config=config, output_loading_info=True
+            )
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
     # The library raises whatever its parts raise: OSError, ValueError, the hub's, safetensors'.
     except Exception as error:
@@ -73,7 +81,7 @@ def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
         ) from error
     if not tokenizer.is_fast:
         raise ModelError(f"model {name} has no fast tokenizer, so answers can't be located")
-    return Loaded(model, tokenizer)
+    return Loaded(model, tokenizer, tuple(sorted(found["missing_keys"])))
 
 
 @contextmanager

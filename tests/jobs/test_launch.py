@@ -196,7 +196,7 @@ def test_results_come_home_and_nothing_leads_out(head: ThisMachine, tmp_path: Pa
     launch.fetch(head, paths, target)
 
     found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
-    assert found == [".keep", "log", "model/w", "results.json"]
+    assert found == ["log", "model/w", "results.json"]
 
 
 def two_nodes(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -233,7 +233,7 @@ def test_every_rank_s_files_come_home_and_no_checkpoint(
 
     found = {str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()}
     ranks = {"logs/rank-0.log", "logs/rank-1.log", "metrics/rank-1.jsonl"}
-    assert found == {".keep", "log", "results.json", *ranks}
+    assert found == {"log", "results.json", *ranks}
 
 
 def test_a_job_is_placed_again_on_a_node_that_has_nothing_of_it(

@@ -15,17 +15,15 @@ from infra.errors import JobError, UsageError
 from infra.progress import Progress
 from jobs import launch
 from jobs.placement import plan_placement
-from jobs.published import PARAMETERS, SQUAD_FEATURES, published_speedups
+from jobs.published import SQUAD_FEATURES, published_speedups
 from jobs.request import (
     TrainRequest,
     chosen_backend,
     job_files,
-    local_model,
     require_able_stack,
 )
 from jobs.running import ask_facts, private_addresses, require_all_nodes
 from jobs.spec import JobPaths, PlacementWish, new_job_id
-from jobs.squad.options import TrainOptions
 from jobs.steptime import Fit, Point, fit
 from jobs.trial_runs import TrialBench, TrialRun
 from provision.host import Host
@@ -186,7 +184,8 @@ def make_study(
     ppn = next(done.nproc_per_node for _, done in measured if not done.failure) or 1
     price = _price(cluster, billed=request.training.where.billed)
     rows = [row for row, _ in measured]
-    found = fit_rows(rows, options, ppn, request.flow_gbit_s)
+    parameters = max(done.parameters for _, done in measured)
+    found = fit_rows(rows, parameters, ppn, request.flow_gbit_s)
     if found:
         rows += [_predict(found, request, ppn, nodes) for nodes in request.predict]
     return Study(
@@ -203,30 +202,19 @@ def make_study(
 
 
 def fit_rows(
-    rows: Sequence[Row], options: TrainOptions, ppn: int, flow_gbit_s: float | None
+    rows: Sequence[Row], parameters: int, ppn: int, flow_gbit_s: float | None
 ) -> Fit | None:
-    """The model of the step time; ``None`` for fewer than two numbers of nodes."""
+    """The model of the step time; ``None`` for fewer than two numbers of nodes.
+
+    A fitted speed of the network is to be read against the parameters; times do not depend on them.
+    """
     points = [
         Point(row.nodes, row.batch_size * ppn, row.step_s) for row in rows if row.step_s is not None
     ]
     if len({point.nodes for point in points}) < 2:
         return None
     speed = flow_gbit_s * 1e9 / 8 if flow_gbit_s else None
-    return fit(points, gradient_bytes(options), ppn, speed)
-
-
-def gradient_bytes(options: TrainOptions) -> float:
-    """In fp32: by the size of a local model's weights, or the name; else DistilBERT's.
-
-    A fitted speed of the network is to be read against it; times do not depend on it.
-    """
-    folder = local_model(options)
-    if folder is not None:
-        weights = [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
-        size = sum(path.stat().st_size for path in weights)
-        if size:
-            return float(size)
-    return 4.0 * PARAMETERS.get(options.model, PARAMETERS["distilbert-base-uncased"])
+    return fit(points, 4.0 * parameters, ppn, speed)
 
 
 def _predict(found: Fit, request: ScalingRequest, ppn: int, nodes: int) -> Row:

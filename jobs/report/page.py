@@ -14,6 +14,8 @@ from jobs.report.words import format_duration, format_usd
 
 _STYLE = Path(__file__).with_name("style.css")
 _WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide"}
+_WIDE_FACT = 100
+"""A longer one, such as the command, has a row of its own."""
 # The page asks for nothing: not even a hostile file in the folder could make it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -143,7 +145,8 @@ def _about(report: Report) -> Iterator[str]:
     if report.facts:
         yield '<dl class="facts">'
         for name, value in report.facts:
-            yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+            wide = ' class="wide"' if len(value) > _WIDE_FACT else ""
+            yield f"<div{wide}><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         yield "</dl>"
     else:
         yield '<p class="missing">No data: the results do not tell.</p>'

@@ -25,11 +25,15 @@ _STEPS_OF_QUESTIONS = 50
 
 
 class Speed(NamedTuple):
-    """What a trial has measured: features a second of all ranks, without the warm-up."""
+    """What a trial has measured: features a second of all ranks, without the warm-up.
+
+    ``parameters`` is the number of those that are trained.
+    """
 
     samples_per_second: float
     steps: int
     seconds: float
+    parameters: int
 
 
 def enough_for_trial(
@@ -47,6 +51,7 @@ def measure(session: Session, loaded: Loaded, features: Sequence[Feature], secon
     options, ranks = session.options, session.ranks
     # 0: an automatic torch.compile would take longer than the trial.
     model, optimizer = prepare(session, loaded.model, steps=0)
+    parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
 
     def take(chosen: Sequence[Feature], schedule: Schedule) -> tuple[int, float]:
         samples, begin = 0, time.perf_counter()
@@ -63,7 +68,7 @@ def measure(session: Session, loaded: Loaded, features: Sequence[Feature], secon
     wish: int = ranks.share(choose_steps(seconds, taken / GAUGED))
     chosen, schedule = plan_measure(features, options, ranks.size, wish)
     samples, taken = take(chosen, schedule)
-    return Speed(round(samples / taken, 3), schedule.total, round(taken, 3))
+    return Speed(round(samples / taken, 3), schedule.total, round(taken, 3), parameters)
 
 
 def choose_steps(seconds: float, one: float) -> int:

@@ -17,16 +17,17 @@ from infra.errors import JobError, UsageError
 from infra.progress import Silent
 from jobs.record import Where
 from jobs.request import TrainRequest
-from jobs.scaling import FOLDER, ScalingRequest, Study, batch_per_rank, gradient_bytes, scaling
+from jobs.scaling import FOLDER, ScalingRequest, Study, batch_per_rank, scaling
 from jobs.spec import PlacementWish
-from jobs.squad.options import DEMO, TrainOptions
+from jobs.squad.options import DEMO
 from jobs.steptime import StepModel
 from provision.stacks import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.test_train import NOW, event, make_hosts, whole_cluster
 
 TRIALS = "/home/ubuntu/spr-jobs/scaling-20260731-142501"
-BYTES = 4 * 66_364_418.0
+PARAMETERS = 66_364_418
+BYTES = 4.0 * PARAMETERS
 TRUE = StepModel(0.01, BYTES, 1.25e9, fixed_s=0.02)
 
 
@@ -50,7 +51,13 @@ def scaling_hosts(
         if seconds is None:
             return "no memory"
         rate = seen[-1][0] * seen[-1][1] / seconds
-        return event(event="trial", samples_per_second=rate, steps=5, seconds=5 * seconds)
+        return event(
+            event="trial",
+            samples_per_second=rate,
+            steps=5,
+            seconds=5 * seconds,
+            parameters=PARAMETERS,
+        )
 
     head.answers[:0] = [
         ("tail -n \\+1 -F", follow),
@@ -174,13 +181,6 @@ def test_a_batch_that_can_not_be_shared_is_refused() -> None:
     for size, nodes in ((32, 3), (2, 4)):
         with pytest.raises(UsageError, match=f"can't be shared evenly by {nodes}"):
             batch_per_rank(size, 1, nodes, weak=False)
-
-
-def test_gradients_by_name_or_by_the_weights_of_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"x" * 400)
-    assert gradient_bytes(TrainOptions(model=str(tmp_path))) == 400
-    assert gradient_bytes(TrainOptions(model="bert-large-uncased")) == 4 * 334_094_338
-    assert gradient_bytes(DEMO) == BYTES
 
 
 def typed(*flags: str) -> ScalingRequest:

@@ -40,7 +40,9 @@ def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
     def follow(_: str) -> str:
         value = speed()
         if value is not None:
-            return event(event="trial", samples_per_second=value, steps=5, seconds=7)
+            return event(
+                event="trial", samples_per_second=value, steps=5, seconds=7, parameters=1000
+            )
         return event(
             event="error", message="no memory", hint=None, rank=0, host="a", lost_peer=False
         )

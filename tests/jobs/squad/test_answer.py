@@ -127,7 +127,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_never_learnt_to_answer_is_refused(loaded: Loaded, tmp_path: Path) -> None:
     loaded.model.distilbert.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"it has no qa_outputs\.bias, qa_outputs\.weight") as caught:
+    with pytest.raises(
+        ModelError, match=r"it has no qa_outputs\.bias, qa_outputs\.weight"
+    ) as caught:
         answer(tmp_path, PAIRS)
     assert caught.value.hint == "give the folder `model` in the results of `train squad`"
 

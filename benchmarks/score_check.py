@@ -1,0 +1,98 @@
+"""Are EM and F1 the official ones? Beside another implementation of them, torchmetrics', on real questions.
+
+python -m benchmarks.score_check [--eval dev.json] [--predictions results/JOB/predictions.json] [--rounds 20]
+
+The answers are a job's own where its predictions are given, and others by chance: right ones in other
+letters and with other articles and blanks, parts of right ones, other words of the text, nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.common import finish
+from benchmarks.squad_data import DATA
+from jobs.squad.dataset import Question, read_dataset
+from jobs.squad.scoring import score
+
+MOST = 1e-4
+"""Percent; torchmetrics adds up in fp32."""
+
+
+def chance_answer(question: Question, chance: random.Random) -> str:
+    """An answer that is right, nearly right, or wrong."""
+    right, words = question.answers[0].text, question.context.split()
+    place = chance.randrange(len(words))
+    return chance.choice(
+        [
+            right,
+            right.upper(),
+            f"the {right}.",
+            right.replace(" ", "  "),
+            right[:-1],
+            f"“{right}”",
+            " ".join(words[place : place + chance.randrange(1, 9)]),
+            "",
+        ]
+    )
+
+
+def all_answers(
+    questions: Sequence[Question], predictions: Path | None, rounds: int
+) -> Iterator[Mapping[str, str]]:
+    """What is scored, by question id."""
+    if predictions:
+        yield json.loads(predictions.read_text())
+    chance = random.Random(2026)
+    for _ in range(rounds):
+        yield {question.id: chance_answer(question, chance) for question in questions}
+
+
+def difference(questions: Sequence[Question], answers: Mapping[str, str]) -> float:
+    """The larger one of EM's and F1's, in percent."""
+    from torchmetrics.functional.text import squad
+
+    said = [{"prediction_text": answers[each.id], "id": each.id} for each in questions]
+    true = [
+        {
+            "answers": {
+                "text": [answer.text for answer in each.answers],
+                "answer_start": [answer.start for answer in each.answers],
+            },
+            "id": each.id,
+        }
+        for each in questions
+    ]
+    theirs, ours = squad(said, true), score(questions, answers)
+    return max(abs(ours.em - float(theirs["exact_match"])), abs(ours.f1 - float(theirs["f1"])))
+
+
+def main() -> None:
+    """Score all answers both ways; prints how far apart they are at most."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--eval", type=Path, default=DATA / "dev.json", help="SQuAD v1.1 JSON")
+    parser.add_argument("--predictions", type=Path, help="as `train squad` writes them")
+    parser.add_argument("--rounds", type=int, default=20, help="of answers by chance")
+    args = parser.parse_args()
+    questions = read_dataset(args.eval)
+    apart = [
+        difference(questions, answers)
+        for answers in all_answers(questions, args.predictions, args.rounds)
+    ]
+    finish(
+        [] if max(apart) <= MOST else ["equal scores"],
+        benchmark="score_check",
+        largest_difference=max(apart),
+        limit=MOST,
+        questions=len(questions),
+        scored=len(apart),
+        own_predictions=args.predictions is not None,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH := torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # Two at a time: what waits for containers, all in one process, and everything else beside it.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations=20
 export PIP_NO_INPUT = 1
 
 .PHONY: help

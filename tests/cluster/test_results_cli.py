@@ -17,7 +17,10 @@ from tests.cluster.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
 from tests.jobs.report.made import make_folder
 
-_LISTED = "1800000000 1800000060 0 0 1 2048 squad-1\n1800000100 1800000130 0 1 0 1024 squad-2\n"
+_LISTED = (
+    "1800000000 1800000060 0 0 1 finished - 2048 squad-1\n"
+    "1800000100 1800000130 0 1 0 unfinished step-000040 1024 squad-2\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +59,12 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_jobs_are_listed_for_people_and_for_programs(line: CommandLine) -> None:
     told = line.must("jobs").out.splitlines()
-    assert told[0].split() == ["JOB", "STATE", "BEGAN", "TOOK", "ON", "DISK", "MODEL"]
+    assert told[0].split() == ["JOB", "STATE", "BEGAN", "TOOK", "ON", "DISK", "MODEL", "CHECKPOINT"]
     assert told[1].startswith("squad-1  done ")
     assert "1 min 00 s" in told[1]
-    assert told[1].endswith("2.0 MiB  yes")
+    assert told[1].endswith("2.0 MiB  yes    -")
     assert told[2].startswith("squad-2  failed (1)")
+    assert told[2].endswith("-      step-000040")
 
     rows = json.loads(line.must("jobs", "--json").out)["jobs"]
     assert [(row["job"], row["state"], row["exit_code"]) for row in rows] == [
@@ -92,7 +96,7 @@ def test_what_a_running_job_has_so_far_is_fetched_and_called_so(
     line: CommandLine, fetched: list[str]
 ) -> None:
     line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, "100 - 1 - 0 4 squad-3\n", ""))
+    line.stage("node0", "listing the jobs", Result(0, "100 - 1 - 0 unfinished - 4 squad-3\n", ""))
     told = line.must("fetch", "--last")
     assert "squad-3 is still running: this is what it has so far" in told.err
     assert fetched == ["squad-3"]

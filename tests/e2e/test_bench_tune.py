@@ -73,6 +73,7 @@ def test_bench_keeps_its_figures_with_the_cluster(two: LiveCluster, measured: An
     assert json.loads(ssh(two, "node0", f"cat spr-bench/{file}")) == measured
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_the_trial_on_all_nodes_and_keeps_nothing(two: LiveCluster) -> None:
     running = two.cli.start(*TUNE[:-1], "--seconds=600")
     assert running.stdout is not None
@@ -116,6 +117,7 @@ def test_tune_picks_the_faster_and_the_next_job_uses_it(two: LiveCluster, tmp_pa
     assert result["world_size"] == 2
 
 
+@pytest.mark.full
 def test_a_trial_that_does_not_fit_is_a_row(two: LiveCluster) -> None:
     done = two.cli.run(*TUNE[:5], "--ppn=1,99", "--seconds=1")
 

@@ -61,7 +61,7 @@ def test_a_killed_and_resumed_job_learns_the_same_to_the_bit(
     assert (killed / "log.earlier").read_text()
     assert not (killed / "checkpoints").exists()
     refused = cluster.cli.run("train", "squad", "--resume", after_job(done.stderr), check=2)
-    assert "is finished: there is nothing left to resume" in refused.stderr
+    assert "has nothing to resume: it is finished" in refused.stderr
 
 
 def after_job(text: str) -> str:

@@ -135,6 +135,7 @@ def test_its_exit_code_and_a_missing_program_are_told(two: LiveCluster, tmp_path
     assert "no-such-program can't be run: No such file or directory" in line
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_it_on_all_nodes(two: LiveCluster, tmp_path: Path) -> None:
     job = two.cli.start(
         *("run", "--name", NAME, "--results", str(tmp_path)),

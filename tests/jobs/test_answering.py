@@ -86,7 +86,11 @@ def test_what_the_head_says_to_a_bad_model_is_told(head: Head, tmp_path: Path) -
 
 def test_a_jobs_model_on_the_head_is_asked_where_it_lies(tmp_path: Path) -> None:
     def listing(_: str) -> str:
-        return "100 200 0 0 1 4 squad-1\n200 300 0 0 1 4 squad-2\n300 400 0 1 0 4 squad-3\n"
+        return (
+            "100 200 0 0 1 finished - 4 squad-1\n"
+            "200 300 0 0 1 finished - 4 squad-2\n"
+            "300 400 0 1 0 unfinished - 4 squad-3\n"
+        )
 
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
     host = FakeHost(

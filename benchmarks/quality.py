@@ -210,9 +210,14 @@ def main() -> None:
         parser.error("--unpadded goes with --speed-ratio")
     curves: dict[str, list[Curve]] = {side: [] for side in args.sides}
     if args.seen:
-        for each in sorted(_read(args.seen), key=lambda each: int(each["seed"])):
-            curves[each["side"]].append(Curve(each["f1"], each["seconds"]))
-        args.seeds = len(curves[args.sides[0]])
+        lines = sorted(_read(args.seen), key=lambda line: int(line["seed"]))
+        seeds = [[line["seed"] for line in lines if line["side"] == side] for side in args.sides]
+        if not seeds[0] or any(each != seeds[0] for each in seeds):
+            parser.error(f"--seen has other seeds for each side, or none: {seeds}")
+        args.seeds = len(seeds[0])
+        for line in lines:
+            if line["side"] in curves:
+                curves[line["side"]].append(Curve(line["f1"], line["seconds"]))
     else:
         _require_environment(ALLOCATORS["kept"] | {"OMP_NUM_THREADS": str(args.threads)})
         _learn(args, curves)
@@ -277,6 +282,7 @@ def _finish(
         "learning_rate",
         "dtype",
         "target_f1",
+        "unpadded",
         "speed_ratio",
     )
     told = {name: getattr(args, name) for name in (*names, "attention_dropout")}

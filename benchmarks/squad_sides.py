@@ -1,6 +1,6 @@
 """The sides of benchmarks.squad_speed, each a process of its own that trains when it is told to.
 
-python -m benchmarks.squad_sides --side fast|baseline|grouped …   (started by benchmarks.squad_speed)
+python -m benchmarks.squad_sides --side fast|baseline|grouped|published …   (by benchmarks.squad_speed)
 
 Each line of its input is a round: the number of steps and a seed, which decides the features. It
 answers with a line of JSON. All sides get the same features in the same round, each of them once.
@@ -44,7 +44,7 @@ from jobs.squad.session import Session
 from jobs.squad.step import prepare, take_step
 from jobs.squad.training import Schedule, batches
 
-SIDES = ("baseline", "grouped", "fast", "run_qa")
+SIDES = ("baseline", "grouped", "published", "fast", "run_qa")
 LONGEST = -1
 """The seed that asks for the longest features instead."""
 RUN_STEPS = 2000
@@ -168,7 +168,8 @@ def main() -> None:
             serve(RunQa(args.run_qa, model, tokenizer, args, Path(folder)), features, args)
         return
     if args.side != "fast":
-        settings = Settings(args.batch_size, args.dtype, grouped=args.side == "grouped")
+        dtype = "bf16" if args.side == "published" else args.dtype
+        settings = Settings(args.batch_size, dtype, grouped=args.side == "grouped")
         model = new_model(args.shape, attention_dropout=True)
         # Trainer prints its own figures.
         answers, sys.stdout = sys.stdout, sys.stderr

@@ -2,14 +2,16 @@
 
 python -m benchmarks.squad_speed [--shape bert-large] [--batch-size 32] [--steps 4] [--rounds 5]
 
-Three processes take turns, on the same features, so that other work on the machine meets all of them:
-`fast` (the product's own training), `baseline` (benchmarks.baseline: padded to 384) and `grouped` (the
-same with padding off and length grouping on). Preparation, compilation included, is counted as over a
-run of 2,000 steps: features of 2,000 steps / (its seconds + 2,000 x the seconds of a step).
+The sides' processes take turns, on the same features, so that other work on the machine meets all of
+them: `fast` (the product's own training), `baseline` (benchmarks.baseline: padded to 384) and `grouped`
+(the same with padding off and length grouping on), all three in the precision asked for. One more by
+`--sides published fast`: the baseline in bf16, as published, whatever suits the processor; one without
+bf16 emulates it, and `fast` would choose fp32 there. Preparation, compilation included, is counted as
+over a run of 2,000 steps: features of 2,000 steps / (its seconds + 2,000 x the seconds of a step).
 
-The figures without `plain` compare equals: all three with memory that is kept instead of given back
+The figures without `plain` compare equals: all sides with memory that is kept instead of given back
 to the kernel after each step, as tcmalloc does on the cluster's nodes and in the published run.
-`--allocator plain` leaves all three with the system's own.
+`--allocator plain` leaves all with the system's own.
 """
 
 from __future__ import annotations
@@ -186,7 +188,7 @@ def main() -> None:
     gemm = bare_tflops(args.dtype, args.threads)
     found = figures(played, args.steps, gemm)
     limit = LIMITS[args.shape]
-    ratio = found.get("ratio_baseline")
+    ratio = found.get("ratio_baseline", found.get("ratio_published"))
     missed = [f"{limit} x the baseline"] if isinstance(ratio, float) and ratio < limit else []
     finish(
         missed,

@@ -62,8 +62,8 @@ class Windows(NamedTuple):
 class Features(Sequence[Feature]):
     """Windows that are put together when they are looked at, from their texts' tokens.
 
-    Half a gigabyte of features for SQuAD becomes some forty megabytes, and a passage of 100,000
-    words with a thousand questions is held once.
+    Less than half the memory of an object per window (``benchmarks.tokenize``), and a passage of
+    100,000 words with a thousand questions is held once.
     """
 
     encoded: Encoded

@@ -11,6 +11,7 @@ from infra.errors import UsageError
 from infra.instances import HEAD, Instance
 from infra.inventory import describe_inventory
 from infra.plan import is_connected, rank_instances
+from infra.words import counted
 from provision.host import Host
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Cluster:
             return self
         if not 1 <= count <= len(self.nodes):
             raise UsageError(
-                f"--nodes {count}: cluster {self.name} has {len(self.nodes)} nodes",
+                f"--nodes {count}: cluster {self.name} has {counted(len(self.nodes), 'node')}",
                 hint=f"--nodes 1 to {len(self.nodes)}, or a larger cluster: `spr-cluster up --nodes`",
             )
         return Cluster(self.name, self.nodes[:count], count)

@@ -16,6 +16,7 @@ from infra.instances import HEAD, Instance
 from infra.inventory import Inventory
 from infra.record import Record, record_tags
 from infra.spec import ClusterSpec
+from infra.words import counted
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def _plan_surroundings(situation: Situation, keep: Sequence[Instance]) -> list[A
     if group is None:
         actions.append(Action(kind.CREATE_GROUP, f"of cluster {spec.name}"))
     elif wanted.items() - group.tags.items():
-        actions.append(Action(kind.RECORD, f"{spec.nodes} nodes", (group.id,)))
+        actions.append(Action(kind.RECORD, counted(spec.nodes, "node"), (group.id,)))
     if group is None or not group.is_open_as(spec.ssh_cidr):
         detail = f"SSH from {spec.ssh_cidr}, everything between the nodes"
         actions.append(Action(kind.OPEN_GROUP, detail))

@@ -14,6 +14,7 @@ from cluster.nodes import Cluster, HostOpener, Node
 from infra.errors import JobError, UsageError
 from infra.progress import Progress
 from infra.tags import render_time
+from infra.words import counted
 from jobs import launch
 from jobs.bench.options import BenchOptions
 from jobs.mpirun import LaunchCommand, build_launch_command
@@ -72,7 +73,7 @@ def bench(
         launch.place_files(head, paths, bench_files())
     found: list[Event] = []
     output = Output(lambda event: _show(event, found, progress, on_log), on_log)
-    with progress.phase(f"Measure {len(cluster.nodes)} nodes"):
+    with progress.phase(f"Measure {counted(len(cluster.nodes), 'node')}"):
         exit_code = run_command(head, command, paths, output)
     if exit_code != 0 or not found:
         raise explain(exit_code, output, f"the whole log is {paths.log} on node0")

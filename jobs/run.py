@@ -12,6 +12,7 @@ import jobs
 from cluster.nodes import Cluster, HostOpener
 from infra.errors import UsageError
 from infra.progress import Progress
+from infra.words import counted
 from jobs import launch
 from jobs.mpirun import LaunchCommand, build_launch_command
 from jobs.placement import Placement, plan_placement
@@ -117,7 +118,7 @@ def run(
     recorder = Recorder(request.results, record)
     recorder.begin()
     output = Output(on_event, on_log)
-    with progress.phase(f"Run on {len(used.nodes)} nodes"):
+    with progress.phase(f"Run on {counted(len(used.nodes), 'node')}"):
         exit_code = run_command(head, command, paths, output)
     done = recorder.end(_programs_own(output, exit_code))
     with progress.phase("Fetch the output"):

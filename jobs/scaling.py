@@ -13,6 +13,7 @@ from cluster.nodes import Cluster, HostOpener
 from infra.catalogue import CATALOGUE
 from infra.errors import JobError, UsageError
 from infra.progress import Progress
+from infra.words import counted
 from jobs import launch
 from jobs.placement import plan_placement
 from jobs.published import SQUAD_FEATURES, published_speedups
@@ -106,7 +107,7 @@ def batch_per_rank(batch_size: int, fewest: int, nodes: int, *, weak: bool) -> i
     share, rest = divmod(batch_size * fewest, nodes)
     if rest or not share:
         raise UsageError(
-            f"--batch-size {batch_size}: the batch of {fewest} node{'s' if fewest > 1 else ''} can't "
+            f"--batch-size {batch_size}: the batch of {counted(fewest, 'node')} can't "
             f"be shared evenly by {nodes}",
             hint="a multiple of the numbers of nodes, or --weak, which keeps the batch of each rank",
         )
@@ -163,7 +164,7 @@ def _same_everywhere(bench: TrialBench, training: TrainRequest) -> PlacementWish
 def _measure(bench: TrialBench, request: ScalingRequest, nodes: int) -> tuple[Row, TrialRun]:
     options = request.training.options
     batch = batch_per_rank(options.batch_size, request.nodes[0], nodes, weak=request.weak)
-    title = f"{nodes} node{'s' if nodes > 1 else ''}, batch {batch} per rank"
+    title = f"{counted(nodes, 'node')}, batch {batch} per rank"
     done = bench.first(nodes).run(
         replace(options, batch_size=batch), request.training.placement, title
     )

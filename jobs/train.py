@@ -13,6 +13,7 @@ from pathlib import Path
 from cluster.nodes import Cluster, HostOpener
 from infra.errors import JobError
 from infra.progress import Progress
+from infra.words import counted
 from jobs import launch
 from jobs.listing import list_jobs
 from jobs.mpirun import LaunchCommand, build_launch_command
@@ -124,7 +125,7 @@ def finish(
     cluster, paths = job.ground.cluster, job.paths
     recorder = Recorder(results, job.record(now))
     recorder.begin()
-    with progress.phase(f"Train on {len(cluster.nodes)} nodes"):
+    with progress.phase(f"Train on {counted(len(cluster.nodes), 'node')}"):
         try:
             exit_code = run_command(head, job.command, paths, output, grace_s=CHECKPOINT_SECONDS)
         except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.words import counted
 
 MOST_BYTES = 256 << 20
 """What is sent without being asked twice: some minutes over a laptop's line, and to every node."""
@@ -30,8 +31,7 @@ class WorkFiles:
         return sum(path.stat().st_size for path in self.files.values())
 
     def __str__(self) -> str:
-        count = len(self.files)
-        return f"{count} file{'s' if count != 1 else ''}, {format_size(self.size)}"
+        return f"{counted(len(self.files), 'file')}, {format_size(self.size)}"
 
 
 def format_size(count: int) -> str:

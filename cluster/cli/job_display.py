@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.cli.display import format_seconds
+from infra.words import counted
 
 if TYPE_CHECKING:
     from cluster.cli.display import PlainProgress, TreeProgress
@@ -112,7 +113,7 @@ def render_result(result: dict[str, Any], folder: Path) -> str:
     hosts = sorted({rank["hostname"] for rank in result["ranks"]})
     return (
         f"F1 {result['f1']:.1f}, exact match {result['em']:.1f} on {result['eval_questions']} questions\n"
-        f"world size {result['world_size']} on {len(hosts)} hosts ({', '.join(hosts)}), "
+        f"world size {result['world_size']} on {counted(len(hosts), 'host')} ({', '.join(hosts)}), "
         f"backend {result['backend']}, {result['dtype']}\n"
         f"{result['samples_per_second']:.1f} samples/s, {result['tokens_per_second']:,.0f} tokens/s, "
         f"{result['seconds']['train']:.1f} s of training\n"
@@ -127,7 +128,7 @@ def _render_reference(result: dict[str, Any], folder: Path) -> str:
     hosts = {rank["hostname"] for rank in result["ranks"]}
     return (
         f"published recipe: {quality}\n"
-        f"world size {result['world_size']} on {len(hosts)} nodes, backend {result['backend']}, "
+        f"world size {result['world_size']} on {counted(len(hosts), 'node')}, backend {result['backend']}, "
         f"{result['dtype']}\n"
         f"{result['samples_per_second']:.1f} samples/s, {result['seconds']['train']:.1f} s of training\n"
         f"model, predictions and results.json: {folder}/"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from infra.words import counted
 from jobs.report import figures
 from jobs.report.charts import Point
 from jobs.report.figures import Cost
@@ -35,8 +36,8 @@ def subtitle_of(run: Run) -> str:
     """The run in one line, as far as it is known."""
     ranks, nodes = run.number("world_size") or len(run.series), run.nodes
     parts = [run.text("model"), run.text("data") and f"trained on {run.text('data')}"]
-    where = f"{ranks:.0f} rank{'s' if ranks != 1 else ''}" if ranks else ""
-    where += f" on {nodes} node{'s' if nodes != 1 else ''}" if where and nodes else ""
+    where = counted(round(ranks), "rank") if ranks else ""
+    where += f" on {counted(nodes, 'node')}" if where and nodes else ""
     parts += [where, run.text("backend"), run.text("dtype"), run.text("recipe")]
     return " · ".join(filter(None, parts))
 

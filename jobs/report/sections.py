@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from infra.words import counted
 from jobs.published import EPOCH_S, published_speedups
 from jobs.report import figures
 from jobs.report.charts import (
@@ -289,7 +290,7 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
     published = [Point(n, speedup) for n, speedup in published_speedups().items()]
     if fewest == 1:
         lines.append(Line("published: 26 min on 1, 7 min 30 on 4", published, 2, "dots"))
-    note = f"Speed against {fewest} node{'s' if fewest > 1 else ''}, in samples per second."
+    note = f"Speed against {counted(fewest, 'node')}, in samples per second."
     chart = LineChart("scaling", title, note, "nodes", "times as fast", lines, whole_x=True)
     rows = [
         (str(s.nodes), f"{s.speed:,.1f}", f"{s.speedup:.2f} ×", f"{s.efficiency:.0%}", s.name)

@@ -21,6 +21,7 @@ demo: prerequisites .venv/with-local ## up, train, down on the embedded cloud: n
 	trap clean EXIT; \
 	run() { echo; echo "\$$ spr-cluster $$*"; $(BIN)/spr-cluster "$$@"; }; \
 	run up --name demo --nodes 2 --cloud local; \
+	rm -rf results/demo; \
 	run train squad --name demo --demo --results results/demo; \
 	run down --name demo; echo; \
 	clean

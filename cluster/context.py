@@ -12,6 +12,7 @@ from infra import access
 from infra.clients import Clients
 from infra.cloud import Cloud
 from infra.errors import UsageError
+from infra.instances import why_gone
 from infra.progress import Progress, Silent
 from infra.wait import Clock, SystemClock
 from provision.host import Host
@@ -42,10 +43,13 @@ class Context:
             # A node that got another rank is opened anew, under its new name.
             key = (node.instance.id, node.name)
             if key not in opened:
-                opened[key] = (self.make_host or ssh_host)(node, self.files)
+                opened[key] = (self.make_host or self._ssh_host)(node, self.files)
             return opened[key]
 
         return open_host
+
+    def _ssh_host(self, node: Node, files: ClusterFiles) -> Host:
+        return ssh_host(node, files, lambda: why_gone(self.clients.ec2, node.instance.id))
 
     @property
     def flags(self) -> str:
@@ -54,11 +58,17 @@ class Context:
         return f"--name {name} --cloud {self.cloud.name} --region {self.cloud.region}"
 
 
-def ssh_host(node: Node, files: ClusterFiles) -> Host:
+def ssh_host(node: Node, files: ClusterFiles, ask_why_gone: Callable[[], str] = str) -> Host:
     """A node over SSH at its public address; raises :class:`UsageError` without the cluster's key."""
     if not access.read_public(files.key):
         raise missing_key(files)
-    return SshHost(node.name, node.public_ip, files.login, alias=node.instance.id)
+    return SshHost(
+        node.name,
+        node.public_ip,
+        files.login,
+        alias=node.instance.id,
+        ask_why_gone=ask_why_gone,
+    )
 
 
 def missing_key(files: ClusterFiles) -> UsageError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from infra import tags
 from infra.catalogue import CATALOGUE
@@ -116,6 +116,20 @@ def _describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
         )
     ]
     return tuple(sorted(found, key=lambda instance: ids.index(instance.id)))
+
+
+def why_gone(ec2: EC2Client, instance_id: str) -> str:
+    """Why nothing that ran on a machine can run any more; "" where it may, or EC2 can't be asked."""
+    try:
+        found = _describe_by_id(ec2, [instance_id])
+    except (BotoCoreError, ClientError):
+        return ""
+    if not found:
+        return f"EC2 does not show {instance_id} any more"
+    (machine,) = found
+    if machine.state in ("pending", "running"):
+        return ""
+    return f"{instance_id} is {machine.state}" + (f" ({machine.reason})" if machine.reason else "")
 
 
 def describe_impaired(ec2: EC2Client, ids: Iterable[str]) -> frozenset[str]:

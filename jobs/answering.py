@@ -157,7 +157,7 @@ def _place(head: Host, folder: str, model: Path | None, asked: bytes) -> None:
     code = Path(squad.__file__).parent
     with tempfile.TemporaryDirectory() as temporary:
         bundle = Path(temporary, "predict.tar")
-        with tarfile.open(bundle, "w") as archive:
+        with tarfile.open(bundle, "w", dereference=True) as archive:
             for source in sorted(code.glob("*.py")):
                 archive.add(source, f"code/squad/{source.name}")
             info = tarfile.TarInfo("asked.jsonl")

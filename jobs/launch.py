@@ -11,22 +11,33 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from infra.errors import HostError, JobError, UsageError
+from infra.errors import HostError, HostKeyError, JobError, UsageError
 from infra.wait import wait_until
 from jobs.mpirun import LaunchCommand, render_run_script
 from jobs.spec import JobPaths
 from provision.host import Host, LineSink
 
-_UPLOAD = "spr-jobs-upload.tar"
 _PARTS = ("start.json", "code", "data", "model", "output/.keep")
 # Each worker unpacks what the head sends it over the cluster's own network.
-_DISTRIBUTE = f"""# distributing the job's files to the workers
+_DISTRIBUTE = """# distributing the job's files to the workers
 set -e -o pipefail
-tar -C ~ -xf ~/{_UPLOAD}
-@WORKERS@ | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < ~/{_UPLOAD} \
-  || {{ echo "@ can not be reached" >&2; exit 1; }}'
-rm -f ~/{_UPLOAD}
+tar -C ~ -xf %UPLOAD%
+%WORKERS% | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD% \
+  || { echo "@ can not be reached" >&2; exit 1; }'
+rm -f %UPLOAD%
 """
+# Prints the job that runs now. After a restart of a node a pid may belong to anybody, so its command
+# line is asked, too.
+_RUNNING = (
+    'for pid in ~/spr-jobs/*/pid; do [ -f "$pid" ] && [ ! -f "${pid%pid}exit" ] '
+    '&& grep -qs "${pid%/pid}" "/proc/$(cat "$pid")/cmdline" '
+    '&& basename "$(dirname "$pid")"; done'
+)
+_BUSY = 75
+"""Exit code of a start that found another job: "try again later" in BSD's sysexits.h."""
+HOW_TO_END = "spr-cluster ssh -- pkill -x -TERM mpiexec.hydra"
+# Checkpoints, ours and those of transformers' Trainer, are for going on there.
+_NOT_HOME = "--exclude=output/checkpoints --exclude='output/model/checkpoint-*' --exclude=.keep"
 STOP_SECONDS = 10
 """How long a job that is told to end is waited for, before it is killed."""
 # Counted from the job's start: as long as a laptop may well sleep, or a job may take.
@@ -35,24 +46,21 @@ _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 
 def running_job(head: Host) -> str | None:
     """The id of the job that runs now, if one does."""
-    # After a restart of the node a pid may belong to anybody, so its command line is asked, too.
-    script = (
-        'for pid in ~/spr-jobs/*/pid; do [ -f "$pid" ] && [ ! -f "${pid%pid}exit" ] '
-        '&& grep -qs "${pid%/pid}" "/proc/$(cat "$pid")/cmdline" '
-        '&& basename "$(dirname "$pid")"; done; true'
-    )
-    return head.run(script).stdout.strip() or None
+    return head.run(f"{_RUNNING}; true").stdout.strip() or None
 
 
 def require_idle(head: Host) -> None:
     """Raises :class:`UsageError` while another job runs: two would share the same cores."""
     busy = running_job(head)
     if busy:
-        raise UsageError(
-            f"job {busy} is still running on this cluster",
-            hint="wait for it to end, or have it keep a checkpoint and end: "
-            "spr-cluster ssh -- pkill -x -TERM mpiexec.hydra",
-        )
+        raise _busy(busy)
+
+
+def _busy(job: str) -> UsageError:
+    return UsageError(
+        f"job {job} is still running on this cluster",
+        hint=f"wait for it to end, or have it keep a checkpoint and end: {HOW_TO_END}",
+    )
 
 
 def place_files(
@@ -64,11 +72,12 @@ def place_files(
     """
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder, "job.tar")
-        with tarfile.open(bundle, "w") as archive:
+        # What is linked to is not on the nodes: the hub's cache, for one, is made of links.
+        with tarfile.open(bundle, "w", dereference=True) as archive:
             for name, source in files.items():
                 _add(archive, f"{paths.relative_root}/{name}", source)
-        head.upload(bundle, f"{paths.home}/{_UPLOAD}")
-    head.run(_DISTRIBUTE.replace("@WORKERS@", _workers(nodes)), timeout_s=1800)
+        head.upload(bundle, paths.upload)
+    _distribute(head, paths, nodes)
 
 
 def _workers(nodes: int | None) -> str:
@@ -76,14 +85,19 @@ def _workers(nodes: int | None) -> str:
     return f"awk 'NR > 1{'' if nodes is None else f' && NR <= {nodes}'}' ~/hosts"
 
 
+def _distribute(head: Host, paths: JobPaths, nodes: int | None) -> None:
+    script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload).replace("%WORKERS%", _workers(nodes))
+    head.run(script, timeout_s=1800)
+
+
 def place_again(head: Host, paths: JobPaths, nodes: int) -> None:
     """Put what the head has of a job's files on its nodes, and its log aside for another run."""
     parts = " ".join(f"{paths.relative_root}/{name}" for name in _PARTS)
     head.run(
-        f"cd ~ && tar -cf {_UPLOAD} $(ls -d {parts} 2>/dev/null) && {{ "
+        f"cd ~ && tar -cf {paths.upload} $(ls -d {parts} 2>/dev/null) && {{ "
         f"cat {paths.log} >> {paths.earlier_log} 2>/dev/null; : > {paths.log}; }}"
     )
-    head.run(_DISTRIBUTE.replace("@WORKERS@", _workers(nodes)), timeout_s=1800)
+    _distribute(head, paths, nodes)
 
 
 def _add(archive: tarfile.TarFile, name: str, source: Path | bytes) -> None:
@@ -91,7 +105,7 @@ def _add(archive: tarfile.TarFile, name: str, source: Path | bytes) -> None:
         archive.add(source, name, filter=_as_anybody)
         return
     info = tarfile.TarInfo(name)
-    info.size, info.mode = len(source), 0o644
+    info.size, info.mode = len(source), 0o600
     archive.addfile(info, io.BytesIO(source))
 
 
@@ -107,20 +121,33 @@ def _as_anybody(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def submit(head: Host, command: LaunchCommand, paths: JobPaths) -> None:
     """Start a job on the head, detached: it outlives this connection.
 
-    One folder may see several runs, one after another, such as the trials of `tune`.
+    One folder may see several runs, one after another, such as the trials of `tune`. Raises
+    :class:`UsageError` where another job was started in the meantime.
     """
     head.put(render_run_script(command, paths).encode(), paths.script, 0o700)
-    head.run(
+    # The lock is for the start alone: the job itself does not inherit it.
+    started = head.run(
+        "exec 9> ~/spr-jobs/.lock; flock -w 30 9 || exit 1; "
+        f'busy=$({_RUNNING}); [ -z "$busy" ] || {{ echo "$busy"; exit {_BUSY}; }}; '
         f"rm -f {paths.pid} {paths.exit_code} {paths.log}; "
-        f"setsid -f {paths.script} < /dev/null > /dev/null 2>&1; "
-        f"for i in $(seq 100); do [ -s {paths.pid} ] && exit 0; sleep 0.1; done; exit 1"
+        f"setsid -f {paths.script} < /dev/null > /dev/null 2>&1 9>&-; "
+        f"for i in $(seq 100); do [ -s {paths.pid} ] && exit 0; sleep 0.1; done; exit 1",
+        check=False,
     )
+    if started.exit_code == _BUSY:
+        raise _busy(started.stdout.strip())
+    if started.exit_code:
+        raise JobError(
+            f"job {paths.job_id} did not start on the head: {started.stderr.strip() or 'no word of it'}"
+        )
 
 
 def follow(head: Host, paths: JobPaths, on_line: LineSink) -> int:
     """Hand on the job's output line by line until it ends; returns its exit code.
 
-    The job goes on when the connection breaks, and so does this, from the line where it was.
+    The job goes on when the connection breaks, and so does this, from the line where it was. Raises
+    :class:`JobError` where the head is gone for good, :class:`HostKeyError` where another machine
+    answers in its place.
     """
     seen = 0
 
@@ -137,8 +164,16 @@ def follow(head: Host, paths: JobPaths, on_line: LineSink) -> int:
                 timeout_s=None,
                 on_line=count,
             )
+        except HostKeyError:
+            raise
         except HostError as error:
-            on_line(f"{error.message}; the job goes on, trying again")
+            gone = head.why_gone()
+            if gone:
+                raise JobError(
+                    f"job {paths.job_id} ended with its head node: {gone}",
+                    hint="what it had not sent here is lost; `spr-cluster status` shows the rest",
+                ) from None
+            on_line(f"{error.message}; the job may go on without it, trying again")
             return None
         return True
 
@@ -208,13 +243,14 @@ def fetch(head: Host, paths: JobPaths, target: Path) -> None:
     )
     head.run(
         f"{collect}; cd {paths.root}; "
-        f"tar -C {paths.root} --exclude=output/checkpoints --exclude=.keep -cf {bundle} $(ls -d log*) output",
-        timeout_s=600,
+        f"tar -C {paths.root} {_NOT_HOME} -cf {bundle} $(ls -d log*) output",
+        timeout_s=1800,
     )
-    with tempfile.TemporaryDirectory() as folder:
+    target.mkdir(parents=True, exist_ok=True)
+    # Not in /tmp, which may be memory: a model may be larger than that.
+    with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder:
         local = Path(folder, "output.tar")
         head.download(bundle, local)
-        target.mkdir(parents=True, exist_ok=True)
         with tarfile.open(local) as archive:
             _extract(archive, target)
     head.run(f"rm -f {bundle}")

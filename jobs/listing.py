@@ -130,13 +130,14 @@ def newest_model(jobs: tuple[ListedJob, ...]) -> ListedJob:
 
 
 def choose_unfinished(jobs: tuple[ListedJob, ...], wish: str | None, cluster: str) -> ListedJob:
-    """The training job of that id, or the last one that has not finished.
+    """The training job of that id, or the last unfinished one that has a checkpoint, or the last.
 
     Raises :class:`UsageError` where there is none, or it has nothing left to do.
     """
     unfinished = [job for job in jobs if job.unfinished]
     if wish is None and unfinished:
-        return unfinished[-1]
+        # One that failed in its first seconds must not hide hours of work.
+        return ([job for job in unfinished if job.checkpoint] or unfinished)[-1]
     if wish is None:
         raise UsageError(
             f"no unfinished training job on cluster {cluster}",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.errors import UsageError
+from infra.errors import JobError
 from infra.progress import Progress
 from infra.store import Place, push_folder
 
@@ -18,10 +18,10 @@ _BESIDE = ("log", "job.json", "predictions.json", "results.json")
 
 
 def files_to_push(results: Path) -> Mapping[str, Path]:
-    """The model and the small files beside it, by name; raises :class:`UsageError` without a model."""
+    """The model and the small files beside it, by name; raises :class:`JobError` without a model."""
     model = results / "model"
     if not (model / "config.json").is_file():
-        raise UsageError(f"{results} has no model to push", hint="did its training end well?")
+        raise JobError(f"{results} has no model to push", hint="did its training end well?")
     paths = [path for path in sorted(model.rglob("*")) if path.is_file()]
     paths += [results / name for name in _BESIDE if (results / name).is_file()]
     return {path.relative_to(results).as_posix(): path for path in paths}

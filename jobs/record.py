@@ -86,9 +86,18 @@ def make_record(
 
 
 def read_job_id(folder: Path) -> str:
-    """The job whose results are in a folder."""
-    job: str = json.loads((folder / FILE).read_text())["job"]
-    return job
+    """The job whose results are in a folder; "" where none are, or they do not say."""
+    try:
+        return str(json.loads((folder / FILE).read_text(encoding="utf-8"))["job"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def write_job_id(folder: Path, job: str) -> None:
+    """Say whose results are in a folder, where no record of the job has said it."""
+    if not (folder / FILE).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_text(json.dumps({"job": job}) + "\n", encoding="utf-8")
 
 
 def describe_placement(placement: Placement, backend: str) -> dict[str, Any]:

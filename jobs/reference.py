@@ -30,8 +30,11 @@ from provision.stacks.stack import TRANSFORMERS
 
 SCRIPT = "run_qa.py"
 SMOKE_SECONDS = 60
-OUTPUT = "run_qa"
-"""The script's own output folder, below the job's: it must not be there yet when it starts."""
+OUTPUT = "model"
+"""The script's own output folder, below the job's: where `predict` and `--push-to` look for a model.
+
+It must not be there yet when it starts.
+"""
 # 124 is what coreutils' timeout gives where the time was over, which is as it should be here.
 _FOR_A_MINUTE = (
     'timeout --kill-after=20 "$0" "$@"; code=$?; [ $code = 124 ] || exit $code; echo "@smoke over"'

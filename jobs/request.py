@@ -9,7 +9,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from jobs import squad
-from jobs.record import Where
+from jobs.record import Where, read_job_id
 from jobs.spec import JobPaths, PlacementWish
 from jobs.squad.dataset import read_dataset, require_short_questions
 from jobs.squad.errors import DatasetError
@@ -63,12 +63,31 @@ def check_inputs(options: TrainOptions) -> None:
 
 
 def check_results(folder: Path) -> None:
+    """Raises :class:`UsageError` for a folder that a new job's results can't go into."""
+    check_folder(folder)
+    check_holder(folder)
+
+
+def check_folder(folder: Path) -> None:
     """Raises :class:`UsageError` for a folder that can't be made: not after hours of training."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise UsageError(f"--results {folder}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"--results {folder}: this user can't write into {there}")
+
+
+def check_holder(folder: Path, job: str = "") -> None:
+    """Raises :class:`UsageError` for a folder with another job's results.
+
+    A model of one job must not lie beside the figures of another.
+    """
+    held = read_job_id(folder)
+    if held not in ("", job):
+        raise UsageError(
+            f"--results {folder}: it holds the results of job {held}",
+            hint="give another folder, or remove this one",
+        )
 
 
 def expand_home(path: str) -> Path:

@@ -15,7 +15,7 @@ from jobs import launch
 from jobs.listing import choose_unfinished, list_jobs
 from jobs.placement import plan_placement
 from jobs.record import Ground, Where
-from jobs.request import chosen_backend, require_able_stack
+from jobs.request import check_holder, chosen_backend, require_able_stack
 from jobs.running import Event, Output, ask_facts, private_addresses, require_all_nodes
 from jobs.spec import JobPaths
 from jobs.squad.options import TrainOptions, parse_argv
@@ -63,6 +63,8 @@ def resume(
         if len(cluster.nodes) > started.nnodes and request.nproc_per_node is None:
             on_log(f"on the first {started.nnodes} nodes of {len(cluster.nodes)}, as it began")
             cluster = cluster.first(started.nnodes)
+    results = request.results or Path("results", paths.job_id)
+    check_holder(results, paths.job_id)
     with progress.phase(f"Prepare job {paths.job_id}"):
         started = plan_again(started, request, len(cluster.nodes), paths)
         options = options_again(started, request)
@@ -73,7 +75,6 @@ def resume(
         # A node that was replaced has none of them.
         launch.place_again(head, paths, len(cluster.nodes))
     on_log(f"job {paths.job_id} goes on from {found.checkpoint or 'its beginning'}")
-    results = request.results or Path("results", paths.job_id)
     ground = Ground(cluster, stack, request.where)
     prepared = Prepared(ground, paths, command, placement, tuple(options.to_argv()))
     output = Output(on_event, on_log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -108,12 +109,16 @@ def run(
         placement = plan_placement(facts, private_addresses(used), request.placement, backend)
         command = build_program(used, stack, placement, request, paths)
         progress.note(f"sending {request.files}")
-        launch.place_files(head, paths, program_files(request.files), len(used.nodes))
+        launch.place_files(head, paths, program_files(request), len(used.nodes))
     ground = Ground(used, stack, request.where)
     record = replace(
         make_record(paths.job_id, ground, request.command, command, now),
         placement=describe_placement(placement, backend),
-        more={"files": len(request.files.files), "bytes": request.files.size},
+        more={
+            "files": len(request.files.files),
+            "bytes": request.files.size,
+            "env": [word.partition("=")[0] for word in request.env],
+        },
     )
     recorder = Recorder(request.results, record)
     recorder.begin()
@@ -141,7 +146,7 @@ def build_program(
     """The mpirun line by which every rank checks its place and becomes the program."""
     backend = request.backend_on(stack)
     argv = [f"--folder={paths.work}", f"--output={paths.output}"]
-    argv += [f"--env={word}" for word in request.env]
+    argv += [f"--environment={paths.environment}"] if request.env else []
     job = JobSpec(
         id=paths.job_id,
         module="jobs.program",
@@ -155,8 +160,11 @@ def build_program(
     return build_launch_command(job, placement, paths, cluster.head.private_ip)
 
 
-def program_files(files: WorkFiles) -> Mapping[str, Path | bytes]:
-    """What the nodes need, by name below the job's folder: our check of the rank, the user's files."""
+def program_files(request: RunRequest) -> Mapping[str, Path | bytes]:
+    """What the nodes need, by name below the job's folder: our check of the rank, the user's files.
+
+    The variables' values travel as a file too: mpirun's arguments are seen by all, and kept in records.
+    """
     root = Path(jobs.__file__).parent
     ours = [root / "__init__.py", *sorted(root.glob("program/*.py"))]
     ours += [root / "squad" / f"{name}.py" for name in _FROM_SQUAD]
@@ -165,7 +173,8 @@ def program_files(files: WorkFiles) -> Mapping[str, Path | bytes]:
     }
     return {
         **sent,
-        **{f"work/{name}": path for name, path in files.files.items()},
+        **{f"work/{name}": path for name, path in request.files.files.items()},
+        **({"environment.json": json.dumps(request.env).encode()} if request.env else {}),
         "work/.keep": b"",
         "output/.keep": b"",
     }

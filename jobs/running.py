@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.nodes import Cluster, HostOpener
-from infra.errors import JobError
+from infra.errors import HostError, JobError
 from jobs import launch
 from jobs.mpirun import LaunchCommand
 from jobs.spec import JobPaths
@@ -94,14 +95,30 @@ def run_command(
 
 def _end(head: Host, paths: JobPaths, output: Output, grace_s: int) -> None:
     head.close()
-    if grace_s > launch.STOP_SECONDS:
-        output.on_log("the job keeps a checkpoint and ends; Ctrl-C again ends it at once")
     try:
-        launch.cancel(head, paths, grace_s)
-    except KeyboardInterrupt:
-        head.close()
-        launch.cancel(head, paths, 0)
-    output.on_log("the job was ended on its nodes")
+        if grace_s > launch.STOP_SECONDS:
+            _tell(output, "the job keeps a checkpoint and ends; Ctrl-C again ends it at once")
+        try:
+            launch.cancel(head, paths, grace_s)
+        except KeyboardInterrupt:
+            head.close()
+            launch.cancel(head, paths, 0)
+    except HostError as error:
+        gone = head.why_gone()
+        if not gone:
+            raise JobError(
+                f"job {paths.job_id} may still run, and costs: {error.message}",
+                hint=f"once the head can be reached: {launch.HOW_TO_END}, or `spr-cluster down`",
+            ) from None
+        _tell(output, f"the job ended with its head node: {gone}")
+        return
+    _tell(output, "the job was ended on its nodes")
+
+
+def _tell(output: Output, line: str) -> None:
+    # A terminal that was closed takes no lines any more, and must not save the job from its end.
+    with suppress(OSError):
+        output.on_log(line)
 
 
 def explain(exit_code: int, output: Output, hint: str) -> JobError:

@@ -33,6 +33,7 @@ from provision.stacks import Stack
 FOLDER = "spr-scaling"
 """Below the login user's home on the head: a file per study, named by its time."""
 FILE = "scaling.json"
+_LEAST_COMPUTING = 0.1
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,8 @@ def make_study(
     ppn = next(done.nproc_per_node for _, done in measured if not done.failure) or 1
     price = _price(cluster, billed=request.training.where.billed)
     rows = [row for row, _ in measured]
-    parameters = max(done.parameters for _, done in measured)
-    found = fit_rows(rows, parameters, ppn, request.flow_gbit_s)
+    gradients = max(done.gradient_bytes for _, done in measured)
+    found = fit_rows(rows, gradients, ppn, request.flow_gbit_s)
     if found:
         rows += [_predict(found, request, ppn, nodes) for nodes in request.predict]
     return Study(
@@ -203,11 +204,12 @@ def make_study(
 
 
 def fit_rows(
-    rows: Sequence[Row], parameters: int, ppn: int, flow_gbit_s: float | None
+    rows: Sequence[Row], gradient_bytes: int, ppn: int, flow_gbit_s: float | None
 ) -> Fit | None:
-    """The model of the step time; ``None`` for fewer than two numbers of nodes.
+    """The model of the step time.
 
-    A fitted speed of the network is to be read against the parameters; times do not depend on them.
+    ``None`` for fewer than two numbers of nodes, and where next to nothing of the steps on the fewest
+    would be computing: what that says of fewer still is no prediction.
     """
     points = [
         Point(row.nodes, row.batch_size * ppn, row.step_s) for row in rows if row.step_s is not None
@@ -215,7 +217,10 @@ def fit_rows(
     if len({point.nodes for point in points}) < 2:
         return None
     speed = flow_gbit_s * 1e9 / 8 if flow_gbit_s else None
-    return fit(points, 4.0 * parameters, ppn, speed)
+    found = fit(points, gradient_bytes, ppn, speed)
+    fewest = min(points, key=lambda point: point.nodes)
+    computing = found.model.compute_s(fewest.node_batch) / fewest.step_s
+    return found if computing >= _LEAST_COMPUTING else None
 
 
 def _predict(found: Fit, request: ScalingRequest, ppn: int, nodes: int) -> Row:
@@ -264,7 +269,7 @@ def _price(cluster: Cluster, *, billed: bool | None) -> float | None:
 def keep_study(head: Host, study: Study, results: Path, now: datetime) -> None:
     """Keep it with the cluster, on its head, and beside the results here."""
     text = json.dumps(study.as_dict(), indent=1) + "\n"
-    head.run(f"mkdir -p ~/{FOLDER}")
-    head.put(text.encode(), f"{JobPaths('').home}/{FOLDER}/{now:%Y%m%d-%H%M%S}.json", 0o644)
     results.mkdir(parents=True, exist_ok=True)
     (results / FILE).write_text(text)
+    head.run(f"mkdir -p ~/{FOLDER}")
+    head.put(text.encode(), f"{JobPaths('').home}/{FOLDER}/{now:%Y%m%d-%H%M%S}.json", 0o644)

@@ -59,6 +59,11 @@ class JobPaths:
         return f"spr-jobs/{self.job_id}"
 
     @property
+    def upload(self) -> str:
+        """The job's files on their way; its folder is made from them."""
+        return f"{self.home}/{self.job_id}.tar"
+
+    @property
     def code(self) -> str:
         return f"{self.root}/code"
 
@@ -74,6 +79,11 @@ class JobPaths:
     def work(self) -> str:
         """Where a program of the user's begins, beside its own files."""
         return f"{self.root}/work"
+
+    @property
+    def environment(self) -> str:
+        """The variables of a user's program: a JSON list of ``NAME=VALUE``."""
+        return f"{self.root}/environment.json"
 
     @property
     def output(self) -> str:

@@ -6,12 +6,13 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
-from infra.errors import JobError
+from infra.errors import HostError, JobError
 from infra.progress import Progress
 from infra.words import counted
 from jobs import launch
@@ -129,7 +130,8 @@ def finish(
         try:
             exit_code = run_command(head, job.command, paths, output, grace_s=CHECKPOINT_SECONDS)
         except KeyboardInterrupt:
-            output.on_log(_way_back(cluster, head, paths, results))
+            with suppress(OSError, HostError):
+                output.on_log(_way_back(cluster, head, paths, results))
             raise
     recorder.end(exit_code)
     with progress.phase("Fetch the results"):

@@ -24,14 +24,14 @@ class TrialRun:
     """What came of it: features a second of all ranks and how long a step took, or why it failed.
 
     ``threads`` are those with which a rank computes, ``nproc_per_node`` the ranks of a node,
-    ``parameters`` those that are trained.
+    ``gradient_bytes`` those of a step that a rank has to exchange.
     """
 
     nproc_per_node: int | None = None
     threads: int | None = None
     samples_per_second: float | None = None
     step_s: float | None = None
-    parameters: int = 0
+    gradient_bytes: int = 0
     failure: str = ""
 
 
@@ -85,7 +85,7 @@ class TrialBench:
             done,
             samples_per_second=float(trial["samples_per_second"]),
             step_s=float(trial["seconds"]) / max(int(trial["steps"]), 1),
-            parameters=int(trial["parameters"]),
+            gradient_bytes=int(trial["gradient_bytes"]),
         )
 
 

@@ -78,6 +78,9 @@ class Host(Protocol):
 
     def close(self) -> None: ...
 
+    def why_gone(self) -> str:
+        """Why it will never answer again, as the cloud says; "" where it may."""
+
 
 @dataclass(frozen=True)
 class Login:

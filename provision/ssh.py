@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,20 @@ class SshHost:
     """A :class:`Host` over fabric. It connects at the first use and then keeps the connection.
 
     ``alias`` is the name of its host keys in the file of known hosts: the instance id, since an
-    address may belong to another machine tomorrow.
+    address may belong to another machine tomorrow. ``ask_why_gone`` is what :meth:`why_gone` says.
     """
 
-    def __init__(self, name: str, address: str, login: Login, *, alias: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        login: Login,
+        *,
+        alias: str,
+        ask_why_gone: Callable[[], str] = str,
+    ) -> None:
         self._name, self._address, self._login, self._alias = name, address, login, alias
+        self._ask_why_gone = ask_why_gone
         self._connection: Connection | None = None
 
     @property
@@ -221,6 +230,9 @@ class SshHost:
             self.close()
             kind = ConnectionLostError if lost else HostError
             raise kind(self._name, f"copying {path}: {error or 'connection closed'}") from None
+
+    def why_gone(self) -> str:
+        return self._ask_why_gone()
 
     def close(self) -> None:
         if self._connection is not None:

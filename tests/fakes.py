@@ -148,6 +148,9 @@ class FakeHost:
     def close(self) -> None:
         return None
 
+    def why_gone(self) -> str:
+        return ""
+
 
 @dataclass
 class FakeClock:

@@ -76,10 +76,17 @@ def push(
     """Store the results where :func:`open_place` has led; returns that place."""
     if opened is None:
         return None
+    from infra.errors import JobError, SprError
     from jobs.push import push_results
 
     s3, place = opened
-    return str(push_results(s3, results, place, job, progress))
+    try:
+        return str(push_results(s3, results, place, job, progress))
+    except SprError as error:
+        raise JobError(
+            f"the results are in {results}/, but were not stored in S3: {error.message}",
+            hint=f"then again: spr-cluster fetch {job} --push-to {place}",
+        ) from error
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
     from infra.errors import UsageError
     from jobs.launch import fetch
     from jobs.listing import RUNNING, check_job_id, choose_job, list_jobs
-    from jobs.request import check_results, expand_home
+    from jobs.record import write_job_id
+    from jobs.request import check_folder, check_holder, expand_home
     from jobs.spec import JobPaths
 
     if bool(args.job) == args.last:
@@ -96,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if args.job:
         check_job_id(args.job)
     if args.results:
-        check_results(expand_home(args.results))
+        check_folder(expand_home(args.results))
     opened = open_place(args)
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
@@ -105,7 +113,9 @@ def run(args: argparse.Namespace) -> int:
     results = expand_home(args.results) if args.results else Path("results", found.job)
     if found.state == RUNNING:
         print(f"{found.job} is still running: this is what it has so far", file=sys.stderr)
+    check_holder(results, found.job)
     with progress.phase(f"Fetch {found.job}"):
+        write_job_id(results, found.job)
         fetch(head, JobPaths(found.job), results)
     pushed = push(opened, results, found.job, progress)
     if args.json:

@@ -24,12 +24,15 @@ from jobs.spec import PlacementWish, new_job_id
 
 if TYPE_CHECKING:
     from jobs.scaling import Row, ScalingRequest, Study
+    from jobs.steptime import StepModel
 
 _EXAMPLES = """\
   spr-cluster scaling squad --nodes 1,2,4 --predict 8,16
   spr-cluster scaling squad --weak --batch-size 32 --data train.json --model ./my-encoder
 """
 _MOST_NODES = 256
+_NO_NETWORK_GBIT_S = 3200
+"""More than any machine's: a fitted speed beyond it is that of no exchange."""
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -162,7 +165,9 @@ def render(study: Study, folder: Path) -> Iterator[str]:
     from cluster.cli.display import format_table
     from jobs.published import published_speedups
 
-    published = published_speedups()
+    # Those are against one node, too.
+    from_one = any(row.nodes == 1 and row.samples_per_second for row in study.rows)
+    published = published_speedups() if from_one else {}
     kind = "weak: the batch of each rank stays" if study.weak else "strong: the whole batch stays"
     yield f"Scaling of {study.model} on {study.instance_type}, stack {study.stack}; {kind}"
     header = ("nodes", "batch", "samples/s", "step", "times as fast", "of ideal", "published")
@@ -197,19 +202,33 @@ def _cells(row: Row, published: dict[int, float]) -> tuple[str, ...]:
 
 def _tell_model(study: Study) -> Iterator[str]:
     if study.fit is None:
-        yield "No model of the step time: that takes measurements on two numbers of nodes."
+        measured = {row.nodes for row in study.rows if row.step_s is not None}
+        why = (
+            "the exchange alone would explain these steps; measure one node, too"
+            if len(measured) > 1
+            else "that takes measurements on two numbers of nodes"
+        )
+        yield f"No model of the step time: {why}."
         return
     model = study.fit.model
     yield (
         f"Model of the step time: {model.sample_s * 1e3:.2f} ms per sample and node"
         + (f" + {model.fixed_s * 1e3:.1f} ms per step" if model.fixed_s else "")
-        + f"; gradients of {model.gradient_bytes / 1e6:.0f} MB as fp32 go round a ring at "
-        + f"{model.bytes_per_second * 8e-9:.2f} Gbit/s, {model.overlap:.0%} of it beside the backward pass."
+        + f"; {_tell_exchange(model)}."
     )
-    told = f"It misses the measured steps by up to {study.fit.worst:.1%}."
+    told = f"It misses the measured steps by up to {study.fit.worst:.1%}"
     few = (
-        f"It has {len(study.fit.parameters)} parameters for {len(study.fit.errors)} measurements, "
+        f", with {len(study.fit.parameters)} parameters for {len(study.fit.errors)} measurements: "
+        "little is proved by that, measure more sizes"
     )
-    yield (
-        told if study.fit.is_tested else few + "so that its errors say nothing: measure more sizes."
+    yield told + ("" if study.fit.is_tested else few) + "."
+
+
+def _tell_exchange(model: StepModel) -> str:
+    gbit_s = model.bytes_per_second * 8e-9
+    if gbit_s > _NO_NETWORK_GBIT_S:
+        return "nothing of the steps shows that gradients are exchanged"
+    return (
+        f"gradients of {model.gradient_bytes / 1e6:.0f} MB per step and rank go round a ring at "
+        f"{gbit_s:.2f} Gbit/s, {model.overlap:.0%} of it beside the backward pass"
     )

@@ -153,11 +153,13 @@ def run(args: argparse.Namespace) -> int:
     stack, opener = load_stack(cluster.stack, locked=False), ctx.host_opener()
     show = JobDisplay(progress, lambda: usd_so_far(cluster, billed=cloud.billed))
     result, folder = _train(cluster, stack, opener, wish, progress, show, now)
+    if not args.json:
+        print(render_result(result, folder), flush=True)
     pushed = push(opened, folder, read_job_id(folder), progress)
     if args.json:
         print(json.dumps({**result, "pushed_to": pushed} if pushed else result))
-    else:
-        print(render_result(result, folder) + (f"\n{pushed}" if pushed else ""))
+    elif pushed:
+        print(pushed)
     return 0
 
 

@@ -24,7 +24,7 @@ _MAY_CHANGE_TOO = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints"}
 def build_resume(args: argparse.Namespace) -> ResumeRequest:
     """The wish to continue a job; raises :class:`UsageError` for what would make it another one."""
     from infra.errors import UsageError
-    from jobs.request import check_results, expand_home
+    from jobs.request import check_folder, expand_home
     from jobs.resume import ResumeRequest
 
     given = {each.name for each in fields(TrainOptions)} & vars(args).keys() - {"resume"}
@@ -50,7 +50,7 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
     job = None if args.resume == LAST else args.resume
     results = expand_home(args.results) if args.results else None
     if results:
-        check_results(results)
+        check_folder(results)
     return ResumeRequest(job, results, changes, args.ppn)
 
 
@@ -119,6 +119,8 @@ def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest
         )
     if args.smoke and args.nodes not in (None, 1):
         raise UsageError("--smoke is for one node: leave --nodes out")
+    if args.smoke and args.push_to:
+        raise UsageError("--smoke trains no model: leave --push-to out")
     results = Path(args.results or Path("results", new_job_id("squad", now)))
     return ReferenceRequest(
         preset=PRESETS[args.preset or "distilbert"],

@@ -1,4 +1,4 @@
-"""``python -m jobs.program --folder F --output O [--env K=V]… -- PROGRAM ARGS``: one rank of a job.
+"""``python -m jobs.program --folder F --output O [--environment FILE] -- PROGRAM ARGS``: one rank of a job.
 
 It checks that the rank runs where it was planned to, runs the program there, and tells how it ended. Where
 it fails all other ranks end, too: Hydra would leave them waiting, and over several nodes it gives 255 for
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..squad.distributed import read_identity
 from ..squad.errors import PlacementError, SquadError
@@ -34,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         events = Events(read_identity(os.environ).rank)
         # Not by loading torch: it may bind this thread to a CPU, which the program would inherit.
         take_place(os.environ, _threads_asked_for)
-        environ = program_environment(os.environ, args.output, args.env)
+        own = json.loads(Path(args.environment).read_text()) if args.environment else []
+        environ = program_environment(os.environ, args.output, own)
     except SquadError as error:
         events.error(error.message, error.hint)
         return 1
@@ -83,7 +86,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="program", description=__doc__, allow_abbrev=False)
     parser.add_argument("--folder", required=True, help="where the program begins")
     parser.add_argument("--output", required=True, help="what SPR_OUTPUT says")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--environment", help="a file with the user's NAME=VALUE, a JSON list")
     parser.add_argument("program", nargs="+", help="after --: the program and its arguments")
     return parser.parse_args(argv)
 

@@ -22,7 +22,7 @@ from jobs.report.charts import (
     thin,
 )
 from jobs.report.figures import Cost, Share
-from jobs.report.folder import Run
+from jobs.report.folder import Run, as_number
 from jobs.report.metrics import PARTS
 from jobs.report.overview import (
     facts_of,
@@ -236,7 +236,7 @@ def _by_rank(run: Run) -> Section:
     if len(shown) > 16:
         remarks = [f"Of {len(shown)} ranks, the 8 that waited least and the 8 that waited most."]
         shown = [*shown[:8], *shown[-8:]]
-    hosts = {rank.get("rank"): str(rank.get("hostname", "")) for rank in run.ranks}
+    hosts = {as_number(rank.get("rank")): str(rank.get("hostname", "")) for rank in run.ranks}
     bars = [
         Bar(
             f"rank {rank}{' on ' + hosts[rank] if hosts.get(rank) else ''}",

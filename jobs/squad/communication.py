@@ -23,6 +23,7 @@ class Replica(DistributedDataParallel):
     """This rank's copy of the model, as trained by all ranks together.
 
     ``wire`` is the type that gradients have on the network, ``control`` a group for small messages.
+    ``sent_bytes`` counts those of all gradients so far, as each rank has them before the exchange;
     ``last_sent`` is when (``time.perf_counter``) the backward pass had its last gradients ready.
 
     The word vectors are averaged by :meth:`average_words`, to be called after ``backward``; the
@@ -40,7 +41,7 @@ class Replica(DistributedDataParallel):
         # Not as an attribute of the module: it would be listed twice among its parameters.
         self._words = (words,)
         self.wire, self.control = wire, control
-        self.last_sent = 0.0
+        self.last_sent, self.sent_bytes = 0.0, 0
         # It refuses a function whose annotations are not its own types: a lambda has none.
         self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
@@ -49,6 +50,7 @@ class Replica(DistributedDataParallel):
         gradients = bucket.buffer()
         self.last_sent = time.perf_counter()
         sent = (gradients / dist.get_world_size()).to(self.wire)
+        self.sent_bytes += sent.nbytes
         future: Future[Any] = dist.all_reduce(sent, async_op=True).get_future()
 
         def receive(done: Future[Any]) -> Tensor:
@@ -76,6 +78,7 @@ class Replica(DistributedDataParallel):
         announced.work.wait()
         rows = announced.seen.nonzero().squeeze(1)
         sent = (gradient[rows] / dist.get_world_size()).to(self.wire)
+        self.sent_bytes += sent.nbytes
         dist.all_reduce(sent)
         gradient[rows] = sent.to(gradient.dtype)
 

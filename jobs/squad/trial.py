@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .batches import collate, label, steps_per_epoch
 from .dataset import Question
@@ -27,13 +27,13 @@ _STEPS_OF_QUESTIONS = 50
 class Speed(NamedTuple):
     """What a trial has measured: features a second of all ranks, without the warm-up.
 
-    ``parameters`` is the number of those that are trained.
+    ``gradient_bytes`` are those of a step that a rank has to exchange; 0 for one that is alone.
     """
 
     samples_per_second: float
     steps: int
     seconds: float
-    parameters: int
+    gradient_bytes: int
 
 
 def enough_for_trial(
@@ -51,7 +51,6 @@ def measure(session: Session, loaded: Loaded, features: Sequence[Feature], secon
     options, ranks = session.options, session.ranks
     # 0: an automatic torch.compile would take longer than the trial.
     model, optimizer = prepare(session, loaded.model, steps=0)
-    parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
 
     def take(chosen: Sequence[Feature], schedule: Schedule) -> tuple[int, float]:
         samples, begin = 0, time.perf_counter()
@@ -67,8 +66,14 @@ def measure(session: Session, loaded: Loaded, features: Sequence[Feature], secon
     # The same number on all ranks, or some would wait for ever.
     wish: int = ranks.share(choose_steps(seconds, taken / GAUGED))
     chosen, schedule = plan_measure(features, options, ranks.size, wish)
+    before = _sent_bytes(model)
     samples, taken = take(chosen, schedule)
-    return Speed(round(samples / taken, 3), schedule.total, round(taken, 3), parameters)
+    sent = (_sent_bytes(model) - before) // schedule.total
+    return Speed(round(samples / taken, 3), schedule.total, round(taken, 3), sent)
+
+
+def _sent_bytes(model: Any) -> int:
+    return int(getattr(model, "sent_bytes", 0))
 
 
 def choose_steps(seconds: float, one: float) -> int:

@@ -104,7 +104,7 @@ class Machines:
     park_cloud: ParkCloud
     staged: list[tuple[str, str, Act]] = field(default_factory=list)
 
-    def open(self, name: str, address: str, login: Login, *, alias: str) -> StagedHost:
+    def open(self, name: str, address: str, login: Login, *, alias: str, **_: object) -> StagedHost:
         node: Any = SimpleNamespace(name=name, instance=SimpleNamespace(id=alias))
         files: Any = SimpleNamespace(known_hosts=login.known_hosts)
         return StagedHost(self, node, files)

@@ -160,7 +160,9 @@ def speeds_by_ppn(line: CommandLine, speeds: dict[int, float]) -> None:
         found = re.search(r"-ppn (\d)", script.read_text())
         assert found
         value = speeds[int(found[1])]
-        on_line(event(event="trial", samples_per_second=value, steps=5, seconds=2, parameters=1000))
+        on_line(
+            event(event="trial", samples_per_second=value, steps=5, seconds=2, gradient_bytes=1000)
+        )
         return Result(0, "", "")
 
     line.stage("node0", r"tail -n \+1 -F", follow)

@@ -84,6 +84,9 @@ class Shell:
     def close(self) -> None:
         return None
 
+    def why_gone(self) -> str:
+        return ""
+
 
 @pytest.fixture
 def head(tmp_path: Path) -> Shell:

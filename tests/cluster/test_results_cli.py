@@ -11,6 +11,7 @@ import pytest
 
 import infra.store
 import jobs.launch
+from infra.errors import CloudError
 from infra.store import Place
 from provision.host import Result
 from tests.cluster.command_line import CommandLine, open_command_line
@@ -50,7 +51,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def fetch(_: Any, paths: Any, target: Path) -> None:
         found.append(paths.job_id)
-        (target / "model").mkdir(parents=True)
+        (target / "model").mkdir(parents=True, exist_ok=True)
         (target / "model" / "config.json").write_text("{}")
 
     monkeypatch.setattr(jobs.launch, "fetch", fetch)
@@ -120,9 +121,46 @@ def test_a_model_is_pushed_after_the_bucket_was_asked(
     about = {"spr-cluster-job": "squad-1"}
     assert order == [
         Place("models", "squad"),
-        (["squad-1"], target, ["model/config.json"], about),
+        (["squad-1"], target, ["model/config.json", "job.json"], about),
     ]
     assert told.out == "squad-1 (done): results/squad-1/\ns3://models/squad/squad-1\n"
+
+
+def test_what_could_not_be_pushed_is_here_and_can_be_pushed_later(
+    line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise CloudError("the token has expired")
+
+    monkeypatch.setattr(infra.store, "connect_s3", lambda: "s3")
+    monkeypatch.setattr(infra.store, "check_place", lambda s3, place: None)
+    monkeypatch.setattr("jobs.push.push_folder", refuse)
+
+    told = line.run("fetch", "squad-1", "--push-to", "s3://models")
+
+    assert fetched == ["squad-1"]
+    assert told.code == 1
+    assert told.message == (
+        "the results are in results/squad-1/, but were not stored in S3: the token has expired\n"
+        "  → then again: spr-cluster fetch squad-1 --push-to s3://models"
+    )
+
+
+def test_a_folder_with_another_jobs_results_is_left_alone(
+    line: CommandLine, fetched: list[str]
+) -> None:
+    line.must("fetch", "squad-1", "--results", "best")
+    line.must("fetch", "squad-1", "--results", "best", "--json")
+    best = ("--results", "best")
+    for command in (
+        ("fetch", "squad-2", *best),
+        ("train", "squad", "--demo", *best),
+        ("run", *best, "--", "true"),
+    ):
+        told = line.run(*command)
+        assert told.code == 2, command
+        assert told.message.startswith("--results best: it holds the results of job squad-1")
+    assert fetched == ["squad-1", "squad-1"]
 
 
 def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLine) -> None:

@@ -170,11 +170,11 @@ def test_the_published_recipe_is_launched_with_flags_that_the_node_knows(
     result = two.cli.json(*reference, "--results", str(tmp_path / "both"))
 
     assert (result["recipe"], result["f1"], result["world_size"]) == ("reference", 50.0, 4)
-    assert read(tmp_path / "both/run_qa/all_results.json")["world"] == 4
+    assert read(tmp_path / "both/model/all_results.json")["world"] == 4
     assert read(tmp_path / "both/results.json") == result
     smoke = two.cli.run(*reference, "--smoke", "--results", str(tmp_path / "smoke"))
     assert "smoke run of the published recipe: it ran to its end" in smoke.stdout
-    assert read(tmp_path / "smoke/run_qa/all_results.json")["world"] == 1
+    assert read(tmp_path / "smoke/model/all_results.json")["world"] == 1
     without = two.cli.run(*reference[:5], check=2)
     assert "stack upstream has no run_qa.py" in without.stderr
 

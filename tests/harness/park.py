@@ -195,6 +195,9 @@ class ParkHost:
     def close(self) -> None:
         return None
 
+    def why_gone(self) -> str:
+        return ""
+
     def _greet(self, _: str) -> Result:
         known, key = self._files.known_hosts, host_key_of(self._id)
         if key not in (pinned_host_keys(known, self._id) or (key,)):

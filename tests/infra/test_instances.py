@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 import infra.instances
 from infra import tags
@@ -15,6 +16,7 @@ from infra.instances import (
     describe_spot_notices,
     terminate_instances,
     wait_until_running,
+    why_gone,
 )
 from infra.wait import BOOT_DEADLINE_S
 from tests.aws import Recorder
@@ -188,3 +190,21 @@ def test_what_a_machine_has_cost() -> None:
     assert machine.accrued_usd(NOW - timedelta(hours=2)) == 0
     unknown = make_machine(0, launch_time=NOW, instance_type="t3.micro")
     assert unknown.accrued_usd(NOW + timedelta(hours=2)) == 0
+
+
+def test_why_a_machine_will_never_answer_again(
+    ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ec2 = ec2_cloud.clients.ec2
+    (there,) = ec2_cloud.run(1)
+    wait_until_running(ec2, [there], clock=ec2_cloud.clock)
+    assert why_gone(ec2, there) == ""
+    terminate_instances(ec2, [there], clock=ec2_cloud.clock)
+    assert why_gone(ec2, there).startswith(f"{there} is terminated")
+    assert why_gone(ec2, "i-0a") == "EC2 does not show i-0a any more"
+
+    def refuse(*_: object) -> None:
+        raise EndpointConnectionError(endpoint_url="ec2")
+
+    monkeypatch.setattr(infra.instances, "_describe_by_id", refuse)
+    assert why_gone(ec2, there) == ""

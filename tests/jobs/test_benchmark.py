@@ -121,7 +121,9 @@ def test_while_a_job_runs_nothing_is_measured() -> None:
 
 def test_what_goes_to_the_nodes_is_one_package_without_the_rest() -> None:
     _, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
-    with tarfile.open(fileobj=io.BytesIO(head.files["/home/ubuntu/spr-jobs-upload.tar"])) as tar:
+    with tarfile.open(
+        fileobj=io.BytesIO(head.files["/home/ubuntu/bench-20260731-142501.tar"])
+    ) as tar:
         names = {name.partition("/code/")[2] for name in tar.getnames()}
 
     assert {"jobs/__init__.py", "jobs/bench/__main__.py", "jobs/squad/distributed.py"} <= names

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import ConnectionLostError, HostError, JobError, UsageError
+from infra.errors import ConnectionLostError, HostError, HostKeyError, JobError, UsageError
 from jobs import launch
 from jobs.mpirun import LaunchCommand
 from jobs.spec import JobPaths
@@ -27,6 +27,9 @@ class ThisMachine:
     name: str = "node0"
     drop_after: list[int] = field(default_factory=list)
     """After so many lines of the next followed commands the connection breaks."""
+    refuse: HostError | None = None
+    """What followed commands meet instead of the machine."""
+    gone: str = ""
 
     def run(
         self,
@@ -36,6 +39,8 @@ class ThisMachine:
         check: bool = True,
         on_line: LineSink | None = None,
     ) -> Result:
+        if on_line and self.refuse:
+            raise self.refuse
         environment = {"HOME": str(self.home), "PATH": os.environ["PATH"]}
         limit = self.drop_after.pop(0) if on_line and self.drop_after else None
         lines = []
@@ -72,6 +77,9 @@ class ThisMachine:
     def close(self) -> None:
         return None
 
+    def why_gone(self) -> str:
+        return self.gone
+
 
 @pytest.fixture
 def head(tmp_path: Path) -> ThisMachine:
@@ -102,7 +110,22 @@ def test_a_broken_connection_loses_neither_the_job_nor_a_line(head: ThisMachine)
 
     assert launch.follow(head, paths, heard.append) == 0
     assert [line for line in heard if line.startswith("line")] == [f"line {i}" for i in range(1, 6)]
-    assert sum("the job goes on" in line for line in heard) == 2
+    assert sum("the job may go on" in line for line in heard) == 2
+
+
+def test_a_head_that_is_gone_for_good_is_not_waited_for(head: ThisMachine) -> None:
+    paths = start(head, "sleep 20")
+    head.gone = "i-0a is terminated"
+    head.refuse = HostError("node0", "no SSH")
+
+    with pytest.raises(JobError, match="squad-1 ended with its head node: i-0a is terminated"):
+        launch.follow(head, paths, lambda _: None)
+    head.refuse = HostKeyError("node0", "another key")
+    with pytest.raises(HostKeyError):
+        launch.follow(head, paths, lambda _: None)
+
+    head.refuse = None
+    launch.cancel(head, paths)
 
 
 def test_while_a_job_runs_no_other_may_start(head: ThisMachine) -> None:
@@ -113,6 +136,42 @@ def test_while_a_job_runs_no_other_may_start(head: ThisMachine) -> None:
         launch.require_idle(head)
     launch.cancel(head, paths)
     launch.require_idle(head)
+
+
+def test_of_two_that_start_at_once_one_is_refused(head: ThisMachine) -> None:
+    first = start(head, "sleep 60")
+    with pytest.raises(UsageError, match="job squad-1 is still running"):
+        start(head, "echo never > ran", "squad-2")
+    assert not list(head.home.glob("spr-jobs/squad-2/ran"))
+    launch.cancel(head, first)
+    second = start(head, "sleep 60", "squad-2")
+    assert launch.running_job(head) == "squad-2"
+    launch.cancel(head, second)
+
+
+def test_a_job_that_can_not_be_started_says_why(head: ThisMachine) -> None:
+    paths = JobPaths("squad-1", home=str(head.home))
+    launch.place_files(head, paths, {"output/.keep": b""})
+    (head.home / "spr-jobs" / ".lock").mkdir()
+    with pytest.raises(JobError, match="squad-1 did not start on the head"):
+        launch.submit(head, LaunchCommand(("true",), {}), paths)
+
+
+def test_what_is_linked_to_travels_and_nothing_of_the_upload_stays(
+    head: ThisMachine, tmp_path: Path
+) -> None:
+    (tmp_path / "blob").write_text("weights")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "w").symlink_to("../blob")
+    paths = JobPaths("squad-1", home=str(head.home))
+
+    launch.place_files(head, paths, {"model": model, "environment.json": b"[]"})
+
+    assert Path(paths.root, "model", "w").read_text() == "weights"
+    assert not Path(paths.root, "model", "w").is_symlink()
+    assert Path(paths.environment).stat().st_mode & 0o777 == 0o600
+    assert not Path(paths.upload).exists()
 
 
 def test_a_pid_that_belongs_to_somebody_else_now_is_no_running_job(head: ThisMachine) -> None:

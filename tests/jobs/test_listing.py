@@ -85,9 +85,11 @@ def test_what_is_no_line_of_ours_is_passed_over() -> None:
     }
 
 
-def job(name: str, *, has_model: bool = False, unfinished: bool = False) -> ListedJob:
+def job(
+    name: str, *, has_model: bool = False, unfinished: bool = False, checkpoint: str = ""
+) -> ListedJob:
     began = datetime(2026, 7, 31, tzinfo=timezone.utc)
-    return ListedJob(name, "done", 0, began, began, 4, has_model, unfinished=unfinished)
+    return ListedJob(name, "done", 0, began, began, 4, has_model, checkpoint, unfinished)
 
 
 def test_one_is_chosen_by_its_id_or_as_the_last() -> None:
@@ -131,6 +133,10 @@ JOBS = (job("squad-1", unfinished=True), job("squad-2"), job("squad-3", unfinish
 def test_the_last_unfinished_job_is_taken_where_none_is_named() -> None:
     assert choose_unfinished(JOBS, None, "bert").job == "squad-3"
     assert choose_unfinished((*JOBS, job("squad-4")), None, "bert").job == "squad-3"
+    failed_at_once = job("squad-5", checkpoint="", unfinished=True)
+    kept = job("squad-4", checkpoint="step-000040", unfinished=True)
+    assert choose_unfinished((kept, failed_at_once), None, "bert").job == "squad-4"
+    assert choose_unfinished((failed_at_once,), None, "bert").job == "squad-5"
     assert choose_unfinished(JOBS, "squad-1", "bert").job == "squad-1"
 
 

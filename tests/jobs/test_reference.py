@@ -168,7 +168,7 @@ def script_hosts(files: dict[str, Any]) -> dict[str, FakeHost]:
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
             text = json.dumps(content).encode()
-            info = tarfile.TarInfo(f"output/run_qa/{name}")
+            info = tarfile.TarInfo(f"output/model/{name}")
             info.size = len(text)
             archive.addfile(info, io.BytesIO(text))
     hosts["node0"].files[f"{PATHS.root}/output.tar"] = buffer.getvalue()
@@ -218,7 +218,7 @@ def test_its_figures_become_ours(tmp_path: Path, script: Path) -> None:
     assert " -- python run_qa.py --model_name_or_path distilbert-base-uncased " in line
     assert "-n 6 -ppn 2" in line
     assert "-genv OMP_NUM_THREADS 24" in line
-    upload = hosts["node0"].files["/home/ubuntu/spr-jobs-upload.tar"]
+    upload = hosts["node0"].files[PATHS.upload]
     with tarfile.open(fileobj=io.BytesIO(upload)) as tar:
         sent = {name.rpartition("/")[2] for name in tar.getnames() if "/work/" in name}
     assert sent == {"run_qa.py", "utils_qa.py", ".keep"}

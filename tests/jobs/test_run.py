@@ -78,12 +78,15 @@ def test_a_program_is_sent_placed_run_and_its_output_brought_home(tmp_path: Path
     line = hosts["node0"].files[PATHS.script].decode()
     assert "-n 3 -ppn 1" in line
     ours = f"-m jobs.program --folder={PATHS.work} --output={PATHS.output}"
-    assert f"{ours} '--env=A=b c' -- python 'my script.py' --lr 1" in line
+    assert f"{ours} --environment={PATHS.environment} -- python 'my script.py' --lr 1" in line
     assert "-genv SPR_BACKEND gloo" in line
-    upload = hosts["node0"].files["/home/ubuntu/spr-jobs-upload.tar"]
+    upload = hosts["node0"].files[PATHS.upload]
     with tarfile.open(fileobj=io.BytesIO(upload)) as tar:
         assert f"{PATHS.relative_root}/work/my script.py" in tar.getnames()
         assert f"{PATHS.relative_root}/code/jobs/program/__main__.py" in tar.getnames()
+        variables = tar.extractfile(f"{PATHS.relative_root}/environment.json")
+        assert variables is not None
+        assert json.load(variables) == ["A=b c"]
     assert "hello" in log
     assert "the output of node2 could not be fetched" in log
     assert (tmp_path / "out" / "node1" / "x").is_file()
@@ -93,7 +96,8 @@ def test_a_program_is_sent_placed_run_and_its_output_brought_home(tmp_path: Path
     assert (kept["kind"], kept["exit_code"], kept["when"]) == ("run", 0, NOW.isoformat())
     assert [node["name"] for node in kept["nodes"]] == ["node0", "node1", "node2"]
     assert kept["placement"]["omp_threads"] == 2
-    assert kept["more"] == {"files": 1, "bytes": 8}
+    assert kept["more"] == {"files": 1, "bytes": 8, "env": ["A"]}
+    assert "b c" not in json.dumps(kept) + line + "".join(log)
     assert "torch==2.13.0" in kept["packages"]
     assert kept["ended"] >= kept["when"]
     assert done.exit_code == 0

@@ -26,8 +26,7 @@ from tests.fakes import FakeHost
 from tests.jobs.test_train import NOW, event, make_hosts, whole_cluster
 
 TRIALS = "/home/ubuntu/spr-jobs/scaling-20260731-142501"
-PARAMETERS = 66_364_418
-BYTES = 4.0 * PARAMETERS
+BYTES = 265_457_672
 TRUE = StepModel(0.01, BYTES, 1.25e9, fixed_s=0.02)
 
 
@@ -56,12 +55,12 @@ def scaling_hosts(
             samples_per_second=rate,
             steps=5,
             seconds=5 * seconds,
-            parameters=PARAMETERS,
+            gradient_bytes=BYTES if seen[-1][0] > 1 else 0,
         )
 
     head.answers[:0] = [
         ("tail -n \\+1 -F", follow),
-        ("cat .*/exit", lambda _: "1" if speed(*seen[-1]) is None else "0"),
+        ("cat .*/exit$", lambda _: "1" if speed(*seen[-1]) is None else "0"),
         (f"mkdir -p ~/{FOLDER}", ""),
     ]
     return hosts, seen
@@ -165,6 +164,24 @@ def test_what_is_shown(tmp_path: Path) -> None:
     assert re.search(r"^1 +12 .* 1\.00 +100% +1\.00 .* \$\d+\.\d\d$", shown, re.M)
     assert "round a ring at 10.00 Gbit/s, 0% of it beside the backward pass" in shown
     assert "It misses the measured steps by up to 0.0%" in shown
+
+
+def test_steps_that_would_be_all_exchange_make_no_model(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts(lambda nodes, _: {2: 1.0, 3: 1.6}[nodes])
+    study = go(hosts, wish(tmp_path, nodes=(2, 3), weak=True, predict=(1,)))
+    assert study.fit is None
+    shown = "\n".join(render(study, tmp_path))
+    assert "the exchange alone would explain these steps; measure one node, too" in shown
+    # What was published is against one node, which this study has not measured.
+    assert "3.47" not in shown
+
+
+def test_more_than_ideal_speed_is_no_speed_of_a_network(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts(lambda nodes, _: 1.0 / (nodes * 1.1))
+    shown = "\n".join(render(go(hosts, wish(tmp_path, nodes=(1, 2))), tmp_path))
+    assert "nothing of the steps shows that gradients are exchanged" in shown
+    assert "Gbit/s" not in shown
+    assert "with 2 parameters for 2 measurements: little is proved by that" in shown
 
 
 def test_containers_cost_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cluster.cli.train import add_parser
 from cluster.cli.train_requests import build_request
 from cluster.nodes import Cluster, Node
 from infra import tags
-from infra.errors import JobError, UsageError
+from infra.errors import HostError, JobError, UsageError
 from infra.plan import mesh_digest
 from infra.progress import Silent
 from jobs.launch import explain_failure
@@ -63,7 +63,7 @@ def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[st
             ("tail -n \\+2 ~/hosts", ""),
             ("setsid -f", ""),
             ("tail -n \\+1 -F", "\n".join(output)),
-            ("cat .*/exit", str(exit_code)),
+            ("cat .*/exit$", str(exit_code)),
             ("tar -C .*output.tar", ""),
             ("rm -f", ""),
         ]
@@ -113,9 +113,7 @@ def test_a_job_is_placed_started_followed_and_brought_home(tmp_path: Path) -> No
     assert "-n 3 -ppn 1" in script
     assert "-genv MASTER_ADDR 172.31.0.10" in script
     assert "--backend=gloo" in script
-    with tarfile.open(
-        fileobj=io.BytesIO(hosts["node0"].files["/home/ubuntu/spr-jobs-upload.tar"])
-    ) as tar:
+    with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
         names = tar.getnames()
     assert f"{PATHS.relative_root}/code/squad/__main__.py" in names
     assert f"{PATHS.relative_root}/data/train.json" in names
@@ -149,16 +147,46 @@ def test_a_job_that_says_nothing_is_explained_by_its_last_line(tmp_path: Path) -
         run(make_hosts(["bash: mpirun: no such file", ""], exit_code=127), tmp_path)
 
 
-def test_ctrl_c_ends_the_job_on_its_nodes_and_says_so(tmp_path: Path) -> None:
+def interrupted(*more: tuple[str, Any]) -> dict[str, FakeHost]:
+    """Nodes whose job meets Ctrl-C while it is followed."""
+
     def interrupt(_: str) -> str:
         raise KeyboardInterrupt
 
-    hosts, log = make_hosts([]), list[str]()
-    hosts["node0"].answers[:0] = [
-        ("tail -n \\+1 -F", interrupt),
-        ("pkill -TERM", ""),
-        ("listing the jobs", listed(PATHS.job_id, "step-000040")),
-    ]
+    hosts = make_hosts([])
+    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), *more]
+    return hosts
+
+
+def test_ctrl_c_that_can_not_reach_the_job_says_that_it_may_still_run(tmp_path: Path) -> None:
+    hosts = interrupted(("pkill -TERM", HostError("node0", "no SSH at 192.0.2.1")))
+    with pytest.raises(JobError) as caught:
+        run(hosts, tmp_path)
+    assert caught.value.message == (
+        f"job {PATHS.job_id} may still run, and costs: [node0] no SSH at 192.0.2.1"
+    )
+    assert "once the head can be reached: spr-cluster ssh -- pkill" in str(caught.value.hint)
+
+
+def test_a_terminal_that_was_closed_saves_no_job_from_its_end(tmp_path: Path) -> None:
+    listing = ("listing the jobs", listed(PATHS.job_id, ""))
+    hosts = interrupted(("pkill -TERM", ""), listing)
+
+    class Closed(list[str]):
+        def append(self, line: str) -> None:
+            if not line.startswith("$"):
+                raise OSError(5, "Input/output error")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(hosts, tmp_path, log=Closed())
+    assert any("pkill -TERM" in command for command in hosts["node0"].commands)
+
+
+def test_ctrl_c_ends_the_job_on_its_nodes_and_says_so(tmp_path: Path) -> None:
+    log = list[str]()
+    hosts = interrupted(
+        ("pkill -TERM", ""), ("listing the jobs", listed(PATHS.job_id, "step-000040"))
+    )
 
     with pytest.raises(KeyboardInterrupt):
         run(hosts, tmp_path, log=log)

@@ -119,3 +119,6 @@ class ShellHost:
 
     def close(self) -> None:
         return None
+
+    def why_gone(self) -> str:
+        return ""

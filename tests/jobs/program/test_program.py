@@ -16,7 +16,7 @@ import pytest
 
 from infra.wait import wait_until
 from jobs.program.environment import program_environment, rank_variables
-from jobs.run import program_files
+from jobs.run import RunRequest, program_files
 from jobs.squad.errors import BackendError
 from jobs.squad.events import parse_event
 from jobs.squad.pinning import VARIABLE, Place, format_cpus, render_plan
@@ -33,7 +33,7 @@ _TELL = (
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """A job's folder as it lies on a node, and nothing else of the project."""
-    for name, source in program_files(WorkFiles({})).items():
+    for name, source in program_files(RunRequest((), WorkFiles({}), Path())).items():
         target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
@@ -54,7 +54,9 @@ def begin(
 ) -> subprocess.Popen[str]:
     """mpirun's part: one rank of four, pinned to a CPU."""
     planned = {VARIABLE: render_plan([plan, plan])} if plan else {}
-    argv = [f"--folder={node}/work", f"--output={node}/output", *(f"--env={word}" for word in own)]
+    (node / "environment.json").write_text(json.dumps(own))
+    argv = [f"--folder={node}/work", f"--output={node}/output"]
+    argv += [f"--environment={node}/environment.json"] if own else []
     return subprocess.Popen(
         [sys.executable, "-m", "jobs.program", *argv, "--", *program],
         cwd=node,
@@ -173,7 +175,11 @@ def test_the_users_variables_come_last() -> None:
 
 
 def test_it_is_readable_to_the_oldest_python_of_a_stack() -> None:
-    sources = [path for path in program_files(WorkFiles({})).values() if isinstance(path, Path)]
+    sources = [
+        path
+        for path in program_files(RunRequest((), WorkFiles({}), Path())).values()
+        if isinstance(path, Path)
+    ]
     assert len(sources) >= 8
     for path in sources:
         text = path.read_text()

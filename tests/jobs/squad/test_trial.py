@@ -96,7 +96,7 @@ def test_two_ranks_measure_their_training_and_leave_nothing(nodes_folder: Path) 
 
     assert (first.code, second.code) == (0, 0), first.output + second.output
     (trial,) = first.of("trial")
-    assert trial["parameters"] > 0
+    assert trial["gradient_bytes"] > 0
     assert trial["samples_per_second"] > 0
     # 16 questions for two ranks with four each: two steps an epoch.
     assert trial["steps"] % 2 == 0

@@ -104,7 +104,7 @@ def learn_fast(course: Course, seed: int) -> Curve:
     session = course.session(seed, attention_dropout=course.args.attention_dropout)
     loaded = load_model(session.options, [], course.ranks)
     schedule = plan_schedule(session.options, len(course.features), 1)
-    model, optimizer = prepare(session, loaded.model, schedule.total)
+    model, optimizer = prepare(session, loaded, schedule.total)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.rate)
     curve, taken = Curve([], []), 0.0
     begin = time.perf_counter()

@@ -75,7 +75,7 @@ class Fast:
         precision = Precision(options.dtype, "")
         events = Events(0, io.StringIO())
         self._session = Session(options, ranks, events, precision)
-        self._model, self._optimizer = prepare(self._session, model, RUN_STEPS)
+        self._model, self._optimizer = prepare(self._session, self._loaded, RUN_STEPS)
 
     def train(self, features: Sequence[Feature]) -> float:
         steps = -(-len(features) // self._session.options.batch_size)

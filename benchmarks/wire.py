@@ -34,6 +34,7 @@ from jobs.squad import step as steps
 from jobs.squad.batches import collate, label
 from jobs.squad.distributed import join
 from jobs.squad.events import Events
+from jobs.squad.model import Loaded
 from jobs.squad.options import TrainOptions
 from jobs.squad.precision import Precision
 from jobs.squad.session import Session
@@ -151,7 +152,7 @@ def _train(args: argparse.Namespace) -> None:
     with join("gloo") as ranks:
         session = Session(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
         if args.way == "fast":
-            model, optimizer = steps.prepare(session, model, args.steps)
+            model, optimizer = steps.prepare(session, Loaded(model, tokenizer), args.steps)
         else:
             rate = options.highest_rate(ranks.size)
             optimizer = torch.optim.AdamW(model.train().parameters(), rate, weight_decay=0.0)

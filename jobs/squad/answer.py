@@ -71,8 +71,7 @@ def ask(loaded: Loaded, questions: Sequence[Question]) -> list[Answer]:
     """The answers of a model that is loaded; the questions' own answers are not looked at."""
     if not questions:
         return []
-    limit = getattr(loaded.model.config, "max_position_embeddings", None) or MAX_LENGTH
-    size = min(MAX_LENGTH, limit)
+    size = min(MAX_LENGTH, loaded.longest or MAX_LENGTH)
     features = build_features(questions, loaded.tokenizer, size, min(STRIDE, size // 3))
     owner = features.windows.question
     # What all spans of a question come to: its windows' starts, and its windows' ends.

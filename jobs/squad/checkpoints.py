@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -41,6 +41,8 @@ class Identity(NamedTuple):
     features: str
     """A digest of the training features, see :func:`digest`; on rank 0 alone."""
     options: dict[str, Any]
+    ground: Mapping[str, str]
+    """What results depend on to the last bit, and what may yet change: it is told, not refused."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,16 @@ class Checkpoint:
 
 
 def identify(
-    options: TrainOptions, ranks: Ranks, dtype: str, features: Sequence[Feature]
+    options: TrainOptions,
+    ranks: Ranks,
+    dtype: str,
+    features: Sequence[Feature],
+    ground: Mapping[str, str],
 ) -> Identity:
     """This run's identity."""
     known = {k: v for k, v in asdict(options).items() if k not in ANY_RUN}
     # Rank 0 alone compares; of 88,000 features it is work of a second.
-    return Identity(ranks.size, dtype, digest(features) if ranks.first else "", known)
+    return Identity(ranks.size, dtype, digest(features) if ranks.first else "", known, ground)
 
 
 def digest(features: Sequence[Feature]) -> str:
@@ -157,7 +163,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """A checkpoint's description; raises :class:`CheckpointError` for one that can't be read."""
     try:
         content = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
-        identity = Identity(**content["identity"])
+        identity = Identity(**{"ground": {}, **content["identity"]})
         return Checkpoint(identity, Progress.from_dict(content["progress"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(folder, error) from error
@@ -198,6 +204,9 @@ def require_same(saved: Identity, now: Identity) -> list[str]:
     told = list(changed.values())
     if saved.dtype != now.dtype:
         told.append(f"arithmetic in {now.dtype} (it was {saved.dtype})")
+    both = saved.ground.keys() & now.ground.keys()
+    changes = sorted(name for name in both if saved.ground[name] != now.ground[name])
+    told += [f"{name} {now.ground[name]} (it was {saved.ground[name]})" for name in changes]
     return told
 
 

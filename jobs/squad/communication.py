@@ -38,6 +38,9 @@ class Replica(DistributedDataParallel):
             model, ignored
         )
         super().__init__(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
+        if words is not None:
+            # As DistributedDataParallel does with all others.
+            dist.broadcast(words.data, 0, group=control)
         # Not as an attribute of the module: it would be listed twice among its parameters.
         self._words = (words,)
         self.wire, self.control = wire, control

@@ -45,6 +45,11 @@ def compile_layers(model: Any) -> int:
     return len(layers)
 
 
+def count_compiled(model: Any) -> int:
+    """How many layers :func:`compile_layers` has had compiled."""
+    return sum(layer._compiled_call_impl is not None for layer in find_layers(model))
+
+
 def plain_layers(model: Any) -> None:
     """Undo :func:`compile_layers`: evaluation would have to compile them anew."""
     for layer in find_layers(model):

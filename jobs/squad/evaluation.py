@@ -7,6 +7,7 @@ other numbers of threads may round otherwise.)
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from .tokens import Longs
 
 BATCH_TOKENS = 4096
 """Tokens of a batch, padding included: enough to keep a processor busy, and few logits at a time."""
+TALK_SECONDS = 60.0
+"""So often the ranks say whether they are ready."""
 FEWEST_BATCHES = 64
 """Of less data the batches are made smaller, so that many ranks get work of equal size."""
 
@@ -36,18 +39,33 @@ class Batch(NamedTuple):
     end: Floats
 
 
-def predict(session: Session, loaded: Loaded, questions: Sequence[Question]) -> dict[str, str]:
+def predict(
+    session: Session,
+    loaded: Loaded,
+    questions: Sequence[Question],
+    features: Features | None = None,
+) -> dict[str, str]:
     """An answer for every question, by its id; the ranks share the work, and all get the result.
 
-    A question that can't be asked (see ``--skip-bad-records``) has the answer "".
+    ``features`` are the questions' own, where they were made before. A question that can't be asked
+    (see ``--skip-bad-records``) has the answer "".
     """
     ranks = session.ranks
-    features = prepare_features(session, loaded, questions)
+    if features is None:
+        features = prepare_features(session, loaded, questions)
     mine = deal_batches(plan_batches(features), features, ranks.size)[ranks.rank]
-    parts = [
-        (batch.chosen, best_spans(batch.start, batch.end, features.take(batch.chosen)))
-        for batch in run_batches(loaded, features, mine, session.autocast())
-    ]
+    batches = run_batches(loaded, features, mine, session.autocast())
+    parts: list[tuple[Longs, Spans]] = []
+    # A rank that is ready must not wait longer than the others may be silent (see distributed).
+    done = False
+    while not all(ranks.gather(done)):
+        until = time.monotonic() + TALK_SECONDS
+        while not done and time.monotonic() < until:
+            batch = next(batches, None)
+            done = batch is None
+            if batch is not None:
+                spans = best_spans(batch.start, batch.end, features.take(batch.chosen))
+                parts.append((batch.chosen, spans))
     gathered = [part for share in ranks.gather(parts) for part in share]
     return answers(questions, features, gathered)
 

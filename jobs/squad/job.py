@@ -100,6 +100,10 @@ def run(options: TrainOptions, events: Events) -> None:
         with phases("tokenize"):
             questions = enough_for_trial(options, data.train, ranks.size)
             features = prepare_features(session, loaded, questions)
+            # Now, though they are asked last: what can't be asked must not show after hours.
+            asked = features
+            if data.eval is not data.train and options.trial_seconds is None:
+                asked = prepare_features(session, loaded, data.eval)
         if options.trial_seconds is not None:
             with phases("measure"):
                 speed = measure(session, loaded, features, options.trial_seconds)
@@ -109,14 +113,15 @@ def run(options: TrainOptions, events: Events) -> None:
             trained = train(session, loaded, features)
         if trained.resumed:
             phases.add("train", trained.resumed[-1][1])
+        with phases("save"):
+            if ranks.first:
+                save_model(output, loaded)
         with phases("evaluate"):
-            predictions = predict(session, loaded, data.eval)
+            predictions = predict(session, loaded, data.eval, asked)
             scores = score(data.eval, predictions)
         if not ranks.first:
             return
-        with phases("save"):
-            save_model(output, loaded)
-            save_json(output / "predictions.json", predictions)
+        save_json(output / "predictions.json", predictions)
         results = _results(session, machines, data, len(features), trained, scores, phases)
         save_json(output / "results.json", results.to_dict())
         events.emit("result", **results.to_dict())

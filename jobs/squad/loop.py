@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from .checkpoints import (
     require_same,
     save_checkpoint,
 )
-from .compilation import plain_layers
+from .compilation import count_compiled, plain_layers
 from .due import Due
 from .errors import CheckpointError, StoppedError, TrainingError
 from .features import Feature
@@ -80,15 +81,22 @@ def train(session: Session, loaded: Loaded, features: Sequence[Feature]) -> Prog
     options, ranks = session.options, session.ranks
     schedule = plan_schedule(options, len(features), ranks.size)
     torch.manual_seed(options.seed + ranks.rank)  # each rank drops out other units
-    trained, optimizer = prepare(session, loaded.model, schedule.total)
-    identity = identify(options, ranks, session.precision.dtype, features)
+    trained, optimizer = prepare(session, loaded, schedule.total)
+    ground = {
+        "torch": str(torch.__version__),
+        "transformers": version("transformers"),
+        "backend": ranks.backend,
+        "threads per rank": str(torch.get_num_threads()),
+        "compiled layers": str(count_compiled(loaded.model)),
+    }
+    identity = identify(options, ranks, session.precision.dtype, features, ground)
     loop = Loop(
         session,
         schedule,
         State(loaded.model, optimizer),
         trained,
         Checkpoint(identity, Progress()),
-        Metrics(Path(options.output), ranks.rank),
+        Metrics(Path(options.output), ranks.rank, session.events.note),
         Pace(ranks, session.hosts),
         Due(options.checkpoint_every),
         optimizer.param_groups[0]["lr"],
@@ -116,6 +124,11 @@ def _resume(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None:
     load_state(newest, loop.state, ranks)
     loop.checkpoint = Checkpoint(loop.checkpoint.identity, saved.progress)
     progress = loop.progress
+    if progress.step > loop.schedule.total:
+        raise CheckpointError(
+            f"step {progress.step} was done, and the run would have {loop.schedule.total} steps only",
+            hint="resume with as many --epochs or --max-steps as it began with, or more",
+        )
     progress.resumed.append((progress.step, progress.seconds))
     loop.kept = ranks.share(newest.name if newest else "")
     session.events.emit("resumed", step=progress.step, total=loop.schedule.total)

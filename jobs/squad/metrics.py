@@ -8,8 +8,10 @@ metrics/rank-N.jsonl: ``step``; ``time``, seconds since training began, interrup
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -35,23 +37,38 @@ class StepFigures(NamedTuple):
 
 
 class Metrics:
-    """One rank's file, open for a ``with`` block; raises :class:`TrainingError`."""
+    """One rank's file, open for a ``with`` block.
+
+    A disk that takes no more is told once to ``note``, and is no reason to end what goes well: the
+    lines are kept, and written when there is room again.
+    """
 
     def __init__(
-        self, output: Path, rank: int, clock: Callable[[], float] = time.monotonic
+        self,
+        output: Path,
+        rank: int,
+        note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._note, self._told = note, False
         self._path = output / FOLDER / f"rank-{rank}.jsonl"
         self._clock = clock
         self._lines: list[str] = []
         self._written = clock()
 
     def begin(self, step: int) -> None:
-        """Keep what is there up to that step, and drop what comes after it, as it is done again."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _lines_until(self._path, step) if step and self._path.exists() else []
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(self._path)
+        """Keep what is there up to that step, and drop what comes after it, as it is done again.
+
+        Raises :class:`TrainingError` where that can't be done: nothing has been trained yet.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            kept = _lines_until(self._path, step) if step and self._path.exists() else []
+            partial = self._path.with_name(f".{self._path.name}.partial")
+            partial.write_text("".join(kept), encoding="utf-8")
+            partial.replace(self._path)
+        except OSError as error:
+            raise TrainingError(f"{self._path} can't be written: {error.strerror}") from error
 
     def add(self, figures: StepFigures) -> None:
         """Take one step's figures; they are written some seconds later."""
@@ -62,14 +79,21 @@ class Metrics:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Write what was taken, as far as the disk takes it."""
         self._written = self._clock()
-        lines, self._lines = self._lines, []
+        size = None
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write("".join(lines))
+            with self._path.open("ab") as file:
+                size = file.tell()
+                file.write("".join(self._lines).encode())
+            self._lines = []
         except OSError as error:
-            raise TrainingError(f"{self._path} can't be written: {error.strerror}") from error
+            if size is not None:
+                with suppress(OSError):  # no line twice, and none by halves
+                    os.truncate(self._path, size)
+            if not self._told:
+                self._note(f"warning: {self._path} can't be written: {error.strerror}")
+            self._told = True
 
     def __enter__(self) -> Metrics:
         return self

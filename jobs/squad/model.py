@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from .batches import ALIGN
 from .distributed import Ranks
 from .errors import ModelError, first_line
 from .options import SCRATCH, TrainOptions
@@ -24,17 +27,31 @@ ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob")
 class Loaded(NamedTuple):
     """A ``torch.nn.Module`` of transformers with a question answering head, and its tokenizer.
 
-    ``new_weights`` are the names of those that its files have not, so that they are random.
+    ``new_weights`` are the names of those that its files have not, so that they are random, ``own``
+    the configuration's values that training has replaced, for the model when it is saved.
     """
 
     model: Any
     tokenizer: Any
     new_weights: tuple[str, ...] = ()
+    own: Mapping[str, float] = MappingProxyType({})
 
     @property
     def pad_token(self) -> int:
         """What fills a batch's shorter rows; masked, so its value has no meaning."""
         return self.tokenizer.pad_token_id or 0
+
+    @property
+    def longest(self) -> int | None:
+        """How many tokens the model takes, as a multiple of the width of batches; None: any number."""
+        limits = [getattr(self.model.config, "max_position_embeddings", None)]
+        for name, module in self.model.named_modules():
+            # RoBERTa's and others' positions begin after that of the padding.
+            before = getattr(module, "padding_idx", None)
+            if name.endswith("position_embeddings") and before is not None:
+                limits.append(module.num_embeddings - before - 1)
+        known = [limit for limit in limits if limit and limit > 0]  # XLNet says -1
+        return min(known) // ALIGN * ALIGN if known else None
 
 
 def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loaded:
@@ -46,7 +63,7 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
     name, max_length = options.model, options.max_length
     keep = options.attention_dropout
     loaded = _new(texts, ranks) if name == SCRATCH else load_pretrained(name, keep_dropout=keep)
-    limit = getattr(loaded.model.config, "max_position_embeddings", None)
+    limit = loaded.longest
     if limit is not None and max_length > limit:
         raise ModelError(
             f"--max-length {max_length} is more than the {limit} tokens that model {name} takes",
@@ -68,6 +85,7 @@ def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
     source = str(path) if path.is_dir() else name
     try:
         config = AutoConfig.from_pretrained(source)
+        own = {} if keep_dropout else attention_dropouts(config)
         with nullcontext() if keep_dropout else without_attention_dropout(config):
             model, found = AutoModelForQuestionAnswering.from_pretrained(
                 source, config=config, output_loading_info=True
@@ -79,9 +97,28 @@ def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
             f"model {name} can't be loaded: {first_line(error)}",
             hint="give a folder with config.json, weights and tokenizer, or a hub model's name",
         ) from error
+    _require_fitting(name, model, tokenizer)
+    # Newer transformers keep the type that the files have: fp16 would be trained as such.
+    return Loaded(model.float(), tokenizer, tuple(sorted(found["missing_keys"])), own)
+
+
+def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
+    """Raises :class:`ModelError` for a tokenizer that answers can't be found with, or of another model."""
     if not tokenizer.is_fast:
         raise ModelError(f"model {name} has no fast tokenizer, so answers can't be located")
-    return Loaded(model, tokenizer, tuple(sorted(found["missing_keys"])))
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if rows is not None and len(tokenizer) > rows:
+        raise ModelError(
+            f"model {name} knows {rows} tokens, and its tokenizer has {len(tokenizer)}",
+            hint="save it again after model.resize_token_embeddings(len(tokenizer))",
+        )
+    taken = inspect.signature(model.forward).parameters
+    tokenizer.model_input_names = [each for each in tokenizer.model_input_names if each in taken]
+
+
+def attention_dropouts(config: Any) -> dict[str, float]:
+    """The dropouts of attention weights that a configuration has."""
+    return {name: getattr(config, name) for name in ATTENTION_DROPOUTS if hasattr(config, name)}
 
 
 @contextmanager
@@ -89,10 +126,10 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
     """A model that is made from ``config`` inside drops out no attention weights.
 
     torch's fused attention for CPUs knows no dropout: with it, every layer writes all weights of
-    all heads to memory. Dropout of what layers return stays. Afterwards the configuration is as it
-    was, so that the model is saved with its own.
+    all heads to memory. Dropout of what layers return stays. Afterwards ``config`` is as it was; a
+    model that has a copy of it is to get its own values back when it is saved.
     """
-    known = {name: getattr(config, name) for name in ATTENTION_DROPOUTS if hasattr(config, name)}
+    known = attention_dropouts(config)
     for name in known:
         setattr(config, name, 0.0)
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from .checkpoints import FOLDER as CHECKPOINTS
 from .checkpoints import list_checkpoints
-from .errors import TrainingError
+from .errors import TrainingError, first_line
 from .model import Loaded
 from .pinning import Place
 
@@ -102,17 +102,26 @@ def prepare_output(folder: Path, *, resume: bool) -> None:
 
 
 def save_model(folder: Path, loaded: Loaded) -> None:
-    """Write ``model/``, complete or not at all."""
+    """Write ``model/``, complete or not at all; raises :class:`TrainingError`."""
+    from safetensors import SafetensorError
+
     target, partial = folder / "model", folder / ".model.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
+        for name, value in loaded.own.items():
+            setattr(loaded.model.config, name, value)
         loaded.model.save_pretrained(partial)
         loaded.tokenizer.save_pretrained(partial)
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
-    except OSError as error:
-        raise TrainingError(f"{target} can't be written: {error}") from error
+    # A disk that is full is no OSError to safetensors.
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise TrainingError(
+            f"{target} can't be written: {first_line(error)}",
+            hint="make room, then --resume: the last checkpoint has all that was learnt",
+        ) from error
 
 
 def save_json(path: Path, content: object) -> None:

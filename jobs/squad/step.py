@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .batches import trim
 from .compilation import choose_compilation, compile_layers, why_no_compiler
 from .errors import BackendError, first_line
+from .model import Loaded
 from .session import Session
 
 if TYPE_CHECKING:
@@ -57,12 +58,15 @@ def load_ipex() -> Any:
         ) from error
 
 
-def prepare(session: Session, model: Any, steps: int) -> tuple[Any, torch.optim.Optimizer]:
+def prepare(session: Session, loaded: Loaded, steps: int) -> tuple[Any, torch.optim.Optimizer]:
     """The model as all ranks train it together for so many steps, and its optimizer."""
     import torch
 
-    options = session.options
+    options, model = session.options, loaded.model
     model.train()
+    for parameter in find_idle(loaded):
+        # DistributedDataParallel would wait for gradients that never come.
+        parameter.requires_grad_(False)
     # IPEX replaces the optimizer's step by its own.
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -74,6 +78,28 @@ def prepare(session: Session, model: Any, steps: int) -> tuple[Any, torch.optim.
         model, optimizer = _optimize_with_ipex(model, optimizer, session.precision.dtype)
     _compile(session, model, steps)
     return share_gradients(session, model), optimizer
+
+
+def find_idle(loaded: Loaded) -> list[Any]:
+    """The model's parameters that take no part in answering, such as XLNet's ``mask_emb``."""
+    import torch
+
+    model, state = loaded.model, torch.get_rng_state()
+    # Any tokens: whether a parameter takes part depends on what the model is told of them.
+    ids = torch.full((1, 16), 3)
+    tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "token_type_ids" in loaded.tokenizer.model_input_names:
+        tensors["token_type_ids"] = torch.zeros_like(ids)
+    place = torch.tensor([1])
+    try:
+        model(**tensors, start_positions=place, end_positions=place).loss.backward()
+        return [each for each in model.parameters() if each.requires_grad and each.grad is None]
+    # One that refuses these tokens will say in training what it lacks.
+    except Exception:
+        return []
+    finally:
+        model.zero_grad(set_to_none=True)
+        torch.set_rng_state(state)
 
 
 def share_gradients(session: Session, model: Any) -> Any:

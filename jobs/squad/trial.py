@@ -50,7 +50,7 @@ def measure(session: Session, loaded: Loaded, features: Sequence[Feature], secon
     """Train for about so long on all ranks, and return how fast; the model is of no use then."""
     options, ranks = session.options, session.ranks
     # 0: an automatic torch.compile would take longer than the trial.
-    model, optimizer = prepare(session, loaded.model, steps=0)
+    model, optimizer = prepare(session, loaded, steps=0)
 
     def take(chosen: Sequence[Feature], schedule: Schedule) -> tuple[int, float]:
         samples, begin = 0, time.perf_counter()

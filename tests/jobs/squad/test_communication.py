@@ -23,6 +23,7 @@ from tests.jobs.squad.test_communication import small_model
 wire, folder = sys.argv[1:]
 with join("gloo") as ranks:
     model = small_model()
+    model.words.weight.data += ranks.rank  # as another version of a model would be
     replica = Replica(model, getattr(torch, wire), ranks.control)
     ids = torch.tensor([[1, 2, 2], [3, 4, 4]])[ranks.rank : ranks.rank + 1]
     for part in range(2):  # the first is accumulated, and sends nothing

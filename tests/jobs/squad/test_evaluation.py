@@ -65,6 +65,15 @@ def test_many_ranks_answer_as_one(loaded: Loaded, questions: list[Question], dty
         assert all(share == alone for share in shares), f"{size} ranks"
 
 
+def test_ranks_that_are_ready_hear_from_the_others_meanwhile(
+    loaded: Loaded, questions: list[Question], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (alone,) = run_together(1, lambda ranks: predict(session(ranks), loaded, questions))
+    monkeypatch.setattr("jobs.squad.evaluation.TALK_SECONDS", 0.01)
+    shares = run_together(3, lambda ranks: predict(session(ranks), loaded, questions))
+    assert all(share == alone for share in shares)
+
+
 def test_the_logits_of_every_window_are_the_same_bits(loaded: Loaded, features: Features) -> None:
     def scores(shares: list[list[Longs]]) -> Spans:
         parts = [

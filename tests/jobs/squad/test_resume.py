@@ -94,6 +94,21 @@ def test_three_ranks_whose_sums_depend_on_their_order(nodes_folder: Path) -> Non
     check_killed_and_resumed(nodes_folder, [{"at": "step", "step": 6, "rank": 2}], ranks=3)
 
 
+def test_a_run_is_not_resumed_to_fewer_steps_than_were_done(nodes_folder: Path) -> None:
+    wish = options(nodes_folder, "killed")
+    killed, resumed = run_forked(
+        [
+            (wish, {"at": "step", "step": 6, "rank": 0}),
+            (replace(wish, resume=True, max_steps=2), {}),
+        ],
+        nodes_folder,
+    )
+    assert -signal.SIGKILL in killed.codes
+    assert set(resumed.codes) == {1}
+    (error,) = [event for event in events(resumed) if event["event"] == "error"]
+    assert error["message"] == "step 4 was done, and the run would have 2 steps only"
+
+
 @pytest.mark.parametrize("step", [5, STEPS])
 def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path, step: int) -> None:
     """By time none would be due: it is the signal alone that makes one."""

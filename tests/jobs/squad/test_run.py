@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import socket
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from jobs.squad.events import parse_event
+from jobs.squad.model import Loaded
 from jobs.squad.options import DEMO, SAMPLE, TrainOptions
 from jobs.squad.spans import MAX_ANSWER_TOKENS
+from jobs.squad.step import find_idle
 
 TIMEOUT = 240
 """Seconds after which a rank that hangs fails its test."""
@@ -120,7 +124,7 @@ def check_events(ended: Ended) -> None:
     (begin,) = ended.of("start")
     assert (begin["world_size"], begin["backend"]) == (2, "gloo")
     phases = [event["name"] for event in ended.of("phase")]
-    assert phases == ["load", "tokenize", "train", "evaluate", "save"]
+    assert phases == ["load", "tokenize", "train", "save", "evaluate"]
     last = ended.of("step")[-1]
     assert last["step"] == last["total"] == 4
     assert last["epoch"] == 2.0
@@ -137,7 +141,7 @@ def check_results(results: dict[str, Any]) -> None:
     )
     assert 0 <= results["em"] <= results["f1"] <= 100
     assert results["samples_per_second"] > 0
-    phases = ["load", "tokenize", "train", "evaluate", "save"]
+    phases = ["load", "tokenize", "train", "save", "evaluate"]
     assert list(results["seconds"]) == [*phases, "total"]
     assert sum(results["seconds"][phase] for phase in phases) <= results["seconds"]["total"]
 
@@ -178,3 +182,49 @@ def test_a_failing_rank_ends_all(nodes_folder: Path) -> None:
     assert (effect["rank"], effect["lost_peer"]) == (0, True), first.output
     assert "Traceback" not in first.output + second.output
     assert not (nodes_folder / "out" / "results.json").exists()
+
+
+def test_ranks_with_a_model_that_has_idle_parameters_learn_the_same(
+    nodes_folder: Path, tokenizer: Any
+) -> None:
+    from transformers import XLNetConfig, XLNetForQuestionAnsweringSimple
+
+    torch.manual_seed(1)
+    shape = {"vocab_size": len(tokenizer), "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
+    model = XLNetForQuestionAnsweringSimple(XLNetConfig(**shape))
+    named = copy.deepcopy(tokenizer)
+    for names, expected in (
+        (["input_ids", "token_type_ids"], {"mask_emb"}),
+        (["input_ids"], {"mask_emb", "r_s_bias", "seg_embed"}),
+    ):
+        named.model_input_names = names
+        idle = {id(each) for each in find_idle(Loaded(model, named))}
+        found = [name for name, each in model.named_parameters() if id(each) in idle]
+        assert {name.rpartition(".")[2] for name in found} == expected
+    model.save_pretrained(nodes_folder / "xlnet")
+    tokenizer.save_pretrained(nodes_folder / "xlnet")
+    wish = replace(
+        small(nodes_folder, "idle", batch_size=4), model=str(nodes_folder / "xlnet"), wire="fp32"
+    )
+
+    first, second = run_ranks(nodes_folder, [wish] * 2)
+
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert first.of("step")[-1]["step"] == 4
+
+
+def test_a_question_that_can_not_be_asked_is_told_before_the_training(nodes_folder: Path) -> None:
+    content = json.loads((nodes_folder / "data.json").read_text())
+    passage = content["data"][0]["paragraphs"][0]
+    # One word to the check before the start, hundreds to the tokenizer.
+    passage["qas"][0]["question"] = "-".join("abcdefgh" * 60)
+    (nodes_folder / "eval.json").write_text(json.dumps(content))
+    wish = replace(small(nodes_folder, "long", batch_size=4), eval=str(nodes_folder / "eval.json"))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PMI_")}
+
+    ended = finish(start(nodes_folder, wish, environ))
+
+    assert ended.code == 1, ended.output
+    assert [event["name"] for event in ended.of("phase")] == ["load", "tokenize"]
+    (error,) = ended.of("error")
+    assert "tokens leave no room" in error["message"]

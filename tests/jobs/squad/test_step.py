@@ -40,7 +40,7 @@ def one_step(
         torch.manual_seed(1)
         loaded = load_model(options, all_texts(questions), session.ranks)
         features = build_features(questions[:8], tokenizer, 384, 128)
-        model, optimizer = prepare(session, loaded.model, steps)
+        model, optimizer = prepare(session, loaded, steps)
         step = take_step(
             session, model, optimizer, collate(features, loaded.pad_token) | label(features)
         )
@@ -115,7 +115,7 @@ def test_without_a_compiler_training_goes_on_and_says_so(
     options, told = replace(DEMO, compile="on"), io.StringIO()
     with alone(options, told) as session:
         loaded = load_model(options, all_texts(questions), session.ranks)
-        prepare(session, loaded.model, steps=1000)
+        prepare(session, loaded, steps=1000)
         assert all(layer._compiled_call_impl is None for layer in find_layers(loaded.model))
     assert "torch.compile is not used: it can't be on rank 0: no C++ compiler" in told.getvalue()
 

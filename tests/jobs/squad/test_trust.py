@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +18,7 @@ import pytest
 from jobs.squad.checkpoints import Identity, require_same
 from jobs.squad.distributed import Ranks
 from jobs.squad.due import EVERY_SECONDS, MOST_SHARE, WORTH_SECONDS, Due
-from jobs.squad.errors import CheckpointError, StoppedError
+from jobs.squad.errors import CheckpointError, StoppedError, TrainingError
 from jobs.squad.metrics import FLUSH_SECONDS, Metrics, StepFigures
 from jobs.squad.options import TrainOptions, parse_argv
 from jobs.squad.pace import Pace, Told, host_shares, steps_until_next
@@ -154,7 +156,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def test_figures_are_written_every_few_seconds_and_at_the_end(tmp_path: Path) -> None:
     clock = FakeClock()
-    with Metrics(tmp_path, 3, clock.monotonic) as metrics:
+    with Metrics(tmp_path, 3, print, clock.monotonic) as metrics:
         metrics.begin(0)
         metrics.add(figures(1))
         assert lines(tmp_path) == []
@@ -175,24 +177,58 @@ def test_figures_are_written_every_few_seconds_and_at_the_end(tmp_path: Path) ->
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
 
 
+def test_a_disk_that_is_full_for_a_while_costs_no_line_and_no_training(tmp_path: Path) -> None:
+    told: list[str] = []
+    with Metrics(tmp_path, 3, told.append) as metrics:
+        metrics.begin(0)
+        metrics.add(figures(1))
+        metrics.flush()
+        with file_size_limit((tmp_path / "metrics" / "rank-3.jsonl").stat().st_size + 10):
+            for step in (2, 3):
+                metrics.add(figures(step))
+                metrics.flush()
+        metrics.add(figures(4))
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
+    (warning,) = told
+    assert warning.endswith("rank-3.jsonl can't be written: File too large")
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Files of this process can't grow beyond it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_metrics_that_can_not_begin_are_told_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "metrics").write_text("")
+    with pytest.raises(TrainingError, match=r"rank-3\.jsonl can't be written"):
+        Metrics(tmp_path, 3, print).begin(0)
+
+
 @pytest.mark.parametrize(("resumed", "kept"), [(0, []), (2, [1, 2]), (9, [1, 2, 3])])
 def test_a_resumed_run_does_not_tell_a_step_twice(
     tmp_path: Path, resumed: int, kept: list[int]
 ) -> None:
-    with Metrics(tmp_path, 3) as metrics:
+    with Metrics(tmp_path, 3, print) as metrics:
         metrics.begin(0)
         for step in (1, 2, 3):
             metrics.add(figures(step))
     path = tmp_path / "metrics" / "rank-3.jsonl"
     path.write_text(path.read_text() + '{"step": 4, "ti')
 
-    Metrics(tmp_path, 3).begin(resumed)
+    Metrics(tmp_path, 3, print).begin(resumed)
 
     assert [line["step"] for line in lines(tmp_path)] == kept
 
 
 OPTIONS = {"seed": 1, "learning_rate": 0.1, "batch_size": 8}
-SAVED = Identity(2, "fp32", "abc", OPTIONS)
+SAVED = Identity(2, "fp32", "abc", OPTIONS, {"torch": "2.13", "threads per rank": "4"})
 
 
 @pytest.mark.parametrize(
@@ -216,6 +252,9 @@ def test_the_same_run_may_learn_slower_and_says_so() -> None:
         "--learning-rate 0.01 (it was 0.1)",
         "arithmetic in bf16 (it was fp32)",
     ]
+    elsewhere = SAVED._replace(ground={"torch": "2.7", "threads per rank": "4", "new": "1"})
+    assert require_same(SAVED, elsewhere) == ["torch 2.7 (it was 2.13)"]
+    assert require_same(SAVED._replace(ground={}), SAVED) == [], "a checkpoint of before"
 
 
 def test_the_options_travel_to_the_ranks() -> None:

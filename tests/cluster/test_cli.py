@@ -231,6 +231,8 @@ def test_where_nobody_can_be_asked_yes_must_be_said(line: CommandLine) -> None:
 
 SLEEPER = """
 import signal, sys, time
+# What a shell starts in the background has it ignored, and so would this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import cluster.cli as cli
 from cluster.cli import status
 

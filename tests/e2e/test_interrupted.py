@@ -13,7 +13,7 @@ from tests.e2e.conftest import LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-JOB = ("train", "squad", "--demo", "--epochs", "30", "--checkpoint-every", "7")
+JOB = ("train", "squad", "--demo", "--epochs", "24", "--checkpoint-every", "7")
 
 
 def losses(results: Path) -> list[list[tuple[int, float]]]:

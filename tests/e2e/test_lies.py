@@ -215,6 +215,7 @@ def test_a_skewed_clock_of_the_head(three: LiveCluster) -> None:
         caught(three, "node0", "clock")
 
 
+@pytest.mark.full
 def test_missing_tcmalloc_comes_back_by_the_remedy(three: LiveCluster) -> None:
     ssh(three, "node1", "sudo rm /usr/lib/*/libtcmalloc*")
 

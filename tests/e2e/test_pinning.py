@@ -71,6 +71,7 @@ def check_ranks(result: Any, expected: list[list[int]]) -> None:
         assert {**found, "memory": rank["planned"]["memory"]} == rank["planned"]
 
 
+@pytest.mark.full
 def test_one_rank_per_node_has_all_its_cores(two: LiveCluster, tmp_path: Path) -> None:
     result = train(two, tmp_path, "--ppn", "1")
 

@@ -124,13 +124,14 @@ def test_a_program_that_is_no_python_on_the_first_node(two: LiveCluster, tmp_pat
 
 
 def test_its_exit_code_and_a_missing_program_are_told(two: LiveCluster, tmp_path: Path) -> None:
-    run = ("run", "--name", NAME, "--results", str(tmp_path))
-    failed = two.cli.run(*run, "--", "sh", "-c", "echo to no avail; exit 3", check=1)
+    run = ("run", "--name", NAME, "--results")
+    program = ("--", "sh", "-c", "echo to no avail; exit 3")
+    failed = two.cli.run(*run, str(tmp_path), *program, check=1)
     assert read(tmp_path / "job.json")["exit_code"] == 3
     (line,) = [row for row in failed.stderr.splitlines() if row.startswith("spr-cluster: ")]
     assert "sh ended with exit code 3" in line
 
-    missing = two.cli.run(*run, "--", "no-such-program", check=1)
+    missing = two.cli.run(*run, str(tmp_path / "other"), "--", "no-such-program", check=1)
     (line,) = [row for row in missing.stderr.splitlines() if row.startswith("spr-cluster: ")]
     assert "no-such-program can't be run: No such file or directory" in line
 

@@ -29,7 +29,14 @@ def run_benchmark(name: str, *options: str) -> dict[str, Any]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("scenario", "every"),
-    [("cold", 37), ("at-once", 43), ("warm", 29), ("grow", 23), ("move", 47), ("replace", 83)],
+    [
+        ("cold", 37),
+        pytest.param("at-once", 43, marks=pytest.mark.full),
+        ("warm", 29),
+        ("grow", 23),
+        ("move", 47),
+        ("replace", 83),
+    ],
 )
 def test_up_and_down_recover_from_a_kill(scenario: str, every: int) -> None:
     told = run_benchmark("kill_sweep", f"--scenario={scenario}", f"--every={every}")

@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from moto import mock_aws
 
-from infra.errors import CloudError, UsageError
+from infra.errors import CloudError, JobError, UsageError
 from infra.policy import build_policy
 from infra.progress import Silent
 from infra.store import Place, check_place, connect_s3, parse_place, push_folder
@@ -175,7 +175,7 @@ def test_an_upload_that_fails_is_explained_and_not_by_boto3(
 
 
 def test_a_folder_without_a_model_is_refused(s3: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no model to push"):
+    with pytest.raises(JobError, match="has no model to push"):
         push_results(s3, tmp_path, Place("models", ""), "squad-1", Silent())
 
 

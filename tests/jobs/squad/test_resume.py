@@ -161,6 +161,7 @@ def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path) -
     ).weights
 
 
+@pytest.mark.full
 def test_what_makes_it_another_run_is_told_by_name(nodes_folder: Path) -> None:
     folder = nodes_folder
     first = options(folder, "out", max_steps=6)

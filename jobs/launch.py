@@ -167,12 +167,7 @@ def follow(head: Host, paths: JobPaths, on_line: LineSink) -> int:
         except HostKeyError:
             raise
         except HostError as error:
-            gone = head.why_gone()
-            if gone:
-                raise JobError(
-                    f"job {paths.job_id} ended with its head node: {gone}",
-                    hint="what it had not sent here is lost; `spr-cluster status` shows the rest",
-                ) from None
+            _require_there(head, paths)
             on_line(f"{error.message}; the job may go on without it, trying again")
             return None
         return True
@@ -190,6 +185,15 @@ def follow(head: Host, paths: JobPaths, on_line: LineSink) -> int:
             "somebody ended it"
         )
     return int(ended.stdout)
+
+
+def _require_there(head: Host, paths: JobPaths) -> None:
+    gone = head.why_gone()
+    if gone:
+        raise JobError(
+            f"job {paths.job_id} ended with its head node: {gone}",
+            hint="what it had not sent here is lost; `spr-cluster status` shows the rest",
+        )
 
 
 def cancel(head: Host, paths: JobPaths, grace_s: int = STOP_SECONDS) -> None:

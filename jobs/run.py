@@ -110,16 +110,7 @@ def run(
         command = build_program(used, stack, placement, request, paths)
         progress.note(f"sending {request.files}")
         launch.place_files(head, paths, program_files(request), len(used.nodes))
-    ground = Ground(used, stack, request.where)
-    record = replace(
-        make_record(paths.job_id, ground, request.command, command, now),
-        placement=describe_placement(placement, backend),
-        more={
-            "files": len(request.files.files),
-            "bytes": request.files.size,
-            "env": [word.partition("=")[0] for word in request.env],
-        },
-    )
+    record = _describe(Ground(used, stack, request.where), request, placement, command, paths, now)
     recorder = Recorder(request.results, record)
     recorder.begin()
     output = Output(on_event, on_log)
@@ -132,6 +123,26 @@ def run(
     if exit_code != 0:
         raise explain(exit_code, output, f"the whole log is {request.results / 'log'}")
     return done
+
+
+def _describe(
+    ground: Ground,
+    request: RunRequest,
+    placement: Placement,
+    command: LaunchCommand,
+    paths: JobPaths,
+    now: datetime,
+) -> JobRecord:
+    """What is kept of it beside its results; of its variables the names alone."""
+    return replace(
+        make_record(paths.job_id, ground, request.command, command, now),
+        placement=describe_placement(placement, request.backend_on(ground.stack)),
+        more={
+            "files": len(request.files.files),
+            "bytes": request.files.size,
+            "env": [word.partition("=")[0] for word in request.env],
+        },
+    )
 
 
 def _programs_own(output: Output, exit_code: int) -> int:

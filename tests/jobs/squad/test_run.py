@@ -184,9 +184,7 @@ def test_a_failing_rank_ends_all(nodes_folder: Path) -> None:
     assert not (nodes_folder / "out" / "results.json").exists()
 
 
-def test_ranks_with_a_model_that_has_idle_parameters_learn_the_same(
-    nodes_folder: Path, tokenizer: Any
-) -> None:
+def test_ranks_train_a_model_that_has_idle_parameters(nodes_folder: Path, tokenizer: Any) -> None:
     from transformers import XLNetConfig, XLNetForQuestionAnsweringSimple
 
     torch.manual_seed(1)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import ROOT, finish
-from jobs.squad.events import parse_event
-from jobs.squad.precision import read_cpu_flags
+from jobs.worker.runtime.events import parse_event
+from jobs.worker.runtime.precision import read_cpu_flags
 
 BAR = 0.15
 _DEADLINE_S = 600
@@ -77,7 +77,7 @@ def main() -> None:
 
 def _measure(seconds: float, threads: int) -> dict[str, Any]:
     """What `bench` runs on a node, on this machine."""
-    text = _run([sys.executable, "-m", "jobs.bench", f"--seconds={seconds}"], threads)
+    text = _run([sys.executable, "-m", "jobs.worker.bench", f"--seconds={seconds}"], threads)
     events = [event for event in map(parse_event, text.splitlines()) if event]
     return next(event for event in events if event["event"] == "result")
 

@@ -18,7 +18,7 @@ RUNS = 15
 def main() -> None:
     """Both commands in turn, so that a slower moment of the machine meets both."""
     commands = {
-        "help_s": [sys.executable, "-m", "cluster.cli", "--help"],
+        "help_s": [sys.executable, "-m", "jobs.cli", "--help"],
         "python_s": [sys.executable, "-c", "pass"],
     }
     seconds: dict[str, list[float]] = {name: [] for name in commands}

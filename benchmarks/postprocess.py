@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import finish
-from jobs.squad.dataset import Question, all_texts, read_dataset
-from jobs.squad.evaluation import Batch, answers, plan_batches
-from jobs.squad.features import Features, build_features
-from jobs.squad.options import SAMPLE
-from jobs.squad.scoring import score
-from jobs.squad.spans import MAX_ANSWER_TOKENS, best_spans
+from jobs.worker.squad.dataset import Question, all_texts, read_dataset
+from jobs.worker.squad.evaluation import Batch, answers, plan_batches
+from jobs.worker.squad.features import Features, build_features
+from jobs.worker.squad.options import SAMPLE
+from jobs.worker.squad.scoring import score
+from jobs.worker.squad.spans import MAX_ANSWER_TOKENS, best_spans
 
 LIMIT_S = 10.0
 N_BEST = 20
@@ -101,7 +101,7 @@ def load_tokenizer(model: str | None, questions: Sequence[Question]) -> Any:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(model)
-    from jobs.squad.model import new_tokenizer, train_tokenizer
+    from jobs.worker.squad.model import new_tokenizer, train_tokenizer
 
     return new_tokenizer(train_tokenizer(all_texts(list(questions))))
 

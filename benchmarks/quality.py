@@ -38,19 +38,19 @@ from benchmarks.squad_data import (
     load_tokenizer,
 )
 from benchmarks.squad_speed import ALLOCATORS
-from jobs.squad.batches import collate, label
-from jobs.squad.dataset import Question, read_dataset
-from jobs.squad.distributed import Ranks, join
-from jobs.squad.evaluation import predict
-from jobs.squad.events import Events
-from jobs.squad.features import build_features
-from jobs.squad.model import Loaded, load_model
-from jobs.squad.options import TrainOptions
-from jobs.squad.precision import Precision
-from jobs.squad.scoring import score
-from jobs.squad.session import Session
-from jobs.squad.step import prepare, take_step
-from jobs.squad.training import batches, plan_schedule
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.squad.batches import collate, label
+from jobs.worker.squad.dataset import Question, read_dataset
+from jobs.worker.squad.evaluation import predict
+from jobs.worker.squad.features import build_features
+from jobs.worker.squad.model import Loaded, load_model
+from jobs.worker.squad.optimizer_step import prepare, take_step
+from jobs.worker.squad.options import TrainOptions
+from jobs.worker.squad.schedule import batches, plan_schedule
+from jobs.worker.squad.scoring import score
+from jobs.worker.squad.session import Session
 
 MOST_WORSE, LEAST_FASTER = 0.5, 2.5
 

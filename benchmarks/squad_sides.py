@@ -32,17 +32,17 @@ from benchmarks.squad_data import (
     longest,
     new_model,
 )
-from jobs.squad.batches import collate, label
-from jobs.squad.dataset import read_dataset
-from jobs.squad.distributed import Ranks, join
-from jobs.squad.events import Events
-from jobs.squad.features import Feature
-from jobs.squad.model import Loaded
-from jobs.squad.options import TrainOptions
-from jobs.squad.precision import Precision
-from jobs.squad.session import Session
-from jobs.squad.step import prepare, take_step
-from jobs.squad.training import Schedule, batches
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.ranks import Ranks, join
+from jobs.worker.squad.batches import collate, label
+from jobs.worker.squad.dataset import read_dataset
+from jobs.worker.squad.features import Feature
+from jobs.worker.squad.model import Loaded
+from jobs.worker.squad.optimizer_step import prepare, take_step
+from jobs.worker.squad.options import TrainOptions
+from jobs.worker.squad.schedule import Schedule, batches
+from jobs.worker.squad.session import Session
 
 SIDES = ("baseline", "grouped", "published", "fast", "run_qa")
 LONGEST = -1

@@ -32,11 +32,11 @@ import numpy as np
 
 from benchmarks.common import ROOT, finish
 from benchmarks.postprocess import load_tokenizer
-from jobs.squad.dataset import Answer, Question, read_dataset
-from jobs.squad.features import Feature, build_features, cut_windows
-from jobs.squad.options import SAMPLE
-from jobs.squad.token_cache import TokenCache, token_key
-from jobs.squad.tokens import collect_texts, encode
+from jobs.worker.squad.dataset import Answer, Question, read_dataset
+from jobs.worker.squad.features import Feature, build_features, cut_windows
+from jobs.worker.squad.options import SAMPLE
+from jobs.worker.squad.token_cache import TokenCache, token_key
+from jobs.worker.squad.tokens import collect_texts, encode
 
 MAX_LENGTH, STRIDE = 384, 128
 

@@ -30,15 +30,15 @@ from benchmarks.squad_data import (
     load_tokenizer,
     new_model,
 )
-from jobs.squad import step as steps
-from jobs.squad.batches import collate, label
-from jobs.squad.distributed import join
-from jobs.squad.events import Events
-from jobs.squad.model import Loaded
-from jobs.squad.options import TrainOptions
-from jobs.squad.precision import Precision
-from jobs.squad.session import Session
-from jobs.squad.training import Schedule, batches
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.ranks import join
+from jobs.worker.squad import optimizer_step as steps
+from jobs.worker.squad.batches import collate, label
+from jobs.worker.squad.model import Loaded
+from jobs.worker.squad.options import TrainOptions
+from jobs.worker.squad.schedule import Schedule, batches
+from jobs.worker.squad.session import Session
 
 LIMIT = 0.55
 _NAMES = ("spr-wire0", "spr-wire1")

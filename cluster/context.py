@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from cluster.files import ClusterFiles
+from cluster.local_files import ClusterFiles
 from cluster.nodes import HostOpener, Node
 from infra import access
 from infra.clients import Clients

@@ -12,6 +12,7 @@ from botocore import exceptions as boto
 from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
+from infra.cloud import Cloud
 from infra.errors import CloudError, DeadlineError, SprError, UsageError
 from infra.wait import wait_until
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
 
-    from infra.cloud import Cloud
 
 T = TypeVar("T")
 

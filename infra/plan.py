@@ -20,7 +20,7 @@ from infra.words import counted
 
 
 @dataclass(frozen=True)
-class Situation:
+class PlanInput:
     """Everything that ``up`` decides by: the wish, and what is there.
 
     ``recipe`` is the digest of the wished software, ``public_key`` the key that this machine holds
@@ -81,7 +81,7 @@ def mesh_digest(nodes: Sequence[Instance]) -> str:
     return hashlib.sha256(" ".join(n.id for n in nodes).encode()).hexdigest()[:16]
 
 
-def _in_place(situation: Situation) -> list[Instance]:
+def _in_place(situation: PlanInput) -> list[Instance]:
     """The healthy machines of the place (type and zone) where most of the cluster is."""
     alive = [
         instance
@@ -94,7 +94,7 @@ def _in_place(situation: Situation) -> list[Instance]:
     return [instance for instance in alive if instance.place == place]
 
 
-def _sort_machines(situation: Situation) -> tuple[tuple[Instance, ...], dict[str, str]]:
+def _sort_machines(situation: PlanInput) -> tuple[tuple[Instance, ...], dict[str, str]]:
     """Those that stay, in the order of their ranks, and why each of the others goes."""
     nodes = rank_instances(_in_place(situation))
     # A second head can only be what an interrupted move has left.
@@ -132,7 +132,7 @@ def check_head_is_not_stopped(found: Inventory, given_up: Container[str] = ()) -
             )
 
 
-def plan_up(situation: Situation) -> Plan:
+def plan_up(situation: PlanInput) -> Plan:
     """From what is there to what is wished for; nothing but a look where both are the same."""
     keep, strays = _sort_machines(situation)
     actions = [
@@ -146,7 +146,7 @@ def plan_up(situation: Situation) -> Plan:
     return Plan(tuple(actions), usd_per_hour, keep)
 
 
-def expected_by_bake(situation: Situation) -> dict[str, tuple[int, int]]:
+def expected_by_bake(situation: PlanInput) -> dict[str, tuple[int, int]]:
     """Minutes, at least and at most, that each way to the software takes on AWS, by its name."""
     ways = ("none", "head")
     wishes = {way: situation.spec.model_copy(update={"bake": way}) for way in ways}
@@ -155,7 +155,7 @@ def expected_by_bake(situation: Situation) -> dict[str, tuple[int, int]]:
     }
 
 
-def _plan_removals(situation: Situation, strays: Mapping[str, str]) -> list[Action]:
+def _plan_removals(situation: PlanInput, strays: Mapping[str, str]) -> list[Action]:
     kind, found = ActionKind, situation.found
     actions = []
     if strays:
@@ -181,7 +181,7 @@ def _plan_removals(situation: Situation, strays: Mapping[str, str]) -> list[Acti
     return actions
 
 
-def _plan_surroundings(situation: Situation, keep: Sequence[Instance]) -> list[Action]:
+def _plan_surroundings(situation: PlanInput, keep: Sequence[Instance]) -> list[Action]:
     kind, spec, found = ActionKind, situation.spec, situation.found
     actions, group = [], found.group
     wanted = record_tags(spec, situation.record)
@@ -200,7 +200,7 @@ def _plan_surroundings(situation: Situation, keep: Sequence[Instance]) -> list[A
     return actions
 
 
-def _plan_machines(situation: Situation, keep: Sequence[Instance]) -> list[Action]:
+def _plan_machines(situation: PlanInput, keep: Sequence[Instance]) -> list[Action]:
     kind, spec = ActionKind, situation.spec
     missing = spec.nodes - len(keep)
     has_head = bool(keep) and keep[0].role == HEAD
@@ -222,7 +222,7 @@ def _plan_machines(situation: Situation, keep: Sequence[Instance]) -> list[Actio
     return actions
 
 
-def _plan_software(situation: Situation, keep: Sequence[Instance], missing: int) -> list[Action]:
+def _plan_software(situation: PlanInput, keep: Sequence[Instance], missing: int) -> list[Action]:
     """The missing nodes and the software of all: from an image, or installed."""
     kind, spec, image = ActionKind, situation.spec, situation.image
     machines = [CATALOGUE[keep[0].instance_type]] if keep else spec.machines

@@ -5,14 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
-from cluster.cli.common import SubParsers, add_cloud_options, add_command, confirm, open_context
+from cluster.cli.common import add_cloud_options, confirm, open_context
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.proposal import propose
+from cluster.cli.up import apply_proposal
+from cluster.context import Context
+from cluster.lifecycle.down import down
+from cluster.lifecycle.reconcile import prepare
 from infra.catalogue import BAKERS
-
-if TYPE_CHECKING:
-    from cluster.context import Context
-    from infra.images import Image
+from infra.clouds import open_cloud
+from infra.errors import SprError
+from infra.images import Image
+from infra.tags import KEPT
+from provision.recipe import recipe_digest
+from provision.stacks import load_stack
 
 _EXAMPLES = """\
   spr-cluster bake
@@ -28,7 +38,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "bake",
-        "make an image ahead of time, so that `up` installs nothing",
         "Start one small virtual machine, install a stack on it, make an image, and give the machine\n"
         "back. Every later `up` with this stack finds the image, from any laptop, under any name.\n"
         "Run again after an interruption it continues; where the image exists it does nothing.",
@@ -49,10 +58,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.cli.display import make_progress
-    from infra.clouds import open_cloud
-    from provision.recipe import recipe_digest
-    from provision.stacks import load_stack
 
     if args.stack is not None:
         load_stack(args.stack)
@@ -76,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wishes(args: argparse.Namespace, stack: str) -> dict[str, Any]:
-    from datetime import timedelta
 
     types = args.instance_type.split(",") if args.instance_type else BAKERS
     wishes = {
@@ -94,12 +98,6 @@ def _wishes(args: argparse.Namespace, stack: str) -> dict[str, Any]:
 
 def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bool]:
     """The image, and whether it was made now; the machine that made it is gone."""
-    from cluster.cli.offer import propose
-    from cluster.cli.up import apply_proposal
-    from cluster.down import down
-    from cluster.lifecycle import prepare
-    from infra.errors import SprError
-    from infra.tags import KEPT
 
     situation = prepare(ctx, args.name, _wishes(args, stack), args.ssh_cidr, wants_image=True)
     image = situation.image

@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.padding import Padding
+from rich.spinner import Spinner
+from rich.table import Table
 
 
 @dataclass
@@ -95,9 +98,6 @@ class TreeProgress:
     """A live tree of phases with their elapsed time."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-        from rich.spinner import Spinner
 
         self._phases: list[_Phase] = []
         self._depth = 0
@@ -136,9 +136,6 @@ class TreeProgress:
                 return
 
     def _render(self) -> RenderableType:
-        from rich.console import Group
-        from rich.padding import Padding
-        from rich.table import Table
 
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(no_wrap=True)
@@ -156,7 +153,6 @@ class TreeProgress:
 
 def _plain(text: str) -> str:
     """Text in which rich sees no markup."""
-    from rich.markup import escape
 
     return escape(text)
 

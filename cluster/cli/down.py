@@ -6,14 +6,11 @@ import argparse
 import json
 import sys
 
-from cluster.cli.common import (
-    SubParsers,
-    add_cluster_options,
-    add_command,
-    confirm,
-    open_chosen_cloud,
-    open_context,
-)
+from cluster.cli.common import add_cluster_options, confirm, open_chosen_cloud, open_context
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.lifecycle.down import down
+from infra.inventory import describe_inventory
 
 _EXAMPLES = """\
   spr-cluster down
@@ -25,7 +22,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "down",
-        "give everything back, and prove it",
         "Remove a cluster: its nodes, image, snapshots, groups and keys. It is found by its tags, so\n"
         "this works from any machine, in any half-made state. In the end EC2 is asked what is left.",
         _EXAMPLES,
@@ -41,9 +37,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.cli.display import make_progress
-    from cluster.down import down
-    from infra.inventory import describe_inventory
 
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)

@@ -6,13 +6,13 @@ import argparse
 import json
 from datetime import timedelta
 
-from cluster.cli.common import (
-    SubParsers,
-    add_cluster_options,
-    add_command,
-    open_chosen_cloud,
-    open_context,
-)
+from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.lifecycle.reconcile import extend
+from infra.errors import UsageError
+from infra.spec import LONGEST_TTL, parse_duration
+from infra.tags import render_time
 
 _EXAMPLES = """\
   spr-cluster extend 2h
@@ -24,7 +24,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "extend",
-        "let a cluster live longer",
         "Move the time at which all nodes of a cluster end themselves: on the nodes, and in the tags.",
         _EXAMPLES,
     )
@@ -34,11 +33,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.cli.display import make_progress
-    from cluster.lifecycle import extend
-    from infra.errors import UsageError
-    from infra.spec import LONGEST_TTL, parse_duration
-    from infra.tags import render_time
 
     more = parse_duration(args.time, "extend")
     if not timedelta(minutes=1) <= more <= LONGEST_TTL:

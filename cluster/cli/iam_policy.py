@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.cli.common import SubParsers, add_command
+from cluster.cli.parser import SubParsers, add_command
+from infra.policy import render_policy
+from infra.store import parse_place
 
 _EXAMPLES = """\
   spr-cluster iam-policy > policy.json
@@ -17,7 +19,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "iam-policy",
-        "print the least IAM policy that this tool needs",
         "Print, as JSON, the IAM policy that lets somebody do all that this tool does, and no more.\n"
         "What changes things or takes them away works only on what carries this tool's tag.",
         _EXAMPLES,
@@ -31,8 +32,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from infra.policy import render_policy
-    from infra.store import parse_place
 
     print(render_policy(parse_place(args.push_to) if args.push_to else None))
     return 0

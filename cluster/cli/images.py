@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from cluster.cli.common import SubParsers, add_cloud_options, add_command, confirm
-from cluster.cli.display import format_seconds, format_table
+from cluster.cli.common import add_cloud_options, confirm
+from cluster.cli.display import format_seconds, format_table, make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.images import OurImage, choose_images, delete_images, describe_our_images
+from infra.clients import connect
+from infra.cloud import Cloud
+from infra.clouds import open_cloud
+from infra.progress import Progress
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
-    from cluster.image_cache import OurImage
-    from infra.cloud import Cloud
-    from infra.progress import Progress
 
 _EXAMPLES = """\
   spr-cluster images list
@@ -31,7 +34,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "images",
-        "list, delete and prune images with the software in them",
         "Images let a new cluster start with nothing to install. A kept one is used by any cluster\n"
         "with the same recipe. It costs what its snapshot costs: some cents a month and GiB.",
         _EXAMPLES,
@@ -40,29 +42,29 @@ def add_parser(subparsers: SubParsers) -> None:
     list_ = add_command(
         actions,
         "list",
-        "show all images of this tool in a region",
         "Show every image that this tool made in a region, whoever made it, by the tags.",
         "  spr-cluster images list\n  spr-cluster images list --region eu-west-1 --json\n",
+        help_="show all images of this tool in a region",
     )
     add_cloud_options(list_)
     list_.set_defaults(run=run_list)
     delete = add_command(
         actions,
         "delete",
-        "delete images and their snapshots",
         "Delete images by their ids, and the snapshots in which their content is.",
         "  spr-cluster images delete ami-0123456789abcdef0 --yes\n",
+        help_="delete images and their snapshots",
     )
     delete.add_argument("ids", nargs="+", metavar="IMAGE", help="such as ami-0123456789abcdef0")
     prune = add_command(
         actions,
         "prune",
-        "delete images that no `up` would use",
         "Delete images that failed, that were never finished, or whose recipe no stack has today.\n"
         "Your own stacks are those in this folder's spr-cluster.toml: an image of one that is only in\n"
         "another folder, or on a colleague's laptop, counts as outdated here. The image of a cluster\n"
         "that has machines is left alone.",
         "  spr-cluster images prune\n  spr-cluster images prune --yes --json\n",
+        help_="delete images that no `up` would use",
     )
     for each, run in ((delete, run_delete), (prune, run_prune)):
         add_cloud_options(each)
@@ -81,10 +83,6 @@ class _Place:
 
 
 def _look(args: argparse.Namespace) -> _Place:
-    from cluster.cli.display import make_progress
-    from cluster.image_cache import describe_our_images
-    from infra.clients import connect
-    from infra.clouds import open_cloud
 
     progress = make_progress()
     cloud = open_cloud(args.cloud or "aws", args.region, progress)
@@ -126,7 +124,6 @@ def _table(images: Sequence[OurImage], now: datetime) -> str:
 
 
 def run_delete(args: argparse.Namespace) -> int:
-    from cluster.image_cache import choose_images
 
     place = _look(args)
     return _delete(args, place, choose_images(place.images, args.ids))
@@ -138,7 +135,6 @@ def run_prune(args: argparse.Namespace) -> int:
 
 
 def _delete(args: argparse.Namespace, place: _Place, images: Sequence[OurImage]) -> int:
-    from cluster.image_cache import delete_images
 
     if images and not args.json:
         print(_table(images, datetime.now(timezone.utc)), file=sys.stderr)

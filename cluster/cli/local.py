@@ -6,12 +6,10 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cluster.cli.common import SubParsers, add_command
-
-if TYPE_CHECKING:
-    from infra.local import LocalStatus
+from cluster.cli.parser import SubParsers, add_command
+from cluster.local_files import ClusterFiles, cluster_names
+from infra.local import LocalStatus
 
 _EXAMPLES = """\
   spr-cluster local status
@@ -43,7 +41,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "local",
-        "manage the embedded cloud on this machine",
         "Manage the embedded cloud: EC2's API on this machine, with containers as instances. "
         "Any command with `--cloud local` starts it.",
         _EXAMPLES,
@@ -52,28 +49,28 @@ def add_parser(subparsers: SubParsers) -> None:
     status = add_command(
         actions,
         "status",
-        "show what there is of it",
         "Show the server, and what the embedded cloud has: networks, instances, images.",
         "  spr-cluster local status --json\n",
+        help_="show what there is of it",
     )
     status.add_argument("--json", action="store_true", help="print it as JSON on stdout")
     status.set_defaults(run=run_status)
     stop = add_command(
         actions,
         "stop",
-        "end the server and stop the instances; the state is kept",
         "End the server and stop the instances. The next command that uses the embedded cloud "
         "takes it up again: what ran then runs again, with the same disks and addresses.",
         "  spr-cluster local stop\n",
+        help_="end the server and stop the instances; the state is kept",
     )
     stop.add_argument("--json", action="store_true", help="print what is left as JSON on stdout")
     stop.set_defaults(run=run_stop)
     reset = add_command(
         actions,
         "reset",
-        "remove it, whatever state it is in",
         "Remove the embedded cloud with all its instances and images, running or not.",
         "  spr-cluster local reset\n",
+        help_="remove it, whatever state it is in",
     )
     reset.add_argument(
         "--keep-base",
@@ -89,10 +86,10 @@ def _add_faults(actions: SubParsers) -> None:
     faults = add_command(
         actions,
         "faults",
-        "make it slow, full or unreliable, as AWS can be",
         "Show what the embedded cloud does slowly, badly or not at all, or put a file in force "
         "that says it. A wrong file is refused and changes nothing.",
         _FAULTS_EXAMPLES,
+        help_="make it slow, full or unreliable, as AWS can be",
     )
     choice = faults.add_mutually_exclusive_group()
     choice.add_argument("file", nargs="?", metavar="FILE", help="put this TOML file in force")
@@ -117,11 +114,10 @@ def run_stop(args: argparse.Namespace) -> int:
 
 
 def run_reset(args: argparse.Namespace) -> int:
-    from cluster.files import ClusterFiles, clusters_of
     from infra.local import reset, status
 
     reset(keep_base=args.keep_base)
-    for name in clusters_of("local"):
+    for name in cluster_names("local"):
         ClusterFiles.of(name).remove()
     _print(status(), as_json=args.json)
     return 0

@@ -7,13 +7,12 @@ import os
 import re
 import shutil
 
-from cluster.cli.common import (
-    SubParsers,
-    add_cluster_options,
-    add_command,
-    open_chosen_cloud,
-    open_context,
-)
+from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.parser import SubParsers, add_command
+from cluster.context import missing_key
+from cluster.nodes import find_cluster
+from infra.access import read_public
+from infra.errors import UsageError
 
 _EXAMPLES = """\
   spr-cluster ssh                     a shell on the head node
@@ -27,7 +26,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "ssh",
-        "a shell on a node",
         "Open a shell on a node, or run a command there, with the cluster's key and pinned host keys.",
         _EXAMPLES,
     )
@@ -38,10 +36,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.context import missing_key
-    from cluster.nodes import find_cluster
-    from infra.access import read_public
-    from infra.errors import UsageError
 
     client = shutil.which("ssh")
     if not client:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from cluster.cli import stacks_check, stacks_lock
-from cluster.cli.common import SubParsers, add_command
 from cluster.cli.display import wrap
-
-if TYPE_CHECKING:
-    from provision.stacks import Stack
-    from provision.stacks.lock import Lock
+from cluster.cli.parser import SubParsers, add_command
+from infra.errors import UsageError
+from provision.install import stack_digest
+from provision.stacks import Stack, load_stack, stack_names
+from provision.stacks.flags import training_flags
+from provision.stacks.lock import Lock, lock_path, read_lock
+from provision.stacks.state import explain_state
 
 _EXAMPLES = """\
   spr-cluster stacks
@@ -31,7 +34,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "stacks",
-        "list and explain the software stacks, and check that they can be had",
         "List the stacks that ship and your own: what is in them, what they train with, and the\n"
         "state of their parts. Versions that don't match are refused here as in `up`.",
         _EXAMPLES,
@@ -44,7 +46,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from provision.stacks import load_stack, stack_names
 
     stacks = [load_stack(name, locked=False) for name in stack_names()]
     if args.json:
@@ -57,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(stack: Stack) -> dict[str, Any]:
     """A stack for ``--json``."""
-    from provision.install import stack_digest
-    from provision.stacks.state import explain_state
 
     lock, problem = _find_lock(stack)
     locked = stack.model_copy(update={"lock": lock.lines}) if lock else stack
@@ -74,10 +73,6 @@ def describe(stack: Stack) -> dict[str, Any]:
 
 def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
     """Its lock, if it has one of use, and what is wrong with it, if anything."""
-    from pathlib import Path
-
-    from infra.errors import UsageError
-    from provision.stacks.lock import read_lock
 
     try:
         return read_lock(stack, Path()), ""
@@ -86,9 +81,6 @@ def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
 
 
 def _tell_lock(stack: Stack) -> str:
-    from pathlib import Path
-
-    from provision.stacks.lock import lock_path
 
     lock, problem = _find_lock(stack)
     make = f"spr-cluster stacks lock {stack.name}"
@@ -100,8 +92,6 @@ def _tell_lock(stack: Stack) -> str:
 
 
 def _flags(stack: Stack) -> tuple[str, ...]:
-    from infra.errors import UsageError
-    from provision.stacks.flags import training_flags
 
     try:
         return training_flags(stack).argv
@@ -111,7 +101,6 @@ def _flags(stack: Stack) -> tuple[str, ...]:
 
 def render(stack: Stack) -> str:
     """A stack in a few lines."""
-    from provision.stacks.state import explain_state
 
     rows = {
         "machine": f"Ubuntu {stack.ubuntu}, Python {stack.python}",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import TYPE_CHECKING
 
-from cluster.cli.common import SubParsers, add_command
-from cluster.cli.display import wrap
-
-if TYPE_CHECKING:
-    from provision.pip import Pip
-    from provision.stack_check import SourcesReport
+from cluster.cli.display import make_progress, wrap
+from cluster.cli.parser import SubParsers, add_command
+from infra.errors import UsageError
+from provision.pip import Pip, find_pip
+from provision.stack_check import SourcesReport, check_sources
+from provision.stacks import load_stack, stack_names
 
 _EXAMPLES = """\
   spr-cluster stacks check
@@ -25,12 +24,12 @@ def add_parser(actions: SubParsers) -> None:
     check = add_command(
         actions,
         "check",
-        "ask every index and for every package; installs nothing",
         "Ask every index that a stack names, look for each of its packages as the node's Python and\n"
         "Ubuntu would, and let pip resolve them together without installing. It asks from this\n"
         "machine, about Python packages; Ubuntu's own packages are not asked for. Exit code 1\n"
         "with a sentence per problem.",
         _EXAMPLES,
+        help_="ask every index and for every package; installs nothing",
     )
     add_asking_options(check)
     check.set_defaults(run=run)
@@ -62,17 +61,12 @@ def add_asking_options(parser: argparse.ArgumentParser) -> None:
 
 def check_timeout(args: argparse.Namespace) -> None:
     """Raises :class:`UsageError` for a time that is none."""
-    from infra.errors import UsageError
 
     if not (0 < args.timeout < math.inf):
         raise UsageError(f"--timeout {args.timeout:g}: expected seconds, more than 0")
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.cli.display import make_progress
-    from provision.pip import find_pip
-    from provision.stack_check import check_sources
-    from provision.stacks import load_stack, stack_names
 
     check_timeout(args)
     stacks = [load_stack(name, locked=False) for name in dict.fromkeys(args.names or stack_names())]

@@ -5,16 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from cluster.cli.common import SubParsers, add_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from infra.progress import Progress
-    from provision.stack_check import SourcesReport
-    from provision.stacks import Stack
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.stacks_check import (
+    add_asking_options,
+    check_timeout,
+    render_report,
+    say_configuration,
+)
+from infra.errors import UsageError
+from infra.progress import Progress
+from provision.pip import find_pip, hash_wheel
+from provision.stack_check import SourcesReport, check_sources
+from provision.stacks import Stack, load_stack, stack_names
+from provision.stacks.lock import Pinned, lock_path, render_lock
 
 _EXAMPLES = """\
   spr-cluster stacks lock intel --isolated    as a machine on AWS would ask
@@ -24,28 +31,22 @@ _EXAMPLES = """\
 
 
 def add_parser(actions: SubParsers) -> None:
-    from cluster.cli.stacks_check import add_asking_options
 
     lock = add_command(
         actions,
         "lock",
-        "pin every package of a stack, with hashes, for all later nodes",
         "Resolve a stack as `stacks check` does, and write every package with its exact version and\n"
         "SHA-256 to spr-cluster.locks/STACK.txt in the working folder. Nodes and images made from\n"
         "there then have just that, and refuse a file that is another one. A lock is for the stack as\n"
         "it is: once that changes, the lock is refused until it is made anew.",
         _EXAMPLES,
+        help_="pin every package of a stack, with hashes, for all later nodes",
     )
     add_asking_options(lock)
     lock.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.cli.display import make_progress
-    from cluster.cli.stacks_check import check_timeout, render_report, say_configuration
-    from provision.pip import find_pip
-    from provision.stack_check import check_sources
-    from provision.stacks import load_stack, stack_names
 
     check_timeout(args)
     names = dict.fromkeys(args.names or stack_names())
@@ -68,11 +69,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(stack: Stack, report: SourcesReport, progress: Progress, end: float) -> Path:
-    from pathlib import Path
-
-    from infra.errors import UsageError
-    from provision.pip import hash_wheel
-    from provision.stacks.lock import Pinned, lock_path, render_lock
 
     packages = []
     for wheel in report.wheels:

@@ -6,22 +6,17 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cluster.cli.common import (
-    SubParsers,
-    add_cluster_options,
-    add_command,
-    open_chosen_cloud,
-    open_context,
-)
+from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import format_seconds, wrap
+from cluster.cli.parser import SubParsers, add_command
+from cluster.nodes import Node, rank_nodes
+from cluster.overview import Overview
 from infra import tags
-
-if TYPE_CHECKING:
-    from cluster.nodes import Node
-    from cluster.overview import Overview
-    from infra.cloud import Cloud
+from infra.cloud import Cloud
+from infra.instances import describe_spot_notices
+from infra.inventory import describe_inventory
 
 _EXAMPLES = """\
   spr-cluster status
@@ -33,7 +28,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "status",
-        "show a cluster's nodes, cost and time left",
         "Show a cluster as EC2's tags describe it now: nodes, addresses, cost so far, time left.",
         _EXAMPLES,
     )
@@ -42,10 +36,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.nodes import rank_nodes
-    from cluster.overview import Overview
-    from infra.instances import describe_spot_notices
-    from infra.inventory import describe_inventory
 
     cloud = open_chosen_cloud(args)
     ec2 = open_context(args, cloud).clients.ec2

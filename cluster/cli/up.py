@@ -9,25 +9,31 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.cli.common import (
     DEFAULT_NAME,
-    SubParsers,
     add_cluster_options,
-    add_command,
     confirm,
     open_chosen_cloud,
     open_context,
 )
-from cluster.cli.wishes import add_wishes, read_wishes
-
-if TYPE_CHECKING:
-    from cluster.cli.offer import Proposal
-    from cluster.context import Context
-    from cluster.nodes import Cluster
-    from infra.actions import Plan
-    from infra.buying import Offer
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.proposal import Proposal, count, propose
+from cluster.cli.spec_options import add_wishes, read_wishes
+from cluster.context import Context
+from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
+from cluster.nodes import Cluster, rank_nodes
+from cluster.running_job import require_idle
+from infra.actions import Plan
+from infra.buying import Offer
+from infra.errors import SprError, UsageError
+from infra.inventory import describe_inventory
+from infra.record import merge_wishes
+from infra.spec import parse_ssh_cidr
+from infra.tags import render_time
+from provision.stacks import load_stack
 
 _UP_EXAMPLES = """\
   spr-cluster up --nodes 4
@@ -51,7 +57,6 @@ def add_parser(subparsers: SubParsers) -> None:
     up = add_command(
         subparsers,
         "up",
-        "buy, install, connect and verify a cluster",
         "Make a cluster: nodes from an image that has the software, or where there is none, with the\n"
         "software installed (--bake says how) and an image made of it; SSH between all of them, and\n"
         "a check of AMX on each. Run again after any interruption it continues; on a cluster that is\n"
@@ -65,7 +70,6 @@ def add_parser(subparsers: SubParsers) -> None:
     plan = add_command(
         subparsers,
         "plan",
-        "show what `up` would do and what it costs",
         "Show the very actions that `up` would apply, from what is there and what is wished for, with\n"
         "price, quota, zones and time. Nothing is changed.",
         _PLAN_EXAMPLES,
@@ -75,7 +79,6 @@ def add_parser(subparsers: SubParsers) -> None:
     repair = add_command(
         subparsers,
         "repair",
-        "replace dead or unhealthy nodes",
         "Bring a cluster back to what it was made as: nodes that are gone, stopped, impaired or\n"
         "unreachable are replaced; where the head is gone, a worker becomes the head.",
         _REPAIR_EXAMPLES,
@@ -88,8 +91,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from infra.record import merge_wishes
-    from provision.stacks import load_stack
 
     given = read_wishes(args)
     # Judged before anything is started or asked: a mistake costs no time.
@@ -99,7 +100,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_repair(args: argparse.Namespace) -> int:
-    from infra.spec import parse_ssh_cidr
 
     if args.ssh_cidr is not None:
         parse_ssh_cidr(args.ssh_cidr)
@@ -107,11 +107,6 @@ def run_repair(args: argparse.Namespace) -> int:
 
 
 def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) -> int:
-    from cluster.cli.display import make_progress
-    from cluster.cli.offer import propose
-    from cluster.lifecycle import prepare
-    from infra.errors import UsageError
-    from infra.tags import render_time
 
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
@@ -141,8 +136,6 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
 
 def _check_no_job_loses_its_nodes(proposal: Proposal) -> None:
     """Raises :class:`UsageError` where healthy nodes would go while a job runs on them."""
-    from cluster.nodes import rank_nodes
-    from jobs.launch import require_idle
 
     situation, nodes = proposal.situation, rank_nodes(proposal.plan.keep)
     healthy = {
@@ -166,7 +159,6 @@ def _show(proposal: Proposal, *, as_json: bool) -> int:
 
 def _check_may_change(proposal: Proposal, plan: Plan, reason: str, *, yes: bool) -> None:
     """Raises :class:`SprError` where a cluster that seemed finished would change unasked."""
-    from infra.errors import SprError
 
     _check_no_job_loses_its_nodes(dataclasses.replace(proposal, plan=plan))
     if proposal.ctx.cloud.billed and not yes:
@@ -178,9 +170,6 @@ def _check_may_change(proposal: Proposal, plan: Plan, reason: str, *, yes: bool)
 
 def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Cluster:
     """Make what was proposed; a failure says what exists, and that the command ``again`` continues."""
-    from cluster.cli.offer import count
-    from cluster.lifecycle import bring_up, find_offers
-    from infra.errors import SprError, UsageError
 
     ctx, spec = proposal.ctx, proposal.situation.spec
 
@@ -209,7 +198,6 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
 
 def say_what_exists(ctx: Context, name: str, again: str = "up") -> None:
     """After a failure or Ctrl-C: what is there now, how to continue, and how to be rid of it."""
-    from infra.inventory import describe_inventory
 
     cloud = ctx.cloud
     where = ctx.flags if again == "up" else f"--cloud {cloud.name} --region {cloud.region}"
@@ -236,8 +224,6 @@ def say_what_exists(ctx: Context, name: str, again: str = "up") -> None:
 
 
 def _report(cluster: Cluster, proposal: Proposal, *, as_json: bool) -> None:
-    from cluster.cli.offer import count
-    from infra.tags import render_time
 
     cloud, record = proposal.ctx.cloud, proposal.situation.record
     if as_json:

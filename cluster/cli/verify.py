@@ -7,25 +7,24 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from cluster.cli.common import (
-    SubParsers,
-    add_cluster_options,
-    add_command,
-    open_chosen_cloud,
-    open_context,
-)
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from cluster.checks import CheckResult, Expected
-    from cluster.context import Context
-    from cluster.examine import Examination
-    from cluster.nodes import Cluster
-    from jobs.hello import Hello
-    from provision.host import Host
+from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.context import Context
+from cluster.nodes import Cluster, find_cluster
+from cluster.running_job import find_running_job
+from cluster.verify.checks import CLUSTER, CheckResult, Expected, Verdict, expect, judge_hardware
+from cluster.verify.launcher_probe import Hello, say_hello
+from cluster.verify.verify import Examination, examine
+from infra.inventory import describe_inventory
+from provision.host import Host
+from provision.stacks import load_stack
 
 _EXAMPLES = """\
   spr-cluster verify
@@ -41,7 +40,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "verify",
-        "check every node and the ways between them",
         "Ask every node over the way that jobs go: AMX and the permission to use it, cores, memory,\n"
         "clock, power settings, software, disk. Then have the nodes try one another: names, ports,\n"
         "SSH, latency, bandwidth; and start a rank on each with mpirun. A verdict for each check, and\n"
@@ -61,11 +59,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.checks import Verdict
-    from cluster.cli.display import make_progress
-    from cluster.examine import examine
-    from cluster.nodes import find_cluster
-    from jobs.launch import running_job
 
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
@@ -74,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     open_host = ctx.host_opener()
     with progress.phase(f"Verify cluster {args.name}"):
         head = open_host(cluster.head)
-        busy = running_job(head)
+        busy = find_running_job(head)
         bandwidth = not (args.no_bandwidth or busy)
         found = examine(cluster, expected, open_host, progress, bandwidth=bandwidth)
         with progress.phase("Start a rank on every node"):
@@ -88,9 +81,6 @@ def run(args: argparse.Namespace) -> int:
 
 def build_expected(ctx: Context, cluster: Cluster, *, judge: bool) -> Expected:
     """What the cluster should be, by its record; ``judge``: as real machines of its type."""
-    from cluster.checks import expect, judge_hardware
-    from infra.inventory import describe_inventory
-    from provision.stacks import load_stack
 
     found = describe_inventory(ctx.clients.ec2, cluster.name, ("security_groups",))
     wishes = found.record.wishes if found.record else {}
@@ -104,8 +94,6 @@ def check_launcher(
     head: Host, cluster: Cluster, found: Examination, busy: str | None
 ) -> list[CheckResult]:
     """mpirun itself, where nothing is in its way."""
-    from cluster.checks import CLUSTER, CheckResult, Verdict
-    from jobs.hello import say_hello
 
     if busy:
         text = f"not tried, nor the bandwidth: job {busy} runs, and latencies show it"
@@ -118,7 +106,6 @@ def check_launcher(
 
 def judge_hello(hello: Hello) -> list[CheckResult]:
     """A failure of mpirun itself, or of the nodes whose rank has no torch, or one good result."""
-    from cluster.checks import CLUSTER, CheckResult, Verdict
 
     wanted = "a rank on each node that imports torch"
     if hello.error:
@@ -150,7 +137,6 @@ def as_dict(ctx: Context, expected: Expected, found: Examination) -> dict[str, o
 
 def show(found: Examination, expected: Expected) -> None:
     """The table, then what to do, then one line."""
-    from rich.console import Console
 
     wide = None if sys.stdout.isatty() else _WIDE
     console = Console(width=wide, highlight=False)
@@ -162,9 +148,6 @@ def show(found: Examination, expected: Expected) -> None:
 
 def build_table(results: Sequence[CheckResult], nodes: int) -> Table:
     """A line for each check and verdict; nodes that say the same share it."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("check", no_wrap=True)
@@ -184,7 +167,6 @@ def build_table(results: Sequence[CheckResult], nodes: int) -> Table:
 
 def group_results(results: Sequence[CheckResult]) -> list[list[CheckResult]]:
     """Results that can share a line: of one check and verdict, and alike where that is not good."""
-    from cluster.checks import Verdict
 
     groups: dict[tuple[str, ...], list[CheckResult]] = {}
     for result in results:
@@ -211,7 +193,6 @@ def name_nodes(nodes: Sequence[str]) -> str:
 
 def list_remedies(results: Sequence[CheckResult]) -> list[str]:
     """A paragraph for each thing to do, failures first."""
-    from cluster.checks import Verdict
 
     groups: dict[tuple[str, str, str], list[str]] = {}
     for verdict in (Verdict.FAIL, Verdict.WARN):
@@ -227,7 +208,6 @@ def list_remedies(results: Sequence[CheckResult]) -> list[str]:
 
 def conclude(found: Examination, expected: Expected) -> str:
     """One line: how many checks failed, and whether there is AMX. Never "ok" without it."""
-    from cluster.checks import Verdict
 
     counts = {
         verdict: sum(result.verdict is verdict for result in found.results) for verdict in Verdict

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from infra.catalogue import CATALOGUE, PRICES_AS_OF
 from infra.errors import UsageError
-from jobs.published import EPOCH_S, MACHINE
+from jobs.experiments.published import EPOCH_S, MACHINE
 from jobs.report.charts import Point
 from jobs.report.folder import Run, as_number
 from jobs.report.metrics import PARTS, Series

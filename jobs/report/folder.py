@@ -36,7 +36,7 @@ class Run:
 
     @property
     def ranks(self) -> Sequence[Mapping[str, Any]]:
-        """What each rank said of itself, see :class:`jobs.squad.results.RankFacts`."""
+        """What each rank said of itself, see :class:`jobs.worker.squad.results.RankFacts`."""
         return [rank for rank in _list(self.results.get("ranks")) if isinstance(rank, dict)]
 
     @property

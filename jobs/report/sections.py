@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from infra.words import counted
-from jobs.published import EPOCH_S, published_speedups
+from jobs.experiments.published import EPOCH_S, published_speedups
 from jobs.report import figures
 from jobs.report.charts import (
     Band,

@@ -9,6 +9,7 @@ from pathlib import Path
 from infra.errors import SprError, UsageError
 from jobs.report.page import render_page
 from jobs.report.parts import Report
+from jobs.report.png import draw_png, require_matplotlib
 
 PAGE = "report.html"
 
@@ -27,8 +28,6 @@ def write_report(report: Report, page: Path, *, png: bool) -> Written:
     Raises :class:`UsageError` where that can't be.
     """
     if png:
-        from jobs.report.png import require_matplotlib
-
         require_matplotlib()
     if page.is_dir():
         raise UsageError(f"--output {page}: that is a folder", hint=f"--output {page}/{PAGE}")
@@ -44,7 +43,6 @@ def write_report(report: Report, page: Path, *, png: bool) -> Written:
 
 
 def _draw(report: Report, page: Path) -> list[Path]:
-    from jobs.report.png import draw_png
 
     pictures = []
     for section in report.sections:

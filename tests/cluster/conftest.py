@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.command_line import CommandLine, open_command_line
-from tests.cluster.made import Made
-from tests.cluster.park_cloud import ParkCloud, let_no_time_pass, open_park_cloud
+from tests.harness.command_line import CommandLine, open_command_line
+from tests.harness.prepared_cluster import Made
+from tests.harness.simulated_cloud import ParkCloud, let_no_time_pass, open_park_cloud
 from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
 
 START = 1_800_000_000.0

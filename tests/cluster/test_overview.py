@@ -17,9 +17,8 @@ from infra.clients import Clients
 from infra.cloud import Cloud
 from infra.inventory import Inventory, Resource
 from infra.tags import render_time
-from tests.cluster.park_cloud import ParkCloud
-from tests.infra.planter import Planter
-from tests.infra.situations import (
+from tests.harness.simulated_cloud import ParkCloud
+from tests.infra.plan_inputs import (
     NOW,
     make_found,
     make_group,
@@ -28,6 +27,7 @@ from tests.infra.situations import (
     make_machines,
     make_spec,
 )
+from tests.infra.resource_factory import Planter
 
 SPEC = make_spec(3)  # made at NOW, for eight hours
 WHOLE = make_found(SPEC)

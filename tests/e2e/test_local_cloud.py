@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from cluster.cli import main
 from infra.access import generate_key_pair, write_private
 from infra.clients import Clients, connect
 from infra.images import find_ubuntu_image, wait_until_available
@@ -20,6 +19,7 @@ from infra.local import LocalStatus, open_local_cloud, reset, status, stop
 from infra.local.state import StateFolder
 from infra.progress import Silent
 from infra.wait import wait_until
+from jobs.cli import main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

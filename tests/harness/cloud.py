@@ -17,8 +17,8 @@ from typing import Any, TextIO
 from infra.clients import Clients, connect
 from infra.cloud import Cloud
 from infra.local.engine import ContainerSpec
-from tests.harness.park import Park, host_key_of
 from tests.harness.shared_time import SharedTime
+from tests.harness.simulated_machines import Park, host_key_of
 from tests.infra.hasty_time import AtOnce
 from tests.infra.local.fakes import Endpoint, FakeCloud, FakeEngine, state_folder
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from cluster.context import Context
-from cluster.down import down
-from cluster.files import ClusterFiles
-from cluster.lifecycle import bring_up, find_offers, prepare
+from cluster.lifecycle.down import down
+from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
+from cluster.local_files import ClusterFiles
 from infra.clients import Clients, connect, translate_boto_error
 from infra.errors import SprError
 from infra.inventory import Inventory, describe_inventory
 from infra.plan import plan_up
 from tests.harness.cloud import CALLER, CloudProcess, make_cloud
-from tests.harness.park import Park
+from tests.harness.simulated_machines import Park
 
 NAME = "bert"
 # How a run ends; a process that was killed ends by its signal.

@@ -10,7 +10,8 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 
 from infra.buying import NoCapacityError, Refusal, buy, client_token, render_request
 from infra.errors import CloudError
-from tests.infra.market import (
+from tests.infra.plan_inputs import make_spec
+from tests.infra.price_market import (
     METAL,
     SECOND,
     A,
@@ -20,7 +21,6 @@ from tests.infra.market import (
     offers_of,
     purchase_by,
 )
-from tests.infra.situations import make_spec
 
 
 def test_the_first_offer_that_is_accepted_is_taken_whole() -> None:

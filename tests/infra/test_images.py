@@ -23,7 +23,7 @@ from infra.quotas import describe_quota
 from tests.aws import Recorder
 from tests.infra.hasty_time import HastyTime
 from tests.infra.local.fakes import BASE, FakeCloud
-from tests.infra.situations import RECIPE, make_image
+from tests.infra.plan_inputs import RECIPE, make_image
 
 LABELS = {tags.INSTALLED: RECIPE}
 

@@ -23,7 +23,7 @@ from tests.aws import Recorder
 from tests.infra.hasty_time import HastyTime
 from tests.infra.local.fakes import FakeCloud
 from tests.infra.local.fakes import tags as tag_specification
-from tests.infra.situations import NOW, make_machine
+from tests.infra.plan_inputs import NOW, make_machine
 
 
 def test_more_machines_than_a_filter_takes(

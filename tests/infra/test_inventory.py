@@ -15,7 +15,7 @@ from infra.plan import plan_down
 from infra.removal import remove
 from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
-from tests.infra.planter import KINDS, Planter, specification
+from tests.infra.resource_factory import KINDS, Planter, specification
 
 
 def test_every_kind_is_looked_for(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:

@@ -21,7 +21,7 @@ from infra.network import (
 )
 from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
-from tests.infra.situations import CALLER, make_spec
+from tests.infra.plan_inputs import CALLER, make_spec
 
 OTHER = "198.51.100.0/24"
 

@@ -9,8 +9,8 @@ import pytest
 from infra import tags
 from infra.buying import Offer, list_offers, render_request
 from infra.network import TypeSupport
-from tests.infra.market import AB, METAL, NETWORKS, SECOND, make_purchase, offers_of
-from tests.infra.situations import make_spec
+from tests.infra.plan_inputs import make_spec
+from tests.infra.price_market import AB, METAL, NETWORKS, SECOND, make_purchase, offers_of
 
 
 def told(offers: tuple[Offer, ...]) -> list[str]:

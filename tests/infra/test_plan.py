@@ -12,8 +12,8 @@ from infra.actions import ActionKind, Plan
 from infra.images import Image
 from infra.instances import HEAD, Instance
 from infra.inventory import KeyPair
-from infra.plan import Situation, plan_up
-from tests.infra.situations import (
+from infra.plan import PlanInput, plan_up
+from tests.infra.plan_inputs import (
     CALLER,
     connect,
     make_found,
@@ -45,28 +45,28 @@ def ids_of(plan: Plan, kind: ActionKind) -> tuple[str, ...]:
 class Case:
     """A situation and what must be done about it; ``ids`` are those that an action is about."""
 
-    situation: Situation
+    situation: PlanInput
     actions: tuple[ActionKind, ...]
     keep: tuple[str, ...] = ("i-0", "i-1", "i-2")
     ids: dict[ActionKind, tuple[str, ...]] = field(default_factory=dict)
 
 
-def there(**changes: Any) -> Situation:
+def there(**changes: Any) -> PlanInput:
     """A whole cluster of three, less what is changed."""
     return make_situation(SPEC, make_found(SPEC, **changes))
 
 
-def unhealthy(*ids: str, **changes: Any) -> Situation:
+def unhealthy(*ids: str, **changes: Any) -> PlanInput:
     return replace(there(**changes), unhealthy=dict.fromkeys(ids, "impaired"))
 
 
-def grow_to(nodes: int, **changes: Any) -> Situation:
+def grow_to(nodes: int, **changes: Any) -> PlanInput:
     wider = make_spec(nodes)
     found = make_found(SPEC, **{"security_groups": (make_group(wider),), **changes})
     return make_situation(wider, found)
 
 
-def head_alone(image: Image | None, **head: Any) -> Situation:
+def head_alone(image: Image | None, **head: Any) -> PlanInput:
     """An interrupted `up`: the head is there, and perhaps an image."""
     machines = (make_machine(0, HEAD, **head),)
     return there(instances=machines, images=(image,) if image else ())

@@ -14,7 +14,7 @@ from infra.instances import HEAD
 from infra.inventory import Inventory, Resource
 from infra.network import SecurityGroup
 from infra.plan import check_head_is_not_stopped, mesh_digest, plan_down, plan_up, rank_instances
-from tests.infra.situations import (
+from tests.infra.plan_inputs import (
     CALLER,
     PLACEMENT,
     RECIPE,

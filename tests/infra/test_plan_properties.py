@@ -12,9 +12,9 @@ from infra import tags
 from infra.actions import Action, ActionKind, Plan
 from infra.instances import HEAD, WORKER, Instance
 from infra.inventory import Inventory, KeyPair
-from infra.plan import Situation, plan_up
+from infra.plan import PlanInput, plan_up
 from infra.record import record_tags
-from tests.infra.situations import (
+from tests.infra.plan_inputs import (
     CALLER,
     KEY,
     PLACEMENT,
@@ -59,7 +59,7 @@ def image_of(draw: st.DrawFn, number: int) -> Any:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> Situation:
+def situations(draw: st.DrawFn) -> PlanInput:
     """Any mixture of what several interrupted and changed wishes could have left."""
     bake = draw(st.sampled_from(["head", "none"]))
     spec = make_spec(draw(st.integers(1, 5)), instance_types=TYPES, bake=bake)
@@ -89,7 +89,7 @@ def situations(draw: st.DrawFn) -> Situation:
     return replace(situation, cached=draw(st.sampled_from([(), (), (cached,)])))
 
 
-def is_good(situation: Situation, machine: Instance) -> bool:
+def is_good(situation: PlanInput, machine: Instance) -> bool:
     return machine.state in ("pending", "running") and machine.id not in situation.unhealthy
 
 
@@ -98,7 +98,7 @@ def taken(plan: Plan) -> set[str]:
 
 
 @given(situations())
-def test_what_is_kept_is_good_together_and_no_more_than_wished(situation: Situation) -> None:
+def test_what_is_kept_is_good_together_and_no_more_than_wished(situation: PlanInput) -> None:
     keep = plan_up(situation).keep
 
     assert len(keep) <= situation.spec.nodes
@@ -109,7 +109,7 @@ def test_what_is_kept_is_good_together_and_no_more_than_wished(situation: Situat
 
 
 @given(situations())
-def test_every_machine_is_kept_or_goes(situation: Situation) -> None:
+def test_every_machine_is_kept_or_goes(situation: PlanInput) -> None:
     plan = plan_up(situation)
 
     alive = {machine.id for machine in situation.found.alive}
@@ -118,7 +118,7 @@ def test_every_machine_is_kept_or_goes(situation: Situation) -> None:
 
 
 @given(situations())
-def test_nothing_good_is_thrown_away_that_is_needed(situation: Situation) -> None:
+def test_nothing_good_is_thrown_away_that_is_needed(situation: PlanInput) -> None:
     plan = plan_up(situation)
     # A bare one would get newer software than the others have.
     mixed = situation.software != situation.recipe
@@ -143,12 +143,12 @@ def test_nothing_good_is_thrown_away_that_is_needed(situation: Situation) -> Non
 class World:
     """What the actions of a plan do, as far as another plan sees it; each checks what it needs."""
 
-    def __init__(self, situation: Situation) -> None:
+    def __init__(self, situation: PlanInput) -> None:
         self.situation = situation
         self.found = situation.found
         self.nodes: list[Instance] = []
 
-    def apply(self, plan: Plan, stop_after: int = 99) -> Situation:
+    def apply(self, plan: Plan, stop_after: int = 99) -> PlanInput:
         self.nodes = list(plan.keep)
         for action in plan.actions[:stop_after]:
             getattr(self, f"_{action.kind.name.lower()}")(action)
@@ -285,7 +285,7 @@ class World:
 
 
 @given(situations())
-def test_a_plan_that_was_applied_leaves_nothing_to_do(situation: Situation) -> None:
+def test_a_plan_that_was_applied_leaves_nothing_to_do(situation: PlanInput) -> None:
     after = World(situation).apply(plan_up(situation))
 
     again = plan_up(after)
@@ -296,7 +296,7 @@ def test_a_plan_that_was_applied_leaves_nothing_to_do(situation: Situation) -> N
 
 @given(situations(), st.integers(0, 12), st.integers(0, 12))
 def test_a_plan_that_was_cut_off_twice_still_comes_to_its_end(
-    situation: Situation, first: int, second: int
+    situation: PlanInput, first: int, second: int
 ) -> None:
     for cut in (first, second, 99):
         situation = World(situation).apply(plan_up(situation), cut)

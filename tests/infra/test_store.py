@@ -14,7 +14,7 @@ from infra.errors import CloudError, JobError, UsageError
 from infra.policy import build_policy
 from infra.progress import Silent
 from infra.store import Place, check_place, connect_s3, parse_place, push_folder
-from jobs.push import files_to_push, push_results
+from jobs.train.push import files_to_push, push_results
 
 
 @pytest.fixture

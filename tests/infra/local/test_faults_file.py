@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli import main
 from infra.local.state import StateFolder
+from jobs.cli import main
 
 
 @pytest.fixture

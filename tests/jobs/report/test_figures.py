@@ -13,7 +13,7 @@ from jobs.report import figures
 from jobs.report.figures import Scale
 from jobs.report.folder import Run, read_run
 from jobs.report.metrics import Series, parse_lines
-from tests.jobs.report.made import make_folder, make_results
+from tests.jobs.report.sample_runs import make_folder, make_results
 
 
 def made(ranks: int = 2, **changes: Any) -> Run:

@@ -10,7 +10,7 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.report.folder import find_folder, read_run
-from tests.jobs.report.made import make_folder, make_results
+from tests.jobs.report.sample_runs import make_folder, make_results
 
 
 def test_a_whole_folder_is_read(tmp_path: Path) -> None:

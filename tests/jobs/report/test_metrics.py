@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.report.metrics import parse_lines, read_metrics
-from tests.jobs.report.made import make_row
+from tests.jobs.report.sample_runs import make_row
 
 
 def line(step: int, time: float, **more: object) -> str:

@@ -18,7 +18,7 @@ from jobs.report.page import render_page
 from jobs.report.parts import Report
 from jobs.report.sections import build_report
 from jobs.report.write import write_report
-from tests.jobs.report.made import make_folder, make_row
+from tests.jobs.report.sample_runs import make_folder, make_row
 
 _VOID = {"meta", "link"}
 

@@ -1,8 +1,0 @@
-"""``python -m cluster.cli``."""
-
-import sys
-
-from cluster.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())

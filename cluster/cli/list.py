@@ -1,0 +1,167 @@
+"""``spr-cluster list`` and ``gc``: all clusters of an account, and those that were forgotten."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from cluster.cli.common import add_cloud_options, confirm
+from cluster.cli.display import format_seconds, format_table, make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.context import Context
+from cluster.lifecycle.down import down
+from cluster.local_files import ClusterFiles
+from cluster.overview import Overview, describe_regions, list_clusters
+from infra.clients import connect, translate_boto_error
+from infra.cloud import Cloud
+from infra.clouds import open_cloud
+from infra.errors import SprError
+
+_LIST_EXAMPLES = """\
+  spr-cluster list
+  spr-cluster list --all-regions --json
+"""
+_GC_EXAMPLES = """\
+  spr-cluster gc                        show what was forgotten, and ask
+  spr-cluster gc --all-regions --yes
+  spr-cluster gc --all                  unfinished clusters and kept images, too
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    list_ = add_command(
+        subparsers,
+        "list",
+        "Show every cluster of the account that this tool made, whoever made it, by the tags.",
+        _LIST_EXAMPLES,
+    )
+    _add_options(list_)
+    list_.set_defaults(run=run_list)
+    gc = add_command(
+        subparsers,
+        "gc",
+        "Find clusters whose time is over, or of which only a rest is there, and offer to remove\n"
+        "them. A cluster that lives, or that somebody is making now, is never touched.",
+        _GC_EXAMPLES,
+    )
+    _add_options(gc)
+    gc.add_argument(
+        "--all",
+        action="store_true",
+        help="also clusters without machines whose time is not over, and images that were kept",
+    )
+    gc.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    gc.set_defaults(run=run_gc)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_cloud_options(parser)
+    parser.add_argument(
+        "--all-regions", action="store_true", help="in every region that the account can use"
+    )
+
+
+def _look(args: argparse.Namespace) -> tuple[Cloud, tuple[Overview, ...]]:
+
+    progress = make_progress()
+    cloud = open_cloud(args.cloud or "aws", args.region, progress)
+    regions = describe_regions(cloud) if args.all_regions else (cloud.region,)
+    with progress.phase(f"Look into {', '.join(regions)}"):
+        clusters, closed = list_clusters(cloud, regions)
+    for region, reason in closed.items():
+        print(f"{region} could not be looked into: {reason}", file=sys.stderr)
+    return cloud, clusters
+
+
+def run_list(args: argparse.Namespace) -> int:
+    cloud, clusters = _look(args)
+    now = datetime.now(timezone.utc)
+    if args.json:
+        print(json.dumps({"cloud": cloud.name, "clusters": [c.as_dict(now) for c in clusters]}))
+        return 0
+    where = "any region" if args.all_regions else cloud.region
+    if not clusters:
+        print(f"No clusters in {cloud.name}, {where}.")
+        return 0
+    print(_table(clusters, now))
+    total = sum(cluster.usd_so_far(now) for cluster in clusters)
+    if cloud.billed:
+        print(f"${total:.2f} so far, at on-demand prices, for the machines that are there now.")
+    if any(cluster.is_orphan(now) for cluster in clusters):
+        print("What is over can be removed: spr-cluster gc")
+    return 0
+
+
+def _table(clusters: Sequence[Overview], now: datetime) -> str:
+    rows = [("NAME", "REGION", "STATE", "NODES", "AGE", "ENDS IN", "COST")]
+    for cluster in clusters:
+        told = cluster.as_dict(now)
+        wanted = "?" if told["wanted_nodes"] is None else told["wanted_nodes"]
+        left = told["left_s"]
+        rows.append(
+            (
+                cluster.name,
+                cluster.region,
+                told["state"],
+                f"{told['nodes']}/{wanted}",
+                "-" if told["age_s"] is None else format_seconds(told["age_s"]),
+                "-" if left is None or left < 0 else format_seconds(left),
+                f"${told['usd_so_far']:.2f}",
+            )
+        )
+    return format_table(rows)
+
+
+def run_gc(args: argparse.Namespace) -> int:
+    cloud, clusters = _look(args)
+    now = datetime.now(timezone.utc)
+    wanted = [c for c in clusters if c.is_orphan(now) or (args.all and not c.found.alive)]
+    for cluster in wanted:
+        print(
+            f"{cluster.name} ({cluster.region}, {cluster.state(now)}): {cluster.found}",
+            file=sys.stderr,
+        )
+    if wanted and cloud.billed:
+        confirm("Remove all of this?", yes=args.yes)
+    failed = _remove_all(cloud, wanted)
+    left = [cluster for cluster, _ in failed]
+    names = [cluster.name for cluster in wanted if cluster not in left]
+    if args.json:
+        print(json.dumps({"cloud": cloud.name, "removed": names}))
+    elif names or not wanted:
+        print(f"Removed: {', '.join(names)}." if names else "Nothing was forgotten.")
+    rest = [c for c in clusters if c not in wanted and not c.found.alive]
+    if rest and not args.json:
+        print(f"Left alone (--all takes them, too): {', '.join(c.name for c in rest)}")
+    if failed:
+        lines = "".join(f"\n  {c.name} ({c.region}): {told}" for c, told in failed)
+        raise SprError(f"{len(failed)} of {len(wanted)} clusters were not removed:{lines}")
+    return 0
+
+
+def _remove_all(cloud: Cloud, clusters: Sequence[Overview]) -> list[tuple[Overview, SprError]]:
+    """Remove clusters, each whatever becomes of the others; returns why some were not."""
+
+    failed = []
+    for cluster in clusters:
+        try:
+            _remove(cloud, cluster)
+        except Exception as error:
+            told = error if isinstance(error, SprError) else translate_boto_error(error)
+            if told is None:
+                raise
+            failed.append((cluster, told))
+    return failed
+
+
+def _remove(cloud: Cloud, cluster: Overview) -> None:
+
+    there = replace(cloud, region=cluster.region)
+    progress = make_progress()
+    files = ClusterFiles.of(cluster.name)
+    with files.lock(), progress.phase(f"Remove cluster {cluster.name}"):
+        down(Context(there, connect(there), files, progress), cluster.name)

@@ -1,0 +1,66 @@
+"""The argument parser of all commands: one-line errors, and help that fits the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import textwrap
+from typing import Any, NoReturn
+
+SubParsers = Any
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps paragraphs at the terminal's width; keeps indented lines, such as examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts: list[str] = []
+        paragraph: list[str] = []
+        for line in [*text.rstrip().splitlines(), ""]:
+            if line and not line.startswith(" "):
+                paragraph.append(line)
+                continue
+            if paragraph:
+                joined = " ".join(paragraph)
+                parts.append(textwrap.fill(joined, width, break_on_hyphens=False))
+                paragraph = []
+            parts.append(line)
+        return "\n".join(parts).rstrip("\n")
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line, without the whole usage."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse an unknown option here, where its nearest match is known."""
+        known, rest = super().parse_known_args(args, namespace)
+        if rest:
+            what = "option" if rest[0].startswith("-") else "argument"
+            self.error(f"unknown {what} {rest[0]!r}{self._nearest(rest[0])}")
+        return known, rest
+
+    def _nearest(self, word: str) -> str:
+        known = [name for action in self._actions for name in action.option_strings]
+        names = [name.lstrip("-") for name in known if name.startswith("--")]
+        given = word.partition("=")[0].lstrip("-")
+        near = [name for name in names if given and name.startswith(given)]
+        near = near or difflib.get_close_matches(given, names, n=1)
+        return f"; did you mean --{near[0]}?" if near and word.startswith("-") else ""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"spr-cluster: {message}\n  → {self.prog} --help\n")
+
+
+def add_command(
+    subparsers: SubParsers, name: str, description: str, examples: str, help_: str | None = None
+) -> argparse.ArgumentParser:
+    """Return a command's parser, with examples at the end of its help."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=help_,
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser

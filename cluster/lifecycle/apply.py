@@ -1,0 +1,253 @@
+"""``up``: a plan applied action by action, over EC2 and SSH."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from botocore.exceptions import ClientError
+
+from cluster import ssh_mesh
+from cluster.context import Context
+from cluster.lifecycle.machines import Machines, PlanAgainError
+from cluster.nodes import Cluster
+from cluster.verify import node_probe
+from cluster.verify.checks import check_nodes, expect, summarize
+from infra import access, images, instances, network, tags
+from infra.actions import Action, ActionKind, Plan
+from infra.buying import Offer
+from infra.clients import error_code
+from infra.errors import DeadlineError, HostError, HostKeyError, SprError
+from infra.instances import HEAD, WORKER
+from infra.plan import PlanInput, mesh_digest
+from infra.record import record_tags
+from infra.removal import remove
+from infra.wait import TERMINATE_DEADLINE_S
+from provision.bake import begin_image
+from provision.stacks import Stack
+
+_ASK_AGAIN_S = 10.0
+
+
+class Up:
+    """One plan on its way: applies the actions and carries what each leaves for the next."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        situation: PlanInput,
+        stack: Stack,
+        plan: Plan,
+        offers: Callable[[], Sequence[Offer]],
+    ) -> None:
+        self.ctx, self.situation, self.stack, self.plan = ctx, situation, stack, plan
+        self.spec, self.record = situation.spec, situation.record
+        self.machines = Machines(ctx, situation, plan.keep, offers)
+        self._group = situation.found.group
+        self._image = situation.image
+
+    def apply(self) -> Cluster:
+        """Carry out the plan; what exists when it fails is found again by its tags.
+
+        Raises :class:`PlanAgainError` where the rest of the plan has lost its ground.
+        """
+        # Before the first resource: `down` must know where to look, and that there is a reason to.
+        self.ctx.files.remember(self.ctx.cloud.name, self.ctx.cloud.region)
+        steps: dict[ActionKind, Callable[[], None]] = {
+            ActionKind.CREATE_GROUP: self._create_group,
+            ActionKind.OPEN_GROUP: self._open_group,
+            ActionKind.RECORD: self._write_record,
+            ActionKind.IMPORT_KEY: self._import_key,
+            ActionKind.CREATE_PLACEMENT: self._create_placement,
+            ActionKind.RUN_HEAD: self._run_head,
+            ActionKind.RUN_NODES: self._run_nodes,
+            ActionKind.PROMOTE: self.machines.promote,
+            ActionKind.REACH: self.machines.reach,
+            ActionKind.INSTALL: self._install,
+            ActionKind.CREATE_IMAGE: self._create_image,
+            ActionKind.WAIT_IMAGE: self._wait_for_image,
+            ActionKind.RUN_WORKERS: self._run_workers,
+            ActionKind.CONNECT: self._connect,
+            ActionKind.VERIFY: self._verify,
+            ActionKind.BEGIN_IMAGE: self._begin_image_for_next_time,
+        }
+        for action in self.plan.actions:
+            with self.ctx.progress.phase(action.title):
+                if action.kind in steps:
+                    self._take(steps[action.kind])
+                else:
+                    self._remove(action)
+        self._check_nobody_else_bought()
+        return self.machines.cluster
+
+    def _remove(self, action: Action) -> None:
+        try:
+            remove(self.ctx.clients.ec2, action, self.ctx.clock, on_wait=self._tell_ending)
+        except DeadlineError as error:
+            # A machine that takes hours to end is on its way out; `down` will prove it.
+            if action.kind is not ActionKind.TERMINATE:
+                raise
+            self.ctx.progress.note(f"{error.message}; going on")
+
+    def _check_nobody_else_bought(self) -> None:
+        """Have machines removed that an interrupted command bought and EC2 shows only now."""
+        by_tag = tags.cluster_filter(self.spec.name)
+        shown = instances.describe_instances(self.ctx.clients.ec2, by_tag, ("pending", "running"))
+        if strays := {i.id for i in shown} - {i.id for i in self.machines.all}:
+            raise PlanAgainError(f"EC2 shows more machines now: {', '.join(sorted(strays))}")
+
+    def _take(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except ClientError as error:
+            # Made by an interrupted run moments ago, and not shown by EC2 yet.
+            if error_code(error).endswith(".Duplicate"):
+                raise PlanAgainError(error.response["Error"]["Message"]) from None
+            raise
+
+    def _tell_ending(self, passed: float) -> None:
+        limit = TERMINATE_DEADLINE_S // 60
+        self.ctx.progress.note(f"ending, {passed / 60:.0f} min of at most {limit}")
+
+    # What surrounds the machines
+
+    @property
+    def group(self) -> network.SecurityGroup:
+        """The cluster's group, found or made."""
+        assert self._group is not None, "a plan makes the group before anything that needs it"
+        return self._group
+
+    def _create_group(self) -> None:
+        vpc_id = self.machines.offers()[0].network.vpc_id
+        labels = record_tags(self.spec, self.record)
+        ec2 = self.ctx.clients.ec2
+        self._group = network.create_security_group(ec2, self.spec.name, vpc_id, labels)
+
+    def _open_group(self) -> None:
+        network.open_security_group(self.ctx.clients.ec2, self.group, self.spec.ssh_cidr)
+
+    def _write_record(self) -> None:
+        labels = record_tags(self.spec, self.record)
+        instances.label_instances(self.ctx.clients.ec2, [self.group.id], labels)
+
+    def _import_key(self) -> None:
+        files, cloud = self.ctx.files, self.ctx.cloud
+        if not access.read_public(files.key):
+            files.remove()
+            key = access.generate_key_pair(access.key_name(self.spec.name))
+            access.write_private(files.key, key.private)
+            files.remember(cloud.name, cloud.region)
+        public = f"{access.read_public(files.key)} {access.key_name(self.spec.name)}"
+        access.import_key_pair(self.ctx.clients.ec2, self.spec.name, public)
+
+    def _create_placement(self) -> None:
+        network.create_placement_group(self.ctx.clients.ec2, self.spec.name)
+
+    # Machines, software, image
+
+    def _find_image(self) -> images.Image:
+        """What new nodes start from: the image with the software, found or made, or Ubuntu's own."""
+        if self._image is not None:
+            return self._image
+        clients = self.ctx.clients
+        return images.find_ubuntu_image(clients.ssm, clients.ec2, self.stack.ubuntu)
+
+    def _run_head(self) -> None:
+        self.machines.add(HEAD, 1, self._find_image(), self.group)
+
+    def _run_nodes(self) -> None:
+        """All nodes at once; the first becomes the head."""
+        self.machines.add(WORKER, self.spec.nodes, self._find_image(), self.group)
+        self.machines.promote()
+
+    def _run_workers(self) -> None:
+        self.machines.add_workers(self._find_image(), self.group)
+
+    def _install(self) -> None:
+        self.machines.install(self.stack, self.situation.recipe)
+
+    @property
+    def _has_jobs(self) -> bool:
+        """Somebody's data and models may be on the head; `bench` leaves its own figures only."""
+        command = "ls -A spr-jobs 2>/dev/null | grep -v ^bench-"
+        return bool(self.machines.head_host.run(command, check=False).stdout.strip())
+
+    def _begin_image(self) -> str:
+        head = self.machines.cluster.head
+        labels = {tags.INSTALLED: self.situation.software, tags.STACK: self.spec.stack}
+        labels |= {tags.USED: "yes"} if self._has_jobs else {}
+        return begin_image(
+            self.ctx.clients.ec2,
+            self.machines.head_host,
+            head.instance.id,
+            self.spec.name,
+            # EC2 takes a name once: an image that an interrupted run began can't be begun again.
+            name=f"spr-cluster-{self.spec.name}-{head.instance.id}",
+            labels=labels,
+            clock=self.ctx.clock,
+        )
+
+    def _begin_image_for_next_time(self) -> None:
+        try:
+            if self._has_jobs:
+                # Any cluster may start from a kept image: nobody's data and models belong into it.
+                self.ctx.progress.note("no image: there are jobs on the head")
+                return
+            self.ctx.progress.note(f"{self._begin_image()}: EC2 goes on with it by itself")
+        except HostKeyError:
+            raise
+        except SprError as error:
+            # The cluster is whole and can be used; the next `up` tries it again.
+            self.ctx.progress.note(f"no image this time: {error.message}")
+
+    def _create_image(self) -> None:
+        self._wait_for(self._begin_image())
+        # An image can take an hour; a connection that lay idle so long may be dead unnoticed. The new
+        # one says to the head's idle guard that somebody is there while the workers start.
+        self.machines.head_host.close()
+        self.machines.head_host.run("true")
+
+    def _wait_for_image(self) -> None:
+        assert self._image is not None, "a plan waits for an image that was found"
+        self._wait_for(self._image.id)
+
+    def _wait_for(self, image_id: str) -> None:
+        self._image = images.wait_until_available(
+            self.ctx.clients.ec2, image_id, self.ctx.progress, self.ctx.clock
+        )
+
+    # The cluster as one
+
+    def _connect(self) -> None:
+        cluster = self.machines.cluster
+        facts = {node.name: self.machines.facts[node.instance.id] for node in cluster.nodes}
+        ssh_mesh.connect_nodes(cluster, facts, self.machines.open_host)
+        self.machines.write_ssh_config()
+        digest = mesh_digest([node.instance for node in cluster.nodes])
+        self.machines.label_head({tags.MESH: digest})
+
+    def _ask_nodes(self) -> tuple[Sequence[node_probe.NodeAnswer], dict[str, str]]:
+        cluster = self.machines.cluster
+        try:
+            answers = node_probe.ask_nodes(self.machines.head_host, self.stack)
+        except HostKeyError:
+            raise
+        except HostError as error:
+            self.machines.give_up({cluster.head.instance.id: error.message})
+            raise
+        amx_required = self.spec.amx_required
+        return answers, node_probe.find_faults(cluster, answers, amx_required=amx_required)
+
+    def _verify(self) -> None:
+        cluster = self.machines.cluster
+        answers, faults = self._ask_nodes()
+        if faults:
+            # A node under load may miss a first question; a machine is not given up for that.
+            self.ctx.clock.sleep(_ASK_AGAIN_S)
+            answers, faults = self._ask_nodes()
+        if cluster.head.name in faults:
+            raise HostError(cluster.head.name, faults[cluster.head.name])
+        self.machines.give_up({cluster.node(n).instance.id: why for n, why in faults.items()})
+        with_amx = sum(bool(a.health and not a.health.missing_amx) for a in answers)
+        text = f"{len(answers)} of {self.spec.nodes} nodes answer the head, {with_amx} have AMX"
+        expected = expect(self.ctx.cloud, cluster, self.spec, self.stack)
+        self.ctx.progress.note(text + summarize(check_nodes(answers, expected), expected))

@@ -1,0 +1,243 @@
+"""The machines of one ``up``: bought, reached, checked, and given up where they do not work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from cluster import ssh_mesh
+from cluster.context import Context
+from cluster.lifecycle.reach import check_head_identity, check_neighbours, reach_nodes
+from cluster.nodes import Cluster, Node, rank_nodes
+from cluster.verify import node_probe
+from infra import instances, tags
+from infra.buying import NoCapacityError, Offer, Purchase, Refusal, buy
+from infra.errors import HostError, SprError
+from infra.images import Image
+from infra.instances import HEAD, WORKER, Instance
+from infra.network import SecurityGroup
+from infra.plan import PlanInput
+from infra.progress import NamedProgress
+from infra.wait import BOOT_DEADLINE_S
+from provision.facts import HostFacts
+from provision.host import Host, on_all
+from provision.install import install_stack
+from provision.stacks import Stack
+from provision.user_data import render_user_data
+
+
+class PlanAgainError(Exception):
+    """What is there is no longer what the plan was made for.
+
+    ``unhealthy`` are reasons by instance id; with ``is_move`` a machine is only in the wrong place.
+    """
+
+    def __init__(
+        self, reason: str, unhealthy: Mapping[str, str] | None = None, *, is_move: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.unhealthy = dict(unhealthy or {})
+        self.is_move = is_move
+
+
+class Machines:
+    """The cluster's machines while a plan is applied; ``offers`` are the ways to buy more."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        situation: PlanInput,
+        keep: Sequence[Instance],
+        offers: Callable[[], Sequence[Offer]],
+    ) -> None:
+        self.ctx, self.situation, self.offers = ctx, situation, offers
+        self.spec, self.record = situation.spec, situation.record
+        self.all = tuple(keep)
+        self.facts: dict[str, HostFacts] = {}
+        self.open_host = ctx.host_opener()
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(self.spec.name, rank_nodes(self.all), self.spec.nodes)
+
+    @property
+    def head_host(self) -> Host:
+        return self.open_host(self.cluster.head)
+
+    # Buying
+
+    def add(
+        self,
+        role: str,
+        count: int,
+        image: Image,
+        group: SecurityGroup,
+        offers: Sequence[Offer] | None = None,
+    ) -> None:
+        """Buy machines, then wait until EC2, SSH, cloud-init and their own facts show them."""
+        wanted = self.offers() if offers is None else offers
+        self.all = (*self.all, *self._buy(role, count, image, group, wanted))
+        self.reach()
+
+    def add_workers(self, image: Image, group: SecurityGroup) -> None:
+        """Buy the missing workers beside the others; a head that is new and alone may move instead."""
+        head = self.cluster.head.instance
+        here = [offer for offer in self.offers() if offer.place == head.place]
+        try:
+            self.add(WORKER, self.spec.nodes - len(self.all), image, group, here)
+        except NoCapacityError as error:
+            elsewhere = [offer for offer in self.offers() if offer.place != head.place]
+            # A head that was ready once may hold results.
+            if len(self.all) > 1 or head.tags.get(tags.MESH) or not elsewhere:
+                raise
+            # The next plan buys all nodes at once, from the image, wherever there is room. The head
+            # has to go first: its placement group belongs to its zone.
+            why = f"no room for the workers in {head.zone}: {error.code}"
+            raise PlanAgainError(why, {head.id: why}, is_move=True) from None
+
+    def _buy(
+        self,
+        role: str,
+        count: int,
+        image: Image,
+        group: SecurityGroup,
+        offers: Sequence[Offer],
+    ) -> tuple[Instance, ...]:
+        if self.record.is_over(self.ctx.now()):
+            raise SprError(
+                f"the time to live is over before the {role} nodes were bought",
+                hint="bare metal takes up to 20 minutes to start, an image may take an hour: "
+                "a longer --ttl",
+            )
+        labels = {
+            tags.STACK: self.spec.stack,
+            tags.EXPIRES: tags.render_time(self.record.expires),
+            tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
+        }
+        purchase = Purchase(
+            spec=self.spec,
+            role=role,
+            count=count,
+            image=image,
+            group_id=group.id,
+            user_data=render_user_data(self.record.expires, self.spec.idle_timeout),
+            labels={key: value for key, value in labels.items() if value},
+            known=frozenset(instance.id for instance in self.all),
+        )
+        offer, bought = buy(
+            self.ctx.clients.buyer,
+            purchase,
+            offers,
+            clock=self.ctx.clock,
+            on_refusal=self._tell_refusal,
+        )
+        self.ctx.progress.note(f"bought: {offer}")
+        return bought
+
+    def _tell_refusal(self, refusal: Refusal) -> None:
+        self.ctx.progress.note(f"{refusal.offer}: {refusal.code}")
+
+    # Reaching and checking
+
+    def reach(self) -> None:
+        """Wait for every machine that was not reached yet; those that fail are replaced."""
+        ids = [instance.id for instance in self.all if instance.id not in self.facts]
+        boot = instances.wait_until_running(
+            self.ctx.clients.ec2, ids, on_wait=self._tell_states, clock=self.ctx.clock
+        )
+        running = {instance.id: instance for instance in boot.running}
+        self.all = tuple(running.get(instance.id, instance) for instance in self.all)
+        nodes = [node for node in self.cluster.nodes if node.instance.id in running]
+        self.write_ssh_config()
+        facts, failed = reach_nodes(self.ctx, nodes, self.open_host)
+        self.facts.update(facts)
+        self.give_up({**boot.failed, **failed})
+        self._check(nodes)
+
+    def _tell_states(self, passed: float, states: str) -> None:
+        limit = BOOT_DEADLINE_S // 60
+        self.ctx.progress.note(f"{states}, {passed / 60:.0f} min of at most {limit}")
+
+    def _check(self, nodes: Sequence[Node]) -> None:
+        """Are the machines those that they should be, and have they AMX?"""
+        head, others = self.cluster.head, [node for node in nodes if node.rank > 0]
+        if head in nodes:
+            self.ctx.progress.note(check_head_identity(self.ctx, head))
+            facts = {head.name: self.facts[head.instance.id]}
+            note = node_probe.require_amx(facts, required=self.spec.amx_required)
+            self.ctx.progress.note(note)
+        if others:
+            check_neighbours(self.ctx, self.head_host, others)
+        if self.spec.amx_required:
+            # Where the head has it, a worker without it is an odd machine, not a wrong type.
+            missing = {
+                node.instance.id: self.facts[node.instance.id].missing_amx for node in others
+            }
+            self.give_up({id_: f"no AMX: lacks {', '.join(m)}" for id_, m in missing.items() if m})
+
+    def give_up(self, faults: Mapping[str, str]) -> None:
+        """Have machines that do not work replaced; a head that may hold results is left alone.
+
+        Raises :class:`PlanAgainError` for workers, :class:`HostError` for such a head.
+        """
+        if not faults:
+            return
+        nodes = self.cluster.nodes
+        head = nodes[0].instance
+        if head.id in faults and head.role == HEAD and head.tags.get(tags.MESH):
+            raise HostError(
+                nodes[0].name,
+                f"the head {head.id} does not answer: {faults[head.id]}",
+                hint="is --ssh-cidr this machine's address? If it is lost: "
+                f"aws ec2 terminate-instances --instance-ids {head.id}, and then "
+                f"`spr-cluster repair {self.ctx.flags}` makes a worker the head",
+            )
+        names = {node.instance.id: node.name for node in nodes}
+        what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())
+        raise PlanAgainError(what, faults)
+
+    def install(self, stack: Stack, recipe: str) -> None:
+        """Put the software on all nodes that lack it, at the same time.
+
+        Those that have it are labelled with the recipe, also where others fail.
+        """
+        bare = [n for n in self.cluster.nodes if not n.instance.tags.get(tags.INSTALLED)]
+        progress, clock, done = self.ctx.progress, self.ctx.clock, list[str]()
+
+        def install_one(node: Node) -> None:
+            told = progress if len(bare) == 1 else NamedProgress(progress, node.name)
+            install_stack(self.open_host(node), stack, told, clock)
+            done.append(node.instance.id)
+
+        try:
+            if len(bare) == 1:
+                install_one(bare[0])
+            else:
+                on_all(f"installing stack {stack.name}", bare, install_one)
+        finally:
+            if done:
+                label = {tags.INSTALLED: recipe}
+                instances.label_instances(self.ctx.clients.ec2, sorted(done), label)
+
+    # Labels and files
+
+    def promote(self) -> None:
+        """Make the first node the head: it has the same software as any other."""
+        head = self.cluster.head.instance
+        labels = tags.resource_tags(self.spec.name, HEAD, **{tags.ROLE: HEAD})
+        self.label_head(labels)
+        promoted = replace(head, role=HEAD, tags={**head.tags, **labels})
+        self.all = tuple(promoted if i.id == head.id else i for i in self.all)
+
+    def label_head(self, labels: dict[str, str]) -> None:
+        """Set tags on the head."""
+        head = self.cluster.head.instance
+        instances.label_instances(self.ctx.clients.ec2, [head.id], labels)
+
+    def write_ssh_config(self) -> None:
+        """Let `ssh` on this machine enter the nodes by their names."""
+        files, cloud = self.ctx.files, self.ctx.cloud
+        text = ssh_mesh.render_client_ssh_config(
+            self.cluster, str(files.key), str(files.known_hosts)
+        )
+        files.remember(cloud.name, cloud.region, text)

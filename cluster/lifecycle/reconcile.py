@@ -1,0 +1,248 @@
+"""The life of a cluster: observe, plan, apply, until what is there is what was wished for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from cluster.context import Context, missing_key
+from cluster.lifecycle.apply import Up
+from cluster.lifecycle.machines import PlanAgainError
+from cluster.local_files import remembered_cloud
+from cluster.nodes import Cluster, find_cluster
+from infra import access, instances, network, tags
+from infra.actions import Plan
+from infra.buying import Offer, list_offers
+from infra.errors import SprError, UsageError
+from infra.images import describe_cached_images
+from infra.instances import HEAD, describe_impaired
+from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
+from infra.plan import PlanInput, check_head_is_not_stopped, plan_up
+from infra.record import Record, merge_wishes, new_record
+from infra.spec import LONGEST_TTL, ClusterSpec
+from infra.wait import SETTLE_S
+from provision.host import on_all
+from provision.lifetime import extend_life
+from provision.recipe import recipe_digest
+from provision.stacks import Stack, load_stack, stack_names
+
+# A machine that does not work is replaced; when that happens again and again, something else is wrong.
+_MOST_REPLACEMENTS = 2
+_MOST_ROUNDS = 12
+_LONGEST_PAUSE_S = 15.0
+_MOST_INSTALLS = 32
+
+
+def observe(ctx: Context, cluster: str) -> Inventory:
+    """What ``up`` decides by, from the tags."""
+    return describe_inventory(ctx.clients.ec2, cluster, PLANNED_KINDS)
+
+
+def prepare(
+    ctx: Context,
+    cluster: str,
+    given: Mapping[str, Any],
+    ssh_cidr: str | None,
+    *,
+    wants_image: bool = False,
+) -> PlanInput:
+    """The wish and what is there, side by side; nothing is changed.
+
+    Without ``ssh_cidr`` the addresses that may use SSH stay, as far as this machine is among them.
+    Raises :class:`UsageError` for a wish that an existing cluster can't follow, or where this
+    machine is not the one that can enter it.
+    """
+    found = observe(ctx, cluster)
+    record = found.record
+    _check_other_clouds(ctx, cluster)
+    defaults = {
+        "stack": _kept_stack(ctx, found) or ctx.cloud.default_stack,
+        "amx_required": ctx.cloud.has_amx,
+        "bake": _default_bake(ctx, given),
+    }
+    spec = merge_wishes(cluster, ssh_cidr or _find_cidr(ctx, found), given, record, defaults)
+    check_head_is_not_stopped(found)
+    _check_existing(ctx, spec, found, record)
+    unhealthy = {}
+    if workers := [i.id for i in found.alive if i.role != HEAD]:
+        impaired = describe_impaired(ctx.clients.ec2, workers)
+        unhealthy = dict.fromkeys(impaired, "EC2's status checks call it impaired")
+    situation = PlanInput(
+        spec=spec,
+        record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
+        found=found,
+        recipe=_recipe(ctx, spec.stack),
+        public_key=access.read_public(ctx.files.key),
+        unhealthy=unhealthy,
+        wants_image=wants_image,
+    )
+    if (own := situation.own_image) and own.state == "available":
+        return situation
+    cached = describe_cached_images(ctx.clients.ec2, situation.software, spec.volume_gib)
+    return replace(situation, cached=cached)
+
+
+def _recipe(ctx: Context, stack: str) -> str:
+    return recipe_digest(load_stack(stack), ctx.cloud.base)
+
+
+def _default_bake(ctx: Context, given: Mapping[str, Any]) -> str:
+    """The cloud's quicker way; so many nodes would load gigabytes from one package index at once."""
+    return "head" if given.get("nodes", 1) > _MOST_INSTALLS else ctx.cloud.default_bake
+
+
+def _kept_stack(ctx: Context, found: Inventory) -> str | None:
+    """The stack of an image that was kept: an `up` without a word about it means that one."""
+    installed = {image.tags.get(tags.INSTALLED) for image in found.images}
+    names = stack_names() if installed else ()
+    return next((name for name in names if _recipe(ctx, name) in installed), None)
+
+
+def find_offers(ctx: Context, situation: PlanInput) -> tuple[Offer, ...]:
+    """Every way to buy what the situation lacks, before anything is made.
+
+    Raises :class:`UsageError` where the region has none.
+    """
+    spec, group = situation.spec, situation.found.group
+    ec2 = ctx.clients.ec2
+    support = network.describe_type_support(ec2, spec.instance_types)
+    networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
+    network.require_offers(spec, support, networks, ctx.cloud.region)
+    return list_offers(spec, support, networks)
+
+
+def _find_cidr(ctx: Context, found: Inventory) -> str:
+    """The caller's own address, or the wider range that has it in it already."""
+    caller = ctx.cloud.caller_cidr()
+    return found.group.cidr_for(caller) if found.group else caller
+
+
+def _check_other_clouds(ctx: Context, cluster: str) -> None:
+    elsewhere = remembered_cloud(cluster)
+    if elsewhere and elsewhere != (ctx.cloud.name, ctx.cloud.region) and ctx.files.key.exists():
+        raise UsageError(
+            f"this machine holds the key of a cluster {cluster!r} in {' '.join(elsewhere)}",
+            hint=f"choose another --name, or remove that one first: spr-cluster down --name {cluster} "
+            f"--cloud {elsewhere[0]} --region {elsewhere[1]}",
+        )
+
+
+def _check_existing(
+    ctx: Context, spec: ClusterSpec, found: Inventory, record: Record | None
+) -> None:
+    key = access.read_public(ctx.files.key)
+    living = record is not None and not record.is_over(ctx.now())
+    foreign_key = any(pair.public not in ("", key) for pair in found.key_pairs)
+    # Without machines it may be somebody else's, who waits for the first one just now.
+    if foreign_key and (found.alive or living):
+        raise missing_key(ctx.files)
+    if not found.alive:
+        return
+    if not key:
+        raise missing_key(ctx.files)
+    types = {instance.instance_type for instance in found.alive}
+    if foreign := types - set(spec.instance_types):
+        raise UsageError(
+            f"--instance-type {','.join(spec.instance_types)}: the machines of cluster "
+            f"{spec.name!r} are {', '.join(sorted(foreign))}",
+            hint=f"leave --instance-type out, or begin anew: spr-cluster down {ctx.flags}",
+        )
+    if record and record.is_over(ctx.now()):
+        raise _time_is_over(ctx, spec.name)
+
+
+def _time_is_over(ctx: Context, cluster: str) -> SprError:
+    return SprError(
+        f"the time to live of cluster {cluster!r} is over; its machines are ending themselves",
+        hint="`spr-cluster up` makes a new one in two minutes; "
+        f"to remove the rest: spr-cluster down {ctx.flags}",
+    )
+
+
+def bring_up(
+    ctx: Context,
+    situation: PlanInput,
+    plan: Plan,
+    offers: Callable[[], Sequence[Offer]],
+    on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
+) -> Cluster:
+    """Apply a plan; where the ground moves under it, observe and plan again, a bounded time.
+
+    Raises :class:`SprError` naming the machines that do not work even after their replacement.
+    """
+    stack: Stack = load_stack(situation.spec.stack)
+    replacements, reason, had_group = 0, "", situation.found.group is not None
+    for number in range(_MOST_ROUNDS):
+        try:
+            return Up(ctx, situation, stack, plan, offers).apply()
+        except PlanAgainError as again:
+            reason = str(again)
+            replacements += bool(again.unhealthy) and not again.is_move
+            if replacements > _MOST_REPLACEMENTS:
+                break
+            unhealthy = {**situation.unhealthy, **again.unhealthy}
+            if not again.unhealthy:
+                # EC2 needs some seconds to show everywhere what was made or deleted just now.
+                ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
+        found = observe(ctx, situation.spec.name)
+        had_group = _check_still_there(ctx, found, had_group)
+        check_head_is_not_stopped(found, unhealthy)
+        situation = replace(
+            situation,
+            found=found,
+            unhealthy=unhealthy,
+            public_key=access.read_public(ctx.files.key),
+        )
+        plan = plan_up(situation)
+        on_new_plan(plan, reason)
+    raise SprError(
+        f"the cluster did not come up: {reason}",
+        hint="another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+        if replacements
+        else "something that is not the cluster's is in its way: remove it, or choose another --name",
+    )
+
+
+def _check_still_there(ctx: Context, found: Inventory, had_group: bool) -> bool:
+    """Whether the cluster's group is known; raises :class:`SprError` where a `down` has taken it."""
+    if found.group is None and had_group:
+        ctx.clock.sleep(SETTLE_S)
+        if observe(ctx, ctx.files.folder.name).group is None:
+            raise SprError(
+                "the cluster was removed meanwhile: its security group is gone",
+                hint=f"to make it anew: spr-cluster up {ctx.flags}",
+            )
+    return had_group or found.group is not None
+
+
+def extend(ctx: Context, cluster: str, more: timedelta) -> Record:
+    """Let a cluster live longer: in its tags, then on its nodes."""
+    nodes = find_cluster(ctx.clients.ec2, cluster).nodes
+    found = describe_inventory(ctx.clients.ec2, cluster, ("security_groups",))
+    if found.group is None or found.record is None:
+        raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")
+    if found.record.is_over(ctx.now()):
+        raise _time_is_over(ctx, cluster)
+    record = replace(found.record, expires=found.record.expires + more)
+    if record.expires - ctx.now() > LONGEST_TTL:
+        raise UsageError(
+            f"cluster {cluster!r} would live until {tags.render_time(record.expires)}: "
+            "at most 30 days from now on are possible",
+            hint=f"it lives until {tags.render_time(found.record.expires)} now",
+        )
+    open_host = ctx.host_opener()
+    hosts = [open_host(node) for node in nodes]
+    hint = (
+        "the tags have the new end, some nodes still the old one: "
+        f"`spr-cluster extend 1m {ctx.flags}` tells all of them again; "
+        f"`spr-cluster repair {ctx.flags}` replaces nodes that are lost"
+    )
+    with ctx.progress.phase(f"Extend to {tags.render_time(record.expires)}"):
+        # The tags first: where they promised less than the nodes do, `gc` would end a living cluster.
+        ids = [found.group.id, *(node.instance.id for node in nodes)]
+        label = {tags.EXPIRES: tags.render_time(record.expires)}
+        instances.label_instances(ctx.clients.ec2, ids, label)
+        on_all("extending", hosts, lambda host: extend_life(host, record.expires), hint=hint)
+    return record

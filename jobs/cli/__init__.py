@@ -1,0 +1,135 @@
+"""The command line's entry point. It imports only the command that was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+from cluster.cli.parser import HelpFormatter, Parser
+from infra.errors import SprError, UsageError
+from jobs.cli.commands import COMMANDS, render_commands
+
+_DESCRIPTION = """\
+Train on a cluster of AWS Sapphire Rapids machines, from your laptop:
+
+  spr-cluster up --nodes 4        create, install, connect, and verify the nodes
+  spr-cluster train squad         fine-tune DistilBERT on SQuAD on all of them
+  spr-cluster down                remove everything, and verify that it is gone
+
+The same without an account and at no cost, in containers on this machine (Linux, root):
+
+  spr-cluster up --nodes 2 --cloud local
+"""
+_EPILOG = """\
+`spr-cluster COMMAND --help` shows a command's options and examples.
+Exit codes: 0 done, 1 failed, 2 usage error and nothing changed, 130 interrupted by Ctrl-C."""
+_POSITIONAL = {"file", "folder", "job", "node", "time"}
+
+
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser, with the options of one command; without one, only what ``--help`` needs."""
+    parser = Parser(
+        prog="spr-cluster",
+        usage="spr-cluster COMMAND [options]",
+        description=_DESCRIPTION,
+        epilog=f"{render_commands()}\n\n{_EPILOG}",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    if command is not None:
+        subparsers = parser.add_subparsers(
+            metavar="COMMAND", help=argparse.SUPPRESS, prog="spr-cluster"
+        )
+        import_module(COMMANDS[command].module).add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = words[0] if words and not words[0].startswith("-") else None
+    if "_ARGCOMPLETE" in os.environ:
+        complete_words()
+    if command is not None and command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        build_parser().error(f"unknown command {command!r}{meant}")
+    parser = build_parser(command)
+    args = parser.parse_args(words)
+    if args.version:
+        print(f"spr-cluster {version('spr-cluster')}")
+        return 0
+    if "run" not in args:
+        parser.print_help()
+        return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
+    try:
+        _refuse_empty(args)
+        return int(args.run(args))
+    except KeyboardInterrupt as interrupt:
+        # A second Ctrl-C, while existing resources were being listed, arrives here, too.
+        print("\ninterrupted", file=sys.stderr)
+        _exit_at_once(143 if isinstance(interrupt, TerminatedError) else 130)
+    except BrokenPipeError:
+        _exit_at_once(1)
+    except Exception as error:
+        translated = _translate(error)
+        if translated is None:
+            raise
+        return _report(translated)
+    return 0
+
+
+def complete_words() -> None:
+    """Answer a shell's request for completions, and exit."""
+    import_module("jobs.cli.completion").complete()
+
+
+def _refuse_empty(args: argparse.Namespace) -> None:
+    """An empty value is usually an unset shell variable: it must not mean the default."""
+    for key, value in vars(args).items():
+        if value == "":
+            name = key if key in _POSITIONAL else f"--{key.replace('_', '-')}"
+            raise UsageError(f"{name} is empty", hint="give it a value, or omit it")
+
+
+def _translate(error: Exception) -> SprError | None:
+    """Return an error as a message for the user; ``None`` for a bug."""
+    if isinstance(error, SprError):
+        return error
+    if isinstance(error, OSError) and error.filename is not None:
+        return SprError(
+            f"{error.filename}: {error.strerror}",
+            hint="does it exist, is there space, and may this user access it? "
+            "SPR_CLUSTER_HOME sets where this tool keeps its files",
+        )
+    # A command that calls AWS has imported it already.
+    translated: SprError | None = import_module("infra.clients").translate_boto_error(error)
+    return translated
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: treated like Ctrl-C, with SIGTERM's exit code."""
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise TerminatedError
+
+
+def _report(error: SprError) -> int:
+    print(f"spr-cluster: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _exit_at_once(code: int) -> None:
+    """Exit without waiting for threads that still wait for machines."""
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,8 @@
+"""``python -m cluster.cli``."""
+
+import sys
+
+from jobs.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

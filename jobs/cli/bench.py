@@ -1,0 +1,159 @@
+"""``spr-cluster bench``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+
+from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.display import format_table
+from cluster.cli.parser import SubParsers, add_command
+from cluster.context import Context
+from infra.catalogue import CATALOGUE
+from infra.errors import SprError, UsageError
+from infra.inventory import describe_inventory
+from jobs.cli.context import open_job_context
+from jobs.experiments.bench import BenchRequest, bench, last_speeds
+from jobs.experiments.bench_results import NodeSpeed, Speeds
+from jobs.worker.bench.options import LONGEST, SECONDS, SHORTEST
+
+_EXAMPLES = """\
+  spr-cluster bench                   about a minute
+  spr-cluster bench --seconds 30      longer, so calmer figures
+  spr-cluster bench --last --json     what was measured before, kept on the head
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "bench",
+        "Measure matrix products (bf16 where the processor has it), memory and all-reduce on all\n"
+        "nodes, with the ranks, cores and backend that a training job has by default. oneDNN itself\n"
+        "says whether AMX ran. Exit code 1 where AMX is expected and did not run; a slow node is\n"
+        "named, and is no failure.",
+        _EXAMPLES,
+    )
+    add_cluster_options(parser)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help=f"for each of the three measurements (default: {SECONDS:g})",
+    )
+    parser.add_argument(
+        "--last", action="store_true", help="show the last measurement again, and measure nothing"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+
+    if not SHORTEST <= args.seconds <= LONGEST:
+        raise UsageError(f"--seconds {args.seconds:g} is out of range: {SHORTEST:g} to {LONGEST:g}")
+    speeds, ctx = _measure(args)
+    print(json.dumps(speeds.as_dict()) if args.json else "\n".join(render(speeds, ctx)))
+    lacking = speeds.without_amx if speeds.amx_expected else ()
+    if lacking:
+        told = "; ".join(f"{node.name}: {node.onednn}" for node in lacking)
+        raise SprError(
+            f"AMX is expected on this cluster, and {len(lacking)} of {len(speeds.nodes)} nodes did "
+            f"not use it: {told}",
+            hint="is ONEDNN_MAX_CPU_ISA or ATEN_CPU_CAPABILITY set on the nodes, or by the stack? "
+            "Does `spr-cluster status` show the type that you want?",
+        )
+    return 0
+
+
+def _measure(args: argparse.Namespace) -> tuple[Speeds, Context]:
+    ctx = open_context(args, open_chosen_cloud(args))
+    context = open_job_context(args, datetime.now(timezone.utc))
+    if args.last:
+        return last_speeds(context.open_host(context.cluster.head), args.name), ctx
+    record = describe_inventory(ctx.clients.ec2, args.name, ("security_groups",)).record
+    required = bool(record.wishes["amx_required"]) if record else True
+    has_amx = ctx.cloud.has_amx
+    request = BenchRequest(args.seconds, amx_expected=has_amx and required, real=has_amx)
+    return bench(context, request), ctx
+
+
+def render(speeds: Speeds, ctx: Context) -> Iterator[str]:
+    """The figures as a table, what they are compared with, and what follows from them."""
+    yield f"Cluster {speeds.cluster}, {speeds.when}, stack {speeds.stack}, torch {speeds.torch}"
+    yield format_table([_HEADER.format(speeds.dtype).split("|"), *map(_row, speeds.nodes)])
+    side = speeds.matrix_size
+    yield f"Products of {side} x {side} in {speeds.dtype}: {speeds.dtype_reason}."
+    yield _tell_peak(speeds, real=ctx.cloud.has_amx)
+    yield from _tell_all_reduce(speeds)
+    instances = {node.name: node.instance for node in speeds.nodes}
+    usual = "the other node's figure" if len(speeds.nodes) == 2 else "the nodes' median"
+    for slow in speeds.slow_nodes:
+        yield (
+            f"SLOW: {slow.node} has {slow.share:.0%} of {usual} in {slow.what}; every step of a job "
+            "waits for it"
+        )
+        yield f"  → {_remedy(instances[slow.node], ctx)}"
+
+
+_HEADER = "node|type|threads|{}|of peak|memory|oneDNN"
+
+
+def _row(node: NodeSpeed) -> Sequence[str]:
+    share = node.peak_share
+    return (
+        node.name,
+        node.type,
+        str(node.threads),
+        f"{node.gemm_tflops:.3g} TFLOPS",
+        "-" if share is None else f"{share:.0%}",
+        f"{node.memory_gb_s:.1f} GB/s",
+        node.onednn,
+    )
+
+
+def _tell_peak(speeds: Speeds, *, real: bool) -> str:
+
+    if not real:
+        return "No peak to compare with: these nodes are containers on this machine."
+    if speeds.dtype != "bf16":
+        return f"No peak to compare with: it counts bf16 on AMX, and this was {speeds.dtype}."
+    known = {node.type: node.peak_tflops for node in speeds.nodes if node.peak_tflops}
+    if not known:
+        return "No peak to compare with: a virtual machine has a part of its processor."
+    return "Peak: " + "; ".join(
+        f"{name} {peak:.1f} TFLOPS ({CATALOGUE[name].cores} cores at {CATALOGUE[name].ghz} GHz, the "
+        "clock that EC2 names; with AMX at work it may be lower)"
+        for name, peak in known.items()
+    )
+
+
+def _tell_all_reduce(speeds: Speeds) -> Iterator[str]:
+    if not speeds.all_reduce:
+        yield "All-reduce: left out, as the cluster has one node."
+        return
+    yield f"All-reduce over {speeds.backend}, bus bandwidth:"
+    yield format_table(
+        [
+            (
+                f"  {_bytes(int(done['bytes']))}",
+                f"{done['seconds'] * 1e3:.2f} ms",
+                f"{done['bus_gb_s']:.3f} GB/s",
+            )
+            for done in speeds.all_reduce
+        ]
+    )
+
+
+def _bytes(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
+
+
+def _remedy(instance: str, ctx: Context) -> str:
+    if not ctx.cloud.billed:
+        return "these nodes share one machine with everything else on it: measure again"
+    return (
+        f"aws ec2 terminate-instances --region {ctx.cloud.region} --instance-ids {instance}, then "
+        f"spr-cluster repair --name {ctx.files.folder.name}; what is on that node is lost"
+    )

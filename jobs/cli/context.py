@@ -1,0 +1,45 @@
+"""From a job command's options to the context in which its job runs."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime, timezone
+
+from cluster.cli.common import open_chosen_cloud, open_context
+from cluster.cli.display import make_progress
+from cluster.nodes import Cluster, find_cluster
+from jobs.cli.job_display import JobDisplay
+from jobs.launch.record import CloudInfo
+from jobs.launch.session import JobContext
+from provision.stacks import load_stack
+
+
+def open_job_context(
+    args: argparse.Namespace, now: datetime, *, show_cost: bool = False
+) -> JobContext:
+    """Return the named cluster, its stack, and a display, ready to run jobs.
+
+    Raises :class:`UsageError` if there is no such cluster.
+    """
+    progress = make_progress()
+    cloud = open_chosen_cloud(args)
+    ctx = open_context(args, cloud, progress=progress)
+    cluster = find_cluster(ctx.clients.ec2, args.name)
+    cost = (lambda: usd_so_far(cluster, billed=cloud.billed)) if show_cost else None
+    display = JobDisplay(progress, cost)
+    return JobContext(
+        cluster=cluster,
+        stack=load_stack(cluster.stack, locked=False),
+        open_host=ctx.host_opener(),
+        now=now,
+        cloud=CloudInfo(cloud.name, cloud.region, cloud.billed),
+        progress=progress,
+        on_event=display.event,
+        on_log=display.log,
+    )
+
+
+def usd_so_far(cluster: Cluster, *, billed: bool) -> float:
+    """Return what the cluster's nodes have cost since their launch, as ``status`` shows it."""
+    now = datetime.now(timezone.utc)
+    return sum(node.instance.accrued_usd(now) for node in cluster.nodes) if billed else 0.0

@@ -1,0 +1,132 @@
+"""How a training job looks from here: one live line, what it says beside, and its result."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
+from infra.words import counted
+
+_BAR = 20
+_LISTED_SHARES = 4
+
+
+class JobDisplay:
+    """A job's events as a live line, its other output as it comes; ``cost`` is in USD so far."""
+
+    def __init__(
+        self, progress: PlainProgress | TreeProgress, cost: Callable[[], float] | None = None
+    ) -> None:
+        self._progress = progress
+        self._cost = cost
+        self._told: tuple[float, float] | None = None
+
+    def log(self, line: str) -> None:
+        console = getattr(self._progress, "console", None)
+        if console is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            console.print(line, markup=False, highlight=False)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Show one event of the job."""
+        kind = event["event"]
+        if kind == "start":
+            hosts = ", ".join(event["hosts"])
+            self.log(
+                f"{event['world_size']} ranks on {hosts}; backend {event['backend']}, {event['dtype']}"
+            )
+        elif kind == "phase":
+            self._progress.note(event["name"])
+        elif kind == "note":
+            self.log(event["text"])
+        elif kind == "resumed":
+            self.log(f"goes on after step {event['step']} of {event['total']}")
+        elif kind == "stopped":
+            self.log(
+                f"stopped after step {event['step']} of {event['total']}, which is in checkpoint "
+                f"{event['checkpoint']}"
+            )
+        elif kind == "step":
+            self._step(event)
+
+    def _step(self, event: dict[str, Any]) -> None:
+        done, total = event["step"], event["total"]
+        text = render_step(event, self._cost() if self._cost else None)
+        if hasattr(self._progress, "console") or self._is_due(done / total):
+            self._progress.note(text)
+
+    def _is_due(self, share: float) -> bool:
+        """Where every note is a line of its own: one per twentieth of the work, or ten seconds."""
+        now = time.monotonic()
+        if (
+            share < 1
+            and self._told is not None
+            and share < self._told[0] + 0.05
+            and now < self._told[1] + 10
+        ):
+            return False
+        self._told = (share, now)
+        return True
+
+
+def render_step(event: Mapping[str, Any], usd: float | None) -> str:
+    """The live line: where training is, how fast, what each node has in it, how long and how much."""
+    done, total = event["step"], event["total"]
+    filled = _BAR * done // total
+    parts = [
+        f"{'█' * filled}{'░' * (_BAR - filled)} step {done}/{total}",
+        f"epoch {event['epoch']:.2f}",
+        f"loss {event['loss']:.3f}",
+        f"{event['samples_per_second']:.1f} samples/s",
+        f"{event['tokens_per_second']:,.0f} tokens/s",
+        render_shares(list(event["shares"].values())),
+        f"{format_seconds(event['eta_seconds'])} left",
+        "" if usd is None else f"${usd:.2f} so far",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def render_shares(shares: list[float]) -> str:
+    """The nodes' shares in the computing power, in percent; of many the least and the most."""
+    percent = [f"{100 * share:.0f}" for share in shares]
+    if len(shares) < 2:
+        return ""
+    if len(shares) <= _LISTED_SHARES:
+        return f"nodes {'/'.join(percent)} %"
+    return f"nodes {100 * min(shares):.1f} to {100 * max(shares):.1f} %"
+
+
+def render_result(result: dict[str, Any], folder: Path) -> str:
+    """The result in a few lines."""
+    if "smoke" in result:
+        return f"smoke run of the published recipe: {result['smoke']}\nlog and job.json: {folder}/"
+    if result.get("recipe") == "reference":
+        return _render_reference(result, folder)
+    hosts = sorted({rank["hostname"] for rank in result["ranks"]})
+    return (
+        f"F1 {result['f1']:.1f}, exact match {result['em']:.1f} on {result['eval_questions']} questions\n"
+        f"world size {result['world_size']} on {counted(len(hosts), 'host')} ({', '.join(hosts)}), "
+        f"backend {result['backend']}, {result['dtype']}\n"
+        f"{result['samples_per_second']:.1f} samples/s, {result['tokens_per_second']:,.0f} tokens/s, "
+        f"{result['seconds']['train']:.1f} s of training\n"
+        f"model, predictions and results.json: {folder}/"
+    )
+
+
+def _render_reference(result: dict[str, Any], folder: Path) -> str:
+    """run_qa.py's own figures; it evaluates only where it is told to."""
+    f1, em = result["f1"], result["em"]
+    quality = "not evaluated" if f1 is None else f"F1 {f1:.1f}, exact match {em:.1f}"
+    hosts = {rank["hostname"] for rank in result["ranks"]}
+    return (
+        f"published recipe: {quality}\n"
+        f"world size {result['world_size']} on {counted(len(hosts), 'node')}, backend {result['backend']}, "
+        f"{result['dtype']}\n"
+        f"{result['samples_per_second']:.1f} samples/s, {result['seconds']['train']:.1f} s of training\n"
+        f"model, predictions and results.json: {folder}/"
+    )

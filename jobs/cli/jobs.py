@@ -1,0 +1,66 @@
+"""``spr-cluster jobs``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.display import format_seconds, format_table
+from cluster.cli.parser import SubParsers, add_command
+from cluster.nodes import find_cluster
+from jobs.launch.history import ListedJob, list_jobs
+
+_EXAMPLES = """\
+  spr-cluster jobs
+  spr-cluster jobs --name bert --json
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "jobs",
+        "List the jobs on a cluster's head, oldest first: running, done, failed with their exit code,\n"
+        "or lost (ended without one, as when the node was shut down). One with a checkpoint and without a\n"
+        "model can go on: `spr-cluster train squad --resume JOB`.",
+        _EXAMPLES,
+    )
+    add_cluster_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+
+    ctx = open_context(args, open_chosen_cloud(args))
+    head = ctx.host_opener()(find_cluster(ctx.clients.ec2, args.name).head)
+    found = list_jobs(head)
+    if args.json:
+        print(json.dumps({"cluster": args.name, "jobs": [job.as_dict() for job in found]}))
+    elif found:
+        print(render(found, ctx.now()))
+    else:
+        print(f"No jobs on cluster {args.name} (`spr-cluster train squad` starts one).")
+    return 0
+
+
+def render(found: Sequence[ListedJob], now: datetime) -> str:
+    """The jobs as a table."""
+    rows = [("JOB", "STATE", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")]
+    for job in found:
+        failed = job.state == "failed"
+        ended = job.ended or (now if job.state == "running" else None)
+        rows.append(
+            (
+                job.job,
+                f"failed ({job.exit_code})" if failed else job.state,
+                f"{format_seconds(max(0.0, (now - job.began).total_seconds()))} ago",
+                format_seconds(max(0.0, (ended - job.began).total_seconds())) if ended else "-",
+                f"{job.size_kib / 1024:,.1f} MiB",
+                "yes" if job.has_model else "-",
+                job.checkpoint or "-",
+            )
+        )
+    return format_table(rows)

@@ -1,0 +1,99 @@
+"""``spr-cluster predict``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.nodes import find_cluster
+from infra.errors import UsageError
+from jobs.train.predict import (
+    Answered,
+    answer_here,
+    answer_on_head,
+    can_answer_here,
+    find_model,
+    read_context,
+    require_cluster,
+)
+
+_EXAMPLES = """\
+  spr-cluster predict "Who wrote it?" --context article.txt
+  spr-cluster predict "Where?" "Since when?" --context "The mill has stood in Delft since 1692." --json
+  spr-cluster predict "Where?" --context article.txt --model squad-20260731-142501
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "predict",
+        "Answer questions about a text with a trained model: on this machine where PyTorch and\n"
+        "transformers are installed beside this tool (the extra `job`), else on the cluster's head.",
+        _EXAMPLES,
+    )
+    parser.add_argument("questions", nargs="+", metavar="TEXT", help="a question")
+    parser.add_argument(
+        "--context", required=True, metavar="FILE|TEXT", help="the text in which the answers are"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="DIR|JOB",
+        help="a model's or results' folder, or a job's id (default: the newest in ./results, else "
+        "on the head)",
+    )
+    add_cluster_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+
+    if not all(question.strip() for question in args.questions):
+        raise UsageError("a question is empty")
+    context = read_context(args.context)
+    model = find_model(args.model)
+    here = model is not None and can_answer_here()
+    answers = (
+        answer_here(model, args.questions, context)
+        if model is not None and here
+        else _ask_head(args, context, model)
+    )
+    if args.json:
+        rows = [asdict(each) for each in answers]
+        print(
+            json.dumps(
+                {"where": "here" if here else "head", "model": str(model or ""), "answers": rows}
+            )
+        )
+    else:
+        print(render(answers))
+    return 0
+
+
+def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> Sequence[Answered]:
+
+    progress = make_progress()
+    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
+    try:
+        cluster = find_cluster(ctx.clients.ec2, args.name)
+    except UsageError as error:
+        raise error if can_answer_here() else require_cluster(error) from None
+    head = ctx.host_opener()(cluster.head)
+    with progress.phase("Answer on the head"):
+        return answer_on_head(head, args.questions, context, model, args.model)
+
+
+def render(answers: Sequence[Answered]) -> str:
+    """The bare answer to one question; of several each below its question."""
+    texts = [each.text or "(no answer)" for each in answers]
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join(
+        f"{each.question}\n  {text}" for each, text in zip(answers, texts, strict=True)
+    )

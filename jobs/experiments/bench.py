@@ -1,0 +1,131 @@
+"""``bench``: measure the nodes of a cluster, and keep the figures on its head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cluster.nodes import Cluster, Node
+from infra.errors import JobError, UsageError
+from infra.tags import render_time
+from jobs.experiments.bench_results import NodeSpeed, Speeds, find_peak, read_speeds
+from jobs.launch.plan import JobPaths, JobPlan
+from jobs.launch.session import JobContext, run_job
+from jobs.train.request import require_able_stack
+from jobs.worker.bench.options import BenchOptions
+from provision.host import Host
+from provision.stacks import Stack
+
+FOLDER = "spr-bench"
+"""Below the login user's home on the head: a file per measurement, named by its time."""
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """``seconds`` for each measurement. ``real``: the machines are what their type's name says."""
+
+    seconds: float
+    amx_expected: bool
+    real: bool
+
+
+def bench(context: JobContext, request: BenchRequest) -> Speeds:
+    """Measure all nodes at once, then all together, and keep the figures on the head.
+
+    Raises :class:`JobError` if that fails.
+    """
+    require_able_stack(context.stack, "bench")
+    plan = plan_bench(request, context.stack)
+    done = run_job(context, plan.kind, lambda _: plan)
+    result = done.last_event("result")
+    if result is None:
+        raise JobError(
+            "the measurement ended without a result", hint="`spr-cluster bench` repeats it"
+        )
+    speeds = read_result(result, context.cluster, context.stack, request, context.now)
+    keep_speeds(context.open_host(context.cluster.head), speeds, context.now)
+    return speeds
+
+
+def plan_bench(request: BenchRequest, stack: Stack) -> JobPlan:
+    """Return a plan with the ranks, cores, and backend that a training job would have. Pure."""
+    return JobPlan(
+        kind="bench",
+        module="worker.bench",
+        argv=tuple(BenchOptions(stack.backend, request.seconds).to_argv()),
+        backend=stack.backend,
+        title="Measure",
+    )
+
+
+def read_result(
+    result: Mapping[str, Any], cluster: Cluster, stack: Stack, request: BenchRequest, now: datetime
+) -> Speeds:
+    """The ranks' figures by node. mpirun fills the nodes in the hostfile's order, ours."""
+    ranks = sorted(result["ranks"], key=lambda rank: int(rank["rank"]))
+    each = len(ranks) // len(cluster.nodes)
+    groups = [ranks[first : first + each] for first in range(0, len(ranks), each)]
+    dtype = result["dtype"]
+    nodes = [
+        _as_node(
+            node, group, find_peak(node.instance.instance_type, dtype=dtype, real=request.real)
+        )
+        for node, group in zip(cluster.nodes, groups, strict=True)
+    ]
+    return Speeds(
+        when=render_time(now),
+        cluster=cluster.name,
+        stack=stack.name,
+        backend=result["backend"],
+        dtype=dtype,
+        dtype_reason=result["dtype_reason"],
+        matrix_size=result["matrix_size"],
+        amx_expected=request.amx_expected,
+        nodes=tuple(nodes),
+        all_reduce=tuple(result["all_reduce"]),
+        torch=result["torch"],
+    )
+
+
+def _as_node(node: Node, ranks: Sequence[Mapping[str, Any]], peak: float | None) -> NodeSpeed:
+    # The rank that says the least speaks for its node: one without AMX slows all others down.
+    worst = min(ranks, key=lambda rank: bool(rank["amx"]))
+    return NodeSpeed(
+        name=node.name,
+        instance=node.instance.id,
+        type=node.instance.instance_type,
+        hostname=ranks[0]["hostname"],
+        threads=sum(rank["threads"] for rank in ranks),
+        gemm_tflops=sum(rank["gemm_tflops"] for rank in ranks),
+        peak_tflops=peak,
+        memory_gb_s=sum(rank["memory_gb_s"] for rank in ranks),
+        amx=worst["amx"],
+        onednn=worst["onednn"],
+    )
+
+
+def keep_speeds(head: Host, speeds: Speeds, now: datetime) -> None:
+    """Keep a measurement with the cluster, on its head."""
+    home = JobPaths("").home
+    head.run(f"mkdir -p ~/{FOLDER}")
+    content = json.dumps(speeds.as_dict(), indent=1) + "\n"
+    head.put(content.encode(), f"{home}/{FOLDER}/{now:%Y%m%d-%H%M%S}.json", 0o644)
+
+
+def last_speeds(head: Host, name: str) -> Speeds:
+    """The last measurement that was kept; raises :class:`UsageError` where there is none."""
+    text = head.run(f'cat "$(ls -1 ~/{FOLDER}/*.json 2>/dev/null | tail -n 1)" 2>/dev/null || true')
+    if not text.stdout.strip():
+        raise UsageError(
+            f"nothing is kept on the head of cluster {name!r}: it was not measured yet",
+            hint=f"spr-cluster bench --name {name}",
+        )
+    try:
+        return read_speeds(json.loads(text.stdout))
+    except (ValueError, KeyError, TypeError) as error:
+        raise JobError(
+            f"the last file in ~/{FOLDER} of the head can't be read: {error!r}"
+        ) from None

@@ -1,0 +1,242 @@
+"""``scaling``: the same training on more and more nodes, by short trials; what it says of others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cluster.nodes import Cluster
+from infra.catalogue import CATALOGUE
+from infra.errors import UsageError
+from infra.words import counted
+from jobs.experiments.published import SQUAD_FEATURES, published_speedups
+from jobs.experiments.step_model import Fit, Point, fit
+from jobs.experiments.trial_runs import TrialRun, TrialSeries, all_failed, open_trials
+from jobs.launch.plan import JobPaths, PlacementOptions
+from jobs.launch.session import JobContext, JobSession
+from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
+from provision.host import Host
+
+FOLDER = "spr-scaling"
+"""Below the login user's home on the head: a file per study, named by its time."""
+FILE = "scaling.json"
+_LEAST_COMPUTING = 0.1
+
+
+@dataclass(frozen=True)
+class ScalingRequest:
+    """``nodes`` ascending. ``weak``: the batch per rank stays; otherwise that of all ranks together.
+
+    ``predict`` are numbers of nodes that are not there; ``flow_gbit_s`` is one flow's speed between
+    nodes, where it is known. ``samples`` make an epoch.
+    """
+
+    training: TrainRequest
+    nodes: tuple[int, ...]
+    weak: bool
+    seconds: int
+    predict: tuple[int, ...] = ()
+    samples: int = SQUAD_FEATURES
+    flow_gbit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of nodes, measured or (``predicted``) computed. ``batch_size`` is per rank.
+
+    ``efficiency`` is the share of ideal speed, against the fewest nodes measured. ``epoch_s`` and
+    ``epoch_usd`` are for the study's samples; ``None`` where nothing is billed, or the price unknown.
+    """
+
+    nodes: int
+    batch_size: float
+    ranks: int | None = None
+    samples_per_second: float | None = None
+    step_s: float | None = None
+    speedup: float | None = None
+    efficiency: float | None = None
+    epoch_s: float | None = None
+    epoch_usd: float | None = None
+    predicted: bool = False
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that was found; ``fit`` is ``None`` where too little was measured."""
+
+    when: str
+    cluster: str
+    stack: str
+    model: str
+    weak: bool
+    samples: int
+    instance_type: str
+    rows: tuple[Row, ...]
+    fit: Fit | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json`` and the files; ``runs`` are the measured rows that did not fail."""
+        runs = [asdict(row) for row in self.rows if not row.predicted and not row.failure]
+        return {
+            **asdict(self),
+            "published_speedup": {str(n): round(s, 3) for n, s in published_speedups().items()},
+            "runs": [{**run, "name": "weak" if self.weak else "strong"} for run in runs],
+        }
+
+
+def batch_per_rank(batch_size: int, fewest: int, nodes: int, *, weak: bool) -> int:
+    """The batch of each rank on so many nodes; ``batch_size`` is that on the fewest.
+
+    Raises :class:`UsageError` where the global batch can't be shared evenly.
+    """
+    if weak:
+        return batch_size
+    share, rest = divmod(batch_size * fewest, nodes)
+    if rest or not share:
+        raise UsageError(
+            f"--batch-size {batch_size}: the batch of {counted(fewest, 'node')} can't "
+            f"be shared evenly by {nodes}",
+            hint="a multiple of the numbers of nodes, or --weak, which keeps the batch of each rank",
+        )
+    return share
+
+
+def scaling(context: JobContext, request: ScalingRequest) -> Study:
+    """Run a trial on each number of nodes; keep the study on the head and in the results' folder.
+
+    Raises :class:`JobError` if none succeeds. Ctrl-C stops the current trial.
+    """
+    require_able_stack(context.stack, "scaling squad")
+    training = replace(request.training, nodes=request.nodes[-1])
+    series = open_trials(context, "scaling", training, request.seconds, lambda _: None)
+    placement = _same_everywhere(series.session, training)
+    measured = [_measure(series, request, placement, nodes) for nodes in request.nodes]
+    if all(done.failure for _, done in measured):
+        raise all_failed(series.session, [done.failure for _, done in measured])
+    study = make_study(context, request, measured)
+    keep_study(series.session.head, study, training.results, context.now)
+    return study
+
+
+def _same_everywhere(session: JobSession, training: TrainRequest) -> PlacementOptions:
+    """Return the placement that all nodes together would have: another would be another experiment."""
+    backend = chosen_backend(training.options, session.context.stack)
+    layout = session.plan_placement(training.placement, backend, training.nodes).ranks
+    if training.placement.mode == "reference":
+        return training.placement
+    return replace(training.placement, nproc_per_node=layout.nproc_per_node)
+
+
+def _measure(
+    series: TrialSeries, request: ScalingRequest, placement: PlacementOptions, nodes: int
+) -> tuple[Row, TrialRun]:
+    options = request.training.options
+    batch = batch_per_rank(options.batch_size, request.nodes[0], nodes, weak=request.weak)
+    title = f"{counted(nodes, 'node')}, batch {batch} per rank"
+    done = series.run(replace(options, batch_size=batch), placement, title, nodes)
+    ranks = nodes * done.nproc_per_node if done.nproc_per_node else None
+    row = Row(nodes, batch, ranks, done.samples_per_second, done.step_s, failure=done.failure)
+    return row, done
+
+
+def make_study(
+    context: JobContext, request: ScalingRequest, measured: Sequence[tuple[Row, TrialRun]]
+) -> Study:
+    """The measurements against ideal, the model fitted to them, and its predictions. Pure."""
+    options = request.training.options
+    ppn = next(done.nproc_per_node for _, done in measured if not done.failure) or 1
+    cluster = context.cluster
+    price = _price(cluster, billed=context.cloud.billed)
+    rows = [row for row, _ in measured]
+    gradients = max(done.gradient_bytes for _, done in measured)
+    found = fit_rows(rows, gradients, ppn, request.flow_gbit_s)
+    if found:
+        rows += [_predict(found, request, ppn, nodes) for nodes in request.predict]
+    return Study(
+        when=context.now.isoformat(timespec="seconds"),
+        cluster=cluster.name,
+        stack=context.stack.name,
+        model=options.model,
+        weak=request.weak,
+        samples=request.samples,
+        instance_type=cluster.head.instance.instance_type,
+        rows=_compare(rows, request.samples, price),
+        fit=found,
+    )
+
+
+def fit_rows(
+    rows: Sequence[Row], gradient_bytes: int, ppn: int, flow_gbit_s: float | None
+) -> Fit | None:
+    """The model of the step time.
+
+    ``None`` for fewer than two numbers of nodes, and where next to nothing of the steps on the fewest
+    would be computing: what that says of fewer still is no prediction.
+    """
+    points = [
+        Point(row.nodes, row.batch_size * ppn, row.step_s) for row in rows if row.step_s is not None
+    ]
+    if len({point.nodes for point in points}) < 2:
+        return None
+    speed = flow_gbit_s * 1e9 / 8 if flow_gbit_s else None
+    found = fit(points, gradient_bytes, ppn, speed)
+    fewest = min(points, key=lambda point: point.nodes)
+    computing = found.model.compute_s(fewest.node_batch) / fewest.step_s
+    return found if computing >= _LEAST_COMPUTING else None
+
+
+def _predict(found: Fit, request: ScalingRequest, ppn: int, nodes: int) -> Row:
+    """On nodes that are not there; a global batch that does not divide is shared in thought."""
+    batch: float = request.training.options.batch_size
+    batch = batch if request.weak else batch * request.nodes[0] / nodes
+    node_batch = batch * ppn
+    model = found.model
+    return Row(
+        nodes,
+        batch,
+        nodes * ppn,
+        model.samples_per_second(nodes, node_batch),
+        model.step_s(nodes, node_batch),
+        predicted=True,
+    )
+
+
+def _compare(rows: Sequence[Row], samples: int, price: float | None) -> tuple[Row, ...]:
+    base = next(row for row in rows if row.samples_per_second)
+    compared = []
+    for row in rows:
+        speed = row.samples_per_second
+        if not speed or not base.samples_per_second:
+            compared.append(row)
+            continue
+        speedup, seconds = speed / base.samples_per_second, samples / speed
+        compared.append(
+            replace(
+                row,
+                speedup=speedup,
+                efficiency=speedup * base.nodes / row.nodes,
+                epoch_s=seconds,
+                epoch_usd=None if price is None else price * row.nodes * seconds / 3600,
+            )
+        )
+    return tuple(compared)
+
+
+def _price(cluster: Cluster, *, billed: bool | None) -> float | None:
+    """US dollars an hour of one node, on demand in us-east-1; ``None``: free, or not known."""
+    kind = CATALOGUE.get(cluster.head.instance.instance_type)
+    return kind.usd_per_hour if kind and billed is not False else None
+
+
+def keep_study(head: Host, study: Study, results: Path, now: datetime) -> None:
+    """Keep it with the cluster, on its head, and beside the results here."""
+    text = json.dumps(study.as_dict(), indent=1) + "\n"
+    results.mkdir(parents=True, exist_ok=True)
+    (results / FILE).write_text(text)
+    head.run(f"mkdir -p ~/{FOLDER}")
+    head.put(text.encode(), f"{JobPaths('').home}/{FOLDER}/{now:%Y%m%d-%H%M%S}.json", 0o644)

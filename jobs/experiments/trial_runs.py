@@ -1,0 +1,112 @@
+"""Short runs of a training job: placed, run for some seconds, and their speed read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from infra.errors import JobError, UsageError
+from jobs.launch.follow import Event, explain
+from jobs.launch.plan import STOP_SECONDS, PlacementOptions, new_job_id
+from jobs.launch.session import JobContext, JobSession, open_session
+from jobs.train.request import TrainRequest
+from jobs.train.train import plan_training
+from jobs.worker.squad.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """The speed of a trial: features a second of all ranks and seconds a step, or why it failed.
+
+    ``threads`` are those with which a rank computes, ``nproc_per_node`` the ranks of a node,
+    ``gradient_bytes`` those that a rank exchanges in a step.
+    """
+
+    nproc_per_node: int | None = None
+    threads: int | None = None
+    samples_per_second: float | None = None
+    step_s: float | None = None
+    gradient_bytes: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class TrialSeries:
+    """Trials of one training job that share a session and the files on the nodes."""
+
+    session: JobSession
+    training: TrainRequest
+    seconds: int
+
+    def run(
+        self,
+        options: TrainOptions,
+        placement: PlacementOptions,
+        title: str,
+        nodes: int | None = None,
+    ) -> TrialRun:
+        """Run one trial on the first ``nodes`` nodes. A failure is an outcome, too."""
+        progress = self.session.context.progress
+        with progress.phase(title):
+            request = replace(
+                self.training,
+                options=replace(options, trial_seconds=self.seconds),
+                placement=placement,
+                nodes=nodes or self.training.nodes,
+            )
+            done = self._run(request)
+            speed = done.samples_per_second
+            progress.note(f"failed: {done.failure}" if speed is None else f"{speed:.1f} samples/s")
+            return done
+
+    def _run(self, request: TrainRequest) -> TrialRun:
+        plan = replace(plan_training(request, self.session.context.stack), results=None)
+        try:
+            placed = self.session.plan_placement(plan.placement, plan.backend, plan.nodes)
+        except UsageError as error:
+            return TrialRun(failure=error.message)
+        plan = replace(plan, resume_command=(), stop_seconds=STOP_SECONDS)
+        result = self.session.run(plan, placed, quiet=True)
+        done = TrialRun(placed.ranks.nproc_per_node, placed.ranks.omp_threads)
+        trial = result.last_event("trial")
+        if result.exit_code != 0 or trial is None:
+            return replace(done, failure=explain(result.exit_code, result.output, "").message)
+        return replace(
+            done,
+            samples_per_second=float(trial["samples_per_second"]),
+            step_s=float(trial["seconds"]) / max(int(trial["steps"]), 1),
+            gradient_bytes=int(trial["gradient_bytes"]),
+        )
+
+
+def open_trials(
+    context: JobContext,
+    kind: str,
+    training: TrainRequest,
+    seconds: int,
+    check: Callable[[JobSession], None],
+) -> TrialSeries:
+    """Check the cluster and place the files of a series of trials.
+
+    ``check`` sees the session before anything is sent, and may refuse it.
+    """
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "phase":
+            context.progress.note(event["name"])
+
+    job_id = new_job_id(kind, context.now)
+    with context.progress.phase(f"Prepare {job_id}"):
+        session = open_session(replace(context, on_event=on_event), job_id)
+        session.facts(training.nodes)
+        check(session)
+        session.place(replace(plan_training(training, context.stack), resume_command=()))
+    return TrialSeries(session, training, seconds)
+
+
+def all_failed(session: JobSession, failures: list[str]) -> JobError:
+    """Return the error for a series in which every trial failed; equal failures are named once."""
+    return JobError(
+        f"every trial failed: {'; '.join(dict.fromkeys(failures))}",
+        hint=f"the last log is {session.paths.log} on node0",
+    )

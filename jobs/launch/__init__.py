@@ -1,0 +1,1 @@
+"""The only way to run a job: plan, placement, mpirun, files, follow, record."""

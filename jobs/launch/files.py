@@ -1,0 +1,152 @@
+"""A job's files on their way: to every node before it starts, and home after it ends."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from jobs import worker
+from jobs.launch.plan import MANIFEST, JobPaths
+from provision.host import Host
+
+# What a resumed job needs again on nodes that were replaced.
+_PARTS = (MANIFEST, "code", "data", "model", "output/.keep")
+# The head sends the archive to each worker over the cluster's network.
+_DISTRIBUTE = """# distributing the job's files to the workers
+set -e -o pipefail
+tar -C ~ -xf %UPLOAD%
+%WORKERS% | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD% \
+  || { echo "@ can not be reached" >&2; exit 1; }'
+rm -f %UPLOAD%
+"""
+# Checkpoints, ours and those of transformers' Trainer, stay on the nodes for a resumed job.
+_NOT_FETCHED = "--exclude=output/checkpoints --exclude='output/model/checkpoint-*' --exclude=.keep"
+_TRANSFER_TIMEOUT_S = 1800
+
+
+def worker_files() -> dict[str, Path]:
+    """Return the code of ``jobs/worker`` by its names on the nodes, where it is imported as ``worker``."""
+    root = Path(worker.__file__).parent
+    sources = sorted(root.rglob("*.py"))
+    return {f"code/worker/{source.relative_to(root)}": source for source in sources}
+
+
+def place_files(
+    head: Host, paths: JobPaths, files: Mapping[str, Path | bytes], nodes: int | None = None
+) -> None:
+    """Put files, named relative to the job's folder, on every node, or on the first ``nodes``.
+
+    They travel once over the slow line to the head.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = Path(folder, "job.tar")
+        # Links are followed: the hub's cache, for one, is made of links.
+        with tarfile.open(bundle, "w", dereference=True) as archive:
+            for name, source in files.items():
+                _add(archive, f"{paths.relative_root}/{name}", source)
+        head.upload(bundle, paths.upload)
+    _distribute(head, paths, nodes)
+
+
+def place_again(head: Host, paths: JobPaths, nodes: int) -> None:
+    """Send a job's files from the head to its nodes again, and start a new log."""
+    parts = " ".join(f"{paths.relative_root}/{name}" for name in _PARTS)
+    head.run(
+        f"cd ~ && tar -cf {paths.upload} $(ls -d {parts} 2>/dev/null) && {{ "
+        f"cat {paths.log} >> {paths.earlier_log} 2>/dev/null; : > {paths.log}; }}"
+    )
+    _distribute(head, paths, nodes)
+
+
+def _workers(nodes: int | None) -> str:
+    """List the hostfile's workers among the first ``nodes`` nodes, reading the file to its end."""
+    return f"awk 'NR > 1{'' if nodes is None else f' && NR <= {nodes}'}' ~/hosts"
+
+
+def _distribute(head: Host, paths: JobPaths, nodes: int | None) -> None:
+    script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload).replace("%WORKERS%", _workers(nodes))
+    head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
+
+
+def _add(archive: tarfile.TarFile, name: str, source: Path | bytes) -> None:
+    if isinstance(source, Path):
+        archive.add(source, name, filter=_without_owner)
+        return
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(source), 0o600
+    archive.addfile(info, io.BytesIO(source))
+
+
+def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Return the member without this machine's owner; ``None`` for compiled Python."""
+    if "__pycache__" in info.name:
+        return None
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info
+
+
+def gather_output(head: Host, paths: JobPaths, nodes: int, on_log: Callable[[str], None]) -> None:
+    """Copy the workers' output to the head, each worker's files into a folder named after it.
+
+    A worker that can't be reached is reported; the others' files are kept.
+    """
+    # The link between the nodes is fast. One folder each, because ranks may use the same names.
+    pull = (
+        f"mkdir -p {paths.output}/@ && ssh @ 'cd {paths.output} && find . -type f ! -name .keep "
+        f"-print0 | tar --null -T - -cf -' | tar -C {paths.output}/@ -xf - "
+        f'|| echo "the output of @ could not be fetched"; '
+        f"rmdir --ignore-fail-on-non-empty {paths.output}/@"
+    )
+    done = head.run(
+        f"# gathering the workers' output\n"
+        f"{_workers(nodes)} "
+        f"| xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}",
+        timeout_s=_TRANSFER_TIMEOUT_S,
+    )
+    for line in done.stdout.splitlines():
+        on_log(line)
+
+
+def fetch(head: Host, paths: JobPaths, target: Path) -> None:
+    """Download the job's output folder and logs, every rank's from its own node; no checkpoints."""
+    bundle = f"{paths.root}/output.tar"
+    # A worker that is gone must not cost the files of the others.
+    collect = (
+        "tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh -n -o ConnectTimeout=10 @ "
+        f'"tar -C {paths.root} -cf - output/logs output/metrics 2>/dev/null" '
+        f"| tar -C {paths.root} -xf - 2>/dev/null || true'"
+    )
+    head.run(
+        f"{collect}; cd {paths.root}; "
+        f"tar -C {paths.root} {_NOT_FETCHED} -cf {bundle} $(ls -d log*) output",
+        timeout_s=_TRANSFER_TIMEOUT_S,
+    )
+    target.mkdir(parents=True, exist_ok=True)
+    # Not in /tmp, which may be memory: a model may be larger than that.
+    with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder:
+        local = Path(folder, "output.tar")
+        head.download(bundle, local)
+        with tarfile.open(local) as archive:
+            _extract(archive, target)
+    head.run(f"rm -f {bundle}")
+
+
+def _extract(archive: tarfile.TarFile, target: Path) -> None:
+    """Extract ``output/*`` into the target, beside the log; no member may leave the target.
+
+    tarfile's own filters are missing in Debian 12's Python 3.11.2.
+    """
+    for member in archive:
+        name = member.name.removeprefix("output").lstrip("/")
+        path = (target / name).resolve()
+        content = archive.extractfile(member) if member.isfile() else None
+        if content is not None and path.is_relative_to(target.resolve()):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with content, path.open("wb") as file:
+                shutil.copyfileobj(content, file)

@@ -1,0 +1,184 @@
+"""The command that starts a job on all nodes: Intel MPI's mpirun, with its whole environment. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.nodes import Cluster
+from jobs.launch.cores import Share, cpu_mask
+from jobs.launch.placement import Placement, RankLayout
+from jobs.launch.plan import JobPaths, JobPlan
+from jobs.worker.runtime.pinning import VARIABLE, Place, format_cpus, render_plan
+from provision.install import VENV
+from provision.mpi import HOSTFILE, MPIRUN_ENV
+from provision.stacks import Stack
+from provision.stacks.oneccl import environment_lookup
+from provision.stacks.stack import BINDING
+
+MASTER_PORT = 29500
+_FIRST_WITH_NEW_NAME = "1.12"
+# Which threads run where is the placement's to say: a stack's own word would put more on a core.
+_PLACED = frozenset(
+    {
+        *("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY"),
+        *("KMP_AFFINITY", "KMP_HW_SUBSET", "CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class LaunchCommand:
+    """``argv`` of mpirun, the environment that it needs itself, and lines to run before it."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    setup: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+def build_launch_command(
+    plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
+) -> LaunchCommand:
+    """Return the mpirun line of a job on all nodes of ``cluster``."""
+    layout = placement.ranks
+    per_node = layout.nproc_per_node
+    pinned = [pinning_environment(plan, layout, shares) for shares in layout.shares]
+    shared = rank_environment(plan, placement, paths, cluster, stack)
+    program = [f"{VENV}/bin/python", "-m", plan.module, *plan.argv]
+    argv = [f"{VENV}/bin/mpirun", "-f", HOSTFILE]
+    count, ppn = ["-n", str(len(cluster.nodes) * per_node)], ["-ppn", str(per_node)]
+    bootstrap = ["-bootstrap", "ssh", "-wdir", paths.root]
+    if all(each == pinned[0] for each in pinned):
+        shared |= pinned[0] if pinned else _unpinned(plan, layout)
+        argv += [*count, *ppn, *bootstrap, *_options("-genv", shared), *program]
+    else:
+        # Hydra's proxy reads a node's pinning from the first argument set of that node [tried:
+        # 2021.18], and -ppn fills the nodes in the hostfile's order, so one set for each of them.
+        argv += [*ppn, *bootstrap, *_options("-genv", shared)]
+        for each in pinned:
+            separator = [":"] if each is not pinned[0] else []
+            argv += [*separator, "-n", str(per_node), *_options("-env", each), *program]
+    lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
+    setup = _ccl_setup(lookup) if plan.backend == "ccl" else ()
+    warnings = (*layout.warnings, *_warn_ignored(stack, placement))
+    return LaunchCommand(tuple(argv), dict(MPIRUN_ENV), setup, warnings)
+
+
+def _ignored(stack: Stack, placement: Placement) -> frozenset[str]:
+    """Return the stack's variables about threads and cores, which the placement overrides."""
+    is_pinned = bool(placement.ranks.shares)  # not so in the published recipe
+    return _PLACED & stack.environment.keys() if is_pinned else frozenset()
+
+
+def _warn_ignored(stack: Stack, placement: Placement) -> tuple[str, ...]:
+    names = ", ".join(sorted(_ignored(stack, placement)))
+    return (f"ignoring {names} of the stack's environment: the placement decides",) if names else ()
+
+
+def _options(flag: str, env: Mapping[str, str]) -> list[str]:
+    return [word for name, value in env.items() for word in (flag, name, value)]
+
+
+def rank_environment(
+    plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
+) -> dict[str, str]:
+    """Return the environment that every rank on every node has in common."""
+    env = {
+        "MASTER_ADDR": cluster.head.private_ip,
+        "MASTER_PORT": str(MASTER_PORT),
+        "FI_PROVIDER": placement.fabric,
+        "FI_TCP_IFACE": placement.interface if placement.fabric == "tcp" else "",
+        # Otherwise gloo binds to its hostname's address, which may be 127.0.1.1.
+        "GLOO_SOCKET_IFNAME": placement.interface,
+        "PYTHONPATH": paths.code,
+        "PYTHONUNBUFFERED": "1",
+        "LD_PRELOAD": ":".join(filter(None, (placement.iomp5, placement.tcmalloc))),
+    }
+    env |= _openmp_environment(placement)
+    if plan.backend == "ccl":
+        env |= {
+            "CCL_WORKER_COUNT": str(placement.ranks.ccl_workers),
+            "CCL_ATL_TRANSPORT": "ofi",
+            # Where oneCCL's ranks meet; by default it takes the first interface that it finds.
+            "CCL_KVS_IFACE": placement.interface,
+        }
+    ignored = _ignored(stack, placement)
+    env |= {name: value for name, value in stack.environment.items() if name not in ignored}
+    env |= plan.env
+    return {name: value for name, value in env.items() if value}
+
+
+def _openmp_environment(placement: Placement) -> dict[str, str]:
+    env = {"OMP_NUM_THREADS": str(placement.ranks.omp_threads)}
+    if not placement.ranks.shares:
+        # As the published recipe has it; it counts with Intel's OpenMP only.
+        return env | {"KMP_HW_SUBSET": "1T"}
+    if placement.iomp5:
+        # Of Intel's MLPerf runs. Not together with OMP_PROC_BIND: libgomp, loaded beside it, would
+        # then bind the main thread to one CPU, and libiomp5 put all its threads there [tried].
+        return env | {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
+    # libgomp would bind the main thread, whose children (gloo's and the tokenizer's threads)
+    # inherit that one CPU [tried: torch 2.13]. The rank's domain has no CPU more than threads.
+    return env | {"OMP_PROC_BIND": "false"}
+
+
+def pinning_environment(
+    plan: JobPlan, layout: RankLayout, shares: Sequence[Share]
+) -> dict[str, str]:
+    """What the ranks of one node find in theirs: their CPUs and what the check in them expects."""
+    env = {
+        # A mask needs its 0x: without, Intel MPI prints an IPL2 error and pins as it likes [tried].
+        "I_MPI_PIN_DOMAIN": f"[{','.join(hex(cpu_mask(share.cpus)) for share in shares)}]",
+        VARIABLE: render_plan(_place(share, layout.omp_threads) for share in shares),
+    }
+    if plan.backend == "ccl":
+        # One entry per worker of the node. "auto" would take the last CPUs of each domain:
+        # https://oneapi-src.github.io/oneCCL/general-configuration/operation-execution.html
+        workers = [str(cpu) for share in shares for cpu in share.workers]
+        env["CCL_WORKER_AFFINITY"] = ",".join(workers)
+    return env
+
+
+def _place(share: Share, threads: int) -> Place:
+    memory = None if share.numa is None else f"prefer:{share.numa}"
+    return Place(format_cpus(share.cpus), threads, memory, format_cpus(share.workers))
+
+
+def _unpinned(plan: JobPlan, layout: RankLayout) -> dict[str, str]:
+    place = Place(cpus=None, threads=layout.omp_threads, memory=None)
+    env = {VARIABLE: render_plan([place] * layout.nproc_per_node)}
+    return env | {"CCL_WORKER_AFFINITY": "auto"} if plan.backend == "ccl" else env
+
+
+def _ccl_setup(lookup: str) -> tuple[str, ...]:
+    """Load oneCCL's own environment, from the place that the bindings name."""
+    return (
+        f"ccl=$({VENV}/bin/python -c {shlex.quote(lookup)}) || exit 1",
+        '. "$ccl/env/setvars.sh" || exit 1',
+    )
+
+
+def render_run_script(command: LaunchCommand, paths: JobPaths) -> str:
+    """The script that runs on the head, detached: it leaves the job's pid, log and exit code."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in command.env.items()]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"cd {shlex.quote(paths.root)} || exit 1",
+            f"trap 'echo $? > {paths.exit_code}' EXIT",
+            "trap 'exit 143' TERM",
+            # Last: whoever reads it may end the job at once.
+            f"echo $$ > {paths.pid}",
+            f"exec < /dev/null > {paths.log} 2>&1",
+            *command.setup,
+            # After the set-up: oneCCL's own script points to an older MPI that it brings.
+            *exports,
+            f"{command}",
+            "",
+        ]
+    )

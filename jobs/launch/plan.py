@@ -1,0 +1,129 @@
+"""A job as data, and the places of its files. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+PLACEMENTS = ("auto", "reference")
+FABRICS = ("tcp", "efa")
+STOP_SECONDS = 10
+"""Default time between a request to stop and a kill."""
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """What the user may choose about placement; ``None`` lets the nodes decide.
+
+    ``mode`` is one of :data:`PLACEMENTS`, ``fabric`` one of :data:`FABRICS`.
+    """
+
+    mode: str = "auto"
+    nproc_per_node: int | None = None
+    ccl_workers: int | None = None
+    fabric: str = "tcp"
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A Python module to run in every rank: ``python -m module argv``.
+
+    Ranks start in the job's folder, so paths in ``argv`` are relative to it. ``files`` are named the
+    same way; the code of ``jobs/worker`` is always sent with them. ``backend`` is ``ccl`` or ``gloo``.
+    """
+
+    kind: str
+    """First word of the job's ID."""
+    module: str
+    argv: tuple[str, ...]
+    backend: str
+    title: str = "Run"
+    """What the job does, for the progress display: ``Train`` becomes ``Train on 4 nodes``."""
+    files: Mapping[str, Path | bytes] = field(default_factory=dict)
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
+    nodes: int | None = None
+    """Use the first N nodes of the cluster; ``None`` uses all of them."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    results: Path | None = None
+    """Local folder for output, log, and record; ``None`` leaves them on the head."""
+    command: tuple[str, ...] = ()
+    """The command to record, if it is not ``python -m module argv``."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What this kind of job adds to its record."""
+    gather_output: bool = False
+    """Fetch the workers' output folders too, each into a folder named after its node."""
+    stop_seconds: int = STOP_SECONDS
+    """Time for a job to save a checkpoint after a request to stop."""
+    resume_command: tuple[str, ...] = ()
+    """The command that resumes this kind of job, up to the job's ID; empty if it can't be resumed."""
+    resumed_job: str = ""
+    """The ID of the job to resume; its files are already on the head."""
+
+    @property
+    def recorded_command(self) -> tuple[str, ...]:
+        return self.command or ("python", "-m", self.module, *self.argv)
+
+
+def new_job_id(kind: str, now: datetime) -> str:
+    """Return a job ID such as ``squad-20260731-142501``."""
+    return f"{kind}-{now:%Y%m%d-%H%M%S}"
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """Where a job's files are on the nodes, below the login user's home folder."""
+
+    job_id: str
+    home: str = "/home/ubuntu"
+
+    @property
+    def relative_root(self) -> str:
+        return f"spr-jobs/{self.job_id}"
+
+    @property
+    def root(self) -> str:
+        return f"{self.home}/{self.relative_root}"
+
+    @property
+    def upload(self) -> str:
+        """The archive in which the job's files arrive."""
+        return f"{self.home}/{self.job_id}.tar"
+
+    @property
+    def code(self) -> str:
+        return f"{self.root}/code"
+
+    @property
+    def output(self) -> str:
+        return f"{self.root}/output"
+
+    @property
+    def manifest(self) -> str:
+        return f"{self.root}/{MANIFEST}"
+
+    @property
+    def script(self) -> str:
+        return f"{self.root}/run.sh"
+
+    @property
+    def log(self) -> str:
+        return f"{self.root}/log"
+
+    @property
+    def earlier_log(self) -> str:
+        """The log from before the job was resumed."""
+        return f"{self.root}/log.earlier"
+
+    @property
+    def pid(self) -> str:
+        return f"{self.root}/pid"
+
+    @property
+    def exit_code(self) -> str:
+        return f"{self.root}/exit"
+
+
+MANIFEST = "start.json"

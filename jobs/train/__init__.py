@@ -1,0 +1,1 @@
+"""Training and programs: requests from the command line, turned into job plans."""

@@ -1,0 +1,85 @@
+"""Models with the settings that were published for them, for both recipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jobs.worker.squad.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How `run_qa.py` was started: ranks per node, and the switches that differ between commands.
+
+    ``reference``: by the published thread numbers (``--placement reference``); otherwise each rank
+    on cores of its own.
+    """
+
+    ppn: int
+    reference: bool = False
+    ipex: bool = False
+    bf16: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model and how it is trained; batch per rank. ``flags`` are those of the published command."""
+
+    model: str
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    flags: tuple[str, ...]
+    alone: Launch
+    """On one node."""
+    together: Launch
+    """On several."""
+
+    def as_options(self, base: TrainOptions) -> TrainOptions:
+        """Our own recipe's options with this preset in them."""
+        return replace(
+            base,
+            model=self.model,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+        )
+
+    def launch_on(self, nodes: int) -> Launch:
+        return self.alone if nodes == 1 else self.together
+
+
+PRESETS = {
+    # https://huggingface.co/blog/intel-sapphire-rapids (December 2022): one process on one node, two
+    # on each of four; the learning rate is the Trainer's default.
+    "distilbert": Preset(
+        model="distilbert-base-uncased",
+        epochs=1,
+        batch_size=32,
+        learning_rate=5e-5,
+        flags=(
+            *("--model_name_or_path", "distilbert-base-uncased", "--dataset_name", "squad"),
+            *("--do_train", "--do_eval", "--per_device_train_batch_size", "32"),
+            *("--num_train_epochs", "1"),
+        ),
+        alone=Launch(ppn=1, ipex=True, bf16=True),
+        together=Launch(ppn=2, reference=True, bf16=True, overwrite=True),
+    ),
+    # https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many and later ones: two
+    # processes on one node, four on two.
+    "bert-large": Preset(
+        model="bert-large-uncased",
+        epochs=2,
+        batch_size=12,
+        learning_rate=3e-5,
+        flags=(
+            *("--model_name_or_path", "bert-large-uncased", "--dataset_name", "squad"),
+            *("--do_train", "--do_eval", "--per_device_train_batch_size", "12"),
+            *("--learning_rate", "3e-5", "--num_train_epochs", "2"),
+            *("--max_seq_length", "384", "--doc_stride", "128"),
+        ),
+        alone=Launch(ppn=2, ipex=True),
+        together=Launch(ppn=2, ipex=True, bf16=True),
+    ),
+}

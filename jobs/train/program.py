@@ -1,0 +1,84 @@
+"""``run``: any program over the nodes of a cluster, placed like a training job."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.errors import UsageError
+from jobs.launch.plan import JobPlan, PlacementOptions
+from jobs.launch.work_files import WorkFiles
+from provision.stacks import Stack
+
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
+# Set by the placement and the launcher: another value would contradict where the ranks are.
+_RESERVED = re.compile(
+    r"(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|(SPR|PMI|MPI|I_MPI|CCL_WORKER)_.*"
+)
+
+
+@dataclass(frozen=True)
+class ProgramRequest:
+    """A program to run. ``results`` receives what it writes, its log, and ``job.json``.
+
+    ``env`` are ``NAME=VALUE`` for the program. ``backend`` is what the placement assumes: oneCCL
+    needs cores for its workers.
+    """
+
+    command: tuple[str, ...]
+    files: WorkFiles
+    results: Path
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
+    nodes: int | None = None
+    env: tuple[str, ...] = ()
+    backend: str = "auto"
+    kind: str = "run"
+
+
+def check_variables(words: Sequence[str]) -> tuple[str, ...]:
+    """Return ``NAME=VALUE`` words. Raises :class:`UsageError` for one that the placement sets."""
+    for word in words:
+        match = _VARIABLE.fullmatch(word)
+        if not match:
+            raise UsageError(f"--env {word}: expected NAME=VALUE")
+        if _RESERVED.fullmatch(match[1]):
+            raise UsageError(
+                f"--env {match[1]}: it is set for each rank, according to where it runs",
+                hint="--nodes, --ppn, --placement, and --ccl-workers control it",
+            )
+    return tuple(words)
+
+
+def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
+    """Return a plan in which every rank checks its placement and becomes the program. Pure.
+
+    The variables' values travel as a file: mpirun's arguments are visible to all users, and recorded.
+    """
+    backend = stack.backend if request.backend == "auto" else request.backend
+    files: dict[str, Path | bytes] = {"work/.keep": b""}
+    files |= {f"work/{name}": path for name, path in request.files.files.items()}
+    argv = ["--folder=work", "--output=output"]
+    if request.env:
+        files["environment.json"] = json.dumps(request.env).encode()
+        argv.append("--environment=environment.json")
+    return JobPlan(
+        kind=request.kind,
+        module="worker.program",
+        argv=(*argv, "--", *request.command),
+        backend=backend,
+        files=files,
+        placement=request.placement,
+        nodes=request.nodes,
+        env={"SPR_BACKEND": backend},
+        results=request.results,
+        command=request.command,
+        details={
+            "files": len(request.files.files),
+            "bytes": request.files.size,
+            "env": [word.partition("=")[0] for word in request.env],
+        },
+        gather_output=True,
+    )

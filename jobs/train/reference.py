@@ -1,0 +1,234 @@
+"""The published recipe: transformers' own ``run_qa.py``, unmodified, with the published flags.
+
+The script comes with the stack (key ``examples``: the source archive of its transformers), or from a
+folder of this machine. It is started as ``run`` starts any program, and its figures are put into the
+form of our own ``results.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from infra.errors import JobError, UsageError
+from jobs.launch.plan import JobPlan, PlacementOptions
+from jobs.launch.record import JobRecord
+from jobs.launch.session import JobContext, run_job
+from jobs.launch.work_files import WorkFiles
+from jobs.train.presets import Preset
+from jobs.train.program import ProgramRequest, plan_program
+from provision.install import EXAMPLES
+from provision.stacks import Stack
+from provision.stacks.flags import training_flags
+from provision.stacks.stack import TRANSFORMERS
+
+SCRIPT = "run_qa.py"
+SMOKE_SECONDS = 60
+OUTPUT = "model"
+"""The script's own output folder, below the job's: where `predict` and `--push-to` look for a model.
+
+It must not be there yet when it starts.
+"""
+# 124 is what coreutils' timeout gives where the time was over, which is as it should be here.
+_FOR_A_MINUTE = (
+    'timeout --kill-after=20 "$0" "$@"; code=$?; [ $code = 124 ] || exit $code; echo "@smoke over"'
+)
+# With any of these a Trainer that is alone takes itself for one of several: transformers 4.24 then
+# refuses to start without --xpu_backend, which the published command for one node does not have.
+_OF_RANKS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"),
+    *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+@dataclass(frozen=True)
+class ReferenceRequest:
+    """The published recipe as wished for. ``script``: a folder with ``run_qa.py`` on this machine.
+
+    ``smoke``: on one node, for a minute, to see that everything that it needs is there.
+    """
+
+    preset: Preset
+    results: Path
+    nodes: int | None = None
+    script: Path | None = None
+    smoke: bool = False
+    fabric: str = "tcp"
+
+
+def reference_argv(
+    stack: Stack, preset: Preset, nodes: int, output: str, script: str = f"{EXAMPLES}/{SCRIPT}"
+) -> tuple[str, ...]:
+    """The command of every rank on so many nodes, in the words of the stack's transformers. Pure.
+
+    Raises :class:`UsageError` where those can't say what the stack means.
+    """
+    launch = preset.launch_on(nodes)
+    known = training_flags(stack)
+    backend, rest = known.argv[:2], known.argv[2:]
+    unwanted = {
+        flag
+        for flag, wanted in {"--use_ipex": launch.ipex, "--bf16": launch.bf16}.items()
+        if not wanted
+    }
+    argv = ["python", script, *preset.flags, "--output_dir", output]
+    # Gone from transformers 5 on.
+    argv += ["--overwrite_output_dir"] if _overwrites(launch.overwrite, known.known) else []
+    argv += backend if nodes * launch.ppn > 1 else ()
+    argv += [word for word in rest if word not in unwanted]
+    if nodes * launch.ppn == 1:
+        return ("env", *(word for name in _OF_RANKS for word in ("-u", name)), *argv)
+    return tuple(argv)
+
+
+def _overwrites(wanted: bool, known: frozenset[str]) -> bool:
+    return wanted and "--overwrite_output_dir" in known
+
+
+def reference_placement(preset: Preset, nodes: int, fabric: str) -> PlacementOptions:
+    """Where the published command has its ranks: by its own numbers, or each on its own cores."""
+    launch = preset.launch_on(nodes)
+    if launch.reference:
+        return PlacementOptions("reference", fabric=fabric)
+    return PlacementOptions(nproc_per_node=launch.ppn, fabric=fabric)
+
+
+def plan_reference(request: ReferenceRequest, stack: Stack, nodes: int) -> JobPlan:
+    """Return the plan of the published recipe. Raises :class:`UsageError` if the stack lacks the script."""
+    nodes = 1 if request.smoke else nodes
+    files, script = _script(stack, request.script)
+    launch = request.preset.launch_on(nodes)
+    argv = reference_argv(stack, request.preset, nodes, f"../output/{OUTPUT}", script)
+    if request.smoke:
+        argv = ("sh", "-c", _FOR_A_MINUTE, str(SMOKE_SECONDS), *argv)
+    program = ProgramRequest(
+        command=argv,
+        files=files,
+        results=request.results,
+        placement=reference_placement(request.preset, nodes, request.fabric),
+        nodes=nodes,
+        # A single process needs no core for oneCCL.
+        backend="gloo" if nodes * launch.ppn == 1 else "auto",
+        kind="squad",
+    )
+    return replace(plan_program(program, stack), title="Train")
+
+
+def _script(stack: Stack, folder: Path | None) -> tuple[WorkFiles, str]:
+    if folder is not None:
+        names = sorted(path for path in folder.glob("*.py") if path.is_file())
+        return WorkFiles({path.name: path.resolve() for path in names}), SCRIPT
+    if stack.examples:
+        return WorkFiles({}), f"{EXAMPLES}/{SCRIPT}"
+    version = stack.pin(TRANSFORMERS)
+    archive = f"https://github.com/huggingface/transformers/archive/refs/tags/v{version}.tar.gz"
+    raise UsageError(
+        f"stack {stack.name} has no {SCRIPT}, which is not in transformers' wheel",
+        hint=f"--run-qa FOLDER with that of tag v{version}; or a cluster with a stack of your own, in "
+        f'spr-cluster.toml: base = "{stack.name}", examples = "{archive}", '
+        'python_packages = ["accelerate", "evaluate"]',
+    )
+
+
+def check_script(folder: Path) -> Path:
+    """The folder of ``run_qa.py``, which may be named itself; raises :class:`UsageError`."""
+    if folder.name == SCRIPT and folder.is_file():
+        folder = folder.parent
+    if not (folder / SCRIPT).is_file():
+        raise UsageError(
+            f"--run-qa {folder}: no {SCRIPT} in it",
+            hint="the folder examples/pytorch/question-answering of transformers' source",
+        )
+    return folder
+
+
+def train_reference(context: JobContext, request: ReferenceRequest) -> dict[str, Any]:
+    """Run the published recipe and return the content of ``results.json``.
+
+    A smoke run returns only ``smoke``: what it did in its minute. Raises :class:`JobError` on failure.
+    """
+    seen = {"training": False, "timed out": False}
+
+    def listen(line: str) -> None:
+        # The Trainer's own words, in all versions so far.
+        seen["training"] |= "Running training" in line or "'loss'" in line
+        seen["timed out"] |= line == "@smoke over"
+        context.on_log(line)
+
+    nodes = len(context.cluster.first(request.nodes).nodes)
+    plan = plan_reference(request, context.stack, nodes)
+    done = run_job(replace(context, on_log=listen), plan.kind, lambda _: plan).record
+    if request.smoke:
+        return {
+            "recipe": "reference",
+            "smoke": tell_smoke(not seen["timed out"], seen["training"]),
+        }
+    result = read_results(request.results / OUTPUT, request.preset, context.stack, done)
+    (request.results / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def tell_smoke(ended: bool, trained: bool) -> str:
+    """What a run of a minute has shown."""
+    if ended:
+        return "it ran to its end"
+    if trained:
+        return f"it was training when its {SMOKE_SECONDS} s were over"
+    return (
+        f"nothing failed, but in its {SMOKE_SECONDS} s it did not come to train: it was still "
+        "loading the model or the data; a second run finds those on the node"
+    )
+
+
+def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> dict[str, Any]:
+    """What ``run_qa.py`` left, in the form of our ``results.json``; what it does not tell is ``None``.
+
+    Raises :class:`JobError` where it left no figures.
+    """
+    found = _read(folder / "train_results.json") | _read(folder / "eval_results.json")
+    found |= _read(folder / "all_results.json")
+    if "train_runtime" not in found:
+        raise JobError(
+            f"{SCRIPT} ended well, but left no figures of a training in {folder}",
+            hint=f"the whole log is {folder.parent / 'log'}",
+        )
+    each = int(job.placement["nproc_per_node"])
+    history = _read(folder / "trainer_state.json").get("log_history", [])
+    seconds = {"train": found["train_runtime"], "evaluate": found.get("eval_runtime")}
+    return {
+        "recipe": "reference",
+        # "eval_" was put before them in transformers 4.12.
+        "em": found.get("eval_exact_match", found.get("exact_match")),
+        "f1": found.get("eval_f1", found.get("f1")),
+        "eval_features": found.get("eval_samples"),
+        "train_features": found.get("train_samples"),
+        "loss_curve": [(row["step"], row["loss"]) for row in history if "loss" in row],
+        "samples_per_second": found.get("train_samples_per_second"),
+        "tokens_per_second": None,
+        "seconds": {k: v for k, v in {**seconds, "total": job.seconds}.items() if v is not None},
+        "world_size": each * len(job.nodes),
+        "ranks": [
+            {"rank": rank, "hostname": job.nodes[rank // each]["name"]}
+            for rank in range(each * len(job.nodes))
+        ],
+        "backend": job.placement["backend"] if each * len(job.nodes) > 1 else "none",
+        "dtype": "bf16" if "--bf16" in job.argv else "fp32",
+        "batch_size_per_rank": preset.batch_size,
+        "epochs": preset.epochs,
+        "learning_rate": preset.learning_rate,
+        "model": preset.model,
+        "data": "squad (train)",
+        "eval_data": "squad (validation)",
+        "versions": stack.versions,
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object that the script wrote; an empty one where it did not."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

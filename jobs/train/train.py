@@ -1,0 +1,122 @@
+"""``train squad``: from a request to a job plan, and the results of the run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from infra.errors import JobError
+from jobs.launch.plan import JobPlan
+from jobs.launch.session import JobContext, JobResult, JobSession, run_job
+from jobs.train.request import (
+    TrainRequest,
+    chosen_backend,
+    data_files,
+    needs_hub,
+    options_on_nodes,
+    require_able_stack,
+)
+from jobs.train.tuned import Tuned, read_tuned, tuned_key
+from jobs.worker.squad.options import TrainOptions
+from provision.stacks import Stack
+
+CHECKPOINT_SECONDS = 120
+"""Time to save a checkpoint after a request to stop: a large model's has gigabytes."""
+RESUME = ("spr-cluster", "train", "squad", "--resume")
+
+
+def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
+    """Run the job on all nodes and return the content of its ``results.json``.
+
+    Raises :class:`JobError` if it fails. Ctrl-C saves a checkpoint and stops the job on all nodes.
+    """
+    require_able_stack(context.stack)
+
+    def build(session: JobSession) -> JobPlan:
+        return plan_training(_with_tuned(session, request), context.stack)
+
+    return read_results(run_job(context, "squad", build), request)
+
+
+def read_results(done: JobResult, request: TrainRequest) -> dict[str, Any]:
+    """Return the ``results.json`` that a job left. Raises :class:`JobError` if there is none."""
+    path = request.results / "results.json"
+    if not path.is_file():
+        raise JobError(
+            f"job {done.record.job} left no results.json",
+            hint=f"the whole log is {request.results / 'log'}",
+        )
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
+    """Return the plan of a new training job. Pure, except that it looks for a local model."""
+    options = request.options
+    plan = plan_options(options_on_nodes(options, stack), offline=not needs_hub(options))
+    return replace(
+        plan,
+        files=data_files(options),
+        placement=request.placement,
+        nodes=request.nodes,
+        results=request.results,
+    )
+
+
+def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
+    """Return the plan of a run with options in the nodes' terms: a new one, or one to resume."""
+    return JobPlan(
+        kind="squad",
+        module="worker.squad",
+        argv=tuple(options.to_argv()),
+        backend=options.backend,
+        title="Train",
+        # A hub that is not asked can't delay or fail a job that needs nothing from it.
+        env={"HF_HUB_OFFLINE": "1"} if offline else {},
+        details={"recipe": "fast"},
+        stop_seconds=CHECKPOINT_SECONDS,
+        resume_command=RESUME,
+    )
+
+
+def _with_tuned(session: JobSession, request: TrainRequest) -> TrainRequest:
+    """Return the request with what ``tune`` found for it, where the user left that open."""
+    if not request.may_tune:
+        return request
+    context, facts = session.context, session.facts(request.nodes)
+    key = tuned_key(
+        context.stack.name,
+        chosen_backend(request.options, context.stack),
+        request,
+        facts.values(),
+        ipex=request.options.ipex or context.stack.use_ipex,
+    )
+    found = read_tuned(session.head, key)
+    if found is None:
+        return request
+    changed, line = apply_tuned(found, request, len(facts))
+    if line:
+        context.on_log(line)
+    return changed
+
+
+def apply_tuned(found: Tuned, request: TrainRequest, nodes: int) -> tuple[TrainRequest, str]:
+    """Return the request with a saved result in it, and a line for the user; "" for no change."""
+    flags = []
+    options, placement = request.options, request.placement
+    if "placement" in request.may_tune:
+        placement = replace(
+            placement, nproc_per_node=found.nproc_per_node, ccl_workers=found.ccl_workers or None
+        )
+        flags.append(f"--ppn {found.nproc_per_node}")
+        flags += [f"--ccl-workers {found.ccl_workers}"] if found.ccl_workers else []
+    # Another global batch changes what is learned, so it is used only if `tune` was asked about it.
+    if "batch_size" in request.may_tune and found.batch_size:
+        options = replace(options, batch_size=found.batch_size)
+        flags.append(f"--batch-size {found.batch_size}")
+        if placement.nproc_per_node:
+            features = found.batch_size * placement.nproc_per_node * nodes
+            flags.append(f"(a global batch of {features} features)")
+    line = f"{' '.join(flags)} from `spr-cluster tune` of {found.day}; --no-tuned ignores it"
+    return replace(request, options=options, placement=placement), line if flags else ""

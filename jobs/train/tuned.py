@@ -1,0 +1,125 @@
+"""What `tune` has found, kept on the head node: any laptop's later job finds it there.
+
+A result counts for what it was measured with, and for nothing else: :class:`TunedKey`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from jobs.train.request import TrainRequest, local_model
+from jobs.worker.squad.options import TrainOptions
+from provision.facts import HostFacts
+from provision.host import Host
+
+FILE = "/home/ubuntu/.spr-cluster-tuned.json"
+
+
+@dataclass(frozen=True)
+class TunedKey:
+    """What a result is for. ``nodes`` describes the machines, see :func:`describe_nodes`."""
+
+    stack: str
+    backend: str
+    fabric: str
+    dtype: str
+    ipex: bool
+    model: str
+    max_length: int
+    nodes: str
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The fastest trial; ``ccl_workers`` is 0 without oneCCL, ``when`` is ISO 8601 in UTC.
+
+    ``batch_size`` is ``None`` where only one was tried, so that it is not taken over.
+    """
+
+    key: TunedKey
+    nproc_per_node: int
+    ccl_workers: int
+    batch_size: int | None
+    samples_per_second: float
+    when: str
+
+    @property
+    def day(self) -> str:
+        return self.when[:10]
+
+
+def tuned_key(
+    stack: str,
+    backend: str,
+    request: TrainRequest,
+    facts: Iterable[HostFacts],
+    *,
+    ipex: bool,
+) -> TunedKey:
+    """Return what a result is valid for: the same stack, model, and arithmetic on the same nodes."""
+    options = request.options
+    return TunedKey(
+        stack=stack,
+        backend=backend,
+        fabric=request.placement.fabric,
+        dtype=options.dtype,
+        ipex=ipex,
+        model=_model_identity(options),
+        max_length=options.max_length,
+        nodes=describe_nodes(facts),
+    )
+
+
+def _model_identity(options: TrainOptions) -> str:
+    """Return a name on the hub, or a digest of a local model's configuration, which decides its speed."""
+    folder = local_model(options)
+    if folder is None:
+        return options.model
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    return f"config.json {digest[:16]}"
+
+
+def describe_nodes(facts: Iterable[HostFacts]) -> str:
+    """The machines as far as placement depends on them, such as ``2 x Xeon, 32 cores in 1``."""
+    kinds = Counter(
+        f"{fact.model}, {len(fact.physical_cores)} cores in {len(fact.numa_nodes)}"
+        for fact in facts
+    )
+    return "; ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
+
+
+def parse_tuned(text: str) -> tuple[Tuned, ...]:
+    """The file's results. One that can't be read is as good as none: `tune` makes it anew."""
+    try:
+        return tuple(
+            Tuned(**{**record, "key": TunedKey(**record["key"])}) for record in json.loads(text)
+        )
+    except (ValueError, TypeError, KeyError):
+        return ()
+
+
+def render_tuned(results: Iterable[Tuned]) -> str:
+    """The file, as :func:`parse_tuned` reads it."""
+    return json.dumps([asdict(result) for result in results], indent=1) + "\n"
+
+
+def keep(known: Sequence[Tuned], new: Tuned) -> tuple[Tuned, ...]:
+    """The results with a new one; those for other machines than there are now are forgotten."""
+    others = (r for r in known if r.key != new.key and r.key.nodes == new.key.nodes)
+    return (*others, new)
+
+
+def read_tuned(head: Host, key: TunedKey) -> Tuned | None:
+    """The result for exactly this, if there is one."""
+    known = parse_tuned(head.run(f"cat {FILE} 2>/dev/null || true").stdout)
+    return next((result for result in known if result.key == key), None)
+
+
+def save_tuned(head: Host, new: Tuned) -> None:
+    """Add a result to the head's file."""
+    known = parse_tuned(head.run(f"cat {FILE} 2>/dev/null || true").stdout)
+    head.put(render_tuned(keep(known, new)).encode(), FILE, 0o644)

@@ -1,0 +1,103 @@
+"""``python -m jobs.worker.program --folder F --output O [--environment FILE] -- PROGRAM ARGS``: one rank of a job.
+
+It checks that the rank runs where it was planned to, runs the program there, and tells how it ended. Where
+it fails all other ranks end, too: Hydra would leave them waiting, and over several nodes it gives 255 for
+any exit code [tried: 2021.18].
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..runtime.entry import leave
+from ..runtime.errors import PlacementError, SquadError
+from ..runtime.events import Events
+from ..runtime.pinning import take_place
+from ..runtime.ranks import read_identity
+from .environment import program_environment
+
+_NO_PROGRAM = 127
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program as this rank; returns its exit code, 127 where there is no such program."""
+    args = _parse(argv)
+    events = Events()
+    try:
+        events = Events(read_identity(os.environ).rank)
+        # Not by loading torch: it may bind this thread to a CPU, which the program would inherit.
+        take_place(os.environ, _threads_asked_for)
+        own = json.loads(Path(args.environment).read_text()) if args.environment else []
+        environ = program_environment(os.environ, args.output, own)
+    except SquadError as error:
+        events.error(error.message, error.hint)
+        return 1
+    name = args.program[0]
+    try:
+        code, asked = _run(args.program, args.folder, environ)
+    except OSError as error:
+        hint = "is it installed on the nodes, or among the job's files, and executable?"
+        events.error(f"{name} can't be run: {error.strerror}", hint, exit_code=_NO_PROGRAM)
+        return _NO_PROGRAM
+    if code and not asked:
+        events.error(_tell(name, code), exit_code=code)
+    return code
+
+
+def _run(program: Sequence[str], folder: str, environ: dict[str, str]) -> tuple[int, bool]:
+    """The program's exit code as a shell has it, and whether it was asked to end."""
+    # What mpirun has opened for the rank stays open: the program may be of MPI.
+    child = subprocess.Popen(
+        program, cwd=folder, env=environ, close_fds=False, preexec_fn=_end_with_parent
+    )
+    asked = []
+
+    def hand_on(number: int, _frame: object) -> None:
+        asked.append(number)
+        child.send_signal(number)
+
+    for number in _HANDED_ON:
+        signal.signal(number, hand_on)
+    code = child.wait()
+    return (128 - code if code < 0 else code), bool(asked)
+
+
+def _end_with_parent() -> None:
+    """mpirun kills its own child in the end, and must not leave the program behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _tell(name: str, code: int) -> str:
+    if code > 128:
+        return f"{name} was ended by signal {code - 128}"
+    return f"{name} ended with exit code {code}"
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="program", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--folder", required=True, help="where the program begins")
+    parser.add_argument("--output", required=True, help="what SPR_OUTPUT says")
+    parser.add_argument("--environment", help="a file with the user's NAME=VALUE, a JSON list")
+    parser.add_argument("program", nargs="+", help="after --: the program and its arguments")
+    return parser.parse_args(argv)
+
+
+def _threads_asked_for() -> int:
+    """What OpenMP is told; nobody has counted its threads yet."""
+    try:
+        return int(os.environ["OMP_NUM_THREADS"])
+    except (KeyError, ValueError) as error:
+        raise PlacementError(f"OMP_NUM_THREADS is not set to a number: {error}") from error
+
+
+if __name__ == "__main__":
+    leave(main())

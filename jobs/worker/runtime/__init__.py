@@ -1,0 +1,1 @@
+"""What every rank needs, whatever it computes: ranks, pinning, events, errors, stopping."""

@@ -1,0 +1,153 @@
+"""Ask a trained model single questions: in Python, or as lines of JSON.
+
+    python -m squad.answer MODEL < questions.jsonl > answers.jsonl
+
+Each line in is ``{"question": …, "context": …}``, each line out, in the same order,
+``{"text": …, "score": …, "start": …}``. Exit code 2 is a question that can't be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+from ..runtime.errors import DatasetError, ModelError, SquadError
+from ..runtime.precision import choose_precision, read_cpu_flags
+from . import dataset
+from .dataset import Question, read_text
+from .evaluation import plan_batches, run_batches
+from .features import Features, build_features
+from .model import Loaded, load_pretrained
+from .spans import Spans, best_per_question, best_spans, within
+
+MAX_LENGTH, STRIDE = 384, 128
+"""Tokens of a window and of the overlap of two, as in training; less where the model takes less."""
+LINES = 256
+"""Questions at a time, which bounds the memory."""
+
+
+class Answer(NamedTuple):
+    """A span of the question's context, "" where it has none; ``start`` counts characters.
+
+    ``score`` is the model's probability, 0 to 1, that the answer begins and ends right there; over
+    all words of the context, wherever it was cut into windows.
+    """
+
+    text: str
+    score: float
+    start: int
+
+
+def answer(model: str | Path, asked: Sequence[tuple[str, str]]) -> list[Answer]:
+    """The answers to (question, context) pairs by the model in a folder, in their order.
+
+    Raises :class:`ModelError` for the model, :class:`DatasetError` for a text that can't be used.
+    """
+    records = [{"question": question, "context": context} for question, context in asked]
+    places = [f"question {number}" for number in range(1, len(records) + 1)]
+    return ask(_load_trained(str(model)), [*map(_question, places, records)])
+
+
+def _load_trained(model: str) -> Loaded:
+    loaded = load_pretrained(model)
+    if loaded.new_weights:
+        raise ModelError(
+            f"model {model} has not learnt to answer: it has no {', '.join(loaded.new_weights)}",
+            hint="give the folder `model` in the results of `train squad`",
+        )
+    return loaded
+
+
+def ask(loaded: Loaded, questions: Sequence[Question]) -> list[Answer]:
+    """The answers of a model that is loaded; the questions' own answers are not looked at."""
+    if not questions:
+        return []
+    size = min(MAX_LENGTH, loaded.longest or MAX_LENGTH)
+    features = build_features(questions, loaded.tokenizer, size, min(STRIDE, size // 3))
+    owner = features.windows.question
+    # What all spans of a question come to: its windows' starts, and its windows' ends.
+    starts, ends = np.full((2, len(questions)), -np.inf)
+    found, order = [], []
+    for batch in run_batches(loaded, features, plan_batches(features), _autocast()):
+        chosen = features.take(batch.chosen)
+        found.append(best_spans(batch.start, batch.end, chosen))
+        order.append(batch.chosen)
+        for total, logits in ((starts, batch.start), (ends, batch.end)):
+            np.logaddexp.at(total, owner[batch.chosen], _log_sum(logits, chosen))
+    spans = Spans.join(found).take(np.argsort(np.concatenate(order)))
+    best = best_per_question(spans, owner, len(questions))
+    return [
+        Answer(
+            question.context[spans.begin[window] : spans.end[window]],
+            float(np.exp(min(0.0, spans.score[window] - starts[number] - ends[number]))),
+            int(spans.begin[window]),
+        )
+        if window >= 0
+        else Answer("", 0.0, 0)
+        for number, (question, window) in enumerate(zip(questions, best, strict=True))
+    ]
+
+
+def _log_sum(logits: Any, features: Features) -> Any:
+    return np.logaddexp.reduce(within(logits, features).astype(np.float64), axis=1)
+
+
+def _autocast() -> AbstractContextManager[Any]:
+    import torch
+
+    dtype = choose_precision("auto", {"this machine": read_cpu_flags()}).dtype
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16")
+
+
+def _question(place: str, record: Any) -> Question:
+    text, context = (read_text(place, record, key) for key in ("question", "context"))
+    return Question(place, text, context, (dataset.Answer("", 0),))
+
+
+def _read_lines(stream: TextIO) -> Iterator[Question]:
+    for number, line in enumerate(stream, start=1):
+        place = f"line {number}"
+        try:
+            record = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise DatasetError(f"{place}: is not JSON") from error
+        if record is not None:
+            yield _question(place, record)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer the lines on standard input; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="squad.answer", description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="folder of a trained model, as `train squad` writes it")
+    model: str = parser.parse_args(argv).model
+    # Progress bars have no place beside answers.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        _answer_lines(_load_trained(model), sys.stdin, sys.stdout)
+    except SquadError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        print(f"squad.answer: error: {error.message}{hint}", file=sys.stderr)
+        return 2 if isinstance(error, DatasetError) else 1
+    return 0
+
+
+def _answer_lines(loaded: Loaded, source: TextIO, target: TextIO) -> None:
+    questions = _read_lines(source)
+    while some := list(islice(questions, LINES)):
+        for found in ask(loaded, some):
+            target.write(json.dumps(found._asdict(), ensure_ascii=False) + "\n")
+        target.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

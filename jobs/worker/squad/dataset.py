@@ -1,0 +1,268 @@
+"""Read and check SQuAD v1.1 data. Standard library only; the hub's datasets need ``datasets``.
+
+The layout, as in https://rajpurkar.github.io/SQuAD-explorer/explore/1.1/dev/:
+
+    {"data": [{"title", "paragraphs": [{"context", "qas": [
+        {"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}
+
+``answer_start`` counts characters (Unicode code points) from the beginning of the context.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ..runtime.errors import DatasetError, first_line
+from .formats import recognise, show
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SKIP_HINT = "--skip-bad-records leaves bad records out"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A span of a question's context; ``start`` in characters."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about a passage, with one or more accepted answers; the first one is learnt."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[Answer, ...]
+
+
+def read_dataset(path: str | Path, skipped: list[DatasetError] | None = None) -> list[Question]:
+    """The questions of a SQuAD v1.1 file, checked one by one; raises :class:`DatasetError`.
+
+    One record that can't be used refuses the file. With a list as ``skipped`` such records are
+    left out instead, and added to it.
+    """
+    problems: list[DatasetError] = []
+    questions = _questions(str(path), _read_json(Path(path)), problems)
+    return _judge(str(path), questions, problems, skipped)
+
+
+def load_hub_dataset(
+    name: str, skipped: list[DatasetError] | None = None
+) -> tuple[list[Question], list[Question]]:
+    """The train and validation questions of a hub dataset in SQuAD's columns.
+
+    Bad records as in :func:`read_dataset`. Raises :class:`DatasetError`.
+    """
+    try:
+        from datasets import load_dataset
+
+        splits = load_dataset(name)
+        train, validation = splits["train"], splits["validation"]
+    # The library raises whatever its parts raise: requests', the hub's, pyarrow's, KeyError.
+    except Exception as error:
+        raise DatasetError(
+            f"dataset {name!r} can't be loaded from the hub: {first_line(error)}",
+            hint="give a SQuAD v1.1 file with --data, or check the name and the network",
+        ) from error
+    return (
+        _hub_questions(f"{name} (train)", train, skipped),
+        _hub_questions(f"{name} (validation)", validation, skipped),
+    )
+
+
+def _judge(
+    source: str,
+    questions: Iterable[Question],
+    problems: list[DatasetError],
+    skipped: list[DatasetError] | None,
+) -> list[Question]:
+    """What is left of the questions, which tell their ``problems`` while they are read."""
+    good: dict[str, Question] = {}
+    for question in questions:
+        if question.id in good:
+            problems.append(DatasetError(f"{source}: the id {show(question.id)} is used twice"))
+        else:
+            good[question.id] = question
+    if problems and skipped is None:
+        raise refusal(problems)
+    if skipped is not None:
+        skipped += problems
+    if not good:
+        raise DatasetError(f"{source}: holds no question{' that can be used' * bool(problems)}")
+    return list(good.values())
+
+
+def refusal(problems: Sequence[DatasetError]) -> DatasetError:
+    """The first of some bad records, with the number of all and the way to go without them."""
+    first, others = problems[0], len(problems) - 1
+    more = f" (and {others} more bad record{'s' * (others > 1)})" if others else ""
+    return DatasetError(first.message + more, hint=first.hint or _SKIP_HINT)
+
+
+def skip_note(skipped: Sequence[DatasetError]) -> str:
+    """How many records were left out, and the first of them."""
+    records = f"{len(skipped)} bad record{'s' * (len(skipped) > 1)}"
+    return f"skipped {records}, the first: {skipped[0].message}"
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"{path}: can't be read: {error.strerror or error}") from error
+    if not content.strip():
+        raise DatasetError(f"{path}: is empty")
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except RecursionError as error:
+        raise DatasetError(f"{path}: is not SQuAD JSON: it is nested too deeply") from error
+    except ValueError as error:
+        raise DatasetError(f"{path}: {recognise(content) or _why_not_json(error)}") from error
+
+
+def _why_not_json(error: ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8 (byte {error.start})"
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+    return f"is not SQuAD JSON: {first_line(error)}"  # a number of thousands of digits
+
+
+@contextmanager
+def _noting(problems: list[DatasetError]) -> Iterator[None]:
+    """Go on after a bad record, and remember it."""
+    try:
+        yield
+    except DatasetError as error:
+        problems.append(error)
+
+
+def _questions(path: str, document: Any, problems: list[DatasetError]) -> Iterator[Question]:
+    for i, article in enumerate(_list(path, document, "data")):
+        title = article.get("title", "") if isinstance(article, dict) else ""
+        place = f"{path}: data[{i}] {show(title) if isinstance(title, str) else '(no title)'}"
+        with _noting(problems):
+            for j, paragraph in enumerate(_list(place, article, "paragraphs")):
+                with _noting(problems):
+                    yield from _asked(f"{place}, paragraphs[{j}]", paragraph, problems)
+
+
+def _asked(place: str, paragraph: Any, problems: list[DatasetError]) -> Iterator[Question]:
+    context = read_text(place, paragraph, "context")
+    for k, record in enumerate(_list(place, paragraph, "qas")):
+        with _noting(problems):
+            yield _question(f"{place}, qas[{k}]", context, record)
+
+
+def _hub_questions(source: str, rows: Any, skipped: list[DatasetError] | None) -> list[Question]:
+    problems: list[DatasetError] = []
+    return _judge(source, _row_questions(source, rows, problems), problems, skipped)
+
+
+def _row_questions(source: str, rows: Any, problems: list[DatasetError]) -> Iterator[Question]:
+    for i, row in enumerate(rows):
+        with _noting(problems):
+            place = f"{source}: row {i}"
+            columns = _get(place, row, "answers", dict, "an object")
+            pairs = zip(
+                _list(place, columns, "text"), _list(place, columns, "answer_start"), strict=False
+            )
+            answers = [{"text": text, "answer_start": start} for text, start in pairs]
+            context = read_text(place, row, "context")
+            yield _question(place, context, {**row, "answers": answers})
+
+
+def _question(place: str, context: str, record: Any) -> Question:
+    identity = read_text(place, record, "id")
+    place = f"{place} (id {show(identity)})"
+    text = read_text(place, record, "question")
+    found = _list(place, record, "answers")
+    if not found:
+        raise DatasetError(
+            f"{place}: has no answer",
+            hint=f"unanswerable questions are SQuAD v2.0's, this job reads v1.1; {_SKIP_HINT}",
+        )
+    return Question(identity, text, context, tuple(_answer(place, context, each) for each in found))
+
+
+def _answer(place: str, context: str, record: Any) -> Answer:
+    text = read_text(place, record, "text")
+    start = _get(place, record, "answer_start", int, "a whole number")
+    if isinstance(start, bool) or start < 0 or context[start : start + len(text)] != text:
+        elsewhere = context.find(text)
+        there = f"it is at {elsewhere}" if elsewhere >= 0 else "it is not in the context"
+        raise DatasetError(
+            f"{place}: answer_start {_number(start)} does not point at {show(text)}: {there}"
+        )
+    return Answer(text, start)
+
+
+def _number(value: int) -> str:
+    # Python refuses to print integers of thousands of digits.
+    return str(value) if abs(value) < 10**18 else "beyond all texts"
+
+
+def _get(place: str, record: Any, key: str, kind: type, wanted: str) -> Any:
+    if not isinstance(record, dict):
+        raise DatasetError(f"{place}: is not an object with {key!r}")
+    if key not in record:
+        raise DatasetError(f"{place}: has no {key!r}", hint=_layout_hint(record, key))
+    if not isinstance(record[key], kind):
+        raise DatasetError(f"{place}: {key!r} is not {wanted}")
+    return record[key]
+
+
+def _layout_hint(record: dict[str, Any], key: str) -> str | None:
+    if key in ("data", "paragraphs") and "context" in record:
+        return "SQuAD's own layout nests data, paragraphs and qas; this looks like a table's row"
+    return None
+
+
+def _list(place: str, record: Any, key: str) -> list[Any]:
+    found: list[Any] = _get(place, record, key, list, "a list")
+    return found
+
+
+def read_text(place: str, record: Any, key: str) -> str:
+    """A text that must be there and can be tokenized; raises :class:`DatasetError`."""
+    text: str = _get(place, record, key, str, "a text")
+    if not text.strip():
+        raise DatasetError(f"{place}: {key!r} is empty")
+    # JSON can write half of a surrogate pair ("\ud800"), which no tokenizer can read.
+    if _SURROGATE.search(text):
+        raise DatasetError(f"{place}: {key!r} holds half of a surrogate pair")
+    return text
+
+
+def require_short_questions(source: str, questions: Sequence[Question], max_length: int) -> None:
+    """Refuse what is too long for any tokenizer: a word is a token at least.
+
+    Found out without a tokenizer, which the submitting machine does not have. Raises
+    :class:`DatasetError`.
+    """
+    problems = [
+        DatasetError(
+            f"{source}: question {show(question.id)} has {words} words, which leave no room for "
+            f"its passage in windows of {max_length} tokens",
+            hint=f"raise --max-length, or {_SKIP_HINT}",
+        )
+        for question in questions
+        if (words := len(question.text.split())) >= max_length
+    ]
+    if problems:
+        raise refusal(problems)
+
+
+def all_texts(questions: list[Question]) -> Iterator[str]:
+    """Every passage once, then every question: what a tokenizer can be trained on."""
+    passages = dict.fromkeys(question.context for question in questions)
+    return chain(passages, (question.text for question in questions))

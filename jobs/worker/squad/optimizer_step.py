@@ -1,0 +1,210 @@
+"""One optimizer step on all ranks: what is made ready once, and what is done each time."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..runtime.errors import BackendError, first_line
+from .batches import trim
+from .compilation import choose_compilation, compile_layers, why_no_compiler
+from .model import Loaded
+from .session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+IPEX_MODULE = "intel_extension_for_pytorch"
+CLIP_NORM = 1.0
+
+
+class Step(NamedTuple):
+    """What a step was: the mean ``loss`` of all ranks, and this rank's seconds by what they went to.
+
+    ``forward``, ``backward``, ``communication`` (what was waited for beyond the backward pass, which
+    it mostly runs beside) and ``optimizer`` (clipping included).
+    """
+
+    loss: float
+    seconds: dict[str, float]
+
+
+class Watch:
+    """Takes the time of a step's parts, one after the other."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self.seconds = dict.fromkeys(("forward", "backward", "communication", "optimizer"), 0.0)
+
+    def lap(self, name: str, until: float | None = None) -> None:
+        """Count the time since the last lap, up to now or to ``until``, as that part's."""
+        now = time.perf_counter() if until is None else until
+        self.seconds[name] += now - self._last
+        self._last = now
+
+
+def load_ipex() -> Any:
+    """Intel Extension for PyTorch; raises :class:`BackendError` where it can't be imported."""
+    try:
+        return importlib.import_module(IPEX_MODULE)
+    # Beside ImportError, it ends with OSError or SystemExit where torch's version does not match.
+    except (Exception, SystemExit) as error:
+        raise BackendError(
+            f"--ipex needs {IPEX_MODULE}: {first_line(error)}",
+            hint="use a stack that has it, or leave --ipex out: torch uses AMX by itself",
+        ) from error
+
+
+def prepare(session: Session, loaded: Loaded, steps: int) -> tuple[Any, torch.optim.Optimizer]:
+    """The model as all ranks train it together for so many steps, and its optimizer."""
+    import torch
+
+    options, model = session.options, loaded.model
+    model.train()
+    for parameter in find_idle(loaded):
+        # DistributedDataParallel would wait for gradients that never come.
+        parameter.requires_grad_(False)
+    # IPEX replaces the optimizer's step by its own.
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=options.highest_rate(session.ranks.size),
+        weight_decay=0.0,
+        fused=not options.ipex,
+    )
+    if options.ipex:
+        model, optimizer = _optimize_with_ipex(model, optimizer, session.precision.dtype)
+    _compile(session, model, steps)
+    return share_gradients(session, model), optimizer
+
+
+def find_idle(loaded: Loaded) -> list[Any]:
+    """The model's parameters that take no part in answering, such as XLNet's ``mask_emb``."""
+    import torch
+
+    model, state = loaded.model, torch.get_rng_state()
+    # Any tokens: whether a parameter takes part depends on what the model is told of them.
+    ids = torch.full((1, 16), 3)
+    tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "token_type_ids" in loaded.tokenizer.model_input_names:
+        tensors["token_type_ids"] = torch.zeros_like(ids)
+    place = torch.tensor([1])
+    try:
+        model(**tensors, start_positions=place, end_positions=place).loss.backward()
+        return [each for each in model.parameters() if each.requires_grad and each.grad is None]
+    # One that refuses these tokens will say in training what it lacks.
+    except Exception:
+        return []
+    finally:
+        model.zero_grad(set_to_none=True)
+        torch.set_rng_state(state)
+
+
+def share_gradients(session: Session, model: Any) -> Any:
+    """The model with its gradients averaged over all ranks; as it is where there is only one."""
+    import torch
+
+    from .communication import Replica
+
+    if session.ranks.size == 1:
+        return model
+    wire = torch.bfloat16 if session.options.wire == "bf16" else torch.float32
+    return Replica(model, wire, session.ranks.control)
+
+
+def _compile(session: Session, model: Any, steps: int) -> None:
+    """Compile the model's layers where it pays; all ranks or none, or their results would differ."""
+    ranks, note = session.ranks, session.events.note
+    options = session.options
+    chosen = choose_compilation(options.compile, session.precision.dtype, steps)
+    if not chosen.enabled or options.ipex:
+        reason = "IPEX has its own ways" if chosen.enabled else chosen.reason
+        note(f"torch.compile is not used: {reason}")
+        return
+    troubles = ranks.gather(why_no_compiler())
+    wrong = [f"rank {rank}: {trouble}" for rank, trouble in enumerate(troubles) if trouble]
+    if wrong:
+        note(f"torch.compile is not used: it can't be on {wrong[0]}")
+        return
+    note(f"torch.compile, {compile_layers(model)} layers: {chosen.reason}")
+
+
+def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, Any]:
+    import torch
+
+    wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
+    try:
+        model, optimizer = load_ipex().optimize(
+            model, optimizer=optimizer, dtype=wanted, inplace=True
+        )
+    except AssertionError as error:  # its way to say that the CPU lacks an instruction
+        raise BackendError(
+            f"--ipex can't train in {dtype} on this CPU: {first_line(error)}",
+            hint="use --dtype auto, or leave --ipex out",
+        ) from error
+    return model, optimizer
+
+
+def take_step(
+    session: Session, model: Any, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
+) -> Step:
+    """One optimizer step; the loss's mean over all ranks, or nan where it went wrong on any.
+
+    Loss and gradients are the same on all ranks when looked at, so all of them stop together.
+    """
+    import torch
+
+    optimizer.zero_grad(set_to_none=True)
+    watch = Watch()
+    loss = average_gradients(session, model, tensors, watch)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+    healthy = math.isfinite(float(norm))
+    if healthy:
+        optimizer.step()
+    watch.lap("optimizer")
+    mean = session.ranks.mean(loss) if healthy else math.nan
+    watch.lap("communication")
+    return Step(mean, watch.seconds)
+
+
+def average_gradients(
+    session: Session, model: Any, tensors: dict[str, torch.Tensor], watch: Watch
+) -> torch.Tensor:
+    """Leave the gradients of all ranks' features in the model; returns this rank's mean loss."""
+    import torch
+
+    from .communication import Replica
+
+    replica = model if isinstance(model, Replica) else None
+    announced = replica.announce(tensors["input_ids"]) if replica else None
+    parts = split(tensors, session.options.accumulate)
+    losses = []
+    for number, part in enumerate(parts, start=1):
+        last = number == len(parts)
+        with replica.no_sync() if replica and not last else nullcontext():
+            with session.autocast():
+                share = len(part["input_ids"]) / len(tensors["input_ids"])
+                loss = model(**part).loss * share
+            watch.lap("forward")
+            loss.backward()
+        losses.append(loss.detach())
+        # What follows the last gradients is waiting for the network.
+        watch.lap("backward", until=replica.last_sent if replica and last else None)
+    if replica and announced:
+        replica.average_words(announced)
+    watch.lap("communication")
+    return torch.stack(losses).sum()
+
+
+def split(tensors: dict[str, torch.Tensor], parts: int) -> list[dict[str, torch.Tensor]]:
+    """A batch in at most so many parts, each as narrow as its longest feature allows."""
+    import torch
+
+    if parts == 1:
+        return [tensors]
+    rows = -(-len(tensors["input_ids"]) // parts)
+    columns = {name: torch.split(values, rows) for name, values in tensors.items()}
+    count = len(columns["input_ids"])
+    return [trim({name: each[n] for name, each in columns.items()}) for n in range(count)]

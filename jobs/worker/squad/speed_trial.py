@@ -1,0 +1,96 @@
+"""How fast this very training would run, found out in seconds: what `spr-cluster tune` compares."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .batches import collate, label, steps_per_epoch
+from .dataset import Question
+from .features import Feature
+from .model import Loaded
+from .optimizer_step import prepare, take_step
+from .options import TrainOptions
+from .schedule import Schedule, batches
+from .session import Session
+
+WARM_UPS = 2
+"""Steps that are not timed: oneDNN prepares its kernels, DDP its buckets, oneCCL its threads."""
+GAUGED = 2
+"""Steps from whose time the number of those that count is chosen."""
+_FEWEST, _MOST = 5, 2000
+_STEPS_OF_QUESTIONS = 50
+
+
+class Speed(NamedTuple):
+    """What a trial has measured: features a second of all ranks, without the warm-up.
+
+    ``gradient_bytes`` are those of a step that a rank has to exchange; 0 for one that is alone.
+    """
+
+    samples_per_second: float
+    steps: int
+    seconds: float
+    gradient_bytes: int
+
+
+def enough_for_trial(
+    options: TrainOptions, questions: list[Question], ranks: int
+) -> list[Question]:
+    """All questions; for a trial some by chance, as reading all of SQuAD takes longer than it."""
+    wanted = _STEPS_OF_QUESTIONS * options.batch_size * ranks
+    if options.trial_seconds is None or len(questions) <= wanted:
+        return questions
+    return random.Random(options.seed).sample(questions, wanted)
+
+
+def measure(session: Session, loaded: Loaded, features: Sequence[Feature], seconds: float) -> Speed:
+    """Train for about so long on all ranks, and return how fast; the model is of no use then."""
+    options, ranks = session.options, session.ranks
+    # 0: an automatic torch.compile would take longer than the trial.
+    model, optimizer = prepare(session, loaded, steps=0)
+
+    def take(chosen: Sequence[Feature], schedule: Schedule) -> tuple[int, float]:
+        samples, begin = 0, time.perf_counter()
+        for batch in batches(session, chosen, schedule):
+            tensors = collate(batch, loaded.pad_token) | label(batch)
+            take_step(session, model, optimizer, tensors)
+            samples += len(batch) * ranks.size
+        return samples, time.perf_counter() - begin
+
+    per_epoch = steps_per_epoch(len(features), options.batch_size, ranks.size)
+    take(features, Schedule(per_epoch, WARM_UPS, 0))
+    _, taken = take(features, Schedule(per_epoch, GAUGED, 0))
+    # The same number on all ranks, or some would wait for ever.
+    wish: int = ranks.share(choose_steps(seconds, taken / GAUGED))
+    chosen, schedule = plan_measure(features, options, ranks.size, wish)
+    before = _sent_bytes(model)
+    samples, taken = take(chosen, schedule)
+    sent = (_sent_bytes(model) - before) // schedule.total
+    return Speed(round(samples / taken, 3), schedule.total, round(taken, 3), sent)
+
+
+def _sent_bytes(model: Any) -> int:
+    return int(getattr(model, "sent_bytes", 0))
+
+
+def choose_steps(seconds: float, one: float) -> int:
+    """How many steps of that length fit into the time, within bounds."""
+    return max(_FEWEST, min(_MOST, int(seconds / max(one, 1e-6))))
+
+
+def plan_measure(
+    features: Sequence[Feature], options: TrainOptions, ranks: int, steps: int
+) -> tuple[Sequence[Feature], Schedule]:
+    """Features and steps for whole epochs, about as many steps as wished for.
+
+    Batches hold features of similar length: part of an epoch could be longer or shorter texts than
+    another trial's, and the faster trial only the one with the shorter ones.
+    """
+    per_epoch = steps_per_epoch(len(features), options.batch_size, ranks)
+    if steps >= per_epoch:
+        return features, Schedule(per_epoch, -(-steps // per_epoch) * per_epoch, 0)
+    wanted = steps * options.batch_size * ranks
+    return random.Random(options.seed).sample(list(features), wanted), Schedule(steps, steps, 0)

@@ -1,0 +1,165 @@
+"""The tokens of a data set's texts, as few flat arrays.
+
+Every passage is tokenized once, not once per question about it (SQuAD asks about five), and a
+window is put together from its question's and its passage's tokens when it is looked at. That is
+what a fast tokenizer does with a pair: it encodes both texts apart, and then joins them by its
+template of special tokens (https://huggingface.co/docs/tokenizers/pipeline#post-processing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..runtime.errors import DatasetError, ModelError, first_line
+from .dataset import Question
+
+CHUNK = 1000
+"""Texts per call of the tokenizer, which bounds its memory; it uses all cores inside a call."""
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+
+_NO_OFFSETS: Ints = np.zeros((0, 2), dtype=np.int32)
+
+
+class Tokens(NamedTuple):
+    """Texts as tokens, without special ones: text ``n`` is ``ids[bounds[n] : bounds[n + 1]]``.
+
+    ``ids`` has shape (tokens,), ``bounds`` (texts + 1,). ``offsets``, shape (tokens, 2), are the
+    characters of its text that each token covers; empty where nobody needs them.
+    """
+
+    ids: Ints
+    bounds: Longs
+    offsets: Ints = _NO_OFFSETS
+
+    @property
+    def counts(self) -> Longs:
+        """Every text's number of tokens."""
+        counts: Longs = np.diff(self.bounds)
+        return counts
+
+
+class Texts(NamedTuple):
+    """What a data set's questions say: every passage once, and whose it is."""
+
+    passages: list[str]
+    questions: list[str]
+    passage_of: Longs
+
+
+class Encoded(NamedTuple):
+    """The tokens of :class:`Texts`; those of passages know their characters."""
+
+    passages: Tokens
+    questions: Tokens
+
+
+class Template(NamedTuple):
+    """How a tokenizer joins two texts: the ids around and between them, and every part's type.
+
+    ``types`` are the token types (segments) of prefix, question, middle, passage and suffix, each
+    one per special token and a single one for a text; ``None`` for models without.
+    """
+
+    prefix: Ints
+    middle: Ints
+    suffix: Ints
+    types: tuple[Ints, ...] | None
+
+    @property
+    def specials(self) -> int:
+        """Special tokens per window."""
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+
+def collect_texts(questions: Sequence[Question]) -> Texts:
+    """The texts to tokenize, in the questions' order."""
+    numbers: dict[str, int] = {}
+    owners = [numbers.setdefault(question.context, len(numbers)) for question in questions]
+    # Some questions begin with many blanks, which some tokenizers would keep.
+    asked = [question.text.strip() for question in questions]
+    return Texts(list(numbers), asked, np.array(owners, dtype=np.int64))
+
+
+def encode(texts: Texts, tokenizer: Any) -> Encoded:
+    """The tokens of all texts; raises :class:`DatasetError`."""
+    return Encoded(
+        tokenize(texts.passages, tokenizer, with_offsets=True),
+        tokenize(texts.questions, tokenizer),
+    )
+
+
+def tokenize(texts: Sequence[str], tokenizer: Any, *, with_offsets: bool = False) -> Tokens:
+    """Each text by itself, without special tokens; raises :class:`DatasetError`."""
+    parts = [
+        _tokenize(texts[first : first + CHUNK], tokenizer, with_offsets)
+        for first in range(0, len(texts), CHUNK)
+    ]
+    return join_tokens(parts)
+
+
+def join_tokens(parts: Sequence[Tokens]) -> Tokens:
+    """The same texts in one value, in the parts' order."""
+    counts = [np.zeros(1, dtype=np.int64), *(part.counts for part in parts)]
+    return Tokens(
+        np.concatenate([np.zeros(0, dtype=np.int32), *(part.ids for part in parts)]),
+        np.cumsum(np.concatenate(counts)),
+        np.concatenate([_NO_OFFSETS, *(part.offsets for part in parts)]),
+    )
+
+
+def _tokenize(texts: Sequence[str], tokenizer: Any, with_offsets: bool) -> Tokens:
+    try:
+        encoded = tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=with_offsets,
+            # It would warn that a long passage is longer than a window.
+            verbose=False,
+        )
+    # A tokenizer of its own kind fails in its own way; the text it met is among these.
+    except Exception as error:
+        raise DatasetError(
+            f"the texts from {texts[0][:40]!r} on can't be tokenized: {first_line(error)}"
+        ) from error
+    ids = encoded["input_ids"]
+    bounds = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    flat = np.fromiter(chain.from_iterable(ids), np.int32, bounds[-1])
+    if not with_offsets:
+        return Tokens(flat, bounds)
+    pairs = chain.from_iterable(encoded["offset_mapping"])
+    offsets = np.fromiter(chain.from_iterable(pairs), np.int32, 2 * bounds[-1])
+    return Tokens(flat, bounds, offsets.reshape(-1, 2))
+
+
+def read_template(tokenizer: Any) -> Template:
+    """How this tokenizer joins a question and its passage; raises :class:`ModelError`."""
+    texts = ("which", "eight cores")
+    joined = tokenizer(*texts)
+    sides = joined.sequence_ids(0)
+    inside = [[place for place, side in enumerate(sides) if side == n] for n in (0, 1)]
+    ids, alone = joined["input_ids"], tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    # A check of what this module rests on: both texts in this order, and as they are alone.
+    as_alone = all(alone) and [[ids[place] for place in places] for places in inside] == alone
+    if not as_alone or inside[0][-1] > inside[1][0]:
+        raise ModelError(
+            f"the tokenizer {type(tokenizer).__name__} does not join a question and its passage",
+            hint="use a model with a tokenizer for pairs of texts, such as BERT's or RoBERTa's",
+        )
+    (first, *_), (second, *_) = inside
+    cuts = [0, first, inside[0][-1] + 1, second, inside[1][-1] + 1, len(ids)]
+    parts = [slice(begin, end) for begin, end in pairwise(cuts)]
+    prefix, _, middle, _, suffix = (np.array(ids[part], dtype=np.int32) for part in parts)
+    if "token_type_ids" not in joined:
+        return Template(prefix, middle, suffix, None)
+    kinds = [np.array(joined["token_type_ids"][part], dtype=np.int32) for part in parts]
+    types = (kinds[0], kinds[1][:1], kinds[2], kinds[3][:1], kinds[4])
+    return Template(prefix, middle, suffix, types)

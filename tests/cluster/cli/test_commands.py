@@ -1,0 +1,335 @@
+"""Every verb on a cluster's way from nothing to nothing: what is printed, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.command_line import CommandLine, Told
+from tests.infra.resource_factory import Planter
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+
+
+def parsed(told: Told) -> dict[str, Any]:
+    """What a command printed on stdout: one line of JSON and nothing else."""
+    assert told.code == 0, told.err
+    assert told.out.count("\n") == 1
+    content: dict[str, Any] = json.loads(told.out)
+    return content
+
+
+def test_before_yes_everything_is_told_that_one_wants_to_know(line: CommandLine) -> None:
+    line.park_cloud.faults("[quota]\non_demand_vcpus = 128\n")
+
+    told = line.run("up", "--nodes", "4", "--instance-type", "r7iz.metal-16xl,m7i.metal-24xl")
+
+    assert told.code == 2
+    assert told.out == ""
+    for text in (
+        "Cluster spr of 4 nodes, aws us-east-1:",
+        "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from Ubuntu's own "
+        "image  [5 to 20 min]",
+        "Way to the software: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
+        "$26.19 an hour (4 x $6.5472",  # the dearer of the two
+        "At most $209.5",
+        "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
+        "us-east-1a",
+        "8 h from now",
+    ):
+        assert text in told.err
+    assert not line.changes
+
+
+@pytest.mark.parametrize(
+    ("options", "price"),
+    [
+        (["--spot"], "on spot usually far less"),
+        (["--spot", "--max-price", "2.5"], "on spot at most $2.5 each"),
+    ],
+)
+def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) -> None:
+    told = line.must("plan", "--nodes", "2", *options)
+
+    assert price in told.out
+    assert "Quota L-34B43A08" in told.out
+
+
+@pytest.mark.parametrize("argv", [["plan"], ["up", "--dry-run"], ["repair", "--dry-run"]])
+def test_a_look_changes_nothing_and_tells_what_would_be_done(
+    line: CommandLine, argv: list[str]
+) -> None:
+    if argv[0] == "repair":
+        line.must("up", "--nodes", "2", "--yes")
+        line.lose(line.ids()[1])
+    before = line.changes
+
+    told = line.must(*argv)
+    as_json = parsed(line.run(*argv, "--json"))
+
+    assert told.out.endswith("Nothing was changed.\n")
+    assert line.changes == before
+    assert as_json["changes"] is True
+    kinds = [action["kind"] for action in as_json["actions"]]
+    assert "run_workers" in kinds if argv[0] == "repair" else "run_nodes" in kinds
+    assert as_json["quota"]["code"] == "L-1216C47A"
+    assert as_json["usd_at_most"] > as_json["usd_per_hour"] > 6
+    assert as_json["zones"][0] == "us-east-1a"
+
+
+def test_the_plan_is_what_up_then_shows_and_does(line: CommandLine) -> None:
+    planned = line.must("plan", "--nodes", "2").out
+    shown = line.must("up", "--nodes", "2", "--yes").err
+
+    lines = planned.splitlines()
+    actions = [row for row in lines if re.match(r"  \S", row)]
+    assert len(actions) == 9
+    for row in actions:
+        assert row in shown
+        title = re.sub(r"  \[.*", "", row.strip())
+        assert f"done in 0.0 s: {title}" in re.sub(r"in \S+ s:", "in 0.0 s:", shown)
+
+
+def test_up_and_the_same_again(line: CommandLine) -> None:
+    first = line.must("up", "--nodes", "2", "--yes")
+    rows = first.out.splitlines()
+    assert [row.split()[:2] for row in rows[:2]] == [
+        ["node0", line.ids()[0]],
+        ["node1", line.ids()[1]],
+    ]
+    assert re.search(rf"end themselves at {STAMP} \(`spr-cluster extend 2h`\)", first.out)
+
+    before = line.changes
+    again = line.must("up")  # without --yes: there is nothing to buy
+    told = parsed(line.run("up", "--json"))
+
+    assert "Nothing to change: 2 nodes" in again.out
+    assert line.changes == before
+    assert told["changed"] is False
+    assert [node["name"] for node in told["nodes"]] == ["node0", "node1"]
+    assert set(told["nodes"][0]) == {
+        *("name", "instance", "type", "zone", "state", "private_ip", "public_ip")
+    }
+    assert re.fullmatch(STAMP, told["expires"])
+
+
+def test_a_failure_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
+    line: CommandLine,
+) -> None:
+    line.park_cloud.faults('[[machine]]\nfate = "no-amx"\n')
+
+    told = line.run("up", "--nodes", "2", "--yes")
+
+    assert told.code == 1
+    assert "[node0] no AMX" in told.err
+    assert "--allow-no-amx" in told.err
+    flags = "--name spr --cloud aws --region us-east-1"
+    assert f"To continue:           spr-cluster up {flags}" in told.err
+    assert f"To remove what exists: spr-cluster down {flags}" in told.err
+    assert "It exists now and costs money: 2 instances (" in told.err
+    assert line.must("up", "--nodes", "2", "--allow-no-amx", "--yes").code == 0
+
+
+def test_status_of_a_cluster(line: CommandLine) -> None:
+    assert "No cluster spr in aws us-east-1" in line.must("status").out
+    assert parsed(line.run("status", "--json"))["state"] == "none"
+    line.must("up", "--nodes", "2", "--yes")
+
+    text = line.must("status").out
+    told = parsed(line.run("status", "--json"))
+
+    head, worker = line.ids()
+    assert re.search(rf"^node0 +running +r7iz.metal-16xl +{head} ", text, re.MULTILINE)
+    assert re.search(rf"^node1 +running +r7iz.metal-16xl +{worker} ", text, re.MULTILINE)
+    assert "running: 2 of 2 nodes, stack intel" in text
+    assert "ends itself in 7 h" in text
+    assert "Resources: 2 instances" in text
+    assert (told["state"], told["wanted_nodes"], told["stack"]) == ("running", 2, "intel")
+    assert [node["spot_notice"] for node in told["nodes"]] == [None, None]
+    assert set(told["resources"]) >= {"instances", "images", "security_groups"}
+
+
+def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:
+    line.park_cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
+    line.must("up", "--nodes", "2", "--spot", "--yes")
+
+    text = line.must("status").out
+    told = parsed(line.run("status", "--json"))
+
+    (warned,) = [row for row in text.splitlines() if "SPOT NOTICE" in row]
+    assert warned.startswith("node1 ")
+    assert "Your Spot instance is marked for termination." in warned
+    assert "then: spr-cluster repair" in text
+    assert [bool(node["spot_notice"]) for node in told["nodes"]] == [False, True]
+
+
+def test_list_shows_all_clusters(line: CommandLine) -> None:
+    assert line.must("list").out == "No clusters in aws, us-east-1.\n"
+    line.must("up", "--nodes", "2", "--yes", "--name", "bert")
+    Planter(line.park_cloud.fake, "forgotten").volumes()
+
+    text = line.must("list", "--all-regions").out
+    told = parsed(line.run("list", "--json"))
+
+    rows = [row.split() for row in text.splitlines()]
+    assert rows[0][:4] == ["NAME", "REGION", "STATE", "NODES"]
+    assert rows[1][:4] == ["bert", "us-east-1", "running", "2/2"]
+    assert rows[2][:4] == ["forgotten", "us-east-1", "over", "0/?"]
+    assert "What is over can be removed: spr-cluster gc" in text
+    assert [cluster["cluster"] for cluster in told["clusters"]] == ["bert", "forgotten"]
+
+
+def test_gc_takes_what_was_forgotten_and_nothing_else(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes", "--name", "alive")
+    alive = line.park_cloud.left()
+    Planter(line.park_cloud.fake, "forgotten").key_pairs()
+    Planter(line.park_cloud.fake, "lost").volumes()
+
+    told = line.must("gc", "--yes")
+
+    assert told.out == "Removed: forgotten, lost.\n"
+    assert "lost (us-east-1, over): 1 volume (vol-" in told.err
+    assert line.park_cloud.left() == alive
+    assert line.must("gc").out == "Nothing was forgotten.\n"
+    assert parsed(line.run("gc", "--json")) == {"cloud": "aws", "removed": []}
+
+
+def test_gc_leaves_kept_images_and_unfinished_clusters_unless_all_are_wished(
+    line: CommandLine,
+) -> None:
+    line.must("up", "--nodes", "2", "--yes", "--name", "kept")
+    line.must("down", "--yes", "--keep-image", "--name", "kept")
+    line.park_cloud.faults("[[capacity]]\nfree = 0\n")
+    assert line.run("up", "--yes", "--name", "unfinished").code == 1
+
+    told = line.must("gc", "--yes")
+
+    assert "Nothing was forgotten." in told.out
+    assert "(--all takes them, too): kept, unfinished" in told.out
+    removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
+    assert removed == ["kept", "unfinished"]
+    assert line.park_cloud.left() == []
+
+
+def test_extend_moves_the_end(line: CommandLine) -> None:
+    before = parsed(line.run("up", "--nodes", "1", "--ttl", "2h", "--yes", "--json"))["expires"]
+
+    text = line.must("extend", "90m").out
+    after = parsed(line.run("extend", "30m", "--json"))["expires"]
+
+    assert re.fullmatch(rf"The nodes of cluster spr end themselves at {STAMP}.\n", text)
+    assert after > before
+    assert parsed(line.run("status", "--json"))["left_s"] > 3.9 * 3600
+
+
+def test_repair_replaces_what_is_gone(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    head, worker = line.ids()
+    line.lose(worker)
+
+    told = parsed(line.run("repair", "--yes", "--json"))
+
+    assert told["changed"] is True
+    assert [node["instance"] for node in told["nodes"]] == line.ids()
+    assert line.ids()[0] == head
+    assert worker not in line.ids()
+    assert "Nothing to change" in line.must("repair").out
+
+
+def test_repair_needs_a_cluster(line: CommandLine) -> None:
+    told = line.run("repair", "--yes")
+
+    assert told.code == 2
+    assert "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` makes one" in told.err
+    assert not line.changes
+
+
+def test_nodes_are_not_taken_from_under_a_job(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    head = line.ids()[0]
+    line.park_cloud.change_machine(head, job="squad-1")
+
+    told = line.run("up", "--nodes", "1", "--yes")
+
+    assert told.code == 2
+    assert "job squad-1 is still running on this cluster" in told.err
+    assert len(line.ids()) == 2
+
+
+def test_down_proves_that_nothing_is_left(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    machines = line.ids()
+    refused = line.run("down")
+    assert refused.code == 2
+    assert "Cluster spr in us-east-1: 2 instances" in refused.err
+
+    told = line.must("down", "--yes")
+
+    assert told.out == "Nothing left of cluster spr.\n"
+    assert line.park_cloud.left() == []
+    terminated = re.search(r"Terminate: (.*)", told.err)
+    assert terminated
+    assert set(terminated[1].split(", ")) == set(machines)
+    again = line.must("down")  # nothing to ask about
+    assert again.out == "Nothing of cluster spr exists in aws us-east-1.\n"
+
+
+def test_down_as_json_and_with_a_kept_image(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    machines = sorted(line.ids())
+
+    told = parsed(line.run("down", "--yes", "--keep-image", "--json"))
+
+    assert told["cluster"] == "spr"
+    assert told["removed"]["instances"] == machines
+    assert set(told["kept"]) == {"images", "snapshots"}
+    text = line.must("down", "--yes", "--keep-image").out
+    assert text.startswith("Kept: 1 image (ami-")
+    assert line.must("down", "--yes").out == "Nothing left of cluster spr.\n"
+
+
+def test_the_cluster_is_found_where_this_machine_made_it(line: CommandLine) -> None:
+    line.must("up", "--nodes", "1", "--yes", "--name", "here", "--cloud", "local")
+
+    assert parsed(line.run("status", "--name", "here", "--json"))["cloud"] == "local"
+    assert line.must("down", "--name", "here").out == "Nothing left of cluster here.\n"
+
+
+def test_ssh_becomes_the_machines_own_ssh_with_the_clusters_configuration(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    started: list[list[str]] = []
+
+    def execv(_: str, argv: list[str]) -> None:
+        started.append(argv[1:])
+        raise SystemExit(0)
+
+    monkeypatch.setattr("cluster.cli.ssh.shutil.which", lambda _: "/usr/bin/ssh")
+    monkeypatch.setattr("cluster.cli.ssh.os.execv", execv)
+    for argv in (["ssh"], ["ssh", "node1"], ["ssh", "1", "--", "lscpu"], ["ssh", "--", "hostname"]):
+        line.run(*argv)
+
+    config = str(line.park_cloud.ctx.files.folder.with_name("spr") / "ssh_config")
+    assert started == [
+        ["-F", config, "node0"],
+        ["-F", config, "node1"],
+        ["-F", config, "node1", "lscpu"],
+        ["-F", config, "node0", "hostname"],
+    ]
+    assert "Host node1" in Path(config).read_text()
+
+
+def test_another_command_at_work_is_named(line: CommandLine) -> None:
+    files = line.park_cloud.ctx.files.of("spr")
+    with files.lock():
+        for argv in (["up", "--yes"], ["down", "--yes"], ["repair"], ["extend", "1h"]):
+            told = line.run(*argv)
+            assert told.code == 2
+            assert "is at work on cluster 'spr'" in told.err
+        assert line.must("plan").code == 0, "a look needs no lock"
+    assert not line.changes

@@ -1,0 +1,182 @@
+"""What a user sees while long work runs."""
+
+from __future__ import annotations
+
+import io
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cluster.cli.display import PlainProgress, TreeProgress, format_seconds, wrap
+from cluster.nodes import Cluster
+from jobs.cli.job_display import JobDisplay, render_result, render_shares, render_step
+from jobs.cli.train import usd_so_far
+from tests.cluster.test_ssh_mesh import NODES
+
+STEP: dict[str, Any] = {
+    "event": "step",
+    "epoch": 1.0,
+    "loss": 2.5,
+    "samples_per_second": 41.0,
+    "tokens_per_second": 7380.4,
+    "eta_seconds": 185.0,
+    "shares": {"a": 0.497, "b": 0.503},
+}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.24, "4.2 s"), (185, "3 min 05 s"), (3720, "1 h 02 min")]
+)
+def test_seconds(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_plain_lines_tell_beginning_notes_and_end(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = PlainProgress()
+    with progress.phase("outer"):
+        with progress.phase("inner"):
+            progress.note("half way")
+            progress.note("half way")
+        with pytest.raises(ValueError, match="x"), progress.phase("broken"):
+            raise ValueError("x")
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == ["outer", "  inner", "    half way"]
+    assert lines[3].startswith("  done in 0.0 s: inner")
+    assert lines[5].startswith("  failed after 0.0 s: broken")
+    assert lines[6].startswith("done in 0.0 s: outer")
+
+
+def test_the_tree_shows_phases_notes_and_how_they_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = TreeProgress()
+    screen = Console(file=io.StringIO(), width=60)
+    with progress.phase("Cluster [bert]"):
+        with progress.phase("Head node"):
+            progress.note("6 min of at most 40")
+        with suppress(ValueError), progress.phase("Workers"):
+            raise ValueError
+        screen.print(progress._render())
+
+    assert isinstance(screen.file, io.StringIO)
+    drawn = screen.file.getvalue().splitlines()
+    assert "Cluster [bert]" in drawn[0]
+    assert drawn[1].strip().startswith("✓ Head node")
+    assert "6 min of at most 40" in drawn[2]
+    assert drawn[3].strip().startswith("✗ Workers")
+    assert drawn[1].rstrip().endswith("0.0 s")
+
+
+def test_in_plain_lines_a_job_tells_a_twentieth_or_ten_seconds_at_a_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("jobs.cli.job_display.time.monotonic", lambda: now[0])
+    progress = PlainProgress()
+    show = JobDisplay(progress)
+    with progress.phase("train"):
+        for step in range(1, 1000):
+            show.event({**STEP, "step": step, "total": 1000})
+        told = capsys.readouterr().err
+        show.event({**STEP, "step": 999, "total": 1000, "loss": 2.4})
+        now[0] = 11
+        show.event({**STEP, "step": 999, "total": 1000, "loss": 2.3})
+        show.event({**STEP, "step": 1000, "total": 1000, "loss": 2.2})
+        late = capsys.readouterr().err
+
+    assert 19 <= told.count("step ") <= 21
+    assert [f"loss 2.{n}00" in late for n in (4, 3, 2)] == [False, True, True]
+
+
+def test_the_live_line_tells_speed_time_and_cost() -> None:
+    assert render_step({**STEP, "step": 50, "total": 200}, 12.345) == (
+        "█████░░░░░░░░░░░░░░░ step 50/200  epoch 1.00  loss 2.500  41.0 samples/s  7,380 tokens/s  "
+        "nodes 50/50 %  3 min 05 s left  $12.35 so far"
+    )
+    assert render_step({**STEP, "step": 1, "total": 2, "shares": {"a": 1.0}}, None).endswith(
+        "7,380 tokens/s  3 min 05 s left"
+    )
+
+
+def test_the_cost_is_the_nodes_since_their_launch_and_nothing_where_nothing_is_billed() -> None:
+    began = datetime.now(timezone.utc) - timedelta(hours=2)
+    nodes = tuple(
+        replace(
+            node,
+            instance=replace(node.instance, instance_type="r7iz.metal-16xl", launch_time=began),
+        )
+        for node in NODES[:2]
+    )
+    cluster = Cluster("bert", nodes, 2)
+    assert usd_so_far(cluster, billed=True) == pytest.approx(2 * 2 * 6.5472, abs=0.01)
+    assert usd_so_far(cluster, billed=False) == 0
+
+
+def test_of_many_nodes_the_slowest_is_seen() -> None:
+    assert render_shares([0.2] * 4 + [0.15]) == "nodes 15.0 to 20.0 %"
+
+
+def test_a_job_tells_where_it_went_on_and_where_it_stopped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show = JobDisplay(PlainProgress())
+    show.event({"event": "resumed", "step": 4, "total": 9})
+    show.event({"event": "stopped", "step": 7, "total": 9, "checkpoint": "step-000007"})
+    show.event({"event": "checkpoint", "step": 7, "name": "step-000007", "seconds": 0.1})
+    assert capsys.readouterr().err.splitlines() == [
+        "goes on after step 4 of 9",
+        "stopped after step 7 of 9, which is in checkpoint step-000007",
+    ]
+
+
+def test_a_job_tells_who_runs_on_what(capsys: pytest.CaptureFixture[str]) -> None:
+    show = JobDisplay(PlainProgress())
+    start: dict[str, Any] = {
+        "world_size": 2,
+        "hosts": ["a", "b"],
+        "backend": "gloo",
+        "dtype": "bf16",
+    }
+
+    show.event({"event": "start", **start})
+    show.log("a line of [the] job")
+
+    err = capsys.readouterr().err
+    assert "2 ranks on a, b; backend gloo, bf16" in err
+    assert "a line of [the] job" in err
+
+
+def test_the_result_in_a_few_lines() -> None:
+    result = {
+        "f1": 91.26,
+        "em": 80.0,
+        "eval_questions": 10,
+        "world_size": 2,
+        "ranks": [{"hostname": "b"}, {"hostname": "a"}],
+        "backend": "gloo",
+        "dtype": "fp32",
+        "samples_per_second": 41.0,
+        "tokens_per_second": 7380.0,
+        "seconds": {"train": 12.0},
+    }
+
+    text = render_result(result, Path("results/squad-1"))
+
+    assert text.startswith(
+        "F1 91.3, exact match 80.0 on 10 questions\nworld size 2 on 2 hosts (a, b)"
+    )
+    assert text.endswith("results/squad-1/")
+
+
+def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "Resources: 2 instances (i-1, i-2); 1 key pair (spr-cluster-spr)"
+    assert wrap(text) == text
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert wrap(text) == "Resources: 2 instances (i-1, i-2); 1 key\n  pair (spr-cluster-spr)"

@@ -1,0 +1,223 @@
+"""The IAM policy that `iam-policy` prints: enough for a cluster's whole life, and no action too many.
+
+moto judges by actions alone: it takes every condition as not fulfilled, and a statement about certain
+resources as one about none, which would deny all that they allow. So here the policy is put in force
+without these, and what they are about is shown from the calls themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from moto.ec2.models.elastic_ip_addresses import ElasticAddress
+
+from infra import tags
+from infra.local.ec2_spot import SpotRequest
+from infra.policy import build_policy, policy_actions
+from tests.harness.command_line import CommandLine, Seen, Told, open_command_line
+from tests.infra.local.fakes import Endpoint
+
+_ACTIONS = policy_actions()
+# Their absence stops nothing; what the user is told instead.
+_INFORMATIVE = {
+    "ec2:GetConsoleOutput": "its host key was taken at the first contact: the console does not show",
+    "servicequotas:GetServiceQuota": "you have unknown (no permission to ask)",
+}
+# The parameters by which calls name what they change. What is not named by its id is looked up.
+_NAMED_BY = (
+    "AllocationId",
+    "GroupId",
+    "GroupName",
+    "ImageId",
+    "InstanceId",
+    "KeyName",
+    "LaunchTemplateId",
+    "NetworkInterfaceId",
+    "ResourceId",
+    "SnapshotId",
+    "SpotInstanceRequestId",
+    "VolumeId",
+)
+
+
+@pytest.fixture
+def line(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CommandLine]:
+    with open_command_line(endpoint, tmp_path, monkeypatch) as line:
+        yield line
+
+
+def allow(line: CommandLine, folder: Path, *, less: str = "") -> None:
+    """Put the policy in force, without conditions and resources, and without one of its actions."""
+    policy = build_policy()
+    for statement in policy["Statement"]:
+        statement.pop("Condition", None)
+        statement["Resource"] = "*"
+        statement["Action"] = [action for action in statement["Action"] if action != less]
+    file = folder / "policy.json"
+    file.write_text(json.dumps(policy))
+    line.park_cloud.faults(f'[iam]\npolicy = "{file}"\n')
+
+
+def plant_orphans(line: CommandLine) -> None:
+    """What a cluster of another time has left: one of each kind that no machine takes along."""
+    cloud = line.park_cloud.fake
+    labels = {tags.CLUSTER: "old"}
+
+    def specified(kind: str) -> Any:
+        return tags.tag_specifications([kind], labels)
+
+    ec2 = cloud.clients.ec2
+    zone, subnet = "us-east-1a", ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    ec2.create_volume(AvailabilityZone=zone, Size=20, TagSpecifications=specified("volume"))
+    ec2.create_network_interface(SubnetId=subnet, TagSpecifications=specified("network-interface"))
+    ec2.create_launch_template(
+        LaunchTemplateName="old",
+        LaunchTemplateData={"InstanceType": "r7iz.metal-16xl"},
+        TagSpecifications=specified("launch-template"),
+    )
+    # The embedded cloud gives none away, so one is put there.
+    cloud.backend.addresses.append(ElasticAddress(cloud.backend, "vpc", "192.0.2.1", labels))
+    # Nor does a machine's end leave a request open.
+    nobody = SimpleNamespace(id="", placement=SimpleNamespace(zone=zone))
+    request = SpotRequest(cloud.backend, nobody, {}, labels)
+    cloud.backend.spot_instance_requests[request.id] = request
+
+
+def live(line: CommandLine) -> Iterator[Told]:
+    """A cluster's life, command by command, until one of them fails."""
+    types = ("--instance-type", "r7iz.metal-16xl,m7i.metal-24xl")
+    for step in (
+        ("list", "--all-regions"),
+        ("gc", "--yes"),
+        ("up", "--nodes", "2", "--spot", "--spot-or-on-demand", *types, "--yes"),
+        ("status",),
+        ("up", "--nodes", "3", "--yes"),
+        ("repair", "--yes"),
+        ("extend", "2h"),
+        ("up", "--yes"),
+        ("down", "--yes"),
+    ):
+        if step[0] == "repair":
+            line.lose(line.ids()[-1])
+        if step[0] == "extend":
+            line.caller = "198.51.100.9/32"
+        told = line.run(*step)
+        yield told
+        if told.code != 0:
+            return
+
+
+def test_a_clusters_whole_life_needs_these_actions_and_no_others(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    plant_orphans(line)
+    line.witness.calls.clear()
+    allow(line, tmp_path)
+
+    for told in live(line):
+        assert told.code == 0, told.err
+
+    assert line.park_cloud.left() == []
+    assert {seen.action for seen in line.witness.calls} == set(_ACTIONS)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        # A life takes seconds: every third always, all of them in the full run.
+        pytest.param(action, marks=() if number % 3 == 0 or informs else pytest.mark.full)
+        for number, action in enumerate(_ACTIONS)
+        for informs in (action in _INFORMATIVE,)
+    ],
+)
+def test_without_any_one_of_its_actions_a_life_is_poorer_and_says_which(
+    line: CommandLine, tmp_path: Path, action: str
+) -> None:
+    plant_orphans(line)
+    allow(line, tmp_path, less=action)
+    operation = action.partition(":")[2]
+
+    told = list(live(line))
+
+    if action in _INFORMATIVE:
+        assert told[-1].code == 0, told[-1].err
+        assert _INFORMATIVE[action] in "".join(each.err for each in told)
+        return
+    assert told[-1].code == 1
+    assert f"no permission for {operation}: " in told[-1].message
+    hint = f"have an administrator allow {operation} (`spr-cluster iam-policy` prints all that is"
+    assert f"\n  → {hint}" in told[-1].message
+
+
+def test_what_is_changed_or_taken_away_carries_our_tag_at_that_moment(line: CommandLine) -> None:
+    """That is what the policy's condition asks AWS to look at."""
+    plant_orphans(line)
+    ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
+    statements = [s for s in build_policy()["Statement"] if s.get("Condition") == ours]
+    asked = {action for statement in statements for action in statement["Action"]}
+    assert asked >= {"ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:CreateImage"}
+    named: dict[str, list[str]] = {}
+
+    def look(seen: Seen) -> None:
+        if seen.action in asked:
+            named.setdefault(seen.action, []).extend(ids_in(seen))
+            for id_ in ids_in(seen):
+                assert tags.CLUSTER in labels_of(line, id_), f"{seen.action} of {id_}"
+
+    line.witness.before.append(look)
+    for told in live(line):
+        assert told.code == 0, told.err
+
+    assert named.keys() == asked
+    assert all(named.values())
+
+
+def ids_in(seen: Seen) -> list[str]:
+    """What a call is about."""
+    return [value for key, value in seen.parameters.items() if key.partition(".")[0] in _NAMED_BY]
+
+
+def labels_of(line: CommandLine, id_: str) -> dict[str, str]:
+    """A resource's tags now; key pairs and placement groups are named, others have an id."""
+    backend = line.park_cloud.fake.backend
+    resource = backend.key_pairs.get(id_) or backend.placement_groups.get(id_)
+    found: dict[str, str] = dict(backend.tags.get(resource.id if resource else id_, {}))
+    return found
+
+
+def test_tags_can_be_put_only_on_what_is_being_made_or_is_ours() -> None:
+    """Whoever may tag anything may make it look like ours, and take it away."""
+    *_, in_the_making, ours = build_policy()["Statement"]
+    assert in_the_making["Action"] == ["ec2:CreateTags"]
+    assert in_the_making["Condition"] == {
+        "StringEquals": {
+            "ec2:CreateAction": [
+                "CreateImage",
+                "CreatePlacementGroup",
+                "CreateSecurityGroup",
+                "ImportKeyPair",
+                "RunInstances",
+            ]
+        }
+    }
+    assert "ec2:CreateTags" in ours["Action"]
+
+
+def test_the_policy_names_every_action_in_full(line: CommandLine) -> None:
+    told = line.must("iam-policy")
+
+    printed = json.loads(told.out)
+    assert printed == build_policy()
+    named = {action for statement in printed["Statement"] for action in statement["Action"]}
+    assert named == set(_ACTIONS)
+    assert len(_ACTIONS) == len(set(_ACTIONS))
+    assert not any("*" in action for action in _ACTIONS)
+    # Whoever has it changes nobody's permissions.
+    assert {action.partition(":")[0] for action in _ACTIONS} == {"ec2", "servicequotas", "ssm"}

@@ -1,0 +1,254 @@
+"""What a user is told who asked for something that can't be: the whole message, and nothing done.
+
+Each row is a command line and the message that it must have, word for word; where Python's own words
+differ between its versions, a pattern.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import infra.clouds
+from infra.aws import open_aws_cloud
+from infra.catalogue import CATALOGUE
+from tests.cluster import failures as f
+from tests.harness.command_line import CommandLine, numbered
+from tests.infra.local.fakes import Endpoint
+
+_NAME = "expected lower-case letters, digits and hyphens, at most 32, a letter first"
+_DURATION = "expected a duration such as 90m, 8h or 2d"
+_NODES = "expected a whole number from 1 to 256"
+_PRICE = "expected US dollars per machine and hour, above 0 and at most 1000"
+_CIDR = "\n  → an IPv4 range such as 203.0.113.7/32"
+_TYPES = "\n  → types with AMX: " + ", ".join(t.name for t in CATALOGUE.values() if t.amx)
+_YES = "not on a terminal, so nobody can be asked\n  → --yes says yes"
+_NO_CLUSTER = (
+    "no cluster 'spr' is running in us-east-1\n  → `spr-cluster up` makes one; --name, --cloud "
+    "and --region say where to look"
+)
+
+
+_VERBS = (
+    *("up", "plan", "repair", "verify", "train", "run", "bench", "tune", "scaling", "jobs"),
+    *("fetch", "report", "predict", "status", "ssh", "extend"),
+    *("down", "list", "gc", "stacks", "bake", "images", "iam-policy", "local"),
+)
+_ROWS: tuple[tuple[str, f.Message], ...] = (
+    # Which cluster
+    ("up --name 'My Cluster'", f"--name My Cluster: {_NAME}"),
+    ("up --name 9a", f"--name 9a: {_NAME}"),
+    ("up --name é", f"--name é: {_NAME}"),
+    (
+        "up --name a23456789012345678901234567890123",
+        f"--name a23456789012345678901234567890123: {_NAME}",
+    ),
+    ("plan --name ../x", f"--name ../x: {_NAME}"),
+    ("repair --name A", f"--name A: {_NAME}"),
+    ("status --name a/b", f"--name a/b: {_NAME}"),
+    ("ssh --name a.b", f"--name a.b: {_NAME}"),
+    ("extend 2h --name A", f"--name A: {_NAME}"),
+    ("down --name A --yes", f"--name A: {_NAME}"),
+    ("train squad --demo --name A", f"--name A: {_NAME}"),
+    ("down --name '' --yes", "--name" + f.EMPTY),
+    # Where
+    (
+        "up --cloud azure",
+        f.choice("argument --cloud: invalid choice: 'azure'", "up", "aws", "local"),
+    ),
+    (
+        "list --cloud gcp",
+        f.choice("argument --cloud: invalid choice: 'gcp'", "list", "aws", "local"),
+    ),
+    (
+        "up --region us-est-1",
+        re.compile(
+            r"unknown region 'us-est-1'; did you mean us-west-1 or us-east-1\?\n  → one of "
+            r".*us-east-1.*"
+        ),
+    ),
+    ("status --region mars", re.compile(r"unknown region 'mars'\n  → one of .*")),
+    (
+        "list --region us-east-1a",
+        "--region us-east-1a: that is a zone\n  → its region: --region us-east-1",
+    ),
+    ("gc --region ''", "--region" + f.EMPTY),
+    # What: how many, of which type, where
+    ("up --nodes 0", f"--nodes 0: {_NODES}"),
+    ("up --nodes -1", f"--nodes -1: {_NODES}"),
+    ("up --nodes 257", f"--nodes 257: {_NODES}"),
+    ("plan --nodes 99999999999999999999", f"--nodes 99999999999999999999: {_NODES}"),
+    ("up --nodes two", "argument --nodes: invalid int value: 'two'" + f.help_of("up")),
+    ("plan --nodes 2.5", "argument --nodes: invalid int value: '2.5'" + f.help_of("plan")),
+    ("up --nodes", "argument --nodes: expected one argument" + f.help_of("up")),
+    (
+        "up --instance-type r7iz.metal",
+        "unknown instance type 'r7iz.metal'; did you mean r7iz.metal-32xl, r7iz.metal-16xl, "
+        "r7i.metal-48xl?" + _TYPES,
+    ),
+    ("up --instance-type c7i.metal-24xl,nonsense", "unknown instance type 'nonsense'" + _TYPES),
+    (
+        "up --instance-type ,",
+        "--instance-type '': expected from 1 to 12 EC2 types, separated by commas",
+    ),
+    ("up --instance-type ''", "--instance-type" + f.EMPTY),
+    (
+        "up --stack tensorflow",
+        "unknown stack 'tensorflow': one of intel, reference, upstream"
+        "\n  → your own stacks are read from spr-cluster.toml in the working folder",
+    ),
+    (
+        "stacks lock tensorflow",
+        "unknown stack 'tensorflow': one of intel, reference, upstream"
+        "\n  → your own stacks are read from spr-cluster.toml in the working folder",
+    ),
+    ("stacks lock intel --timeout 0", "--timeout 0: expected seconds, more than 0"),
+    ("up --bake worker", "--bake worker: expected head or none"),
+    (
+        "bake --instance-type ,",
+        "--instance-type '': expected from 1 to 12 EC2 types, separated by commas",
+    ),
+    ("bake --stack ''", "--stack" + f.EMPTY),
+    ("images", "the following arguments are required: ACTION" + f.help_of("images")),
+    ("images delete", "the following arguments are required: IMAGE" + f.help_of("images delete")),
+    ("up --volume-gib 19", "--volume-gib 19: expected from 20 to 16384 GiB"),
+    ("up --volume-gib 16385", "--volume-gib 16385: expected from 20 to 16384 GiB"),
+    ("up --volume-gib big", "argument --volume-gib: invalid int value: 'big'" + f.help_of("up")),
+    ("up --subnet-id ''", "--subnet-id" + f.EMPTY),
+    (
+        "up --subnet-id subnet-0 --yes",
+        "--subnet-id subnet-0: no such subnet in us-east-1\n  → `aws ec2 describe-subnets "
+        "--region us-east-1` shows them; without --subnet-id it is one of the default VPC",
+    ),
+    # For how long, for how much
+    ("up --ttl forever", f"--ttl 'forever': {_DURATION}"),
+    ("up --ttl 8", f"--ttl '8': {_DURATION}"),
+    ("up --ttl 30s", f"--ttl '30s': {_DURATION}"),
+    ("up --ttl 0m", "--ttl 0m: expected from 1m to 30d"),
+    (
+        "up --ttl 5m --yes",
+        "only 5 min to live: bare metal may take that long to start\n  → --ttl of 30m or more for a new "
+        f"cluster; for one that exists, first: spr-cluster extend 2h {f.FLAGS}",
+    ),
+    ("up --ttl 31d", "--ttl 31d: expected from 1m to 30d"),
+    ("up --ttl 999999999999999999d", "--ttl 999999999999999999d: expected at most 30d"),
+    ("up --idle-timeout soon", f"--idle-timeout 'soon': {_DURATION}"),
+    ("up --idle-timeout 1m", "--idle-timeout 1m: expected from 5m to 30d"),
+    ("plan --idle-timeout 31d", "--idle-timeout 31d: expected from 5m to 30d"),
+    ("up --max-price 3", "--max-price is for --spot machines; on demand has one price"),
+    ("up --spot --max-price 0", f"--max-price 0: {_PRICE}"),
+    ("up --spot --max-price -1", f"--max-price -1: {_PRICE}"),
+    ("up --spot --max-price nan", f"--max-price nan: {_PRICE}"),
+    ("up --spot --max-price 1001", f"--max-price 1001: {_PRICE}"),
+    (
+        "up --spot --max-price much",
+        "argument --max-price: invalid float value: 'much'" + f.help_of("up"),
+    ),
+    # Who may enter
+    ("up --ssh-cidr 1.2.3.4/33", f"--ssh-cidr '1.2.3.4/33': '33' is not a valid netmask{_CIDR}"),
+    (
+        "up --ssh-cidr 203.0.113.7/24",
+        f"--ssh-cidr '203.0.113.7/24': 203.0.113.7/24 has host bits set{_CIDR}",
+    ),
+    ("plan --ssh-cidr ::1", f"--ssh-cidr '::1': Expected 4 octets in '::1'{_CIDR}"),
+    ("repair --ssh-cidr me", f"--ssh-cidr 'me': Expected 4 octets in 'me'{_CIDR}"),
+    ("up --ssh-cidr ''", "--ssh-cidr" + f.EMPTY),
+    # What is not there
+    ("up --bogus", "'--bogus' is not known here" + f.help_of("up")),
+    ("up --node 2", "'--node' is not known here; did you mean --nodes?" + f.help_of("up")),
+    ("plan --yes", "'--yes' is not known here" + f.help_of("plan")),
+    ("repair --nodes 3", "'--nodes' is not known here" + f.help_of("repair")),
+    ("list --all", "'--all' is not known here; did you mean --all-regions?" + f.help_of("list")),
+    (
+        "gc --all-region",
+        "'--all-region' is not known here; did you mean --all-regions?" + f.help_of("gc"),
+    ),
+    ("status extra", "'extra' is not known here" + f.help_of("status")),
+    ("fly", f.choice("argument COMMAND: invalid choice: 'fly'", "", *_VERBS)),
+    (
+        "repair",
+        "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` makes one, `spr-cluster list` "
+        "shows them all",
+    ),
+    ("ssh", _NO_CLUSTER),
+    ("ssh node7 -- hostname", _NO_CLUSTER),
+    ("extend 2h", _NO_CLUSTER),
+    ("verify", _NO_CLUSTER),
+    ("train squad --demo", _NO_CLUSTER),
+    ("jobs", _NO_CLUSTER),
+    ("fetch --last", _NO_CLUSTER),
+    ("up --nodes 2", _YES),
+    # How much longer
+    ("extend", "the following arguments are required: time" + f.help_of("extend")),
+    ("extend ''", "time" + f.EMPTY),
+    ("extend 0", f"extend '0': {_DURATION}"),
+    ("extend '2 hours'", f"extend '2 hours': {_DURATION}"),
+    ("extend 0h", "extend 0h: expected from 1m to 30d"),
+    ("extend 31d", "extend 31d: expected from 1m to 30d"),
+    ("extend 99999999d", "extend 99999999d: expected from 1m to 30d"),
+)
+
+
+@pytest.fixture(scope="module")
+def line(endpoint: Endpoint) -> Iterator[CommandLine]:
+    with f.one_for_all(endpoint) as line:
+        yield line
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("argv", "message"), _ROWS, ids=numbered(row[0] for row in _ROWS))
+def test_a_mistake_is_answered_with_what_fits(
+    line: CommandLine, argv: str, message: f.Message
+) -> None:
+    f.expect_refusal(line, shlex.split(argv), message)
+
+
+_CREDENTIALS_HINT = (
+    "\n  → run `aws configure` or `aws sso login`, or set AWS_PROFILE; or try everything "
+    "without an account: --cloud local"
+)
+
+
+@pytest.mark.parametrize("verb", ["up --yes", "plan", "status", "ssh", "down --yes", "list", "gc"])
+def test_without_credentials_every_verb_says_so(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(infra.clouds, "open_cloud", lambda name, region, _: open_aws_cloud(region))
+    monkeypatch.setattr("infra.aws.find_caller_cidr", lambda: "203.0.113.7/32")
+    f.expect_refusal(line, verb.split(), "no AWS credentials found" + _CREDENTIALS_HINT)
+
+
+def test_a_profile_that_is_not_there_is_named(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    f.expect_refusal(
+        line, ["status"], re.compile(r"AWS configuration can't be used: .*\(work\).*not be found")
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("ExpiredToken", "The security token included in the request is expired"),
+        ("RequestExpired", "Request has expired."),
+        ("AuthFailure", "AWS was not able to validate the provided access credentials"),
+    ],
+)
+def test_credentials_that_aws_does_not_take_any_more(
+    line: CommandLine, code: str, text: str
+) -> None:
+    line.park_cloud.faults(f"[[error]]\ncode = '{code}'\nmessage = '{text}'\ntimes = 100\n")
+    try:
+        message = f"AWS does not accept the credentials: {text}{_CREDENTIALS_HINT}"
+        f.expect_refusal(line, ["up", "--nodes", "2", "--yes"], message)
+    finally:
+        line.park_cloud.faults("")

@@ -1,0 +1,336 @@
+"""What a user is told on a cluster that is there when a wish can't be followed or something is amiss.
+
+Each row is a command, what is amiss, and the message, word for word; nothing may have changed. All
+rows share one cluster, which is put right again after each.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import urllib.request
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from urllib.error import URLError
+
+import pytest
+
+import infra.aws
+import infra.clouds
+from cluster.local_files import ClusterFiles
+from infra.errors import HostError
+from provision.host import Result
+from tests.cluster import failures as f
+from tests.harness.command_line import CommandLine, files_at_home, open_command_line
+from tests.infra.local.fakes import Endpoint
+
+_UP = "up --nodes 2 --yes"
+_NEW = "up --name other --nodes 2 --yes"
+_NO_KEY = "\n  → use the machine that made the cluster; `spr-cluster down` works from any"
+_OVER = (
+    "the time to live of cluster 'spr' is over; its machines are ending themselves\n  → "
+    "`spr-cluster up` makes a new one in two minutes; to remove the rest: spr-cluster down "
+    f"{f.FLAGS}"
+)
+_LONG_AGO = f.record("expires", "2020-01-01T00:00:00Z")
+_BROKEN_RECORD = (
+    "the cluster's record, in the tags of its security group, can't be read: "
+    "spr-cluster:{}\n  → somebody changed these tags; `spr-cluster down` still removes the "
+    "cluster"
+)
+_STOPPED = (
+    "the head node i-0 is stopped; it was left as it is\n  → start it: aws ec2 start-instances "
+    "--instance-ids i-0; or remove the cluster: spr-cluster down"
+)
+_BEGIN_ANEW = "or begin anew: spr-cluster down --name spr"
+_TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")
+_THROTTLED = f"DescribeInstances failed: RequestLimitExceeded: Request limit exceeded.{f.BUSY}"
+_ALL_THROTTLED = "[[throttle]]\nrate = 1\n"
+_UNREACHABLE = (
+    'AWS can\'t be reached: Could not connect to the endpoint URL: "http://127.0.0.1:9/"\n'
+    "  → check the network and --region"
+)
+
+_ON_A_CLUSTER = (
+    f.Row(
+        "key lost",
+        _UP,
+        f"the cluster's key is not on this machine (HOME/spr/id_ed25519){_NO_KEY}",
+        act=f.lose_key,
+        code=2,
+    ),
+    f.Row(
+        "key damaged",
+        "repair --yes",
+        "the cluster's key on this machine is not the right one, or damaged "
+        f"(HOME/spr/id_ed25519){_NO_KEY}",
+        act=f.damage_key,
+        code=2,
+    ),
+    f.Row(
+        "key lost, ssh",
+        "ssh",
+        f"the cluster's key is not on this machine (HOME/spr/id_ed25519){_NO_KEY}",
+        act=f.lose_key,
+        code=2,
+    ),
+    f.Row(
+        "key damaged, extend",
+        "extend 2h",
+        "the cluster's key on this machine is not the right one, or damaged "
+        f"(HOME/spr/id_ed25519){_NO_KEY}",
+        act=f.damage_key,
+        code=2,
+    ),
+    f.Row(
+        "key lost, train",
+        "train squad --demo",
+        f"the cluster's key is not on this machine (HOME/spr/id_ed25519){_NO_KEY}",
+        act=f.lose_key,
+        code=2,
+    ),
+    f.Row(
+        "key lost, verify",
+        "verify",
+        f"the cluster's key is not on this machine (HOME/spr/id_ed25519){_NO_KEY}",
+        act=f.lose_key,
+        code=2,
+    ),
+    f.Row(
+        "no such node", "ssh node7", "no 'node7' in cluster 'spr': it has node0 to node1", code=2
+    ),
+    f.Row(
+        "stack changed",
+        "up --stack upstream --yes",
+        "--stack upstream: cluster 'spr' was made with intel\n  → leave --stack out, "
+        f"{_BEGIN_ANEW}",
+        code=2,
+    ),
+    f.Row(
+        "disk changed",
+        "up --volume-gib 200 --yes",
+        "--volume-gib 200: cluster 'spr' was made with 100\n  → leave --volume-gib out, "
+        f"{_BEGIN_ANEW}",
+        code=2,
+    ),
+    f.Row(
+        "subnet changed",
+        "up --subnet-id subnet-1 --yes",
+        "--subnet-id subnet-1: cluster 'spr' was made with none\n  → leave --subnet-id out, "
+        f"{_BEGIN_ANEW}",
+        code=2,
+    ),
+    f.Row(
+        "type changed",
+        "up --instance-type c7i.metal-24xl --yes",
+        "--instance-type c7i.metal-24xl: the machines of cluster 'spr' are r7iz.metal-16xl\n  "
+        "→ leave --instance-type out, or begin anew: spr-cluster down " + f.FLAGS,
+        code=2,
+    ),
+    f.Row(
+        "name of another cloud",
+        "up --cloud local",
+        "this machine holds the key of a cluster 'spr' in aws us-east-1\n  → choose another "
+        f"--name, or remove that one first: spr-cluster down {f.FLAGS}",
+        code=2,
+    ),
+    f.Row(
+        "not on a terminal",
+        "down",
+        "not on a terminal, so nobody can be asked\n  → --yes says yes",
+        code=2,
+    ),
+    f.Row(
+        "too long a life",
+        "extend 30d",
+        "cluster 'spr' would live until TIME: at most 30 days from now on are possible\n  → it "
+        "lives until TIME now",
+        code=2,
+    ),
+    f.Row("time over", _UP, _OVER, act=_LONG_AGO),
+    f.Row("time over, extend", "extend 2h", _OVER, act=_LONG_AGO),
+    f.Row(
+        "record changed",
+        _UP,
+        _BROKEN_RECORD.format("nodes is 'many'"),
+        act=f.record("nodes", "many"),
+    ),
+    f.Row(
+        "record changed, ssh",
+        "ssh",
+        _BROKEN_RECORD.format("market is ''"),
+        act=f.record("market", ""),
+    ),
+    f.Row(
+        "record changed, train",
+        "train squad --demo",
+        _BROKEN_RECORD.format("expires is 'never'"),
+        act=f.record("expires", "never"),
+    ),
+    f.Row("head stopped", "repair --yes", _STOPPED, act=f.stop_head),
+    f.Row(
+        "a job runs",
+        "train squad --demo",
+        "job squad-1 is still running on this cluster\n  → wait for it to end, or have it "
+        "keep a checkpoint and end: spr-cluster ssh -- pkill -x -TERM mpiexec.hydra",
+        act=f.stage("node0", "for pid in", Result(0, "squad-1\n", "")),
+        code=2,
+    ),
+    f.Row(
+        "a silent worker, train",
+        "train squad --demo",
+        "asking the nodes for their facts failed on 1 of 2 nodes:\n  [node1] no SSH at "
+        "172.31.0.5: timed out\n  → `spr-cluster repair --name spr` replaces nodes that do not "
+        "answer",
+        act=f.all_of(
+            f.stage("node0", "for pid in", Result(0, "", "")), f.stage("node1", ".", _TIMED_OUT)
+        ),
+    ),
+)
+_OF_THE_CLOUD = (
+    f.Row("throttled for ever", _UP, _THROTTLED, faults=_ALL_THROTTLED),
+    f.Row("throttled for ever, list", "list", _THROTTLED, faults=_ALL_THROTTLED),
+    f.Row(
+        "region not enabled",
+        "status",
+        "DescribeInstances failed: OptInRequired: told by EC2\n  → enable the region for the "
+        "account in the console (Account, AWS Regions), or finish the account's registration",
+        faults=f.error("*", "OptInRequired"),
+    ),
+    f.Row("AWS not reachable", "status", _UNREACHABLE, act=f.be_unreachable),
+    f.Row("AWS not reachable, down", "down --yes", _UNREACHABLE, act=f.be_unreachable),
+    f.Row(
+        "a network's login page",
+        _UP,
+        "what came back is not from AWS\n  → is a proxy or a network's login page between this "
+        "machine and AWS?",
+        act=f.show_login_page,
+    ),
+    f.Row(
+        "no default VPC",
+        _NEW,
+        "no default subnet in us-east-1: the account has no default VPC there\n  → create one: "
+        "`aws ec2 create-default-vpc --region us-east-1`; or name a subnet with --subnet-id",
+        act=f.remove_default_vpc,
+        code=2,
+    ),
+    f.Row(
+        "quota too small",
+        _NEW,
+        "quota L-1216C47A is 32 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → ask for more in "
+        "the console's Service Quotas, or take fewer --nodes or a smaller --instance-type",
+        faults="[quota]\non_demand_vcpus = 32\n",
+        code=2,
+    ),
+    f.Row(
+        "quota for spot too small",
+        f"{_NEW} --spot",
+        "quota L-34B43A08 is 64 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → ask for more in "
+        "the console's Service Quotas, or take fewer --nodes or a smaller --instance-type",
+        faults="[quota]\nspot_vcpus = 64\n",
+        code=2,
+    ),
+    f.Row(
+        "type not in the region",
+        f"{_NEW} --region sa-east-1",
+        "r7iz.metal-16xl: not offered in sa-east-1\n  → another --region (us-east-1 has all of "
+        "them) or another --instance-type",
+        code=2,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def standing(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A cluster of two nodes that is whole, and its keys on this machine."""
+    folder = tmp_path_factory.mktemp("standing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPR_CLUSTER_HOME", str(folder / "home"))
+        with open_command_line(endpoint, folder, patch) as line:
+            line.must(*shlex.split(_UP))
+            yield line
+
+
+@pytest.fixture
+def line(standing: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    """That cluster, put right again after the test."""
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(standing.park_cloud.park.root.parent / "home"))
+    key = ClusterFiles.of("spr").key
+    backend, private = standing.park_cloud.fake.backend, key.read_text()
+    subnets = {zone: dict(found) for zone, found in backend.subnets.items()}
+    tags, head = deepcopy(backend.tags), standing.ids()[0]
+    yield standing
+    standing.machines.staged.clear()
+    standing.witness.instead, standing.url = None, ""
+    standing.park_cloud.faults("")
+    backend.tags, backend.subnets = tags, type(backend.subnets)(dict, subnets)
+    backend.start_instances([head])
+    key.write_text(private)
+
+
+@f.rows(_ON_A_CLUSTER, _OF_THE_CLOUD)
+def test_where_nothing_can_be_done_nothing_is_and_the_message_says_why(
+    line: CommandLine, row: f.Row
+) -> None:
+    row.act(line)
+    line.park_cloud.faults(row.faults)
+    before, files = line.changes, files_at_home()
+
+    told = line.run(*shlex.split(row.argv))
+
+    assert f.plain(told.message) == row.message
+    assert told.code == row.code
+    assert told.err.count("spr-cluster: ") == 1
+    assert "Traceback" not in told.err
+    assert line.changes == before
+    assert files_at_home() == files
+
+
+@pytest.mark.parametrize("argv", [_UP, "down --yes", "repair --yes", "extend 2h"])
+def test_while_another_command_is_at_work_that_is_said(line: CommandLine, argv: str) -> None:
+    before = line.changes
+    with ClusterFiles.of("spr").lock():
+        told = line.run(*shlex.split(argv))
+
+    assert (told.code, line.changes) == (2, before)
+    text = r"another spr-cluster command \(process \d+\) is at work on cluster 'spr'"
+    assert re.fullmatch(f"{text}\n  → wait for its end, or end it with Ctrl-C first", told.message)
+
+
+@pytest.mark.parametrize("argv", [_NEW, "down --yes"])
+def test_a_home_that_can_not_be_used_is_named(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, argv: str
+) -> None:
+    monkeypatch.setenv("SPR_CLUSTER_HOME", "/dev/null/x")
+    before = line.changes
+
+    told = line.run(*shlex.split(argv))
+
+    assert (told.code, line.changes) == (1, before)
+    assert told.message == (
+        "/dev/null/x: Not a directory\n  → does it exist, is there room, and may this user use "
+        "it? SPR_CLUSTER_HOME says where this tool keeps its files"
+    )
+
+
+def test_an_address_that_can_not_be_learned_is_asked_of_the_user(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(urllib.request, "urlopen", fail)
+    opened = line.open_cloud("aws", None, None)
+    blind = replace(opened, caller_cidr=infra.aws.find_caller_cidr)
+    monkeypatch.setattr(infra.clouds, "open_cloud", lambda *_: blind)
+    before = line.changes
+
+    told = line.run(*shlex.split(_NEW))
+
+    assert (told.code, line.changes) == (1, before)
+    assert told.message == (
+        "could not learn this machine's public address from https://checkip.amazonaws.com: "
+        "<urlopen error no route to host>\n  → name the addresses that may use SSH: --ssh-cidr "
+        "203.0.113.7/32"
+    )

@@ -1,0 +1,283 @@
+"""What a user is told when a cluster fails in the making: what, on which resource or [host],
+what is left behind, and the commands that go on and that clean up.
+
+Each row is a cloud or machine with a fault, and the message, word for word. What it says is left is
+compared with all that exists, and the command that it names is run.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from infra import tags
+from infra.errors import HostError
+from provision.host import Result
+from provision.stacks import load_stack
+from tests.cluster import failures as f
+from tests.fakes import health_answer
+from tests.harness.command_line import CommandLine
+
+# The head first, then an image, then the workers: the way with the most that can fail.
+_UP = "up --nodes 2 --yes --bake head"
+_DID_NOT_COME = "the cluster did not come up: "
+_AGAIN = "\n  → another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+_GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('intel')))}"
+_CODES = (
+    "\n  → what the codes mean: "
+    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
+)
+_WRONG_KEY = (
+    "this machine knows i-0 by another SSH host key than the node has: here ssh-ed25519 "
+    "SHA256:0; there ssh-ed25519 SHA256:0\n  → Somebody may have stood between this machine "
+    "and the node since their first contact: do not use the node; end it, and go on from "
+    "another network. It is innocent where the node's keys in /etc/ssh were made anew on "
+    "purpose: then forget the old one: ssh-keygen -R i-0 -f 'HOME/spr/known_hosts'"
+)
+_WHILE_MAKING = (
+    f.Row(
+        "key not taken",
+        _UP,
+        f"ImportKeyPair failed: InternalError: told by EC2{f.BUSY}",
+        faults=f.error("ImportKeyPair", "InternalError"),
+        left="1 security group",
+    ),
+    f.Row(
+        "group never shown",
+        _UP,
+        f"AuthorizeSecurityGroupIngress failed: InvalidGroup.NotFound: told by EC2{_CODES}",
+        faults=f.error("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound"),
+        left="1 security group",
+    ),
+    f.Row(
+        "name taken by something else",
+        _UP,
+        _DID_NOT_COME
+        + "told by EC2\n  → something that is not the cluster's is in its way: remove it, or "
+        "choose another --name",
+        faults=f.error("CreateSecurityGroup", "InvalidGroup.Duplicate"),
+    ),
+    f.Row(
+        "never boots",
+        _UP,
+        _DID_NOT_COME + f"node0 (i-0): pending: running: not within 40 min{_AGAIN}",
+        faults=f.machines("never-boots"),
+        left=f.HEAD,
+    ),
+    f.Row(
+        "dies at once",
+        _UP,
+        _DID_NOT_COME
+        + f"node0 (i-0): terminated: Server.InternalError: Internal error on launch{_AGAIN}",
+        faults=f.machines("dies"),
+        left=f.GROUPS,
+    ),
+    f.Row(
+        "no SSH",
+        _UP,
+        _DID_NOT_COME
+        + "node0 (i-0): SSH on node0: not within 40 min: no SSH at 172.31.0.4: connection "
+        f"refused{_AGAIN}",
+        faults=f.machines("no-ssh"),
+        left=f.HEAD,
+    ),
+    f.Row(
+        "first boot failed",
+        _UP,
+        _DID_NOT_COME + f"node0 (i-0): cloud-init failed: status: error{_AGAIN}",
+        act=f.stage("node0", "cloud-init status", Result(1, "status: error\n", "")),
+        left=f.HEAD,
+    ),
+    f.Row(
+        "facts that nobody understands",
+        _UP,
+        _DID_NOT_COME + f"node0 (i-0): its facts could not be read: KeyError('lscpu'){_AGAIN}",
+        act=f.stage("node0", "--- spr-cluster: hostname", Result(0, "what?", "")),
+        left=f.HEAD,
+    ),
+    f.Row(
+        "no AMX on the head",
+        _UP,
+        "[node0] no AMX: Xeon lacks amx_bf16, amx_int8, amx_tile\n  → choose a type with AMX "
+        "(--instance-type r7iz.metal-16xl), or go on without it: --allow-no-amx",
+        faults=f.machines("no-amx"),
+        left=f.HEAD,
+    ),
+    f.Row(
+        "no AMX on the workers",
+        _UP,
+        _DID_NOT_COME + f"node1 (i-0): no AMX: lacks amx_bf16, amx_int8, amx_tile{_AGAIN}",
+        faults=f.machines("no-amx", *range(1, 9)),
+        left=f.BOTH,
+    ),
+    f.Row(
+        "installation failed",
+        _UP,
+        "[node0] installing stack intel failed: E: Unable to locate package libfoo\n  → the "
+        "whole log is /var/log/spr-cluster-install.log on the node",
+        act=f.stage(
+            "node0",
+            "spr-cluster-install.sh",
+            Result(100, "@step packages\nE: Unable to locate package libfoo\n", ""),
+        ),
+        left=f.HEAD,
+    ),
+    f.Row(
+        "image refused",
+        _UP,
+        f"CreateImage failed: InvalidParameterValue: told by EC2{_CODES}",
+        faults=f.error("CreateImage", "InvalidParameterValue"),
+        left=f.HEAD,
+    ),
+    f.Row(
+        "image failed",
+        _UP,
+        "image ami-0 failed: no reason given\n  → run the same command again: it makes a new one",
+        act=f.fail_images,
+        left=f.HEAD_AND_IMAGE,
+    ),
+    f.Row(
+        "another key on the head's console",
+        _UP,
+        f"[node0] {_WRONG_KEY}",
+        act=f.pin_wrong_key(0),
+        left=f.HEAD,
+    ),
+    f.Row(
+        "another key inside the network",
+        _UP,
+        f"[node1] {_WRONG_KEY}",
+        act=f.pin_wrong_key(1),
+        left=f.BOTH,
+    ),
+    f.Row(
+        "a worker that the head can't reach",
+        _UP,
+        _DID_NOT_COME + f"node1 (i-0): the head can't reach it over SSH: no route to host{_AGAIN}",
+        act=f.stage(
+            "node0",
+            "xargs -P 64",
+            Result(0, f"{_GOOD_HEAD}\nanswer:node1:255:1.0:2.0:no route to host\n", ""),
+        ),
+        left=f.BOTH,
+    ),
+    f.Row(
+        "a head that has been connected, and is silent",
+        "up --nodes 3 --yes",
+        "[node0] the head i-0 does not answer: SSH on node0: not within 40 min: no SSH at "
+        "172.31.0.4: timed out\n  → is --ssh-cidr this machine's address? If it is lost: aws "
+        f"ec2 terminate-instances --instance-ids i-0, and then `spr-cluster repair {f.FLAGS}` "
+        "makes a worker the head",
+        act=f.all_of(
+            f.run(_UP), f.stage("node0", ".", HostError("node0", "no SSH at 172.31.0.4: timed out"))
+        ),
+        left=f.BOTH,
+    ),
+)
+
+
+@f.rows(_WHILE_MAKING)
+def test_a_failed_up_says_what_failed_what_is_left_and_how_to_be_rid_of_it(
+    line: CommandLine, row: f.Row
+) -> None:
+    f.expect_failed_up(line, row)
+
+
+def test_a_cluster_that_lost_nodes_says_how_to_get_them_back(line: CommandLine) -> None:
+    line.must("up", "--nodes", "3", "--yes")
+    line.lose(line.ids()[1])
+    told = line.run("train", "squad", "--demo")
+    assert (told.code, told.message) == (
+        1,
+        "cluster spr is not whole: 2 of 3 nodes are running\n  → `spr-cluster repair --name spr` "
+        "replaces and connects them, `spr-cluster status` shows them",
+    )
+
+    line.lose(line.ids()[0])
+    for argv in ("train squad --demo", "ssh", "extend 2h"):
+        told = line.run(*argv.split())
+        assert (told.code, told.message) == (
+            2,
+            "cluster 'spr' has no running head node\n  → `spr-cluster repair --name spr` makes "
+            "a worker the head, `spr-cluster down --name spr` removes what is left",
+        )
+
+    line.must("repair", "--yes")
+    assert len(line.ids()) == 3
+
+
+def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine) -> None:
+    line.must(*shlex.split(_UP))
+    reason = "resource sg-1 has a dependent object"
+    line.park_cloud.faults(f.error("DeleteSecurityGroup", "DependencyViolation", reason))
+
+    told = line.run("down", "--yes")
+
+    assert told.code == 1
+    assert f.plain(told.message) == (
+        "still there after `down`: 1 security group (sg-0)\n  deleting sg-0: not within 20 s: "
+        "An error occurred (DependencyViolation) when calling the DeleteSecurityGroup "
+        f"operation: {reason}\n  → run `spr-cluster down {f.FLAGS}` again; these may still cost "
+        "money"
+    )
+    line.park_cloud.faults("")
+    line.must("down", *f.FLAGS.split(), "--yes")
+    assert line.park_cloud.left() == []
+
+
+@pytest.mark.full
+def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
+    line.must(*shlex.split(_UP))
+    line.park_cloud.faults("terminate_s = 80000\n")
+    line.park_cloud.clock.pace = 10
+
+    told = line.run("down", "--yes")
+
+    assert told.code == 1
+    message = f.plain(told.message)
+    assert message.startswith(
+        "still there after `down`: 2 instances (i-0, i-0); 2 volumes (vol-0, "
+    )
+    assert message.endswith(
+        "\n  instances i-0, i-0 terminated: not within 20 min\n"
+        f"  → run `spr-cluster down {f.FLAGS}` again; these may still cost money"
+    )
+
+
+def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine) -> None:
+    ec2 = line.park_cloud.fake.clients.ec2
+    for name in ("older", "old"):
+        labels = tags.tag_specifications(["volume"], {tags.CLUSTER: name})
+        ec2.create_volume(AvailabilityZone="us-east-1a", Size=20, TagSpecifications=labels)
+    line.park_cloud.faults(f.error("DeleteVolume", "UnauthorizedOperation", times=2))
+
+    told = line.run("gc", "--yes")
+
+    assert (told.code, told.out) == (1, "Removed: older.\n")
+    assert told.message == (
+        "1 of 2 clusters were not removed:\n  old (us-east-1): no permission for DeleteVolume: told by "
+        "EC2\n  → have an administrator allow DeleteVolume (`spr-cluster iam-policy` prints all that "
+        "is needed), or choose another AWS_PROFILE"
+    )
+    assert len(line.park_cloud.left()) == 1
+
+
+def test_nodes_that_do_not_hear_of_their_new_end_are_named(line: CommandLine) -> None:
+    line.must(*shlex.split(_UP))
+    line.stage("node1", ".", HostError("node1", "no SSH at 172.31.0.5: timed out"))
+
+    told = line.run("extend", "2h")
+
+    assert told.code == 1
+    assert told.message == (
+        "extending failed on 1 of 2 nodes:\n  [node1] no SSH at 172.31.0.5: timed out\n  → the tags "
+        "have the new end, some nodes still the old one: `spr-cluster extend 1m "
+        f"{f.FLAGS}` tells all of them again; `spr-cluster repair {f.FLAGS}` replaces nodes that are "
+        "lost"
+    )
+    line.machines.staged.clear()
+    line.must("extend", "1m", *f.FLAGS.split())
+    expires = {line.park_cloud.machine(id_)["expires"] for id_ in line.ids()}
+    assert len(expires) == 1

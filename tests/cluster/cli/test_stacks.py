@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import main
+from tests.provision.package_index import PackageIndex, serve_index
+
+OWN = """
+[stacks.mine]
+base = "upstream"
+indexes = []
+python_packages = ["torch==2.13.0", "transformers==5.0.0", "impi-rt==2021.18.1"]
+remove_packages = ["datasets"]
+"""
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    """One index with all that stack `mine` needs, and pip without any other configuration."""
+    monkeypatch.chdir(tmp_path)
+    Path("spr-cluster.toml").write_text(OWN)
+    for name in [name for name in os.environ if name.startswith("PIP_") or "proxy" in name.lower()]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    with serve_index() as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        index.add("torch", "2.13.0+cpu", "cp312-cp312-manylinux_2_28_x86_64")
+        index.add("transformers", "5.0.0")
+        index.add("impi-rt", "2021.18.1", "py2.py3-none-manylinux1_x86_64")
+        yield index
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_stacks_are_explained(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
+    code, out, _ = run(capsys, "stacks")
+
+    assert code == 0
+    for text in (
+        "reference: the recipe of 2022",
+        "Ubuntu 20.04, Python 3.8",
+        "--xpu_backend ccl --use_ipex --no_cuda --bf16",
+        "archived by Intel in March 2026, with known security issues",
+        "deprecated by Intel in November 2025; it was never on PyPI",
+        "mine: upstream, changed in spr-cluster.toml",
+    ):
+        assert text in out
+    mine = out[out.index("mine: ") :]
+    assert "archived" not in mine
+    assert index.asked == []
+
+
+def test_stacks_as_json(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
+    code, out, _ = run(capsys, "stacks", "--json")
+
+    stacks = {stack["name"]: stack for stack in json.loads(out)}
+    assert code == 0
+    assert list(stacks) == ["intel", "reference", "upstream", "mine"]
+    assert stacks["intel"]["training_flags"][:2] == ["--ddp_backend", "ccl"]
+    assert len({stack["digest"] for stack in stacks.values()}) == 4
+
+
+def test_a_check_where_all_is_there(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex
+) -> None:
+    code, out, err = run(capsys, "stacks", "check", "mine")
+
+    assert (code, out) == (
+        0,
+        "mine: all there; 3 packages fit together for Python 3.12 on Ubuntu 24.04\n",
+    )
+    assert "Check stack mine" in err
+
+
+@pytest.mark.parametrize(
+    "argv", [("stacks", "check", "mine", "--json"), ("stacks", "--json", "check", "mine")]
+)
+def test_a_check_that_finds_something_ends_with_1(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: tuple[str, ...]
+) -> None:
+    index.pages["/torch/"] = {}
+
+    code, out, _ = run(capsys, *argv)
+
+    (report,) = json.loads(out)
+    assert code == 1
+    assert report["ok"] is False
+    assert report["problems"] == [
+        {
+            "sentence": "torch==2.13.0 is not to be had for Python 3.12 on Ubuntu 24.04: on "
+            f"{index.url} there is no version of it",
+            "package": "torch",
+            "index": index.url,
+        }
+    ]
+
+
+def test_a_problem_is_a_sentence(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
+    index.statuses["/"] = 503
+
+    code, out, _ = run(capsys, "stacks", "check", "mine")
+
+    assert code == 1
+    assert out.splitlines() == [
+        "mine:",
+        f"  {index.url} answers 503 Service Unavailable",
+        "  Whether the packages fit together is not known until that is mended.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("stacks", "check", "intell"), "unknown stack 'intell'"),
+        (("stacks", "check", "mine", "--timeout", "0"), "--timeout 0: expected seconds"),
+    ],
+)
+def test_a_mistake(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(capsys, *argv)
+
+    assert (code, out) == (2, "")
+    assert message in err
+    assert index.asked == []
+
+
+def test_a_stack_that_does_not_match_is_refused_before_anything_is_bought(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex
+) -> None:
+    Path("spr-cluster.toml").write_text(
+        '[stacks.mine]\nbase = "intel"\npython_packages = ["oneccl-bind-pt==2.6.0"]\n'
+    )
+
+    code, out, err = run(capsys, "up", "--stack", "mine", "--yes")
+
+    assert (code, out) == (2, "")
+    assert "stack mine: oneccl-bind-pt 2.6.0 does not match torch 2.7.0" in err
+    assert "use oneccl-bind-pt 2.7.0" in err

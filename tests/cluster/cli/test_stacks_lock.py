@@ -1,0 +1,131 @@
+"""`stacks lock`, and what all other commands make of a lock."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from provision.recipe import recipe_digest
+from provision.stacks import load_stack
+from tests.cluster.cli.test_stacks import OWN, index, run
+from tests.provision.package_index import PackageIndex
+
+__all__ = ["index"]
+LOCK = Path("spr-cluster.locks/mine.txt")
+_MAKE = "spr-cluster stacks lock mine makes it anew; without the file every node resolves by itself"
+
+
+def test_a_lock_has_every_package_with_its_hash(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex
+) -> None:
+    index.add("transformers", "5.0.0", needs=["tokenizers"])
+    index.add("tokenizers", "0.22.0")
+    unlocked = recipe_digest(load_stack("mine"))
+
+    code, out, err = run(capsys, "stacks", "lock", "mine")
+
+    assert (code, out) == (
+        0,
+        f"mine: {LOCK} has 4 packages with their hashes, for Python 3.12 on Ubuntu 24.04\n",
+    )
+    assert "Lock stack mine" in err
+    wheel = index.pages["/tokenizers/"]["tokenizers-0.22.0-py3-none-any.whl"]
+    digest = hashlib.sha256(wheel).hexdigest()
+    assert f"tokenizers==0.22.0 --hash=sha256:{digest}" in LOCK.read_text().splitlines()
+    assert recipe_digest(load_stack("mine")) != unlocked
+
+
+def test_stacks_shows_whether_there_is_a_lock(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex
+) -> None:
+    def told() -> tuple[str, dict[str, object]]:
+        _, out, _ = run(capsys, "stacks")
+        line = next(text for text in out.split("mine: ")[1].splitlines() if "lock " in text)
+        (mine,) = [s for s in json.loads(run(capsys, "stacks", "--json")[1]) if s["name"] == "mine"]
+        return line.removeprefix("  lock").strip(), mine
+
+    line, before = told()
+    assert line == "none: spr-cluster stacks lock mine pins all packages by their hashes"
+    assert (before["lock"], before["lock_problem"]) == (None, "")
+
+    run(capsys, "stacks", "lock", "mine")
+    line, after = told()
+    assert line == f"3 packages by their hashes, in {LOCK}"
+    assert len(after["lock"]) == 3  # type: ignore[arg-type]
+    assert after["digest"] != before["digest"]
+
+    Path("spr-cluster.toml").write_text(OWN.replace("5.0.0", "5.0.1"))
+    line, _ = told()
+    assert line.startswith(f"refused: {LOCK}: the stack has changed since: python_packages has ")
+    assert line.endswith("(spr-cluster stacks lock mine makes it anew)")
+
+
+@pytest.mark.parametrize("argv", ["up --yes", "plan", "bake --yes"])
+def test_a_lock_of_another_time_is_refused_before_anything_is_bought(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: str
+) -> None:
+    run(capsys, "stacks", "lock", "mine")
+    Path("spr-cluster.toml").write_text(OWN.replace("5.0.0", "5.0.1"))
+
+    code, out, err = run(capsys, *argv.split(), "--stack", "mine")
+
+    assert (code, out) == (2, "")
+    assert err == (
+        f"spr-cluster: {LOCK}: the stack has changed since: python_packages has "
+        f"transformers==5.0.1 in the place of transformers==5.0.0\n  → {_MAKE}\n"
+    )
+    index.add("transformers", "5.0.1")
+    assert run(capsys, "stacks", "lock", "mine")[0] == 0
+    assert load_stack("mine").lock
+
+
+def test_nothing_is_locked_where_something_is_missing(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex
+) -> None:
+    index.statuses["/"] = 503
+
+    code, out, _ = run(capsys, "stacks", "lock", "mine", "--json")
+
+    (told,) = json.loads(out)
+    assert (code, told["ok"], told["lock"]) == (1, False, None)
+    assert not LOCK.exists()
+    assert f"{index.url} answers 503" in run(capsys, "stacks", "lock", "mine")[1]
+
+
+def test_a_lock_for_json(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
+    code, out, _ = run(capsys, "stacks", "lock", "mine", "--json")
+
+    (told,) = json.loads(out)
+    assert (code, told["lock"], told["ok"]) == (0, str(LOCK), True)
+    assert told["resolved"]["torch"] == "2.13.0+cpu"
+
+
+def test_a_lock_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex
+) -> None:
+    Path("spr-cluster.locks").write_text("no folder")
+
+    code, out, err = run(capsys, "stacks", "lock", "mine")
+
+    assert (code, out) == (2, "")
+    assert "spr-cluster: spr-cluster.locks/mine.txt: " in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("stacks", "lock", "intell"), "unknown stack 'intell'"),
+        (("stacks", "lock", "mine", "--timeout", "-1"), "--timeout -1: expected seconds"),
+    ],
+)
+def test_a_mistake(
+    capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(capsys, *argv)
+
+    assert (code, out) == (2, "")
+    assert message in err
+    assert index.asked == []

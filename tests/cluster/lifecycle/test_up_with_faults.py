@@ -1,0 +1,70 @@
+"""``up`` on a bad day: lost answers, throttling, and what EC2 shows late."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.simulated_cloud import ParkCloud
+
+
+@pytest.mark.parametrize(
+    ("action", "effect"),
+    [
+        ("CreateSecurityGroup", "true"),
+        ("AuthorizeSecurityGroupIngress", "true"),
+        ("ImportKeyPair", "true"),
+        ("CreatePlacementGroup", "true"),
+        ("RunInstances", "true"),
+        ("RunInstances", "false"),
+        ("CreateImage", "true"),
+        ("CreateImage", "false"),
+        ("CreateTags", "true"),
+    ],
+)
+def test_a_call_that_ec2_does_not_answer_makes_nothing_twice(
+    park_cloud: ParkCloud, action: str, effect: str
+) -> None:
+    park_cloud.faults(f'[[error]]\naction = "{action}"\ntimes = 1\neffect = {effect}\n')
+
+    cluster = park_cloud.up(nodes=2)
+
+    assert len(cluster.nodes) == 2
+    found = park_cloud.found()
+    assert found.counts() == (
+        "2 instances, 2 volumes, 2 interfaces, 1 security group, 1 placement group, 1 key pair, "
+        "1 image, 1 snapshot"
+    )
+    assert sum(len(ids) for ids in found.ids().values()) == len(park_cloud.left())
+
+
+def test_the_workers_answer_lost_buys_them_once(park_cloud: ParkCloud) -> None:
+    lost = '[[error]]\naction = "RunInstances"\ntimes = 3\nafter = 1\neffect = true\n'
+    park_cloud.faults(lost)
+
+    park_cloud.up(nodes=3)
+
+    assert len(park_cloud.fake.backend.reservations) == 2
+    tokens = [request["ClientToken"] for request in park_cloud.recorder.of("RunInstances")]
+    assert len(tokens) == 5
+    assert len(set(tokens)) == 2
+
+
+@pytest.mark.parametrize("seconds", [1, 4, 12])
+def test_what_ec2_shows_late_is_waited_for(park_cloud: ParkCloud, seconds: int) -> None:
+    park_cloud.faults(f"visibility_s = {seconds}")
+
+    park_cloud.up(nodes=2)
+
+    park_cloud.clock.sleep(seconds)
+    assert park_cloud.cluster().is_whole
+    assert len(park_cloud.found("instances").instances) == 2
+
+
+def test_three_calls_of_ten_are_throttled_and_nothing_is_lost(park_cloud: ParkCloud) -> None:
+    park_cloud.faults('seed = 3\n[[throttle]]\naction = "*"\nrate = 0.3\n')
+
+    park_cloud.up(nodes=2)
+
+    park_cloud.faults("")
+    assert park_cloud.cluster().is_whole
+    assert len(park_cloud.left()) == 11

@@ -1,0 +1,107 @@
+"""What is kept on this machine: a key, host keys, an ssh configuration, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.local_files import ClusterFiles, clusters_of, home, remembered_cloud
+from infra.access import write_private
+from infra.errors import UsageError
+
+HOLD_LOCK = """
+import sys, time
+from cluster.local_files import ClusterFiles
+with ClusterFiles.of("bert").lock():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("name", ["..", "/etc", "", "*", ".local-cloud", "a/b", "a\n", "ä"])
+def test_no_name_leads_out_of_the_home_folder(name: str) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        ClusterFiles.of(name)
+
+
+def test_where_a_cluster_lives_is_in_the_first_line_of_its_ssh_configuration() -> None:
+    files = ClusterFiles.of("bert")
+    assert remembered_cloud("bert") is None
+
+    files.remember("aws", "eu-west-1")
+    assert remembered_cloud("bert") == ("aws", "eu-west-1")
+    files.remember("aws", "us-east-1")  # without anything new to say it stays
+    assert remembered_cloud("bert") == ("aws", "eu-west-1")
+    files.remember("aws", "us-east-1", "Host node0\n")
+
+    assert remembered_cloud("bert") == ("aws", "us-east-1")
+    assert files.ssh_config.read_text().endswith("\nHost node0\n")
+    assert files.ssh_config.stat().st_mode & 0o777 == 0o600
+    assert files.folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("content", ["", "Host node0\n", "# spr-cluster lives in: aws\n", "\xff"])
+def test_a_file_that_is_not_ours_tells_nothing(content: str) -> None:
+    files = ClusterFiles.of("bert")
+    write_private(files.ssh_config, content)
+
+    assert remembered_cloud("bert") is None
+
+
+def test_clusters_are_listed_by_their_cloud() -> None:
+    assert clusters_of("local") == []
+    for name, cloud in (("zeta", "local"), ("bert", "local"), ("bought", "aws")):
+        ClusterFiles.of(name).remember(cloud, "us-east-1")
+
+    assert clusters_of("local") == ["bert", "zeta"]
+    assert clusters_of("aws") == ["bought"]
+
+
+def test_what_is_removed_is_gone_and_its_cloud_may_stay_known() -> None:
+    files = ClusterFiles.of("bert")
+    write_private(files.key, "key")
+    write_private(files.known_hosts, "hosts")
+    files.remember("aws", "us-east-1")
+
+    files.remove(keep_cloud=True)
+    assert [path.name for path in files.folder.iterdir()] == ["ssh_config"]
+    assert remembered_cloud("bert") == ("aws", "us-east-1")
+    files.remove()
+    files.remove()
+    assert not files.folder.exists()
+
+
+def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
+    files = ClusterFiles.of("bert")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_LOCK],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "SPR_CLUSTER_HOME": str(home())},
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with ClusterFiles.of("zeta").lock():
+            pass
+        with pytest.raises(UsageError) as caught, files.lock():
+            raise AssertionError("two at a time")
+        assert f"process {other.pid}" in caught.value.message
+        assert "Ctrl-C" in str(caught.value)
+        # The kernel frees the lock of a process that is killed.
+        other.kill()
+        other.wait(timeout=30)
+    with files.lock():
+        assert not files.folder.exists(), "a lock must not look like a cluster"
+
+
+def test_a_lock_is_free_again_after_an_error() -> None:
+    files = ClusterFiles.of("bert")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), files.lock():
+            raise KeyboardInterrupt

@@ -1,0 +1,84 @@
+"""The files that the nodes get, as golden files."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cluster import ssh_mesh as mesh
+from cluster.nodes import Cluster, Node
+from infra.instances import Instance
+from provision.facts import HostFacts, parse_facts
+from provision.host import Host
+from tests.fakes import FakeHost, facts_answer
+from tests.golden import check_golden
+
+GOLDEN = Path(__file__).with_name("golden")
+HOST_KEYS = {f"node{rank}": f"ssh-ed25519 KEY{rank}" for rank in range(3)}
+
+
+def make_node(rank: int) -> Node:
+    instance = Instance(
+        id=f"i-{rank}",
+        state="running",
+        role="worker" if rank else "head",
+        private_ip=f"172.31.0.{10 + rank}",
+        public_ip=f"198.51.100.{10 + rank}",
+        launch_index=0,
+        launch_time=datetime(2026, 7, 31, tzinfo=timezone.utc),
+        instance_type="r7iz.metal-16xl",
+        zone="us-east-1a",
+        tags={},
+    )
+    return Node(rank, instance)
+
+
+HOSTNAMES = {f"node{rank}": f"ip-172-31-0-{10 + rank}" for rank in range(3)}
+NODES = tuple(make_node(rank) for rank in range(3))
+CLUSTER = Cluster("bert", NODES, len(NODES))
+
+
+def test_ssh_config_of_the_nodes() -> None:
+    check_golden(GOLDEN / "ssh_config", mesh.render_ssh_config(NODES))
+
+
+def test_known_hosts_of_the_nodes() -> None:
+    check_golden(GOLDEN / "known_hosts", mesh.render_known_hosts(NODES, HOST_KEYS))
+
+
+def test_etc_hosts_block() -> None:
+    check_golden(GOLDEN / "etc_hosts", mesh.render_hosts_block(NODES, HOSTNAMES))
+
+
+def test_hostfile() -> None:
+    check_golden(GOLDEN / "hosts", mesh.render_hostfile(NODES))
+
+
+def test_ssh_config_of_this_machine() -> None:
+    text = mesh.render_client_ssh_config(CLUSTER, "/home/me/.spr/id", "/home/me/.spr/known_hosts")
+    check_golden(GOLDEN / "client_ssh_config", text)
+
+
+def test_every_node_gets_the_same_fresh_key_and_nobody_else() -> None:
+    facts: dict[str, HostFacts] = {node.name: parse_facts(facts_answer()) for node in NODES}
+    hosts = {node.name: FakeHost(node.name, [("tar -C", "")]) for node in NODES}
+
+    def open_host(node: Node) -> Host:
+        return hosts[node.name]
+
+    mesh.connect_nodes(CLUSTER, facts, open_host)
+
+    bundles = {content for host in hosts.values() for content in host.files.values()}
+    assert len(bundles) == 1
+    with tarfile.open(fileobj=io.BytesIO(bundles.pop())) as archive:
+        assert sorted(archive.getnames()) == [
+            ".spr-cluster-hosts",
+            ".ssh/config",
+            ".ssh/known_hosts",
+            ".ssh/spr-cluster",
+            ".ssh/spr-cluster.pub",
+            "hosts",
+        ]
+        assert {member.mode for member in archive} == {0o600}

@@ -1,0 +1,267 @@
+"""The command line in this process, before a cloud called AWS: EC2 and the machines are pretended.
+
+What a user sees is what counts here: `main` itself runs, with its output, exit code and every call
+that reaches the cloud written down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+import cluster.context
+import cluster.overview
+import infra.clients
+import infra.clouds
+from cluster.local_files import home
+from infra.aws import open_aws_cloud
+from infra.clients import Clients
+from infra.cloud import DEFAULT_REGION, Cloud
+from infra.local.ec2_visibility import READS
+from infra.local.wire import Answer, Call, read_call
+from jobs.cli import main
+from provision.host import Login, Result
+from tests.harness.cloud import CALLER, make_cloud
+from tests.harness.simulated_cloud import ParkCloud, let_no_time_pass, open_park_cloud
+from tests.harness.simulated_machines import ParkHost
+from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
+
+# What a machine does instead of its own work; it is given whoever takes the lines of output.
+Act = Callable[[Any], Result]
+
+
+@dataclass(frozen=True)
+class Told:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """The error as the user reads it: from the last ``spr-cluster:`` on, without that word."""
+        _, found, text = f"\n{self.err}".rpartition("\nspr-cluster: ")
+        return text.rstrip("\n") if found else self.err.rstrip("\n")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One call that reached the cloud: IAM's name of its action, its parameters, its region."""
+
+    action: str
+    parameters: dict[str, str]
+    region: str
+
+    @property
+    def changes(self) -> bool:
+        return not self.action.partition(":")[2].startswith(READS)
+
+
+class Witness:
+    """Stands before the cloud, and writes down every call before it takes effect."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], Any]) -> None:
+        self._answer = answer
+        self.calls: list[Seen] = []
+        self.before: list[Callable[[Seen], None]] = []
+        self.instead: Answer | None = None
+        """What is answered to everything, such as a network's login page."""
+
+    def __call__(self, environ: dict[str, Any]) -> Any:
+        call = read_call(environ)
+        seen = Seen(f"{call.service}:{call.action}", _parameters(call), call.region)
+        self.calls.append(seen)
+        for tell in self.before:
+            tell(seen)
+        return self.instead or self._answer(environ)
+
+
+def _parameters(call: Call) -> dict[str, str]:
+    form = parse_qs(call.body.decode("utf-8", "replace"))
+    return {key: values[0] for key, values in form.items()}
+
+
+@dataclass
+class Machines:
+    """Opens the park's machines; ``staged`` holds what some of them answer instead."""
+
+    park_cloud: ParkCloud
+    staged: list[tuple[str, str, Act]] = field(default_factory=list)
+
+    def open(self, name: str, address: str, login: Login, *, alias: str, **_: object) -> StagedHost:
+        node: Any = SimpleNamespace(name=name, instance=SimpleNamespace(id=alias))
+        files: Any = SimpleNamespace(known_hosts=login.known_hosts)
+        return StagedHost(self, node, files)
+
+
+class StagedHost(ParkHost):
+    """A machine of the park that answers some commands as a test wants it to."""
+
+    def __init__(self, machines: Machines, node: Any, files: Any) -> None:
+        super().__init__(machines.park_cloud.park, node, files)
+        self._stage = machines
+
+    def run(self, command: str, **options: Any) -> Result:
+        for node, pattern, answer in self._stage.staged:
+            if re.fullmatch(node, self.name) and re.search(pattern, command):
+                return answer(options.get("on_line"))
+        return super().run(command, **options)
+
+
+class BecameSshError(Exception):
+    """The process would be OpenSSH's from here on."""
+
+
+@dataclass(repr=False)
+class CommandLine:
+    """`spr-cluster` with everything behind it. ``caller`` is this machine's address for AWS."""
+
+    park_cloud: ParkCloud
+    witness: Witness
+    machines: Machines
+    caller: str = CALLER
+    url: str = ""
+    """Where AWS is, if not at this cloud."""
+    became: list[list[str]] = field(default_factory=list)
+    """The command lines of OpenSSH in whose favour a command ended."""
+
+    def run(self, *argv: str) -> Told:
+        """Run a command to its end, or to where it becomes OpenSSH; a bug's exception comes through."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = main(argv)
+            except SystemExit as end:
+                code = int(end.code or 0)
+            except BecameSshError:
+                code = 0
+        return Told(code, out.getvalue(), err.getvalue())
+
+    def must(self, *argv: str) -> Told:
+        """Run a command that has to succeed."""
+        told = self.run(*argv)
+        assert told.code == 0, told.err
+        return told
+
+    def stage(self, node: str, pattern: str, answer: Result | Exception | Act) -> None:
+        """What nodes of such names answer to such commands, instead of the truth."""
+
+        def act(on_line: Any) -> Result:
+            if isinstance(answer, Exception):
+                raise answer
+            if not isinstance(answer, Result):
+                return answer(on_line)
+            for line in answer.stdout.splitlines() if on_line else ():
+                on_line(line)
+            return answer
+
+        self.machines.staged.append((node, pattern, act))
+
+    @property
+    def changes(self) -> Counter[str]:
+        """The calls so far that change something."""
+        return Counter(seen.action for seen in self.witness.calls if seen.changes)
+
+    def ids(self, *states: str) -> list[str]:
+        """The machines in these states, oldest first."""
+        found = self.park_cloud.fake.backend.all_instances()
+        return [i.id for i in found if i.state in (states or ("running",))]
+
+    def lose(self, instance_id: str) -> None:
+        """A machine ends, by nobody's wish."""
+        with self.park_cloud.fake.application.lock:
+            self.park_cloud.fake.backend.terminate_instances([instance_id])
+
+    def open_cloud(self, name: str, region: str | None, _: object) -> Cloud:
+        """In place of :func:`infra.clouds.open_cloud`: the same choice, at this address."""
+        here = make_cloud(self.park_cloud.fake.endpoint.url)
+        if name == "local":
+            return replace(here, region=region or DEFAULT_REGION)
+        return replace(
+            open_aws_cloud(region),
+            caller_cidr=lambda: self.caller,
+            endpoint_url=self.url or here.endpoint_url,
+            credentials=here.credentials,
+        )
+
+
+def files_at_home() -> list[str]:
+    """What the tool keeps on this machine, less its locks."""
+    kept = (path for path in home().rglob("*") if path.is_file())
+    return sorted(str(p.relative_to(home())) for p in kept if not p.name.endswith(".lock"))
+
+
+@contextlib.contextmanager
+def open_command_line(
+    endpoint: Endpoint, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CommandLine]:
+    """An empty cloud behind a command line whose time passes only when somebody sleeps."""
+    leave_moto_as_it_was(monkeypatch)
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    with open_park_cloud(endpoint, root, time.time()) as park_cloud:
+        let_no_time_pass(park_cloud.clock, monkeypatch)
+        server = park_cloud.fake.application
+        witness = Witness(server._answer_call)
+        monkeypatch.setattr(server, "_answer_call", witness)
+        line = CommandLine(park_cloud, witness, Machines(park_cloud))
+        _put_in_place(line, monkeypatch)
+        try:
+            yield line
+        finally:
+            for number, handler in handlers:
+                signal.signal(number, handler)
+
+
+def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, endpoint = line.park_cloud.clock, line.park_cloud.fake.endpoint
+
+    # A set of clients takes a third of a second to make.
+    made = {(endpoint.url, DEFAULT_REGION): endpoint.clients}
+    connect_anew = infra.clients.connect
+
+    def connect(cloud: Cloud) -> Clients:
+        place = (str(cloud.endpoint_url), cloud.region)
+        if place not in made:
+            made[place] = connect_anew(cloud)
+        return made[place]
+
+    def become(_: str, argv: list[str]) -> None:
+        line.became.append(argv)
+        raise BecameSshError
+
+    def now() -> datetime:
+        return datetime.fromtimestamp(clock.now, timezone.utc)
+
+    monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr(infra.clouds, "open_cloud", line.open_cloud)
+    monkeypatch.setattr(infra.clients, "connect", connect)
+    monkeypatch.setattr(cluster.overview, "connect", connect)
+    monkeypatch.setattr(cluster.context, "SshHost", line.machines.open)
+    context = functools.partial(cluster.context.Context, clock=clock, now=now)
+    monkeypatch.setattr(cluster.context, "Context", context)
+
+
+def numbered(names: Iterable[str]) -> list[str]:
+    """Names for parametrized rows: short, and different where the names are not."""
+    counts: Counter[str] = Counter()
+    listed = []
+    for name in names:
+        counts[name] += 1
+        listed.append(name if counts[name] == 1 else f"{name}-{counts[name]}")
+    return listed

@@ -1,0 +1,251 @@
+"""What goes wrong on a :class:`CommandLine`'s cloud, its machines and around them, and how it is told."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.local_files import ClusterFiles, home
+from infra.local.wire import Answer
+from provision.host import Result
+from provision.host_keys import pin_host_keys
+from tests.harness.command_line import CommandLine, files_at_home, open_command_line
+from tests.harness.simulated_machines import host_key_of
+from tests.infra.local.fakes import Endpoint
+
+# Word for word, or a pattern where Python's own words differ between its versions.
+Message = str | re.Pattern[str]
+EMPTY = " is empty\n  → give it a value, or leave it out"
+# Prepares a fault.
+Act = Callable[[CommandLine], None]
+
+FLAGS = "--name spr --cloud aws --region us-east-1"
+BUSY = (
+    "\n  → EC2 is busy, or limits the account's calls: run the same command again in some minutes"
+)
+
+
+# What there is when the groups are made, when the first machine has failed, and when a worker has.
+GROUPS = "1 security group, 1 placement group, 1 key pair"
+HEAD = f"1 instance, 1 volume, 1 interface, {GROUPS}"
+HEAD_AND_IMAGE = f"{HEAD}, 1 image, 1 snapshot"
+BOTH = f"2 instances, 2 volumes, 2 interfaces, {GROUPS}, 1 image, 1 snapshot"
+
+
+def nothing(_: CommandLine) -> None:
+    """All is well."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A command, a fault, and the whole message; ``left`` is what it counts where `up` has begun."""
+
+    name: str
+    argv: str
+    message: str
+    faults: str = ""
+    act: Act = nothing
+    left: str = ""
+    code: int = 1
+
+
+def rows(*tables: tuple[Row, ...]) -> pytest.MarkDecorator:
+    """A test for each row."""
+    listed = [row for table in tables for row in table]
+    return pytest.mark.parametrize("row", listed, ids=[row.name for row in listed])
+
+
+def error(action: str, code: str, message: str = "told by EC2", times: int = 10_000) -> str:
+    """The faults file by which calls fail."""
+    rule = f"action = '{action}'\ncode = '{code}'\nmessage = '{message}'\ntimes = {times}\n"
+    return f"[[error]]\n{rule}"
+
+
+def machines(fate: str, *numbers: int) -> str:
+    """The faults file by which all machines, or some, have a fate."""
+    rules = [f"n = {number}\n" for number in numbers] or [""]
+    return "".join(f"[[machine]]\n{rule}fate = '{fate}'\n" for rule in rules)
+
+
+def stage(node: str, pattern: str, answer: Any) -> Act:
+    """Nodes answer a command so, instead of the truth."""
+    return lambda line: line.stage(node, pattern, answer)
+
+
+def all_of(*acts: Act) -> Act:
+    """More than one fault."""
+
+    def prepare(line: CommandLine) -> None:
+        for act in acts:
+            act(line)
+
+    return prepare
+
+
+def run(argv: str) -> Act:
+    """A command that has to succeed."""
+
+    def prepare(line: CommandLine) -> None:
+        line.must(*shlex.split(argv))
+
+    return prepare
+
+
+def backend(line: CommandLine) -> Any:
+    return line.park_cloud.fake.backend
+
+
+def record(key: str, value: str) -> Act:
+    """Somebody changes a tag of the cluster's record."""
+
+    def change(line: CommandLine) -> None:
+        groups = [g for groups in backend(line).groups.values() for g in groups.values()]
+        group = next(group for group in groups if group.name != "default")
+        backend(line).tags[group.id][f"spr-cluster:{key}"] = value
+
+    return change
+
+
+def stop_head(line: CommandLine) -> None:
+    backend(line).stop_instances([line.ids()[0]])
+
+
+def pin_wrong_key(number: int) -> Act:
+    """Somebody stands between this machine and a node at their first contact."""
+
+    def prepare(line: CommandLine) -> None:
+        def hello(_: Any) -> Result:
+            files = ClusterFiles.of("spr")
+            pin_host_keys(files.known_hosts, line.ids()[number], [host_key_of("somebody")])
+            return Result(0, "", "")
+
+        line.stage(f"node{number}", "^true$", hello)
+
+    return prepare
+
+
+def fail_images(line: CommandLine) -> None:
+    def fail(_: object) -> None:
+        for image in backend(line).amis.values():
+            if image.owner_id == backend(line).account_id:
+                image.state = "failed"
+
+    line.witness.before.append(fail)
+
+
+def remove_default_vpc(line: CommandLine) -> None:
+    for subnets in list(backend(line).subnets.values()):
+        for subnet_id in list(subnets):
+            backend(line).delete_subnet(subnet_id)
+
+
+def show_login_page(line: CommandLine) -> None:
+    page = b"<!doctype html><title>Welcome to our hotel</title>"
+    line.witness.instead = Answer("200 OK", (("Content-Type", "text/html"),), page)
+
+
+def be_unreachable(line: CommandLine) -> None:
+    line.url = "http://127.0.0.1:9"
+
+
+def lose_key(_: CommandLine) -> None:
+    ClusterFiles.of("spr").key.unlink()
+
+
+def damage_key(_: CommandLine) -> None:
+    ClusterFiles.of("spr").key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+
+
+def plain(text: str) -> str:
+    """A message without what is another in every run: ids, fingerprints, places, times."""
+    text = re.sub(r"\b(i|ami|sg|snap|vol|eni|sir|subnet|vpc)-[0-9a-f]{17}\b", r"\1-0", text)
+    text = re.sub(r"\bSHA256:[\w+/]{43}", "SHA256:0", text)
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text)
+    return text.replace(str(home()), "HOME")
+
+
+@contextmanager
+def one_for_all(endpoint: Endpoint) -> Iterator[CommandLine]:
+    """A command line for many tests, none of which changes anything."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory() as folder,
+        open_command_line(endpoint, Path(folder), patch) as line,
+    ):
+        yield line
+
+
+def help_of(verb: str) -> str:
+    """Where a message about a command's options ends."""
+    return f"\n  → {' '.join(('spr-cluster', *verb.split()))} --help"
+
+
+def choice(text: str, verb: str, *choices: str) -> Message:
+    """argparse's words for a wrong choice; some versions of Python put quotes around choices."""
+    listed = ", ".join(f"'?{choice}'?" for choice in choices)
+    return re.compile(rf"{re.escape(text)} \(choose from {listed}\)" + re.escape(help_of(verb)))
+
+
+def expect_refusal(line: CommandLine, argv: Sequence[str], message: Message) -> None:
+    """A mistake is told in one message, and nothing has changed: in EC2, and on this machine."""
+    before = line.changes
+
+    told = line.run(*argv)
+
+    assert told.code == 2, told.err
+    if isinstance(message, str):
+        assert told.message == message, told.message
+    else:
+        assert message.fullmatch(told.message), told.message
+    assert told.err.count("spr-cluster: ") == 1
+    assert told.out == ""
+    assert line.changes == before
+    assert files_at_home() == []
+
+
+_DID_NOT = (
+    "\n`up` did not finish.\n"
+    f"To continue:           spr-cluster up {FLAGS}\n"
+    f"To remove what exists: spr-cluster down {FLAGS}\n"
+)
+
+
+def expect_failed_up(line: CommandLine, row: Row) -> None:
+    """The message names what failed and all that is left, and the command that it names removes it."""
+    row.act(line)
+    line.park_cloud.faults(row.faults)
+
+    told = line.run(*shlex.split(row.argv))
+
+    assert told.code == row.code, told.err
+    assert plain(told.message) == row.message, told.message
+    assert "Traceback" not in told.err
+    assert _DID_NOT in told.err, told.err
+    kinds, ids, costs = _what_it_lists(told.err)
+    assert kinds == row.left, kinds
+    assert ids == set(line.park_cloud.left())
+    assert costs == ("instance" in row.left)
+    line.park_cloud.faults("")
+    line.witness.before.clear()
+    line.must("down", *FLAGS.split(), "--yes")
+    assert line.park_cloud.left() == []
+    assert files_at_home() == []
+
+
+def _what_it_lists(text: str) -> tuple[str, set[str], bool]:
+    """What a failed `up` says that there is: counts by kind, ids, and whether it costs money."""
+    listed = re.search(r"^It exists now( and costs money)?: (.*)$", text, re.MULTILINE)
+    if not listed:
+        assert "EC2 shows nothing of it now." in text
+        return "", set(), False
+    ids = {id_ for group in re.findall(r"\(([^)]*)\)", listed[2]) for id_ in group.split(", ")}
+    kinds = re.sub(r" \([^)]*\)", "", listed[2]).replace("; ", ", ")
+    return kinds, ids, bool(listed[1])

@@ -1,0 +1,239 @@
+"""The tool's whole lifecycle in this process: EC2 from the embedded cloud, machines from the park.
+
+Nothing sleeps: EC2's time and the tool's are one, and pass only when somebody waits.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.context import Context
+from cluster.lifecycle.down import Removed, down
+from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
+from cluster.local_files import ClusterFiles
+from cluster.nodes import Cluster, find_cluster
+from infra.actions import Plan
+from infra.cloud import Cloud
+from infra.inventory import Inventory, describe_inventory
+from infra.local.state import StateFolder
+from infra.plan import PlanInput, plan_up
+from infra.tags import render_time
+from tests.aws import Recorder, answered_directly
+from tests.harness.cloud import ParkEngine, list_left, make_cloud
+from tests.harness.prepared_cluster import Made, keep, take_up
+from tests.harness.simulated_machines import Park
+from tests.infra.hasty_time import AtOnce, HastyTime
+from tests.infra.local.fakes import Endpoint, FakeCloud, FakeTime
+
+NAME = "bert"
+
+
+@dataclass
+class Notes:
+    """A :class:`infra.progress.Progress` that keeps what it is told."""
+
+    phases: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def phase(self, title: str) -> Iterator[None]:
+        self.phases.append(title)
+        yield
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+
+
+class Steps:
+    """The commands over SSH, by the patterns of :class:`tests.harness.simulated_machines.ParkHost`."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.before: dict[str, Callable[[], None]] = {}
+        """By a part of the step's name: called just before it, and may raise."""
+
+    def __call__(self, name: str, moment: str) -> None:
+        if name.startswith("put "):
+            return
+        if moment == "after":
+            self.done.append(name)
+            return
+        for part, act in list(self.before.items()):
+            if part in name:
+                act()
+
+    def count(self, part: str) -> int:
+        return sum(part in name for name in self.done)
+
+
+@dataclass
+class ParkCloud:
+    """A cloud with pretended machines, and the tool in front of it."""
+
+    fake: FakeCloud
+    engine: ParkEngine
+    steps: Steps
+    ctx: Context
+    recorder: Recorder
+    notes: Notes
+    began: float
+    kept: dict[str, Made] = field(default_factory=dict)
+    """Clusters that were made once, by the wish, and the folder of their copies."""
+    kept_in: Path | None = None
+
+    @property
+    def ec2(self) -> Any:
+        return self.ctx.clients.ec2
+
+    @property
+    def clock(self) -> HastyTime:
+        assert isinstance(self.fake.clock, HastyTime)
+        return self.fake.clock
+
+    @property
+    def park(self) -> Park:
+        return self.engine.park
+
+    def faults(self, text: str) -> None:
+        self.fake.faults(text)
+
+    def situation(self, ssh_cidr: str | None = None, **given: Any) -> PlanInput:
+        return prepare(self.ctx, NAME, given, ssh_cidr)
+
+    def plan(self, **given: Any) -> Plan:
+        return plan_up(self.situation(**given))
+
+    def up(self, ssh_cidr: str | None = None, **given: Any) -> Cluster:
+        """What `spr-cluster up` does, less the talking."""
+        return self.apply(self.situation(ssh_cidr, **given))
+
+    def apply(
+        self,
+        situation: PlanInput,
+        on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
+    ) -> Cluster:
+        """Bring up what was observed and wished for."""
+        plan = plan_up(situation)
+        offers = functools.cache(lambda: find_offers(self.ctx, situation))
+        if plan.buys:
+            offers()
+        cluster = bring_up(self.ctx, situation, plan, offers, on_new_plan)
+        # EC2's launch times, by which nodes are ranked, have whole seconds.
+        self.clock.now += 60
+        return cluster
+
+    def made(self, **given: Any) -> Cluster:
+        """The same as :meth:`up` in an empty cloud, which is done once for all tests."""
+        wish = str(sorted(given.items()))
+        if wish in self.kept:
+            take_up(self, self.kept[wish])
+        else:
+            assert self.kept_in is not None
+            self.up(**given)
+            self.kept[wish] = keep(self, Path(tempfile.mkdtemp(dir=self.kept_in)))
+        return self.cluster()
+
+    def down(self, **options: Any) -> Removed:
+        return down(self.ctx, NAME, **options)
+
+    def found(self, *kinds: str) -> Inventory:
+        """What exists of the cluster, of all kinds or of these alone."""
+        return describe_inventory(self.ec2, NAME, *([kinds] if kinds else []))
+
+    def cluster(self) -> Cluster:
+        return find_cluster(self.ec2, NAME)
+
+    def left(self) -> list[str]:
+        """All that exists, counted in the backend itself: no tag or filter hides anything."""
+        return list_left(self.fake)
+
+    def machine(self, instance_id: str) -> dict[str, Any]:
+        """A pretended machine's own state."""
+        return self.park.read(instance_id)
+
+    def break_ssh(self, instance_id: str) -> None:
+        """From now on a machine does not answer over SSH, to anybody."""
+        self.change_machine(instance_id, fate="no-ssh")
+
+    def mend_ssh(self, instance_id: str) -> None:
+        """From now on a machine answers again."""
+        self.change_machine(instance_id, fate="")
+
+    def change_machine(self, instance_id: str, **values: Any) -> None:
+        """Change a pretended machine's own state."""
+        path = self.park.root / instance_id / "state.json"
+        path.write_text(json.dumps({**self.machine(instance_id), **values}))
+
+    def end(self, instance_id: str) -> None:
+        """A machine ends, by nobody's wish."""
+        with self.fake.application.lock:
+            self.fake.backend.terminate_instances([instance_id])
+
+    def first_zone(self) -> str:
+        """Where machines are bought first."""
+        return find_offers(self.ctx, self.situation())[0].network.zone
+
+    def expires(self, ttl: timedelta) -> str:
+        """The tag of a cluster that was begun at EC2's first second here."""
+        return render_time(datetime.fromtimestamp(self.began, timezone.utc) + ttl)
+
+    def writes(self) -> list[str]:
+        """The calls so far that change something."""
+        looks = ("Describe", "Get")
+        return [op for op in self.recorder.operations() if not op.startswith(looks)]
+
+    def seen_as(self, **changes: Any) -> ParkCloud:
+        """The same with another name, region or caller in the tool's eyes."""
+        cloud: Cloud = replace(self.ctx.cloud, **changes)
+        return replace(self, ctx=replace(self.ctx, cloud=cloud))
+
+
+class Folder(StateFolder):
+    """Names its containers alike in all tests, so that a copy of a cloud has the same."""
+
+    @property
+    def key(self) -> str:
+        return "0badcafe"
+
+
+@contextmanager
+def open_park_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterator[ParkCloud]:
+    """An empty cloud with a park; ``start`` is EC2's time, in seconds since 1970."""
+    steps, clock = Steps(), HastyTime(start)
+    park = Park(root / "park", steps)
+    engine = ParkEngine(park)
+    clients = endpoint.clients
+    recorder, notes = Recorder(), Notes()
+    with endpoint.serve(Folder(root / ".local-cloud"), engine, clock=clock, saving=False) as fake:
+        engine.cloud = fake
+        fake.application._nodes._background = AtOnce()  # type: ignore[assignment]
+        ctx = Context(
+            cloud=make_cloud(endpoint.url),
+            clients=clients,
+            files=ClusterFiles.of(NAME),
+            progress=notes,
+            clock=clock,
+            now=lambda: datetime.fromtimestamp(clock.now, timezone.utc),
+            make_host=park.make_host,
+        )
+        with recorder.watching(clients), answered_directly(clients, fake.application):
+            yield ParkCloud(fake, engine, steps, ctx, recorder, notes, start)
+
+
+def let_no_time_pass(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the SDK's own pauses, and those of waits without a clock, pass in the cloud's time."""
+    monkeypatch.setattr("infra.wait.SystemClock", lambda: clock)
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=clock.sleep))
+    # The SDK's limit on the rate of calls would wait for real seconds, however slowly they come.
+    monkeypatch.setattr("botocore.retries.bucket.TokenBucket.acquire", lambda *_, **__: True)

@@ -1,0 +1,308 @@
+"""A park of pretended machines in a folder, one per instance: what SSH would find on them.
+
+Everything is in files, so that a process which is killed leaves the machines as they were at that
+moment, as it would leave real ones.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import struct
+import tarfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cluster.local_files import ClusterFiles
+from cluster.nodes import Node
+from infra.errors import HostError, HostKeyError
+from provision.host import Host, LineSink, Result
+from provision.host_keys import pin_host_keys, pinned_host_keys
+from provision.install import stack_digest
+from provision.stacks import Stack, load_stack, shipped_names
+from tests.fakes import AMX, facts_answer, health_answer
+
+# Told the step's name and "before" or "after" its effect.
+Hook = Callable[[str, str], None]
+_MESH = "/tmp/spr-cluster-mesh.tar"
+_NOW = 1_800_000_000.0
+_LINK: dict[str, dict[str, Any]] = {
+    "reach": {"round_trip": 60e-6, "shortest": 50e-6, "clock": 0.0},
+    "ssh": {},
+    "send": {"gbit": 20.0},
+}
+
+
+@dataclass(frozen=True)
+class Park:
+    """The folder of all machines; ``on_step`` is told each command before and after its effect."""
+
+    root: Path
+    on_step: Hook = lambda _name, _moment: None
+
+    def begin(self, instance_id: str, address: str, fate: str, image: str) -> None:
+        """A machine has started; ``image`` names the disk that it has a copy of."""
+        folder = self.root / instance_id
+        folder.mkdir(parents=True, exist_ok=True)
+        disk: dict[str, Any] = {"installed": "", "clean": True}
+        with suppress(FileNotFoundError):
+            disk = json.loads((self.root / f"image-{image}.json").read_text())
+        if not disk["clean"]:
+            (self.root / "defect").write_text(f"{instance_id} has another machine's private keys")
+        installed = disk["installed"]
+        _write(folder / "state.json", {"address": address, "fate": fate, "installed": installed})
+
+    def end(self, instance_id: str) -> None:
+        """A machine has gone, with its disk."""
+        folder = self.root / instance_id
+        for path in folder.glob("*"):
+            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            folder.rmdir()
+
+    def copy_disk(self, instance_id: str, image: str) -> None:
+        """An image is made: software goes into it, and the identity if it is not sealed away."""
+        state = self.read(instance_id)
+        disk = {"installed": state["installed"], "clean": _is_sealed(state)}
+        _write(self.root / f"image-{image}.json", disk)
+
+    def read(self, instance_id: str) -> dict[str, Any]:
+        """A machine's state; raises :class:`FileNotFoundError` where there is no such machine."""
+        content: dict[str, Any] = json.loads((self.root / instance_id / "state.json").read_text())
+        return content
+
+    def make_host(self, node: Node, files: ClusterFiles) -> Host:
+        """The door to a machine, as :class:`cluster.context.Context` asks for it."""
+        return ParkHost(self, node, files)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_text(json.dumps(content))
+    fresh.replace(path)
+
+
+def _is_sealed(state: dict[str, Any]) -> bool:
+    """A seal ends with the process whose connection made it."""
+    if not state.get("seal"):
+        return False
+    try:
+        status = Path(f"/proc/{state['seal_pid']}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@cache
+def _stacks() -> dict[str, Stack]:
+    found = [load_stack(name) for name in shipped_names()]
+    return {stack_digest(stack): stack for stack in found}
+
+
+def _health_of(state: dict[str, Any]) -> dict[str, Any]:
+    """A machine of the default type with the stack that was installed; ``health`` changes parts."""
+    stack = _stacks().get(state["installed"], load_stack("upstream"))
+    parts: dict[str, Any] = {"mark": state["installed"], **state.get("health", {})}
+    if state["fate"] == "no-amx":
+        parts["processor"] = {"amx": [], "tile_data": "ENOTSUP"}
+    hostname = f"host-{state['id']}"
+    return health_answer(stack, hostname=hostname, address=state["address"], time=_NOW, **parts)
+
+
+def host_key_of(instance_id: str) -> str:
+    """Every machine has a host key of its own."""
+    kind, key = b"ssh-ed25519", hashlib.sha256(instance_id.encode()).digest()
+    blob = struct.pack(f">I{len(kind)}sI{len(key)}s", len(kind), kind, len(key), key)
+    return f"{kind.decode()} {base64.b64encode(blob).decode()}"
+
+
+class ParkHost:
+    """A :class:`provision.host.Host` on one machine of the park."""
+
+    def __init__(self, park: Park, node: Node, files: ClusterFiles) -> None:
+        self._park, self._node, self._files = park, node, files
+        self.name = node.name
+        self._id = node.instance.id
+        self._answers: list[tuple[str, Callable[[str], Result]]] = [
+            ("^true$", self._greet),
+            ("cloud-init status --wait", lambda _: Result(0, "status: done", "")),
+            ("echo '--- spr-cluster: hostname'", self._facts),
+            ("spr-cluster-install.sh", self._install),
+            ("# sealing the disk", self._seal),
+            ("/run/spr-cluster/unseal", self._unseal),
+            ('tar -C "\\$HOME"', self._unpack),
+            ("ssh-keyscan", self._scan),
+            ("xargs -P 64", self._hear_all),
+            ("# asking the node what it is", self._describe),
+            ("# asking the nodes about one another", self._hear_links),
+            ("bin/mpirun -f", self._hello),
+            ("spr-cluster-expires", self._extend),
+            ("for pid in ~/spr-jobs", lambda _: Result(0, self._state().get("job", ""), "")),
+            ("# listing the jobs", lambda _: Result(0, self._state().get("listing", ""), "")),
+            ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
+        ]
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = 120,
+        check: bool = True,
+        on_line: LineSink | None = None,
+    ) -> Result:
+        state = self._state()
+        if state["fate"] == "no-ssh":
+            raise HostError(self.name, f"no SSH at {state['address']}: connection refused")
+        for pattern, answer in self._answers:
+            if re.search(pattern, command):
+                self._park.on_step(pattern, "before")
+                done = answer(command)
+                self._park.on_step(pattern, "after")
+                if check and done.exit_code:
+                    raise HostError(self.name, f"ended with {done.exit_code}: {done.stderr}")
+                return done
+        raise AssertionError(f"unexpected command on {self.name}: {command}")
+
+    def _state(self) -> dict[str, Any]:
+        try:
+            return self._park.read(self._id)
+        except FileNotFoundError:
+            raise HostError(self.name, "no SSH: timed out") from None
+
+    def _change(self, **values: Any) -> None:
+        _write(self._park.root / self._id / "state.json", {**self._state(), **values})
+
+    def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
+        self._state()
+        self._park.on_step(f"put {path}", "before")
+        (self._park.root / self._id / Path(path).name).write_bytes(content)
+        self._park.on_step(f"put {path}", "after")
+
+    def upload(self, source: Path, path: str) -> None:
+        self.put(source.read_bytes(), path)
+
+    def download(self, path: str, target: Path) -> None:
+        raise HostError(self.name, f"there is no {path}")
+
+    def close(self) -> None:
+        return None
+
+    def why_gone(self) -> str:
+        return ""
+
+    def _greet(self, _: str) -> Result:
+        known, key = self._files.known_hosts, host_key_of(self._id)
+        if key not in (pinned_host_keys(known, self._id) or (key,)):
+            raise HostKeyError(self.name, f"{self._id} shows another SSH host key than it had")
+        pin_host_keys(known, self._id, [key])
+        return Result(0, "", "")
+
+    def _facts(self, _: str) -> Result:
+        state = self._state()
+        flags = "avx512f" if state["fate"] == "no-amx" else AMX
+        answer = facts_answer(
+            hostname=f"host-{self._id}", address=state["address"], flags=flags
+        ).replace("ssh-ed25519 AAAAC3Nz", host_key_of(self._id))
+        return Result(0, answer, "")
+
+    def _install(self, command: str) -> Result:
+        script = self._park.root / self._id / "spr-cluster-install.sh"
+        assert script.exists(), "the installation's script is not there"
+        digest = re.search(r"install\.sh (\w+)", command)
+        self._change(installed=digest[1] if digest else "unknown")
+        return Result(0, "", "")
+
+    def _seal(self, command: str) -> Result:
+        token = re.search(r"^token=(\w+)", command, re.MULTILINE)
+        assert token, "a seal without a token"
+        self._change(seal=token[1], seal_pid=os.getpid())
+        return Result(0, "", "")
+
+    def _unseal(self, command: str) -> Result:
+        state = self._state()
+        whole = _is_sealed(state) and f"unseal {state['seal']}" in command
+        self._change(seal="")
+        return Result(0, "unbroken\n" if whole else "broken\n", "")
+
+    def _unpack(self, _: str) -> Result:
+        bundle = self._park.root / self._id / Path(_MESH).name
+        content = bundle.read_bytes()
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            hosts = archive.extractfile("hosts")
+            assert hosts is not None
+            names = hosts.read().decode().split()
+            config = archive.extractfile(".ssh/config")
+            assert config is not None
+            addresses = re.findall(r"HostName (\S+)", config.read().decode())
+        digest = hashlib.sha256(content).hexdigest()
+        bundle.unlink()
+        self._change(mesh=digest, names=dict(zip(names, addresses, strict=True)))
+        return Result(0, "", "")
+
+    def _machines(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for path in self._park.root.glob("i-*"):
+            with suppress(FileNotFoundError):
+                state = self._park.read(path.name)
+                found[state["address"]] = {**state, "id": path.name}
+        return found
+
+    def _scan(self, command: str) -> Result:
+        machines = self._machines()
+        lines = [
+            f"{address} {host_key_of(machines[address]['id'])}\n"
+            for address in re.findall(r"\d+\.\d+\.\d+\.\d+", command)
+            if address in machines
+        ]
+        return Result(0, "".join(lines), "")
+
+    def _hear_all(self, _: str) -> Result:
+        """Nodes answer the head when they run, have the software, and know the same key."""
+        state, machines = self._state(), self._machines()
+        lines = []
+        for name, address in state.get("names", {}).items():
+            other = machines.get(address, {})
+            good = bool(other.get("installed")) and other.get("mesh") == state["mesh"]
+            good = good and other.get("fate") != "no-ssh"
+            said = json.dumps(_health_of(other)) if good else "no route"
+            lines.append(f"answer:{name}:{0 if good else 255}:{_NOW}:{_NOW}:{said}\n")
+        return Result(0, "".join(lines), "")
+
+    def _describe(self, _: str) -> Result:
+        """The machine, as it tells this one of itself."""
+        return Result(0, json.dumps(_health_of({**self._state(), "id": self._id})), "")
+
+    def _hear_links(self, command: str) -> Result:
+        """All ways between the nodes are good, but those to a node that is said to be closed."""
+        plan = json.loads(command.splitlines()[3])
+        names, machines = self._state()["names"], self._machines()
+        told: dict[str, Any] = {"silent": {}}
+        for stage, peers in plan["peers"].items():
+            told[stage] = {
+                source: {
+                    target: _LINK[stage]
+                    | ({"address": names[target]} if stage == "reach" else {})
+                    | machines[names[target]].get("closed", {}).get(stage, {})
+                    for target in targets
+                }
+                for source, targets in peers.items()
+            }
+        return Result(0, f"stage:reach\nlinks:{json.dumps(told)}\n", "")
+
+    def _hello(self, _: str) -> Result:
+        ranks = range(len(self._state()["names"]))
+        return Result(0, "".join(f"hello {rank} torch 2.13.0+cpu\n" for rank in ranks), "")
+
+    def _extend(self, command: str) -> Result:
+        epoch = re.search(r"echo (\d{10})", command)
+        if epoch:
+            self._change(expires=int(epoch[1]))
+        return Result(0, f"{self._state().get('expires', 0)}\n", "")

@@ -1,0 +1,211 @@
+"""`bench` and `tune` as commands: what they print, keep and end with. The nodes' answers are staged."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.host import Result
+from tests.harness.command_line import CommandLine, open_command_line
+from tests.infra.local.fakes import Endpoint
+
+AMX = "AMX ran (brg_matmul:avx10_1_512_amx)"
+NONE = "no AMX (Intel AVX2; oneDNN ran nothing in bf16)"
+
+
+@pytest.fixture(scope="module")
+def two(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A cluster of two nodes, for all tests here."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("bench")
+        patch.setenv("SPR_CLUSTER_HOME", str(folder / "home"))
+        with open_command_line(endpoint, folder, patch) as line:
+            line.must("up", "--nodes", "2", "--yes")
+            yield line
+
+
+@pytest.fixture
+def line(two: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
+    """The same, with nothing staged but what every job needs."""
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(two_home(two)))
+    monkeypatch.chdir(tmp_path)
+    two.machines.staged.clear()
+    for pattern in (r"~/hosts \| xargs", "setsid -f", "mkdir -p ~/spr-bench"):
+        two.stage("node0", pattern, Result(0, "", ""))
+    two.stage("node0", r"cat \S*/exit", Result(0, "0\n", ""))
+    return two
+
+
+def two_home(line: CommandLine) -> Path:
+    return line.park_cloud.ctx.files.folder.parent
+
+
+def event(**fields: Any) -> str:
+    return "@spr " + json.dumps(fields)
+
+
+def figures(*onednn: str, gemm: tuple[float, ...] = (100.0, 100.0), dtype: str = "bf16") -> str:
+    ranks = [
+        {
+            "rank": rank,
+            "hostname": f"host{rank}",
+            "threads": 32,
+            "gemm_tflops": speed,
+            "memory_gb_s": 200.0,
+            "amx": said.startswith("AMX"),
+            "onednn": said,
+        }
+        for rank, (said, speed) in enumerate(zip(onednn, gemm, strict=True))
+    ]
+    return event(
+        event="result",
+        backend="ccl",
+        dtype=dtype,
+        dtype_reason="as this processor suits",
+        matrix_size=8192,
+        ranks=ranks,
+        all_reduce=[
+            {"bytes": 4096, "seconds": 2e-5, "repeats": 9, "bus_gb_s": 0.2},
+            {"bytes": 64 << 20, "seconds": 0.03, "repeats": 9, "bus_gb_s": 2.237},
+        ],
+        torch="2.7.0",
+    )
+
+
+def measured(line: CommandLine, text: str) -> None:
+    line.stage("node0", r"tail -n \+1 -F", Result(0, text, ""))
+
+
+def test_the_table_has_a_row_for_each_node(line: CommandLine) -> None:
+    measured(line, figures(AMX, AMX))
+
+    told = line.must("bench")
+
+    rows = [row.split("  ") for row in told.out.splitlines() if row.startswith("node")]
+    cells = [[cell.strip() for cell in row if cell] for row in rows]
+    assert cells[0] == ["node", "type", "threads", "bf16", "of peak", "memory", "oneDNN"]
+    same = ["r7iz.metal-16xl", "32", "100 TFLOPS", "78%", "200.0 GB/s", AMX]
+    assert cells[1:] == [["node0", *same], ["node1", *same]]
+    assert "r7iz.metal-16xl 127.8 TFLOPS (32 cores at 3.9 GHz" in told.out
+    assert re.search(r"4 KiB +0\.02 ms +0\.200 GB/s\n +64 MiB +30\.00 ms +2\.237 GB/s", told.out)
+    assert "SLOW" not in told.out
+
+
+def test_where_amx_is_expected_its_absence_is_a_failure(line: CommandLine) -> None:
+    measured(line, figures(AMX, NONE))
+
+    told = line.run("bench")
+
+    assert told.code == 1
+    assert f"1 of 2 nodes did not use it: node1: {NONE}" in told.err
+    # The figures are told all the same.
+    assert NONE in told.out
+
+
+def test_json_is_alone_on_stdout_also_for_a_failure(line: CommandLine) -> None:
+    measured(line, figures(NONE, NONE, dtype="fp32"))
+
+    told = line.run("bench", "--json")
+
+    assert told.code == 1
+    result = json.loads(told.out)
+    assert result["amx"] is False
+    assert [node["peak_tflops"] for node in result["nodes"]] == [None, None]
+
+
+def test_a_slow_node_is_named_with_its_remedy_and_is_no_failure(line: CommandLine) -> None:
+    measured(line, figures(AMX, AMX, gemm=(100.0, 60.0)))
+
+    told = line.must("bench")
+
+    assert "SLOW: node1 has 60% of the other node's figure in matrix products" in told.out
+    (remedy,) = [row for row in told.out.splitlines() if row.startswith("  → ")]
+    instance = re.search(r"--instance-ids (i-\w+), then spr-cluster repair --name spr;", remedy)
+    assert instance
+    assert instance[1] in line.ids()
+
+
+def test_the_last_measurement_is_shown_again(line: CommandLine) -> None:
+    measured(line, figures(AMX, AMX))
+    first = json.loads(line.must("bench", "--json").out)
+    line.stage("node0", "ls -1 ~/spr-bench", Result(0, json.dumps(first), ""))
+
+    assert json.loads(line.must("bench", "--last", "--json").out) == first
+    assert AMX in line.must("bench", "--last").out
+
+
+def test_the_last_measurement_of_a_cluster_that_has_none(line: CommandLine) -> None:
+    line.stage("node0", "ls -1 ~/spr-bench", Result(0, "", ""))
+
+    told = line.run("bench", "--last")
+
+    assert told.code == 2
+    assert told.message == (
+        "nothing is kept on the head of cluster 'spr': it was not measured yet\n"
+        "  → spr-cluster bench --name spr"
+    )
+
+
+def speeds_by_ppn(line: CommandLine, speeds: dict[int, float]) -> None:
+    """What the trials measure, by the ranks per node in the head's own script."""
+
+    def follow(on_line: Any) -> Result:
+        park = line.park_cloud.park
+        (script,) = park.root.glob("i-*/run.sh")
+        found = re.search(r"-ppn (\d)", script.read_text())
+        assert found
+        value = speeds[int(found[1])]
+        on_line(
+            event(event="trial", samples_per_second=value, steps=5, seconds=2, gradient_bytes=1000)
+        )
+        return Result(0, "", "")
+
+    line.stage("node0", r"tail -n \+1 -F", follow)
+    line.stage("node0", "spr-cluster-tuned", Result(0, "", ""))
+
+
+def tune(*more: str) -> tuple[str, ...]:
+    return ("tune", "squad", "--demo", "--seconds=2", "--backend=gloo", *more)
+
+
+def test_tune_tells_its_plan_its_trials_and_what_it_keeps(line: CommandLine) -> None:
+    speeds_by_ppn(line, {1: 10.0, 2: 12.5})
+
+    told = line.must(*tune())
+
+    # Two cores: one rank or two.
+    assert "2 trials of 2 s each, and their start-up: about 1 min 04 s" in told.err
+    rows = [row.split() for row in told.out.splitlines()]
+    assert rows[0] == ["ppn", "workers", "threads", "batch", "samples/s"]
+    assert rows[1:3] == [["2", "-", "1", "8", "12.5"], ["1", "-", "2", "8", "10.0"]]
+    assert "Kept on the head for scratch on stack intel: --ppn 2." in told.out
+
+
+def test_tune_tells_failed_trials_in_their_row(line: CommandLine) -> None:
+    speeds_by_ppn(line, {1: 10.0})
+
+    told = line.must(*tune("--ppn", "1,3", "--json"))
+
+    result = json.loads(told.out)
+    assert result["best"]["nproc_per_node"] == 1
+    assert [bool(trial["failure"]) for trial in result["trials"]] == [False, True]
+    table = line.must(*tune("--ppn", "1,3")).out
+    assert re.search(r"^3 +- +- +8 +failed: --ppn 3: node0 has 2 physical cores", table, re.M)
+
+
+def test_one_trial_is_nothing_to_choose_from(line: CommandLine) -> None:
+    speeds_by_ppn(line, {1: 10.0})
+    told = line.must(*tune("--ppn", "1"))
+    assert "There was nothing to choose from: --ppn 1,2 gives more trials." in told.out
+
+
+def test_without_a_cluster_both_say_how_to_make_one(line: CommandLine) -> None:
+    for argv in (("bench", "--name", "none"), (*tune(), "--name", "none")):
+        told = line.run(*argv)
+        assert told.code == 2
+        assert told.message.startswith("no cluster 'none' is running in us-east-1")

@@ -1,0 +1,276 @@
+"""Whatever is typed: an exit code, and one clear message for every failure; never a traceback.
+
+The command lines are made from the real parser: every option of every command, with values that are
+right, nearly right, or nonsense. They run against a cloud where one may only look, or against none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from infra.errors import SprError, UsageError
+from infra.policy import build_policy
+from infra.record import Record, merge_wishes, parse_record, record_tags
+from infra.spec import ClusterSpec, build_spec
+from jobs.cli import build_parser
+from jobs.worker.squad.options import SAMPLE
+from provision.host import Result
+from tests.harness.command_line import CommandLine
+from tests.harness.failures import one_for_all
+from tests.infra.local.fakes import Endpoint
+
+_NOBODY = "http://127.0.0.1:9"
+# The home of whoever made the cluster, in the folder where the commands run.
+_MAKER = "maker"
+
+# No argument of a process has a NUL in it; a byte that is no text arrives as a lone surrogate.
+_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+_ODD = st.sampled_from(
+    (
+        *("", " ", "-", "--", "-1", "0", "1", "2", "1_000", "0x10", "1e3", "1e400", "nan", "inf"),
+        *("9" * 30, "9" * 500, "३", "½", "\udc80", "é", "a" * 300, "~", "~nobody-here/x", "../.."),
+        *("/", ".", "/dev/null", "/dev/null/x", "*", "$HOME", "\n", "\x1b[31m", "%s", "{0}", "["),
+    )
+)
+_DURATIONS = [
+    "1m",
+    "30m",
+    "2h",
+    "8h",
+    "2d",
+    "30d",
+    "31d",
+    "0h",
+    "0.00001m",
+    "99999999d",
+    "1.5h",
+    "8",
+]
+_GOOD: dict[str, list[str]] = {
+    "name": ["spr", "bert"],
+    "region": ["us-east-1", "eu-west-1", "us-east-1a", "us-east-9", "eu-west-11"],
+    "nodes": ["1", "2", "3", "256", "257"],
+    "instance_type": ["r7iz.metal-16xl", "r7iz.metal-16xl,m7i.metal-24xl", "c6i.16xlarge", ","],
+    "stack": ["intel", "upstream", "Intel"],
+    "ttl": _DURATIONS,
+    "idle_timeout": _DURATIONS,
+    "time": _DURATIONS,
+    "max_price": ["3", "0.5", "1000", "1001", "0"],
+    "ssh_cidr": ["203.0.113.7/32", "0.0.0.0/0", "203.0.113.7", "::1/128", "203.0.113.7/24"],
+    "subnet_id": ["subnet-0", "subnet-0123456789abcdef0"],
+    "volume_gib": ["20", "100", "16385"],
+    "node": ["node0", "1", "node7"],
+    "file": ["faults.toml"],
+    "data": ["train.json"],
+    "eval": ["train.json"],
+    "results": ["out"],
+    "model": ["scratch", "distilbert-base-uncased", "./model"],
+}
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A command's words, and all that it can be given."""
+
+    words: tuple[str, ...]
+    options: tuple[argparse.Action, ...]
+
+
+def _commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[_Command]:
+    """Every command of the real parser, from its own description of itself."""
+    found = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from _commands(below, (*words, name))
+        else:
+            found.append(action)
+    yield _Command(words, tuple(found))
+
+
+# These ask the package indexes of the world; their own tests have one of their own.
+_ASKING = (("stacks", "check"), ("stacks", "lock"))
+_COMMANDS = tuple(c for c in _commands(build_parser()) if c.words not in _ASKING)
+
+
+def _good(action: argparse.Action) -> st.SearchStrategy[str]:
+    """Values that may well be right."""
+    numbers = {int: ["1", "2", "16"], float: ["0.1", "1"]}.get(action.type, ["squad"])  # type: ignore[call-overload]
+    return st.sampled_from([*(action.choices or _GOOD.get(action.dest) or numbers)])
+
+
+@st.composite
+def _argv(draw: st.DrawFn) -> list[str]:
+    """A command line that is right, nearly right, or nonsense."""
+    command = draw(st.sampled_from(_COMMANDS))
+    wildness = draw(st.sampled_from([0, 0, 1, 5]))
+    argv = list(command.words)
+    for action in command.options:
+        needed = bool(action.required or not action.option_strings)
+        if action.dest == "help" or draw(st.integers(0, 9)) >= (9 if needed else 3):
+            continue
+        if action.option_strings:
+            argv.append(draw(st.sampled_from(action.option_strings)))
+        if action.nargs != 0:
+            odd = draw(st.integers(0, 9)) < wildness
+            argv.append(draw(st.one_of(_ODD, _TEXT) if odd else _good(action)))
+    if draw(st.integers(0, 19)) < wildness:
+        argv.insert(draw(st.integers(0, len(argv))), draw(st.one_of(_ODD, _TEXT)))
+    return argv
+
+
+@pytest.fixture(scope="module")
+def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A cloud with one cluster in it, in which one may only look."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    with one_for_all(endpoint) as line, pytest.MonkeyPatch.context() as patch:
+        # No test may touch the containers of this machine's own embedded cloud.
+        patch.setattr("infra.local.cloud._has_podman", lambda: False)
+        patch.chdir(folder)
+        (folder / "faults.toml").write_text("profile = 'fast'\n")
+        shutil.copy(SAMPLE, folder / "train.json")
+        patch.setenv("SPR_CLUSTER_HOME", _MAKER)
+        line.must("up", "--nodes", "2", "--yes")
+        line.stage("node0", "for pid in", Result(0, "squad-1\n", ""))
+        policy = folder / "policy.json"
+        policy.write_text(_render_looking())
+        line.park_cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+        yield line
+
+
+def _render_looking() -> str:
+    policy = build_policy()
+    return json.dumps({**policy, "Statement": policy["Statement"][:1]})
+
+
+def _check(line: CommandLine, argv: list[str], *, reachable: bool, has_key: bool) -> None:
+    """Run a command line at a home of its own; whatever it is, it ends well or says why not."""
+    before, line.url = line.changes, "" if reachable else _NOBODY
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPR_CLUSTER_HOME", folder)
+        if has_key:
+            shutil.copytree(_MAKER, folder, dirs_exist_ok=True)
+        told = line.run(*argv)
+
+    assert told.code in (0, 1, 2), told
+    messages = [text for text in told.err.splitlines() if text.startswith("spr-cluster: ")]
+    assert len(messages) == (1 if told.code else 0) or not argv, told
+    assert all(text.removeprefix("spr-cluster: ").strip() for text in messages), told
+    assert "Traceback" not in told.err + told.out
+    if told.code == 2:
+        assert line.changes == before, told
+
+
+def _settings(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+
+
+@_settings(200)
+@given(argv=_argv(), reachable=st.booleans(), has_key=st.booleans())
+@example(argv=["train", "squad", "--data", "~nobody-here/x"], reachable=True, has_key=True)
+@example(
+    argv=["train", "squad", "--demo", "--results", "~nobody-here/x"], reachable=True, has_key=True
+)
+@example(argv=["gc", "--all", "--yes"], reachable=True, has_key=True)
+def test_whatever_is_typed_is_answered(
+    line: CommandLine, argv: list[str], reachable: bool, has_key: bool
+) -> None:
+    _check(line, argv, reachable=reachable, has_key=has_key)
+
+
+@pytest.mark.full
+@_settings(1500)
+@given(argv=_argv(), reachable=st.booleans(), has_key=st.booleans())
+def test_whatever_is_typed_is_answered_at_length(
+    line: CommandLine, argv: list[str], reachable: bool, has_key: bool
+) -> None:
+    _check(line, argv, reachable=reachable, has_key=has_key)
+
+
+def test_every_command_and_option_is_tried() -> None:
+    """The walk over the parser has found what the help lists."""
+    words = {command.words for command in _COMMANDS}
+    assert words >= {("up",), ("plan",), ("train",), ("local", "faults"), ("gc",), ()}
+    options = {name for c in _COMMANDS for action in c.options for name in action.option_strings}
+    assert options >= {
+        "--nodes",
+        "--ssh-cidr",
+        "--spot-or-on-demand",
+        "--learning-rate",
+        "--version",
+    }
+
+
+# The same below the command line: wishes and records
+
+_NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
+_ANY = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.timedeltas(),
+    _ODD,
+    _TEXT,
+    st.tuples(_TEXT),
+    st.tuples(st.integers()),
+    st.sampled_from([value for values in _GOOD.values() for value in values]),
+)
+_WISHES = st.dictionaries(
+    st.sampled_from([key for key in ClusterSpec.model_fields if key not in ("name", "ssh_cidr")]),
+    _ANY,
+    max_size=5,
+)
+
+
+@_settings(300)
+@given(name=st.one_of(_ODD, _TEXT, st.just("spr")), cidr=st.one_of(_ODD, _TEXT), wishes=_WISHES)
+def test_whatever_is_wished_for_is_a_spec_or_a_mistake(
+    name: str, cidr: str, wishes: dict[str, Any]
+) -> None:
+    for ssh_cidr in (cidr, "203.0.113.7/32"):
+        with suppress(UsageError):
+            spec = build_spec(**{"stack": "intel", **wishes}, name=name, ssh_cidr=ssh_cidr)
+            assert 1 <= spec.nodes <= 256
+
+
+_SPEC = build_spec(name="spr", stack="intel", ssh_cidr="203.0.113.7/32", nodes=2)
+_RECORD = Record(
+    _SPEC.model_dump(exclude={"name", "ssh_cidr", "ttl"}), _NOW, _NOW + timedelta(hours=8)
+)
+_LABELS = record_tags(_SPEC, _RECORD)
+_VALUES = st.one_of(_ODD, _TEXT, st.sampled_from([v for values in _GOOD.values() for v in values]))
+
+
+@_settings(300)
+@given(
+    changed=st.dictionaries(st.sampled_from(sorted(_LABELS)), _VALUES, max_size=4),
+    gone=st.sets(st.sampled_from(sorted(_LABELS)), max_size=1),
+    wishes=_WISHES,
+)
+def test_whatever_somebody_has_made_of_a_record_is_read_or_refused(
+    changed: dict[str, str], gone: set[str], wishes: dict[str, Any]
+) -> None:
+    labels = {key: value for key, value in {**_LABELS, **changed}.items() if key not in gone}
+    with suppress(SprError):
+        record = parse_record(labels)
+        spec = merge_wishes("spr", "203.0.113.7/32", wishes, record, {"stack": "intel"})
+        assert spec.name == "spr"

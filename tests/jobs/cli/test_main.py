@@ -1,0 +1,310 @@
+"""The command line as a whole: help, one clear line for a mistake, exit codes, signals."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.local_files import ClusterFiles
+from infra.access import write_private
+from infra.policy import build_policy
+from jobs.cli import _TerminatedError, main
+from tests.harness.command_line import CommandLine, Told
+
+SAMPLE = {
+    "data": [
+        {
+            "title": "t",
+            "paragraphs": [
+                {
+                    "context": "a b",
+                    "qas": [
+                        {"id": "q", "question": "?", "answers": [{"text": "b", "answer_start": 0}]}
+                    ],
+                }
+            ],
+        }
+    ]
+}
+VERBS = [
+    *("up", "plan", "repair", "train", "status", "ssh", "extend", "down", "list", "gc"),
+    *("verify", "iam-policy", "local", "run", "scaling"),
+]
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> Told:
+    """Run a command that needs no cloud."""
+    try:
+        code = main(argv)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out = capsys.readouterr()
+    return Told(code, out.out, out.err)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["up", "--nodes", "0"], "--nodes 0: expected a whole number from 1 to 256"),
+        (["plan", "--nodes", "0"], "--nodes 0: expected a whole number from 1 to 256"),
+        (["up", "--nodes", "two"], "argument --nodes: invalid int value: 'two'"),
+        (["up", "--instance-type", "r7iz.metal"], "unknown instance type 'r7iz.metal'"),
+        (
+            ["up", "--stack", "tensorflow"],
+            "unknown stack 'tensorflow': one of intel, reference, upstream",
+        ),
+        (["up", "--ttl", "forever"], "--ttl 'forever': expected a duration"),
+        (["up", "--max-price", "2"], "--max-price is for --spot machines"),
+        (["up", "--name", "My Cluster"], "--name My Cluster: expected lower-case"),
+        (["up", "--cloud", "azure"], "argument --cloud: invalid choice: 'azure'"),
+        (["up", "--region", "mars-1"], "unknown region 'mars-1'"),
+        (["extend", "0h"], "extend 0h: expected"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["train", "bert"], "invalid choice: 'bert'"),
+        (["train", "squad", "--data", "/nowhere.json"], "/nowhere.json"),
+        (["train", "squad", "--epochs", "0"], "--epochs 0 is out of range: 1 to 10000"),
+        (["train", "squad", "--ppn", "0"], "--ppn 0"),
+        (["train", "squad", "--demo", "--model", "./nowhere"], "--model ./nowhere: no such folder"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line_before_anything_is_asked_or_bought(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    told = run(capsys, *argv)
+
+    assert told.code == 2
+    assert message in told.err
+    assert told.out == ""
+    assert "Traceback" not in told.err
+
+
+def test_a_wrong_record_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(SAMPLE))
+
+    told = run(capsys, "train", "squad", "--data", str(path))
+
+    assert told.code == 2
+    assert f"{path}: data[0] 't', paragraphs[0], qas[0] (id 'q'): answer_start 0" in told.err
+
+
+def test_no_credentials_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, "status")
+
+    assert told.code == 2
+    assert "no AWS credentials found" in told.err
+    assert "--cloud local" in told.err
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr("cluster.local_files.remembered_cloud", broken)
+    with pytest.raises(RuntimeError, match="bug"):
+        main(["status"])
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys)
+
+    assert told.code == 2
+    assert "spr-cluster up --nodes 4" in told.out
+    listed = {row.split()[0] for row in told.out.splitlines() if row.startswith("    ")}
+    assert listed >= set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_explains_itself_with_examples(
+    capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    told = run(capsys, verb, "--help")
+
+    assert told.code == 0
+    assert f"spr-cluster {verb}" in told.out.split("examples:")[-1]
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, "--version")
+
+    assert told.code == 0
+    assert told.out.startswith("spr-cluster 0.")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ["boto3", "botocore", "fabric", "paramiko", "rich", "pydantic", "torch", "moto"]
+    code = (
+        "import sys; from cluster.cli import build_parser; build_parser().format_help(); "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_policy_is_printed_as_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    told = run(capsys, "iam-policy")
+
+    assert told.code == 0
+    assert told.err == ""
+    assert json.loads(told.out) == build_policy()
+
+
+def test_reset_takes_the_keys_of_local_clusters_along_and_no_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, cloud in (("mine", "local"), ("bought", "aws")):
+        files = ClusterFiles.of(name)
+        write_private(files.key, "key")
+        files.remember(cloud, "us-east-1")
+    monkeypatch.setattr("infra.local.reset", lambda **_: None)
+    monkeypatch.setattr("infra.local.cloud._has_podman", lambda: False)
+
+    assert run(capsys, "local", "reset").code == 0
+    assert not ClusterFiles.of("mine").folder.exists()
+    assert ClusterFiles.of("bought").key.read_text() == "key"
+
+
+# Questions
+
+
+class Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Terminal:
+    """In place of ``sys``: a terminal at which somebody answers."""
+
+    def __init__(self, answer: str) -> None:
+        self.stdin = Keyboard(answer + "\n")
+        self.stdout = self.stdin
+
+    @property
+    def stderr(self) -> Any:
+        return sys.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "bought"), [("n", False), ("", False), ("maybe", False), ("y", True), ("YES", True)]
+)
+def test_on_a_terminal_up_asks(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str, bought: bool
+) -> None:
+    monkeypatch.setattr("cluster.cli.common.sys", Terminal(answer))
+
+    told = line.run("up", "--nodes", "1")
+
+    assert told.code == (0 if bought else 2)
+    assert "Do it? [y/N]" in told.err
+    assert bool(line.ids()) is bought
+    if not bought:
+        assert "not confirmed; nothing was changed" in told.err
+        assert not line.changes
+
+
+def test_where_nobody_can_be_asked_yes_must_be_said(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    line.lose(line.ids()[-1])
+    before = line.changes
+
+    for argv in (["up"], ["repair"], ["down"]):
+        told = line.run(*argv)
+
+        assert told.code == 2
+        assert "not on a terminal, so nobody can be asked\n  → --yes says yes" in told.err
+    line.lose(line.ids()[-1])
+    assert line.run("gc", "--all").code == 2
+    assert line.changes == before
+
+
+# Signals
+
+SLEEPER = """
+import signal, sys, time
+# What a shell starts in the background has it ignored, and so would this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import jobs.cli as cli
+from cluster.cli import status
+
+def run(args):
+    print("running", flush=True)
+    time.sleep(60)
+    return 0
+
+status.run = run
+sys.exit(cli.main(["status"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)],
+    ids=lambda value: str(value),
+)
+def test_a_signal_ends_it_with_its_code_and_one_word(number: signal.Signals, code: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLEEPER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err.strip() == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "code"), [(KeyboardInterrupt(), 130), (_TerminatedError(), 143)]
+)
+def test_an_interrupted_up_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, interrupt: BaseException, code: int
+) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    def interrupted() -> None:
+        raise interrupt
+
+    monkeypatch.setattr("jobs.cli._leave_at_once", end)
+    line.park_cloud.steps.before["install.sh"] = interrupted
+
+    told = line.run("up", "--nodes", "2", "--yes")
+
+    assert told.code == code
+    flags = "--name spr --cloud aws --region us-east-1"
+    assert f"To continue:           spr-cluster up {flags}" in told.err
+    assert f"To remove what exists: spr-cluster down {flags}" in told.err
+    assert "It exists now and costs money: 2 instances (" in told.err
+    assert told.err.endswith("interrupted\n")
+
+
+def test_a_pipe_that_is_closed_is_no_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "jobs.cli", "iam-policy"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        err = process.stderr.read()
+        process.wait(timeout=60)
+    assert err == ""
+    assert process.returncode == 1

@@ -1,0 +1,301 @@
+"""What a user is told whose training job or embedded cloud can't be had as wished, and nothing done.
+
+Each row is a command line, or a file, and the message that it must have, word for word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import failures as f
+from tests.harness.command_line import CommandLine, numbered
+from tests.infra.local.fakes import Endpoint
+
+_S3 = ": expected s3://BUCKET or s3://BUCKET/PREFIX"
+_FILLED = "\n  → a folder that `spr-cluster train` or `spr-cluster fetch` has filled"
+_ROWS: tuple[tuple[str, f.Message], ...] = (
+    # The embedded cloud
+    ("local", "the following arguments are required: ACTION" + f.help_of("local")),
+    (
+        "local boot",
+        f.choice(
+            "argument ACTION: invalid choice: 'boot'", "local", "status", "stop", "reset", "faults"
+        ),
+    ),
+    ("local faults nowhere.toml", "nowhere.toml can't be read: No such file or directory"),
+    (
+        "local faults x.toml --clear",
+        "argument --clear: not allowed with argument FILE" + f.help_of("local faults"),
+    ),
+    # Training
+    ("train", "the following arguments are required: job" + f.help_of("train")),
+    ("train bert", f.choice("argument job: invalid choice: 'bert'", "train", "squad")),
+    ("train squad --ppn 0", "--ppn 0: expected a whole number from 1 on"),
+    ("train squad --ppn x", "argument --ppn: invalid int value: 'x'" + f.help_of("train")),
+    ("train squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
+    ("train squad --eval .", ".: can't be read: Is a directory"),
+    ("train squad --epochs 0", "--epochs 0 is out of range: 1 to 10000"),
+    ("train squad --batch-size 5000", "--batch-size 5000 is out of range: 1 to 4096"),
+    ("train squad --learning-rate nan", "--learning-rate nan is out of range: 1e-08 to 1"),
+    ("train squad --warmup-ratio 2", "--warmup-ratio 2.0 is out of range: 0 to 1"),
+    ("train squad --max-length 8", "--max-length 8 is out of range: 16 to 8192"),
+    (
+        "train squad --stride 300",
+        "--stride 300 is out of range: at most half of --max-length (384), or features would "
+        "hardly advance",
+    ),
+    ("train squad --seed -1", "--seed -1 is out of range: 0 to 2147483647"),
+    (
+        "train squad --dtype fp16",
+        f.choice("argument --dtype: invalid choice: 'fp16'", "train", "auto", "bf16", "fp32"),
+    ),
+    (
+        "train squad --backend nccl",
+        f.choice("argument --backend: invalid choice: 'nccl'", "train", "auto", "ccl", "gloo"),
+    ),
+    ("train squad --max-steps 0", "--max-steps 0 is out of range: 1 to 1000000000"),
+    ("train squad --model ./nowhere", "--model ./nowhere: no such folder"),
+    ("train squad --model ~nobody-here/model", "--model ~nobody-here/model: no such folder"),
+    (
+        "train squad --model .",
+        "--model .: no config.json in it, so it is not a model's folder\n  → a folder written "
+        "by save_pretrained, or a model's name on the hub",
+    ),
+    ("train squad --model ''", "--model" + f.EMPTY),
+    (
+        "train squad --dataset other --data x.json",
+        "--data and --dataset exclude each other: give one of them",
+    ),
+    ("train squad --demo --results /dev/null", "--results /dev/null: /dev/null is not a folder"),
+    (
+        "train squad --demo --results /dev/null/x",
+        "--results /dev/null/x: /dev/null is not a folder",
+    ),
+    ("train squad --trial-seconds 3", "'--trial-seconds' is not known here" + f.help_of("train")),
+    (
+        "train squad --resume --seed 3 --demo --fabric efa",
+        "--demo, --fabric, --seed: a resumed job keeps its own\n  → leave it out, or start a new job "
+        "without --resume",
+    ),
+    ("train squad --resume --learning-rate 2", "--learning-rate 2.0 is out of range: 1e-08 to 1"),
+    ("train squad --resume --ppn 0", "--ppn 0: expected a whole number from 1 on"),
+    ("train squad --resume ''", "--resume" + f.EMPTY),
+    ("train squad --checkpoint-every 0", "--checkpoint-every 0 is out of range: 1 to 1000000000"),
+    ("train squad --keep-checkpoints 0", "--keep-checkpoints 0 is out of range: 1 to 1000"),
+    # The published recipe
+    ("train squad --nodes 0", "--nodes 0: expected a whole number from 1 on"),
+    (
+        "train squad --recipe slow",
+        f.choice("argument --recipe: invalid choice: 'slow'", "train", "fast", "reference"),
+    ),
+    (
+        "train squad --preset bert",
+        f.choice("argument --preset: invalid choice: 'bert'", "train", "distilbert", "bert-large"),
+    ),
+    (
+        "train squad --recipe reference --epochs 3 --ppn 2",
+        "--epochs, --ppn: --recipe reference is the published command, with its own settings\n"
+        "  → --preset and --nodes choose among those; --recipe fast takes the options",
+    ),
+    (
+        "train squad --recipe reference --smoke --nodes 2",
+        "--smoke is for one node: leave --nodes out",
+    ),
+    ("train squad --smoke", "--smoke goes with --recipe reference"),
+    (
+        "train squad --recipe reference --run-qa .",
+        "--run-qa .: no run_qa.py in it\n  → the folder examples/pytorch/question-answering of "
+        "transformers' source",
+    ),
+    # Any program
+    ("run", "the following arguments are required: PROGRAM" + f.help_of("run")),
+    ("run --nodes 0 -- hostname", "--nodes 0: expected a whole number from 1 on"),
+    ("run python x.py --lr 1", "'--lr' is not known here" + f.help_of("run")),
+    ("run -- ''", "program: a word is empty"),
+    (
+        "run -- python x.py",
+        re.compile(r"x\.py: no such file in .*\n  → the command's script is looked for in .*"),
+    ),
+    ("run --files nowhere -- hostname", "--files nowhere: no such file or folder"),
+    ("run --env A -- hostname", "--env A: expected NAME=VALUE"),
+    (
+        "run --env RANK=1 -- hostname",
+        "--env RANK: that is set for every rank, by where it runs\n  → --nodes, --ppn, --placement "
+        "and --ccl-workers decide about it",
+    ),
+    ("run --results /dev/null -- hostname", "--results /dev/null: /dev/null is not a folder"),
+    # Stored in S3
+    ("train squad --demo --push-to models", "--push-to models" + _S3),
+    ("fetch --last --push-to s3://Models/x", "--push-to s3://Models/x" + _S3),
+    ("fetch --last --push-to ''", "--push-to" + f.EMPTY),
+    (
+        "iam-policy --push-to s3://models/../x",
+        "--push-to s3://models/../x" + _S3 + ", without empty parts, `.` and `..`",
+    ),
+    # Brought home
+    ("fetch", "which job? expected a job's id or --last\n  → spr-cluster jobs"),
+    ("fetch squad-1 --last", "which job? expected a job's id or --last\n  → spr-cluster jobs"),
+    (
+        "fetch ../squad-1",
+        "'../squad-1' is no job's id\n  → such as squad-20260731-142501; `spr-cluster jobs` lists them",
+    ),
+    ("fetch ''", "job" + f.EMPTY),
+    ("fetch --last --results /dev/null", "--results /dev/null: /dev/null is not a folder"),
+    ("jobs --name A", re.compile("--name A: expected lower-case letters.*")),
+    # Told
+    ("report", "no results in ./results\n  → name their folder, or train first"),
+    ("report ''", "folder" + f.EMPTY),
+    (
+        "report squad-1",
+        "squad-1: no such folder, and none in ./results\n  → spr-cluster fetch squad-1",
+    ),
+    ("report ./x/y", f"./x/y: no such folder, and none in ./results{_FILLED}"),
+    ("report /dev/null", re.compile("/dev/null is a file: expected .*")),
+    ("report .", f".: neither results.json nor metrics/rank-0.jsonl in it{_FILLED}"),
+    ("report --compare nowhere", "no results in ./results\n  → name their folder, or train first"),
+    ("report . --price 0", "--price 0: expected US dollars an hour, above 0, at most 1000"),
+    ("report . --price nan", "--price nan: expected US dollars an hour, above 0, at most 1000"),
+    (
+        "report . --price 1 --instance-type r7iz.metal-16xl",
+        "--price and --instance-type exclude each other: give one of them",
+    ),
+    ("report . --instance-type x", re.compile("unknown instance type 'x'.*", re.DOTALL)),
+    # Asked
+    ("predict", re.compile("the following arguments are required: TEXT, --context.*", re.DOTALL)),
+    (
+        "predict Where?",
+        "the following arguments are required: --context" + f.help_of("predict"),
+    ),
+    ("predict ' ' --context text", "a question is empty"),
+    ("predict Where? --context nowhere.txt", "--context nowhere.txt: no such file"),
+    ("predict Where? --context ''", "--context" + f.EMPTY),
+    ("predict Where? --context .", "--context .: is a folder"),
+    ("predict Where? --context here --model ./x", "--model ./x: no such folder"),
+    (
+        "predict Where? --context here --model .",
+        f"--model .: no config.json in . or model{_FILLED}",
+    ),
+    # Measuring and trials
+    ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),
+    ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),
+    ("bench --seconds 601", "--seconds 601 is out of range: 0.1 to 600"),
+    ("bench fast", "'fast' is not known here" + f.help_of("bench")),
+    ("tune", "the following arguments are required: job" + f.help_of("tune")),
+    ("tune squad --resume", "'--resume' is not known here" + f.help_of("tune")),
+    (
+        "scaling squad --resume",
+        "'--resume' is not known here; did you mean --results?" + f.help_of("scaling"),
+    ),
+    ("tune squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
+    (
+        "tune squad --ppn 1,0",
+        "argument --ppn: '1,0': expected whole numbers such as 1,2,4" + f.help_of("tune"),
+    ),
+    (
+        "tune squad --batch-size ''",
+        "argument --batch-size: '': expected whole numbers such as 1,2,4" + f.help_of("tune"),
+    ),
+    ("tune squad --batch-size 8,5000", "--batch-size 5000 is out of range: 1 to 4096"),
+    (
+        "tune squad --ccl-workers 1;2",
+        "argument --ccl-workers: '1;2': expected whole numbers such as 1,2,4" + f.help_of("tune"),
+    ),
+    ("tune squad --model ./nowhere", "--model ./nowhere: no such folder"),
+    ("tune squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
+    ("tune squad --stride 300", re.compile("--stride 300 is out of range: .*")),
+    ("scaling", "the following arguments are required: job" + f.help_of("scaling")),
+    (
+        "scaling squad --nodes 1,3",
+        "--batch-size 16: the batch of 1 node can't be shared evenly by 3\n  → a multiple of the "
+        "numbers of nodes, or --weak, which keeps the batch of each rank",
+    ),
+    ("scaling squad --predict 257", "--predict 257 is out of range: 1 to 256"),
+    ("scaling squad --flow-gbit-s 0", "--flow-gbit-s 0 is out of range: more than 0"),
+    ("scaling squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
+    ("tune squad --epochs 3", re.compile("'--epochs' is not known here.*", re.DOTALL)),
+)
+
+
+@pytest.fixture(scope="module")
+def line(endpoint: Endpoint) -> Iterator[CommandLine]:
+    with f.one_for_all(endpoint) as line:
+        yield line
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("argv", "message"), _ROWS, ids=numbered(row[0] for row in _ROWS))
+def test_a_mistake_is_answered_with_what_fits(
+    line: CommandLine, argv: str, message: f.Message
+) -> None:
+    f.expect_refusal(line, shlex.split(argv), message)
+
+
+_FAULTS = (
+    ("capacty = []", "unknown key capacty; did you mean capacity?"),
+    ("[quota]\nlimit = 3", "unknown key quota.limit; expected on_demand_vcpus, spot_vcpus"),
+    (
+        "profile = 'metall'",
+        "profile = 'metall': expected 'instant', 'fast' or 'metal'; did you mean metal?",
+    ),
+    ("boot_s = -1", "boot_s = -1: expected greater than or equal to 0"),
+    ("[[throttle]]\nrate = 2", "throttle[0].rate = 2: expected less than or equal to 1"),
+    ("[[machine]]\nn = 1", "machine[0].fate is missing"),
+    (
+        "[[machine]]\nfate = 'explodes'",
+        re.compile(r"machine\[0\]\.fate = 'explodes': expected 'never-boots', .* or 'stops'"),
+    ),
+    (
+        "[[error]]\naction = 'RunInstance'",
+        "error[0].action = 'RunInstance': expected an API action or '*'; did you mean "
+        "RunInstances?",
+    ),
+    (
+        "[[capacity]]\nmarket = 'spott'\nfree = 1",
+        "capacity[0].market = 'spott': expected 'spot', 'on-demand' or '*'; did you mean spot?",
+    ),
+    ("seed = ", re.compile(r"not TOML: Invalid value .*")),
+)
+
+
+@pytest.mark.parametrize(("text", "message"), _FAULTS, ids=[row[0] for row in _FAULTS])
+def test_a_broken_faults_file_is_answered_with_the_key(
+    line: CommandLine, text: str, message: f.Message
+) -> None:
+    Path("bad.toml").write_text(text)
+    pattern = re.escape(message) if isinstance(message, str) else message.pattern
+    f.expect_refusal(line, ["local", "faults", "bad.toml"], re.compile(f"bad.toml: {pattern}"))
+
+
+_ANSWER = {"text": "b", "answer_start": 2}
+_QUESTION = {"id": "q", "question": "?", "answers": [_ANSWER]}
+_DATA = (
+    ("[", "is not JSON: Expecting value (line 1, column 2)"),
+    ("[]", re.compile(r".*")),
+    (
+        {"context": "a b", "qas": [{**_QUESTION, "answers": [{**_ANSWER, "answer_start": 0}]}]},
+        re.compile(r"data\[0\] 't', paragraphs\[0\], qas\[0\] \(id 'q'\): answer_start 0.*"),
+    ),
+)
+
+
+@pytest.mark.parametrize(("content", "message"), _DATA, ids=["text", "list", "record"])
+def test_broken_training_data_is_answered_with_the_record(
+    line: CommandLine, content: object, message: f.Message
+) -> None:
+    text = content
+    if not isinstance(text, str):
+        text = json.dumps({"data": [{"title": "t", "paragraphs": [content]}]})
+    Path("train.json").write_text(text)
+    pattern = re.escape(message) if isinstance(message, str) else message.pattern
+    told = re.compile(f"train.json: {pattern}", re.DOTALL)
+    f.expect_refusal(line, ["train", "squad", "--data", "train.json"], told)

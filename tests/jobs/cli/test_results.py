@@ -1,0 +1,204 @@
+"""`jobs`, `fetch`, `report` and `predict` as commands: what they print, write and end with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jobs.launch.submit
+import pytest
+
+import infra.store
+from infra.errors import CloudError
+from infra.store import Place
+from provision.host import Result
+from tests.harness.command_line import CommandLine, open_command_line
+from tests.infra.local.fakes import Endpoint
+from tests.jobs.report.sample_runs import make_folder
+
+_LISTED = (
+    "1800000000 1800000060 0 0 1 finished - 2048 squad-1\n"
+    "1800000100 1800000130 0 1 0 unfinished step-000040 1024 squad-2\n"
+)
+
+
+@pytest.fixture(scope="module")
+def one(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A cluster of one node, for all tests here."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("results")
+        patch.setenv("SPR_CLUSTER_HOME", str(folder / "home"))
+        with open_command_line(endpoint, folder, patch) as line:
+            line.must("up", "--nodes", "1", "--yes")
+            yield line
+
+
+@pytest.fixture
+def line(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(one.park_cloud.ctx.files.folder.parent))
+    monkeypatch.chdir(tmp_path)
+    one.machines.staged.clear()
+    one.stage("node0", "listing the jobs", Result(0, _LISTED, ""))
+    return one
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that were fetched; each brings a small model."""
+    found: list[str] = []
+
+    def fetch(_: Any, paths: Any, target: Path) -> None:
+        found.append(paths.job_id)
+        (target / "model").mkdir(parents=True, exist_ok=True)
+        (target / "model" / "config.json").write_text("{}")
+
+    monkeypatch.setattr(jobs.launch.submit, "fetch", fetch)
+    return found
+
+
+def test_jobs_are_listed_for_people_and_for_programs(line: CommandLine) -> None:
+    told = line.must("jobs").out.splitlines()
+    assert told[0].split() == ["JOB", "STATE", "BEGAN", "TOOK", "ON", "DISK", "MODEL", "CHECKPOINT"]
+    assert told[1].startswith("squad-1  done ")
+    assert "1 min 00 s" in told[1]
+    assert told[1].endswith("2.0 MiB  yes    -")
+    assert told[2].startswith("squad-2  failed (1)")
+    assert told[2].endswith("-      step-000040")
+
+    rows = json.loads(line.must("jobs", "--json").out)["jobs"]
+    assert [(row["job"], row["state"], row["exit_code"]) for row in rows] == [
+        ("squad-1", "done", 0),
+        ("squad-2", "failed", 1),
+    ]
+
+
+def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
+    line.machines.staged.clear()
+    line.stage("node0", "listing the jobs", Result(0, "", ""))
+    assert line.must("jobs").out.startswith("No jobs on cluster spr")
+    told = line.run("fetch", "--last")
+    assert (told.code, told.message) == (2, "there is no job on the head of this cluster")
+
+
+def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: list[str]) -> None:
+    assert line.must("fetch", "--last").out == "squad-2 (failed): results/squad-2/\n"
+    told = json.loads(line.must("fetch", "squad-1", "--results", "here", "--json").out)
+    assert (told["job"], told["results"], told["pushed_to"]) == ("squad-1", "here", None)
+    assert fetched == ["squad-2", "squad-1"]
+    missing = line.run("fetch", "squad-9")
+    assert missing.message == (
+        "there is no job squad-9 on the head\n  → the last ones are squad-1, squad-2"
+    )
+
+
+def test_what_a_running_job_has_so_far_is_fetched_and_called_so(
+    line: CommandLine, fetched: list[str]
+) -> None:
+    line.machines.staged.clear()
+    line.stage("node0", "listing the jobs", Result(0, "100 - 1 - 0 unfinished - 4 squad-3\n", ""))
+    told = line.must("fetch", "--last")
+    assert "squad-3 is still running: this is what it has so far" in told.err
+    assert fetched == ["squad-3"]
+
+
+def test_a_model_is_pushed_after_the_bucket_was_asked(
+    line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[object] = []
+    monkeypatch.setattr(infra.store, "connect_s3", lambda: "s3")
+    monkeypatch.setattr(infra.store, "check_place", lambda s3, place: order.append(place))
+
+    def push(s3: Any, files: Any, place: Place, **more: Any) -> None:
+        order.append((fetched[:], place, list(files), more["about"]))
+
+    monkeypatch.setattr("jobs.train.push.push_folder", push)
+
+    told = line.must("fetch", "squad-1", "--push-to", "s3://models/squad")
+
+    target = Place("models", "squad/squad-1")
+    about = {"spr-cluster-job": "squad-1"}
+    assert order == [
+        Place("models", "squad"),
+        (["squad-1"], target, ["model/config.json", "job.json"], about),
+    ]
+    assert told.out == "squad-1 (done): results/squad-1/\ns3://models/squad/squad-1\n"
+
+
+def test_what_could_not_be_pushed_is_here_and_can_be_pushed_later(
+    line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise CloudError("the token has expired")
+
+    monkeypatch.setattr(infra.store, "connect_s3", lambda: "s3")
+    monkeypatch.setattr(infra.store, "check_place", lambda s3, place: None)
+    monkeypatch.setattr("jobs.train.push.push_folder", refuse)
+
+    told = line.run("fetch", "squad-1", "--push-to", "s3://models")
+
+    assert fetched == ["squad-1"]
+    assert told.code == 1
+    assert told.message == (
+        "the results are in results/squad-1/, but were not stored in S3: the token has expired\n"
+        "  → then again: spr-cluster fetch squad-1 --push-to s3://models"
+    )
+
+
+def test_a_folder_with_another_jobs_results_is_left_alone(
+    line: CommandLine, fetched: list[str]
+) -> None:
+    line.must("fetch", "squad-1", "--results", "best")
+    line.must("fetch", "squad-1", "--results", "best", "--json")
+    best = ("--results", "best")
+    for command in (
+        ("fetch", "squad-2", *best),
+        ("train", "squad", "--demo", *best),
+        ("run", *best, "--", "true"),
+    ):
+        told = line.run(*command)
+        assert told.code == 2, command
+        assert told.message.startswith("--results best: it holds the results of job squad-1")
+    assert fetched == ["squad-1", "squad-1"]
+
+
+def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLine) -> None:
+    make_folder(tmp_path / "results/squad-1", ranks=2, steps=40)
+    make_folder(tmp_path / "results/one", ranks=1, steps=2)
+
+    told = line.must("report", "squad-1", "--compare", "one", "--price", "3", "--json")
+
+    found = json.loads(told.out)
+    assert found["report"] == "results/squad-1/report.html"
+    assert (found["missing"], found["png"]) == ([], [])
+    assert found["usd_per_epoch"] == pytest.approx(2 * 3 * 88524 / 114 / 3600)
+    assert Path(found["report"]).read_text().startswith("<!doctype html>")
+    assert line.must("report", "squad-1", "--output", "a/b.html").out == "a/b.html\n"
+    assert Path("a/b.html").is_file()
+
+
+def test_a_question_is_put_to_the_head_where_there_is_no_pytorch(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.train.predict.can_answer_here", lambda: False)
+    monkeypatch.setattr("tests.harness.simulated_machines.ParkHost.upload", lambda *_: None)
+    said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
+    line.stage("node0", "-m squad.answer", Result(0, said + "\n", ""))
+    for pattern in ("^mkdir -m 700", "^rm -rf /home/ubuntu/spr-predict-"):
+        line.stage("node0", pattern, Result(0, "", ""))
+
+    asked = ("predict", "Where?", "--context", "The mill has stood in Delft.")
+    assert line.must(*asked).out == "in Delft\n"
+    told = json.loads(line.must(*asked, "--json").out)
+    assert told["where"] == "head"
+    assert told["answers"] == [
+        {"question": "Where?", "text": "in Delft", "score": 1.5, "start": 19}
+    ]
+
+    nobody = line.run(*asked, "--name", "other")
+    assert nobody.code == 2
+    assert nobody.message == (
+        "PyTorch is not installed here, and there is no cluster to ask: no cluster 'other' is "
+        "running in us-east-1\n  → pip install 'spr-cluster[job]' answers on this machine"
+    )

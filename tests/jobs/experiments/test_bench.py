@@ -1,0 +1,150 @@
+"""`bench` from the cluster to the figures kept on its head, with the nodes' SSH faked."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from typing import Any
+
+import pytest
+
+from infra.errors import JobError, UsageError
+from infra.progress import Silent
+from jobs.experiments.bench import BenchRequest, bench, bench_files, last_speeds
+from jobs.experiments.bench_results import Speeds
+from jobs.launch.plan import PlacementOptions
+from provision.stacks import load_stack
+from tests.fakes import FakeHost
+from tests.jobs.train.test_train import NOW, event, make_hosts, whole_cluster
+
+KEPT = "/home/ubuntu/spr-bench/20260731-142501.json"
+AMX = "AMX ran (brg_matmul:avx10_1_512_amx)"
+
+
+def rank(number: int, gemm: float = 30.0, onednn: str = AMX) -> dict[str, Any]:
+    return {
+        "rank": number,
+        "hostname": f"host{number}",
+        "threads": 2,
+        "gemm_tflops": gemm,
+        "memory_gb_s": 100.0,
+        "amx": onednn.startswith("AMX"),
+        "onednn": onednn,
+    }
+
+
+def result(*ranks: dict[str, Any], dtype: str = "bf16") -> str:
+    return event(
+        event="result",
+        backend="gloo",
+        dtype=dtype,
+        dtype_reason="every CPU has amx_bf16",
+        matrix_size=4096,
+        ranks=list(ranks),
+        all_reduce=[{"bytes": 4096, "seconds": 1e-3, "repeats": 9, "bus_gb_s": 0.005}],
+        torch="2.13.0",
+    )
+
+
+def run(
+    hosts: dict[str, FakeHost], log: list[str] | None = None, *, real: bool = True
+) -> tuple[Speeds, FakeHost]:
+    head = hosts["node0"]
+    head.answers.append(("mkdir -p ~/spr-bench", ""))
+    request = BenchRequest(3.0, PlacementOptions(), amx_expected=True, real=real)
+    speeds = bench(
+        whole_cluster(),
+        load_stack("upstream"),
+        lambda node: hosts[node.name],
+        request,
+        progress=Silent(),
+        now=NOW,
+        on_log=(log if log is not None else []).append,
+    )
+    return speeds, head
+
+
+def test_the_figures_of_every_node_are_kept_on_the_head() -> None:
+    # mpirun merges outputs as they come; the ranks say who they are.
+    speeds, head = run(make_hosts([result(rank(2, 20.0), rank(0), rank(1))]))
+
+    assert [node.name for node in speeds.nodes] == ["node0", "node1", "node2"]
+    assert [node.gemm_tflops for node in speeds.nodes] == [30, 30, 20]
+    assert [slow.node for slow in speeds.slow_nodes] == ["node2"]
+    assert json.loads(head.files[KEPT]) == json.loads(json.dumps(speeds.as_dict()))
+
+
+def test_the_ranks_are_placed_like_a_training_jobs() -> None:
+    _, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
+
+    (script,) = [text.decode() for path, text in head.files.items() if path.endswith("run.sh")]
+    assert "-n 3 -ppn 1" in script
+    assert "-m jobs.worker.bench --backend=gloo --seconds=3" in script
+    assert "-genv SPR_PLACEMENT" in script
+
+
+def test_ranks_of_one_node_count_together_and_the_one_without_amx_speaks() -> None:
+    ranks = [rank(0), rank(1, onednn="no AMX (Intel AVX2)"), *(rank(n) for n in range(2, 6))]
+    speeds, _ = run(make_hosts([result(*ranks)]))
+
+    first = speeds.nodes[0]
+    assert (first.gemm_tflops, first.memory_gb_s, first.threads) == (60, 200, 4)
+    assert (first.amx, first.onednn) == (False, "no AMX (Intel AVX2)")
+    assert [node.name for node in speeds.without_amx] == ["node0"]
+
+
+def test_the_embedded_cloud_has_no_peak() -> None:
+    ranks = [rank(n) for n in range(3)]
+    assert all(
+        n.peak_tflops is None for n in run(make_hosts([result(*ranks)]), real=False)[0].nodes
+    )
+
+
+def test_a_rank_that_fails_is_told_and_nothing_is_kept() -> None:
+    failed = event(event="error", message="no libmpi", hint=None, rank=1, host="b", lost_peer=False)
+    hosts = make_hosts([failed], exit_code=1)
+
+    with pytest.raises(JobError, match="rank 1 on b: no libmpi") as caught:
+        run(hosts)
+    assert (
+        caught.value.hint
+        == "the whole log is /home/ubuntu/spr-jobs/bench-20260731-142501/log on node0"
+    )
+    assert KEPT not in hosts["node0"].files
+
+
+def test_while_a_job_runs_nothing_is_measured() -> None:
+    with pytest.raises(UsageError, match="job squad-1 is still running"):
+        run(make_hosts([], busy="squad-1"))
+
+
+def test_what_goes_to_the_nodes_is_one_package_without_the_rest() -> None:
+    _, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
+    with tarfile.open(
+        fileobj=io.BytesIO(head.files["/home/ubuntu/bench-20260731-142501.tar"])
+    ) as tar:
+        names = {name.partition("/code/")[2] for name in tar.getnames()}
+
+    assert {"jobs/__init__.py", "jobs/bench/__main__.py", "jobs/squad/distributed.py"} <= names
+    assert names == {name.removeprefix("code/") for name in bench_files()}
+    assert "jobs/launch.py" not in names
+
+
+def test_the_last_measurement_is_shown_again() -> None:
+    speeds, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
+    again = FakeHost("node0", [("cat .*ls -1 ~/spr-bench", head.files[KEPT].decode())])
+
+    assert last_speeds(again, "bert") == speeds
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_nothing_kept_is_told_with_the_command(text: str) -> None:
+    with pytest.raises(UsageError, match="nothing is kept on the head of cluster 'bert'"):
+        last_speeds(FakeHost("node0", [("cat", text)]), "bert")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"nodes": 3}'])
+def test_a_kept_file_that_is_broken_is_told(text: str) -> None:
+    with pytest.raises(JobError, match="can't be read"):
+        last_speeds(FakeHost("node0", [("cat", text)]), "bert")

@@ -1,0 +1,235 @@
+"""The scaling study from its trials to what is kept and told; SSH faked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import JobError, UsageError
+from infra.progress import Silent
+from jobs.cli.scaling import add_parser, build_request, choose_nodes, render
+from jobs.experiments.scaling import FOLDER, ScalingRequest, Study, batch_per_rank, scaling
+from jobs.experiments.step_model import StepModel
+from jobs.launch.plan import PlacementOptions
+from jobs.launch.record import Where
+from jobs.train.request import TrainRequest
+from jobs.worker.squad.options import DEMO
+from provision.stacks import load_stack
+from tests.fakes import FakeHost
+from tests.jobs.train.test_train import NOW, event, make_hosts, whole_cluster
+
+TRIALS = "/home/ubuntu/spr-jobs/scaling-20260731-142501"
+BYTES = 265_457_672
+TRUE = StepModel(0.01, BYTES, 1.25e9, fixed_s=0.02)
+
+
+def step_s(nodes: int, batch: int) -> float | None:
+    return TRUE.step_s(nodes, batch)
+
+
+def scaling_hosts(
+    speed: Callable[[int, int], float | None] = step_s,
+) -> tuple[dict[str, FakeHost], list[tuple[int, int]]]:
+    """Nodes on which a step takes so long with so many nodes and so large a batch, or fails."""
+    hosts = make_hosts([])
+    head, seen = hosts["node0"], list[tuple[int, int]]()
+
+    def follow(_: str) -> str:
+        script = head.files[f"{TRIALS}/run.sh"].decode()
+        found = re.search(r"-n (\d+) -ppn 1 .*--batch-size=(\d+).*--trial-seconds=7", script)
+        assert found, script
+        seen.append((int(found[1]), int(found[2])))
+        seconds = speed(*seen[-1])
+        if seconds is None:
+            return "no memory"
+        rate = seen[-1][0] * seen[-1][1] / seconds
+        return event(
+            event="trial",
+            samples_per_second=rate,
+            steps=5,
+            seconds=5 * seconds,
+            gradient_bytes=BYTES if seen[-1][0] > 1 else 0,
+        )
+
+    head.answers[:0] = [
+        ("tail -n \\+1 -F", follow),
+        ("cat .*/exit$", lambda _: "1" if speed(*seen[-1]) is None else "0"),
+        (f"mkdir -p ~/{FOLDER}", ""),
+    ]
+    return hosts, seen
+
+
+def wish(folder: Path, **more: Any) -> ScalingRequest:
+    training = TrainRequest(replace(DEMO, batch_size=12), folder, where=Where("aws", "x", True))
+    return replace(ScalingRequest(training, (1, 2, 3), weak=False, seconds=7), **more)
+
+
+def go(hosts: dict[str, FakeHost], request: ScalingRequest) -> Study:
+    return scaling(
+        whole_cluster(),
+        load_stack("upstream"),
+        lambda node: hosts[node.name],
+        request,
+        progress=Silent(),
+        now=NOW,
+        on_log=lambda _: None,
+    )
+
+
+def test_strong_scaling_keeps_the_whole_batch(tmp_path: Path) -> None:
+    hosts, seen = scaling_hosts()
+
+    study = go(hosts, wish(tmp_path, predict=(6,)))
+
+    assert seen == [(1, 12), (2, 6), (3, 4)]
+    assert [row.batch_size for row in study.rows] == [12, 6, 4, 2]
+    one, _, three, six = study.rows
+    assert one.efficiency == 1
+    assert three.speedup == pytest.approx(TRUE.step_s(1, 12) / TRUE.step_s(3, 4), rel=1e-3)
+    assert study.fit is not None
+    assert study.fit.worst < 1e-3
+    assert six.predicted
+    assert six.step_s == pytest.approx(TRUE.step_s(6, 2), rel=1e-2)
+    assert six.epoch_s == pytest.approx(88_500 / 12 * TRUE.step_s(6, 2), rel=1e-2)
+    # r7iz.metal-16xl at 6.5472 US dollars an hour.
+    assert six.epoch_usd == pytest.approx(6 * 6.5472 * (six.epoch_s or 0) / 3600)
+
+
+def test_weak_scaling_keeps_the_batch_of_each_rank(tmp_path: Path) -> None:
+    hosts, seen = scaling_hosts()
+    study = go(hosts, wish(tmp_path, weak=True, nodes=(1, 3)))
+    assert seen == [(1, 12), (3, 12)]
+    assert study.rows[1].efficiency == pytest.approx(TRUE.step_s(1, 12) / TRUE.step_s(3, 12))
+
+
+def test_the_study_is_kept_on_the_head_and_here(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts()
+    study = go(hosts, wish(tmp_path / "new"))
+
+    here = json.loads((tmp_path / "new" / "scaling.json").read_text())
+    kept = hosts["node0"].files[f"/home/ubuntu/{FOLDER}/20260731-142501.json"]
+    assert json.loads(kept) == here == json.loads(json.dumps(study.as_dict()))
+    assert [(run["nodes"], run["name"]) for run in here["runs"]] == [
+        (1, "strong"),
+        (2, "strong"),
+        (3, "strong"),
+    ]
+    assert here["published_speedup"] == {"1": 1.0, "4": 3.467}
+
+
+def test_files_travel_once_and_only_to_the_nodes_that_take_part(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts()
+    go(hosts, wish(tmp_path, nodes=(1, 2)))
+    (sent,) = [c for c in hosts["node0"].commands if "distributing" in c]
+    assert "NR <= 2" in sent
+    assert hosts["node2"].commands == []
+
+
+def test_a_trial_that_fails_is_a_row(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts(lambda nodes, batch: None if nodes == 2 else step_s(nodes, batch))
+    study = go(hosts, wish(tmp_path))
+    assert [bool(row.failure) for row in study.rows] == [False, True, False]
+    shown = "\n".join(render(study, tmp_path))
+    assert re.search(r"^2 +6 +failed: the job ended with exit code 1: no memory", shown, re.M)
+
+
+def test_where_all_fail_there_is_no_study(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts(lambda *_: None)
+    with pytest.raises(JobError, match="every trial failed: the job ended with exit code 1"):
+        go(hosts, wish(tmp_path))
+    assert not (tmp_path / "scaling.json").exists()
+
+
+def test_one_size_is_measured_and_makes_no_model(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts()
+    study = go(hosts, wish(tmp_path, nodes=(2,), predict=(4,)))
+    assert study.fit is None
+    assert [row.nodes for row in study.rows] == [2]
+    assert "No model of the step time" in "\n".join(render(study, tmp_path))
+
+
+def test_what_is_shown(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts()
+    request = wish(tmp_path, weak=True, predict=(4, 8), flow_gbit_s=10.0)
+    shown = "\n".join(render(go(hosts, request), tmp_path))
+
+    assert re.search(r"^4\* +12 .* 3\.47 ", shown, re.M)
+    assert re.search(r"^1 +12 .* 1\.00 +100% +1\.00 .* \$\d+\.\d\d$", shown, re.M)
+    assert "round a ring at 10.00 Gbit/s, 0% of it beside the backward pass" in shown
+    assert "It misses the measured steps by up to 0.0%" in shown
+
+
+def test_steps_that_would_be_all_exchange_make_no_model(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts(lambda nodes, _: {2: 1.0, 3: 1.6}[nodes])
+    study = go(hosts, wish(tmp_path, nodes=(2, 3), weak=True, predict=(1,)))
+    assert study.fit is None
+    shown = "\n".join(render(study, tmp_path))
+    assert "the exchange alone would explain these steps; measure one node, too" in shown
+    # What was published is against one node, which this study has not measured.
+    assert "3.47" not in shown
+
+
+def test_more_than_ideal_speed_is_no_speed_of_a_network(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts(lambda nodes, _: 1.0 / (nodes * 1.1))
+    shown = "\n".join(render(go(hosts, wish(tmp_path, nodes=(1, 2))), tmp_path))
+    assert "nothing of the steps shows that gradients are exchanged" in shown
+    assert "Gbit/s" not in shown
+    assert "with 2 parameters for 2 measurements: little is proved by that" in shown
+
+
+def test_containers_cost_nothing(tmp_path: Path) -> None:
+    hosts, _ = scaling_hosts()
+    request = wish(tmp_path)
+    free = replace(request, training=replace(request.training, where=Where("local", "x", False)))
+    assert {row.epoch_usd for row in go(hosts, free).rows} == {None}
+
+
+def test_a_batch_that_can_not_be_shared_is_refused() -> None:
+    assert batch_per_rank(32, 1, 4, weak=False) == 8
+    assert batch_per_rank(32, 2, 4, weak=False) == 16
+    assert batch_per_rank(32, 1, 3, weak=True) == 32
+    for size, nodes in ((32, 3), (2, 4)):
+        with pytest.raises(UsageError, match=f"can't be shared evenly by {nodes}"):
+            batch_per_rank(size, 1, nodes, weak=False)
+
+
+def typed(*flags: str) -> ScalingRequest:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return build_request(parser.parse_args(["scaling", "squad", *flags]), NOW)
+
+
+def test_the_command_line() -> None:
+    asked = typed("--nodes=4,1,2", "--predict=16,8", "--weak", "--ppn=2", "--batch-size=24")
+    assert (asked.nodes, asked.predict, asked.weak) == ((1, 2, 4), (8, 16), True)
+    assert asked.training.placement == PlacementOptions("auto", 2)
+    assert asked.training.options.batch_size == 24
+    all_of = [choose_nodes(typed("--weak"), there).nodes for there in (1, 2, 3, 4)]
+    assert all_of == [(1,), (1, 2), (1, 2, 3), (1, 2, 4)]
+    with pytest.raises(UsageError, match="can't be shared evenly by 3"):
+        choose_nodes(typed(), 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--nodes=1,3", "--batch-size 16: the batch of 1 node can't be shared evenly by 3"),
+        ("--seconds=0", "--seconds 0 is out of range: 1 to 3600"),
+        ("--ppn=0", "--ppn 0: expected a whole number from 1 on"),
+        ("--samples=0", "--samples 0: expected a whole number from 1 on"),
+        ("--predict=257", "--predict 257 is out of range: 1 to 256"),
+        ("--flow-gbit-s=nan", "--flow-gbit-s nan is out of range"),
+        ("--batch-size=0", "--batch-size 0 is out of range"),
+    ],
+)
+def test_mistakes(flags: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        typed(flags)
+    assert caught.value.message.startswith(message)

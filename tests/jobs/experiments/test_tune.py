@@ -1,0 +1,229 @@
+"""`tune` from the cluster to what is kept, and the next `train` that takes it; SSH faked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.errors import JobError, UsageError
+from infra.progress import Silent
+from jobs.experiments.trials import Grid, Outcome, Trial
+from jobs.experiments.tune import TuneRequest, tune
+from jobs.launch.plan import PlacementOptions
+from jobs.train.request import TrainRequest
+from jobs.train.train import train
+from jobs.train.tuned import FILE, Tuned
+from jobs.worker.squad.options import DEMO
+from provision.stacks import load_stack
+from tests.fakes import FakeHost
+from tests.jobs.train.test_train import NOW, PATHS, RESULT, event, make_hosts, whole_cluster
+
+TRIALS = "/home/ubuntu/spr-jobs/tune-20260731-142501"
+
+
+def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
+    """Nodes on which a trial is as fast as is said for ``PPN/BATCH``, or fails."""
+    hosts = make_hosts([])
+    head = hosts["node0"]
+
+    def speed() -> float | None:
+        script = head.files[f"{TRIALS}/run.sh"].decode()
+        found = re.search(r"-ppn (\d+).*--batch-size=(\d+).*--trial-seconds=7", script)
+        assert found, script
+        return speeds[f"{found[1]}/{found[2]}"]
+
+    def follow(_: str) -> str:
+        value = speed()
+        if value is not None:
+            return event(
+                event="trial", samples_per_second=value, steps=5, seconds=7, gradient_bytes=1000
+            )
+        return event(
+            event="error", message="no memory", hint=None, rank=0, host="a", lost_peer=False
+        )
+
+    head.answers[:0] = [
+        ("tail -n \\+1 -F .*/tune-", follow),
+        ("cat .*/tune-.*/exit", lambda _: "0" if speed() is not None else "1"),
+        (f"cat {FILE}", lambda _: head.files.get(FILE, b"").decode()),
+    ]
+    return hosts
+
+
+def run(
+    hosts: dict[str, FakeHost], grid: Grid, log: list[str] | None = None
+) -> tuple[Tuned, tuple[Outcome, ...]]:
+    training = TrainRequest(DEMO, Path("results"), PlacementOptions())
+    return tune(
+        whole_cluster(),
+        load_stack("upstream"),
+        lambda node: hosts[node.name],
+        TuneRequest(training, grid, 7),
+        progress=Silent(),
+        now=NOW,
+        on_plan=lambda trials: (log if log is not None else []).append(f"{len(trials)} trials"),
+        on_log=(log if log is not None else []).append,
+    )
+
+
+def next_train(hosts: dict[str, FakeHost], folder: Path, *left_open: str) -> tuple[str, list[str]]:
+    """The mpirun script of the job that follows, and what it says."""
+    head, log = hosts["node0"], list[str]()
+    head.answers[:0] = [
+        ("tail -n \\+1 -F .*/squad-", event(**RESULT)),
+        ("cat .*/squad-.*/exit", "0"),
+    ]
+    train(
+        whole_cluster(),
+        load_stack("upstream"),
+        lambda node: hosts[node.name],
+        TrainRequest(DEMO, folder, PlacementOptions(), frozenset(left_open)),
+        progress=Silent(),
+        now=NOW,
+        on_event=lambda _: None,
+        on_log=log.append,
+    )
+    return head.files[PATHS.script].decode(), log
+
+
+@pytest.mark.parametrize(("slow", "fast"), [(1, 2), (2, 1)])
+def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
+    tmp_path: Path, slow: int, fast: int
+) -> None:
+    hosts = trial_hosts({f"{slow}/8": 10.0, f"{fast}/8": 20.0})
+
+    best, outcomes = run(hosts, Grid((1, 2), None, (8,)))
+
+    assert (best.nproc_per_node, best.batch_size, best.samples_per_second) == (fast, None, 20.0)
+    assert {o.trial.nproc_per_node: o.samples_per_second for o in outcomes} == {slow: 10, fast: 20}
+    assert {o.trial.nproc_per_node: o.threads for o in outcomes} == {1: 2, 2: 1}
+    script, log = next_train(hosts, tmp_path, "placement", "batch_size")
+    assert f"-ppn {fast} " in script
+    assert "--trial-seconds" not in script
+    assert f"--ppn {fast} from `spr-cluster tune` of 2026-07-31; --no-tuned leaves it out" in log
+
+
+def test_a_job_whose_user_decides_is_left_alone(tmp_path: Path) -> None:
+    hosts = trial_hosts({"1/8": 10.0, "2/8": 20.0})
+    run(hosts, Grid((1, 2), None, (8,)))
+
+    script, log = next_train(hosts, tmp_path)
+
+    assert "-ppn 1 " in script
+    assert not [line for line in log if "tune" in line]
+
+
+def test_nothing_is_taken_from_a_cluster_that_was_never_tuned(tmp_path: Path) -> None:
+    script, log = next_train(trial_hosts({}), tmp_path, "placement", "batch_size")
+
+    assert "-ppn 1 " in script
+    assert not [line for line in log if "tune" in line]
+
+
+def test_the_batch_is_kept_only_where_several_were_compared(tmp_path: Path) -> None:
+    hosts = trial_hosts({"1/8": 10.0, "1/16": 20.0})
+    best, _ = run(hosts, Grid((1,), None, (8, 16)))
+
+    assert best.batch_size == 16
+    script, log = next_train(hosts, tmp_path, "placement", "batch_size")
+    assert "--batch-size=16" in script
+    assert "--batch-size 16 (a global batch of 48 features)" in "".join(log)
+
+
+def test_a_failing_trial_is_a_row_and_not_the_end() -> None:
+    hosts = trial_hosts({"1/8": None, "2/8": 5.0})
+
+    best, outcomes = run(hosts, Grid((1, 2, 3), None, (8,)))
+
+    assert best.nproc_per_node == 2
+    assert [bool(outcome.failure) for outcome in outcomes] == [True, False, True]
+    assert outcomes[0].failure == "rank 0 on a: no memory"
+    # Two cores can't be shared by three ranks: found out without asking the nodes.
+    assert outcomes[2] == Outcome(Trial(3, 0, 8), failure=outcomes[2].failure)
+    assert "--ppn 3: node0 has 2 physical cores" in outcomes[2].failure
+
+
+def test_where_all_fail_nothing_is_kept() -> None:
+    hosts = trial_hosts({"1/8": None, "2/8": None})
+
+    with pytest.raises(JobError, match="every trial failed: rank 0 on a: no memory") as caught:
+        run(hosts, Grid((1, 2), None, (8,)))
+    # Once, though two failed by it.
+    assert caught.value.message == "every trial failed: rank 0 on a: no memory"
+    assert f"{TRIALS}/log on node0" in str(caught.value.hint)
+    assert FILE not in hosts["node0"].files
+
+
+def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
+    def interrupt(_: str) -> str:
+        raise KeyboardInterrupt
+
+    hosts, log = trial_hosts({"1/8": 5.0, "2/8": 5.0}), list[str]()
+    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), ("kill -TERM", "")]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(hosts, Grid((1, 2), None, (8,)), log)
+    assert f"pid=$(cat {TRIALS}/pid); pkill -TERM -g $pid" in hosts["node0"].commands[-1]
+    assert log[-1] == "the job was ended on its nodes"
+    assert FILE not in hosts["node0"].files
+
+
+def test_the_files_travel_once_and_the_plan_is_told_first() -> None:
+    hosts, log = trial_hosts({"1/8": 5.0, "2/8": 6.0}), list[str]()
+
+    run(hosts, Grid((1, 2), None, (8,)), log)
+
+    assert log[0] == "2 trials"
+    commands = hosts["node0"].commands
+    assert len([c for c in commands if "~/hosts | xargs" in c]) == 1
+    started = [c for c in commands if "setsid -f" in c]
+    assert len(started) == 2
+    # What the trial before has left must not be taken for this one's.
+    assert all(f"; rm -f {TRIALS}/pid {TRIALS}/exit {TRIALS}/log; " in c for c in started)
+
+
+def test_what_is_kept_names_what_it_was_measured_with() -> None:
+    hosts = trial_hosts({"1/8": 5.0})
+    best, _ = run(hosts, Grid((1,), None, (8,)))
+
+    (kept,) = json.loads(hosts["node0"].files[FILE])
+    assert kept["key"]["nodes"] == "3 x Xeon, 2 cores in 1"
+    assert (kept["key"]["backend"], kept["key"]["model"]) == ("gloo", "scratch")
+    assert (kept["when"], best.day) == ("2026-07-31T14:25:01Z", "2026-07-31")
+
+
+def test_the_hub_is_not_asked_by_a_trial_that_needs_nothing_from_it() -> None:
+    hosts = trial_hosts({"1/8": 5.0})
+    run(hosts, Grid((1,), None, (8,)))
+    assert "HF_HUB_OFFLINE 1" in hosts["node0"].files[f"{TRIALS}/run.sh"].decode()
+
+
+def test_while_a_job_runs_there_is_no_trial() -> None:
+    hosts = trial_hosts({})
+    hosts["node0"].answers.insert(0, ("for pid in", "squad-1"))
+    with pytest.raises(UsageError, match="job squad-1 is still running"):
+        run(hosts, Grid((1,), None, (8,)))
+
+
+def test_a_trial_is_the_training_job_itself() -> None:
+    hosts = trial_hosts({"1/4": 5.0})
+    options = replace(DEMO, dtype="fp32", max_length=128, stride=32)
+    tune(
+        whole_cluster(),
+        load_stack("upstream"),
+        lambda node: hosts[node.name],
+        TuneRequest(TrainRequest(options, Path("x")), Grid((1,), None, (4,)), 7),
+        progress=Silent(),
+        now=NOW,
+        on_plan=lambda _: None,
+        on_log=lambda _: None,
+    )
+    script = hosts["node0"].files[f"{TRIALS}/run.sh"].decode()
+    assert "-m squad --model=scratch" in script
+    assert "--dtype=fp32" in script
+    assert "--max-length=128" in script

@@ -1,0 +1,173 @@
+"""The jobs on a head: the very shell command, run by this machine's own bash."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from infra.errors import JobError, UsageError
+from jobs.launch.history import (
+    ListedJob,
+    check_job_id,
+    choose_job,
+    choose_unfinished,
+    list_jobs,
+    newest_model,
+    parse_jobs,
+)
+from tests.jobs.launch.test_submit import ThisMachine
+
+
+def make_job(home: Path, name: str, exit_code: str | None = None, model: bool = False) -> Path:
+    folder = home / "spr-jobs" / name
+    (folder / "output").mkdir(parents=True)
+    (folder / "run.sh").write_text("#!/bin/bash\n")
+    (folder / "pid").write_text("999999999\n")
+    if exit_code is not None:
+        (folder / "exit").write_text(exit_code)
+    if model:
+        (folder / "output" / "model").mkdir()
+        (folder / "output" / "model" / "config.json").write_text("{}")
+    return folder
+
+
+def test_each_job_is_listed_with_what_became_of_it(tmp_path: Path) -> None:
+    make_job(tmp_path, "squad-1", "0\n", model=True)
+    make_job(tmp_path, "squad-2", "143\n")
+    make_job(tmp_path, "squad-3")
+    running = make_job(tmp_path, "squad-4")
+    with subprocess.Popen(["sleep", "30"]) as other:
+        # A pid that belongs to somebody else by now.
+        (tmp_path / "spr-jobs/squad-3/pid").write_text(str(other.pid))
+        script = f"exec -a {running}/run.sh sleep 30"
+        with subprocess.Popen(["bash", "-c", script]) as job:
+            (running / "pid").write_text(str(job.pid))
+            found = list_jobs(ThisMachine(tmp_path))
+            job.kill()
+        other.kill()
+
+    assert [(j.job, j.state, j.exit_code, j.has_model) for j in found] == [
+        ("squad-1", "done", 0, True),
+        ("squad-2", "failed", 143, False),
+        ("squad-3", "lost", None, False),
+        ("squad-4", "running", None, False),
+    ]
+    assert all(job.size_kib > 0 and job.began.year >= 2024 for job in found)
+    assert [job.ended is None for job in found] == [False, False, True, True]
+
+
+def test_a_head_without_jobs_has_none(tmp_path: Path) -> None:
+    assert list_jobs(ThisMachine(tmp_path)) == ()
+    (tmp_path / "spr-jobs").mkdir()
+    assert list_jobs(ThisMachine(tmp_path)) == ()
+
+
+def test_an_exit_file_that_is_still_empty_is_no_exit_code(tmp_path: Path) -> None:
+    make_job(tmp_path, "squad-1", "")
+    assert [job.state for job in list_jobs(ThisMachine(tmp_path))] == ["lost"]
+
+
+def test_what_is_no_line_of_ours_is_passed_over() -> None:
+    assert parse_jobs("Welcome to Ubuntu\n") == ()
+    assert parse_jobs("100 - 1 - 0 unfinished - 4 squad-1\n")[0].as_dict() == {
+        "job": "squad-1",
+        "state": "running",
+        "exit_code": None,
+        "began": "1970-01-01T00:01:40+00:00",
+        "ended": None,
+        "size_kib": 4,
+        "has_model": False,
+        "checkpoint": None,
+        "unfinished": True,
+    }
+
+
+def job(
+    name: str, *, has_model: bool = False, unfinished: bool = False, checkpoint: str = ""
+) -> ListedJob:
+    began = datetime(2026, 7, 31, tzinfo=timezone.utc)
+    return ListedJob(name, "done", 0, began, began, 4, has_model, checkpoint, unfinished)
+
+
+def test_one_is_chosen_by_its_id_or_as_the_last() -> None:
+    jobs = (job("a", has_model=True), job("b"))
+    assert choose_job(jobs, "a").job == "a"
+    assert choose_job(jobs, None).job == "b"
+    assert newest_model(jobs).job == "a"
+    with pytest.raises(UsageError, match="there is no job c on the head") as caught:
+        choose_job(jobs, "c")
+    assert caught.value.hint == "the last ones are a, b"
+    with pytest.raises(UsageError, match="there is no job on the head"):
+        choose_job((), None)
+    with pytest.raises(JobError, match="no job on this cluster has a model"):
+        newest_model((job("b"),))
+
+
+def test_what_was_trained_and_how_far_is_seen_in_the_jobs_folder(tmp_path: Path) -> None:
+    make_job(tmp_path, "bench-0", "0\n")
+    for name in ("squad-1", "squad-2", "squad-3"):
+        folder = make_job(tmp_path, name, "1\n")
+        (folder / "start.json").write_text("{}")
+        (folder / "output" / "checkpoints").mkdir()
+    (tmp_path / "spr-jobs/squad-2/output/results.json").write_text("{}")
+    # A checkpoint is one when its folder has its final name; their numbers outgrow their digits.
+    for name in ("step-999999", "step-1000000", "step-2000000.partial"):
+        (tmp_path / "spr-jobs/squad-3/output/checkpoints" / name).mkdir()
+
+    found = list_jobs(ThisMachine(tmp_path))
+
+    assert [(each.job, each.unfinished, each.checkpoint) for each in found] == [
+        ("bench-0", False, ""),
+        ("squad-1", True, ""),
+        ("squad-2", False, ""),
+        ("squad-3", True, "step-1000000"),
+    ]
+
+
+JOBS = (job("squad-1", unfinished=True), job("squad-2"), job("squad-3", unfinished=True))
+
+
+def test_the_last_unfinished_job_is_taken_where_none_is_named() -> None:
+    assert choose_unfinished(JOBS, None, "bert").job == "squad-3"
+    assert choose_unfinished((*JOBS, job("squad-4")), None, "bert").job == "squad-3"
+    failed_at_once = job("squad-5", checkpoint="", unfinished=True)
+    kept = job("squad-4", checkpoint="step-000040", unfinished=True)
+    assert choose_unfinished((kept, failed_at_once), None, "bert").job == "squad-4"
+    assert choose_unfinished((failed_at_once,), None, "bert").job == "squad-5"
+    assert choose_unfinished(JOBS, "squad-1", "bert").job == "squad-1"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "wish", "message", "hint"),
+    [
+        (
+            JOBS,
+            "squad-2",
+            "job squad-2 has nothing to resume: it is finished, or no training",
+            None,
+        ),
+        (JOBS, "squad-9", "no job 'squad-9' on cluster bert", "there is squad-1, squad-3"),
+        ((), "squad-9", "no job 'squad-9' on cluster bert", "there is no other unfinished one"),
+        (
+            JOBS[1:2],
+            None,
+            "no unfinished training job on cluster bert",
+            "`spr-cluster train squad` starts one",
+        ),
+    ],
+)
+def test_a_job_that_cannot_be_resumed(
+    jobs: tuple[ListedJob, ...], wish: str | None, message: str, hint: str | None
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_unfinished(jobs, wish, "bert")
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "$(id)", "-x", "a/b", "a\n", "é", "a" * 200])
+def test_what_could_do_harm_in_a_command_is_no_id(name: str) -> None:
+    with pytest.raises(UsageError, match="is no job's id"):
+        check_job_id(name)

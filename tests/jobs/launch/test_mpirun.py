@@ -1,0 +1,159 @@
+"""The mpirun line and the script around it, as golden files."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.launch.mpirun import LaunchCommand, build_launch_command, render_run_script
+from jobs.launch.placement import Placement, plan_placement
+from jobs.launch.plan import JobPaths, JobSpec, PlacementOptions
+from jobs.worker.runtime.pinning import Place, read_plan
+from provision.facts import HostFacts
+from tests.golden import check_golden
+from tests.jobs.launch.topologies import machine
+
+GOLDEN = Path(__file__).with_name("golden")
+PATHS = JobPaths("squad-20260731-142501")
+ARGV = ("--model=distilbert-base-uncased", "--output=/home/ubuntu/spr-jobs/it's here")
+
+
+def make_job(backend: str, ppn: int) -> JobSpec:
+    return JobSpec(PATHS.job_id, "squad", ARGV, nnodes=4, nproc_per_node=ppn, backend=backend)
+
+
+def place(*facts: HostFacts, backend: str, **wish: Any) -> Placement:
+    by_name = {f"node{rank}": fact for rank, fact in enumerate(facts)}
+    addresses = dict.fromkeys(by_name, "172.31.0.10")
+    return plan_placement(by_name, addresses, PlacementOptions(**wish), backend)
+
+
+def command_for(*facts: HostFacts, backend: str = "gloo", **wish: Any) -> LaunchCommand:
+    placement = place(*facts, backend=backend, **wish)
+    job = make_job(backend, placement.ranks.nproc_per_node)
+    return build_launch_command(job, placement, PATHS, "172.31.0.10")
+
+
+def environment(words: Sequence[str], flag: str = "-genv") -> dict[str, str]:
+    """The variables that a part of an mpirun line sets."""
+    found = [at for at, word in enumerate(words) if word == flag]
+    return {words[at + 1]: words[at + 2] for at in found}
+
+
+@pytest.mark.parametrize(("backend", "ppn"), [("gloo", 1), ("ccl", 2)])
+def test_run_script(backend: str, ppn: int) -> None:
+    nodes = [machine(32, smt=True)] * 4
+    command = command_for(*nodes, backend=backend, nproc_per_node=ppn)
+
+    script = render_run_script(command, PATHS)
+
+    check_golden(GOLDEN / f"run_{backend}.sh", script)
+    subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+
+
+def test_a_value_that_is_not_there_is_not_exported() -> None:
+    placement = replace(place(machine(2), backend="gloo"), tcmalloc=None)
+    command = build_launch_command(make_job("gloo", 1), placement, PATHS, "172.31.0.10")
+
+    assert "LD_PRELOAD" not in command.argv
+    assert not any(name.startswith("CCL_") for name in command.argv)
+
+
+def test_masks_and_worker_cores_of_two_ranks() -> None:
+    found = environment(
+        command_for(machine(8, smt=True), backend="ccl", nproc_per_node=2, ccl_workers=2).argv
+    )
+
+    assert found["I_MPI_PIN_DOMAIN"] == "[0xc,0xc0]"
+    assert found["CCL_WORKER_AFFINITY"] == "0,1,4,5"
+    assert (found["CCL_WORKER_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "2")
+    plans = [read_plan({**found, "MPI_LOCALRANKID": rank}) for rank in "01"]
+    assert plans == [Place("2-3", 2, "prefer:0", "0-1"), Place("6-7", 2, "prefer:0", "4-5")]
+
+
+def test_a_mask_may_be_longer_than_a_word() -> None:
+    found = environment(command_for(machine(192, sockets=2, numa=2, smt=True)).argv)
+
+    masks = [int(mask, 16) for mask in found["I_MPI_PIN_DOMAIN"][1:-1].split(",")]
+    assert masks == [(1 << 96) - 1, ((1 << 96) - 1) << 96]
+    assert masks == sorted(masks)
+
+
+def test_nodes_whose_cpus_differ_get_an_argument_set_each() -> None:
+    command = command_for(machine(2, allowed="0"), machine(2, allowed="1"))
+    sets = " ".join(command.argv).split(" : ")
+
+    assert len(sets) == 2
+    for part, mask, cpus in zip(sets, ("[0x1]", "[0x2]"), ("0", "1"), strict=True):
+        own = environment(part.split(), "-env")
+        assert own["I_MPI_PIN_DOMAIN"] == mask
+        assert read_plan({**own, "MPI_LOCALRANKID": "0"}) == Place(cpus, 1, "prefer:0")
+        assert "-n 1" in part
+        assert "-m squad" in part
+    shared = environment(command.argv)
+    assert "I_MPI_PIN_DOMAIN" not in shared
+    assert shared["OMP_NUM_THREADS"] == "1"
+
+
+def test_intels_openmp_is_loaded_first_and_told_alone() -> None:
+    iomp5 = "/opt/spr-cluster/venv/lib/libiomp5.so"
+    found = environment(command_for(machine(4, iomp5=iomp5)).argv)
+
+    assert found["LD_PRELOAD"] == f"{iomp5}:/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"
+    assert found["KMP_AFFINITY"] == "granularity=fine,compact,1,0"
+    assert "OMP_PROC_BIND" not in found
+    without = environment(command_for(machine(4)).argv)
+    assert not [name for name in without if name.startswith("KMP_")]
+
+
+def test_the_fabric_is_the_one_that_was_asked_for() -> None:
+    facts = machine(4, efa=True)
+    over_efa = environment(command_for(facts, backend="ccl", fabric="efa").argv)
+
+    assert over_efa["FI_PROVIDER"] == "efa"
+    assert "FI_TCP_IFACE" not in over_efa
+    assert environment(command_for(facts).argv)["FI_PROVIDER"] == "tcp"
+
+
+def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them() -> None:
+    own = {"OMP_NUM_THREADS": "24", "CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "auto"}
+    job = replace(make_job("ccl", 2), env={**own, "KMP_HW_SUBSET": "1T", "CCL_LOG_LEVEL": "info"})
+    placement = place(machine(8), backend="ccl", nproc_per_node=2)
+
+    command = build_launch_command(job, placement, PATHS, "172.31.0.10")
+
+    found = environment(command.argv)
+    assert (found["OMP_NUM_THREADS"], found["CCL_WORKER_COUNT"]) == ("3", "1")
+    assert found["CCL_WORKER_AFFINITY"] == "0,4"
+    assert "KMP_HW_SUBSET" not in found
+    assert found["CCL_LOG_LEVEL"] == "info"
+    assert command.warnings == (
+        "CCL_WORKER_AFFINITY, CCL_WORKER_COUNT, KMP_HW_SUBSET, OMP_NUM_THREADS of the stack's "
+        "environment left out: the placement decides",
+    )
+
+
+def test_the_published_recipe_keeps_its_own_words() -> None:
+    job = replace(make_job("ccl", 2), env={"KMP_HW_SUBSET": "1T"})
+    placement = place(machine(32), backend="ccl", mode="reference")
+
+    command = build_launch_command(job, placement, PATHS, "172.31.0.10")
+
+    assert environment(command.argv)["KMP_HW_SUBSET"] == "1T"
+    assert not any("left out" in warning for warning in command.warnings)
+
+
+def test_the_published_recipe_is_not_pinned() -> None:
+    command = command_for(machine(32), backend="ccl", mode="reference")
+    found = environment(command.argv)
+
+    assert "I_MPI_PIN_DOMAIN" not in found
+    assert (found["OMP_NUM_THREADS"], found["KMP_HW_SUBSET"]) == ("24", "1T")
+    assert (found["CCL_WORKER_COUNT"], found["CCL_WORKER_AFFINITY"]) == ("2", "auto")
+    assert read_plan({**found, "MPI_LOCALRANKID": "1"}) == Place(None, 24, None)
+    assert len(command.warnings) == 2

@@ -1,0 +1,55 @@
+"""What a job takes from its cluster's stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.launch.mpirun import build_launch_command
+from jobs.launch.placement import plan_placement
+from jobs.launch.plan import JobPaths, JobSpec, PlacementOptions
+from jobs.train.request import require_able_stack
+from provision.stacks import Stack, load_stack
+from provision.stacks.oneccl import environment_lookup
+from tests.jobs.launch.topologies import machine
+
+
+def test_our_own_job_is_refused_where_its_code_can_not_run() -> None:
+    with pytest.raises(UsageError) as caught:
+        require_able_stack(load_stack("reference"))
+
+    assert str(caught.value) == (
+        "`train squad` can't run on stack reference: it needs Python 3.10 and torch 2.4 or newer, "
+        "and this has Python 3.8 and torch 1.13.0\n"
+        "  → use a cluster with --stack intel or upstream"
+    )
+
+
+@pytest.mark.parametrize("name", ["intel", "upstream"])
+def test_it_runs_on_the_others(name: str) -> None:
+    require_able_stack(load_stack(name))
+
+
+def test_an_old_torch_is_refused_on_a_new_python() -> None:
+    packages = ["torch==2.3.0", "transformers==4.40.0", "impi-rt==2021.18.1"]
+    stack = {**load_stack("upstream").model_dump(), "python_packages": packages}
+    with pytest.raises(UsageError, match=r"Python 3\.12 and torch 2\.3\.0"):
+        require_able_stack(Stack.model_validate(stack))
+
+
+@pytest.mark.parametrize(("version", "module"), [("1.11.0", "torch_ccl"), ("1.12.0", "oneccl_")])
+def test_oneccls_environment_is_sourced_from_where_its_version_has_it(
+    version: str, module: str
+) -> None:
+    paths = JobPaths("squad-20260731-142501")
+    lookup = environment_lookup(version)
+    job = JobSpec(paths.job_id, "squad", (), 2, 1, "ccl", ccl_lookup=lookup)
+    placement = plan_placement(
+        {"node0": machine(32)}, {"node0": "172.31.0.10"}, PlacementOptions(), "ccl"
+    )
+
+    ask, source = build_launch_command(job, placement, paths, "172.31.0.10").setup
+
+    assert f"/venv/bin/python -c '{lookup}'" in ask
+    assert module in ask
+    assert source == '. "$ccl/env/setvars.sh" || exit 1'

@@ -1,0 +1,329 @@
+"""A job's life on the head node: the very shell commands, run by this machine's own bash."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tarfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from infra.errors import ConnectionLostError, HostError, HostKeyError, JobError, UsageError
+from jobs.launch import submit as launch
+from jobs.launch.mpirun import LaunchCommand
+from jobs.launch.plan import JobPaths
+from provision.host import LineSink, Result
+
+
+@dataclass
+class ThisMachine:
+    """A host whose commands run here, in a home folder of their own."""
+
+    home: Path
+    name: str = "node0"
+    drop_after: list[int] = field(default_factory=list)
+    """After so many lines of the next followed commands the connection breaks."""
+    refuse: HostError | None = None
+    """What followed commands meet instead of the machine."""
+    gone: str = ""
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = 120,
+        check: bool = True,
+        on_line: LineSink | None = None,
+    ) -> Result:
+        if on_line and self.refuse:
+            raise self.refuse
+        environment = {"HOME": str(self.home), "PATH": os.environ["PATH"]}
+        limit = self.drop_after.pop(0) if on_line and self.drop_after else None
+        lines = []
+        with subprocess.Popen(
+            ["bash", "-c", command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                if on_line:
+                    on_line(line.rstrip("\n"))
+                if limit is not None and len(lines) == limit:
+                    process.kill()
+                    raise ConnectionLostError(self.name, "the connection broke")
+        if check and process.returncode:
+            raise HostError(self.name, "".join(lines))
+        return Result(process.returncode, "".join(lines), "")
+
+    def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
+        Path(path).write_bytes(content)
+        Path(path).chmod(mode)
+
+    def upload(self, source: Path, path: str) -> None:
+        Path(path).write_bytes(source.read_bytes())
+
+    def download(self, path: str, target: Path) -> None:
+        target.write_bytes(Path(path).read_bytes())
+
+    def close(self) -> None:
+        return None
+
+    def why_gone(self) -> str:
+        return self.gone
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> ThisMachine:
+    (tmp_path / "hosts").write_text("node0\n")
+    return ThisMachine(tmp_path)
+
+
+def start(head: ThisMachine, script: str, job_id: str = "squad-1") -> JobPaths:
+    paths = JobPaths(job_id, home=str(head.home))
+    launch.place_files(head, paths, {"output/.keep": b""})
+    launch.submit(head, LaunchCommand(("bash", "-c", script), {"GREETING": "it's me"}), paths)
+    return paths
+
+
+def test_a_job_is_followed_to_its_end_with_every_line_and_its_exit_code(head: ThisMachine) -> None:
+    paths = start(head, 'for i in 1 2 3; do echo "$GREETING $i"; sleep 0.3; done; exit 7')
+    heard: list[str] = []
+
+    assert launch.follow(head, paths, heard.append) == 7
+    assert heard == ["it's me 1", "it's me 2", "it's me 3"]
+    assert launch.running_job(head) is None
+
+
+def test_a_broken_connection_loses_neither_the_job_nor_a_line(head: ThisMachine) -> None:
+    head.drop_after = [1, 2]
+    paths = start(head, "for i in 1 2 3 4 5; do echo line $i; sleep 0.2; done")
+    heard: list[str] = []
+
+    assert launch.follow(head, paths, heard.append) == 0
+    assert [line for line in heard if line.startswith("line")] == [f"line {i}" for i in range(1, 6)]
+    assert sum("the job may go on" in line for line in heard) == 2
+
+
+def test_a_head_that_is_gone_for_good_is_not_waited_for(head: ThisMachine) -> None:
+    paths = start(head, "sleep 20")
+    head.gone = "i-0a is terminated"
+    head.refuse = HostError("node0", "no SSH")
+
+    with pytest.raises(JobError, match="squad-1 ended with its head node: i-0a is terminated"):
+        launch.follow(head, paths, lambda _: None)
+    head.refuse = HostKeyError("node0", "another key")
+    with pytest.raises(HostKeyError):
+        launch.follow(head, paths, lambda _: None)
+
+    head.refuse = None
+    launch.cancel(head, paths)
+
+
+def test_while_a_job_runs_no_other_may_start(head: ThisMachine) -> None:
+    paths = start(head, "sleep 60")
+
+    assert launch.running_job(head) == "squad-1"
+    with pytest.raises(UsageError, match="job squad-1 is still running"):
+        launch.require_idle(head)
+    launch.cancel(head, paths)
+    launch.require_idle(head)
+
+
+def test_of_two_that_start_at_once_one_is_refused(head: ThisMachine) -> None:
+    first = start(head, "sleep 60")
+    with pytest.raises(UsageError, match="job squad-1 is still running"):
+        start(head, "echo never > ran", "squad-2")
+    assert not list(head.home.glob("spr-jobs/squad-2/ran"))
+    launch.cancel(head, first)
+    second = start(head, "sleep 60", "squad-2")
+    assert launch.running_job(head) == "squad-2"
+    launch.cancel(head, second)
+
+
+def test_a_job_that_can_not_be_started_says_why(head: ThisMachine) -> None:
+    paths = JobPaths("squad-1", home=str(head.home))
+    launch.place_files(head, paths, {"output/.keep": b""})
+    (head.home / "spr-jobs" / ".lock").mkdir()
+    with pytest.raises(JobError, match="squad-1 did not start on the head"):
+        launch.submit(head, LaunchCommand(("true",), {}), paths)
+
+
+def test_what_is_linked_to_travels_and_nothing_of_the_upload_stays(
+    head: ThisMachine, tmp_path: Path
+) -> None:
+    (tmp_path / "blob").write_text("weights")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "w").symlink_to("../blob")
+    paths = JobPaths("squad-1", home=str(head.home))
+
+    launch.place_files(head, paths, {"model": model, "environment.json": b"[]"})
+
+    assert Path(paths.root, "model", "w").read_text() == "weights"
+    assert not Path(paths.root, "model", "w").is_symlink()
+    assert Path(paths.environment).stat().st_mode & 0o777 == 0o600
+    assert not Path(paths.upload).exists()
+
+
+def test_a_pid_that_belongs_to_somebody_else_now_is_no_running_job(head: ThisMachine) -> None:
+    folder = head.home / "spr-jobs" / "squad-0"
+    folder.mkdir(parents=True)
+    (folder / "pid").write_text(str(os.getpid()))
+
+    assert launch.running_job(head) is None
+
+
+def test_cancel_ends_also_what_does_not_listen(head: ThisMachine) -> None:
+    paths = start(head, "trap '' TERM; echo $$ > stubborn; while :; do sleep 0.2; done")
+    stubborn = Path(paths.root, "stubborn")
+    deadline = time.monotonic() + 10
+    while not (stubborn.exists() and stubborn.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pid = int(stubborn.read_text())
+
+    canceller = threading.Thread(target=launch.cancel, args=(head, paths))
+    canceller.start()
+    canceller.join(30)
+
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_a_job_may_keep_a_checkpoint_before_it_ends(head: ThisMachine) -> None:
+    """mpirun's script and the job's own would die of the signal at once, and end everything."""
+    programs = head.home / "bin"
+    programs.mkdir()
+    hydra = programs / "mpiexec.hydra"
+    hydra.write_text(
+        "#!/bin/bash\ntrap 'sleep 1; echo kept > output/checkpoint; exit 143' TERM\n"
+        "touch ready\nwhile :; do sleep 0.1; done\n"
+    )
+    hydra.chmod(0o755)
+    paths = start(head, f"{hydra}; exit $?")
+    deadline = time.monotonic() + 10
+    while not Path(paths.root, "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    launch.cancel(head, paths, grace_s=30)
+
+    assert Path(paths.output, "checkpoint").read_text() == "kept\n"
+    assert Path(paths.exit_code).read_text().strip() == "143"
+
+
+def test_a_cancelled_job_leaves_an_exit_code(head: ThisMachine) -> None:
+    paths = start(head, "sleep 60")
+    launch.cancel(head, paths)
+    assert Path(paths.exit_code).read_text().strip() == "143"
+
+
+def test_a_job_without_an_exit_code_is_told_as_such(head: ThisMachine) -> None:
+    paths = start(head, "kill -KILL 0")
+    with pytest.raises(JobError, match="ended without an exit code"):
+        launch.follow(head, paths, lambda _: None)
+
+
+def test_a_worker_that_cannot_be_reached_is_named(
+    head: ThisMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = head.home / "bin"
+    programs.mkdir()
+    (programs / "ssh").write_text("#!/bin/sh\n[ $1 = node2 ] && exit 255\nexec cat > /dev/null\n")
+    (programs / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    (head.home / "hosts").write_text("node0\nnode1\nnode2\n")
+
+    with pytest.raises(HostError, match="node2 can not be reached"):
+        launch.place_files(head, JobPaths("squad-1", home=str(head.home)), {"x": b"y"})
+
+
+def test_results_come_home_and_nothing_leads_out(head: ThisMachine, tmp_path: Path) -> None:
+    paths = start(
+        head, "mkdir -p output/model; echo '{}' > output/results.json; echo w > output/model/w"
+    )
+    launch.follow(head, paths, lambda _: None)
+    target = tmp_path / "results 'here'"
+
+    launch.fetch(head, paths, target)
+
+    found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
+    assert found == ["log", "model/w", "results.json"]
+
+
+def two_nodes(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The worker's home folder; ssh goes there."""
+    programs, other = head.home / "bin", head.home / "worker"
+    programs.mkdir()
+    other.mkdir()
+    ssh = (
+        '#!/bin/bash\nwhile [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done; shift\n'
+        f"here={head.home}; export HOME={other}\n"
+        'exec bash -c "${*//$here/$HOME}"\n'
+    )
+    (programs / "ssh").write_text(ssh)
+    (programs / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    (head.home / "hosts").write_text("node0\nnode1\n")
+    return other
+
+
+def test_every_rank_s_files_come_home_and_no_checkpoint(
+    head: ThisMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = two_nodes(head, monkeypatch)
+    script = "mkdir -p output/{logs,metrics,checkpoints/step-000001}; touch output/results.json"
+    paths = start(head, f"{script} output/checkpoints/step-000001/state.pt output/logs/rank-0.log")
+    launch.follow(head, paths, lambda _: None)
+    for name in ("logs/rank-1.log", "metrics/rank-1.jsonl", "model/w"):
+        file = worker / paths.relative_root / "output" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    target = tmp_path / "results"
+
+    launch.fetch(head, paths, target)
+
+    found = {str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()}
+    ranks = {"logs/rank-0.log", "logs/rank-1.log", "metrics/rank-1.jsonl"}
+    assert found == {"log", "results.json", *ranks}
+
+
+def test_a_job_is_placed_again_on_a_node_that_has_nothing_of_it(
+    head: ThisMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = start(head, "echo the first time")
+    launch.follow(head, paths, lambda _: None)
+    launch.place_files(head, paths, {"code/squad/x.py": b"x", "data/train.json": b"{}"})
+    Path(paths.output, "results").write_text("stays where it is")
+    worker = two_nodes(head, monkeypatch)
+
+    launch.place_again(head, paths, 2)
+    launch.submit(head, LaunchCommand(("echo", "the second"), {}), paths)
+    launch.follow(head, paths, lambda _: None)
+    launch.fetch(head, paths, tmp_path / "here")
+
+    there = worker / paths.relative_root
+    found = {str(p.relative_to(there)) for p in there.rglob("*") if p.is_file()}
+    assert found == {"code/squad/x.py", "data/train.json", "output/.keep"}
+    assert (tmp_path / "here" / "log").read_text() == "the second\n"
+    assert (tmp_path / "here" / "log.earlier").read_text() == "the first time\n"
+
+
+def test_an_archive_that_leads_out_is_not_followed(tmp_path: Path) -> None:
+    archive = tmp_path / "evil.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(__file__, "output/../../outside")
+        tar.add(__file__, "output/inside")
+    target = tmp_path / "deep" / "target"
+    with tarfile.open(archive) as tar:
+        launch._extract(tar, target)
+
+    assert (target / "inside").is_file()
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["evil.tar", "inside"]

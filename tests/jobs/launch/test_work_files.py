@@ -1,0 +1,112 @@
+"""Which of the user's files go to the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.launch.work_files import MOST_BYTES, collect_files, find_script, format_size
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    work = tmp_path / "work"
+    for name in (
+        "train.py",
+        "src/model.py",
+        "src/__pycache__/model.pyc",
+        "data/a.csv",
+        ".git/HEAD",
+    ):
+        path = work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("12345")
+    (tmp_path / "elsewhere.txt").write_text("x")
+    return work
+
+
+def test_the_script_goes_along_by_itself(folder: Path) -> None:
+    command = ("python", "-u", "train.py", "--data", "data")
+    found = collect_files(command, ("src", "data/a.csv", "src/model.py"), folder)
+
+    assert list(found.files) == ["train.py", "src/model.py", "data/a.csv"]
+    assert str(found) == "3 files, 15 bytes"
+
+
+def test_everything_is_without_what_no_node_needs(folder: Path) -> None:
+    found = collect_files(("hostname",), (".",), folder)
+    assert sorted(found.files) == ["data/a.csv", "src/model.py", "train.py"]
+
+
+def test_a_file_from_elsewhere_goes_by_its_name(folder: Path) -> None:
+    found = collect_files(("hostname",), ("../elsewhere.txt",), folder)
+    assert list(found.files) == ["elsewhere.txt"]
+    (folder / "elsewhere.txt").write_text("another")
+    with pytest.raises(UsageError, match=r"would both be elsewhere\.txt"):
+        collect_files(("hostname",), ("../elsewhere.txt", "elsewhere.txt"), folder)
+
+
+def test_a_link_keeps_its_name_and_its_target_travels(folder: Path) -> None:
+    (folder / "link.py").symlink_to("../elsewhere.txt")
+    (path,) = collect_files(("python", "link.py"), (), folder).files.items()
+    assert path == ("link.py", folder.parent / "elsewhere.txt")
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (("hostname",), None),
+        (("python", "-c", "print(1)"), None),
+        (("python", "-m", "src.model"), None),
+        (("./train.py", "x"), "./train.py"),
+        (("bash", "/opt/x.sh"), None),
+        (("nice", "python", "train.py"), "train.py"),
+    ],
+)
+def test_which_word_is_the_script(
+    folder: Path, command: tuple[str, ...], script: str | None
+) -> None:
+    assert find_script(command, folder) == script
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("python", "trian.py"), r"trian\.py: no such file in"),
+        (("./go", "x"), r"\./go: no such file in"),
+        (("python", "../work2.py"), r"\.\./work2\.py is outside the working folder"),
+    ],
+)
+def test_a_script_that_can_not_be_sent(
+    folder: Path, command: tuple[str, ...], message: str
+) -> None:
+    (folder.parent / "work2.py").write_text("")
+    with pytest.raises(UsageError, match=message):
+        find_script(command, folder)
+
+
+def test_a_path_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(UsageError, match="--files nothing: no such file or folder"):
+        collect_files(("hostname",), ("nothing",), folder)
+
+
+def test_what_is_absurdly_large_is_asked_about_and_its_parts_named(folder: Path) -> None:
+    with (folder / "data" / "huge").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)  # of holes
+
+    with pytest.raises(UsageError, match=r"4 files, 256\.0 MiB .* the largest: data 256\.0 MiB"):
+        collect_files(("hostname",), (".",), folder)
+    assert collect_files(("hostname",), (".",), folder, large=True).size > MOST_BYTES
+
+
+def test_sizes_are_told_in_units() -> None:
+    sizes = (0, 1023, 1536, 5 << 20, 3 << 30)
+    assert [format_size(n) for n in sizes] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.5 KiB",
+        "5.0 MiB",
+        "3.0 GiB",
+    ]

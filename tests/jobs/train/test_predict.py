@@ -1,0 +1,145 @@
+"""Questions put to a model: here, and on a head that is this machine's own bash and Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jobs.train.predict
+from infra.errors import JobError, UsageError
+from jobs.train.predict import answer_here, answer_on_head, find_model, read_context
+from provision.host import Result
+from tests.fakes import FakeHost
+from tests.jobs.launch.test_submit import ThisMachine
+
+TEXT = "The mill has stood in Delft since 1692. It grinds pepper."
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model as a job leaves it; it knows nothing, but it answers."""
+    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
+
+    from jobs.worker.squad.model import new_tokenizer, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("results") / "squad-1" / "model"
+    tokenizer = new_tokenizer(train_tokenizer([TEXT, "Where? Since when is it there?"]))
+    config = DistilBertConfig(
+        vocab_size=len(tokenizer), dim=16, n_layers=1, n_heads=2, hidden_dim=16
+    )
+    DistilBertForQuestionAnswering(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_answers_are_parts_of_the_text(model: Path) -> None:
+    found = answer_here(model, ["Where?", "Since when?"], TEXT)
+    assert [each.question for each in found] == ["Where?", "Since when?"]
+    for each in found:
+        assert each.text
+        assert TEXT[each.start : each.start + len(each.text)] == each.text
+
+
+def test_a_folder_that_is_no_model_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(JobError):
+        answer_here(tmp_path, ["Where?"], TEXT)
+
+
+@dataclass
+class Head(ThisMachine):
+    """A head whose login user's home is a folder here, and whose venv is ours."""
+
+    def run(self, command: str, **more: Any) -> Result:
+        python = command.replace("/opt/spr-cluster/venv/bin/python", sys.executable)
+        return super().run(python, **more)
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setattr(jobs.train.predict, "_HOME", str(home))
+    return Head(home)
+
+
+def test_the_head_answers_with_a_model_of_this_machine_and_keeps_nothing(
+    head: Head, model: Path
+) -> None:
+    question = "Since 'when' is it \"there\"; $(id) é?"
+    assert answer_on_head(head, [question], TEXT, model, None) == answer_here(
+        model, [question], TEXT
+    )
+    assert list(head.home.glob("spr-predict*")) == []
+
+
+def test_what_the_head_says_to_a_bad_model_is_told(head: Head, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="the head could not answer"):
+        answer_on_head(head, ["Where?"], TEXT, tmp_path, None)
+    assert list(head.home.glob("spr-predict*")) == []
+
+
+def test_a_jobs_model_on_the_head_is_asked_where_it_lies(tmp_path: Path) -> None:
+    def listing(_: str) -> str:
+        return (
+            "100 200 0 0 1 finished - 4 squad-1\n"
+            "200 300 0 0 1 finished - 4 squad-2\n"
+            "300 400 0 1 0 unfinished - 4 squad-3\n"
+        )
+
+    said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
+    host = FakeHost(
+        "node0",
+        [("listing the jobs", listing), ("squad.answer", f"noise\n{said}\n"), ("", "")],
+    )
+    found = answer_on_head(host, ["Where?"], TEXT, None, None)
+    assert found[0].text == "in Delft"
+    assert "/home/ubuntu/spr-jobs/squad-2/output/model <" in host.commands[-2]
+    assert host.commands[-1].startswith("rm -rf /home/ubuntu/spr-predict-")
+
+    answer_on_head(host, ["Where?"], TEXT, None, "squad-1")
+    assert "/home/ubuntu/spr-jobs/squad-1/output/model <" in host.commands[-2]
+    with pytest.raises(UsageError, match="job squad-3 has no model: it is failed"):
+        answer_on_head(host, ["Where?"], TEXT, None, "squad-3")
+    with pytest.raises(JobError, match="the head gave 1 answers to 2 questions"):
+        answer_on_head(host, ["Where?", "When?"], TEXT, None, None)
+
+
+def test_a_model_is_found_by_folder_job_or_age(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = model.parent.parent
+    assert find_model(None, root) == model
+    assert find_model("squad-1", root) == model
+    assert find_model(str(model), root) == model
+    assert find_model(str(model.parent), root) == model
+    assert find_model("squad-9", root) is None
+    assert find_model(None, tmp_path) is None
+    with pytest.raises(UsageError, match=r"--model \./nowhere: no such folder"):
+        find_model("./nowhere", root)
+    with pytest.raises(UsageError, match=r"no config\.json in"):
+        find_model(str(tmp_path), root)
+
+
+def test_a_context_is_a_file_or_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_bytes(b"\xef\xbb\xbfSome text")
+    Path("b.txt").write_bytes(b"\xff")
+    Path("c.txt").write_text(" \n")
+    assert read_context("a.txt") == "Some text"
+    assert read_context(TEXT) == TEXT
+    assert read_context("x" * 5000) == "x" * 5000
+    for wish, told in (
+        ("b.txt", r"b\.txt: is not UTF-8 \(byte 0\)"),
+        ("c.txt", "--context has no text in it"),
+        ("nowhere.txt", r"--context nowhere\.txt: no such file"),
+        ("./nowhere", "no such file"),
+        (" ", "--context has no text in it"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            read_context(wish)

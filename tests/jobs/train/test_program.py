@@ -1,0 +1,197 @@
+"""`run` from the command line to what is kept, with the nodes' SSH faked."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import JobError, UsageError
+from infra.progress import Silent
+from jobs.cli.run import add_parser, build_request
+from jobs.launch.plan import JobPaths, PlacementOptions
+from jobs.launch.record import JobRecord
+from jobs.launch.work_files import WorkFiles
+from jobs.train.program import RunRequest, check_variables, run
+from provision.stacks import load_stack
+from tests.fakes import FakeHost
+from tests.jobs.train.test_train import NOW, event, make_hosts, whole_cluster
+
+PATHS = JobPaths("run-20260731-142501")
+
+
+def hosts_for(
+    lines: list[str], exit_code: int = 0, follow: Callable[[str], str] | None = None
+) -> dict[str, FakeHost]:
+    hosts = make_hosts(lines, exit_code)
+    head = hosts["node0"]
+    head.answers[:0] = [("# gathering", "the output of node2 could not be fetched\n")]
+    if follow:
+        head.answers[:0] = [("tail -n \\+1 -F", follow), ("kill -TERM", "")]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in ("log", "output/node1/x"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    head.files[f"{PATHS.root}/output.tar"] = buffer.getvalue()
+    return hosts
+
+
+def start(
+    hosts: dict[str, FakeHost], request: RunRequest, log: list[str] | None = None
+) -> JobRecord:
+    return run(
+        whole_cluster(),
+        load_stack("upstream"),
+        lambda node: hosts[node.name],
+        request,
+        progress=Silent(),
+        now=NOW,
+        on_event=lambda _: None,
+        on_log=(log if log is not None else []).append,
+    )
+
+
+def wish(results: Path, *command: str, **more: Any) -> RunRequest:
+    return replace(RunRequest(command or ("hostname",), WorkFiles({}), results), **more)
+
+
+def test_a_program_is_sent_placed_run_and_its_output_brought_home(tmp_path: Path) -> None:
+    script = tmp_path / "my script.py"
+    script.write_text("print(1)")
+    hosts, log = hosts_for(["hello"]), list[str]()
+    files = WorkFiles({"my script.py": script})
+
+    done = start(
+        hosts,
+        wish(tmp_path / "out", "python", "my script.py", "--lr", "1", files=files, env=("A=b c",)),
+        log,
+    )
+
+    line = hosts["node0"].files[PATHS.script].decode()
+    assert "-n 3 -ppn 1" in line
+    ours = f"-m jobs.worker.program --folder={PATHS.work} --output={PATHS.output}"
+    assert f"{ours} --environment={PATHS.environment} -- python 'my script.py' --lr 1" in line
+    assert "-genv SPR_BACKEND gloo" in line
+    upload = hosts["node0"].files[PATHS.upload]
+    with tarfile.open(fileobj=io.BytesIO(upload)) as tar:
+        assert f"{PATHS.relative_root}/work/my script.py" in tar.getnames()
+        assert f"{PATHS.relative_root}/code/jobs/program/__main__.py" in tar.getnames()
+        variables = tar.extractfile(f"{PATHS.relative_root}/environment.json")
+        assert variables is not None
+        assert json.load(variables) == ["A=b c"]
+    assert "hello" in log
+    assert "the output of node2 could not be fetched" in log
+    assert (tmp_path / "out" / "node1" / "x").is_file()
+    kept = json.loads((tmp_path / "out" / "job.json").read_text())
+    assert kept["argv"] == ["python", "my script.py", "--lr", "1"]
+    assert kept["command"] == "python 'my script.py' --lr 1"
+    assert (kept["kind"], kept["exit_code"], kept["when"]) == ("run", 0, NOW.isoformat())
+    assert [node["name"] for node in kept["nodes"]] == ["node0", "node1", "node2"]
+    assert kept["placement"]["omp_threads"] == 2
+    assert kept["more"] == {"files": 1, "bytes": 8, "env": ["A"]}
+    assert "b c" not in json.dumps(kept) + line + "".join(log)
+    assert "torch==2.13.0" in kept["packages"]
+    assert kept["ended"] >= kept["when"]
+    assert done.exit_code == 0
+
+
+def test_the_first_nodes_alone_are_asked_sent_to_and_used(tmp_path: Path) -> None:
+    hosts = hosts_for([])
+
+    start(hosts, wish(tmp_path, nodes=2, placement=PlacementOptions(nproc_per_node=2)))
+
+    assert hosts["node2"].commands == []
+    assert "-n 4 -ppn 2" in hosts["node0"].files[PATHS.script].decode()
+    (sent,) = [c for c in hosts["node0"].commands if "distributing" in c]
+    assert "awk 'NR > 1 && NR <= 2' ~/hosts |" in sent
+    with pytest.raises(UsageError, match="--nodes 4: cluster bert has 3 nodes"):
+        start(hosts_for([]), wish(tmp_path, nodes=4))
+
+
+def test_a_failure_keeps_the_record_and_names_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="the job ended with exit code 3: ValueError: no") as caught:
+        start(hosts_for(["Traceback", "ValueError: no"], 3), wish(tmp_path))
+
+    assert str(tmp_path / "log") in str(caught.value.hint)
+    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 3
+
+
+def test_a_rank_that_is_not_where_it_should_be_says_so_itself(tmp_path: Path) -> None:
+    said = event(event="error", message="not here", hint="why", rank=1, host="b", lost_peer=False)
+    with pytest.raises(JobError, match="rank 1 on b: not here"):
+        start(hosts_for([said], 1), wish(tmp_path))
+
+
+def test_the_programs_own_exit_code_is_kept_and_not_mpiruns(tmp_path: Path) -> None:
+    said = event(event="error", message="x ended with exit code 3", rank=1, host="b", exit_code=3)
+    with pytest.raises(JobError, match="rank 1 on b: x ended with exit code 3"):
+        start(hosts_for([said], 255), wish(tmp_path))
+    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 3
+
+
+def test_ctrl_c_ends_it_on_its_nodes_and_the_record_tells_that_it_began(tmp_path: Path) -> None:
+    def interrupt(_: str) -> str:
+        raise KeyboardInterrupt
+
+    hosts = hosts_for([], follow=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        start(hosts, wish(tmp_path))
+
+    assert (
+        f"pid=$(cat {PATHS.pid}); pkill -TERM -g $pid -x mpiexec.hydra"
+        in hosts["node0"].commands[-1]
+    )
+    kept = json.loads((tmp_path / "job.json").read_text())
+    assert (kept["exit_code"], kept["ended"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("NAME", "--env NAME: expected NAME=VALUE"),
+        ("1A=x", "--env 1A=x: expected NAME=VALUE"),
+        ("RANK=1", "--env RANK: that is set for every rank"),
+        ("OMP_NUM_THREADS=4", "--env OMP_NUM_THREADS: that is set for every rank"),
+        ("I_MPI_PIN=0", "--env I_MPI_PIN: that is set for every rank"),
+    ],
+)
+def test_variables_that_can_not_be(word: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        check_variables([word])
+
+
+def test_variables_that_can() -> None:
+    words = ("A=", "PYTHONPATH=src", "X=a=b\nc", "RANKS=3", "OMP_PROC_BIND=close")
+    assert check_variables(words) == words
+
+
+def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("")
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+
+    def typed(*argv: str) -> RunRequest:
+        return build_request(parser.parse_args(["run", *argv]), NOW)
+
+    asked = typed(
+        *("--nodes=2", "--ppn=4", "--env=A=1", "--env=B=2", "--fabric=efa", "--ccl-workers=2"),
+        *("--backend=ccl", "--", "python", "x.py", "--nodes", "9", "--", "-v"),
+    )
+    assert asked.command == ("python", "x.py", "--nodes", "9", "--", "-v")
+    assert (asked.nodes, asked.env, asked.backend) == (2, ("A=1", "B=2"), "ccl")
+    assert asked.placement == PlacementOptions("auto", 4, 2, "efa")
+    assert list(asked.files.files) == ["x.py"]
+    assert asked.results == Path("results/run-20260731-142501")
+    assert typed("hostname").command == ("hostname",)
+    for wrong in (("--nodes=0", "x"), ("--", ""), ("--files=", "x")):
+        with pytest.raises(UsageError):
+            typed(*wrong)

@@ -1,0 +1,290 @@
+"""The published recipe: its commands by version, its way onto the nodes, its figures as ours."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import subprocess
+import tarfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import JobError, UsageError
+from infra.progress import Silent
+from jobs.cli.job_display import render_result
+from jobs.cli.train import _PRESETS, add_parser
+from jobs.cli.train_requests import build_reference, build_request
+from jobs.launch.plan import JobPaths, PlacementOptions
+from jobs.train.presets import PRESETS
+from jobs.train.reference import (
+    _FOR_A_MINUTE,
+    ReferenceRequest,
+    check_script,
+    plan_reference,
+    reference_argv,
+    reference_placement,
+    tell_smoke,
+    train_reference,
+)
+from jobs.train.request import TrainRequest
+from provision.stacks import Stack, load_stack
+from tests.fakes import FakeHost
+from tests.golden import check_golden
+from tests.jobs.train.test_train import make_hosts, whole_cluster
+from tests.provision.stacks.test_flags import with_transformers
+
+NOW = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
+PATHS = JobPaths("squad-20260731-142501")
+GOLDEN = Path(__file__).with_name("golden")
+DISTILBERT, BERT = PRESETS["distilbert"], PRESETS["bert-large"]
+
+
+def without_ipex(stack: Stack) -> Stack:
+    return Stack.model_validate({**stack.model_dump(), "use_ipex": False})
+
+
+# On both sides of every boundary of the flags' table; ccl and IPEX while there are any.
+_STACKS = {
+    "4.24.0": load_stack("reference"),
+    "4.28.1": with_transformers("intel", "4.28.1"),
+    "4.29.0": with_transformers("intel", "4.29.0"),
+    "4.31.0": with_transformers("intel", "4.31.0"),
+    "4.32.0": with_transformers("intel", "4.32.0"),
+    "4.56.2": load_stack("intel"),
+    "4.57.0": without_ipex(with_transformers("intel", "4.57.0")),
+    "5.0.0": without_ipex(with_transformers("intel", "5.0.0")),
+    "5.1.0": with_transformers("upstream", "5.1.0"),
+    "5.2.0": with_transformers("upstream", "5.2.0"),
+    "5.23.0": load_stack("upstream"),
+}
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_the_command_of_every_version(preset: str) -> None:
+    lines = []
+    for version, stack in _STACKS.items():
+        for nodes in (1, 2):
+            argv = reference_argv(stack, PRESETS[preset], nodes, "OUTPUT")
+            assert stack.pin("transformers") == version
+            lines.append(f"{version} on {nodes}: {' '.join(argv)}")
+    check_golden(GOLDEN / f"reference_{preset}.txt", "\n".join(lines) + "\n")
+
+
+def test_the_published_commands_word_for_word() -> None:
+    stack = load_stack("reference")
+    alone = reference_argv(stack, DISTILBERT, 1, "/tmp/debug_squad/", "run_qa.py")
+    together = reference_argv(stack, DISTILBERT, 4, "/tmp/debug_squad/", "run_qa.py")
+
+    shared = (
+        "python run_qa.py --model_name_or_path distilbert-base-uncased --dataset_name squad "
+        "--do_train --do_eval --per_device_train_batch_size 32 --num_train_epochs 1 "
+        "--output_dir /tmp/debug_squad/"
+    )
+    # The order of switches is ours.
+    assert " ".join(alone[alone.index("python") :]) == f"{shared} --use_ipex --no_cuda --bf16"
+    assert " ".join(together) == (
+        f"{shared} --overwrite_output_dir --xpu_backend ccl --no_cuda --bf16"
+    )
+
+
+def test_a_process_that_is_alone_does_not_hear_of_ranks() -> None:
+    alone = reference_argv(load_stack("reference"), DISTILBERT, 1, "o")
+    assert alone[:3] == ("env", "-u", "RANK")
+    assert {"LOCAL_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "WORLD_SIZE"} <= set(alone)
+    assert reference_argv(load_stack("reference"), BERT, 1, "o")[0] == "python"
+
+
+def test_what_a_version_can_not_say_is_refused() -> None:
+    with pytest.raises(UsageError, match="does not know --use_ipex"):
+        reference_argv(with_transformers("intel", "4.57.0"), BERT, 2, "o")
+    with pytest.raises(UsageError, match="does not know --ddp_backend ccl"):
+        reference_argv(without_ipex(with_transformers("intel", "5.1.0")), BERT, 2, "o")
+
+
+def test_the_ranks_are_where_the_published_ones_were() -> None:
+    assert reference_placement(DISTILBERT, 4, "tcp") == PlacementOptions("reference")
+    assert reference_placement(DISTILBERT, 1, "tcp").nproc_per_node == 1
+    assert reference_placement(BERT, 2, "efa") == PlacementOptions("auto", 2, fabric="efa")
+
+
+def test_a_stack_without_the_script_names_the_ways_to_it(tmp_path: Path) -> None:
+    request = ReferenceRequest(DISTILBERT, tmp_path)
+    with pytest.raises(UsageError, match=r"stack upstream has no run_qa\.py") as caught:
+        plan_reference(load_stack("upstream"), request, 2, NOW)
+    assert "--run-qa FOLDER with that of tag v5.23.0" in str(caught.value.hint)
+    assert "refs/tags/v5.23.0.tar.gz" in str(caught.value.hint)
+    planned = plan_reference(load_stack("reference"), request, 2, NOW)
+    assert planned.command[1] == "/opt/spr-cluster/examples/run_qa.py"
+
+
+def test_a_smoke_run_is_a_minute_on_one_node(tmp_path: Path) -> None:
+    request = ReferenceRequest(DISTILBERT, tmp_path, smoke=True)
+    planned = plan_reference(load_stack("reference"), request, 4, NOW)
+
+    assert planned.command[:2] == ("sh", "-c")
+    assert planned.command[3:5] == ("60", "env")
+    assert (planned.nodes, planned.backend) == (1, "gloo")
+    # Its stack's OMP_NUM_THREADS=24 is for two processes beside one another.
+    assert planned.placement == PlacementOptions("auto", 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [("sleep 9", 0, "@smoke over\n"), ("true", 0, ""), ("exit 7", 7, "")],
+)
+def test_the_end_of_the_minute_is_no_failure(program: str, code: int, said: str) -> None:
+    argv = ["sh", "-c", _FOR_A_MINUTE, "0.2", "sh", "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (code, said)
+
+
+def test_what_a_minute_has_shown() -> None:
+    assert tell_smoke(True, True) == "it ran to its end"
+    assert tell_smoke(False, True) == "it was training when its 60 s were over"
+    assert "did not come to train" in tell_smoke(False, False)
+
+
+ALL_RESULTS = {
+    "epoch": 1.0,
+    "eval_exact_match": 76.5,
+    "eval_f1": 85.1,
+    "eval_runtime": 30.0,
+    "eval_samples": 10784,
+    "train_runtime": 450.5,
+    "train_samples": 88524,
+    "train_samples_per_second": 196.5,
+}
+
+
+def script_hosts(files: dict[str, Any]) -> dict[str, FakeHost]:
+    """Nodes on which a stand-in of the script has left these files."""
+    hosts = make_hosts(["***** Running training *****"])
+    hosts["node0"].answers[:0] = [("# gathering", "")]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            text = json.dumps(content).encode()
+            info = tarfile.TarInfo(f"output/model/{name}")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text))
+    hosts["node0"].files[f"{PATHS.root}/output.tar"] = buffer.getvalue()
+    return hosts
+
+
+def go(hosts: dict[str, FakeHost], request: ReferenceRequest, stack: str = "upstream") -> Any:
+    return train_reference(
+        whole_cluster(),
+        load_stack(stack),
+        lambda node: hosts[node.name],
+        request,
+        progress=Silent(),
+        now=NOW,
+        on_event=lambda _: None,
+        on_log=lambda _: None,
+    )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "qa"
+    folder.mkdir()
+    for name in ("run_qa.py", "utils_qa.py", "requirements.txt"):
+        (folder / name).write_text("")
+    return folder
+
+
+def test_its_figures_become_ours(tmp_path: Path, script: Path) -> None:
+    state = {"log_history": [{"step": 10, "loss": 2.5}, {"step": 20, "eval_f1": 1}]}
+    hosts = script_hosts({"all_results.json": ALL_RESULTS, "trainer_state.json": state})
+
+    result = go(hosts, ReferenceRequest(DISTILBERT, tmp_path / "out", script=script))
+
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written == json.loads(json.dumps(result))
+    assert (result["recipe"], result["em"], result["f1"]) == ("reference", 76.5, 85.1)
+    assert (result["samples_per_second"], result["train_features"]) == (196.5, 88524)
+    assert (result["seconds"]["train"], result["seconds"]["evaluate"]) == (450.5, 30.0)
+    assert result["loss_curve"] == [(10, 2.5)]
+    assert [rank["hostname"] for rank in result["ranks"]][:3] == ["node0", "node0", "node1"]
+    assert (result["world_size"], result["dtype"], result["backend"]) == (6, "bf16", "gloo")
+    shown = render_result(result, tmp_path)
+    assert "published recipe: F1 85.1, exact match 76.5" in shown
+    assert "196.5 samples/s, 450.5 s of training" in shown
+    line = hosts["node0"].files[PATHS.script].decode()
+    assert " -- python run_qa.py --model_name_or_path distilbert-base-uncased " in line
+    assert "-n 6 -ppn 2" in line
+    assert "-genv OMP_NUM_THREADS 24" in line
+    upload = hosts["node0"].files[PATHS.upload]
+    with tarfile.open(fileobj=io.BytesIO(upload)) as tar:
+        sent = {name.rpartition("/")[2] for name in tar.getnames() if "/work/" in name}
+    assert sent == {"run_qa.py", "utils_qa.py", ".keep"}
+
+
+def test_figures_of_a_training_alone(tmp_path: Path, script: Path) -> None:
+    trained = {key: value for key, value in ALL_RESULTS.items() if key.startswith("train")}
+    hosts = script_hosts({"train_results.json": trained})
+    result = go(hosts, ReferenceRequest(BERT, tmp_path, nodes=1, script=script))
+    assert (result["f1"], result["world_size"], result["dtype"]) == (None, 2, "fp32")
+    assert "published recipe: not evaluated" in render_result(result, tmp_path)
+
+
+def test_a_script_that_leaves_nothing_is_a_failure(tmp_path: Path, script: Path) -> None:
+    with pytest.raises(JobError, match=r"run_qa\.py ended well, but left no figures"):
+        go(script_hosts({}), ReferenceRequest(DISTILBERT, tmp_path, script=script))
+
+
+def test_a_smoke_run_needs_no_figures(tmp_path: Path, script: Path) -> None:
+    hosts = script_hosts({})
+    said = "***** Running training *****\n@smoke over"
+    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", said)]
+    result = go(hosts, ReferenceRequest(DISTILBERT, tmp_path, script=script, smoke=True))
+    assert result["smoke"] == "it was training when its 60 s were over"
+    assert "smoke run of the published recipe: it was training" in render_result(result, tmp_path)
+
+
+def typed(*flags: str) -> Any:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    args = parser.parse_args(["train", "squad", *flags])
+    return (build_reference if args.recipe == "reference" else build_request)(args, NOW)
+
+
+def test_the_command_line_knows_every_preset() -> None:
+    assert tuple(PRESETS) == _PRESETS
+
+
+def test_the_command_line(script: Path) -> None:
+    asked = typed("--recipe=reference", "--nodes=2", "--preset=bert-large", f"--run-qa={script}")
+    assert isinstance(asked, ReferenceRequest)
+    assert (asked.preset, asked.nodes, asked.script, asked.smoke) == (BERT, 2, script, False)
+    assert check_script(script / "run_qa.py") == script
+    fast = typed("--preset=bert-large", "--epochs=3", "--nodes=2")
+    assert isinstance(fast, TrainRequest)
+    assert (fast.options.model, fast.options.epochs) == ("bert-large-uncased", 3)
+    assert (fast.options.batch_size, fast.options.learning_rate) == (12, 3e-5)
+    assert fast.nodes == 2
+    assert fast.may_tune == frozenset({"placement"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--recipe=reference --epochs=2 --data=x", "--data, --epochs: --recipe reference is the"),
+        ("--recipe=reference --ppn=2 --demo", "--ppn, --demo: --recipe reference is the"),
+        ("--recipe=reference --no-tuned", "--no-tuned: --recipe reference is the"),
+        ("--recipe=reference --smoke --nodes=2", "--smoke is for one node"),
+        ("--recipe=reference --nodes=0", "--nodes 0: expected a whole number from 1 on"),
+        ("--recipe=reference --run-qa=/nowhere", "--run-qa /nowhere: no run_qa.py in it"),
+        ("--smoke", "--smoke goes with --recipe reference"),
+        ("--run-qa=x", "--run-qa goes with --recipe reference"),
+        ("--demo --preset=distilbert", "--demo and --preset exclude each other"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(flags: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        typed(*flags.split())
+    assert caught.value.message.startswith(message)

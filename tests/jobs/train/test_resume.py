@@ -1,0 +1,132 @@
+"""An interrupted job, continued from here: which one, with what, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.train.manifest import Started, parse_started
+
+from infra.errors import JobError, UsageError
+from infra.progress import Silent
+from jobs.launch.plan import JobPaths, PlacementOptions
+from jobs.train.resume import ResumeRequest, resume
+from jobs.worker.squad.options import DEMO
+from provision.stacks import load_stack
+from tests.fakes import FakeHost
+from tests.jobs.train.test_train import NOW, PATHS, RESULT, event, listed, make_hosts, whole_cluster
+
+RECORD = Started(
+    argv=tuple(replace(DEMO, backend="gloo", output=PATHS.output).to_argv()),
+    nnodes=3,
+    nproc_per_node=1,
+    placement=PlacementOptions("auto", 1, None, "tcp"),
+    offline=True,
+)
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    assert parse_started(RECORD.render().decode()) == RECORD
+
+
+def hosts_with(record: Started | str, jobs: str) -> dict[str, FakeHost]:
+    hosts = make_hosts([event(event="resumed", step=40, total=90), event(**RESULT)])
+    text = record if isinstance(record, str) else record.render().decode()
+    hosts["node0"].answers[:0] = [
+        ("listing the jobs", jobs),
+        ("cat .*/start.json", text),
+        ("cd ~ && tar -cf", ""),
+    ]
+    return hosts
+
+
+def run(
+    hosts: dict[str, FakeHost], request: ResumeRequest, log: list[str] | None = None
+) -> tuple[Any, Path]:
+    return resume(
+        whole_cluster(),
+        load_stack("upstream"),
+        lambda node: hosts[node.name],
+        request,
+        progress=Silent(),
+        now=NOW,
+        on_event=lambda _: None,
+        on_log=(log if log is not None else []).append,
+    )
+
+
+def test_a_job_goes_on_with_its_own_options_and_files(tmp_path: Path) -> None:
+    hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))
+    log: list[str] = []
+
+    result, folder = run(hosts, ResumeRequest(None, tmp_path / "out"), log)
+
+    assert result == {"f1": 90.0}
+    assert folder == tmp_path / "out"
+    script = hosts["node0"].files[PATHS.script].decode()
+    assert "-n 3 -ppn 1" in script
+    assert f"--output={PATHS.output}" in script
+    assert f"--epochs={DEMO.epochs}" in script
+    assert "--resume" in script
+    assert "HF_HUB_OFFLINE 1" in script
+    assert f"job {PATHS.job_id} goes on from step-000040" in log
+    placed = [command for command in hosts["node0"].commands if "tar -cf" in command]
+    assert f"{PATHS.relative_root}/code" in placed[0]
+    assert any("distributing the job's files" in each for each in hosts["node0"].commands)
+
+
+def test_it_may_learn_slower_and_lie_otherwise_on_as_many_ranks(tmp_path: Path) -> None:
+    two_each = replace(RECORD, nnodes=1, nproc_per_node=3)
+    hosts = hosts_with(two_each, listed(PATHS.job_id, ""))
+    changes = {"learning_rate": 1e-5}
+
+    run(hosts, ResumeRequest(PATHS.job_id, tmp_path, changes, nproc_per_node=1))
+
+    assert "--learning-rate=1e-05" in hosts["node0"].files[PATHS.script].decode()
+
+
+def test_of_a_larger_cluster_it_takes_the_nodes_that_it_had(tmp_path: Path) -> None:
+    hosts = hosts_with(replace(RECORD, nnodes=2), listed(PATHS.job_id, "step-000001"))
+    log: list[str] = []
+
+    run(hosts, ResumeRequest(None, tmp_path), log)
+
+    assert "on the first 2 nodes of 3, as it began" in log
+    assert "-n 2 -ppn 1" in hosts["node0"].files[PATHS.script].decode()
+
+
+@pytest.mark.parametrize(
+    ("record", "message", "hint"),
+    [
+        (
+            replace(RECORD, nnodes=4, nproc_per_node=1),
+            r"has 4 ranks \(1 on each of 4 nodes\), and this would be 3 \(1 on each of 3\)",
+            "a cluster of 4 nodes (`spr-cluster up --nodes 4`), or a new job without --resume",
+        ),
+        (
+            replace(RECORD, nnodes=6),
+            r"has 6 ranks \(1 on each of 6 nodes\), and this would be 3",
+            "--ppn 2, or a cluster of 6 nodes (`spr-cluster up --nodes 6`), or a new job without "
+            "--resume",
+        ),
+    ],
+)
+def test_another_number_of_ranks_is_refused(record: Started, message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        run(hosts_with(record, listed(PATHS.job_id, "step-000001")), ResumeRequest(None))
+    assert caught.value.hint == hint
+
+
+def test_a_job_that_runs_is_not_started_twice() -> None:
+    hosts = hosts_with(RECORD, listed(PATHS.job_id, ""))
+    hosts["node0"].answers[:0] = [("for pid in", PATHS.job_id)]
+    with pytest.raises(UsageError, match=f"job {PATHS.job_id} is still running"):
+        run(hosts, ResumeRequest(None))
+
+
+def test_a_record_that_cannot_be_read_is_named() -> None:
+    record = JobPaths(PATHS.job_id).started
+    with pytest.raises(JobError, match=f"{record} on node0 can't be read"):
+        run(hosts_with('{"argv": []}', listed(PATHS.job_id, "")), ResumeRequest(None))

@@ -1,0 +1,147 @@
+"""What `tune` keeps: for what it counts, when it is forgotten, how `train` takes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.launch.plan import PlacementOptions
+from jobs.train.request import TrainRequest
+from jobs.train.train import take_tuned, tuned_key
+from jobs.train.tuned import (
+    FILE,
+    Tuned,
+    TunedKey,
+    describe_nodes,
+    keep,
+    parse_tuned,
+    read_tuned,
+    render_tuned,
+    save_tuned,
+)
+from jobs.worker.squad.options import DEMO, TrainOptions
+from provision.facts import HostFacts
+from provision.stacks import load_stack
+from tests.fakes import FakeHost
+from tests.jobs.launch.topologies import machine
+
+KEY = TunedKey("upstream", "gloo", "tcp", "auto", False, "scratch", 384, "2 x Xeon, 32 cores in 1")
+BEST = Tuned(KEY, 2, 0, None, 57.5, "2026-11-21T08:00:00+00:00")
+BOTH = frozenset({"placement", "batch_size"})
+
+
+def nodes(*facts: HostFacts) -> dict[str, HostFacts]:
+    return {f"node{rank}": fact for rank, fact in enumerate(facts)}
+
+
+def key(options: TrainOptions = DEMO, stack: str = "upstream", **more: Any) -> TunedKey:
+    facts = more.pop("facts", [machine(32), machine(32)])
+    return tuned_key(load_stack(stack), options, PlacementOptions(**more), nodes(*facts))
+
+
+def test_what_is_kept_is_read_again() -> None:
+    results = (BEST, replace(BEST, key=replace(KEY, stack="intel"), ccl_workers=2, batch_size=8))
+    assert parse_tuned(render_tuned(results)) == results
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[1]", '[{"key": {}}]', '{"a": 1}', "null"])
+def test_a_file_that_can_not_be_read_is_as_good_as_none(text: str) -> None:
+    assert parse_tuned(text) == ()
+
+
+def test_a_new_result_takes_the_place_of_the_old() -> None:
+    other = replace(BEST, key=replace(KEY, dtype="fp32"))
+    newer = replace(BEST, nproc_per_node=4)
+
+    assert keep((BEST, other), newer) == (other, newer)
+
+
+def test_results_for_other_machines_are_forgotten() -> None:
+    older = replace(BEST, key=replace(KEY, nodes="4 x Xeon, 32 cores in 1", dtype="fp32"))
+    assert keep((older,), BEST) == (BEST,)
+
+
+def test_the_head_keeps_them() -> None:
+    head = FakeHost("node0", [(f"cat {FILE}", lambda _: head.files.get(FILE, b"").decode())])
+
+    assert read_tuned(head, KEY) is None
+    save_tuned(head, BEST)
+    assert read_tuned(head, KEY) == BEST
+    assert read_tuned(head, replace(KEY, max_length=128)) is None
+
+
+def test_the_key_names_what_a_speed_depends_on(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    base = key()
+    others = [
+        key(stack="intel"),
+        key(replace(DEMO, backend="ccl")),
+        key(replace(DEMO, dtype="bf16")),
+        key(replace(DEMO, model="bert-base-uncased")),
+        key(replace(DEMO, model=str(model))),
+        key(replace(DEMO, max_length=256)),
+        key(replace(DEMO, ipex=True)),
+        key(fabric="efa"),
+        key(facts=[machine(32)]),
+        key(facts=[machine(32), machine(16)]),
+        key(facts=[machine(32, numa=2), machine(32)]),
+    ]
+    assert len({base, *others}) == 1 + len(others)
+    # How long it trains, on what, and its batch change nothing, nor how ranks are asked for.
+    same = replace(DEMO, epochs=3, data=None, seed=1, batch_size=2, learning_rate=1e-3)
+    assert key(same) == base == key(nproc_per_node=2)
+    assert key(replace(DEMO, backend="gloo")) == base
+
+
+def test_a_model_of_the_same_shape_elsewhere_is_the_same(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"dim": 768}')
+    here, there = (key(replace(DEMO, model=str(tmp_path / name))) for name in ("here", "there"))
+    assert here == there
+
+
+def test_machines_are_described_whatever_their_order() -> None:
+    small, large = machine(16), machine(32, numa=2)
+
+    assert describe_nodes([small, large, large]) == describe_nodes([large, small, large])
+    assert describe_nodes([small, small]) == "2 x Xeon, 16 cores in 1"
+
+
+def request(may_tune: frozenset[str]) -> TrainRequest:
+    return TrainRequest(DEMO, Path("results"), PlacementOptions(fabric="efa"), may_tune)
+
+
+def test_train_takes_the_placement_and_says_so() -> None:
+    changed, told = take_tuned(BEST, request(BOTH), 2)
+
+    assert changed.placement == PlacementOptions(nproc_per_node=2, fabric="efa")
+    assert changed.options == DEMO
+    assert told == "--ppn 2 from `spr-cluster tune` of 2026-11-21; --no-tuned leaves it out"
+
+
+def test_train_takes_the_batch_with_what_it_means() -> None:
+    changed, told = take_tuned(replace(BEST, batch_size=32, ccl_workers=1), request(BOTH), 4)
+
+    assert changed.placement.ccl_workers == 1
+    assert changed.options.batch_size == 32
+    assert told.startswith(
+        "--ppn 2 --ccl-workers 1 --batch-size 32 (a global batch of 256 features)"
+    )
+
+
+def test_what_the_user_gave_stays() -> None:
+    best = replace(BEST, batch_size=32)
+
+    changed, told = take_tuned(best, request(frozenset({"placement"})), 2)
+    assert (changed.options.batch_size, changed.placement.nproc_per_node) == (8, 2)
+    assert "--batch-size" not in told
+    changed, told = take_tuned(best, request(frozenset({"batch_size"})), 2)
+    assert (changed.options.batch_size, changed.placement.nproc_per_node) == (32, None)
+    assert told.startswith("--batch-size 32 from")
+    assert take_tuned(BEST, request(frozenset({"batch_size"})), 2)[1] == ""

@@ -1,0 +1,189 @@
+"""A rank that becomes a program: its environment, its place, and what it says where it can't."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from infra.wait import wait_until
+from jobs.launch.work_files import WorkFiles
+from jobs.train.program import RunRequest, program_files
+from jobs.worker.program.environment import program_environment, rank_variables
+from jobs.worker.runtime.errors import BackendError
+from jobs.worker.runtime.events import parse_event
+from jobs.worker.runtime.pinning import VARIABLE, Place, format_cpus, render_plan
+
+CPU = min(os.sched_getaffinity(0))
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+_TELL = (
+    "import json, os; print(json.dumps({'env': dict(os.environ), 'cwd': os.getcwd(), "
+    "'cpus': sorted(os.sched_getaffinity(0))}))"
+)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A job's folder as it lies on a node, and nothing else of the project."""
+    for name, source in program_files(RunRequest((), WorkFiles({}), Path())).items():
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
+    return tmp_path
+
+
+def start(
+    node: Path, *program: str, own: tuple[str, ...] = (), plan: Place | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A rank's whole life."""
+    rank = begin(node, *program, own=own, plan=plan)
+    out, err = rank.communicate(timeout=60)
+    return subprocess.CompletedProcess(program, rank.returncode, out, err)
+
+
+def begin(
+    node: Path, *program: str, own: tuple[str, ...] = (), plan: Place | None = None
+) -> subprocess.Popen[str]:
+    """mpirun's part: one rank of four, pinned to a CPU."""
+    planned = {VARIABLE: render_plan([plan, plan])} if plan else {}
+    (node / "environment.json").write_text(json.dumps(own))
+    argv = [f"--folder={node}/work", f"--output={node}/output"]
+    argv += [f"--environment={node}/environment.json"] if own else []
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobs.worker.program", *argv, "--", *program],
+        cwd=node,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{node}/code",
+            "MASTER_ADDR": "172.31.0.10",
+            "MASTER_PORT": "29500",
+            "OMP_NUM_THREADS": "1",
+            **HYDRA,
+            **planned,
+        },
+        preexec_fn=lambda: os.sched_setaffinity(0, {CPU}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_program_finds_itself_as_torch_would_have_it(node: Path) -> None:
+    plan = Place(format_cpus([CPU]), 1, None)
+
+    done = start(node, sys.executable, "-c", _TELL, own=("SEED=7", "NOTE=a=b c"), plan=plan)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    wanted = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "172.31.0.10",
+        "MASTER_PORT": "29500",
+        "SPR_OUTPUT": f"{node}/output",
+        "SEED": "7",
+        "NOTE": "a=b c",
+    }
+    assert {name: told["env"].get(name) for name in wanted} == wanted
+    # Our own code is not in the way of the program's.
+    assert "PYTHONPATH" not in told["env"]
+    assert told["cwd"] == f"{node}/work"
+    assert told["cpus"] == [CPU]
+
+
+def test_its_arguments_and_its_exit_code_are_its_own(node: Path) -> None:
+    done = start(node, "sh", "-c", 'echo "$@"; exit 7', "name", "--folder=x", "--", "it's")
+
+    first, second = done.stdout.splitlines()
+    assert (done.returncode, first) == (7, "--folder=x -- it's")
+    said = parse_event(second)
+    assert said is not None
+    assert (said["message"], said["exit_code"]) == ("sh ended with exit code 7", 7)
+
+
+def test_a_program_that_is_killed_says_so(node: Path) -> None:
+    done = start(node, "sh", "-c", "kill -9 $$")
+    said = parse_event(done.stdout)
+    assert said is not None
+    assert (done.returncode, said["message"]) == (137, "sh was ended by signal 9")
+
+
+def test_it_ends_when_it_is_asked_to_and_never_outlives_its_rank(node: Path) -> None:
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        rank = begin(node, "sh", "-c", "echo $$; exec sleep 60")
+        assert rank.stdout is not None
+        pid = int(rank.stdout.readline())
+        time.sleep(0.1)  # its handlers come after the program
+
+        rank.send_signal(number)
+        rest, _ = rank.communicate(timeout=20)
+
+        assert (rank.returncode, rest) == (code, "")
+        # A killed process is gone when the kernel finds the time.
+        wait_until("its end", partial(_has_ended, pid), deadline_s=10, every_s=0.02)
+
+
+def _has_ended(pid: int) -> bool | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z" or None
+    except OSError:
+        return True
+
+
+def test_a_rank_in_the_wrong_place_never_starts_it(node: Path) -> None:
+    done = start(node, "touch", "started", plan=Place("900-901", 4, None))
+
+    (said,) = [found for found in map(parse_event, done.stdout.splitlines()) if found]
+    assert done.returncode == 1
+    assert (said["event"], said["rank"]) == ("error", 3)
+    assert f"CPUs 900-901 planned, {CPU} found; 4 threads planned, 1 found" in said["message"]
+    assert not (node / "work" / "started").exists()
+
+
+def test_a_program_that_is_not_there_is_one_clear_line(node: Path) -> None:
+    done = start(node, "no-such-program")
+
+    (said,) = [found for found in map(parse_event, done.stdout.splitlines()) if found]
+    assert done.returncode == 127
+    assert said["message"] == "no-such-program can't be run: No such file or directory"
+    assert done.stderr == ""
+
+
+def test_a_rank_of_which_mpirun_says_half_is_an_error() -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert rank_variables({}) == alone
+    with pytest.raises(BackendError, match="MASTER_ADDR is not set"):
+        rank_variables(HYDRA)
+    with pytest.raises(BackendError, match="not numbers"):
+        rank_variables({**HYDRA, "MASTER_ADDR": "a", "MPI_LOCALRANKID": "x"})
+
+
+def test_the_users_variables_come_last() -> None:
+    environ = {"PYTHONPATH": "ours", "LD_PRELOAD": "ours", "KEPT": "1"}
+    found = program_environment(environ, "/out", ("PYTHONPATH=src", "LD_PRELOAD="))
+    assert (found["PYTHONPATH"], found["LD_PRELOAD"], found["KEPT"]) == ("src", "", "1")
+
+
+def test_it_is_readable_to_the_oldest_python_of_a_stack() -> None:
+    sources = [
+        path
+        for path in program_files(RunRequest((), WorkFiles({}), Path())).values()
+        if isinstance(path, Path)
+    ]
+    assert len(sources) >= 8
+    for path in sources:
+        text = path.read_text()
+        ast.parse(text, feature_version=(3, 8))
+        # New methods that the syntax does not show.
+        assert "removeprefix(" not in text
+        assert "strict=" not in text

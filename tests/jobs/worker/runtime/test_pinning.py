@@ -1,0 +1,121 @@
+"""What a rank finds of its CPUs, threads and memory, on this machine's own kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.worker.runtime.errors import PlacementError
+from jobs.worker.runtime.pinning import (
+    VARIABLE,
+    Place,
+    format_cpus,
+    read_memory_policy,
+    read_plan,
+    render_plan,
+)
+from provision.facts import parse_cpu_list
+
+# The rank's CPUs, threads and policy can't be given back, so a process of its own takes them.
+_RANK = """
+import json, os, sys
+from dataclasses import asdict
+from squad.errors import PlacementError
+from squad.pinning import take_place
+try:
+    print(json.dumps(asdict(take_place(os.environ)[1])))
+except PlacementError as error:
+    sys.exit(f"{error.message}\\n{error.hint}")
+"""
+CPU = min(os.sched_getaffinity(0))
+NODE = int(re.findall(r"\d+", Path("/sys/devices/system/node/online").read_text())[0])
+PLAN = Place(cpus=str(CPU), threads=1, memory=f"prefer:{NODE}")
+
+
+def run_rank(folder: Path, plan: Place | None, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A rank pinned to one CPU, as mpirun would have pinned it."""
+    planned = {VARIABLE: render_plan([plan]), "MPI_LOCALRANKID": "0"} if plan else {}
+    return subprocess.run(
+        [sys.executable, "-c", _RANK],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **planned, **environ},
+        preexec_fn=lambda: os.sched_setaffinity(0, {CPU}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_rank_in_its_place_says_what_it_found(nodes_folder: Path) -> None:
+    done = run_rank(nodes_folder, PLAN)
+
+    assert done.returncode == 0, done.stderr
+    assert Place(**json.loads(done.stdout)) == PLAN
+
+
+def test_without_a_plan_nothing_is_asked_for_and_all_is_told(nodes_folder: Path) -> None:
+    done = run_rank(nodes_folder, None)
+
+    assert done.returncode == 0, done.stderr
+    assert Place(**json.loads(done.stdout)) == replace(PLAN, memory="default")
+
+
+def test_every_difference_is_named_with_both_sides(nodes_folder: Path) -> None:
+    done = run_rank(nodes_folder, replace(PLAN, cpus="900-901", threads=7))
+
+    assert done.returncode == 1
+    assert f"CPUs 900-901 planned, {CPU} found; 7 threads planned, 1 found" in done.stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_a_main_thread_that_openmp_binds_anew_is_found_out(nodes_folder: Path) -> None:
+    all_cpus = os.sched_getaffinity(0)
+    plan = Place(format_cpus(all_cpus), len(all_cpus), None)
+    threads = {"OMP_NUM_THREADS": str(len(all_cpus))}
+    widen = f"import os; os.sched_setaffinity(0, {set(all_cpus)})\n{_RANK}"
+    for bind, code in (("false", 0), ("close", 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", widen],
+            cwd=nodes_folder,
+            env={
+                **os.environ,
+                **threads,
+                VARIABLE: render_plan([plan]),
+                "MPI_LOCALRANKID": "0",
+                "OMP_PROC_BIND": bind,
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == code, done.stderr
+
+
+def test_each_local_rank_has_its_own_plan() -> None:
+    environ = {VARIABLE: render_plan([PLAN, replace(PLAN, cpus="5")])}
+
+    assert read_plan({}) is None
+    assert read_plan({**environ, "MPI_LOCALRANKID": "1"}) == replace(PLAN, cpus="5")
+    for rank in ({}, {"MPI_LOCALRANKID": "2"}):
+        with pytest.raises(PlacementError, match="has no plan for local rank"):
+            read_plan(environ | rank)
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 400)))
+def test_cpu_lists_are_the_kernels(cpus: set[int]) -> None:
+    assert parse_cpu_list(format_cpus(cpus)) == cpus
+
+
+def test_a_kernel_without_numa_tells_nothing(tmp_path: Path) -> None:
+    assert read_memory_policy(tmp_path / "none") is None
+    assert read_memory_policy() == "default"

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.worker.runtime.precision import Precision, choose_precision, read_cpu_flags
+
+AMX = frozenset(("avx512_bf16", "amx_bf16", "amx_tile", "amx_int8"))
+ZEN4 = frozenset(("avx512_bf16",))
+OLD = frozenset(("avx2",))
+
+
+@pytest.mark.parametrize(
+    ("asked", "hosts", "expected"),
+    [
+        ("auto", {"a": AMX, "b": AMX}, ("bf16", "every CPU has amx_bf16 or avx512_bf16")),
+        ("auto", {"a": AMX, "b": ZEN4}, ("bf16", "every CPU has avx512_bf16")),
+        ("auto", {"a": AMX, "b": OLD}, ("fp32", "no amx_bf16 or avx512_bf16 on b")),
+        ("bf16", {"a": OLD}, ("bf16", "asked for with --dtype bf16")),
+        ("fp32", {"a": AMX}, ("fp32", "asked for with --dtype fp32")),
+    ],
+)
+def test_auto_takes_bf16_only_where_every_cpu_has_it(
+    asked: str, hosts: dict[str, frozenset[str]], expected: tuple[str, str]
+) -> None:
+    assert choose_precision(asked, hosts) == Precision(*expected)
+
+
+def test_cpu_flags_are_the_first_processors(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(
+        "processor\t: 0\nvmx flags\t: x\nflags\t\t: fpu amx_bf16\n\nflags\t: other\n"
+    )
+    assert read_cpu_flags(cpuinfo) == {"fpu", "amx_bf16"}
+    cpuinfo.write_text("processor\t: 0\nFeatures\t: asimd\n")
+    assert read_cpu_flags(cpuinfo) == frozenset()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+
+import pytest
+
+from jobs.worker.runtime import ranks as distributed
+from jobs.worker.runtime.errors import BackendError
+from jobs.worker.runtime.ranks import (
+    CCL_MODULE,
+    Identity,
+    abort_all,
+    choose_backend,
+    lost_peer,
+    read_identity,
+)
+
+
+def test_identity_is_what_mpirun_says() -> None:
+    environ = {"PMI_RANK": "5", "PMI_SIZE": "8", "MASTER_ADDR": "node0"}
+    assert read_identity(environ) == Identity(5, 8)
+    assert read_identity({}) == Identity(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"PMI_RANK": "0"}, "PMI_RANK and PMI_SIZE are not both set to numbers"),
+        ({"PMI_RANK": "x", "PMI_SIZE": "2"}, "PMI_RANK and PMI_SIZE are not both set to numbers"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK 2 does not fit PMI_SIZE 2"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_an_incomplete_environment_is_an_error(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(BackendError, match=message):
+        read_identity(environ)
+
+
+def test_backend_is_what_was_asked_for_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, CCL_MODULE, None)  # makes its import fail
+    assert choose_backend("gloo").name == "gloo"
+    fallback = choose_backend("auto")
+    assert fallback.name == "gloo"
+    assert CCL_MODULE in fallback.reason
+    with pytest.raises(BackendError, match=f"--backend ccl needs {CCL_MODULE}"):
+        choose_backend("ccl")
+    monkeypatch.setitem(sys.modules, CCL_MODULE, ModuleType(CCL_MODULE))
+    assert choose_backend("auto").name == choose_backend("ccl").name == "ccl"
+    assert choose_backend("gloo").name == "gloo"
+
+
+def test_a_lost_peer_is_told_from_a_failure_of_ones_own() -> None:
+    gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+    assert lost_peer(RuntimeError(gloo))
+    assert not lost_peer(RuntimeError("shape mismatch"))
+    assert not lost_peer(OSError("gloo/ is a folder"))
+
+
+def test_abort_tells_mpirun_over_its_own_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "ABORT_SECONDS", 0)
+    read_end, write_end = os.pipe()
+    abort_all({"PMI_FD": str(write_end)})
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        assert pipe.read() == "cmd=abort exitcode=1\n"
+    abort_all({"PMI_FD": str(write_end)})  # mpirun is gone: nothing left to tell
+    abort_all({})

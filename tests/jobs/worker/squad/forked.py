@@ -1,0 +1,157 @@
+"""Ranks of a tiny job as forks of one process that has loaded torch already: a run takes a second.
+
+``python -m tests.jobs.squad.forked`` reads a list of :class:`Run` as JSON, runs one after another and
+prints their exit codes. They are processes as mpirun's are, and are killed as such.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.worker.squad.options import TrainOptions, parse_argv
+
+SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
+# So that the random states count.
+DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "qa_dropout": 0.1}
+_REPOSITORY = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what each rank is told (``RANK`` stands for its number), and what becomes of it.
+
+    ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, or when it brings a file to
+    the ``disk`` for the N-th time; with ``full`` that is full then, and no signal comes. ``loss`` is
+    what every step from N on seems to have.
+    """
+
+    argv: list[str]
+    ranks: int = 2
+    rank: int = 0
+    at: str = ""
+    step: int = 0
+    signal: int = signal.SIGKILL
+    loss: float | None = None
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Ran:
+    """``codes`` and printed ``texts`` of the ranks."""
+
+    codes: list[int]
+    texts: list[str]
+
+
+def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]], folder: Path) -> list[Ran]:
+    """Run one after another, in a process of their own."""
+    wanted = [asdict(Run(options.to_argv(), **more)) for options, more in runs]
+    environ = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.jobs.worker.squad.forked", str(folder)],
+        input=json.dumps(wanted),
+        cwd=_REPOSITORY,
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=540,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [Ran(**each) for each in json.loads(done.stdout)]
+
+
+def main() -> None:
+    """Do what stands on standard input."""
+    import torch  # noqa: F401 - before the forks
+    import transformers.models.distilbert.modeling_distilbert  # noqa: F401
+
+    from jobs.worker.squad import job  # noqa: F401
+
+    folder = Path(sys.argv[1])
+    print(json.dumps([asdict(_run(Run(**each), folder)) for each in json.load(sys.stdin)]))
+
+
+def _run(run: Run, folder: Path) -> Ran:
+    from tests.jobs.worker.squad.test_run import free_port
+
+    port = free_port()
+    logs = [folder / f"printed-{rank}" for rank in range(run.ranks)]
+    pids = []
+    for rank, log in enumerate(logs):
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(run, rank, port, log)
+        pids.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return Ran(codes, [log.read_text() for log in logs])
+
+
+def _be_rank(run: Run, rank: int, port: int, log: Path) -> None:
+    """This process's life from here on."""
+    code = 99
+    try:
+        descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(run.ranks)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        code = _work(run, rank)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _work(run: Run, rank: int) -> int:
+    import torch
+
+    from jobs.worker.runtime.entry import run_rank
+    from jobs.worker.squad import checkpoints, job, model, pace
+    from jobs.worker.squad import training_loop as loop
+    from jobs.worker.squad.optimizer_step import Step, take_step
+
+    torch.set_num_threads(1)
+    pace.TALK_SECONDS = 0.0  # after every step
+    model.SCRATCH_SHAPE, model.SCRATCH_DROPOUT = SHAPE, DROPOUT
+    options = parse_argv([word.replace("RANK", str(rank)) for word in run.argv])
+    seen = {"step": 0, "disk": 0}
+
+    def hit(what: str) -> None:
+        seen[what] += 1
+        if (rank, run.at, run.step) == (run.rank, what, seen[what]):
+            if run.full:
+                raise OSError(28, "No space left on device")
+            os.kill(os.getpid(), run.signal)
+
+    to_disk = checkpoints._to_disk
+
+    def take(*arguments: Any) -> Step:
+        hit("step")
+        taken = take_step(*arguments)
+        if run.loss is not None and seen["step"] >= run.step:
+            return taken._replace(loss=run.loss)
+        return taken
+
+    def bring(descriptor: int) -> None:
+        hit("disk")
+        to_disk(descriptor)
+
+    # As a mapping: a module does not offer to others what it imports.
+    vars(loop)["take_step"] = take
+    checkpoints._to_disk = bring
+    return run_rank(lambda events: job.run(options, events))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.ranks import join
+from jobs.worker.squad import optimizer_step as step_module
+from jobs.worker.squad.batches import collate, label
+from jobs.worker.squad.compilation import (
+    choose_compilation,
+    find_layers,
+    plain_layers,
+    why_no_compiler,
+)
+from jobs.worker.squad.dataset import Question, all_texts
+from jobs.worker.squad.features import build_features
+from jobs.worker.squad.model import ATTENTION_DROPOUTS, load_model, without_attention_dropout
+from jobs.worker.squad.optimizer_step import Step, prepare, split, take_step
+from jobs.worker.squad.options import DEMO, TrainOptions
+from jobs.worker.squad.session import Session
+
+# torch's own compiler warns of what its own parts still use.
+COMPILING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@contextmanager
+def alone(options: TrainOptions, notes: io.StringIO | None = None) -> Iterator[Session]:
+    with join("gloo", environ={}) as ranks:
+        yield Session(options, ranks, Events(0, notes or io.StringIO()), Precision("fp32", ""))
+
+
+def one_step(
+    options: TrainOptions, questions: list[Question], tokenizer: Any, steps: int = 1
+) -> tuple[Step, dict[str, torch.Tensor]]:
+    """A step on the sample, and the gradients that it used (Adam's first step is but their sign)."""
+    with alone(options) as session:
+        torch.manual_seed(1)
+        loaded = load_model(options, all_texts(questions), session.ranks)
+        features = build_features(questions[:8], tokenizer, 384, 128)
+        model, optimizer = prepare(session, loaded, steps)
+        step = take_step(
+            session, model, optimizer, collate(features, loaded.pad_token) | label(features)
+        )
+        gradients = {
+            n: p.grad.clone() for n, p in loaded.model.named_parameters() if p.requires_grad
+        }
+        return step, gradients
+
+
+@pytest.fixture(autouse=True)
+def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+def test_a_step_tells_where_its_time_went(questions: list[Question], tokenizer: Any) -> None:
+    step, _ = one_step(DEMO, questions, tokenizer)
+    assert list(step.seconds) == ["forward", "backward", "communication", "optimizer"]
+    assert min(step.seconds.values()) >= 0
+    assert step.seconds["forward"] > 0
+    assert step.loss > 0
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8, 100])
+def test_a_batch_in_parts_gives_the_same_step(
+    questions: list[Question], tokenizer: Any, parts: int
+) -> None:
+    whole, expected = one_step(DEMO, questions, tokenizer)
+    step, gradients = one_step(replace(DEMO, accumulate=parts), questions, tokenizer)
+    assert step.loss == pytest.approx(whole.loss, rel=1e-5)
+    for name, values in gradients.items():
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-6), name
+
+
+def test_the_same_seed_gives_the_same_step(questions: list[Question], tokenizer: Any) -> None:
+    first, gradients = one_step(DEMO, questions, tokenizer)
+    again, others = one_step(DEMO, questions, tokenizer)
+    assert first.loss == again.loss
+    assert all(torch.equal(values, others[name]) for name, values in gradients.items())
+
+
+def test_parts_are_as_narrow_as_their_longest_feature() -> None:
+    mask = torch.zeros(4, 32, dtype=torch.long)
+    for row, size in enumerate((30, 25, 9, 3)):
+        mask[row, :size] = 1
+    tensors = {"input_ids": mask, "attention_mask": mask, "start_positions": torch.arange(4)}
+    first, second = split(tensors, 2)
+    assert (first["input_ids"].shape, second["input_ids"].shape) == ((2, 32), (2, 16))
+    assert second["start_positions"].tolist() == [2, 3]
+    assert len(split(tensors, 9)) == 4, "no part without features"
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "steps", "enabled"),
+    [
+        ("auto", "fp32", 10**6, False),
+        ("auto", "bf16", 10, False),
+        ("auto", "bf16", 2000, True),
+        ("on", "fp32", 1, True),
+        ("off", "bf16", 10**6, False),
+    ],
+)
+def test_compilation_where_it_pays(asked: str, dtype: str, steps: int, enabled: bool) -> None:
+    chosen = choose_compilation(asked, dtype, steps)
+    assert chosen.enabled is enabled
+    assert chosen.reason
+
+
+def test_without_a_compiler_training_goes_on_and_says_so(
+    questions: list[Question], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_module, "why_no_compiler", lambda: "no C++ compiler found")
+    options, told = replace(DEMO, compile="on"), io.StringIO()
+    with alone(options, told) as session:
+        loaded = load_model(options, all_texts(questions), session.ranks)
+        prepare(session, loaded, steps=1000)
+        assert all(layer._compiled_call_impl is None for layer in find_layers(loaded.model))
+    assert "torch.compile is not used: it can't be on rank 0: no C++ compiler" in told.getvalue()
+
+
+@COMPILING
+@pytest.mark.full
+def test_compiled_layers_give_the_same_step(questions: list[Question], tokenizer: Any) -> None:
+    assert why_no_compiler() is None
+    plain, expected = one_step(DEMO, questions, tokenizer)
+    step, gradients = one_step(replace(DEMO, compile="on"), questions, tokenizer)
+    assert step.loss == pytest.approx(plain.loss, rel=1e-5)
+    for name, values in gradients.items():
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-6), name
+
+
+# After the one that compiles: torch remembers which compiler it has found.
+@COMPILING
+def test_a_missing_compiler_is_found_out() -> None:
+    from torch._inductor import config
+
+    # Its own way to set these: pytest's would delete them afterwards.
+    with config.patch({"cpp.cxx": ("no-such-compiler",), "fx_graph_cache": False}):
+        assert "no-such-compiler" in (why_no_compiler() or "")
+
+
+@COMPILING
+def test_layers_are_found_and_become_plain_again(questions: list[Question]) -> None:
+    with alone(DEMO) as session:
+        model = load_model(DEMO, all_texts(questions), session.ranks).model
+    layers = find_layers(model)
+    assert len(layers) == 2
+    for layer in layers:
+        layer.compile(dynamic=True)
+    plain_layers(model)
+    assert all(layer._compiled_call_impl is None for layer in layers)
+
+
+def test_attention_drops_nothing_out_and_the_saved_configuration_stays() -> None:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    config = BertConfig(
+        num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8, vocab_size=9
+    )
+    with without_attention_dropout(config):
+        model = BertForQuestionAnswering(config)
+    attention = model.bert.encoder.layer[0].attention
+    assert attention.self.dropout.p == 0.0
+    assert attention.output.dropout.p == 0.1
+    assert model.config.attention_probs_dropout_prob == 0.1
+    assert "attention_probs_dropout_prob" in ATTENTION_DROPOUTS
+
+
+@pytest.mark.parametrize(("batch", "ranks", "rate"), [(16, 1, 5e-5), (32, 2, 1e-4), (8, 2, 5e-5)])
+def test_the_rate_follows_the_features_per_step(batch: int, ranks: int, rate: float) -> None:
+    assert TrainOptions(batch_size=batch).highest_rate(ranks) == pytest.approx(rate)
+    assert TrainOptions(batch_size=batch, learning_rate=3e-5).highest_rate(ranks) == 3e-5

@@ -1,0 +1,178 @@
+"""Tokens on disk: found again, made anew when damaged, and never more than the limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.worker.runtime.ranks import Identity, Ranks
+from jobs.worker.squad.dataset import Answer, Question
+from jobs.worker.squad.preparing import encode_together, share_texts
+from jobs.worker.squad.token_cache import TokenCache, token_key
+from jobs.worker.squad.tokens import Encoded, Texts, collect_texts, encode
+from tests.jobs.worker.squad.together import RanksTogether, Table, run_together
+
+
+@pytest.fixture(scope="module")
+def texts(questions: list[Question]) -> Texts:
+    return collect_texts(questions)
+
+
+@pytest.fixture(scope="module")
+def encoded(texts: Texts, tokenizer: Any) -> Encoded:
+    return encode(texts, tokenizer)
+
+
+def same(one: Encoded | None, other: Encoded) -> bool:
+    return one is not None and all(
+        np.array_equal(mine, theirs) and mine.dtype == theirs.dtype
+        for mine, theirs in zip(arrays(one), arrays(other), strict=True)
+    )
+
+
+def arrays(encoded: Encoded) -> list[Any]:
+    return [array for part in encoded for array in part]
+
+
+def test_tokens_are_found_again(tmp_path: Path, encoded: Encoded) -> None:
+    cache = TokenCache(tmp_path / "cache")
+    assert cache.load("key") is None
+    cache.store("key", encoded)
+    assert same(cache.load("key"), encoded)
+    assert cache.load("other") is None
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key.npz"]
+
+
+def flip(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda _: b"", lambda _: b"PK\x03\x04 no zip", lambda all_: all_[:-100], flip],
+    ids=["empty", "no zip", "cut short", "one bit"],
+)
+def test_a_damaged_file_is_removed(
+    tmp_path: Path, encoded: Encoded, damage: Callable[[bytes], bytes]
+) -> None:
+    cache = TokenCache(tmp_path)
+    cache.store("key", encoded)
+    path = tmp_path / "key.npz"
+    path.write_bytes(damage(path.read_bytes()))
+    assert cache.load("key") is None
+    assert not path.exists()
+    cache.store("key", encoded)
+    assert same(cache.load("key"), encoded)
+
+
+def test_a_file_of_something_else_is_removed(tmp_path: Path) -> None:
+    with (tmp_path / "key.npz").open("wb") as file:
+        np.savez(file, something=np.arange(3))
+    assert TokenCache(tmp_path).load("key") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_least_used_files_go_first(tmp_path: Path, encoded: Encoded) -> None:
+    TokenCache(tmp_path).store("size", encoded)
+    size = (tmp_path / "size.npz").stat().st_size
+    (tmp_path / "size.npz").unlink()
+    cache = TokenCache(tmp_path, limit=3 * size)
+    for age, key in enumerate(("oldest", "used", "third")):
+        cache.store(key, encoded)
+        os.utime(tmp_path / f"{key}.npz", (1000 + age, 1000 + age))
+    assert cache.load("oldest")  # is now the one used last
+    cache.store("new", encoded)
+    assert {path.stem for path in tmp_path.iterdir()} == {"oldest", "third", "new"}
+
+    TokenCache(tmp_path, limit=1).store("big", encoded)
+    assert [path.stem for path in tmp_path.iterdir()] == ["big"], "what was just made stays"
+
+
+def test_unfinished_files_of_dead_jobs_are_removed(tmp_path: Path, encoded: Encoded) -> None:
+    dead, alive = tmp_path / ".a.1.partial", tmp_path / ".b.2.partial"
+    for path in (dead, alive):
+        path.write_bytes(b"part")
+    os.utime(dead, (1000, 1000))
+    TokenCache(tmp_path).store("key", encoded)
+    assert not dead.exists()
+    assert alive.exists()
+
+
+def test_the_key_names_everything_that_decides(texts: Texts, tokenizer: Any) -> None:
+    key = token_key(texts, tokenizer)
+    first, *others = texts.passages
+    changed = [
+        texts._replace(passages=[first + ".", *others]),
+        texts._replace(passages=[*others, first]),
+        texts._replace(questions=texts.questions[:-1]),
+        # The same letters, divided otherwise.
+        texts._replace(passages=[first[:-1], first[-1] + others[0], *others[1:]]),
+        texts._replace(passages=texts.passages[:-1], questions=[others[-1], *texts.questions]),
+    ]
+    assert len({key, *(token_key(each, tokenizer) for each in changed)}) == 1 + len(changed)
+    tokenizer("some", truncation=True, max_length=4, padding="max_length")
+    assert token_key(texts, tokenizer) == key, "how it was last called is no matter"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 500])
+def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
+    shares = [share_texts(texts, fake(rank, size)) for rank in range(size)]
+    for name in ("passages", "questions"):
+        parts = [getattr(share, name) for share in shares]
+        everything = getattr(texts, name)
+        assert [text for part in parts for text in part] == everything
+        letters = [sum(map(len, part)) for part in parts]
+        assert max(letters) <= sum(letters) / size + max(map(len, everything))
+
+
+def fake(rank: int, size: int) -> Ranks:
+    return RanksTogether(Identity(rank, size), "gloo", "", None, Table(size), [])
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_ranks_tokenize_together_and_once(
+    tmp_path: Path,
+    texts: Texts,
+    tokenizer: Any,
+    encoded: Encoded,
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(ranks: Ranks) -> Encoded:
+        return encode_together(ranks, texts, tokenizer, TokenCache(tmp_path), notes.append)
+
+    notes: list[str] = []
+    assert all(same(found, encoded) for found in run_together(size, work))
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr("jobs.worker.squad.preparing.encode", None)  # nobody tokenizes again
+    assert all(same(found, encoded) for found in run_together(size, work))
+    assert notes == []
+
+
+def test_a_cache_that_can_not_be_written_is_told_and_no_failure(
+    tmp_path: Path, texts: Texts, tokenizer: Any, encoded: Encoded
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    notes: list[str] = []
+    cache = TokenCache(file / "cache")
+    (found,) = run_together(
+        1, lambda ranks: encode_together(ranks, texts, tokenizer, cache, notes.append)
+    )
+    assert same(found, encoded)
+    (note,) = notes
+    assert note.startswith("tokens are not kept for the next job: ")
+
+
+def test_one_question_among_many_ranks(tmp_path: Path, tokenizer: Any) -> None:
+    alone = collect_texts([Question("q", "how many?", "eight cores", (Answer("eight", 0),))])
+    for found in run_together(
+        3, lambda ranks: encode_together(ranks, alone, tokenizer, None, print)
+    ):
+        assert same(found, encode(alone, tokenizer))

@@ -1,0 +1,63 @@
+"""Several ranks in one process: threads that meet where real ranks would talk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from jobs.worker.runtime.ranks import Identity, Ranks
+
+T = TypeVar("T")
+TIMEOUT = 60
+
+
+class Table:
+    """Where the ranks lay their values down; each round of talk has a row of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.rows: list[list[Any]] = []
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=TIMEOUT)
+        self.lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class RanksTogether(Ranks):
+    """A rank that meets the others at a table; counts its own rounds."""
+
+    table: Table
+    rounds: list[None]
+
+    def gather(self, value: Any) -> list[Any]:
+        number = len(self.rounds)
+        self.rounds.append(None)
+        with self.table.lock:
+            while len(self.table.rows) <= number:
+                self.table.rows.append([None] * self.size)
+            self.table.rows[number][self.rank] = value
+        self.table.barrier.wait()
+        return list(self.table.rows[number])
+
+    def share(self, value: Any) -> Any:
+        return self.gather(value)[0]
+
+
+def run_together(size: int, work: Callable[[Ranks], T]) -> list[T]:
+    """What each rank returns, in rank order."""
+    table = Table(size)
+    ranks = [
+        RanksTogether(Identity(rank, size), "gloo", "test", None, table, []) for rank in range(size)
+    ]
+
+    def one(rank: Ranks) -> T:
+        try:
+            return work(rank)
+        except BaseException:
+            table.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, ranks))

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from infra.progress import Silent
-from jobs.experiments.bench import BenchRequest, bench, bench_files, last_speeds
+from jobs.experiments.bench import BenchRequest, bench, last_speeds
 from jobs.experiments.bench_results import Speeds
-from jobs.launch.plan import PlacementOptions
-from provision.stacks import load_stack
+from jobs.launch.files import worker_files
 from tests.fakes import FakeHost
-from tests.jobs.train.test_train import NOW, event, make_hosts, whole_cluster
+from tests.jobs.context import event, job_context, make_hosts
 
 KEPT = "/home/ubuntu/spr-bench/20260731-142501.json"
 AMX = "AMX ran (brg_matmul:avx10_1_512_amx)"
@@ -52,16 +50,8 @@ def run(
 ) -> tuple[Speeds, FakeHost]:
     head = hosts["node0"]
     head.answers.append(("mkdir -p ~/spr-bench", ""))
-    request = BenchRequest(3.0, PlacementOptions(), amx_expected=True, real=real)
-    speeds = bench(
-        whole_cluster(),
-        load_stack("upstream"),
-        lambda node: hosts[node.name],
-        request,
-        progress=Silent(),
-        now=NOW,
-        on_log=(log if log is not None else []).append,
-    )
+    request = BenchRequest(3.0, amx_expected=True, real=real)
+    speeds = bench(job_context(hosts, log=log), request)
     return speeds, head
 
 
@@ -80,7 +70,7 @@ def test_the_ranks_are_placed_like_a_training_jobs() -> None:
 
     (script,) = [text.decode() for path, text in head.files.items() if path.endswith("run.sh")]
     assert "-n 3 -ppn 1" in script
-    assert "-m jobs.worker.bench --backend=gloo --seconds=3" in script
+    assert "-m worker.bench --backend=gloo --seconds=3" in script
     assert "-genv SPR_PLACEMENT" in script
 
 
@@ -124,11 +114,11 @@ def test_what_goes_to_the_nodes_is_one_package_without_the_rest() -> None:
     with tarfile.open(
         fileobj=io.BytesIO(head.files["/home/ubuntu/bench-20260731-142501.tar"])
     ) as tar:
-        names = {name.partition("/code/")[2] for name in tar.getnames()}
+        names = {name.partition("/code/")[2] for name in tar.getnames() if "/code/" in name}
 
-    assert {"jobs/__init__.py", "jobs/bench/__main__.py", "jobs/squad/distributed.py"} <= names
-    assert names == {name.removeprefix("code/") for name in bench_files()}
-    assert "jobs/launch.py" not in names
+    assert {"worker/__init__.py", "worker/bench/__main__.py", "worker/runtime/ranks.py"} <= names
+    assert names == {name.removeprefix("code/") for name in worker_files()}
+    assert all(name.startswith("worker/") for name in names)
 
 
 def test_the_last_measurement_is_shown_again() -> None:

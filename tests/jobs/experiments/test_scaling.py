@@ -13,17 +13,15 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from infra.progress import Silent
 from jobs.cli.scaling import add_parser, build_request, choose_nodes, render
 from jobs.experiments.scaling import FOLDER, ScalingRequest, Study, batch_per_rank, scaling
 from jobs.experiments.step_model import StepModel
 from jobs.launch.plan import PlacementOptions
-from jobs.launch.record import Where
+from jobs.launch.record import CloudInfo
 from jobs.train.request import TrainRequest
 from jobs.worker.squad.options import DEMO
-from provision.stacks import load_stack
 from tests.fakes import FakeHost
-from tests.jobs.train.test_train import NOW, event, make_hosts, whole_cluster
+from tests.jobs.context import NOW, event, job_context, make_hosts
 
 TRIALS = "/home/ubuntu/spr-jobs/scaling-20260731-142501"
 BYTES = 265_457_672
@@ -67,20 +65,12 @@ def scaling_hosts(
 
 
 def wish(folder: Path, **more: Any) -> ScalingRequest:
-    training = TrainRequest(replace(DEMO, batch_size=12), folder, where=Where("aws", "x", True))
+    training = TrainRequest(replace(DEMO, batch_size=12), folder)
     return replace(ScalingRequest(training, (1, 2, 3), weak=False, seconds=7), **more)
 
 
 def go(hosts: dict[str, FakeHost], request: ScalingRequest) -> Study:
-    return scaling(
-        whole_cluster(),
-        load_stack("upstream"),
-        lambda node: hosts[node.name],
-        request,
-        progress=Silent(),
-        now=NOW,
-        on_log=lambda _: None,
-    )
+    return scaling(job_context(hosts), request)
 
 
 def test_strong_scaling_keeps_the_whole_batch(tmp_path: Path) -> None:
@@ -186,9 +176,8 @@ def test_more_than_ideal_speed_is_no_speed_of_a_network(tmp_path: Path) -> None:
 
 def test_containers_cost_nothing(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
-    request = wish(tmp_path)
-    free = replace(request, training=replace(request.training, where=Where("local", "x", False)))
-    assert {row.epoch_usd for row in go(hosts, free).rows} == {None}
+    free = job_context(hosts, cloud=CloudInfo("local", "x", False))
+    assert {row.epoch_usd for row in scaling(free, wish(tmp_path)).rows} == {None}
 
 
 def test_a_batch_that_can_not_be_shared_is_refused() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from infra.errors import JobError, UsageError
-from infra.progress import Silent
 from jobs.experiments.trials import Grid, Outcome, Trial
 from jobs.experiments.tune import TuneRequest, tune
 from jobs.launch.plan import PlacementOptions
@@ -19,9 +18,8 @@ from jobs.train.request import TrainRequest
 from jobs.train.train import train
 from jobs.train.tuned import FILE, Tuned
 from jobs.worker.squad.options import DEMO
-from provision.stacks import load_stack
 from tests.fakes import FakeHost
-from tests.jobs.train.test_train import NOW, PATHS, RESULT, event, make_hosts, whole_cluster
+from tests.jobs.context import PATHS, RESULT, event, job_context, make_hosts
 
 TRIALS = "/home/ubuntu/spr-jobs/tune-20260731-142501"
 
@@ -60,14 +58,9 @@ def run(
 ) -> tuple[Tuned, tuple[Outcome, ...]]:
     training = TrainRequest(DEMO, Path("results"), PlacementOptions())
     return tune(
-        whole_cluster(),
-        load_stack("upstream"),
-        lambda node: hosts[node.name],
+        job_context(hosts, log=log),
         TuneRequest(training, grid, 7),
-        progress=Silent(),
-        now=NOW,
         on_plan=lambda trials: (log if log is not None else []).append(f"{len(trials)} trials"),
-        on_log=(log if log is not None else []).append,
     )
 
 
@@ -79,14 +72,8 @@ def next_train(hosts: dict[str, FakeHost], folder: Path, *left_open: str) -> tup
         ("cat .*/squad-.*/exit", "0"),
     ]
     train(
-        whole_cluster(),
-        load_stack("upstream"),
-        lambda node: hosts[node.name],
+        job_context(hosts, log=log),
         TrainRequest(DEMO, folder, PlacementOptions(), frozenset(left_open)),
-        progress=Silent(),
-        now=NOW,
-        on_event=lambda _: None,
-        on_log=log.append,
     )
     return head.files[PATHS.script].decode(), log
 
@@ -105,7 +92,7 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
     script, log = next_train(hosts, tmp_path, "placement", "batch_size")
     assert f"-ppn {fast} " in script
     assert "--trial-seconds" not in script
-    assert f"--ppn {fast} from `spr-cluster tune` of 2026-07-31; --no-tuned leaves it out" in log
+    assert f"--ppn {fast} from `spr-cluster tune` of 2026-07-31; --no-tuned ignores it" in log
 
 
 def test_a_job_whose_user_decides_is_left_alone(tmp_path: Path) -> None:
@@ -169,7 +156,7 @@ def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
     with pytest.raises(KeyboardInterrupt):
         run(hosts, Grid((1, 2), None, (8,)), log)
     assert f"pid=$(cat {TRIALS}/pid); pkill -TERM -g $pid" in hosts["node0"].commands[-1]
-    assert log[-1] == "the job was ended on its nodes"
+    assert log[-1] == "Job stopped on all nodes"
     assert FILE not in hosts["node0"].files
 
 
@@ -214,16 +201,11 @@ def test_a_trial_is_the_training_job_itself() -> None:
     hosts = trial_hosts({"1/4": 5.0})
     options = replace(DEMO, dtype="fp32", max_length=128, stride=32)
     tune(
-        whole_cluster(),
-        load_stack("upstream"),
-        lambda node: hosts[node.name],
+        job_context(hosts),
         TuneRequest(TrainRequest(options, Path("x")), Grid((1,), None, (4,)), 7),
-        progress=Silent(),
-        now=NOW,
         on_plan=lambda _: None,
-        on_log=lambda _: None,
     )
     script = hosts["node0"].files[f"{TRIALS}/run.sh"].decode()
-    assert "-m squad --model=scratch" in script
+    assert "-m worker.squad --model=scratch" in script
     assert "--dtype=fp32" in script
     assert "--max-length=128" in script

@@ -18,7 +18,7 @@ from jobs.launch.history import (
     newest_model,
     parse_jobs,
 )
-from tests.jobs.launch.test_submit import ThisMachine
+from tests.jobs.launch.test_launcher import ThisMachine
 
 
 def make_job(home: Path, name: str, exit_code: str | None = None, model: bool = False) -> Path:

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from cluster.nodes import Cluster
 from jobs.launch.mpirun import LaunchCommand, build_launch_command, render_run_script
 from jobs.launch.placement import Placement, plan_placement
-from jobs.launch.plan import JobPaths, JobSpec, PlacementOptions
+from jobs.launch.plan import JobPaths, JobPlan, PlacementOptions
 from jobs.worker.runtime.pinning import Place, read_plan
 from provision.facts import HostFacts
+from provision.stacks import Stack, load_stack
 from tests.golden import check_golden
+from tests.jobs.context import whole_cluster
 from tests.jobs.launch.topologies import machine
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -23,8 +26,17 @@ PATHS = JobPaths("squad-20260731-142501")
 ARGV = ("--model=distilbert-base-uncased", "--output=/home/ubuntu/spr-jobs/it's here")
 
 
-def make_job(backend: str, ppn: int) -> JobSpec:
-    return JobSpec(PATHS.job_id, "squad", ARGV, nnodes=4, nproc_per_node=ppn, backend=backend)
+def make_plan(backend: str) -> JobPlan:
+    return JobPlan("squad", "worker.squad", ARGV, backend)
+
+
+def cluster_of(count: int) -> Cluster:
+    head = whole_cluster().head
+    return Cluster("bert", (head,) * count, count)
+
+
+def with_environment(stack: str, **environment: str) -> Stack:
+    return load_stack(stack).model_copy(update={"environment": environment})
 
 
 def place(*facts: HostFacts, backend: str, **wish: Any) -> Placement:
@@ -35,8 +47,8 @@ def place(*facts: HostFacts, backend: str, **wish: Any) -> Placement:
 
 def command_for(*facts: HostFacts, backend: str = "gloo", **wish: Any) -> LaunchCommand:
     placement = place(*facts, backend=backend, **wish)
-    job = make_job(backend, placement.ranks.nproc_per_node)
-    return build_launch_command(job, placement, PATHS, "172.31.0.10")
+    plan, stack = make_plan(backend), load_stack("upstream")
+    return build_launch_command(plan, placement, PATHS, cluster_of(len(facts)), stack)
 
 
 def environment(words: Sequence[str], flag: str = "-genv") -> dict[str, str]:
@@ -58,7 +70,9 @@ def test_run_script(backend: str, ppn: int) -> None:
 
 def test_a_value_that_is_not_there_is_not_exported() -> None:
     placement = replace(place(machine(2), backend="gloo"), tcmalloc=None)
-    command = build_launch_command(make_job("gloo", 1), placement, PATHS, "172.31.0.10")
+    command = build_launch_command(
+        make_plan("gloo"), placement, PATHS, cluster_of(1), load_stack("upstream")
+    )
 
     assert "LD_PRELOAD" not in command.argv
     assert not any(name.startswith("CCL_") for name in command.argv)
@@ -94,7 +108,7 @@ def test_nodes_whose_cpus_differ_get_an_argument_set_each() -> None:
         assert own["I_MPI_PIN_DOMAIN"] == mask
         assert read_plan({**own, "MPI_LOCALRANKID": "0"}) == Place(cpus, 1, "prefer:0")
         assert "-n 1" in part
-        assert "-m squad" in part
+        assert "-m worker.squad" in part
     shared = environment(command.argv)
     assert "I_MPI_PIN_DOMAIN" not in shared
     assert shared["OMP_NUM_THREADS"] == "1"
@@ -122,10 +136,10 @@ def test_the_fabric_is_the_one_that_was_asked_for() -> None:
 
 def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them() -> None:
     own = {"OMP_NUM_THREADS": "24", "CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "auto"}
-    job = replace(make_job("ccl", 2), env={**own, "KMP_HW_SUBSET": "1T", "CCL_LOG_LEVEL": "info"})
+    stack = with_environment("intel", **own, KMP_HW_SUBSET="1T", CCL_LOG_LEVEL="info")
     placement = place(machine(8), backend="ccl", nproc_per_node=2)
 
-    command = build_launch_command(job, placement, PATHS, "172.31.0.10")
+    command = build_launch_command(make_plan("ccl"), placement, PATHS, cluster_of(1), stack)
 
     found = environment(command.argv)
     assert (found["OMP_NUM_THREADS"], found["CCL_WORKER_COUNT"]) == ("3", "1")
@@ -133,19 +147,19 @@ def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them()
     assert "KMP_HW_SUBSET" not in found
     assert found["CCL_LOG_LEVEL"] == "info"
     assert command.warnings == (
-        "CCL_WORKER_AFFINITY, CCL_WORKER_COUNT, KMP_HW_SUBSET, OMP_NUM_THREADS of the stack's "
-        "environment left out: the placement decides",
+        "ignoring CCL_WORKER_AFFINITY, CCL_WORKER_COUNT, KMP_HW_SUBSET, OMP_NUM_THREADS of the "
+        "stack's environment: the placement decides",
     )
 
 
 def test_the_published_recipe_keeps_its_own_words() -> None:
-    job = replace(make_job("ccl", 2), env={"KMP_HW_SUBSET": "1T"})
+    stack = with_environment("intel", KMP_HW_SUBSET="1T")
     placement = place(machine(32), backend="ccl", mode="reference")
 
-    command = build_launch_command(job, placement, PATHS, "172.31.0.10")
+    command = build_launch_command(make_plan("ccl"), placement, PATHS, cluster_of(1), stack)
 
     assert environment(command.argv)["KMP_HW_SUBSET"] == "1T"
-    assert not any("left out" in warning for warning in command.warnings)
+    assert not any("ignoring" in warning for warning in command.warnings)
 
 
 def test_the_published_recipe_is_not_pinned() -> None:

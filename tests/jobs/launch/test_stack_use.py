@@ -7,10 +7,11 @@ import pytest
 from infra.errors import UsageError
 from jobs.launch.mpirun import build_launch_command
 from jobs.launch.placement import plan_placement
-from jobs.launch.plan import JobPaths, JobSpec, PlacementOptions
+from jobs.launch.plan import JobPaths, JobPlan, PlacementOptions
 from jobs.train.request import require_able_stack
 from provision.stacks import Stack, load_stack
 from provision.stacks.oneccl import environment_lookup
+from tests.jobs.context import whole_cluster
 from tests.jobs.launch.topologies import machine
 
 
@@ -42,14 +43,15 @@ def test_oneccls_environment_is_sourced_from_where_its_version_has_it(
     version: str, module: str
 ) -> None:
     paths = JobPaths("squad-20260731-142501")
-    lookup = environment_lookup(version)
-    job = JobSpec(paths.job_id, "squad", (), 2, 1, "ccl", ccl_lookup=lookup)
+    packages = [f"oneccl-bind-pt=={version}"]
+    stack = load_stack("reference").model_copy(update={"python_packages": packages})
+    plan = JobPlan("squad", "worker.squad", (), "ccl")
     placement = plan_placement(
         {"node0": machine(32)}, {"node0": "172.31.0.10"}, PlacementOptions(), "ccl"
     )
 
-    ask, source = build_launch_command(job, placement, paths, "172.31.0.10").setup
+    ask, source = build_launch_command(plan, placement, paths, whole_cluster(), stack).setup
 
-    assert f"/venv/bin/python -c '{lookup}'" in ask
+    assert f"/venv/bin/python -c '{environment_lookup(version)}'" in ask
     assert module in ask
     assert source == '. "$ccl/env/setvars.sh" || exit 1'

@@ -15,7 +15,7 @@ from infra.errors import JobError, UsageError
 from jobs.train.predict import answer_here, answer_on_head, find_model, read_context
 from provision.host import Result
 from tests.fakes import FakeHost
-from tests.jobs.launch.test_submit import ThisMachine
+from tests.jobs.launch.test_launcher import ThisMachine
 
 TEXT = "The mill has stood in Delft since 1692. It grinds pepper."
 
@@ -95,7 +95,7 @@ def test_a_jobs_model_on_the_head_is_asked_where_it_lies(tmp_path: Path) -> None
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
     host = FakeHost(
         "node0",
-        [("listing the jobs", listing), ("squad.answer", f"noise\n{said}\n"), ("", "")],
+        [("listing the jobs", listing), ("worker.squad.answer", f"noise\n{said}\n"), ("", "")],
     )
     found = answer_on_head(host, ["Where?"], TEXT, None, None)
     assert found[0].text == "in Delft"

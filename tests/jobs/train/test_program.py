@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from infra.progress import Silent
 from jobs.cli.run import add_parser, build_request
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.launch.record import JobRecord
+from jobs.launch.session import run_job
 from jobs.launch.work_files import WorkFiles
-from jobs.train.program import RunRequest, check_variables, run
-from provision.stacks import load_stack
+from jobs.train.program import ProgramRequest, check_variables, plan_program
 from tests.fakes import FakeHost
-from tests.jobs.train.test_train import NOW, event, make_hosts, whole_cluster
+from tests.jobs.context import NOW, event, job_context, make_hosts
 
 PATHS = JobPaths("run-20260731-142501")
 
@@ -45,22 +44,15 @@ def hosts_for(
 
 
 def start(
-    hosts: dict[str, FakeHost], request: RunRequest, log: list[str] | None = None
+    hosts: dict[str, FakeHost], request: ProgramRequest, log: list[str] | None = None
 ) -> JobRecord:
-    return run(
-        whole_cluster(),
-        load_stack("upstream"),
-        lambda node: hosts[node.name],
-        request,
-        progress=Silent(),
-        now=NOW,
-        on_event=lambda _: None,
-        on_log=(log if log is not None else []).append,
-    )
+    context = job_context(hosts, log=log)
+    plan = plan_program(request, context.stack)
+    return run_job(context, plan.kind, lambda _: plan).record
 
 
-def wish(results: Path, *command: str, **more: Any) -> RunRequest:
-    return replace(RunRequest(command or ("hostname",), WorkFiles({}), results), **more)
+def wish(results: Path, *command: str, **more: Any) -> ProgramRequest:
+    return replace(ProgramRequest(command or ("hostname",), WorkFiles({}), results), **more)
 
 
 def test_a_program_is_sent_placed_run_and_its_output_brought_home(tmp_path: Path) -> None:
@@ -77,13 +69,13 @@ def test_a_program_is_sent_placed_run_and_its_output_brought_home(tmp_path: Path
 
     line = hosts["node0"].files[PATHS.script].decode()
     assert "-n 3 -ppn 1" in line
-    ours = f"-m jobs.worker.program --folder={PATHS.work} --output={PATHS.output}"
-    assert f"{ours} --environment={PATHS.environment} -- python 'my script.py' --lr 1" in line
+    ours = "-m worker.program --folder=work --output=output"
+    assert f"{ours} --environment=environment.json -- python 'my script.py' --lr 1" in line
     assert "-genv SPR_BACKEND gloo" in line
     upload = hosts["node0"].files[PATHS.upload]
     with tarfile.open(fileobj=io.BytesIO(upload)) as tar:
         assert f"{PATHS.relative_root}/work/my script.py" in tar.getnames()
-        assert f"{PATHS.relative_root}/code/jobs/program/__main__.py" in tar.getnames()
+        assert f"{PATHS.relative_root}/code/worker/program/__main__.py" in tar.getnames()
         variables = tar.extractfile(f"{PATHS.relative_root}/environment.json")
         assert variables is not None
         assert json.load(variables) == ["A=b c"]
@@ -158,9 +150,9 @@ def test_ctrl_c_ends_it_on_its_nodes_and_the_record_tells_that_it_began(tmp_path
     [
         ("NAME", "--env NAME: expected NAME=VALUE"),
         ("1A=x", "--env 1A=x: expected NAME=VALUE"),
-        ("RANK=1", "--env RANK: that is set for every rank"),
-        ("OMP_NUM_THREADS=4", "--env OMP_NUM_THREADS: that is set for every rank"),
-        ("I_MPI_PIN=0", "--env I_MPI_PIN: that is set for every rank"),
+        ("RANK=1", "--env RANK: it is set for each rank"),
+        ("OMP_NUM_THREADS=4", "--env OMP_NUM_THREADS: it is set for each rank"),
+        ("I_MPI_PIN=0", "--env I_MPI_PIN: it is set for each rank"),
     ],
 )
 def test_variables_that_can_not_be(word: str, message: str) -> None:
@@ -179,7 +171,7 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
 
-    def typed(*argv: str) -> RunRequest:
+    def typed(*argv: str) -> ProgramRequest:
         return build_request(parser.parse_args(["run", *argv]), NOW)
 
     asked = typed(

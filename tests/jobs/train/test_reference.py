@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from infra.progress import Silent
 from jobs.cli.job_display import render_result
-from jobs.cli.train import _PRESETS, add_parser
+from jobs.cli.train import add_parser
 from jobs.cli.train_requests import build_reference, build_request
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.train.presets import PRESETS
@@ -34,7 +33,7 @@ from jobs.train.request import TrainRequest
 from provision.stacks import Stack, load_stack
 from tests.fakes import FakeHost
 from tests.golden import check_golden
-from tests.jobs.train.test_train import make_hosts, whole_cluster
+from tests.jobs.context import job_context, make_hosts
 from tests.provision.stacks.test_flags import with_transformers
 
 NOW = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
@@ -114,16 +113,16 @@ def test_the_ranks_are_where_the_published_ones_were() -> None:
 def test_a_stack_without_the_script_names_the_ways_to_it(tmp_path: Path) -> None:
     request = ReferenceRequest(DISTILBERT, tmp_path)
     with pytest.raises(UsageError, match=r"stack upstream has no run_qa\.py") as caught:
-        plan_reference(load_stack("upstream"), request, 2, NOW)
+        plan_reference(request, load_stack("upstream"), 2)
     assert "--run-qa FOLDER with that of tag v5.23.0" in str(caught.value.hint)
     assert "refs/tags/v5.23.0.tar.gz" in str(caught.value.hint)
-    planned = plan_reference(load_stack("reference"), request, 2, NOW)
+    planned = plan_reference(request, load_stack("reference"), 2)
     assert planned.command[1] == "/opt/spr-cluster/examples/run_qa.py"
 
 
 def test_a_smoke_run_is_a_minute_on_one_node(tmp_path: Path) -> None:
     request = ReferenceRequest(DISTILBERT, tmp_path, smoke=True)
-    planned = plan_reference(load_stack("reference"), request, 4, NOW)
+    planned = plan_reference(request, load_stack("reference"), 4)
 
     assert planned.command[:2] == ("sh", "-c")
     assert planned.command[3:5] == ("60", "env")
@@ -176,16 +175,7 @@ def script_hosts(files: dict[str, Any]) -> dict[str, FakeHost]:
 
 
 def go(hosts: dict[str, FakeHost], request: ReferenceRequest, stack: str = "upstream") -> Any:
-    return train_reference(
-        whole_cluster(),
-        load_stack(stack),
-        lambda node: hosts[node.name],
-        request,
-        progress=Silent(),
-        now=NOW,
-        on_event=lambda _: None,
-        on_log=lambda _: None,
-    )
+    return train_reference(job_context(hosts, stack=stack), request)
 
 
 @pytest.fixture
@@ -254,7 +244,7 @@ def typed(*flags: str) -> Any:
 
 
 def test_the_command_line_knows_every_preset() -> None:
-    assert tuple(PRESETS) == _PRESETS
+    assert tuple(PRESETS) == ("distilbert", "bert-large")
 
 
 def test_the_command_line(script: Path) -> None:

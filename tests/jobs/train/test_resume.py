@@ -7,31 +7,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.train.manifest import Started, parse_started
 
 from infra.errors import JobError, UsageError
-from infra.progress import Silent
+from jobs.launch.manifest import JobManifest, parse_manifest
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.train.resume import ResumeRequest, resume
 from jobs.worker.squad.options import DEMO
-from provision.stacks import load_stack
 from tests.fakes import FakeHost
-from tests.jobs.train.test_train import NOW, PATHS, RESULT, event, listed, make_hosts, whole_cluster
+from tests.jobs.context import (
+    PATHS,
+    RESULT,
+    event,
+    job_context,
+    listed,
+    make_hosts,
+)
 
-RECORD = Started(
-    argv=tuple(replace(DEMO, backend="gloo", output=PATHS.output).to_argv()),
+RECORD = JobManifest(
+    argv=tuple(replace(DEMO, backend="gloo", output="output").to_argv()),
     nnodes=3,
     nproc_per_node=1,
     placement=PlacementOptions("auto", 1, None, "tcp"),
-    offline=True,
+    env={"HF_HUB_OFFLINE": "1"},
 )
 
 
 def test_a_record_comes_back_as_it_was() -> None:
-    assert parse_started(RECORD.render().decode()) == RECORD
+    assert parse_manifest(RECORD.render().decode()) == RECORD
 
 
-def hosts_with(record: Started | str, jobs: str) -> dict[str, FakeHost]:
+def hosts_with(record: JobManifest | str, jobs: str) -> dict[str, FakeHost]:
     hosts = make_hosts([event(event="resumed", step=40, total=90), event(**RESULT)])
     text = record if isinstance(record, str) else record.render().decode()
     hosts["node0"].answers[:0] = [
@@ -45,16 +50,7 @@ def hosts_with(record: Started | str, jobs: str) -> dict[str, FakeHost]:
 def run(
     hosts: dict[str, FakeHost], request: ResumeRequest, log: list[str] | None = None
 ) -> tuple[Any, Path]:
-    return resume(
-        whole_cluster(),
-        load_stack("upstream"),
-        lambda node: hosts[node.name],
-        request,
-        progress=Silent(),
-        now=NOW,
-        on_event=lambda _: None,
-        on_log=(log if log is not None else []).append,
-    )
+    return resume(job_context(hosts, log=log), request)
 
 
 def test_a_job_goes_on_with_its_own_options_and_files(tmp_path: Path) -> None:
@@ -67,11 +63,11 @@ def test_a_job_goes_on_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert folder == tmp_path / "out"
     script = hosts["node0"].files[PATHS.script].decode()
     assert "-n 3 -ppn 1" in script
-    assert f"--output={PATHS.output}" in script
+    assert "--output=output" in script
     assert f"--epochs={DEMO.epochs}" in script
     assert "--resume" in script
     assert "HF_HUB_OFFLINE 1" in script
-    assert f"job {PATHS.job_id} goes on from step-000040" in log
+    assert f"job {PATHS.job_id} resumes from step-000040" in log
     placed = [command for command in hosts["node0"].commands if "tar -cf" in command]
     assert f"{PATHS.relative_root}/code" in placed[0]
     assert any("distributing the job's files" in each for each in hosts["node0"].commands)
@@ -113,7 +109,7 @@ def test_of_a_larger_cluster_it_takes_the_nodes_that_it_had(tmp_path: Path) -> N
         ),
     ],
 )
-def test_another_number_of_ranks_is_refused(record: Started, message: str, hint: str) -> None:
+def test_another_number_of_ranks_is_refused(record: JobManifest, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         run(hosts_with(record, listed(PATHS.job_id, "step-000001")), ResumeRequest(None))
     assert caught.value.hint == hint
@@ -127,6 +123,6 @@ def test_a_job_that_runs_is_not_started_twice() -> None:
 
 
 def test_a_record_that_cannot_be_read_is_named() -> None:
-    record = JobPaths(PATHS.job_id).started
+    record = JobPaths(PATHS.job_id).manifest
     with pytest.raises(JobError, match=f"{record} on node0 can't be read"):
         run(hosts_with('{"argv": []}', listed(PATHS.job_id, "")), ResumeRequest(None))

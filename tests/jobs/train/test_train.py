@@ -6,76 +6,21 @@ import argparse
 import io
 import json
 import tarfile
-from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.launch.submit import explain_failure
 
-from cluster.nodes import Cluster, Node
-from infra import tags
 from infra.errors import HostError, JobError, UsageError
-from infra.plan import mesh_digest
-from infra.progress import Silent
 from jobs.cli.train import add_parser
 from jobs.cli.train_requests import build_request
-from jobs.launch.plan import JobPaths, PlacementOptions
-from jobs.train.request import TrainRequest, check_request, job_files, options_on_nodes
+from jobs.launch.plan import PlacementOptions
+from jobs.train.request import TrainRequest, check_request, data_files, options_on_nodes
 from jobs.train.train import train
 from jobs.worker.squad.options import DEMO, TrainOptions
-from provision.host import Host
 from provision.stacks import load_stack
-from tests.cluster.test_ssh_mesh import NODES
-from tests.fakes import FakeHost, facts_answer
-
-NOW = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
-PATHS = JobPaths("squad-20260731-142501")
-RESULT = {"event": "result", "f1": 90.0}
-
-
-def event(**fields: Any) -> str:
-    return "@spr " + json.dumps(fields)
-
-
-def listed(job: str, checkpoint: str) -> str:
-    """An unfinished training job, as the head's script lists it."""
-    return f"100 - 0 - 0 unfinished {checkpoint or '-'} 4 {job}"
-
-
-def whole_cluster() -> Cluster:
-    """Three nodes, connected with one another."""
-    head, *workers = NODES
-    digest = mesh_digest([node.instance for node in NODES])
-    instance = replace(head.instance, tags={tags.MESH: digest})
-    return Cluster("bert", (replace(head, instance=instance), *workers), len(NODES))
-
-
-def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[str, FakeHost]:
-    hosts = {}
-    for node in NODES:
-        facts = facts_answer(hostname=f"host-of-{node.name}", address=node.private_ip)
-        answers: list[Any] = [
-            ("spr-cluster: hostname", facts),
-            ("for pid in", busy),
-            ("listing the jobs", ""),
-            ("tail -n \\+2 ~/hosts", ""),
-            ("setsid -f", ""),
-            ("tail -n \\+1 -F", "\n".join(output)),
-            ("cat .*/exit$", str(exit_code)),
-            ("tar -C .*output.tar", ""),
-            ("rm -f", ""),
-        ]
-        hosts[node.name] = FakeHost(node.name, answers)
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, text in {"log": "log", "output/results.json": json.dumps({"f1": 90.0})}.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text.encode()))
-    hosts["node0"].files[f"{PATHS.root}/output.tar"] = buffer.getvalue()
-    return hosts
+from tests.fakes import FakeHost
+from tests.jobs.context import NOW, PATHS, RESULT, event, job_context, listed, make_hosts
 
 
 def run(
@@ -85,18 +30,9 @@ def run(
     log: list[str] | None = None,
     wish: PlacementOptions | None = None,
 ) -> Any:
-    def open_host(node: Node) -> Host:
-        return hosts[node.name]
-
     return train(
-        whole_cluster(),
-        load_stack("upstream"),
-        open_host,
+        job_context(hosts, events=events, log=log),
         TrainRequest(DEMO, results, wish or PlacementOptions()),
-        progress=Silent(),
-        now=NOW,
-        on_event=(events if events is not None else []).append,
-        on_log=(log if log is not None else []).append,
     )
 
 
@@ -115,7 +51,7 @@ def test_a_job_is_placed_started_followed_and_brought_home(tmp_path: Path) -> No
     assert "--backend=gloo" in script
     with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
         names = tar.getnames()
-    assert f"{PATHS.relative_root}/code/squad/__main__.py" in names
+    assert f"{PATHS.relative_root}/code/worker/squad/__main__.py" in names
     assert f"{PATHS.relative_root}/data/train.json" in names
     assert not any("__pycache__" in name for name in names)
 
@@ -137,7 +73,7 @@ def test_a_failure_with_a_checkpoint_is_not_the_end(tmp_path: Path) -> None:
     with pytest.raises(JobError) as caught:
         run(hosts, tmp_path)
     assert str(caught.value.hint).startswith(
-        f"the whole log is {tmp_path / 'log'}; checkpoint step-000040 is kept; go on with the job: "
+        f"the whole log is {tmp_path / 'log'}; checkpoint step-000040 is saved; to resume the job: "
         "spr-cluster train squad --resume"
     )
 
@@ -163,9 +99,9 @@ def test_ctrl_c_that_can_not_reach_the_job_says_that_it_may_still_run(tmp_path: 
     with pytest.raises(JobError) as caught:
         run(hosts, tmp_path)
     assert caught.value.message == (
-        f"job {PATHS.job_id} may still run, and costs: [node0] no SSH at 192.0.2.1"
+        f"job {PATHS.job_id} may still be running, and costs money: [node0] no SSH at 192.0.2.1"
     )
-    assert "once the head can be reached: spr-cluster ssh -- pkill" in str(caught.value.hint)
+    assert "when the head can be reached again: spr-cluster ssh -- pkill" in str(caught.value.hint)
 
 
 def test_a_terminal_that_was_closed_saves_no_job_from_its_end(tmp_path: Path) -> None:
@@ -192,11 +128,11 @@ def test_ctrl_c_ends_the_job_on_its_nodes_and_says_so(tmp_path: Path) -> None:
         run(hosts, tmp_path, log=log)
     assert f"pid=$(cat {PATHS.pid}); pkill -TERM -g $pid" in hosts["node0"].commands[-2]
     assert log[-3:-1] == [
-        "the job keeps a checkpoint and ends; Ctrl-C again ends it at once",
-        "the job was ended on its nodes",
+        "saving a checkpoint and stopping; press Ctrl-C again to stop at once",
+        "Job stopped on all nodes",
     ]
     assert log[-1] == (
-        "checkpoint step-000040 is kept; go on with the job: spr-cluster train squad --resume "
+        "checkpoint step-000040 is saved; to resume the job: spr-cluster train squad --resume "
         f"{PATHS.job_id} --name bert --results {tmp_path}"
     )
 
@@ -216,7 +152,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         run(hosts, tmp_path, log=log)
     assert "seq 0" in hosts["node0"].commands[-2]
-    assert log[-1].startswith("there is no checkpoint yet; go on with the job: spr-cluster train")
+    assert log[-1].startswith("there is no checkpoint yet; to resume the job: spr-cluster train")
 
 
 def test_a_job_that_was_told_to_end_is_no_mystery(tmp_path: Path) -> None:
@@ -224,7 +160,7 @@ def test_a_job_that_was_told_to_end_is_no_mystery(tmp_path: Path) -> None:
     hosts = make_hosts([stopped], exit_code=143)
     hosts["node0"].answers[:0] = [("listing the jobs", listed(PATHS.job_id, "step-000040"))]
 
-    with pytest.raises(JobError, match=f"job {PATHS.job_id} was told to end") as caught:
+    with pytest.raises(JobError, match=f"job {PATHS.job_id} was stopped") as caught:
         run(hosts, tmp_path)
     assert "--resume squad-20260731-142501" in str(caught.value.hint)
 
@@ -234,43 +170,20 @@ def test_a_second_job_is_refused_while_one_runs(tmp_path: Path) -> None:
         run(make_hosts([], busy="squad-1"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        (
-            "[mpiexec@a] Error: Unable to run bstrap_proxy on node2 (pid 7)",
-            "mpirun can't start on node2",
-        ),
-        ("python: error: libmpi.so.12: cannot open shared object file: No such", "libmpi.so.12"),
-        (
-            "[proxy:0:1@ip-172-31-0-11] HYD_spawn (../hydra_spawn.c:132): unable to bind process",
-            "mpirun can't pin a rank on ip-172-31-0-11",
-        ),
-        ("=   KILLED BY SIGNAL: 9 (Killed)", "a rank was killed by signal 9 (Killed)"),
-        ("all is well", None),
-    ],
-)
-def test_mpiruns_own_words(line: str, told: str | None) -> None:
-    explained = explain_failure(["first", line])
-    assert explained is None if told is None else told in str(explained)
-
-
 def test_paths_become_those_of_the_nodes(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
     options = TrainOptions(model=str(model), data=str(tmp_path / "t.json"), eval="e.json")
 
-    sent = options_on_nodes(options, load_stack("intel"), PATHS)
+    sent = options_on_nodes(options, load_stack("intel"))
 
-    assert sent.model == PATHS.model
-    assert sent.data == f"{PATHS.data}/train.json"
-    assert sent.eval == f"{PATHS.data}/eval.json"
+    assert sent.model == "model"
+    assert sent.data == "data/train.json"
+    assert sent.eval == "data/eval.json"
     assert (sent.backend, sent.ipex) == ("ccl", True)
-    assert (
-        options_on_nodes(TrainOptions(backend="gloo"), load_stack("intel"), PATHS).backend == "gloo"
-    )
-    assert job_files(options)["model"] == model
+    assert options_on_nodes(TrainOptions(backend="gloo"), load_stack("intel")).backend == "gloo"
+    assert data_files(options)["model"] == model
 
 
 def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:
@@ -332,7 +245,7 @@ def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
 
     kept = json.loads((tmp_path / "job.json").read_text())
     assert (kept["job"], kept["kind"], kept["exit_code"]) == (PATHS.job_id, "squad", 0)
-    assert kept["argv"][:4] == ["python", "-m", "squad", "--model=scratch"]
+    assert kept["argv"][:4] == ["python", "-m", "worker.squad", "--model=scratch"]
     assert kept["mpirun"].startswith("/opt/spr-cluster/venv/bin/mpirun -f /home/ubuntu/hosts -n 3 ")
     assert (kept["stack"], kept["more"]) == ("upstream", {"recipe": "fast"})
     assert kept["placement"]["shares"][2] == [{"cpus": [0, 1], "workers": [], "numa": 0}]
@@ -346,15 +259,6 @@ def test_a_failed_job_has_its_record_too(tmp_path: Path) -> None:
 
 def test_the_first_nodes_can_train_alone(tmp_path: Path) -> None:
     hosts = make_hosts([event(**RESULT)])
-    train(
-        whole_cluster(),
-        load_stack("upstream"),
-        lambda node: hosts[node.name],
-        TrainRequest(DEMO, tmp_path, nodes=1),
-        progress=Silent(),
-        now=NOW,
-        on_event=lambda _: None,
-        on_log=lambda _: None,
-    )
+    train(job_context(hosts), TrainRequest(DEMO, tmp_path, nodes=1))
     assert "-n 1 -ppn 1" in hosts["node0"].files[PATHS.script].decode()
     assert hosts["node1"].commands == hosts["node2"].commands == []

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobs.launch.plan import PlacementOptions
-from jobs.train.request import TrainRequest
-from jobs.train.train import take_tuned, tuned_key
+from jobs.train.request import TrainRequest, chosen_backend
+from jobs.train.train import apply_tuned
 from jobs.train.tuned import (
     FILE,
     Tuned,
@@ -21,9 +21,9 @@ from jobs.train.tuned import (
     read_tuned,
     render_tuned,
     save_tuned,
+    tuned_key,
 )
 from jobs.worker.squad.options import DEMO, TrainOptions
-from provision.facts import HostFacts
 from provision.stacks import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.launch.topologies import machine
@@ -33,13 +33,12 @@ BEST = Tuned(KEY, 2, 0, None, 57.5, "2026-11-21T08:00:00+00:00")
 BOTH = frozenset({"placement", "batch_size"})
 
 
-def nodes(*facts: HostFacts) -> dict[str, HostFacts]:
-    return {f"node{rank}": fact for rank, fact in enumerate(facts)}
-
-
 def key(options: TrainOptions = DEMO, stack: str = "upstream", **more: Any) -> TunedKey:
     facts = more.pop("facts", [machine(32), machine(32)])
-    return tuned_key(load_stack(stack), options, PlacementOptions(**more), nodes(*facts))
+    used = load_stack(stack)
+    request = TrainRequest(options, Path("results"), PlacementOptions(**more))
+    backend = chosen_backend(options, used)
+    return tuned_key(used.name, backend, request, facts, ipex=options.ipex or used.use_ipex)
 
 
 def test_what_is_kept_is_read_again() -> None:
@@ -118,15 +117,15 @@ def request(may_tune: frozenset[str]) -> TrainRequest:
 
 
 def test_train_takes_the_placement_and_says_so() -> None:
-    changed, told = take_tuned(BEST, request(BOTH), 2)
+    changed, told = apply_tuned(BEST, request(BOTH), 2)
 
     assert changed.placement == PlacementOptions(nproc_per_node=2, fabric="efa")
     assert changed.options == DEMO
-    assert told == "--ppn 2 from `spr-cluster tune` of 2026-11-21; --no-tuned leaves it out"
+    assert told == "--ppn 2 from `spr-cluster tune` of 2026-11-21; --no-tuned ignores it"
 
 
 def test_train_takes_the_batch_with_what_it_means() -> None:
-    changed, told = take_tuned(replace(BEST, batch_size=32, ccl_workers=1), request(BOTH), 4)
+    changed, told = apply_tuned(replace(BEST, batch_size=32, ccl_workers=1), request(BOTH), 4)
 
     assert changed.placement.ccl_workers == 1
     assert changed.options.batch_size == 32
@@ -138,10 +137,10 @@ def test_train_takes_the_batch_with_what_it_means() -> None:
 def test_what_the_user_gave_stays() -> None:
     best = replace(BEST, batch_size=32)
 
-    changed, told = take_tuned(best, request(frozenset({"placement"})), 2)
+    changed, told = apply_tuned(best, request(frozenset({"placement"})), 2)
     assert (changed.options.batch_size, changed.placement.nproc_per_node) == (8, 2)
     assert "--batch-size" not in told
-    changed, told = take_tuned(best, request(frozenset({"batch_size"})), 2)
+    changed, told = apply_tuned(best, request(frozenset({"batch_size"})), 2)
     assert (changed.options.batch_size, changed.placement.nproc_per_node) == (32, None)
     assert told.startswith("--batch-size 32 from")
-    assert take_tuned(BEST, request(frozenset({"batch_size"})), 2)[1] == ""
+    assert apply_tuned(BEST, request(frozenset({"batch_size"})), 2)[1] == ""

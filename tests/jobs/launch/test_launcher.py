@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster.running_job import find_running_job, require_idle
 from infra.errors import ConnectionLostError, HostError, HostKeyError, JobError, UsageError
-from jobs.launch import submit as launch
+from jobs.launch.files import _extract, fetch, place_again, place_files
+from jobs.launch.launcher import HeadLauncher
 from jobs.launch.mpirun import LaunchCommand
-from jobs.launch.plan import JobPaths
+from jobs.launch.plan import STOP_SECONDS, JobPaths
 from provision.host import LineSink, Result
 
 
@@ -89,8 +91,8 @@ def head(tmp_path: Path) -> ThisMachine:
 
 def start(head: ThisMachine, script: str, job_id: str = "squad-1") -> JobPaths:
     paths = JobPaths(job_id, home=str(head.home))
-    launch.place_files(head, paths, {"output/.keep": b""})
-    launch.submit(head, LaunchCommand(("bash", "-c", script), {"GREETING": "it's me"}), paths)
+    place_files(head, paths, {"output/.keep": b""})
+    HeadLauncher(head).start(LaunchCommand(("bash", "-c", script), {"GREETING": "it's me"}), paths)
     return paths
 
 
@@ -98,9 +100,9 @@ def test_a_job_is_followed_to_its_end_with_every_line_and_its_exit_code(head: Th
     paths = start(head, 'for i in 1 2 3; do echo "$GREETING $i"; sleep 0.3; done; exit 7')
     heard: list[str] = []
 
-    assert launch.follow(head, paths, heard.append) == 7
+    assert HeadLauncher(head).follow(paths, heard.append) == 7
     assert heard == ["it's me 1", "it's me 2", "it's me 3"]
-    assert launch.running_job(head) is None
+    assert find_running_job(head) is None
 
 
 def test_a_broken_connection_loses_neither_the_job_nor_a_line(head: ThisMachine) -> None:
@@ -108,9 +110,9 @@ def test_a_broken_connection_loses_neither_the_job_nor_a_line(head: ThisMachine)
     paths = start(head, "for i in 1 2 3 4 5; do echo line $i; sleep 0.2; done")
     heard: list[str] = []
 
-    assert launch.follow(head, paths, heard.append) == 0
+    assert HeadLauncher(head).follow(paths, heard.append) == 0
     assert [line for line in heard if line.startswith("line")] == [f"line {i}" for i in range(1, 6)]
-    assert sum("the job may go on" in line for line in heard) == 2
+    assert sum("the job may still be running" in line for line in heard) == 2
 
 
 def test_a_head_that_is_gone_for_good_is_not_waited_for(head: ThisMachine) -> None:
@@ -119,23 +121,23 @@ def test_a_head_that_is_gone_for_good_is_not_waited_for(head: ThisMachine) -> No
     head.refuse = HostError("node0", "no SSH")
 
     with pytest.raises(JobError, match="squad-1 ended with its head node: i-0a is terminated"):
-        launch.follow(head, paths, lambda _: None)
+        HeadLauncher(head).follow(paths, lambda _: None)
     head.refuse = HostKeyError("node0", "another key")
     with pytest.raises(HostKeyError):
-        launch.follow(head, paths, lambda _: None)
+        HeadLauncher(head).follow(paths, lambda _: None)
 
     head.refuse = None
-    launch.cancel(head, paths)
+    HeadLauncher(head).cancel(paths, STOP_SECONDS)
 
 
 def test_while_a_job_runs_no_other_may_start(head: ThisMachine) -> None:
     paths = start(head, "sleep 60")
 
-    assert launch.running_job(head) == "squad-1"
+    assert find_running_job(head) == "squad-1"
     with pytest.raises(UsageError, match="job squad-1 is still running"):
-        launch.require_idle(head)
-    launch.cancel(head, paths)
-    launch.require_idle(head)
+        require_idle(head)
+    HeadLauncher(head).cancel(paths, STOP_SECONDS)
+    require_idle(head)
 
 
 def test_of_two_that_start_at_once_one_is_refused(head: ThisMachine) -> None:
@@ -143,18 +145,18 @@ def test_of_two_that_start_at_once_one_is_refused(head: ThisMachine) -> None:
     with pytest.raises(UsageError, match="job squad-1 is still running"):
         start(head, "echo never > ran", "squad-2")
     assert not list(head.home.glob("spr-jobs/squad-2/ran"))
-    launch.cancel(head, first)
+    HeadLauncher(head).cancel(first, STOP_SECONDS)
     second = start(head, "sleep 60", "squad-2")
-    assert launch.running_job(head) == "squad-2"
-    launch.cancel(head, second)
+    assert find_running_job(head) == "squad-2"
+    HeadLauncher(head).cancel(second, STOP_SECONDS)
 
 
 def test_a_job_that_can_not_be_started_says_why(head: ThisMachine) -> None:
     paths = JobPaths("squad-1", home=str(head.home))
-    launch.place_files(head, paths, {"output/.keep": b""})
+    place_files(head, paths, {"output/.keep": b""})
     (head.home / "spr-jobs" / ".lock").mkdir()
     with pytest.raises(JobError, match="squad-1 did not start on the head"):
-        launch.submit(head, LaunchCommand(("true",), {}), paths)
+        HeadLauncher(head).start(LaunchCommand(("true",), {}), paths)
 
 
 def test_what_is_linked_to_travels_and_nothing_of_the_upload_stays(
@@ -166,11 +168,11 @@ def test_what_is_linked_to_travels_and_nothing_of_the_upload_stays(
     (model / "w").symlink_to("../blob")
     paths = JobPaths("squad-1", home=str(head.home))
 
-    launch.place_files(head, paths, {"model": model, "environment.json": b"[]"})
+    place_files(head, paths, {"model": model, "environment.json": b"[]"})
 
     assert Path(paths.root, "model", "w").read_text() == "weights"
     assert not Path(paths.root, "model", "w").is_symlink()
-    assert Path(paths.environment).stat().st_mode & 0o777 == 0o600
+    assert Path(paths.root, "environment.json").stat().st_mode & 0o777 == 0o600
     assert not Path(paths.upload).exists()
 
 
@@ -179,7 +181,7 @@ def test_a_pid_that_belongs_to_somebody_else_now_is_no_running_job(head: ThisMac
     folder.mkdir(parents=True)
     (folder / "pid").write_text(str(os.getpid()))
 
-    assert launch.running_job(head) is None
+    assert find_running_job(head) is None
 
 
 def test_cancel_ends_also_what_does_not_listen(head: ThisMachine) -> None:
@@ -190,7 +192,7 @@ def test_cancel_ends_also_what_does_not_listen(head: ThisMachine) -> None:
         time.sleep(0.05)
     pid = int(stubborn.read_text())
 
-    canceller = threading.Thread(target=launch.cancel, args=(head, paths))
+    canceller = threading.Thread(target=HeadLauncher(head).cancel, args=(paths, STOP_SECONDS))
     canceller.start()
     canceller.join(30)
 
@@ -213,7 +215,7 @@ def test_a_job_may_keep_a_checkpoint_before_it_ends(head: ThisMachine) -> None:
     while not Path(paths.root, "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
 
-    launch.cancel(head, paths, grace_s=30)
+    HeadLauncher(head).cancel(paths, 30)
 
     assert Path(paths.output, "checkpoint").read_text() == "kept\n"
     assert Path(paths.exit_code).read_text().strip() == "143"
@@ -221,14 +223,14 @@ def test_a_job_may_keep_a_checkpoint_before_it_ends(head: ThisMachine) -> None:
 
 def test_a_cancelled_job_leaves_an_exit_code(head: ThisMachine) -> None:
     paths = start(head, "sleep 60")
-    launch.cancel(head, paths)
+    HeadLauncher(head).cancel(paths, STOP_SECONDS)
     assert Path(paths.exit_code).read_text().strip() == "143"
 
 
 def test_a_job_without_an_exit_code_is_told_as_such(head: ThisMachine) -> None:
     paths = start(head, "kill -KILL 0")
     with pytest.raises(JobError, match="ended without an exit code"):
-        launch.follow(head, paths, lambda _: None)
+        HeadLauncher(head).follow(paths, lambda _: None)
 
 
 def test_a_worker_that_cannot_be_reached_is_named(
@@ -242,17 +244,17 @@ def test_a_worker_that_cannot_be_reached_is_named(
     (head.home / "hosts").write_text("node0\nnode1\nnode2\n")
 
     with pytest.raises(HostError, match="node2 can not be reached"):
-        launch.place_files(head, JobPaths("squad-1", home=str(head.home)), {"x": b"y"})
+        place_files(head, JobPaths("squad-1", home=str(head.home)), {"x": b"y"})
 
 
 def test_results_come_home_and_nothing_leads_out(head: ThisMachine, tmp_path: Path) -> None:
     paths = start(
         head, "mkdir -p output/model; echo '{}' > output/results.json; echo w > output/model/w"
     )
-    launch.follow(head, paths, lambda _: None)
+    HeadLauncher(head).follow(paths, lambda _: None)
     target = tmp_path / "results 'here'"
 
-    launch.fetch(head, paths, target)
+    fetch(head, paths, target)
 
     found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
     assert found == ["log", "model/w", "results.json"]
@@ -281,14 +283,14 @@ def test_every_rank_s_files_come_home_and_no_checkpoint(
     worker = two_nodes(head, monkeypatch)
     script = "mkdir -p output/{logs,metrics,checkpoints/step-000001}; touch output/results.json"
     paths = start(head, f"{script} output/checkpoints/step-000001/state.pt output/logs/rank-0.log")
-    launch.follow(head, paths, lambda _: None)
+    HeadLauncher(head).follow(paths, lambda _: None)
     for name in ("logs/rank-1.log", "metrics/rank-1.jsonl", "model/w"):
         file = worker / paths.relative_root / "output" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)
     target = tmp_path / "results"
 
-    launch.fetch(head, paths, target)
+    fetch(head, paths, target)
 
     found = {str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()}
     ranks = {"logs/rank-0.log", "logs/rank-1.log", "metrics/rank-1.jsonl"}
@@ -299,19 +301,19 @@ def test_a_job_is_placed_again_on_a_node_that_has_nothing_of_it(
     head: ThisMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = start(head, "echo the first time")
-    launch.follow(head, paths, lambda _: None)
-    launch.place_files(head, paths, {"code/squad/x.py": b"x", "data/train.json": b"{}"})
+    HeadLauncher(head).follow(paths, lambda _: None)
+    place_files(head, paths, {"code/worker/x.py": b"x", "data/train.json": b"{}"})
     Path(paths.output, "results").write_text("stays where it is")
     worker = two_nodes(head, monkeypatch)
 
-    launch.place_again(head, paths, 2)
-    launch.submit(head, LaunchCommand(("echo", "the second"), {}), paths)
-    launch.follow(head, paths, lambda _: None)
-    launch.fetch(head, paths, tmp_path / "here")
+    place_again(head, paths, 2)
+    HeadLauncher(head).start(LaunchCommand(("echo", "the second"), {}), paths)
+    HeadLauncher(head).follow(paths, lambda _: None)
+    fetch(head, paths, tmp_path / "here")
 
     there = worker / paths.relative_root
     found = {str(p.relative_to(there)) for p in there.rglob("*") if p.is_file()}
-    assert found == {"code/squad/x.py", "data/train.json", "output/.keep"}
+    assert found == {"code/worker/x.py", "data/train.json", "output/.keep"}
     assert (tmp_path / "here" / "log").read_text() == "the second\n"
     assert (tmp_path / "here" / "log.earlier").read_text() == "the first time\n"
 
@@ -323,7 +325,7 @@ def test_an_archive_that_leads_out_is_not_followed(tmp_path: Path) -> None:
         tar.add(__file__, "output/inside")
     target = tmp_path / "deep" / "target"
     with tarfile.open(archive) as tar:
-        launch._extract(tar, target)
+        _extract(tar, target)
 
     assert (target / "inside").is_file()
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["evil.tar", "inside"]

@@ -27,7 +27,7 @@ import pytest
 import cluster.context
 import cluster.overview
 import infra.clients
-import infra.clouds
+import infra.open_cloud
 from cluster.local_files import home
 from infra.aws import open_aws_cloud
 from infra.clients import Clients
@@ -189,7 +189,7 @@ class CommandLine:
             self.park_cloud.fake.backend.terminate_instances([instance_id])
 
     def open_cloud(self, name: str, region: str | None, _: object) -> Cloud:
-        """In place of :func:`infra.clouds.open_cloud`: the same choice, at this address."""
+        """In place of :func:`infra.open_cloud.open_cloud`: the same choice, at this address."""
         here = make_cloud(self.park_cloud.fake.endpoint.url)
         if name == "local":
             return replace(here, region=region or DEFAULT_REGION)
@@ -249,7 +249,7 @@ def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
         return datetime.fromtimestamp(clock.now, timezone.utc)
 
     monkeypatch.setattr(os, "execv", become)
-    monkeypatch.setattr(infra.clouds, "open_cloud", line.open_cloud)
+    monkeypatch.setattr(infra.open_cloud, "open_cloud", line.open_cloud)
     monkeypatch.setattr(infra.clients, "connect", connect)
     monkeypatch.setattr(cluster.overview, "connect", connect)
     monkeypatch.setattr(cluster.context, "SshHost", line.machines.open)

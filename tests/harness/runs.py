@@ -98,12 +98,12 @@ def make_context(cloud: CloudProcess, home: Path, events: Events | None = None) 
 def run_up(ctx: Context, given: Mapping[str, Any]) -> None:
     """What `spr-cluster up` does, less the talking."""
     with ctx.files.lock():
-        situation = prepare(ctx, NAME, given, CALLER)
-        plan = plan_up(situation)
-        offers = cache(lambda: find_offers(ctx, situation))
+        plan_input = prepare(ctx, NAME, given, CALLER)
+        plan = plan_up(plan_input)
+        offers = cache(lambda: find_offers(ctx, plan_input))
         if plan.buys:
             offers()
-        bring_up(ctx, situation, plan, offers)
+        bring_up(ctx, plan_input, plan, offers)
 
 
 def run_down(ctx: Context, _: Mapping[str, Any]) -> None:

@@ -108,27 +108,27 @@ class ParkCloud:
     def faults(self, text: str) -> None:
         self.fake.faults(text)
 
-    def situation(self, ssh_cidr: str | None = None, **given: Any) -> PlanInput:
+    def plan_input(self, ssh_cidr: str | None = None, **given: Any) -> PlanInput:
         return prepare(self.ctx, NAME, given, ssh_cidr)
 
     def plan(self, **given: Any) -> Plan:
-        return plan_up(self.situation(**given))
+        return plan_up(self.plan_input(**given))
 
     def up(self, ssh_cidr: str | None = None, **given: Any) -> Cluster:
         """What `spr-cluster up` does, less the talking."""
-        return self.apply(self.situation(ssh_cidr, **given))
+        return self.apply(self.plan_input(ssh_cidr, **given))
 
     def apply(
         self,
-        situation: PlanInput,
+        plan_input: PlanInput,
         on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
     ) -> Cluster:
         """Bring up what was observed and wished for."""
-        plan = plan_up(situation)
-        offers = functools.cache(lambda: find_offers(self.ctx, situation))
+        plan = plan_up(plan_input)
+        offers = functools.cache(lambda: find_offers(self.ctx, plan_input))
         if plan.buys:
             offers()
-        cluster = bring_up(self.ctx, situation, plan, offers, on_new_plan)
+        cluster = bring_up(self.ctx, plan_input, plan, offers, on_new_plan)
         # EC2's launch times, by which nodes are ranked, have whole seconds.
         self.clock.now += 60
         return cluster
@@ -182,7 +182,7 @@ class ParkCloud:
 
     def first_zone(self) -> str:
         """Where machines are bought first."""
-        return find_offers(self.ctx, self.situation())[0].network.zone
+        return find_offers(self.ctx, self.plan_input())[0].network.zone
 
     def expires(self, ttl: timedelta) -> str:
         """The tag of a cluster that was begun at EC2's first second here."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from infra.access import generate_key_pair
 from infra.errors import SprError
 from infra.inventory import (
     Inventory,
     describe_inventories,
     describe_inventory,
 )
+from infra.key_pair import generate_key_pair
 from infra.plan import plan_down
 from infra.removal import remove
 from tests.aws import Recorder

@@ -17,8 +17,8 @@ import pytest
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
 from infra import tags
+from infra.iam_policy import build_policy, policy_actions
 from infra.local.ec2_spot import SpotRequest
-from infra.policy import build_policy, policy_actions
 from tests.harness.command_line import CommandLine, Seen, Told, open_command_line
 from tests.infra.local.fakes import Endpoint
 

@@ -17,7 +17,7 @@ from urllib.error import URLError
 import pytest
 
 import infra.aws
-import infra.clouds
+import infra.open_cloud
 from cluster.local_files import ClusterFiles
 from infra.errors import HostError
 from provision.host import Result
@@ -323,7 +323,7 @@ def test_an_address_that_can_not_be_learned_is_asked_of_the_user(
     monkeypatch.setattr(urllib.request, "urlopen", fail)
     opened = line.open_cloud("aws", None, None)
     blind = replace(opened, caller_cidr=infra.aws.find_caller_cidr)
-    monkeypatch.setattr(infra.clouds, "open_cloud", lambda *_: blind)
+    monkeypatch.setattr(infra.open_cloud, "open_cloud", lambda *_: blind)
     before = line.changes
 
     told = line.run(*shlex.split(_NEW))

@@ -124,7 +124,7 @@ def test_a_head_that_stops_while_a_worker_is_replaced_is_not_thrown_away(
     head, worker = (node.instance.id for node in park_cloud.cluster().nodes)
     park_cloud.break_ssh(worker)
     park_cloud.clock.pace = 60
-    situation = park_cloud.situation(nodes=3)
+    plan_input = park_cloud.plan_input(nodes=3)
     answering = threading.Event()
     park_cloud.steps.before["spr-cluster: hostname"] = answering.set
 
@@ -135,5 +135,5 @@ def test_a_head_that_stops_while_a_worker_is_replaced_is_not_thrown_away(
 
     park_cloud.fake.application.on_call = stop_head
     with pytest.raises(SprError, match=f"head node {head} is stopped"):
-        park_cloud.apply(situation)
+        park_cloud.apply(plan_input)
     assert head in park_cloud.found("instances").ids()["instances"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.buying import NoCapacityError
+from infra.purchase import NoCapacityError
 from tests.harness.simulated_cloud import ParkCloud
 
 

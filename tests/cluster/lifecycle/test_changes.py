@@ -125,10 +125,10 @@ def test_a_machine_that_changes_its_mind_is_what_the_next_plan_sees(
 ) -> None:
     """The worker ends between the look and the work."""
     park_cloud.made(nodes=3)
-    situation = park_cloud.situation(nodes=4)
+    plan_input = park_cloud.plan_input(nodes=4)
     lost = lose_worker(park_cloud)
 
-    park_cloud.apply(situation)
+    park_cloud.apply(plan_input)
 
     assert_whole(park_cloud, 4)
     assert lost not in ids(park_cloud)
@@ -201,7 +201,7 @@ def test_another_plan_is_told_with_its_reason(park_cloud: ParkCloud) -> None:
     park_cloud.faults('[[machine]]\nn = 1\nfate = "dies"\n')
     told = Told()
 
-    park_cloud.apply(park_cloud.situation(nodes=2), told)
+    park_cloud.apply(park_cloud.plan_input(nodes=2), told)
 
     assert len(told.plans) == 1
     assert "terminated" in told.reasons[0]

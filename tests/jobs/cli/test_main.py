@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cluster.local_files import ClusterFiles
-from infra.access import write_private
-from infra.policy import build_policy
+from infra.iam_policy import build_policy
+from infra.key_pair import write_private
 from jobs.cli import _TerminatedError, main
 from tests.harness.command_line import CommandLine, Told
 

@@ -12,11 +12,13 @@ import io
 import os
 import re
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,22 +26,26 @@ from urllib.parse import parse_qs
 
 import pytest
 
-import cluster.context
-import cluster.overview
-import infra.clients
-import infra.open_cloud
+from cluster.context import Context
 from cluster.local_files import home
 from infra.aws import open_aws_cloud
-from infra.clients import Clients
+from infra.clients import Clients, connect
 from infra.cloud import DEFAULT_REGION, Cloud
 from infra.local.ec2_visibility import READS
 from infra.local.wire import Answer, Call, read_call
+from infra.open_cloud import open_cloud
 from jobs.cli import main
+from jobs.cli.commands import COMMANDS
 from provision.host import Login, Result
+from provision.ssh import SshHost
 from tests.harness.cloud import CALLER, make_cloud
 from tests.harness.simulated_cloud import ParkCloud, let_no_time_pass, open_park_cloud
 from tests.harness.simulated_machines import ParkHost
 from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
+
+# Commands are imported lazily. Import them all now, so that none can import a replaced name for good.
+for _command in COMMANDS.values():
+    import_module(_command.module)
 
 # What a machine does instead of its own work; it is given whoever takes the lines of output.
 Act = Callable[[Any], Result]
@@ -233,12 +239,11 @@ def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
 
     # A set of clients takes a third of a second to make.
     made = {(endpoint.url, DEFAULT_REGION): endpoint.clients}
-    connect_anew = infra.clients.connect
 
-    def connect(cloud: Cloud) -> Clients:
+    def connect_once(cloud: Cloud) -> Clients:
         place = (str(cloud.endpoint_url), cloud.region)
         if place not in made:
-            made[place] = connect_anew(cloud)
+            made[place] = connect(cloud)
         return made[place]
 
     def become(_: str, argv: list[str]) -> None:
@@ -249,12 +254,20 @@ def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
         return datetime.fromtimestamp(clock.now, timezone.utc)
 
     monkeypatch.setattr(os, "execv", become)
-    monkeypatch.setattr(infra.open_cloud, "open_cloud", line.open_cloud)
-    monkeypatch.setattr(infra.clients, "connect", connect)
-    monkeypatch.setattr(cluster.overview, "connect", connect)
-    monkeypatch.setattr(cluster.context, "SshHost", line.machines.open)
-    context = functools.partial(cluster.context.Context, clock=clock, now=now)
-    monkeypatch.setattr(cluster.context, "Context", context)
+    replace_everywhere(monkeypatch, open_cloud, lambda *args: line.open_cloud(*args))
+    replace_everywhere(monkeypatch, connect, connect_once)
+    replace_everywhere(monkeypatch, SshHost, line.machines.open)
+    context = functools.partial(Context, clock=clock, now=now)
+    replace_everywhere(monkeypatch, Context, context)
+
+
+def replace_everywhere(monkeypatch: pytest.MonkeyPatch, original: object, stand_in: object) -> None:
+    """Replace a function or class in every product module that has imported it."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("infra", "provision", "cluster", "jobs"):
+            for key, value in list(vars(module).items()):
+                if value is original:
+                    monkeypatch.setattr(module, key, stand_in)
 
 
 def numbered(names: Iterable[str]) -> list[str]:

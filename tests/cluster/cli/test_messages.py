@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import infra.open_cloud
 from infra.aws import open_aws_cloud
 from infra.instance_types import INSTANCE_TYPES
-from tests.cluster import failures as f
+from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, numbered
 from tests.infra.local.fakes import Endpoint
 
@@ -221,9 +220,7 @@ _CREDENTIALS_HINT = (
 def test_without_credentials_every_verb_says_so(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    monkeypatch.setattr(
-        infra.open_cloud, "open_cloud", lambda name, region, _: open_aws_cloud(region)
-    )
+    monkeypatch.setattr(line, "open_cloud", lambda name, region, _: open_aws_cloud(region))
     monkeypatch.setattr("infra.aws.find_caller_cidr", lambda: "203.0.113.7/32")
     f.expect_refusal(line, verb.split(), "no AWS credentials found" + _CREDENTIALS_HINT)
 

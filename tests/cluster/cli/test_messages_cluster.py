@@ -17,11 +17,10 @@ from urllib.error import URLError
 import pytest
 
 import infra.aws
-import infra.open_cloud
 from cluster.local_files import ClusterFiles
 from infra.errors import HostError
 from provision.host import Result
-from tests.cluster import failures as f
+from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, files_at_home, open_command_line
 from tests.infra.local.fakes import Endpoint
 
@@ -323,7 +322,7 @@ def test_an_address_that_can_not_be_learned_is_asked_of_the_user(
     monkeypatch.setattr(urllib.request, "urlopen", fail)
     opened = line.open_cloud("aws", None, None)
     blind = replace(opened, caller_cidr=infra.aws.find_caller_cidr)
-    monkeypatch.setattr(infra.open_cloud, "open_cloud", lambda *_: blind)
+    monkeypatch.setattr(line, "open_cloud", lambda *_: blind)
     before = line.changes
 
     told = line.run(*shlex.split(_NEW))

@@ -16,8 +16,8 @@ from infra import tags
 from infra.errors import HostError
 from provision.host import Result
 from provision.stacks import load_stack
-from tests.cluster import failures as f
 from tests.fakes import health_answer
+from tests.harness import failures as f
 from tests.harness.command_line import CommandLine
 
 # The head first, then an image, then the workers: the way with the most that can fail.

@@ -245,9 +245,9 @@ def test_a_profile_that_is_not_there_is_named(
 def test_credentials_that_aws_does_not_take_any_more(
     line: CommandLine, code: str, text: str
 ) -> None:
-    line.park_cloud.faults(f"[[error]]\ncode = '{code}'\nmessage = '{text}'\ntimes = 100\n")
+    line.cloud.faults(f"[[error]]\ncode = '{code}'\nmessage = '{text}'\ntimes = 100\n")
     try:
         message = f"AWS does not accept the credentials: {text}{_CREDENTIALS_HINT}"
         f.expect_refusal(line, ["up", "--nodes", "2", "--yes"], message)
     finally:
-        line.park_cloud.faults("")
+        line.cloud.faults("")

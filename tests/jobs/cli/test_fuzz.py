@@ -146,7 +146,7 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         line.stage("node0", "for pid in", Result(0, "squad-1\n", ""))
         policy = folder / "policy.json"
         policy.write_text(_render_looking())
-        line.park_cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+        line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
         yield line
 
 

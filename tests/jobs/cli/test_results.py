@@ -37,7 +37,7 @@ def one(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def line(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
-    monkeypatch.setenv("SPR_CLUSTER_HOME", str(one.park_cloud.ctx.files.folder.parent))
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(one.cloud.ctx.files.folder.parent))
     monkeypatch.chdir(tmp_path)
     one.machines.staged.clear()
     one.stage("node0", "listing the jobs", Result(0, _LISTED, ""))
@@ -182,7 +182,7 @@ def test_a_question_is_put_to_the_head_where_there_is_no_pytorch(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.train.predict.can_answer_here", lambda: False)
-    monkeypatch.setattr("tests.harness.simulated_machines.ParkHost.upload", lambda *_: None)
+    monkeypatch.setattr("tests.harness.simulated_machines.SimulatedHost.upload", lambda *_: None)
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
     line.stage("node0", "-m squad.answer", Result(0, said + "\n", ""))
     for pattern in ("^mkdir -m 700", "^rm -rf /home/ubuntu/spr-predict-"):

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from cluster.local_files import ClusterFiles
 from cluster.nodes import HostOpener, Node
-from infra import access
+from infra import key_pair
 from infra.clients import Clients
 from infra.cloud import Cloud
 from infra.errors import UsageError
@@ -60,7 +60,7 @@ class Context:
 
 def ssh_host(node: Node, files: ClusterFiles, ask_why_gone: Callable[[], str] = str) -> Host:
     """A node over SSH at its public address; raises :class:`UsageError` without the cluster's key."""
-    if not access.read_public(files.key):
+    if not key_pair.read_public(files.key):
         raise missing_key(files)
     return SshHost(
         node.name,

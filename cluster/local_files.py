@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.access import write_private
 from infra.errors import UsageError
+from infra.key_pair import write_private
 from infra.spec import CLUSTER_NAME, CLUSTER_NAME_RULE
 from provision.host import SSH_USER, Login
 

@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 
 from cluster.nodes import Cluster, HostOpener, Node
-from infra.access import KeyPair, generate_key_pair
+from infra.key_pair import KeyPair, generate_key_pair
 from provision.facts import HostFacts
 from provision.host import SSH_USER, Host, on_all
 

@@ -1,4 +1,4 @@
-"""Machines: described, watched, and given back. :mod:`infra.buying` buys them."""
+"""Machines: described, watched, and given back. :mod:`infra.purchase` buys them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra import tags
-from infra.catalogue import CATALOGUE
 from infra.clients import error_code, patient
 from infra.errors import DeadlineError
+from infra.instance_types import INSTANCE_TYPES
 from infra.wait import BOOT_DEADLINE_S, TERMINATE_DEADLINE_S, Clock, wait_until
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Instance:
 
     def accrued_usd(self, now: datetime) -> float:
         """What the machine has cost since its launch at the on-demand price; 0 for unknown types."""
-        known = CATALOGUE.get(self.instance_type)
+        known = INSTANCE_TYPES.get(self.instance_type)
         hours = (now - self.launch_time).total_seconds() / 3600
         return max(0.0, hours) * known.usd_per_hour if known else 0.0
 

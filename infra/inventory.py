@@ -27,7 +27,7 @@ class Resource:
 
 
 @dataclass(frozen=True)
-class KeyPair:
+class RegisteredKey:
     """A key pair by its name; ``public`` is type and base64, without the comment."""
 
     id: str
@@ -47,7 +47,7 @@ class Inventory:
     launch_templates: tuple[Resource, ...] = ()
     security_groups: tuple[SecurityGroup, ...] = ()
     placement_groups: tuple[Resource, ...] = ()
-    key_pairs: tuple[KeyPair, ...] = ()
+    key_pairs: tuple[RegisteredKey, ...] = ()
     images: tuple[Image, ...] = ()
     snapshots: tuple[Resource, ...] = ()
 
@@ -126,9 +126,9 @@ def _resource(id_key: str, tags_key: str = "Tags") -> Callable[[Any], Resource]:
     return lambda item: Resource(item[id_key], tags.from_aws(item.get(tags_key)))
 
 
-def _key_pair(item: Mapping[str, Any]) -> KeyPair:
+def _key_pair(item: Mapping[str, Any]) -> RegisteredKey:
     public = " ".join(item.get("PublicKey", "").split()[:2])
-    return KeyPair(item["KeyName"], tags.from_aws(item.get("Tags")), public)
+    return RegisteredKey(item["KeyName"], tags.from_aws(item.get("Tags")), public)
 
 
 def _open_spot_requests(ec2: EC2Client, filters: list[Any]) -> Iterable[Resource]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from infra import tags
 from infra.actions import Action, ActionKind, Plan
-from infra.catalogue import CATALOGUE
 from infra.errors import SprError
 from infra.images import Image
+from infra.instance_types import INSTANCE_TYPES
 from infra.instances import HEAD, Instance
 from infra.inventory import Inventory
 from infra.record import Record, record_tags
@@ -81,12 +81,12 @@ def mesh_digest(nodes: Sequence[Instance]) -> str:
     return hashlib.sha256(" ".join(n.id for n in nodes).encode()).hexdigest()[:16]
 
 
-def _in_place(situation: PlanInput) -> list[Instance]:
+def _in_place(given: PlanInput) -> list[Instance]:
     """The healthy machines of the place (type and zone) where most of the cluster is."""
     alive = [
         instance
-        for instance in situation.found.alive
-        if instance.state in ("pending", "running") and instance.id not in situation.unhealthy
+        for instance in given.found.alive
+        if instance.state in ("pending", "running") and instance.id not in given.unhealthy
     ]
     places = Counter(instance.place for instance in alive)
     heads = {instance.place for instance in alive if instance.role == HEAD}
@@ -94,22 +94,22 @@ def _in_place(situation: PlanInput) -> list[Instance]:
     return [instance for instance in alive if instance.place == place]
 
 
-def _sort_machines(situation: PlanInput) -> tuple[tuple[Instance, ...], dict[str, str]]:
+def _sort_machines(given: PlanInput) -> tuple[tuple[Instance, ...], dict[str, str]]:
     """Those that stay, in the order of their ranks, and why each of the others goes."""
-    nodes = rank_instances(_in_place(situation))
+    nodes = rank_instances(_in_place(given))
     # A second head can only be what an interrupted move has left.
     keep = tuple(n for i, n in enumerate(nodes) if i == 0 or n.role != HEAD)
     # What would be installed on a bare one today is not what the others have.
-    mixed = situation.software != situation.recipe
+    mixed = given.software != given.recipe
     keep = tuple(n for n in keep if n.tags.get(tags.INSTALLED) or not mixed)
-    keep = keep[: situation.spec.nodes]
+    keep = keep[: given.spec.nodes]
     kept = {instance.id for instance in keep}
     strays = {}
-    for instance in situation.found.alive:
+    for instance in given.found.alive:
         if instance.id in kept:
             continue
-        if instance.id in situation.unhealthy:
-            strays[instance.id] = situation.unhealthy[instance.id]
+        if instance.id in given.unhealthy:
+            strays[instance.id] = given.unhealthy[instance.id]
         elif instance.state in ("stopping", "stopped"):
             strays[instance.id] = instance.state
         else:
@@ -132,31 +132,29 @@ def check_head_is_not_stopped(found: Inventory, given_up: Container[str] = ()) -
             )
 
 
-def plan_up(situation: PlanInput) -> Plan:
+def plan_up(given: PlanInput) -> Plan:
     """From what is there to what is wished for; nothing but a look where both are the same."""
-    keep, strays = _sort_machines(situation)
+    keep, strays = _sort_machines(given)
     actions = [
-        *_plan_removals(situation, strays),
-        *_plan_surroundings(situation, keep),
-        *_plan_machines(situation, keep),
+        *_plan_removals(given, strays),
+        *_plan_surroundings(given, keep),
+        *_plan_machines(given, keep),
     ]
     # Whichever of the wished types it will be: the dearest one is the most that it can cost.
-    machines = [CATALOGUE[keep[0].instance_type]] if keep else situation.spec.machines
-    usd_per_hour = max(m.usd_per_hour for m in machines) * situation.spec.nodes
+    machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else given.spec.machines
+    usd_per_hour = max(m.usd_per_hour for m in machines) * given.spec.nodes
     return Plan(tuple(actions), usd_per_hour, keep)
 
 
-def expected_by_bake(situation: PlanInput) -> dict[str, tuple[int, int]]:
+def expected_by_bake(given: PlanInput) -> dict[str, tuple[int, int]]:
     """Minutes, at least and at most, that each way to the software takes on AWS, by its name."""
     ways = ("none", "head")
-    wishes = {way: situation.spec.model_copy(update={"bake": way}) for way in ways}
-    return {
-        way: plan_up(replace(situation, spec=wish)).expected_min for way, wish in wishes.items()
-    }
+    wishes = {way: given.spec.model_copy(update={"bake": way}) for way in ways}
+    return {way: plan_up(replace(given, spec=wish)).expected_min for way, wish in wishes.items()}
 
 
-def _plan_removals(situation: PlanInput, strays: Mapping[str, str]) -> list[Action]:
-    kind, found = ActionKind, situation.found
+def _plan_removals(given: PlanInput, strays: Mapping[str, str]) -> list[Action]:
+    kind, found = ActionKind, given.found
     actions = []
     if strays:
         detail = ", ".join(f"{id_} ({why})" for id_, why in strays.items())
@@ -166,8 +164,7 @@ def _plan_removals(situation: PlanInput, strays: Mapping[str, str]) -> list[Acti
     useless = [
         image
         for image in found.images
-        if image != situation.own_image
-        and not (image.is_sound and image.tags.get(tags.KEPT) == "yes")
+        if image != given.own_image and not (image.is_sound and image.tags.get(tags.KEPT) == "yes")
     ]
     # A machine of it may still be starting; it goes with the cluster, or at the next `up`.
     if useless:
@@ -175,16 +172,16 @@ def _plan_removals(situation: PlanInput, strays: Mapping[str, str]) -> list[Acti
         actions.append(Action(kind.DELETE_IMAGES, f"{', '.join(ids)} (not usable)", ids))
         if snapshots := tuple(s for image in useless for s in image.snapshot_ids):
             actions.append(Action(kind.DELETE_SNAPSHOTS, ", ".join(snapshots), snapshots))
-    foreign = [key.id for key in found.key_pairs if key.public != situation.public_key]
+    foreign = [key.id for key in found.key_pairs if key.public != given.public_key]
     if foreign:
         actions.append(Action(kind.DELETE_KEYS, "its private half is not here", tuple(foreign)))
     return actions
 
 
-def _plan_surroundings(situation: PlanInput, keep: Sequence[Instance]) -> list[Action]:
-    kind, spec, found = ActionKind, situation.spec, situation.found
+def _plan_surroundings(given: PlanInput, keep: Sequence[Instance]) -> list[Action]:
+    kind, spec, found = ActionKind, given.spec, given.found
     actions, group = [], found.group
-    wanted = record_tags(spec, situation.record)
+    wanted = record_tags(spec, given.record)
     if group is None:
         actions.append(Action(kind.CREATE_GROUP, f"of cluster {spec.name}"))
     elif wanted.items() - group.tags.items():
@@ -192,7 +189,7 @@ def _plan_surroundings(situation: PlanInput, keep: Sequence[Instance]) -> list[A
     if group is None or not group.is_open_as(spec.ssh_cidr):
         detail = f"SSH from {spec.ssh_cidr}, everything between the nodes"
         actions.append(Action(kind.OPEN_GROUP, detail))
-    if situation.public_key not in {key.public for key in found.key_pairs if key.public}:
+    if given.public_key not in {key.public for key in found.key_pairs if key.public}:
         actions.append(Action(kind.IMPORT_KEY, "ed25519, made for this cluster"))
     wants_group = spec.placement_group and spec.nodes > len(keep) and spec.nodes > 1
     if wants_group and not found.placement_groups:
@@ -200,8 +197,8 @@ def _plan_surroundings(situation: PlanInput, keep: Sequence[Instance]) -> list[A
     return actions
 
 
-def _plan_machines(situation: PlanInput, keep: Sequence[Instance]) -> list[Action]:
-    kind, spec = ActionKind, situation.spec
+def _plan_machines(given: PlanInput, keep: Sequence[Instance]) -> list[Action]:
+    kind, spec = ActionKind, given.spec
     missing = spec.nodes - len(keep)
     has_head = bool(keep) and keep[0].role == HEAD
     in_order = not missing and has_head and is_connected(keep)
@@ -211,21 +208,21 @@ def _plan_machines(situation: PlanInput, keep: Sequence[Instance]) -> list[Actio
         actions.append(Action(kind.REACH, listed))
     if keep and not has_head:
         actions.append(Action(kind.PROMOTE, keep[0].id, (keep[0].id,)))
-    actions += _plan_software(situation, keep, missing)
+    actions += _plan_software(given, keep, missing)
     if not in_order:
         actions.append(Action(kind.CONNECT, "node-to-node SSH, names, hostfile"))
     amx = ", AMX on every node" if spec.amx_required else ""
     actions.append(Action(kind.VERIFY, f"every node reachable from the head{amx}"))
-    if situation.bake == "none" and not situation.own_image and not situation.cached:
+    if given.bake == "none" and not given.own_image and not given.cached:
         detail = "an AMI of the head, for repair, for growth, and for the next time"
         actions.append(Action(kind.BEGIN_IMAGE, detail))
     return actions
 
 
-def _plan_software(situation: PlanInput, keep: Sequence[Instance], missing: int) -> list[Action]:
+def _plan_software(given: PlanInput, keep: Sequence[Instance], missing: int) -> list[Action]:
     """The missing nodes and the software of all: from an image, or installed."""
-    kind, spec, image = ActionKind, situation.spec, situation.image
-    machines = [CATALOGUE[keep[0].instance_type]] if keep else spec.machines
+    kind, spec, image = ActionKind, given.spec, given.image
+    machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else spec.machines
     machine = " or ".join(each.name for each in machines)
     what = f"{machine}, {spec.volume_gib} GiB encrypted gp3"
 
@@ -234,7 +231,7 @@ def _plan_software(situation: PlanInput, keep: Sequence[Instance], missing: int)
 
     if image is not None:
         actions = _plan_install(spec, keep, 0)
-        if image.state == "pending" and (missing or situation.wants_image):
+        if image.state == "pending" and (missing or given.wants_image):
             actions.append(Action(kind.WAIT_IMAGE, image.id, (image.id,)))
         if not keep:
             all_nodes = f"{spec.nodes} x {what}, from image {image.id}"
@@ -243,14 +240,14 @@ def _plan_software(situation: PlanInput, keep: Sequence[Instance], missing: int)
             new_nodes = f"{missing} x {machine}, from image {image.id}"
             actions.append(run(kind.RUN_WORKERS, new_nodes))
         return actions
-    if situation.bake == "none":
+    if given.bake == "none":
         first = kind.RUN_WORKERS if keep else kind.RUN_NODES
         bought = [run(first, f"{missing} x {what}, from Ubuntu's own image")]
         return [*(bought if missing else ()), *_plan_install(spec, keep, missing)]
     actions = [] if keep else [run(kind.RUN_HEAD, f"1 x {what}")]
     actions += _plan_install(spec, keep, 0 if keep else 1)
     workers = missing if keep else spec.workers
-    if workers or situation.wants_image:
+    if workers or given.wants_image:
         purpose = "for the workers" if workers else "to be kept"
         actions.append(Action(kind.CREATE_IMAGE, f"an AMI of the head, {purpose}"))
     if workers:

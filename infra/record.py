@@ -24,15 +24,15 @@ _FIXED = {"stack": "--stack", "volume_gib": "--volume-gib", "subnet_id": "--subn
 
 @dataclass(frozen=True)
 class Record:
-    """``wishes`` are what :func:`build_spec` takes, less the cluster's name and its SSH addresses."""
+    """``options`` are what :func:`build_spec` takes, less the cluster's name and its SSH addresses."""
 
-    wishes: Mapping[str, Any]
+    options: Mapping[str, Any]
     created: datetime
     expires: datetime
 
     @property
     def nodes(self) -> int:
-        return int(self.wishes["nodes"])
+        return int(self.options["nodes"])
 
     def is_over(self, now: datetime) -> bool:
         """The time to live has passed: nodes that still run are ending themselves."""
@@ -82,7 +82,7 @@ def parse_record(labels: Mapping[str, str]) -> Record | None:
             raise ValueError(f"{label} is {labels[label]!r}") from None
 
     try:
-        wishes = {
+        options = {
             "nodes": read("nodes", int),
             "stack": read("stack"),
             "instance_types": read("instance-types", lambda text: tuple(text.split())),
@@ -97,20 +97,20 @@ def parse_record(labels: Mapping[str, str]) -> Record | None:
             "bake": read("bake"),
         }
         created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
-        build_spec(name="a", ssh_cidr="0.0.0.0/32", **wishes)
+        build_spec(name="a", ssh_cidr="0.0.0.0/32", **options)
     except (ValueError, UsageError) as error:
         raise SprError(
             f"the cluster's record, in the tags of its security group, can't be read: {error}",
             hint="somebody changed these tags; `spr-cluster down` still removes the cluster",
         ) from None
-    return Record(wishes, created, expires)
+    return Record(options, created, expires)
 
 
 def _parse_idle(text: str) -> timedelta | None:
     return parse_duration(text, "idle-timeout") if text else None
 
 
-def merge_wishes(
+def merge_options(
     name: str,
     ssh_cidr: str,
     given: Mapping[str, Any],
@@ -121,7 +121,7 @@ def merge_wishes(
 
     Raises :class:`UsageError` for a change that an existing cluster can't follow.
     """
-    known = dict(record.wishes) if record else {}
+    known = dict(record.options) if record else {}
     for key, option in _FIXED.items():
         if key in given and key in known and given[key] != known[key]:
             raise UsageError(
@@ -139,9 +139,9 @@ def new_record(
     What exists keeps its end. What is over begins anew, and so does what has no machines and was
     begun a while ago; what was begun just now may have machines that EC2 does not show yet.
     """
-    wishes = spec.model_dump(exclude={"name", "ssh_cidr", "ttl"})
+    options = spec.model_dump(exclude={"name", "ssh_cidr", "ttl"})
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
-        return Record(wishes, old.created, old.expires)
+        return Record(options, old.created, old.expires)
     # EC2 keeps whole seconds in a tag.
     start = now.replace(microsecond=0)
-    return Record(wishes, start, start + spec.ttl)
+    return Record(options, start, start + spec.ttl)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from infra.catalogue import DEFAULT_INSTANCE_TYPE, InstanceType, find_instance_type
 from infra.errors import UsageError
+from infra.instance_types import DEFAULT_INSTANCE_TYPE, InstanceType, find_instance_type
 
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "lower-case letters, digits and hyphens, at most 32, a letter first"
@@ -84,16 +84,16 @@ _EXPECTED = {
 _OPTIONS = {"instance_types": "--instance-type"}
 
 
-def build_spec(**wishes: Any) -> ClusterSpec:
+def build_spec(**options: Any) -> ClusterSpec:
     """Validate what the user gave; raises :class:`UsageError` naming the option and what fits it."""
     try:
-        return ClusterSpec(**wishes)
+        return ClusterSpec(**options)
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
         option = _OPTIONS.get(key, "--" + key.replace("_", "-"))
         expected = _EXPECTED.get(key, first["msg"])
-        given = _as_given(wishes.get(key))
+        given = _as_given(options.get(key))
         raise UsageError(f"{option} {given}: expected {expected}") from None
 
 

@@ -16,10 +16,10 @@ from cluster.cli.up import apply_proposal
 from cluster.context import Context
 from cluster.lifecycle.down import down
 from cluster.lifecycle.reconcile import prepare
-from infra.catalogue import BAKERS
-from infra.clouds import open_cloud
 from infra.errors import SprError
 from infra.images import Image
+from infra.instance_types import BAKERS
+from infra.open_cloud import open_cloud
 from infra.tags import KEPT
 from provision.recipe import recipe_digest
 from provision.stacks import load_stack
@@ -99,20 +99,20 @@ def _wishes(args: argparse.Namespace, stack: str) -> dict[str, Any]:
 def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bool]:
     """The image, and whether it was made now; the machine that made it is gone."""
 
-    situation = prepare(ctx, args.name, _wishes(args, stack), args.ssh_cidr, wants_image=True)
-    image = situation.image
+    plan_input = prepare(ctx, args.name, _wishes(args, stack), args.ssh_cidr, wants_image=True)
+    image = plan_input.image
     if image is None or image.state != "available":
-        proposal = propose(ctx, situation)
+        proposal = propose(ctx, plan_input)
         if ctx.cloud.billed:
             print(proposal.render(), file=sys.stderr)
             proposal.require_quota()
             confirm("Do it?", yes=args.yes)
         apply_proposal(proposal, yes=True, again=f"bake --stack {stack}")
-    elif image.tags.get(KEPT) == "yes" and not situation.found.without_image():
+    elif image.tags.get(KEPT) == "yes" and not plan_input.found.without_image():
         return image, False
     with ctx.progress.phase("Give the machine back"):
         kept = down(ctx, args.name, keep_image=True).kept.images
-    made = [image for image in kept if image.holds(situation.recipe)]
+    made = [image for image in kept if image.holds(plan_input.recipe)]
     if not made:
         raise SprError(
             "the image came to nothing, and the machine was given back",

@@ -10,8 +10,8 @@ from cluster.context import Context
 from cluster.local_files import ClusterFiles, remembered_cloud
 from infra.clients import connect
 from infra.cloud import Cloud
-from infra.clouds import open_cloud
 from infra.errors import UsageError
+from infra.open_cloud import open_cloud
 from infra.progress import Progress, Silent
 
 DEFAULT_NAME = "spr"

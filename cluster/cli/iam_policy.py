@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from cluster.cli.parser import SubParsers, add_command
-from infra.policy import render_policy
-from infra.store import parse_place
+from infra.iam_policy import render_policy
+from infra.s3 import parse_s3_url
 
 _EXAMPLES = """\
   spr-cluster iam-policy > policy.json
@@ -33,5 +33,5 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
 
-    print(render_policy(parse_place(args.push_to) if args.push_to else None))
+    print(render_policy(parse_s3_url(args.push_to) if args.push_to else None))
     return 0

@@ -16,7 +16,7 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.images import OurImage, choose_images, delete_images, describe_our_images
 from infra.clients import connect
 from infra.cloud import Cloud
-from infra.clouds import open_cloud
+from infra.open_cloud import open_cloud
 from infra.progress import Progress
 
 if TYPE_CHECKING:

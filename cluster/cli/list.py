@@ -18,8 +18,8 @@ from cluster.local_files import ClusterFiles
 from cluster.overview import Overview, describe_regions, list_clusters
 from infra.clients import connect, translate_boto_error
 from infra.cloud import Cloud
-from infra.clouds import open_cloud
 from infra.errors import SprError
+from infra.open_cloud import open_cloud
 
 _LIST_EXAMPLES = """\
   spr-cluster list

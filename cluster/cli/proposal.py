@@ -10,10 +10,10 @@ from typing import Any
 from cluster.context import Context
 from cluster.lifecycle.reconcile import find_offers
 from infra.actions import Action, ActionKind, Plan
-from infra.buying import Offer
-from infra.catalogue import PRICES_AS_OF, find_instance_type
 from infra.errors import UsageError
+from infra.instance_types import PRICES_AS_OF, find_instance_type
 from infra.plan import PlanInput, expected_by_bake, plan_up
+from infra.purchase import Offer
 from infra.quotas import describe_quota, quota_code
 from infra.spec import render_duration
 from infra.tags import render_time
@@ -32,7 +32,7 @@ class Proposal:
     """A plan with everything that a user wants to know before saying yes."""
 
     ctx: Context
-    situation: PlanInput
+    plan_input: PlanInput
     plan: Plan
     offers: Sequence[Offer]
     quota_held: int | None
@@ -40,7 +40,7 @@ class Proposal:
     @property
     def _vcpus_by_type(self) -> dict[str, int]:
 
-        kept, spec = self.plan.keep, self.situation.spec
+        kept, spec = self.plan.keep, self.plan_input.spec
         machines = [find_instance_type(kept[0].instance_type)] if kept else spec.machines
         return {machine.name: machine.vcpus * spec.nodes for machine in machines}
 
@@ -52,7 +52,7 @@ class Proposal:
     def require_quota(self) -> None:
         """Raises :class:`UsageError` where the quota is known and no type of the wish fits into it."""
 
-        spec, held = self.situation.spec, self.quota_held
+        spec, held = self.plan_input.spec, self.quota_held
         name, least = min(self._vcpus_by_type.items(), key=lambda item: item[1])
         if held is None or held >= least or (spec.spot and spec.on_demand_allowed):
             return
@@ -65,7 +65,7 @@ class Proposal:
 
     @property
     def hours_left(self) -> float:
-        left = self.situation.record.expires - self.ctx.now()
+        left = self.plan_input.record.expires - self.ctx.now()
         return max(0.0, left.total_seconds() / 3600)
 
     @property
@@ -81,7 +81,7 @@ class Proposal:
     def as_dict(self) -> dict[str, Any]:
         """The proposal for ``--json``."""
 
-        spec, plan, billed = self.situation.spec, self.plan, self.ctx.cloud.billed
+        spec, plan, billed = self.plan_input.spec, self.plan, self.ctx.cloud.billed
         return {
             "cluster": spec.name,
             "cloud": self.ctx.cloud.name,
@@ -95,7 +95,7 @@ class Proposal:
             "usd_per_hour": round(plan.usd_per_hour, 4) if billed else 0.0,
             "usd_at_most": round(self.usd_at_most, 2),
             "prices_as_of": PRICES_AS_OF,
-            "expires": render_time(self.situation.record.expires),
+            "expires": render_time(self.plan_input.record.expires),
             "quota": {
                 "code": quota_code(spot=spec.spot),
                 "vcpus_needed": self.vcpus,
@@ -107,7 +107,7 @@ class Proposal:
 
     def render(self) -> str:
         """The proposal in a few lines."""
-        spec, cloud = self.situation.spec, self.ctx.cloud
+        spec, cloud = self.plan_input.spec, self.ctx.cloud
         steps = [f"  {action.title}{self._expected(action)}" for action in self.plan.actions]
         head = f"Cluster {spec.name} of {count(spec.nodes, 'node')}, {cloud.name} {cloud.region}"
         lines = [f"{head}:", *steps]
@@ -115,7 +115,9 @@ class Proposal:
             lines.append(f"Zones, in the order in which they are tried: {', '.join(self.zones)}.")
         if cloud.billed:
             lines += [*self._way(), *self._money()]
-        until = f"{self.hours_left:.3g} h from now, at {render_time(self.situation.record.expires)}"
+        until = (
+            f"{self.hours_left:.3g} h from now, at {render_time(self.plan_input.record.expires)}"
+        )
         idle = ", or after being idle" if spec.idle_timeout else ""
         lines.append(f"The nodes end themselves {until}{idle}, or at `spr-cluster down`.")
         return "\n".join(lines)
@@ -129,19 +131,19 @@ class Proposal:
         """The two ways to the software, where there is a choice."""
 
         installs = any(action.kind is ActionKind.INSTALL for action in self.plan.actions)
-        if not installs or self.situation.spec.nodes == 1:
+        if not installs or self.plan_input.spec.nodes == 1:
             return []
-        times = expected_by_bake(self.situation)
+        times = expected_by_bake(self.plan_input)
         told = {
             way: f"--bake {way} takes {low} to {high} min" for way, (low, high) in times.items()
         }
-        chosen = self.situation.bake
+        chosen = self.plan_input.bake
         (other,) = times.keys() - {chosen}
         return [f"Way to the software: {told[chosen]}; {told[other]}."]
 
     def _money(self) -> list[str]:
 
-        spec, plan = self.situation.spec, self.plan
+        spec, plan = self.plan_input.spec, self.plan
         each = plan.usd_per_hour / spec.nodes
         market = ""
         if spec.spot:
@@ -162,11 +164,11 @@ class Proposal:
         return [*lines, quota]
 
 
-def propose(ctx: Context, situation: PlanInput) -> Proposal:
+def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
     """Plan, and ask what the plan's purchases need to know; nothing is changed."""
 
-    plan = plan_up(situation)
-    left = situation.record.expires - ctx.now()
+    plan = plan_up(plan_input)
+    left = plan_input.record.expires - ctx.now()
     if plan.buys and ctx.cloud.billed and left < _SHORTEST:
         raise UsageError(
             f"only {left.total_seconds() / 60:.0f} min to live: bare metal may take that long to "
@@ -174,7 +176,7 @@ def propose(ctx: Context, situation: PlanInput) -> Proposal:
             hint=f"--ttl of {render_duration(_SHORTEST)} or more for a new cluster; for one that "
             f"exists, first: spr-cluster extend 2h {ctx.flags}",
         )
-    offers = find_offers(ctx, situation) if plan.buys else ()
+    offers = find_offers(ctx, plan_input) if plan.buys else ()
     asks = plan.buys and ctx.cloud.billed
-    held = describe_quota(ctx.clients.quotas, spot=situation.spec.spot) if asks else None
-    return Proposal(ctx, situation, plan, offers, held)
+    held = describe_quota(ctx.clients.quotas, spot=plan_input.spec.spot) if asks else None
+    return Proposal(ctx, plan_input, plan, offers, held)

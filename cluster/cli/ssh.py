@@ -11,8 +11,8 @@ from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_cont
 from cluster.cli.parser import SubParsers, add_command
 from cluster.context import missing_key
 from cluster.nodes import find_cluster
-from infra.access import read_public
 from infra.errors import UsageError
+from infra.key_pair import read_public
 
 _EXAMPLES = """\
   spr-cluster ssh                     a shell on the head node

@@ -27,10 +27,10 @@ from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
 from cluster.nodes import Cluster, rank_nodes
 from cluster.running_job import require_idle
 from infra.actions import Plan
-from infra.buying import Offer
 from infra.errors import SprError, UsageError
 from infra.inventory import describe_inventory
-from infra.record import merge_wishes
+from infra.purchase import Offer
+from infra.record import merge_options
 from infra.spec import parse_ssh_cidr
 from infra.tags import render_time
 from provision.stacks import load_stack
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     given = read_wishes(args)
     # Judged before anything is started or asked: a mistake costs no time.
     load_stack(given.get("stack", "upstream"))
-    merge_wishes(args.name, args.ssh_cidr or "0.0.0.0/32", {"stack": "", **given}, None)
+    merge_options(args.name, args.ssh_cidr or "0.0.0.0/32", {"stack": "", **given}, None)
     return _go(args, given, must_exist=False)
 
 
@@ -112,16 +112,16 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
     with contextlib.nullcontext() if args.dry_run else ctx.files.lock():
-        situation = prepare(ctx, args.name, given, args.ssh_cidr)
-        if must_exist and not situation.found.record:
+        plan_input = prepare(ctx, args.name, given, args.ssh_cidr)
+        if must_exist and not plan_input.found.record:
             raise UsageError(
                 f"no cluster {args.name!r} in {cloud.name} {cloud.region}",
                 hint="`spr-cluster up` makes one, `spr-cluster list` shows them all",
             )
-        if "ttl" in given and situation.found.alive:
-            ends = render_time(situation.record.expires)
+        if "ttl" in given and plan_input.found.alive:
+            ends = render_time(plan_input.record.expires)
             print(f"It keeps its end, {ends}; to move it: spr-cluster extend", file=sys.stderr)
-        proposal = propose(ctx, situation)
+        proposal = propose(ctx, plan_input)
         if args.dry_run:
             return _show(proposal, as_json=args.json)
         _check_no_job_loses_its_nodes(proposal)
@@ -137,11 +137,11 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
 def _check_no_job_loses_its_nodes(proposal: Proposal) -> None:
     """Raises :class:`UsageError` where healthy nodes would go while a job runs on them."""
 
-    situation, nodes = proposal.situation, rank_nodes(proposal.plan.keep)
+    plan_input, nodes = proposal.plan_input, rank_nodes(proposal.plan.keep)
     healthy = {
         instance.id
-        for instance in situation.found.alive
-        if instance.state == "running" and instance.id not in situation.unhealthy
+        for instance in plan_input.found.alive
+        if instance.state == "running" and instance.id not in plan_input.unhealthy
     }
     going = {id_ for action in proposal.plan.takes_away for id_ in action.ids}
     if going & healthy and nodes and nodes[0].instance.state == "running":
@@ -171,11 +171,11 @@ def _check_may_change(proposal: Proposal, plan: Plan, reason: str, *, yes: bool)
 def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Cluster:
     """Make what was proposed; a failure says what exists, and that the command ``again`` continues."""
 
-    ctx, spec = proposal.ctx, proposal.situation.spec
+    ctx, spec = proposal.ctx, proposal.plan_input.spec
 
     @functools.cache
     def offers() -> Sequence[Offer]:
-        return proposal.offers or find_offers(ctx, proposal.situation)
+        return proposal.offers or find_offers(ctx, proposal.plan_input)
 
     def tell(plan: Plan, reason: str) -> None:
         if not proposal.plan.changes:
@@ -187,7 +187,7 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
         with ctx.progress.phase(
             f"Cluster {spec.name} of {count(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
         ):
-            return bring_up(ctx, proposal.situation, proposal.plan, offers, tell)
+            return bring_up(ctx, proposal.plan_input, proposal.plan, offers, tell)
     except BaseException as failure:
         say_what_exists(ctx, spec.name, again)
         if isinstance(failure, UsageError):
@@ -225,7 +225,7 @@ def say_what_exists(ctx: Context, name: str, again: str = "up") -> None:
 
 def _report(cluster: Cluster, proposal: Proposal, *, as_json: bool) -> None:
 
-    cloud, record = proposal.ctx.cloud, proposal.situation.record
+    cloud, record = proposal.ctx.cloud, proposal.plan_input.record
     if as_json:
         told = {
             "cluster": cluster.name,

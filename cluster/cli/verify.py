@@ -83,7 +83,7 @@ def build_expected(ctx: Context, cluster: Cluster, *, judge: bool) -> Expected:
     """What the cluster should be, by its record; ``judge``: as real machines of its type."""
 
     found = describe_inventory(ctx.clients.ec2, cluster.name, ("security_groups",))
-    wishes = found.record.wishes if found.record else {}
+    wishes = found.record.options if found.record else {}
     expected = expect(ctx.cloud, cluster, wishes, load_stack(cluster.stack))
     if judge:
         return replace(judge_hardware(expected, cluster), amx_required=True)

@@ -12,13 +12,13 @@ from cluster.lifecycle.machines import Machines, PlanAgainError
 from cluster.nodes import Cluster
 from cluster.verify import node_probe
 from cluster.verify.checks import check_nodes, expect, summarize
-from infra import access, images, instances, network, tags
+from infra import images, instances, key_pair, network, tags
 from infra.actions import Action, ActionKind, Plan
-from infra.buying import Offer
 from infra.clients import error_code
 from infra.errors import DeadlineError, HostError, HostKeyError, SprError
 from infra.instances import HEAD, WORKER
 from infra.plan import PlanInput, mesh_digest
+from infra.purchase import Offer
 from infra.record import record_tags
 from infra.removal import remove
 from infra.wait import TERMINATE_DEADLINE_S
@@ -34,16 +34,16 @@ class Up:
     def __init__(
         self,
         ctx: Context,
-        situation: PlanInput,
+        plan_input: PlanInput,
         stack: Stack,
         plan: Plan,
         offers: Callable[[], Sequence[Offer]],
     ) -> None:
-        self.ctx, self.situation, self.stack, self.plan = ctx, situation, stack, plan
-        self.spec, self.record = situation.spec, situation.record
-        self.machines = Machines(ctx, situation, plan.keep, offers)
-        self._group = situation.found.group
-        self._image = situation.image
+        self.ctx, self.plan_input, self.stack, self.plan = ctx, plan_input, stack, plan
+        self.spec, self.record = plan_input.spec, plan_input.record
+        self.machines = Machines(ctx, plan_input, plan.keep, offers)
+        self._group = plan_input.found.group
+        self._image = plan_input.image
 
     def apply(self) -> Cluster:
         """Carry out the plan; what exists when it fails is found again by its tags.
@@ -131,13 +131,13 @@ class Up:
 
     def _import_key(self) -> None:
         files, cloud = self.ctx.files, self.ctx.cloud
-        if not access.read_public(files.key):
+        if not key_pair.read_public(files.key):
             files.remove()
-            key = access.generate_key_pair(access.key_name(self.spec.name))
-            access.write_private(files.key, key.private)
+            key = key_pair.generate_key_pair(key_pair.key_name(self.spec.name))
+            key_pair.write_private(files.key, key.private)
             files.remember(cloud.name, cloud.region)
-        public = f"{access.read_public(files.key)} {access.key_name(self.spec.name)}"
-        access.import_key_pair(self.ctx.clients.ec2, self.spec.name, public)
+        public = f"{key_pair.read_public(files.key)} {key_pair.key_name(self.spec.name)}"
+        key_pair.import_key_pair(self.ctx.clients.ec2, self.spec.name, public)
 
     def _create_placement(self) -> None:
         network.create_placement_group(self.ctx.clients.ec2, self.spec.name)
@@ -163,7 +163,7 @@ class Up:
         self.machines.add_workers(self._find_image(), self.group)
 
     def _install(self) -> None:
-        self.machines.install(self.stack, self.situation.recipe)
+        self.machines.install(self.stack, self.plan_input.recipe)
 
     @property
     def _has_jobs(self) -> bool:
@@ -173,7 +173,7 @@ class Up:
 
     def _begin_image(self) -> str:
         head = self.machines.cluster.head
-        labels = {tags.INSTALLED: self.situation.software, tags.STACK: self.spec.stack}
+        labels = {tags.INSTALLED: self.plan_input.software, tags.STACK: self.spec.stack}
         labels |= {tags.USED: "yes"} if self._has_jobs else {}
         return begin_image(
             self.ctx.clients.ec2,

@@ -11,13 +11,13 @@ from cluster.lifecycle.reach import check_head_identity, check_neighbours, reach
 from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify import node_probe
 from infra import instances, tags
-from infra.buying import NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.errors import HostError, SprError
 from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
 from infra.network import SecurityGroup
 from infra.plan import PlanInput
 from infra.progress import NamedProgress
+from infra.purchase import NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts
 from provision.host import Host, on_all
@@ -46,12 +46,12 @@ class Machines:
     def __init__(
         self,
         ctx: Context,
-        situation: PlanInput,
+        plan_input: PlanInput,
         keep: Sequence[Instance],
         offers: Callable[[], Sequence[Offer]],
     ) -> None:
-        self.ctx, self.situation, self.offers = ctx, situation, offers
-        self.spec, self.record = situation.spec, situation.record
+        self.ctx, self.plan_input, self.offers = ctx, plan_input, offers
+        self.spec, self.record = plan_input.spec, plan_input.record
         self.all = tuple(keep)
         self.facts: dict[str, HostFacts] = {}
         self.open_host = ctx.host_opener()

@@ -12,15 +12,15 @@ from cluster.lifecycle.apply import Up
 from cluster.lifecycle.machines import PlanAgainError
 from cluster.local_files import remembered_cloud
 from cluster.nodes import Cluster, find_cluster
-from infra import access, instances, network, tags
+from infra import instances, key_pair, network, tags
 from infra.actions import Plan
-from infra.buying import Offer, list_offers
 from infra.errors import SprError, UsageError
 from infra.images import describe_cached_images
 from infra.instances import HEAD, describe_impaired
 from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
 from infra.plan import PlanInput, check_head_is_not_stopped, plan_up
-from infra.record import Record, merge_wishes, new_record
+from infra.purchase import Offer, list_offers
+from infra.record import Record, merge_options, new_record
 from infra.spec import LONGEST_TTL, ClusterSpec
 from infra.wait import SETTLE_S
 from provision.host import on_all
@@ -62,26 +62,26 @@ def prepare(
         "amx_required": ctx.cloud.has_amx,
         "bake": _default_bake(ctx, given),
     }
-    spec = merge_wishes(cluster, ssh_cidr or _find_cidr(ctx, found), given, record, defaults)
+    spec = merge_options(cluster, ssh_cidr or _find_cidr(ctx, found), given, record, defaults)
     check_head_is_not_stopped(found)
     _check_existing(ctx, spec, found, record)
     unhealthy = {}
     if workers := [i.id for i in found.alive if i.role != HEAD]:
         impaired = describe_impaired(ctx.clients.ec2, workers)
         unhealthy = dict.fromkeys(impaired, "EC2's status checks call it impaired")
-    situation = PlanInput(
+    plan_input = PlanInput(
         spec=spec,
         record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
         found=found,
         recipe=_recipe(ctx, spec.stack),
-        public_key=access.read_public(ctx.files.key),
+        public_key=key_pair.read_public(ctx.files.key),
         unhealthy=unhealthy,
         wants_image=wants_image,
     )
-    if (own := situation.own_image) and own.state == "available":
-        return situation
-    cached = describe_cached_images(ctx.clients.ec2, situation.software, spec.volume_gib)
-    return replace(situation, cached=cached)
+    if (own := plan_input.own_image) and own.state == "available":
+        return plan_input
+    cached = describe_cached_images(ctx.clients.ec2, plan_input.software, spec.volume_gib)
+    return replace(plan_input, cached=cached)
 
 
 def _recipe(ctx: Context, stack: str) -> str:
@@ -100,12 +100,12 @@ def _kept_stack(ctx: Context, found: Inventory) -> str | None:
     return next((name for name in names if _recipe(ctx, name) in installed), None)
 
 
-def find_offers(ctx: Context, situation: PlanInput) -> tuple[Offer, ...]:
-    """Every way to buy what the situation lacks, before anything is made.
+def find_offers(ctx: Context, plan_input: PlanInput) -> tuple[Offer, ...]:
+    """Every way to buy what is missing, before anything is made.
 
     Raises :class:`UsageError` where the region has none.
     """
-    spec, group = situation.spec, situation.found.group
+    spec, group = plan_input.spec, plan_input.found.group
     ec2 = ctx.clients.ec2
     support = network.describe_type_support(ec2, spec.instance_types)
     networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
@@ -132,7 +132,7 @@ def _check_other_clouds(ctx: Context, cluster: str) -> None:
 def _check_existing(
     ctx: Context, spec: ClusterSpec, found: Inventory, record: Record | None
 ) -> None:
-    key = access.read_public(ctx.files.key)
+    key = key_pair.read_public(ctx.files.key)
     living = record is not None and not record.is_over(ctx.now())
     foreign_key = any(pair.public not in ("", key) for pair in found.key_pairs)
     # Without machines it may be somebody else's, who waits for the first one just now.
@@ -163,7 +163,7 @@ def _time_is_over(ctx: Context, cluster: str) -> SprError:
 
 def bring_up(
     ctx: Context,
-    situation: PlanInput,
+    plan_input: PlanInput,
     plan: Plan,
     offers: Callable[[], Sequence[Offer]],
     on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
@@ -172,30 +172,30 @@ def bring_up(
 
     Raises :class:`SprError` naming the machines that do not work even after their replacement.
     """
-    stack: Stack = load_stack(situation.spec.stack)
-    replacements, reason, had_group = 0, "", situation.found.group is not None
+    stack: Stack = load_stack(plan_input.spec.stack)
+    replacements, reason, had_group = 0, "", plan_input.found.group is not None
     for number in range(_MOST_ROUNDS):
         try:
-            return Up(ctx, situation, stack, plan, offers).apply()
+            return Up(ctx, plan_input, stack, plan, offers).apply()
         except PlanAgainError as again:
             reason = str(again)
             replacements += bool(again.unhealthy) and not again.is_move
             if replacements > _MOST_REPLACEMENTS:
                 break
-            unhealthy = {**situation.unhealthy, **again.unhealthy}
+            unhealthy = {**plan_input.unhealthy, **again.unhealthy}
             if not again.unhealthy:
                 # EC2 needs some seconds to show everywhere what was made or deleted just now.
                 ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
-        found = observe(ctx, situation.spec.name)
+        found = observe(ctx, plan_input.spec.name)
         had_group = _check_still_there(ctx, found, had_group)
         check_head_is_not_stopped(found, unhealthy)
-        situation = replace(
-            situation,
+        plan_input = replace(
+            plan_input,
             found=found,
             unhealthy=unhealthy,
-            public_key=access.read_public(ctx.files.key),
+            public_key=key_pair.read_public(ctx.files.key),
         )
-        plan = plan_up(situation)
+        plan = plan_up(plan_input)
         on_new_plan(plan, reason)
     raise SprError(
         f"the cluster did not come up: {reason}",

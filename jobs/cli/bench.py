@@ -11,8 +11,8 @@ from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_cont
 from cluster.cli.display import format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.context import Context
-from infra.catalogue import CATALOGUE
 from infra.errors import SprError, UsageError
+from infra.instance_types import INSTANCE_TYPES
 from infra.inventory import describe_inventory
 from jobs.cli.context import open_job_context
 from jobs.experiments.bench import BenchRequest, bench, last_speeds
@@ -73,7 +73,7 @@ def _measure(args: argparse.Namespace) -> tuple[Speeds, Context]:
     if args.last:
         return last_speeds(context.open_host(context.cluster.head), args.name), ctx
     record = describe_inventory(ctx.clients.ec2, args.name, ("security_groups",)).record
-    required = bool(record.wishes["amx_required"]) if record else True
+    required = bool(record.options["amx_required"]) if record else True
     has_amx = ctx.cloud.has_amx
     request = BenchRequest(args.seconds, amx_expected=has_amx and required, real=has_amx)
     return bench(context, request), ctx
@@ -123,8 +123,8 @@ def _tell_peak(speeds: Speeds, *, real: bool) -> str:
     if not known:
         return "No peak to compare with: a virtual machine has a part of its processor."
     return "Peak: " + "; ".join(
-        f"{name} {peak:.1f} TFLOPS ({CATALOGUE[name].cores} cores at {CATALOGUE[name].ghz} GHz, the "
-        "clock that EC2 names; with AMX at work it may be lower)"
+        f"{name} {peak:.1f} TFLOPS ({INSTANCE_TYPES[name].cores} cores at {INSTANCE_TYPES[name].ghz} GHz, "
+        "the clock that EC2 names; with AMX at work it may be lower)"
         for name, peak in known.items()
     )
 

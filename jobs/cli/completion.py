@@ -14,7 +14,7 @@ from argcomplete.shell_integration import shellcode
 
 from cluster.cli.parser import SubParsers, add_command
 from cluster.local_files import cluster_names
-from infra.catalogue import CATALOGUE
+from infra.instance_types import INSTANCE_TYPES
 from jobs.cli import build_parser
 from jobs.cli.commands import COMMANDS
 from provision.stacks import stack_names
@@ -90,7 +90,7 @@ _COMPLETERS: dict[str, Callable[[], Iterable[str]]] = {
     "name": cluster_names,
     "stack": stack_names,
     "stacks": stack_names,
-    "instance_type": lambda: CATALOGUE,
+    "instance_type": lambda: INSTANCE_TYPES,
     "job": _job_names,
     "resume": _job_names,
 }

@@ -14,11 +14,11 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.nodes import find_cluster
 from infra.errors import JobError, SprError, UsageError
 from infra.progress import Progress
-from infra.store import Place, check_place, connect_s3, parse_place
+from infra.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url
+from jobs.launch.files import fetch
 from jobs.launch.history import RUNNING, check_job_id, choose_job, list_jobs
 from jobs.launch.plan import JobPaths
 from jobs.launch.record import write_job_id
-from jobs.launch.files import fetch
 from jobs.train.push import push_results
 from jobs.train.request import check_folder, check_holder, expand_home
 
@@ -61,19 +61,19 @@ def add_push_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_place(args: argparse.Namespace) -> tuple[S3Client, Place] | None:
+def open_place(args: argparse.Namespace) -> tuple[S3Client, S3Location] | None:
     """Where to push to, and that one may; raises :class:`infra.errors.UsageError` before the work."""
     if args.push_to is None:
         return None
 
-    place = parse_place(args.push_to)
+    place = parse_s3_url(args.push_to)
     s3 = connect_s3()
-    check_place(s3, place)
+    check_s3_location(s3, place)
     return s3, place
 
 
 def push(
-    opened: tuple[S3Client, Place] | None, results: Path, job: str, progress: Progress
+    opened: tuple[S3Client, S3Location] | None, results: Path, job: str, progress: Progress
 ) -> str | None:
     """Store the results where :func:`open_place` has led; returns that place."""
     if opened is None:

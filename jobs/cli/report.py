@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.parser import SubParsers, add_command
-from infra.catalogue import find_instance_type
 from infra.errors import UsageError
+from infra.instance_types import find_instance_type
 from jobs.report.figures import find_price, reckon_cost
 from jobs.report.folder import find_folder, read_run
 from jobs.report.parts import Report

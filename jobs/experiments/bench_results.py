@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from infra.catalogue import CATALOGUE
+from infra.instance_types import INSTANCE_TYPES
 
 SLOW_BELOW = 0.9
 """Of the nodes' median: below, a node is called slow. Equal machines differ by a few percent."""
@@ -95,7 +95,7 @@ def find_peak(instance_type: str, *, dtype: str, real: bool) -> float | None:
     Only AMX's own in bf16, and only of a whole machine: a virtual one shares its processor, and the
     embedded cloud's (``real`` is off) only bear the name.
     """
-    machine = CATALOGUE.get(instance_type)
+    machine = INSTANCE_TYPES.get(instance_type)
     if machine is None or not real or dtype != "bf16":
         return None
     return machine.peak_bf16_tflops

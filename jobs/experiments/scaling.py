@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.nodes import Cluster
-from infra.catalogue import CATALOGUE
 from infra.errors import UsageError
+from infra.instance_types import INSTANCE_TYPES
 from infra.words import counted
 from jobs.experiments.published import SQUAD_FEATURES, published_speedups
 from jobs.experiments.step_model import Fit, Point, fit
@@ -229,7 +229,7 @@ def _compare(rows: Sequence[Row], samples: int, price: float | None) -> tuple[Ro
 
 def _price(cluster: Cluster, *, billed: bool | None) -> float | None:
     """US dollars an hour of one node, on demand in us-east-1; ``None``: free, or not known."""
-    kind = CATALOGUE.get(cluster.head.instance.instance_type)
+    kind = INSTANCE_TYPES.get(cluster.head.instance.instance_type)
     return kind.usd_per_hour if kind and billed is not False else None
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from infra.catalogue import CATALOGUE, PRICES_AS_OF
 from infra.errors import UsageError
+from infra.instance_types import INSTANCE_TYPES, PRICES_AS_OF
 from jobs.experiments.published import EPOCH_S, MACHINE
 from jobs.report.charts import Point
 from jobs.report.folder import Run, as_number
@@ -163,9 +163,9 @@ def find_price(run: Run, instance_type: str | None, usd_per_hour: float | None) 
     if usd_per_hour is not None:
         return Price(usd_per_hour * count, f"{count} × ${usd_per_hour:g}, as given")
     types = (instance_type,) * count if instance_type else run.instance_types
-    if not types or any(name not in CATALOGUE for name in types):
+    if not types or any(name not in INSTANCE_TYPES for name in types):
         return None
-    total = sum(CATALOGUE[name].usd_per_hour for name in types)
+    total = sum(INSTANCE_TYPES[name].usd_per_hour for name in types)
     each = ", ".join(f"{types.count(name)} × {name}" for name in dict.fromkeys(types))
     return Price(total, f"{each}, on demand, {PRICES_AS_OF}")
 
@@ -241,7 +241,7 @@ def speedups(scales: Sequence[Scale]) -> list[Speedup]:
 
 def published_costs() -> list[tuple[str, float, float]]:
     """The published runs: machines, seconds, and US dollars at the catalogue's price."""
-    hourly = CATALOGUE[MACHINE].usd_per_hour
+    hourly = INSTANCE_TYPES[MACHINE].usd_per_hour
     return [(f"{n} × {MACHINE}", s, n * hourly * s / 3600) for n, s in EPOCH_S.items()]
 
 

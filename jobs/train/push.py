@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from infra.errors import JobError
 from infra.progress import Progress
-from infra.store import Place, push_folder
+from infra.s3 import S3Location, push_folder
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -27,7 +27,9 @@ def files_to_push(results: Path) -> Mapping[str, Path]:
     return {path.relative_to(results).as_posix(): path for path in paths}
 
 
-def push_results(s3: S3Client, results: Path, place: Place, job: str, progress: Progress) -> Place:
+def push_results(
+    s3: S3Client, results: Path, place: S3Location, job: str, progress: Progress
+) -> S3Location:
     """Upload a run's files into a folder of its own there, named like the job; returns that."""
     files = files_to_push(results)
     target = place.below(job)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cluster.local_files import ClusterFiles, clusters_of, home, remembered_cloud
-from infra.access import write_private
 from infra.errors import UsageError
+from infra.key_pair import write_private
 
 HOLD_LOCK = """
 import sys, time

@@ -17,7 +17,7 @@ from infra.clients import Clients
 from infra.cloud import Cloud
 from infra.inventory import Inventory, Resource
 from infra.tags import render_time
-from tests.harness.simulated_cloud import ParkCloud
+from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.plan_inputs import (
     NOW,
     make_found,
@@ -27,7 +27,7 @@ from tests.infra.plan_inputs import (
     make_machines,
     make_spec,
 )
-from tests.infra.resource_factory import Planter
+from tests.infra.resource_factory import ResourceFactory
 
 SPEC = make_spec(3)  # made at NOW, for eight hours
 WHOLE = make_found(SPEC)
@@ -138,34 +138,36 @@ def test_as_a_dictionary() -> None:
 
 
 @pytest.fixture
-def here(park_cloud: ParkCloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+def here(simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     """The cloud; a set of clients takes a while to make, and that of one region is there."""
     real = infra.clients.connect
 
     def connect(cloud: Cloud) -> Clients:
-        return park_cloud.ctx.clients if cloud.region == "us-east-1" else real(cloud)
+        return simulated_cloud.ctx.clients if cloud.region == "us-east-1" else real(cloud)
 
     monkeypatch.setattr(cluster.overview, "connect", connect)
-    return park_cloud.ctx.cloud
+    return simulated_cloud.ctx.cloud
 
 
-def test_every_cluster_of_a_region_is_listed(park_cloud: ParkCloud, here: Cloud) -> None:
+def test_every_cluster_of_a_region_is_listed(simulated_cloud: SimulatedCloud, here: Cloud) -> None:
     assert list_clusters(here, ("us-east-1",)) == ((), {})
-    park_cloud.made(nodes=2)
-    Planter(park_cloud.fake, "forgotten").volumes()
+    simulated_cloud.prepared(nodes=2)
+    ResourceFactory(simulated_cloud.fake, "forgotten").volumes()
 
     (bert, forgotten), closed = list_clusters(here, ("us-east-1",))
 
-    now = park_cloud.ctx.now()
+    now = simulated_cloud.ctx.now()
     assert closed == {}
     assert (bert.name, bert.state(now), bert.region) == ("bert", "running", "us-east-1")
     assert (forgotten.name, forgotten.state(now)) == ("forgotten", "over")
-    assert bert.found.ids() == park_cloud.found().ids()
+    assert bert.found.ids() == simulated_cloud.found().ids()
 
 
-def test_the_regions_are_ec2s_and_each_is_looked_into(park_cloud: ParkCloud, here: Cloud) -> None:
-    park_cloud.fake.application.open_region("eu-west-1")
-    Planter(park_cloud.fake, "bert").key_pairs()
+def test_the_regions_are_ec2s_and_each_is_looked_into(
+    simulated_cloud: SimulatedCloud, here: Cloud
+) -> None:
+    simulated_cloud.fake.application.open_region("eu-west-1")
+    ResourceFactory(simulated_cloud.fake, "bert").key_pairs()
     regions = describe_regions(here)
     assert regions == ("eu-west-1", "us-east-1")
 
@@ -176,22 +178,22 @@ def test_the_regions_are_ec2s_and_each_is_looked_into(park_cloud: ParkCloud, her
 
 
 def test_a_region_that_is_closed_is_named_and_the_others_are_told(
-    park_cloud: ParkCloud, monkeypatch: pytest.MonkeyPatch
+    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Planter(park_cloud.fake, "bert").key_pairs()
+    ResourceFactory(simulated_cloud.fake, "bert").key_pairs()
     closed_ec2: Any = Closed()
-    open_, shut = park_cloud.ctx.clients, replace(park_cloud.ctx.clients, ec2=closed_ec2)
+    open_, shut = simulated_cloud.ctx.clients, replace(simulated_cloud.ctx.clients, ec2=closed_ec2)
     monkeypatch.setattr(
         cluster.overview, "connect", lambda c: shut if c.region == "eu-west-1" else open_
     )
 
-    listed, closed = list_clusters(park_cloud.ctx.cloud, ("eu-west-1", "us-east-1"))
+    listed, closed = list_clusters(simulated_cloud.ctx.cloud, ("eu-west-1", "us-east-1"))
 
     assert [overview.name for overview in listed] == ["bert"]
     assert list(closed) == ["eu-west-1"]
     assert "no permission for DescribeInstances" in closed["eu-west-1"]
     with pytest.raises(ClientError):
-        list_clusters(park_cloud.ctx.cloud, ("eu-west-1",))
+        list_clusters(simulated_cloud.ctx.cloud, ("eu-west-1",))
 
 
 class Closed:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from infra.access import generate_key_pair, write_private
 from infra.clients import Clients, connect
 from infra.images import find_ubuntu_image, wait_until_available
+from infra.key_pair import generate_key_pair, write_private
 from infra.local import LocalStatus, open_local_cloud, reset, status, stop
 from infra.local.state import StateFolder
 from infra.progress import Silent

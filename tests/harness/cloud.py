@@ -18,7 +18,7 @@ from infra.clients import Clients, connect
 from infra.cloud import Cloud
 from infra.local.engine import ContainerSpec
 from tests.harness.shared_time import SharedTime
-from tests.harness.simulated_machines import Park, host_key_of
+from tests.harness.simulated_machines import SimulatedMachines, host_key_of
 from tests.infra.hasty_time import AtOnce
 from tests.infra.local.fakes import Endpoint, FakeCloud, FakeEngine, state_folder
 
@@ -26,12 +26,12 @@ _START_S = 60
 CALLER = "203.0.113.7/32"
 
 
-class ParkEngine(FakeEngine):
-    """podman as a dictionary, whose containers are machines of the park."""
+class SimulatedEngine(FakeEngine):
+    """podman as a dictionary, whose containers are simulated machines."""
 
-    def __init__(self, park: Park) -> None:
+    def __init__(self, machines: SimulatedMachines) -> None:
         super().__init__()
-        self.park = park
+        self.machines = machines
         self.cloud: FakeCloud | None = None
 
     def start(self, name: str) -> None:
@@ -40,20 +40,20 @@ class ParkEngine(FakeEngine):
         instance_id = _instance_of(name)
         fate = self.cloud.fate_of(instance_id) if self.cloud else ""
         image = spec.image.name if isinstance(spec.image, Path) else ""
-        self.park.begin(instance_id, spec.address, fate, image)
+        self.machines.begin(instance_id, spec.address, fate, image)
 
     def end(self, name: str, exit_code: int) -> None:
         super().end(name, exit_code)
-        self.park.end(_instance_of(name))
+        self.machines.end(_instance_of(name))
 
     def remove(self, names: Any) -> None:
         listed = list(names)
         super().remove(listed)
         for name in listed:
-            self.park.end(_instance_of(name))
+            self.machines.end(_instance_of(name))
 
     def copy_disk(self, container: str, target: Path) -> None:
-        self.park.copy_disk(_instance_of(container), target.stem)
+        self.machines.copy_disk(_instance_of(container), target.stem)
         super().copy_disk(container, target)
 
     def host_keys(self, pid: int, made: str, proc: Path = Path("/proc")) -> tuple[str, ...]:
@@ -89,8 +89,8 @@ class CloudProcess:
     process: subprocess.Popen[str]
 
     @property
-    def park(self) -> Path:
-        return self.root / "park"
+    def machines(self) -> Path:
+        return self.root / "machines"
 
     def ask(self, question: str, text: str = "") -> Any:
         """Have the server do something; returns its answer."""
@@ -149,10 +149,10 @@ def _serve(root: Path, commands: TextIO) -> None:
     line = commands.readline()
     while line:
         number += 1
-        park = Park(root / "park")
-        for machine in park.root.glob("i-*"):
-            park.end(machine.name)
-        engine = ParkEngine(park)
+        machines = SimulatedMachines(root / "machines")
+        for machine in machines.root.glob("i-*"):
+            machines.end(machine.name)
+        engine = SimulatedEngine(machines)
         folder = state_folder(root / f"cloud-{number}")
         with endpoint.serve(folder, engine, clock=time, saving=False) as cloud:
             engine.cloud = cloud

@@ -12,11 +12,13 @@ import io
 import os
 import re
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,29 +26,33 @@ from urllib.parse import parse_qs
 
 import pytest
 
-import cluster.context
-import cluster.overview
-import infra.clients
-import infra.clouds
+from cluster.context import Context
 from cluster.local_files import home
 from infra.aws import open_aws_cloud
-from infra.clients import Clients
+from infra.clients import Clients, connect
 from infra.cloud import DEFAULT_REGION, Cloud
 from infra.local.ec2_visibility import READS
 from infra.local.wire import Answer, Call, read_call
+from infra.open_cloud import open_cloud
 from jobs.cli import main
+from jobs.cli.commands import COMMANDS
 from provision.host import Login, Result
+from provision.ssh import SshHost
 from tests.harness.cloud import CALLER, make_cloud
-from tests.harness.simulated_cloud import ParkCloud, let_no_time_pass, open_park_cloud
-from tests.harness.simulated_machines import ParkHost
+from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud
+from tests.harness.simulated_machines import SimulatedHost
 from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
+
+# Commands are imported lazily. Import them all now, so that none can import a replaced name for good.
+for _command in COMMANDS.values():
+    import_module(_command.module)
 
 # What a machine does instead of its own work; it is given whoever takes the lines of output.
 Act = Callable[[Any], Result]
 
 
 @dataclass(frozen=True)
-class Told:
+class CommandResult:
     """How a command ended, and what it said."""
 
     code: int
@@ -61,7 +67,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ApiCall:
     """One call that reached the cloud: IAM's name of its action, its parameters, its region."""
 
     action: str
@@ -73,19 +79,19 @@ class Seen:
         return not self.action.partition(":")[2].startswith(READS)
 
 
-class Witness:
+class ApiCallLog:
     """Stands before the cloud, and writes down every call before it takes effect."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], Any]) -> None:
         self._answer = answer
-        self.calls: list[Seen] = []
-        self.before: list[Callable[[Seen], None]] = []
+        self.calls: list[ApiCall] = []
+        self.before: list[Callable[[ApiCall], None]] = []
         self.instead: Answer | None = None
         """What is answered to everything, such as a network's login page."""
 
     def __call__(self, environ: dict[str, Any]) -> Any:
         call = read_call(environ)
-        seen = Seen(f"{call.service}:{call.action}", _parameters(call), call.region)
+        seen = ApiCall(f"{call.service}:{call.action}", _parameters(call), call.region)
         self.calls.append(seen)
         for tell in self.before:
             tell(seen)
@@ -98,10 +104,10 @@ def _parameters(call: Call) -> dict[str, str]:
 
 
 @dataclass
-class Machines:
-    """Opens the park's machines; ``staged`` holds what some of them answer instead."""
+class StagedMachines:
+    """Opens the simulated machines; ``staged`` holds what some of them answer instead."""
 
-    park_cloud: ParkCloud
+    cloud: SimulatedCloud
     staged: list[tuple[str, str, Act]] = field(default_factory=list)
 
     def open(self, name: str, address: str, login: Login, *, alias: str, **_: object) -> StagedHost:
@@ -110,11 +116,11 @@ class Machines:
         return StagedHost(self, node, files)
 
 
-class StagedHost(ParkHost):
-    """A machine of the park that answers some commands as a test wants it to."""
+class StagedHost(SimulatedHost):
+    """A simulated machine that answers some commands as a test wants it to."""
 
-    def __init__(self, machines: Machines, node: Any, files: Any) -> None:
-        super().__init__(machines.park_cloud.park, node, files)
+    def __init__(self, machines: StagedMachines, node: Any, files: Any) -> None:
+        super().__init__(machines.cloud.machines, node, files)
         self._stage = machines
 
     def run(self, command: str, **options: Any) -> Result:
@@ -132,16 +138,16 @@ class BecameSshError(Exception):
 class CommandLine:
     """`spr-cluster` with everything behind it. ``caller`` is this machine's address for AWS."""
 
-    park_cloud: ParkCloud
-    witness: Witness
-    machines: Machines
+    cloud: SimulatedCloud
+    call_log: ApiCallLog
+    machines: StagedMachines
     caller: str = CALLER
     url: str = ""
     """Where AWS is, if not at this cloud."""
     became: list[list[str]] = field(default_factory=list)
     """The command lines of OpenSSH in whose favour a command ended."""
 
-    def run(self, *argv: str) -> Told:
+    def run(self, *argv: str) -> CommandResult:
         """Run a command to its end, or to where it becomes OpenSSH; a bug's exception comes through."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -151,9 +157,9 @@ class CommandLine:
                 code = int(end.code or 0)
             except BecameSshError:
                 code = 0
-        return Told(code, out.getvalue(), err.getvalue())
+        return CommandResult(code, out.getvalue(), err.getvalue())
 
-    def must(self, *argv: str) -> Told:
+    def must(self, *argv: str) -> CommandResult:
         """Run a command that has to succeed."""
         told = self.run(*argv)
         assert told.code == 0, told.err
@@ -176,21 +182,21 @@ class CommandLine:
     @property
     def changes(self) -> Counter[str]:
         """The calls so far that change something."""
-        return Counter(seen.action for seen in self.witness.calls if seen.changes)
+        return Counter(seen.action for seen in self.call_log.calls if seen.changes)
 
     def ids(self, *states: str) -> list[str]:
         """The machines in these states, oldest first."""
-        found = self.park_cloud.fake.backend.all_instances()
+        found = self.cloud.fake.backend.all_instances()
         return [i.id for i in found if i.state in (states or ("running",))]
 
     def lose(self, instance_id: str) -> None:
         """A machine ends, by nobody's wish."""
-        with self.park_cloud.fake.application.lock:
-            self.park_cloud.fake.backend.terminate_instances([instance_id])
+        with self.cloud.fake.application.lock:
+            self.cloud.fake.backend.terminate_instances([instance_id])
 
     def open_cloud(self, name: str, region: str | None, _: object) -> Cloud:
-        """In place of :func:`infra.clouds.open_cloud`: the same choice, at this address."""
-        here = make_cloud(self.park_cloud.fake.endpoint.url)
+        """In place of :func:`infra.open_cloud.open_cloud`: the same choice, at this address."""
+        here = make_cloud(self.cloud.fake.endpoint.url)
         if name == "local":
             return replace(here, region=region or DEFAULT_REGION)
         return replace(
@@ -214,12 +220,12 @@ def open_command_line(
     """An empty cloud behind a command line whose time passes only when somebody sleeps."""
     leave_moto_as_it_was(monkeypatch)
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
-    with open_park_cloud(endpoint, root, time.time()) as park_cloud:
-        let_no_time_pass(park_cloud.clock, monkeypatch)
-        server = park_cloud.fake.application
-        witness = Witness(server._answer_call)
-        monkeypatch.setattr(server, "_answer_call", witness)
-        line = CommandLine(park_cloud, witness, Machines(park_cloud))
+    with open_simulated_cloud(endpoint, root, time.time()) as simulated_cloud:
+        let_no_time_pass(simulated_cloud.clock, monkeypatch)
+        server = simulated_cloud.fake.application
+        call_log = ApiCallLog(server._answer_call)
+        monkeypatch.setattr(server, "_answer_call", call_log)
+        line = CommandLine(simulated_cloud, call_log, StagedMachines(simulated_cloud))
         _put_in_place(line, monkeypatch)
         try:
             yield line
@@ -229,16 +235,15 @@ def open_command_line(
 
 
 def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, endpoint = line.park_cloud.clock, line.park_cloud.fake.endpoint
+    clock, endpoint = line.cloud.clock, line.cloud.fake.endpoint
 
     # A set of clients takes a third of a second to make.
     made = {(endpoint.url, DEFAULT_REGION): endpoint.clients}
-    connect_anew = infra.clients.connect
 
-    def connect(cloud: Cloud) -> Clients:
+    def connect_once(cloud: Cloud) -> Clients:
         place = (str(cloud.endpoint_url), cloud.region)
         if place not in made:
-            made[place] = connect_anew(cloud)
+            made[place] = connect(cloud)
         return made[place]
 
     def become(_: str, argv: list[str]) -> None:
@@ -249,12 +254,20 @@ def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
         return datetime.fromtimestamp(clock.now, timezone.utc)
 
     monkeypatch.setattr(os, "execv", become)
-    monkeypatch.setattr(infra.clouds, "open_cloud", line.open_cloud)
-    monkeypatch.setattr(infra.clients, "connect", connect)
-    monkeypatch.setattr(cluster.overview, "connect", connect)
-    monkeypatch.setattr(cluster.context, "SshHost", line.machines.open)
-    context = functools.partial(cluster.context.Context, clock=clock, now=now)
-    monkeypatch.setattr(cluster.context, "Context", context)
+    replace_everywhere(monkeypatch, open_cloud, lambda *args: line.open_cloud(*args))
+    replace_everywhere(monkeypatch, connect, connect_once)
+    replace_everywhere(monkeypatch, SshHost, line.machines.open)
+    context = functools.partial(Context, clock=clock, now=now)
+    replace_everywhere(monkeypatch, Context, context)
+
+
+def replace_everywhere(monkeypatch: pytest.MonkeyPatch, original: object, stand_in: object) -> None:
+    """Replace a function or class in every product module that has imported it."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("infra", "provision", "cluster", "jobs"):
+            for key, value in list(vars(module).items()):
+                if value is original:
+                    monkeypatch.setattr(module, key, stand_in)
 
 
 def numbered(names: Iterable[str]) -> list[str]:

@@ -100,7 +100,7 @@ def run(argv: str) -> Act:
 
 
 def backend(line: CommandLine) -> Any:
-    return line.park_cloud.fake.backend
+    return line.cloud.fake.backend
 
 
 def record(key: str, value: str) -> Act:
@@ -138,7 +138,7 @@ def fail_images(line: CommandLine) -> None:
             if image.owner_id == backend(line).account_id:
                 image.state = "failed"
 
-    line.witness.before.append(fail)
+    line.call_log.before.append(fail)
 
 
 def remove_default_vpc(line: CommandLine) -> None:
@@ -149,7 +149,7 @@ def remove_default_vpc(line: CommandLine) -> None:
 
 def show_login_page(line: CommandLine) -> None:
     page = b"<!doctype html><title>Welcome to our hotel</title>"
-    line.witness.instead = Answer("200 OK", (("Content-Type", "text/html"),), page)
+    line.call_log.instead = Answer("200 OK", (("Content-Type", "text/html"),), page)
 
 
 def be_unreachable(line: CommandLine) -> None:
@@ -221,7 +221,7 @@ _DID_NOT = (
 def expect_failed_up(line: CommandLine, row: Row) -> None:
     """The message names what failed and all that is left, and the command that it names removes it."""
     row.act(line)
-    line.park_cloud.faults(row.faults)
+    line.cloud.faults(row.faults)
 
     told = line.run(*shlex.split(row.argv))
 
@@ -231,12 +231,12 @@ def expect_failed_up(line: CommandLine, row: Row) -> None:
     assert _DID_NOT in told.err, told.err
     kinds, ids, costs = _what_it_lists(told.err)
     assert kinds == row.left, kinds
-    assert ids == set(line.park_cloud.left())
+    assert ids == set(line.cloud.left())
     assert costs == ("instance" in row.left)
-    line.park_cloud.faults("")
-    line.witness.before.clear()
+    line.cloud.faults("")
+    line.call_log.before.clear()
     line.must("down", *FLAGS.split(), "--yes")
-    assert line.park_cloud.left() == []
+    assert line.cloud.left() == []
     assert files_at_home() == []
 
 

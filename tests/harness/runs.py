@@ -22,7 +22,7 @@ from infra.errors import SprError
 from infra.inventory import Inventory, describe_inventory
 from infra.plan import plan_up
 from tests.harness.cloud import CALLER, CloudProcess, make_cloud
-from tests.harness.simulated_machines import Park
+from tests.harness.simulated_machines import SimulatedMachines
 
 NAME = "bert"
 # How a run ends; a process that was killed ends by its signal.
@@ -77,7 +77,7 @@ class Events:
 
 
 def make_context(cloud: CloudProcess, home: Path, events: Events | None = None) -> Context:
-    """The tool's context on a harness's cloud, its time and its park."""
+    """The tool's context on a harness's cloud, its time, and its machines."""
     os.environ["SPR_CLUSTER_HOME"] = str(home)
     there = make_cloud(cloud.url)
     clients = connect(there)
@@ -91,19 +91,19 @@ def make_context(cloud: CloudProcess, home: Path, events: Events | None = None) 
         files=ClusterFiles.of(NAME),
         clock=cloud.time,
         now=cloud.time.now,
-        make_host=Park(cloud.park, hook).make_host,
+        make_host=SimulatedMachines(cloud.machines, hook).make_host,
     )
 
 
 def run_up(ctx: Context, given: Mapping[str, Any]) -> None:
     """What `spr-cluster up` does, less the talking."""
     with ctx.files.lock():
-        situation = prepare(ctx, NAME, given, CALLER)
-        plan = plan_up(situation)
-        offers = cache(lambda: find_offers(ctx, situation))
+        plan_input = prepare(ctx, NAME, given, CALLER)
+        plan = plan_up(plan_input)
+        offers = cache(lambda: find_offers(ctx, plan_input))
         if plan.buys:
             offers()
-        bring_up(ctx, situation, plan, offers)
+        bring_up(ctx, plan_input, plan, offers)
 
 
 def run_down(ctx: Context, _: Mapping[str, Any]) -> None:
@@ -198,6 +198,6 @@ def fingerprint(found: Inventory) -> dict[str, Any]:
 
 
 def defects(cloud: CloudProcess) -> str:
-    """What the park has found wrong, such as a machine with another one's private keys."""
-    path = cloud.park / "defect"
+    """What the simulated machines have found wrong, such as a machine with another one's private keys."""
+    path = cloud.machines / "defect"
     return path.read_text() if path.exists() else ""

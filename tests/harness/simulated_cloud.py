@@ -1,4 +1,4 @@
-"""The tool's whole lifecycle in this process: EC2 from the embedded cloud, machines from the park.
+"""The tool's whole lifecycle in this process: EC2 from the embedded cloud, machines simulated in a folder.
 
 Nothing sleeps: EC2's time and the tool's are one, and pass only when somebody waits.
 """
@@ -30,9 +30,9 @@ from infra.local.state import StateFolder
 from infra.plan import PlanInput, plan_up
 from infra.tags import render_time
 from tests.aws import Recorder, answered_directly
-from tests.harness.cloud import ParkEngine, list_left, make_cloud
-from tests.harness.prepared_cluster import Made, keep, take_up
-from tests.harness.simulated_machines import Park
+from tests.harness.cloud import SimulatedEngine, list_left, make_cloud
+from tests.harness.prepared_cluster import PreparedCluster, restore, save
+from tests.harness.simulated_machines import SimulatedMachines
 from tests.infra.hasty_time import AtOnce, HastyTime
 from tests.infra.local.fakes import Endpoint, FakeCloud, FakeTime
 
@@ -40,11 +40,11 @@ NAME = "bert"
 
 
 @dataclass
-class Notes:
+class RecordedProgress:
     """A :class:`infra.progress.Progress` that keeps what it is told."""
 
     phases: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def phase(self, title: str) -> Iterator[None]:
@@ -52,11 +52,11 @@ class Notes:
         yield
 
     def note(self, text: str) -> None:
-        self.told.append(text)
+        self.notes.append(text)
 
 
 class Steps:
-    """The commands over SSH, by the patterns of :class:`tests.harness.simulated_machines.ParkHost`."""
+    """The commands over SSH, by the patterns of :class:`tests.harness.simulated_machines.SimulatedHost`."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -78,19 +78,19 @@ class Steps:
 
 
 @dataclass
-class ParkCloud:
+class SimulatedCloud:
     """A cloud with pretended machines, and the tool in front of it."""
 
     fake: FakeCloud
-    engine: ParkEngine
+    engine: SimulatedEngine
     steps: Steps
     ctx: Context
     recorder: Recorder
-    notes: Notes
+    progress: RecordedProgress
     began: float
-    kept: dict[str, Made] = field(default_factory=dict)
+    saved: dict[str, PreparedCluster] = field(default_factory=dict)
     """Clusters that were made once, by the wish, and the folder of their copies."""
-    kept_in: Path | None = None
+    saved_in: Path | None = None
 
     @property
     def ec2(self) -> Any:
@@ -102,46 +102,46 @@ class ParkCloud:
         return self.fake.clock
 
     @property
-    def park(self) -> Park:
-        return self.engine.park
+    def machines(self) -> SimulatedMachines:
+        return self.engine.machines
 
     def faults(self, text: str) -> None:
         self.fake.faults(text)
 
-    def situation(self, ssh_cidr: str | None = None, **given: Any) -> PlanInput:
+    def plan_input(self, ssh_cidr: str | None = None, **given: Any) -> PlanInput:
         return prepare(self.ctx, NAME, given, ssh_cidr)
 
     def plan(self, **given: Any) -> Plan:
-        return plan_up(self.situation(**given))
+        return plan_up(self.plan_input(**given))
 
     def up(self, ssh_cidr: str | None = None, **given: Any) -> Cluster:
         """What `spr-cluster up` does, less the talking."""
-        return self.apply(self.situation(ssh_cidr, **given))
+        return self.apply(self.plan_input(ssh_cidr, **given))
 
     def apply(
         self,
-        situation: PlanInput,
+        plan_input: PlanInput,
         on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
     ) -> Cluster:
         """Bring up what was observed and wished for."""
-        plan = plan_up(situation)
-        offers = functools.cache(lambda: find_offers(self.ctx, situation))
+        plan = plan_up(plan_input)
+        offers = functools.cache(lambda: find_offers(self.ctx, plan_input))
         if plan.buys:
             offers()
-        cluster = bring_up(self.ctx, situation, plan, offers, on_new_plan)
+        cluster = bring_up(self.ctx, plan_input, plan, offers, on_new_plan)
         # EC2's launch times, by which nodes are ranked, have whole seconds.
         self.clock.now += 60
         return cluster
 
-    def made(self, **given: Any) -> Cluster:
+    def prepared(self, **given: Any) -> Cluster:
         """The same as :meth:`up` in an empty cloud, which is done once for all tests."""
         wish = str(sorted(given.items()))
-        if wish in self.kept:
-            take_up(self, self.kept[wish])
+        if wish in self.saved:
+            restore(self, self.saved[wish])
         else:
-            assert self.kept_in is not None
+            assert self.saved_in is not None
             self.up(**given)
-            self.kept[wish] = keep(self, Path(tempfile.mkdtemp(dir=self.kept_in)))
+            self.saved[wish] = save(self, Path(tempfile.mkdtemp(dir=self.saved_in)))
         return self.cluster()
 
     def down(self, **options: Any) -> Removed:
@@ -160,7 +160,7 @@ class ParkCloud:
 
     def machine(self, instance_id: str) -> dict[str, Any]:
         """A pretended machine's own state."""
-        return self.park.read(instance_id)
+        return self.machines.read(instance_id)
 
     def break_ssh(self, instance_id: str) -> None:
         """From now on a machine does not answer over SSH, to anybody."""
@@ -172,7 +172,7 @@ class ParkCloud:
 
     def change_machine(self, instance_id: str, **values: Any) -> None:
         """Change a pretended machine's own state."""
-        path = self.park.root / instance_id / "state.json"
+        path = self.machines.root / instance_id / "state.json"
         path.write_text(json.dumps({**self.machine(instance_id), **values}))
 
     def end(self, instance_id: str) -> None:
@@ -182,7 +182,7 @@ class ParkCloud:
 
     def first_zone(self) -> str:
         """Where machines are bought first."""
-        return find_offers(self.ctx, self.situation())[0].network.zone
+        return find_offers(self.ctx, self.plan_input())[0].network.zone
 
     def expires(self, ttl: timedelta) -> str:
         """The tag of a cluster that was begun at EC2's first second here."""
@@ -193,7 +193,7 @@ class ParkCloud:
         looks = ("Describe", "Get")
         return [op for op in self.recorder.operations() if not op.startswith(looks)]
 
-    def seen_as(self, **changes: Any) -> ParkCloud:
+    def seen_as(self, **changes: Any) -> SimulatedCloud:
         """The same with another name, region or caller in the tool's eyes."""
         cloud: Cloud = replace(self.ctx.cloud, **changes)
         return replace(self, ctx=replace(self.ctx, cloud=cloud))
@@ -208,13 +208,13 @@ class Folder(StateFolder):
 
 
 @contextmanager
-def open_park_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterator[ParkCloud]:
-    """An empty cloud with a park; ``start`` is EC2's time, in seconds since 1970."""
+def open_simulated_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterator[SimulatedCloud]:
+    """An empty cloud with simulated machines; ``start`` is EC2's time, in seconds since 1970."""
     steps, clock = Steps(), HastyTime(start)
-    park = Park(root / "park", steps)
-    engine = ParkEngine(park)
+    machines = SimulatedMachines(root / "machines", steps)
+    engine = SimulatedEngine(machines)
     clients = endpoint.clients
-    recorder, notes = Recorder(), Notes()
+    recorder, progress = Recorder(), RecordedProgress()
     with endpoint.serve(Folder(root / ".local-cloud"), engine, clock=clock, saving=False) as fake:
         engine.cloud = fake
         fake.application._nodes._background = AtOnce()  # type: ignore[assignment]
@@ -222,13 +222,13 @@ def open_park_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterator[Pa
             cloud=make_cloud(endpoint.url),
             clients=clients,
             files=ClusterFiles.of(NAME),
-            progress=notes,
+            progress=progress,
             clock=clock,
             now=lambda: datetime.fromtimestamp(clock.now, timezone.utc),
-            make_host=park.make_host,
+            make_host=machines.make_host,
         )
         with recorder.watching(clients), answered_directly(clients, fake.application):
-            yield ParkCloud(fake, engine, steps, ctx, recorder, notes, start)
+            yield SimulatedCloud(fake, engine, steps, ctx, recorder, progress, start)
 
 
 def let_no_time_pass(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:

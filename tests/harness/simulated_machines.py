@@ -1,4 +1,4 @@
-"""A park of pretended machines in a folder, one per instance: what SSH would find on them.
+"""Simulated machines in a folder, one per instance: what SSH would find on them.
 
 Everything is in files, so that a process which is killed leaves the machines as they were at that
 moment, as it would leave real ones.
@@ -42,7 +42,7 @@ _LINK: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Park:
+class SimulatedMachines:
     """The folder of all machines; ``on_step`` is told each command before and after its effect."""
 
     root: Path
@@ -81,7 +81,7 @@ class Park:
 
     def make_host(self, node: Node, files: ClusterFiles) -> Host:
         """The door to a machine, as :class:`cluster.context.Context` asks for it."""
-        return ParkHost(self, node, files)
+        return SimulatedHost(self, node, files)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -124,11 +124,11 @@ def host_key_of(instance_id: str) -> str:
     return f"{kind.decode()} {base64.b64encode(blob).decode()}"
 
 
-class ParkHost:
-    """A :class:`provision.host.Host` on one machine of the park."""
+class SimulatedHost:
+    """A :class:`provision.host.Host` on one simulated machine."""
 
-    def __init__(self, park: Park, node: Node, files: ClusterFiles) -> None:
-        self._park, self._node, self._files = park, node, files
+    def __init__(self, machines: SimulatedMachines, node: Node, files: ClusterFiles) -> None:
+        self._machines, self._node, self._files = machines, node, files
         self.name = node.name
         self._id = node.instance.id
         self._answers: list[tuple[str, Callable[[str], Result]]] = [
@@ -163,9 +163,9 @@ class ParkHost:
             raise HostError(self.name, f"no SSH at {state['address']}: connection refused")
         for pattern, answer in self._answers:
             if re.search(pattern, command):
-                self._park.on_step(pattern, "before")
+                self._machines.on_step(pattern, "before")
                 done = answer(command)
-                self._park.on_step(pattern, "after")
+                self._machines.on_step(pattern, "after")
                 if check and done.exit_code:
                     raise HostError(self.name, f"ended with {done.exit_code}: {done.stderr}")
                 return done
@@ -173,18 +173,18 @@ class ParkHost:
 
     def _state(self) -> dict[str, Any]:
         try:
-            return self._park.read(self._id)
+            return self._machines.read(self._id)
         except FileNotFoundError:
             raise HostError(self.name, "no SSH: timed out") from None
 
     def _change(self, **values: Any) -> None:
-        _write(self._park.root / self._id / "state.json", {**self._state(), **values})
+        _write(self._machines.root / self._id / "state.json", {**self._state(), **values})
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         self._state()
-        self._park.on_step(f"put {path}", "before")
-        (self._park.root / self._id / Path(path).name).write_bytes(content)
-        self._park.on_step(f"put {path}", "after")
+        self._machines.on_step(f"put {path}", "before")
+        (self._machines.root / self._id / Path(path).name).write_bytes(content)
+        self._machines.on_step(f"put {path}", "after")
 
     def upload(self, source: Path, path: str) -> None:
         self.put(source.read_bytes(), path)
@@ -214,7 +214,7 @@ class ParkHost:
         return Result(0, answer, "")
 
     def _install(self, command: str) -> Result:
-        script = self._park.root / self._id / "spr-cluster-install.sh"
+        script = self._machines.root / self._id / "spr-cluster-install.sh"
         assert script.exists(), "the installation's script is not there"
         digest = re.search(r"install\.sh (\w+)", command)
         self._change(installed=digest[1] if digest else "unknown")
@@ -233,7 +233,7 @@ class ParkHost:
         return Result(0, "unbroken\n" if whole else "broken\n", "")
 
     def _unpack(self, _: str) -> Result:
-        bundle = self._park.root / self._id / Path(_MESH).name
+        bundle = self._machines.root / self._id / Path(_MESH).name
         content = bundle.read_bytes()
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             hosts = archive.extractfile("hosts")
@@ -247,16 +247,16 @@ class ParkHost:
         self._change(mesh=digest, names=dict(zip(names, addresses, strict=True)))
         return Result(0, "", "")
 
-    def _machines(self) -> dict[str, dict[str, Any]]:
+    def _all_machines(self) -> dict[str, dict[str, Any]]:
         found = {}
-        for path in self._park.root.glob("i-*"):
+        for path in self._machines.root.glob("i-*"):
             with suppress(FileNotFoundError):
-                state = self._park.read(path.name)
+                state = self._machines.read(path.name)
                 found[state["address"]] = {**state, "id": path.name}
         return found
 
     def _scan(self, command: str) -> Result:
-        machines = self._machines()
+        machines = self._all_machines()
         lines = [
             f"{address} {host_key_of(machines[address]['id'])}\n"
             for address in re.findall(r"\d+\.\d+\.\d+\.\d+", command)
@@ -266,7 +266,7 @@ class ParkHost:
 
     def _hear_all(self, _: str) -> Result:
         """Nodes answer the head when they run, have the software, and know the same key."""
-        state, machines = self._state(), self._machines()
+        state, machines = self._state(), self._all_machines()
         lines = []
         for name, address in state.get("names", {}).items():
             other = machines.get(address, {})
@@ -283,7 +283,7 @@ class ParkHost:
     def _hear_links(self, command: str) -> Result:
         """All ways between the nodes are good, but those to a node that is said to be closed."""
         plan = json.loads(command.splitlines()[3])
-        names, machines = self._state()["names"], self._machines()
+        names, machines = self._state()["names"], self._all_machines()
         told: dict[str, Any] = {"silent": {}}
         for stage, peers in plan["peers"].items():
             told[stage] = {

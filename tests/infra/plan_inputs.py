@@ -10,7 +10,7 @@ from typing import Any
 from infra import tags
 from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
-from infra.inventory import Inventory, KeyPair, Resource
+from infra.inventory import Inventory, RegisteredKey, Resource
 from infra.network import SecurityGroup
 from infra.plan import PlanInput, mesh_digest
 from infra.record import new_record, record_tags
@@ -74,11 +74,11 @@ def make_image(name: str = "ami-1", state: str = "available", **labels: str) -> 
     return Image(name, f"spr-{name}", state, "/dev/sda1", (f"snap-of-{name}",), known)
 
 
-KEY = KeyPair("spr-cluster-bert", {}, PUBLIC_KEY)
+KEY = RegisteredKey("spr-cluster-bert", {}, PUBLIC_KEY)
 PLACEMENT = Resource("spr-cluster-bert", {})
 
 
-def make_situation(spec: ClusterSpec, found: Inventory | None = None, **changes: Any) -> PlanInput:
+def make_plan_input(spec: ClusterSpec, found: Inventory | None = None, **changes: Any) -> PlanInput:
     """A wish and what is there, with the key on this machine."""
     wanted: dict[str, Any] = {
         "spec": spec,

@@ -17,7 +17,7 @@ def specification(kind: str, cluster: str) -> Any:
     return tag_specification(kind, **{tags.CLUSTER: cluster})
 
 
-class Planter:
+class ResourceFactory:
     """Makes one resource of each kind, tagged as a cluster's, as somebody may have left it."""
 
     def __init__(self, cloud: FakeCloud, cluster: str) -> None:
@@ -108,6 +108,6 @@ class Planter:
         return str(answer["SnapshotId"])
 
 
-KINDS: dict[str, Callable[[Planter], str]] = {
-    name: getattr(Planter, name) for name in Inventory.__dataclass_fields__
+KINDS: dict[str, Callable[[ResourceFactory], str]] = {
+    name: getattr(ResourceFactory, name) for name in Inventory.__dataclass_fields__
 }

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from infra.access import generate_key_pair
 from infra.errors import SprError
 from infra.inventory import (
     Inventory,
     describe_inventories,
     describe_inventory,
 )
+from infra.key_pair import generate_key_pair
 from infra.plan import plan_down
 from infra.removal import remove
 from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
-from tests.infra.resource_factory import KINDS, Planter, specification
+from tests.infra.resource_factory import KINDS, ResourceFactory, specification
 
 
 def test_every_kind_is_looked_for(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
@@ -34,8 +34,8 @@ def test_every_kind_is_looked_for(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_found_by_its_tag_alone_and_removed(ec2_cloud: FakeCloud, kind: str) -> None:
     ec2 = ec2_cloud.clients.ec2
-    planted = KINDS[kind](Planter(ec2_cloud, "bert"))
-    KINDS[kind](Planter(ec2_cloud, "other"))
+    planted = KINDS[kind](ResourceFactory(ec2_cloud, "bert"))
+    KINDS[kind](ResourceFactory(ec2_cloud, "other"))
 
     found = describe_inventory(ec2, "bert")
 
@@ -49,8 +49,8 @@ def test_each_kind_is_found_by_its_tag_alone_and_removed(ec2_cloud: FakeCloud, k
 
 def test_all_clusters_of_a_region_at_once(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
     for name in ("zeta", "bert"):
-        Planter(ec2_cloud, name).volumes()
-    Planter(ec2_cloud, "bert").key_pairs()
+        ResourceFactory(ec2_cloud, name).volumes()
+    ResourceFactory(ec2_cloud, "bert").key_pairs()
     ec2_cloud.clients.ec2.create_key_pair(KeyName="of-nobody")
     before = len(ec2_calls.calls)
 
@@ -64,7 +64,7 @@ def test_all_clusters_of_a_region_at_once(ec2_cloud: FakeCloud, ec2_calls: Recor
 
 def test_a_machine_on_its_way_out_is_still_there_but_not_alive(ec2_cloud: FakeCloud) -> None:
     ec2_cloud.faults("terminate_s = 60")
-    machine = Planter(ec2_cloud, "bert").instances()
+    machine = ResourceFactory(ec2_cloud, "bert").instances()
     ec2_cloud.clients.ec2.terminate_instances(InstanceIds=[machine])
 
     found = describe_inventory(ec2_cloud.clients.ec2, "bert")
@@ -89,7 +89,7 @@ def test_a_key_is_known_by_its_public_half(ec2_cloud: FakeCloud) -> None:
 
 
 def test_a_broken_record_does_not_hide_what_is_there(ec2_cloud: FakeCloud) -> None:
-    group = Planter(ec2_cloud, "bert").security_groups()
+    group = ResourceFactory(ec2_cloud, "bert").security_groups()
     ec2_cloud.clients.ec2.create_tags(
         Resources=[group], Tags=[{"Key": "spr-cluster:nodes", "Value": "lots"}]
     )

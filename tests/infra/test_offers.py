@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from infra import tags
-from infra.buying import Offer, list_offers, render_request
 from infra.network import TypeSupport
+from infra.purchase import Offer, list_offers, render_request
 from tests.infra.plan_inputs import make_spec
 from tests.infra.price_market import AB, METAL, NETWORKS, SECOND, make_purchase, offers_of
 

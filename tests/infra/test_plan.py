@@ -11,7 +11,7 @@ from infra import tags
 from infra.actions import ActionKind, Plan
 from infra.images import Image
 from infra.instances import HEAD, Instance
-from infra.inventory import KeyPair
+from infra.inventory import RegisteredKey
 from infra.plan import PlanInput, plan_up
 from tests.infra.plan_inputs import (
     CALLER,
@@ -21,7 +21,7 @@ from tests.infra.plan_inputs import (
     make_image,
     make_machine,
     make_machines,
-    make_situation,
+    make_plan_input,
     make_spec,
 )
 
@@ -30,7 +30,7 @@ FRESH = (K.CREATE_GROUP, K.OPEN_GROUP, K.IMPORT_KEY)
 FROM_HEAD = (K.RUN_HEAD, K.INSTALL, K.CREATE_IMAGE, K.RUN_WORKERS, K.CONNECT, K.VERIFY)
 GROWTH = (K.REACH, K.RUN_WORKERS, K.CONNECT, K.VERIFY)
 SPEC = make_spec(3)
-FOREIGN_KEY = KeyPair("spr-cluster-bert", {}, "ssh-ed25519 AAAAother")
+FOREIGN_KEY = RegisteredKey("spr-cluster-bert", {}, "ssh-ed25519 AAAAother")
 
 
 def kinds(plan: Plan) -> tuple[ActionKind, ...]:
@@ -43,9 +43,9 @@ def ids_of(plan: Plan, kind: ActionKind) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """A situation and what must be done about it; ``ids`` are those that an action is about."""
+    """A plan input and the expected plan; ``ids`` are those that an action is about."""
 
-    situation: PlanInput
+    plan_input: PlanInput
     actions: tuple[ActionKind, ...]
     keep: tuple[str, ...] = ("i-0", "i-1", "i-2")
     ids: dict[ActionKind, tuple[str, ...]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Case:
 
 def there(**changes: Any) -> PlanInput:
     """A whole cluster of three, less what is changed."""
-    return make_situation(SPEC, make_found(SPEC, **changes))
+    return make_plan_input(SPEC, make_found(SPEC, **changes))
 
 
 def unhealthy(*ids: str, **changes: Any) -> PlanInput:
@@ -63,7 +63,7 @@ def unhealthy(*ids: str, **changes: Any) -> PlanInput:
 def grow_to(nodes: int, **changes: Any) -> PlanInput:
     wider = make_spec(nodes)
     found = make_found(SPEC, **{"security_groups": (make_group(wider),), **changes})
-    return make_situation(wider, found)
+    return make_plan_input(wider, found)
 
 
 def head_alone(image: Image | None, **head: Any) -> PlanInput:
@@ -84,15 +84,15 @@ HEADLESS = make_machines(3)[1:]
 ELSEWHERE = {"zone": "us-east-1b"}
 CASES = {
     "nothing is there": Case(
-        make_situation(SPEC), (*FRESH, K.CREATE_PLACEMENT, *FROM_HEAD), keep=()
+        make_plan_input(SPEC), (*FRESH, K.CREATE_PLACEMENT, *FROM_HEAD), keep=()
     ),
     "nothing is there, one node": Case(
-        make_situation(make_spec(1)),
+        make_plan_input(make_spec(1)),
         (*FRESH, K.RUN_HEAD, K.INSTALL, K.CONNECT, K.VERIFY),
         keep=(),
     ),
     "nothing is there, no placement group wished": Case(
-        make_situation(make_spec(3, placement_group=False)), (*FRESH, *FROM_HEAD), keep=()
+        make_plan_input(make_spec(3, placement_group=False)), (*FRESH, *FROM_HEAD), keep=()
     ),
     "everything is there": Case(there(), (K.VERIFY,)),
     "everything is there, less the image": Case(there(images=()), (K.VERIFY,)),
@@ -194,13 +194,17 @@ CASES = {
         grow_to(5, images=()), (K.REACH, K.CREATE_IMAGE, *GROWTH[1:])
     ),
     "the cluster shrinks": Case(
-        make_situation(make_spec(2), make_found(SPEC, security_groups=(make_group(make_spec(2)),))),
+        make_plan_input(
+            make_spec(2), make_found(SPEC, security_groups=(make_group(make_spec(2)),))
+        ),
         (K.TERMINATE, K.REACH, K.CONNECT, K.VERIFY),
         keep=("i-0", "i-1"),
         ids={K.TERMINATE: ("i-2",)},
     ),
     "the cluster shrinks to its head": Case(
-        make_situation(make_spec(1), make_found(SPEC, security_groups=(make_group(make_spec(1)),))),
+        make_plan_input(
+            make_spec(1), make_found(SPEC, security_groups=(make_group(make_spec(1)),))
+        ),
         (K.TERMINATE, K.REACH, K.CONNECT, K.VERIFY),
         keep=("i-0",),
         ids={K.TERMINATE: ("i-1", "i-2")},
@@ -227,7 +231,7 @@ CASES = {
         ids={K.PROMOTE: ("i-1",)},
     ),
     "the head has gone, two nodes are enough": Case(
-        make_situation(
+        make_plan_input(
             make_spec(2),
             make_found(SPEC, instances=HEADLESS, security_groups=(make_group(make_spec(2)),)),
         ),
@@ -293,7 +297,7 @@ CASES = {
 def test_what_up_does_where(name: str) -> None:
     case = CASES[name]
 
-    plan = plan_up(case.situation)
+    plan = plan_up(case.plan_input)
 
     assert kinds(plan) == case.actions
     assert tuple(machine.id for machine in plan.keep) == case.keep
@@ -304,10 +308,10 @@ def test_what_up_does_where(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.keep])
 def test_ec2s_order_of_its_answer_decides_nothing(name: str) -> None:
-    situation = CASES[name].situation
-    backwards = replace(situation.found, instances=situation.found.instances[::-1])
+    plan_input = CASES[name].plan_input
+    backwards = replace(plan_input.found, instances=plan_input.found.instances[::-1])
 
-    again = plan_up(replace(situation, found=backwards))
+    again = plan_up(replace(plan_input, found=backwards))
 
     assert kinds(again) == CASES[name].actions
     assert tuple(machine.id for machine in again.keep) == CASES[name].keep

@@ -22,7 +22,7 @@ from tests.infra.plan_inputs import (
     make_image,
     make_machine,
     make_machines,
-    make_situation,
+    make_plan_input,
     make_spec,
 )
 from tests.infra.test_plan import ELSEWHERE, GROWTH, SPEC, changed, ids_of, kinds, there
@@ -36,9 +36,9 @@ def test_it_is_said_why_each_machine_goes() -> None:
         make_machine(3),
         make_machine(4, **ELSEWHERE),
     )
-    situation = replace(there(instances=machines), unhealthy={"i-3": "impaired"})
+    plan_input = replace(there(instances=machines), unhealthy={"i-3": "impaired"})
 
-    (removal,) = plan_up(situation).takes_away
+    (removal,) = plan_up(plan_input).takes_away
 
     assert removal.title == ("Terminate: i-1 (stopped), i-3 (impaired), i-4 (not needed)")
 
@@ -47,11 +47,11 @@ def test_a_cluster_keeps_the_software_that_it_was_made_with() -> None:
     old = "aaaaaaaaaaaa"
     machines = tuple(replace(m, tags={**m.tags, tags.INSTALLED: old}) for m in make_machines(2))
     images = (make_image(**{tags.INSTALLED: old}),)
-    situation = make_situation(SPEC, make_found(SPEC, instances=machines, images=images))
+    plan_input = make_plan_input(SPEC, make_found(SPEC, instances=machines, images=images))
 
-    assert situation.recipe == RECIPE
-    assert situation.software == old
-    assert kinds(plan_up(situation)) == GROWTH
+    assert plan_input.recipe == RECIPE
+    assert plan_input.software == old
+    assert kinds(plan_up(plan_input)) == GROWTH
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_the_price_is_that_of_the_type_that_is_there() -> None:
     wish = make_spec(3, instance_types=("m7i.metal-24xl", "r7iz.metal-16xl"))
     found = make_found(wish)
 
-    assert plan_up(make_situation(wish, found)).usd_per_hour == pytest.approx(3 * 6.5472)
+    assert plan_up(make_plan_input(wish, found)).usd_per_hour == pytest.approx(3 * 6.5472)
     # Before anything is there: of the types that it could become, the dearest.
-    assert plan_up(make_situation(wish)).usd_per_hour == pytest.approx(3 * 6.5472)
+    assert plan_up(make_plan_input(wish)).usd_per_hour == pytest.approx(3 * 6.5472)
     cheap = make_spec(3, instance_types=("m7i.metal-24xl",))
-    assert plan_up(make_situation(cheap)).usd_per_hour == pytest.approx(3 * 5.3222)
+    assert plan_up(make_plan_input(cheap)).usd_per_hour == pytest.approx(3 * 5.3222)
 
 
 def test_the_plan_tells_how_long_it_takes() -> None:
-    low, high = plan_up(make_situation(SPEC)).expected_min
+    low, high = plan_up(make_plan_input(SPEC)).expected_min
 
     assert (low, high) == (20, 105)
     assert plan_up(there()).expected_min == (0, 0)

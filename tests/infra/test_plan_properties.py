@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from infra import tags
 from infra.actions import Action, ActionKind, Plan
 from infra.instances import HEAD, WORKER, Instance
-from infra.inventory import Inventory, KeyPair
+from infra.inventory import Inventory, RegisteredKey
 from infra.plan import PlanInput, plan_up
 from infra.record import record_tags
 from tests.infra.plan_inputs import (
@@ -23,7 +23,7 @@ from tests.infra.plan_inputs import (
     make_group,
     make_image,
     make_machine,
-    make_situation,
+    make_plan_input,
     make_spec,
 )
 
@@ -59,7 +59,7 @@ def image_of(draw: st.DrawFn, number: int) -> Any:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> PlanInput:
+def plan_inputs(draw: st.DrawFn) -> PlanInput:
     """Any mixture of what several interrupted and changed wishes could have left."""
     bake = draw(st.sampled_from(["head", "none"]))
     spec = make_spec(draw(st.integers(1, 5)), instance_types=TYPES, bake=bake)
@@ -69,7 +69,7 @@ def situations(draw: st.DrawFn) -> PlanInput:
         machines = connect(machines)
     rules = {"ssh_cidrs": draw(st.sampled_from([(), (CALLER,), ("0.0.0.0/0",)]))}
     group = make_group(make_spec(draw(st.integers(1, 5)), instance_types=TYPES), **rules)
-    keys = st.sampled_from([(), (KEY,), (KeyPair(KEY.id, {}, "ssh-ed25519 AAAAother"),)])
+    keys = st.sampled_from([(), (KEY,), (RegisteredKey(KEY.id, {}, "ssh-ed25519 AAAAother"),)])
     found = Inventory(
         instances=machines,
         security_groups=draw(st.sampled_from([(), (group,)])),
@@ -79,53 +79,53 @@ def situations(draw: st.DrawFn) -> PlanInput:
     )
     ids = [machine.id for machine in machines]
     sick = draw(st.lists(st.sampled_from(ids), unique=True)) if ids else []
-    situation = make_situation(
+    plan_input = make_plan_input(
         spec,
         found,
         unhealthy=dict.fromkeys(sick, "impaired"),
         wants_image=draw(st.booleans()),
     )
-    cached = make_image("ami-kept", **{tags.INSTALLED: situation.software, tags.KEPT: "yes"})
-    return replace(situation, cached=draw(st.sampled_from([(), (), (cached,)])))
+    cached = make_image("ami-kept", **{tags.INSTALLED: plan_input.software, tags.KEPT: "yes"})
+    return replace(plan_input, cached=draw(st.sampled_from([(), (), (cached,)])))
 
 
-def is_good(situation: PlanInput, machine: Instance) -> bool:
-    return machine.state in ("pending", "running") and machine.id not in situation.unhealthy
+def is_good(plan_input: PlanInput, machine: Instance) -> bool:
+    return machine.state in ("pending", "running") and machine.id not in plan_input.unhealthy
 
 
 def taken(plan: Plan) -> set[str]:
     return {id_ for action in plan.takes_away for id_ in action.ids}
 
 
-@given(situations())
-def test_what_is_kept_is_good_together_and_no_more_than_wished(situation: PlanInput) -> None:
-    keep = plan_up(situation).keep
+@given(plan_inputs())
+def test_what_is_kept_is_good_together_and_no_more_than_wished(plan_input: PlanInput) -> None:
+    keep = plan_up(plan_input).keep
 
-    assert len(keep) <= situation.spec.nodes
+    assert len(keep) <= plan_input.spec.nodes
     assert len({machine.id for machine in keep}) == len(keep)
     assert len({machine.place for machine in keep}) <= 1
-    assert all(is_good(situation, machine) for machine in keep)
+    assert all(is_good(plan_input, machine) for machine in keep)
     assert all(machine.role == WORKER for machine in keep[1:])
 
 
-@given(situations())
-def test_every_machine_is_kept_or_goes(situation: PlanInput) -> None:
-    plan = plan_up(situation)
+@given(plan_inputs())
+def test_every_machine_is_kept_or_goes(plan_input: PlanInput) -> None:
+    plan = plan_up(plan_input)
 
-    alive = {machine.id for machine in situation.found.alive}
+    alive = {machine.id for machine in plan_input.found.alive}
     assert {machine.id for machine in plan.keep} | taken(plan) == alive
     assert not {machine.id for machine in plan.keep} & taken(plan)
 
 
-@given(situations())
-def test_nothing_good_is_thrown_away_that_is_needed(situation: PlanInput) -> None:
-    plan = plan_up(situation)
+@given(plan_inputs())
+def test_nothing_good_is_thrown_away_that_is_needed(plan_input: PlanInput) -> None:
+    plan = plan_up(plan_input)
     # A bare one would get newer software than the others have.
-    mixed = situation.software != situation.recipe
+    mixed = plan_input.software != plan_input.recipe
     good = [
         machine
-        for machine in situation.found.alive
-        if is_good(situation, machine) and (machine.tags.get(tags.INSTALLED) or not mixed)
+        for machine in plan_input.found.alive
+        if is_good(plan_input, machine) and (machine.tags.get(tags.INSTALLED) or not mixed)
     ]
     if not good:
         assert plan.keep == ()
@@ -137,22 +137,22 @@ def test_nothing_good_is_thrown_away_that_is_needed(situation: PlanInput) -> Non
     if any(machine.role == HEAD for machine in here):
         assert plan.keep[0].role == HEAD, "a good head was thrown away"
     workers_gone = [m for m in here if m.id in taken(plan) and m.role == WORKER]
-    assert not workers_gone or len(plan.keep) == situation.spec.nodes
+    assert not workers_gone or len(plan.keep) == plan_input.spec.nodes
 
 
 class World:
     """What the actions of a plan do, as far as another plan sees it; each checks what it needs."""
 
-    def __init__(self, situation: PlanInput) -> None:
-        self.situation = situation
-        self.found = situation.found
+    def __init__(self, plan_input: PlanInput) -> None:
+        self.plan_input = plan_input
+        self.found = plan_input.found
         self.nodes: list[Instance] = []
 
     def apply(self, plan: Plan, stop_after: int = 99) -> PlanInput:
         self.nodes = list(plan.keep)
         for action in plan.actions[:stop_after]:
             getattr(self, f"_{action.kind.name.lower()}")(action)
-        return replace(self.situation, found=self.found, unhealthy={})
+        return replace(self.plan_input, found=self.found, unhealthy={})
 
     def _change(self, **parts: Any) -> None:
         self.found = replace(self.found, **parts)
@@ -199,7 +199,7 @@ class World:
     def _create_group(self, _: Action) -> None:
         assert not self.found.security_groups
         bare = {"ssh_cidrs": (), "inside_in": False, "inside_out": False}
-        self._change(security_groups=(make_group(self.situation.spec, **bare),))
+        self._change(security_groups=(make_group(self.plan_input.spec, **bare),))
 
     def _open_group(self, _: Action) -> None:
         opened: dict[str, Any] = {"ssh_cidrs": (CALLER,), "inside_in": True, "inside_out": True}
@@ -207,7 +207,7 @@ class World:
 
     def _record(self, _: Action) -> None:
         group = self.found.security_groups[0]
-        labels = record_tags(self.situation.spec, self.situation.record)
+        labels = record_tags(self.plan_input.spec, self.plan_input.record)
         self._change(security_groups=(replace(group, tags={**group.tags, **labels}),))
 
     def _import_key(self, _: Action) -> None:
@@ -227,9 +227,9 @@ class World:
     def _software_of(self, action: Action) -> str:
         """What a machine has that is bought so."""
         if "Ubuntu's own image" in action.detail:
-            assert self.situation.bake == "none"
+            assert self.plan_input.bake == "none"
             return ""
-        known = (*self.found.images, *self.situation.cached)
+        known = (*self.found.images, *self.plan_input.cached)
         named = [image for image in known if image.id in action.detail.split()]
         (image,) = named or self.found.images
         assert image.state == "available"
@@ -238,12 +238,12 @@ class World:
 
     def _run_nodes(self, action: Action) -> None:
         assert not self.nodes
-        self._buy(self.situation.spec.nodes, WORKER, self._software_of(action))
+        self._buy(self.plan_input.spec.nodes, WORKER, self._software_of(action))
         self._promote(action)
 
     def _run_workers(self, action: Action) -> None:
         assert self.nodes[0].role == HEAD
-        missing = self.situation.spec.nodes - len(self.nodes)
+        missing = self.plan_input.spec.nodes - len(self.nodes)
         self._buy(missing, WORKER, self._software_of(action))
 
     def _promote(self, _: Action) -> None:
@@ -257,7 +257,7 @@ class World:
         assert self.nodes[0].role == HEAD
         bare = [node for node in self.nodes if not node.tags.get(tags.INSTALLED)]
         assert bare
-        label = {tags.INSTALLED: self.situation.recipe}
+        label = {tags.INSTALLED: self.plan_input.recipe}
         self._set(*(replace(node, tags={**node.tags, **label}) for node in bare))
 
     def _begin_image(self, _: Action) -> None:
@@ -276,29 +276,29 @@ class World:
         self._change(images=(replace(image, state="available"),))
 
     def _connect(self, _: Action) -> None:
-        assert len(self.nodes) == self.situation.spec.nodes
+        assert len(self.nodes) == self.plan_input.spec.nodes
         assert self.nodes[0].role == HEAD
         self._set(*connect(self.nodes))
 
     def _verify(self, _: Action) -> None:
-        assert len(self.nodes) == self.situation.spec.nodes
+        assert len(self.nodes) == self.plan_input.spec.nodes
 
 
-@given(situations())
-def test_a_plan_that_was_applied_leaves_nothing_to_do(situation: PlanInput) -> None:
-    after = World(situation).apply(plan_up(situation))
+@given(plan_inputs())
+def test_a_plan_that_was_applied_leaves_nothing_to_do(plan_input: PlanInput) -> None:
+    after = World(plan_input).apply(plan_up(plan_input))
 
     again = plan_up(after)
     assert not again.changes, [action.title for action in again.actions]
     assert not again.buys
-    assert len(again.keep) == situation.spec.nodes
+    assert len(again.keep) == plan_input.spec.nodes
 
 
-@given(situations(), st.integers(0, 12), st.integers(0, 12))
+@given(plan_inputs(), st.integers(0, 12), st.integers(0, 12))
 def test_a_plan_that_was_cut_off_twice_still_comes_to_its_end(
-    situation: PlanInput, first: int, second: int
+    plan_input: PlanInput, first: int, second: int
 ) -> None:
     for cut in (first, second, 99):
-        situation = World(situation).apply(plan_up(situation), cut)
+        plan_input = World(plan_input).apply(plan_up(plan_input), cut)
 
-    assert not plan_up(situation).changes
+    assert not plan_up(plan_input).changes

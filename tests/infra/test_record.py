@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra import tags
-from infra.catalogue import CATALOGUE
 from infra.errors import SprError, UsageError
-from infra.record import Record, merge_wishes, new_record, parse_record, record_tags
+from infra.instance_types import INSTANCE_TYPES
+from infra.record import Record, merge_options, new_record, parse_record, record_tags
 from infra.spec import ClusterSpec, build_spec
 
 NOW = datetime(2026, 7, 31, 12, 0, tzinfo=timezone.utc)
@@ -41,7 +41,7 @@ any_wishes = st.fixed_dictionaries(
         "nodes": st.integers(1, 256),
         "stack": st.sampled_from(["intel", "upstream"]),
         "instance_types": st.lists(
-            st.sampled_from(sorted(CATALOGUE)), min_size=1, max_size=12, unique=True
+            st.sampled_from(sorted(INSTANCE_TYPES)), min_size=1, max_size=12, unique=True
         ).map(tuple),
         "volume_gib": st.integers(20, 16384),
         "amx_required": st.booleans(),
@@ -66,8 +66,8 @@ def test_every_part_of_a_wish_comes_back(wishes: dict[str, Any]) -> None:
 
     assert read == record
     assert read is not None
-    assert read.wishes == wishes
-    assert merge_wishes("bert", CALLER, {}, read) == spec
+    assert read.options == wishes
+    assert merge_options("bert", CALLER, {}, read) == spec
     for key, value in labels.items():
         assert TAG_VALUE.fullmatch(value), f"{key}={value}"
         assert len(key) <= 128
@@ -75,7 +75,7 @@ def test_every_part_of_a_wish_comes_back(wishes: dict[str, Any]) -> None:
 
 
 def test_the_longest_record_fits_the_tags_of_one_resource() -> None:
-    longest = sorted(CATALOGUE, key=len)[-12:]
+    longest = sorted(INSTANCE_TYPES, key=len)[-12:]
     labels = labels_of(instance_types=tuple(longest), nodes=256, spot=True)
 
     # 50 tags a resource; the group has its name and its cluster besides.
@@ -131,16 +131,16 @@ def test_no_tags_at_all_end_in_anything_but_a_record_or_a_clear_error(
     with suppress(SprError):
         record = parse_record({**labels_of(), **changed})
         assert record is not None
-        assert merge_wishes("bert", CALLER, {}, record).nodes == record.nodes
+        assert merge_options("bert", CALLER, {}, record).nodes == record.nodes
 
 
 def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defaults() -> None:
     _, record = make(nodes=5, stack="upstream", spot=True)
 
-    spec = merge_wishes("bert", CALLER, {"nodes": 2}, record, {"stack": "intel", "nodes": 9})
+    spec = merge_options("bert", CALLER, {"nodes": 2}, record, {"stack": "intel", "nodes": 9})
 
     assert (spec.nodes, spec.stack, spec.spot) == (2, "upstream", True)
-    assert merge_wishes("bert", CALLER, {}, None, {"stack": "intel"}).stack == "intel"
+    assert merge_options("bert", CALLER, {}, None, {"stack": "intel"}).stack == "intel"
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_what_all_nodes_share_can_not_change(given_now: dict[str, Any], message:
     _, record = make()
 
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        merge_wishes("bert", CALLER, given_now, record)
+        merge_options("bert", CALLER, given_now, record)
     assert "spr-cluster down --name bert" in str(caught.value)
 
 
 def test_the_same_again_is_no_change() -> None:
     _, record = make()
 
-    spec = merge_wishes("bert", CALLER, {"stack": "intel", "volume_gib": 100}, record)
+    spec = merge_options("bert", CALLER, {"stack": "intel", "volume_gib": 100}, record)
 
     assert spec.stack == "intel"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.catalogue import CATALOGUE, find_instance_type
 from infra.errors import UsageError
+from infra.instance_types import INSTANCE_TYPES, find_instance_type
 from infra.spec import LONGEST_TTL, build_spec, parse_duration, render_duration
 
 GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr": "203.0.113.7/32"}
@@ -38,7 +38,7 @@ GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr"
         ({"max_price": float("nan")}, "--max-price nan: expected US dollars"),
         ({"instance_types": ("r7iz.metal-16x",)}, "did you mean r7iz.metal-16xl"),
         ({"instance_types": ()}, "--instance-type '': expected from 1 to 12 EC2 types"),
-        ({"instance_types": tuple(CATALOGUE)}, "expected from 1 to 12 EC2 types, separated"),
+        ({"instance_types": tuple(INSTANCE_TYPES)}, "expected from 1 to 12 EC2 types, separated"),
         ({"colour": "red"}, "--colour red"),
     ],
 )
@@ -105,6 +105,6 @@ def test_a_duration_is_written_in_its_largest_whole_unit(minutes: float, text: s
 
 
 def test_the_catalogue_is_sane() -> None:
-    for entry in CATALOGUE.values():
+    for entry in INSTANCE_TYPES.values():
         assert entry.vcpus == 2 * entry.cores or entry.name.startswith(("c8i", "m8i", "r8i"))
         assert entry.usd_per_hour > 0.04 * entry.vcpus - 0.01

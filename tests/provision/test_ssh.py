@@ -9,8 +9,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from infra.access import generate_key_pair
 from infra.errors import ConnectionLostError, HostError, HostKeyError
+from infra.key_pair import generate_key_pair
 from provision.host import Login, wait_until_reachable
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.ssh import SshHost, _Lines

@@ -12,8 +12,8 @@ from cluster.verify.checks.reachability import check_speech
 from cluster.verify.checks.result import CLUSTER, CheckResult, Expected, Verdict
 from cluster.verify.checks.software import check_software
 from cluster.verify.node_probe import NodeAnswer
-from infra.catalogue import CATALOGUE
 from infra.cloud import Cloud
+from infra.instance_types import INSTANCE_TYPES
 from infra.spec import ClusterSpec
 from provision.install import stack_digest
 from provision.stacks import Stack
@@ -70,7 +70,7 @@ def expect(
 
 def judge_hardware(expected: Expected, cluster: Cluster) -> Expected:
     """The same, with the machines measured by the catalogue's entry of their type."""
-    return replace(expected, machine=CATALOGUE.get(cluster.head.instance.instance_type))
+    return replace(expected, machine=INSTANCE_TYPES.get(cluster.head.instance.instance_type))
 
 
 def summarize(results: Sequence[CheckResult], expected: Expected) -> str:

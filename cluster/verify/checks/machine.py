@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from cluster.verify.checks.result import CheckResult, Expected, Verdict, count, typical
-from infra.catalogue import InstanceType
+from infra.instance_types import InstanceType
 from provision.facts import AMX_FLAGS
 from provision.health import NodeHealth
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from infra.catalogue import InstanceType
+from infra.instance_types import InstanceType
 from provision.stacks import Stack
 
 T = TypeVar("T", bound=Hashable)

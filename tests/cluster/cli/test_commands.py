@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.harness.command_line import CommandLine, Told
-from tests.infra.resource_factory import Planter
+from tests.harness.command_line import CommandLine, CommandResult
+from tests.infra.resource_factory import ResourceFactory
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 
-def parsed(told: Told) -> dict[str, Any]:
+def parsed(told: CommandResult) -> dict[str, Any]:
     """What a command printed on stdout: one line of JSON and nothing else."""
     assert told.code == 0, told.err
     assert told.out.count("\n") == 1
@@ -24,7 +24,7 @@ def parsed(told: Told) -> dict[str, Any]:
 
 
 def test_before_yes_everything_is_told_that_one_wants_to_know(line: CommandLine) -> None:
-    line.park_cloud.faults("[quota]\non_demand_vcpus = 128\n")
+    line.cloud.faults("[quota]\non_demand_vcpus = 128\n")
 
     told = line.run("up", "--nodes", "4", "--instance-type", "r7iz.metal-16xl,m7i.metal-24xl")
 
@@ -120,7 +120,7 @@ def test_up_and_the_same_again(line: CommandLine) -> None:
 def test_a_failure_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
     line: CommandLine,
 ) -> None:
-    line.park_cloud.faults('[[machine]]\nfate = "no-amx"\n')
+    line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
 
     told = line.run("up", "--nodes", "2", "--yes")
 
@@ -154,7 +154,7 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
 
 
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:
-    line.park_cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
+    line.cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
     line.must("up", "--nodes", "2", "--spot", "--yes")
 
     text = line.must("status").out
@@ -170,7 +170,7 @@ def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) ->
 def test_list_shows_all_clusters(line: CommandLine) -> None:
     assert line.must("list").out == "No clusters in aws, us-east-1.\n"
     line.must("up", "--nodes", "2", "--yes", "--name", "bert")
-    Planter(line.park_cloud.fake, "forgotten").volumes()
+    ResourceFactory(line.cloud.fake, "forgotten").volumes()
 
     text = line.must("list", "--all-regions").out
     told = parsed(line.run("list", "--json"))
@@ -185,15 +185,15 @@ def test_list_shows_all_clusters(line: CommandLine) -> None:
 
 def test_gc_takes_what_was_forgotten_and_nothing_else(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes", "--name", "alive")
-    alive = line.park_cloud.left()
-    Planter(line.park_cloud.fake, "forgotten").key_pairs()
-    Planter(line.park_cloud.fake, "lost").volumes()
+    alive = line.cloud.left()
+    ResourceFactory(line.cloud.fake, "forgotten").key_pairs()
+    ResourceFactory(line.cloud.fake, "lost").volumes()
 
     told = line.must("gc", "--yes")
 
     assert told.out == "Removed: forgotten, lost.\n"
     assert "lost (us-east-1, over): 1 volume (vol-" in told.err
-    assert line.park_cloud.left() == alive
+    assert line.cloud.left() == alive
     assert line.must("gc").out == "Nothing was forgotten.\n"
     assert parsed(line.run("gc", "--json")) == {"cloud": "aws", "removed": []}
 
@@ -203,7 +203,7 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_unless_all_are_wished(
 ) -> None:
     line.must("up", "--nodes", "2", "--yes", "--name", "kept")
     line.must("down", "--yes", "--keep-image", "--name", "kept")
-    line.park_cloud.faults("[[capacity]]\nfree = 0\n")
+    line.cloud.faults("[[capacity]]\nfree = 0\n")
     assert line.run("up", "--yes", "--name", "unfinished").code == 1
 
     told = line.must("gc", "--yes")
@@ -212,7 +212,7 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_unless_all_are_wished(
     assert "(--all takes them, too): kept, unfinished" in told.out
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["kept", "unfinished"]
-    assert line.park_cloud.left() == []
+    assert line.cloud.left() == []
 
 
 def test_extend_moves_the_end(line: CommandLine) -> None:
@@ -251,7 +251,7 @@ def test_repair_needs_a_cluster(line: CommandLine) -> None:
 def test_nodes_are_not_taken_from_under_a_job(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes")
     head = line.ids()[0]
-    line.park_cloud.change_machine(head, job="squad-1")
+    line.cloud.change_machine(head, job="squad-1")
 
     told = line.run("up", "--nodes", "1", "--yes")
 
@@ -270,7 +270,7 @@ def test_down_proves_that_nothing_is_left(line: CommandLine) -> None:
     told = line.must("down", "--yes")
 
     assert told.out == "Nothing left of cluster spr.\n"
-    assert line.park_cloud.left() == []
+    assert line.cloud.left() == []
     terminated = re.search(r"Terminate: (.*)", told.err)
     assert terminated
     assert set(terminated[1].split(", ")) == set(machines)
@@ -314,7 +314,7 @@ def test_ssh_becomes_the_machines_own_ssh_with_the_clusters_configuration(
     for argv in (["ssh"], ["ssh", "node1"], ["ssh", "1", "--", "lscpu"], ["ssh", "--", "hostname"]):
         line.run(*argv)
 
-    config = str(line.park_cloud.ctx.files.folder.with_name("spr") / "ssh_config")
+    config = str(line.cloud.ctx.files.folder.with_name("spr") / "ssh_config")
     assert started == [
         ["-F", config, "node0"],
         ["-F", config, "node1"],
@@ -325,7 +325,7 @@ def test_ssh_becomes_the_machines_own_ssh_with_the_clusters_configuration(
 
 
 def test_another_command_at_work_is_named(line: CommandLine) -> None:
-    files = line.park_cloud.ctx.files.of("spr")
+    files = line.cloud.ctx.files.of("spr")
     with files.lock():
         for argv in (["up", "--yes"], ["down", "--yes"], ["repair"], ["extend", "1h"]):
             told = line.run(*argv)

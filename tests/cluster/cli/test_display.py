@@ -14,8 +14,8 @@ from rich.console import Console
 
 from cluster.cli.display import PlainProgress, TreeProgress, format_seconds, wrap
 from cluster.nodes import Cluster
+from jobs.cli.context import usd_so_far
 from jobs.cli.job_display import JobDisplay, render_result, render_shares, render_step
-from jobs.cli.train import usd_so_far
 from tests.cluster.test_ssh_mesh import NODES
 
 STEP: dict[str, Any] = {

@@ -17,9 +17,9 @@ import pytest
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
 from infra import tags
+from infra.iam_policy import build_policy, policy_actions
 from infra.local.ec2_spot import SpotRequest
-from infra.policy import build_policy, policy_actions
-from tests.harness.command_line import CommandLine, Seen, Told, open_command_line
+from tests.harness.command_line import ApiCall, CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 
 _ACTIONS = policy_actions()
@@ -62,12 +62,12 @@ def allow(line: CommandLine, folder: Path, *, less: str = "") -> None:
         statement["Action"] = [action for action in statement["Action"] if action != less]
     file = folder / "policy.json"
     file.write_text(json.dumps(policy))
-    line.park_cloud.faults(f'[iam]\npolicy = "{file}"\n')
+    line.cloud.faults(f'[iam]\npolicy = "{file}"\n')
 
 
-def plant_orphans(line: CommandLine) -> None:
+def leave_orphans(line: CommandLine) -> None:
     """What a cluster of another time has left: one of each kind that no machine takes along."""
-    cloud = line.park_cloud.fake
+    cloud = line.cloud.fake
     labels = {tags.CLUSTER: "old"}
 
     def specified(kind: str) -> Any:
@@ -90,7 +90,7 @@ def plant_orphans(line: CommandLine) -> None:
     cloud.backend.spot_instance_requests[request.id] = request
 
 
-def live(line: CommandLine) -> Iterator[Told]:
+def live(line: CommandLine) -> Iterator[CommandResult]:
     """A cluster's life, command by command, until one of them fails."""
     types = ("--instance-type", "r7iz.metal-16xl,m7i.metal-24xl")
     for step in (
@@ -117,15 +117,15 @@ def live(line: CommandLine) -> Iterator[Told]:
 def test_a_clusters_whole_life_needs_these_actions_and_no_others(
     line: CommandLine, tmp_path: Path
 ) -> None:
-    plant_orphans(line)
-    line.witness.calls.clear()
+    leave_orphans(line)
+    line.call_log.calls.clear()
     allow(line, tmp_path)
 
     for told in live(line):
         assert told.code == 0, told.err
 
-    assert line.park_cloud.left() == []
-    assert {seen.action for seen in line.witness.calls} == set(_ACTIONS)
+    assert line.cloud.left() == []
+    assert {seen.action for seen in line.call_log.calls} == set(_ACTIONS)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_clusters_whole_life_needs_these_actions_and_no_others(
 def test_without_any_one_of_its_actions_a_life_is_poorer_and_says_which(
     line: CommandLine, tmp_path: Path, action: str
 ) -> None:
-    plant_orphans(line)
+    leave_orphans(line)
     allow(line, tmp_path, less=action)
     operation = action.partition(":")[2]
 
@@ -158,20 +158,20 @@ def test_without_any_one_of_its_actions_a_life_is_poorer_and_says_which(
 
 def test_what_is_changed_or_taken_away_carries_our_tag_at_that_moment(line: CommandLine) -> None:
     """That is what the policy's condition asks AWS to look at."""
-    plant_orphans(line)
+    leave_orphans(line)
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
     statements = [s for s in build_policy()["Statement"] if s.get("Condition") == ours]
     asked = {action for statement in statements for action in statement["Action"]}
     assert asked >= {"ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:CreateImage"}
     named: dict[str, list[str]] = {}
 
-    def look(seen: Seen) -> None:
+    def look(seen: ApiCall) -> None:
         if seen.action in asked:
             named.setdefault(seen.action, []).extend(ids_in(seen))
             for id_ in ids_in(seen):
                 assert tags.CLUSTER in labels_of(line, id_), f"{seen.action} of {id_}"
 
-    line.witness.before.append(look)
+    line.call_log.before.append(look)
     for told in live(line):
         assert told.code == 0, told.err
 
@@ -179,14 +179,14 @@ def test_what_is_changed_or_taken_away_carries_our_tag_at_that_moment(line: Comm
     assert all(named.values())
 
 
-def ids_in(seen: Seen) -> list[str]:
+def ids_in(seen: ApiCall) -> list[str]:
     """What a call is about."""
     return [value for key, value in seen.parameters.items() if key.partition(".")[0] in _NAMED_BY]
 
 
 def labels_of(line: CommandLine, id_: str) -> dict[str, str]:
     """A resource's tags now; key pairs and placement groups are named, others have an id."""
-    backend = line.park_cloud.fake.backend
+    backend = line.cloud.fake.backend
     resource = backend.key_pairs.get(id_) or backend.placement_groups.get(id_)
     found: dict[str, str] = dict(backend.tags.get(resource.id if resource else id_, {}))
     return found

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import infra.clouds
 from infra.aws import open_aws_cloud
-from infra.catalogue import CATALOGUE
-from tests.cluster import failures as f
+from infra.instance_types import INSTANCE_TYPES
+from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, numbered
 from tests.infra.local.fakes import Endpoint
 
@@ -25,7 +24,7 @@ _DURATION = "expected a duration such as 90m, 8h or 2d"
 _NODES = "expected a whole number from 1 to 256"
 _PRICE = "expected US dollars per machine and hour, above 0 and at most 1000"
 _CIDR = "\n  → an IPv4 range such as 203.0.113.7/32"
-_TYPES = "\n  → types with AMX: " + ", ".join(t.name for t in CATALOGUE.values() if t.amx)
+_TYPES = "\n  → types with AMX: " + ", ".join(t.name for t in INSTANCE_TYPES.values() if t.amx)
 _YES = "not on a terminal, so nobody can be asked\n  → --yes says yes"
 _NO_CLUSTER = (
     "no cluster 'spr' is running in us-east-1\n  → `spr-cluster up` makes one; --name, --cloud "
@@ -221,7 +220,7 @@ _CREDENTIALS_HINT = (
 def test_without_credentials_every_verb_says_so(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    monkeypatch.setattr(infra.clouds, "open_cloud", lambda name, region, _: open_aws_cloud(region))
+    monkeypatch.setattr(line, "open_cloud", lambda name, region, _: open_aws_cloud(region))
     monkeypatch.setattr("infra.aws.find_caller_cidr", lambda: "203.0.113.7/32")
     f.expect_refusal(line, verb.split(), "no AWS credentials found" + _CREDENTIALS_HINT)
 
@@ -246,9 +245,9 @@ def test_a_profile_that_is_not_there_is_named(
 def test_credentials_that_aws_does_not_take_any_more(
     line: CommandLine, code: str, text: str
 ) -> None:
-    line.park_cloud.faults(f"[[error]]\ncode = '{code}'\nmessage = '{text}'\ntimes = 100\n")
+    line.cloud.faults(f"[[error]]\ncode = '{code}'\nmessage = '{text}'\ntimes = 100\n")
     try:
         message = f"AWS does not accept the credentials: {text}{_CREDENTIALS_HINT}"
         f.expect_refusal(line, ["up", "--nodes", "2", "--yes"], message)
     finally:
-        line.park_cloud.faults("")
+        line.cloud.faults("")

@@ -7,7 +7,7 @@ compared with all that exists, and the command that it names is run.
 
 from __future__ import annotations
 
-from tests.cluster import failures as f
+from tests.harness import failures as f
 from tests.harness.command_line import CommandLine
 
 # The head first, then an image, then the workers: the way with the most that can fail.

@@ -17,11 +17,10 @@ from urllib.error import URLError
 import pytest
 
 import infra.aws
-import infra.clouds
 from cluster.local_files import ClusterFiles
 from infra.errors import HostError
 from provision.host import Result
-from tests.cluster import failures as f
+from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, files_at_home, open_command_line
 from tests.infra.local.fakes import Endpoint
 
@@ -255,15 +254,15 @@ def standing(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture
 def line(standing: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
     """That cluster, put right again after the test."""
-    monkeypatch.setenv("SPR_CLUSTER_HOME", str(standing.park_cloud.park.root.parent / "home"))
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(standing.cloud.machines.root.parent / "home"))
     key = ClusterFiles.of("spr").key
-    backend, private = standing.park_cloud.fake.backend, key.read_text()
+    backend, private = standing.cloud.fake.backend, key.read_text()
     subnets = {zone: dict(found) for zone, found in backend.subnets.items()}
     tags, head = deepcopy(backend.tags), standing.ids()[0]
     yield standing
     standing.machines.staged.clear()
-    standing.witness.instead, standing.url = None, ""
-    standing.park_cloud.faults("")
+    standing.call_log.instead, standing.url = None, ""
+    standing.cloud.faults("")
     backend.tags, backend.subnets = tags, type(backend.subnets)(dict, subnets)
     backend.start_instances([head])
     key.write_text(private)
@@ -274,7 +273,7 @@ def test_where_nothing_can_be_done_nothing_is_and_the_message_says_why(
     line: CommandLine, row: f.Row
 ) -> None:
     row.act(line)
-    line.park_cloud.faults(row.faults)
+    line.cloud.faults(row.faults)
     before, files = line.changes, files_at_home()
 
     told = line.run(*shlex.split(row.argv))
@@ -323,7 +322,7 @@ def test_an_address_that_can_not_be_learned_is_asked_of_the_user(
     monkeypatch.setattr(urllib.request, "urlopen", fail)
     opened = line.open_cloud("aws", None, None)
     blind = replace(opened, caller_cidr=infra.aws.find_caller_cidr)
-    monkeypatch.setattr(infra.clouds, "open_cloud", lambda *_: blind)
+    monkeypatch.setattr(line, "open_cloud", lambda *_: blind)
     before = line.changes
 
     told = line.run(*shlex.split(_NEW))

@@ -16,8 +16,8 @@ from infra import tags
 from infra.errors import HostError
 from provision.host import Result
 from provision.stacks import load_stack
-from tests.cluster import failures as f
 from tests.fakes import health_answer
+from tests.harness import failures as f
 from tests.harness.command_line import CommandLine
 
 # The head first, then an image, then the workers: the way with the most that can fail.
@@ -211,7 +211,7 @@ def test_a_cluster_that_lost_nodes_says_how_to_get_them_back(line: CommandLine) 
 def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine) -> None:
     line.must(*shlex.split(_UP))
     reason = "resource sg-1 has a dependent object"
-    line.park_cloud.faults(f.error("DeleteSecurityGroup", "DependencyViolation", reason))
+    line.cloud.faults(f.error("DeleteSecurityGroup", "DependencyViolation", reason))
 
     told = line.run("down", "--yes")
 
@@ -222,16 +222,16 @@ def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine)
         f"operation: {reason}\n  → run `spr-cluster down {f.FLAGS}` again; these may still cost "
         "money"
     )
-    line.park_cloud.faults("")
+    line.cloud.faults("")
     line.must("down", *f.FLAGS.split(), "--yes")
-    assert line.park_cloud.left() == []
+    assert line.cloud.left() == []
 
 
 @pytest.mark.full
 def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
     line.must(*shlex.split(_UP))
-    line.park_cloud.faults("terminate_s = 80000\n")
-    line.park_cloud.clock.pace = 10
+    line.cloud.faults("terminate_s = 80000\n")
+    line.cloud.clock.pace = 10
 
     told = line.run("down", "--yes")
 
@@ -247,11 +247,11 @@ def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
 
 
 def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine) -> None:
-    ec2 = line.park_cloud.fake.clients.ec2
+    ec2 = line.cloud.fake.clients.ec2
     for name in ("older", "old"):
         labels = tags.tag_specifications(["volume"], {tags.CLUSTER: name})
         ec2.create_volume(AvailabilityZone="us-east-1a", Size=20, TagSpecifications=labels)
-    line.park_cloud.faults(f.error("DeleteVolume", "UnauthorizedOperation", times=2))
+    line.cloud.faults(f.error("DeleteVolume", "UnauthorizedOperation", times=2))
 
     told = line.run("gc", "--yes")
 
@@ -261,7 +261,7 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
         "EC2\n  → have an administrator allow DeleteVolume (`spr-cluster iam-policy` prints all that "
         "is needed), or choose another AWS_PROFILE"
     )
-    assert len(line.park_cloud.left()) == 1
+    assert len(line.cloud.left()) == 1
 
 
 def test_nodes_that_do_not_hear_of_their_new_end_are_named(line: CommandLine) -> None:
@@ -279,5 +279,5 @@ def test_nodes_that_do_not_hear_of_their_new_end_are_named(line: CommandLine) ->
     )
     line.machines.staged.clear()
     line.must("extend", "1m", *f.FLAGS.split())
-    expires = {line.park_cloud.machine(id_)["expires"] for id_ in line.ids()}
+    expires = {line.cloud.machine(id_)["expires"] for id_ in line.ids()}
     assert len(expires) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from infra.errors import HostError
 from provision.host import Result
-from tests.harness.command_line import CommandLine, Told
+from tests.harness.command_line import CommandLine, CommandResult
 
 _UP = "up --nodes 3 --yes"
 
@@ -21,10 +21,10 @@ def cluster(line: CommandLine) -> CommandLine:
 
 
 def change(line: CommandLine, rank: int, **values: Any) -> None:
-    line.park_cloud.change_machine(line.ids()[rank], **values)
+    line.cloud.change_machine(line.ids()[rank], **values)
 
 
-def verify(line: CommandLine, *options: str, code: int = 0) -> Told:
+def verify(line: CommandLine, *options: str, code: int = 0) -> CommandResult:
     told = line.run("verify", *options)
     assert told.code == code, told.err + told.out
     return told
@@ -81,7 +81,7 @@ def test_a_node_without_amx_fails_and_is_never_called_ok(cluster: CommandLine) -
 
 
 def test_where_amx_may_be_missing_it_is_still_said(line: CommandLine) -> None:
-    line.park_cloud.faults('[[machine]]\nfate = "no-amx"\n')
+    line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
     line.must(*_UP.split(), "--allow-no-amx")
 
     told = verify(line)
@@ -149,7 +149,7 @@ def test_a_rank_without_torch_names_its_node(cluster: CommandLine) -> None:
 
 
 def test_while_a_job_runs_it_is_left_in_peace(cluster: CommandLine) -> None:
-    cluster.park_cloud.change_machine(cluster.ids()[0], job="squad-1")
+    cluster.cloud.change_machine(cluster.ids()[0], job="squad-1")
     cluster.stage("node0", "bin/mpirun", HostError("node0", "mpirun beside a job"))
 
     found = checks(cluster)

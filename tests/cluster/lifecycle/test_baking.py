@@ -12,7 +12,7 @@ from infra.actions import ActionKind, Plan
 from infra.errors import HostError, SprError
 from infra.inventory import Inventory
 from tests.harness.command_line import CommandLine
-from tests.harness.simulated_cloud import ParkCloud
+from tests.harness.simulated_cloud import SimulatedCloud
 
 INSTALL = "spr-cluster-install.sh"
 
@@ -21,28 +21,30 @@ def kinds(plan: Plan) -> list[ActionKind]:
     return [action.kind for action in plan.actions]
 
 
-def purchases(park_cloud: ParkCloud) -> int:
-    return park_cloud.writes().count("RunInstances")
+def purchases(simulated_cloud: SimulatedCloud) -> int:
+    return simulated_cloud.writes().count("RunInstances")
 
 
-def test_without_an_image_all_nodes_are_bought_and_installed_at_once(park_cloud: ParkCloud) -> None:
-    park_cloud.up(nodes=3, bake="none")
+def test_without_an_image_all_nodes_are_bought_and_installed_at_once(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.up(nodes=3, bake="none")
 
-    cluster = park_cloud.cluster()
+    cluster = simulated_cloud.cluster()
     assert cluster.is_whole
-    assert purchases(park_cloud) == 1
-    assert park_cloud.steps.count(INSTALL) == 3
+    assert purchases(simulated_cloud) == 1
+    assert simulated_cloud.steps.count(INSTALL) == 3
     assert len({node.instance.tags[tags.INSTALLED] for node in cluster.nodes}) == 1
     # For the next time; nobody waits for it.
-    (image,) = park_cloud.found("images").images
+    (image,) = simulated_cloud.found("images").images
     assert image.tags[tags.SEALED] == "yes"
-    before = park_cloud.writes()
-    park_cloud.up()
-    assert park_cloud.writes() == before
+    before = simulated_cloud.writes()
+    simulated_cloud.up()
+    assert simulated_cloud.writes() == before
 
 
 def test_an_installation_that_fails_on_one_node_is_done_again_there_alone(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
     numbers = itertools.count()
 
@@ -50,75 +52,79 @@ def test_an_installation_that_fails_on_one_node_is_done_again_there_alone(
         if next(numbers) == 1:
             raise HostError("node1", "no space left")
 
-    park_cloud.steps.before[INSTALL] = fail_the_second
+    simulated_cloud.steps.before[INSTALL] = fail_the_second
     with pytest.raises(SprError, match="installing stack upstream failed on 1 of 3 nodes"):
-        park_cloud.up(nodes=3, bake="none")
-    installed = park_cloud.steps.count(INSTALL)
+        simulated_cloud.up(nodes=3, bake="none")
+    installed = simulated_cloud.steps.count(INSTALL)
     assert installed == 2
 
-    plan = park_cloud.plan()
+    plan = simulated_cloud.plan()
     assert "stack upstream on 1 node" in str(plan.actions) or "on the head" in str(plan.actions)
-    park_cloud.up()
-    assert park_cloud.cluster().is_whole
-    assert park_cloud.steps.count(INSTALL) == 3
-    assert purchases(park_cloud) == 1
+    simulated_cloud.up()
+    assert simulated_cloud.cluster().is_whole
+    assert simulated_cloud.steps.count(INSTALL) == 3
+    assert purchases(simulated_cloud) == 1
 
 
-def test_more_nodes_start_from_the_image_that_was_made_meanwhile(park_cloud: ParkCloud) -> None:
-    park_cloud.up(nodes=2, bake="none")
-    park_cloud.clock.sleep(3600)
+def test_more_nodes_start_from_the_image_that_was_made_meanwhile(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.up(nodes=2, bake="none")
+    simulated_cloud.clock.sleep(3600)
 
-    park_cloud.up(nodes=4)
+    simulated_cloud.up(nodes=4)
 
-    assert park_cloud.cluster().is_whole
-    assert park_cloud.steps.count(INSTALL) == 2
+    assert simulated_cloud.cluster().is_whole
+    assert simulated_cloud.steps.count(INSTALL) == 2
 
 
-def test_an_image_that_is_not_ready_is_not_waited_for(park_cloud: ParkCloud) -> None:
-    park_cloud.faults("image_s = 5000\n")
-    park_cloud.up(nodes=1, bake="none")
+def test_an_image_that_is_not_ready_is_not_waited_for(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults("image_s = 5000\n")
+    simulated_cloud.up(nodes=1, bake="none")
 
-    plan = park_cloud.plan(nodes=2)
+    plan = simulated_cloud.plan(nodes=2)
 
     assert ActionKind.WAIT_IMAGE not in kinds(plan)
     assert "from Ubuntu's own image" in str(plan.actions)
-    park_cloud.up(nodes=2)
-    assert park_cloud.steps.count(INSTALL) == 2
-    assert len(park_cloud.found("images").images) == 1
+    simulated_cloud.up(nodes=2)
+    assert simulated_cloud.steps.count(INSTALL) == 2
+    assert len(simulated_cloud.found("images").images) == 1
 
 
-def test_a_cluster_is_whole_also_where_its_image_fails(park_cloud: ParkCloud) -> None:
+def test_a_cluster_is_whole_also_where_its_image_fails(simulated_cloud: SimulatedCloud) -> None:
     def fail() -> None:
         raise HostError("node0", "no space left")
 
-    park_cloud.steps.before["sealing the disk"] = fail
-    park_cloud.up(nodes=2, bake="none")
+    simulated_cloud.steps.before["sealing the disk"] = fail
+    simulated_cloud.up(nodes=2, bake="none")
 
-    assert park_cloud.cluster().is_whole
-    assert "no image this time: [node0] no space left" in park_cloud.notes.told
-    park_cloud.steps.before.clear()
-    assert kinds(park_cloud.plan()) == [ActionKind.VERIFY, ActionKind.BEGIN_IMAGE]
+    assert simulated_cloud.cluster().is_whole
+    assert "no image this time: [node0] no space left" in simulated_cloud.progress.notes
+    simulated_cloud.steps.before.clear()
+    assert kinds(simulated_cloud.plan()) == [ActionKind.VERIFY, ActionKind.BEGIN_IMAGE]
 
 
-def test_a_head_with_somebodys_data_is_not_copied_for_others(park_cloud: ParkCloud) -> None:
-    park_cloud.up(nodes=1, bake="none")
-    (image,) = park_cloud.found("images").images
-    park_cloud.ec2.deregister_image(ImageId=image.id)
-    park_cloud.change_machine(park_cloud.cluster().head.instance.id, jobs="squad-1")
+def test_a_head_with_somebodys_data_is_not_copied_for_others(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.up(nodes=1, bake="none")
+    (image,) = simulated_cloud.found("images").images
+    simulated_cloud.ec2.deregister_image(ImageId=image.id)
+    simulated_cloud.change_machine(simulated_cloud.cluster().head.instance.id, jobs="squad-1")
 
-    park_cloud.up()
+    simulated_cloud.up()
 
-    assert park_cloud.found("images").images == ()
-    assert "no image: there are jobs on the head" in park_cloud.notes.told
+    assert simulated_cloud.found("images").images == ()
+    assert "no image: there are jobs on the head" in simulated_cloud.progress.notes
 
 
 def test_nodes_of_an_older_recipe_are_copied_not_mixed_with_newer_ones(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.up(nodes=1, bake="none")
-    image = park_cloud.found("images").images[0]
-    park_cloud.ec2.deregister_image(ImageId=image.id)
-    newer = park_cloud.seen_as(base="another")
+    simulated_cloud.up(nodes=1, bake="none")
+    image = simulated_cloud.found("images").images[0]
+    simulated_cloud.ec2.deregister_image(ImageId=image.id)
+    newer = simulated_cloud.seen_as(base="another")
 
     plan = newer.plan(nodes=2)
 
@@ -126,96 +132,102 @@ def test_nodes_of_an_older_recipe_are_copied_not_mixed_with_newer_ones(
     assert ActionKind.INSTALL not in kinds(plan)
 
 
-def test_down_that_keeps_an_image_has_it_finished_first(park_cloud: ParkCloud) -> None:
-    park_cloud.faults("image_s = 300\n")
-    park_cloud.up(nodes=1, bake="none")
-    (image,) = park_cloud.found("images").images
+def test_down_that_keeps_an_image_has_it_finished_first(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults("image_s = 300\n")
+    simulated_cloud.up(nodes=1, bake="none")
+    (image,) = simulated_cloud.found("images").images
     assert image.state == "pending"
 
-    kept = park_cloud.down(keep_image=True).kept
+    kept = simulated_cloud.down(keep_image=True).kept
 
     assert [i.state for i in kept.images] == ["available"]
-    assert park_cloud.notes.phases.index(f"Image on its way: {image.id}") < next(
-        i for i, title in enumerate(park_cloud.notes.phases) if title.startswith("Terminate")
+    assert simulated_cloud.progress.phases.index(f"Image on its way: {image.id}") < next(
+        i
+        for i, title in enumerate(simulated_cloud.progress.phases)
+        if title.startswith("Terminate")
     )
 
 
 def test_an_image_that_was_never_sealed_is_neither_kept_nor_waited_for(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.faults("image_s = 300\n")
-    park_cloud.up(nodes=1, bake="none")
-    (image,) = park_cloud.found("images").images
+    simulated_cloud.faults("image_s = 300\n")
+    simulated_cloud.up(nodes=1, bake="none")
+    (image,) = simulated_cloud.found("images").images
     unsealed = [{"Key": tags.SEALED, "Value": "no"}]
-    park_cloud.ec2.create_tags(Resources=[image.id], Tags=unsealed)
+    simulated_cloud.ec2.create_tags(Resources=[image.id], Tags=unsealed)
 
-    park_cloud.down(keep_image=True)
+    simulated_cloud.down(keep_image=True)
 
-    assert park_cloud.left() == []
-    assert f"Image on its way: {image.id}" not in park_cloud.notes.phases
+    assert simulated_cloud.left() == []
+    assert f"Image on its way: {image.id}" not in simulated_cloud.progress.phases
 
 
-def test_a_kept_image_that_failed_makes_room_for_another_of_its_head(park_cloud: ParkCloud) -> None:
-    park_cloud.faults("image_s = 300\n")
-    park_cloud.up(nodes=1, bake="none")
-    (image,) = park_cloud.found("images").images
+def test_a_kept_image_that_failed_makes_room_for_another_of_its_head(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults("image_s = 300\n")
+    simulated_cloud.up(nodes=1, bake="none")
+    (image,) = simulated_cloud.found("images").images
     kept = [{"Key": tags.KEPT, "Value": "yes"}]
-    park_cloud.ec2.create_tags(Resources=[image.id], Tags=kept)
-    park_cloud.fake.backend.amis[image.id].state = "failed"
+    simulated_cloud.ec2.create_tags(Resources=[image.id], Tags=kept)
+    simulated_cloud.fake.backend.amis[image.id].state = "failed"
 
-    park_cloud.up()
+    simulated_cloud.up()
 
-    (another,) = park_cloud.found("images").images
+    (another,) = simulated_cloud.found("images").images
     assert (another.id != image.id, another.name) == (True, image.name)
 
 
-def test_a_failed_image_is_not_kept(park_cloud: ParkCloud) -> None:
-    park_cloud.faults("image_s = 300\n")
-    park_cloud.up(nodes=1, bake="none")
-    for image in park_cloud.fake.backend.amis.values():
-        if image.owner_id == park_cloud.fake.backend.account_id:
+def test_a_failed_image_is_not_kept(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults("image_s = 300\n")
+    simulated_cloud.up(nodes=1, bake="none")
+    for image in simulated_cloud.fake.backend.amis.values():
+        if image.owner_id == simulated_cloud.fake.backend.account_id:
             image.state = "failed"
 
-    assert park_cloud.down(keep_image=True).kept == Inventory()
-    assert park_cloud.left() == []
+    assert simulated_cloud.down(keep_image=True).kept == Inventory()
+    assert simulated_cloud.left() == []
 
 
 def test_an_image_that_fails_while_it_is_waited_for_keeps_no_machine(
-    park_cloud: ParkCloud, monkeypatch: pytest.MonkeyPatch
+    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    park_cloud.faults("image_s = 300\n")
-    park_cloud.up(nodes=3, bake="none")
-    (image,) = park_cloud.found("images").images
+    simulated_cloud.faults("image_s = 300\n")
+    simulated_cloud.up(nodes=3, bake="none")
+    (image,) = simulated_cloud.found("images").images
 
-    pass_time = park_cloud.ctx.clock.sleep
+    pass_time = simulated_cloud.ctx.clock.sleep
 
     def fail(seconds: float) -> None:
-        if image.id in park_cloud.fake.backend.amis:
-            park_cloud.fake.backend.amis[image.id].state = "failed"
+        if image.id in simulated_cloud.fake.backend.amis:
+            simulated_cloud.fake.backend.amis[image.id].state = "failed"
         pass_time(seconds)
 
-    monkeypatch.setattr(park_cloud.ctx.clock, "sleep", fail)
-    assert park_cloud.down(keep_image=True).kept == Inventory()
-    assert park_cloud.left() == []
-    assert any("it goes with the rest" in note for note in park_cloud.notes.told)
-    ends = [title for title in park_cloud.notes.phases if title.startswith("Terminate")]
+    monkeypatch.setattr(simulated_cloud.ctx.clock, "sleep", fail)
+    assert simulated_cloud.down(keep_image=True).kept == Inventory()
+    assert simulated_cloud.left() == []
+    assert any("it goes with the rest" in note for note in simulated_cloud.progress.notes)
+    ends = [title for title in simulated_cloud.progress.phases if title.startswith("Terminate")]
     # Nobody pays for three machines while one of them is copied.
-    assert park_cloud.notes.phases.index(ends[0]) < park_cloud.notes.phases.index(
+    assert simulated_cloud.progress.phases.index(ends[0]) < simulated_cloud.progress.phases.index(
         f"Image on its way: {image.id}"
     )
     assert len(ends[0].split(",")) == 2
 
 
-def test_the_image_of_a_head_with_jobs_is_for_its_own_cluster_alone(park_cloud: ParkCloud) -> None:
-    park_cloud.up(nodes=1, bake="head")
-    park_cloud.change_machine(park_cloud.cluster().head.instance.id, jobs="squad-1")
+def test_the_image_of_a_head_with_jobs_is_for_its_own_cluster_alone(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.up(nodes=1, bake="head")
+    simulated_cloud.change_machine(simulated_cloud.cluster().head.instance.id, jobs="squad-1")
 
-    park_cloud.up(nodes=2, bake="head")
+    simulated_cloud.up(nodes=2, bake="head")
 
-    (image,) = park_cloud.found("images").images
+    (image,) = simulated_cloud.found("images").images
     assert image.tags[tags.USED] == "yes"
-    assert park_cloud.down(keep_image=True).kept == Inventory()
-    assert park_cloud.left() == []
+    assert simulated_cloud.down(keep_image=True).kept == Inventory()
+    assert simulated_cloud.left() == []
 
 
 # By the command line
@@ -226,7 +238,7 @@ def test_a_baked_image_is_found_by_any_cluster_and_nothing_is_installed(line: Co
     assert "installs nothing" in told.out
     assert "$0.20 an hour (1 x $0.2016" in told.err
     assert line.ids() == []
-    steps = line.park_cloud.steps
+    steps = line.cloud.steps
     assert steps.count(INSTALL) == 1
     image = told.out.split()[0]
 
@@ -253,10 +265,10 @@ def test_what_is_baked_already_is_not_baked_again(line: CommandLine) -> None:
 @pytest.mark.parametrize("moment", ["cloud-init status", INSTALL, "sealing the disk"])
 def test_baking_that_was_cut_off_goes_on(line: CommandLine, moment: str) -> None:
     def fail() -> None:
-        line.park_cloud.steps.before.clear()
+        line.cloud.steps.before.clear()
         raise HostError("node0", "no SSH at 172.31.0.4: timed out")
 
-    line.park_cloud.steps.before[moment] = fail
+    line.cloud.steps.before[moment] = fail
     told = line.run("bake", "--yes")
     if told.code:  # a machine that never worked is replaced at once
         assert "`bake` did not finish." in told.err
@@ -283,9 +295,7 @@ def test_images_are_listed_deleted_and_pruned(line: CommandLine) -> None:
     line.must("up", "--name", "other", "--nodes", "2", "--yes", "--stack", "upstream")
     line.must("down", "--name", "other", "--keep-image", "--yes")
     other = next(i for i in _listed(line) if i != image)
-    line.park_cloud.ec2.create_tags(
-        Resources=[other], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}]
-    )
+    line.cloud.ec2.create_tags(Resources=[other], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
     table = line.must("images", "list").out
     assert "outdated" in table
     assert "spr-cluster images prune" in table
@@ -293,7 +303,7 @@ def test_images_are_listed_deleted_and_pruned(line: CommandLine) -> None:
     assert line.must("images", "prune", "--yes").out == f"Deleted: {other}.\n"
     assert _listed(line) == [image]
     assert line.must("images", "delete", image, "--yes").out == f"Deleted: {image}.\n"
-    assert line.park_cloud.left() == []
+    assert line.cloud.left() == []
 
 
 def test_an_image_that_is_not_ours_is_not_deleted(line: CommandLine) -> None:
@@ -309,9 +319,7 @@ def test_an_image_that_is_not_ours_is_not_deleted(line: CommandLine) -> None:
 def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes")
     (image,) = _listed(line)
-    line.park_cloud.ec2.create_tags(
-        Resources=[image], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}]
-    )
+    line.cloud.ec2.create_tags(Resources=[image], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])
 
     assert line.must("images", "prune", "--yes").out == "Nothing to delete.\n"
     assert _listed(line) == [image]
@@ -331,6 +339,6 @@ def test_a_wrong_way_to_bake_is_refused(line: CommandLine) -> None:
 
 
 def test_many_nodes_do_not_all_ask_one_package_index(line: CommandLine) -> None:
-    line.park_cloud.faults("[quota]\non_demand_vcpus = 100000\n")
+    line.cloud.faults("[quota]\non_demand_vcpus = 100000\n")
     assert "Head node" in line.must("plan", "--nodes", "33").out
     assert "Head node" not in line.must("plan", "--nodes", "32").out

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from infra.buying import NoCapacityError
-from tests.harness.simulated_cloud import ParkCloud
+from infra.purchase import NoCapacityError
+from tests.harness.simulated_cloud import SimulatedCloud
 
 
 def no_room(zone: str = "*", **more: Any) -> str:
@@ -16,118 +16,126 @@ def no_room(zone: str = "*", **more: Any) -> str:
     return "[[capacity]]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
 
 
-def zones(park_cloud: ParkCloud) -> set[str]:
-    return {node.instance.zone for node in park_cloud.cluster().nodes}
+def zones(simulated_cloud: SimulatedCloud) -> set[str]:
+    return {node.instance.zone for node in simulated_cloud.cluster().nodes}
 
 
-def test_a_zone_without_room_is_passed_over(park_cloud: ParkCloud) -> None:
-    first = park_cloud.first_zone()
-    park_cloud.faults(no_room(first))
+def test_a_zone_without_room_is_passed_over(simulated_cloud: SimulatedCloud) -> None:
+    first = simulated_cloud.first_zone()
+    simulated_cloud.faults(no_room(first))
 
-    park_cloud.up(nodes=3)
+    simulated_cloud.up(nodes=3)
 
-    assert len(zones(park_cloud)) == 1
-    assert zones(park_cloud) != {first}
-    assert any(f"in {first}" in note for note in park_cloud.notes.told)
-
-
-def test_outside_the_placement_group_there_may_be_room(park_cloud: ParkCloud) -> None:
-    park_cloud.faults(no_room(group="true"))
-
-    park_cloud.up(nodes=3)
-
-    assert zones(park_cloud) == {park_cloud.first_zone()}
-    assert all("Placement" not in r for r in park_cloud.recorder.of("RunInstances")[-1:])
+    assert len(zones(simulated_cloud)) == 1
+    assert zones(simulated_cloud) != {first}
+    assert any(f"in {first}" in note for note in simulated_cloud.progress.notes)
 
 
-def test_another_type_is_bought_where_the_first_has_no_room(park_cloud: ParkCloud) -> None:
-    park_cloud.faults(no_room(instance_type='"r7iz.*"'))
+def test_outside_the_placement_group_there_may_be_room(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults(no_room(group="true"))
 
-    cluster = park_cloud.up(nodes=2, instance_types=("r7iz.metal-16xl", "m7i.metal-24xl"))
+    simulated_cloud.up(nodes=3)
+
+    assert zones(simulated_cloud) == {simulated_cloud.first_zone()}
+    assert all("Placement" not in r for r in simulated_cloud.recorder.of("RunInstances")[-1:])
+
+
+def test_another_type_is_bought_where_the_first_has_no_room(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults(no_room(instance_type='"r7iz.*"'))
+
+    cluster = simulated_cloud.up(nodes=2, instance_types=("r7iz.metal-16xl", "m7i.metal-24xl"))
 
     assert {node.instance.instance_type for node in cluster.nodes} == {"m7i.metal-24xl"}
 
 
 def test_spot_that_is_full_is_bought_on_demand_where_that_is_allowed(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.faults(no_room(market='"spot"'))
+    simulated_cloud.faults(no_room(market='"spot"'))
 
-    park_cloud.up(nodes=2, spot=True, on_demand_allowed=True)
+    simulated_cloud.up(nodes=2, spot=True, on_demand_allowed=True)
 
-    assert not any(machine.spot_request for machine in park_cloud.found("instances").instances)
+    assert not any(machine.spot_request for machine in simulated_cloud.found("instances").instances)
 
 
-def test_spot_machines_have_a_request_each(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2, spot=True)
+def test_spot_machines_have_a_request_each(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2, spot=True)
 
-    found = park_cloud.found()
+    found = simulated_cloud.found()
     assert len(found.spot_requests) == 2
     assert {m.spot_request for m in found.instances} == {r.id for r in found.spot_requests}
 
 
-def test_a_price_that_is_too_low_is_refused_with_the_way_out(park_cloud: ParkCloud) -> None:
-    park_cloud.faults("[spot]\nusd_per_hour = 2.5\n")
+def test_a_price_that_is_too_low_is_refused_with_the_way_out(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults("[spot]\nusd_per_hour = 2.5\n")
 
     with pytest.raises(NoCapacityError, match="SpotMaxPriceTooLow") as caught:
-        park_cloud.up(nodes=2, spot=True, max_price=1.0)
+        simulated_cloud.up(nodes=2, spot=True, max_price=1.0)
     assert "--max-price" in str(caught.value)
-    assert park_cloud.found("instances").instances == ()
+    assert simulated_cloud.found("instances").instances == ()
 
 
-def test_a_head_alone_moves_with_all_to_where_there_is_room(park_cloud: ParkCloud) -> None:
-    first = park_cloud.first_zone()
-    park_cloud.faults(f'[[capacity]]\nzone = "{first}"\nfree = 1\n')
+def test_a_head_alone_moves_with_all_to_where_there_is_room(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    first = simulated_cloud.first_zone()
+    simulated_cloud.faults(f'[[capacity]]\nzone = "{first}"\nfree = 1\n')
 
-    park_cloud.up(nodes=3)
+    simulated_cloud.up(nodes=3)
 
-    cluster = park_cloud.cluster()
+    cluster = simulated_cloud.cluster()
     assert cluster.is_whole
     assert len(cluster.nodes) == 3
-    assert first not in zones(park_cloud)
-    found = park_cloud.found()
+    assert first not in zones(simulated_cloud)
+    found = simulated_cloud.found()
     assert len(found.instances) == 3, "the first head is still there"
-    assert park_cloud.steps.count("install.sh") == 1, "the image has the software already"
+    assert simulated_cloud.steps.count("install.sh") == 1, "the image has the software already"
 
 
-def test_where_nowhere_is_room_all_that_was_tried_is_listed(park_cloud: ParkCloud) -> None:
-    park_cloud.faults(no_room())
+def test_where_nowhere_is_room_all_that_was_tried_is_listed(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults(no_room())
 
     with pytest.raises(NoCapacityError) as caught:
-        park_cloud.up(nodes=2, instance_types=("r7iz.metal-16xl", "m7i.metal-24xl"))
+        simulated_cloud.up(nodes=2, instance_types=("r7iz.metal-16xl", "m7i.metal-24xl"))
     tried = re.findall(r"^  (\S+) in (\S+?)(,|:)", caught.value.message, re.MULTILINE)
     assert {kind for kind, _, _ in tried} == {"r7iz.metal-16xl", "m7i.metal-24xl"}
-    assert len(tried) == len(park_cloud.recorder.of("RunInstances"))
-    assert park_cloud.found("instances").instances == ()
-    park_cloud.down()
-    assert park_cloud.left() == []
+    assert len(tried) == len(simulated_cloud.recorder.of("RunInstances"))
+    assert simulated_cloud.found("instances").instances == ()
+    simulated_cloud.down()
+    assert simulated_cloud.left() == []
 
 
-def test_a_cluster_that_works_never_moves_for_a_new_node(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    (zone,) = zones(park_cloud)
-    park_cloud.faults(f'[[capacity]]\nzone = "{zone}"\nfree = 2\n')
+def test_a_cluster_that_works_never_moves_for_a_new_node(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2)
+    (zone,) = zones(simulated_cloud)
+    simulated_cloud.faults(f'[[capacity]]\nzone = "{zone}"\nfree = 2\n')
 
     with pytest.raises(NoCapacityError):
-        park_cloud.up(nodes=3)
-    assert len(park_cloud.cluster().nodes) == 2
-    assert zones(park_cloud) == {zone}
+        simulated_cloud.up(nodes=3)
+    assert len(simulated_cloud.cluster().nodes) == 2
+    assert zones(simulated_cloud) == {zone}
 
 
-def test_the_quota_is_told_with_its_code(park_cloud: ParkCloud) -> None:
-    park_cloud.faults("[quota]\non_demand_vcpus = 64\n")
+def test_the_quota_is_told_with_its_code(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults("[quota]\non_demand_vcpus = 64\n")
 
     with pytest.raises(NoCapacityError, match="current vCPU limit of 64") as caught:
-        park_cloud.up(nodes=2)
+        simulated_cloud.up(nodes=2)
     assert "L-1216C47A" in str(caught.value)
 
 
 def test_a_head_that_may_hold_results_does_not_give_way_to_a_larger_cluster(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    head = park_cloud.made(nodes=1).head.instance
-    park_cloud.faults(f'[[capacity]]\nzone = "{head.zone}"\nfree = 1\n')
+    head = simulated_cloud.prepared(nodes=1).head.instance
+    simulated_cloud.faults(f'[[capacity]]\nzone = "{head.zone}"\nfree = 1\n')
 
     with pytest.raises(NoCapacityError):
-        park_cloud.up(nodes=3)
-    assert park_cloud.found("instances").ids()["instances"] == [head.id]
+        simulated_cloud.up(nodes=3)
+    assert simulated_cloud.found("instances").ids()["instances"] == [head.id]

@@ -12,164 +12,170 @@ from infra import tags
 from infra.actions import ActionKind, Plan
 from infra.errors import SprError, UsageError
 from infra.instances import label_instances
-from tests.harness.simulated_cloud import ParkCloud
+from tests.harness.simulated_cloud import SimulatedCloud
 
 HOUR = timedelta(hours=1)
 
 
-def ids(park_cloud: ParkCloud) -> list[str]:
+def ids(simulated_cloud: SimulatedCloud) -> list[str]:
     """The nodes in the order of their ranks."""
-    return [node.instance.id for node in park_cloud.cluster().nodes]
+    return [node.instance.id for node in simulated_cloud.cluster().nodes]
 
 
-def assert_whole(park_cloud: ParkCloud, nodes: int) -> None:
+def assert_whole(simulated_cloud: SimulatedCloud, nodes: int) -> None:
     """So many connected nodes, and no machine besides; every one knows every other."""
-    cluster = park_cloud.cluster()
+    cluster = simulated_cloud.cluster()
     assert cluster.is_whole
     assert len(cluster.nodes) == nodes
-    assert len(park_cloud.found("instances").alive) == nodes
+    assert len(simulated_cloud.found("instances").alive) == nodes
     names = {node.name: node.private_ip for node in cluster.nodes}
-    machines = [park_cloud.machine(id_) for id_ in ids(park_cloud)]
+    machines = [simulated_cloud.machine(id_) for id_ in ids(simulated_cloud)]
     assert all(machine["names"] == names for machine in machines)
     assert len({machine["mesh"] for machine in machines}) == 1
-    assert not park_cloud.plan().changes
+    assert not simulated_cloud.plan().changes
 
 
-def test_it_grows_and_those_that_are_there_keep_their_ranks(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    before = ids(park_cloud)
+def test_it_grows_and_those_that_are_there_keep_their_ranks(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=2)
+    before = ids(simulated_cloud)
 
-    park_cloud.up(nodes=4)
+    simulated_cloud.up(nodes=4)
 
-    assert_whole(park_cloud, 4)
-    assert ids(park_cloud)[:2] == before
-    assert len(park_cloud.found("images").images) == 1
-    assert park_cloud.steps.count("install.sh") == 1
-
-
-def test_one_node_grows_to_many(park_cloud: ParkCloud) -> None:
-    (head,) = (node.instance.id for node in park_cloud.made(nodes=1).nodes)
-
-    park_cloud.up(nodes=3)
-
-    assert_whole(park_cloud, 3)
-    assert ids(park_cloud)[0] == head
-    assert park_cloud.steps.count("install.sh") == 1
+    assert_whole(simulated_cloud, 4)
+    assert ids(simulated_cloud)[:2] == before
+    assert len(simulated_cloud.found("images").images) == 1
+    assert simulated_cloud.steps.count("install.sh") == 1
 
 
-def test_it_shrinks_by_its_highest_ranks(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=4)
-    before = ids(park_cloud)
+def test_one_node_grows_to_many(simulated_cloud: SimulatedCloud) -> None:
+    (head,) = (node.instance.id for node in simulated_cloud.prepared(nodes=1).nodes)
 
-    park_cloud.up(nodes=2)
+    simulated_cloud.up(nodes=3)
 
-    assert_whole(park_cloud, 2)
-    assert ids(park_cloud) == before[:2]
+    assert_whole(simulated_cloud, 3)
+    assert ids(simulated_cloud)[0] == head
+    assert simulated_cloud.steps.count("install.sh") == 1
 
 
-def test_nodes_of_a_grown_cluster_end_with_the_others(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2, ttl=2 * HOUR)
-    park_cloud.clock.sleep(3600)
+def test_it_shrinks_by_its_highest_ranks(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=4)
+    before = ids(simulated_cloud)
 
-    park_cloud.up(nodes=3)
+    simulated_cloud.up(nodes=2)
 
-    ends = {machine.tags[tags.EXPIRES] for machine in park_cloud.found("instances").instances}
-    assert ends == {park_cloud.expires(2 * HOUR)}
+    assert_whole(simulated_cloud, 2)
+    assert ids(simulated_cloud) == before[:2]
+
+
+def test_nodes_of_a_grown_cluster_end_with_the_others(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2, ttl=2 * HOUR)
+    simulated_cloud.clock.sleep(3600)
+
+    simulated_cloud.up(nodes=3)
+
+    ends = {machine.tags[tags.EXPIRES] for machine in simulated_cloud.found("instances").instances}
+    assert ends == {simulated_cloud.expires(2 * HOUR)}
 
 
 # Mending
 
 
-def lose_worker(park_cloud: ParkCloud) -> str:
-    lost = ids(park_cloud)[1]
-    park_cloud.end(lost)
+def lose_worker(simulated_cloud: SimulatedCloud) -> str:
+    lost = ids(simulated_cloud)[1]
+    simulated_cloud.end(lost)
     return lost
 
 
-def stop_worker(park_cloud: ParkCloud) -> str:
-    lost = ids(park_cloud)[1]
-    park_cloud.ec2.stop_instances(InstanceIds=[lost])
+def stop_worker(simulated_cloud: SimulatedCloud) -> str:
+    lost = ids(simulated_cloud)[1]
+    simulated_cloud.ec2.stop_instances(InstanceIds=[lost])
     return lost
 
 
-def impair_worker(park_cloud: ParkCloud) -> str:
-    lost = ids(park_cloud)[1]
-    park_cloud.fake.backend.impaired.add(lost)
+def impair_worker(simulated_cloud: SimulatedCloud) -> str:
+    lost = ids(simulated_cloud)[1]
+    simulated_cloud.fake.backend.impaired.add(lost)
     return lost
 
 
-def cut_off_worker(park_cloud: ParkCloud) -> str:
-    lost = ids(park_cloud)[1]
-    park_cloud.break_ssh(lost)
-    park_cloud.clock.pace = 20
+def cut_off_worker(simulated_cloud: SimulatedCloud) -> str:
+    lost = ids(simulated_cloud)[1]
+    simulated_cloud.break_ssh(lost)
+    simulated_cloud.clock.pace = 20
     return lost
 
 
 @pytest.mark.parametrize("harm", [lose_worker, stop_worker, impair_worker, cut_off_worker])
 def test_a_worker_that_fails_is_replaced(
-    park_cloud: ParkCloud, harm: Callable[[ParkCloud], str]
+    simulated_cloud: SimulatedCloud, harm: Callable[[SimulatedCloud], str]
 ) -> None:
-    park_cloud.made(nodes=3)
-    head, _, last = ids(park_cloud)
-    lost = harm(park_cloud)
+    simulated_cloud.prepared(nodes=3)
+    head, _, last = ids(simulated_cloud)
+    lost = harm(simulated_cloud)
 
-    park_cloud.up()
+    simulated_cloud.up()
 
-    assert_whole(park_cloud, 3)
-    assert ids(park_cloud)[:2] == [head, last]
-    assert lost not in park_cloud.found("instances").ids()["instances"]
+    assert_whole(simulated_cloud, 3)
+    assert ids(simulated_cloud)[:2] == [head, last]
+    assert lost not in simulated_cloud.found("instances").ids()["instances"]
 
 
 def test_a_machine_that_changes_its_mind_is_what_the_next_plan_sees(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
     """The worker ends between the look and the work."""
-    park_cloud.made(nodes=3)
-    situation = park_cloud.situation(nodes=4)
-    lost = lose_worker(park_cloud)
+    simulated_cloud.prepared(nodes=3)
+    plan_input = simulated_cloud.plan_input(nodes=4)
+    lost = lose_worker(simulated_cloud)
 
-    park_cloud.apply(situation)
+    simulated_cloud.apply(plan_input)
 
-    assert_whole(park_cloud, 4)
-    assert lost not in ids(park_cloud)
+    assert_whole(simulated_cloud, 4)
+    assert lost not in ids(simulated_cloud)
 
 
-def test_where_the_head_is_gone_the_next_node_takes_its_place(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=3)
-    head, second, third = ids(park_cloud)
-    park_cloud.end(head)
+def test_where_the_head_is_gone_the_next_node_takes_its_place(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=3)
+    head, second, third = ids(simulated_cloud)
+    simulated_cloud.end(head)
     with pytest.raises(UsageError, match="cluster 'bert' has no running head node"):
-        park_cloud.cluster()
+        simulated_cloud.cluster()
 
-    park_cloud.up()
+    simulated_cloud.up()
 
-    assert_whole(park_cloud, 3)
-    assert ids(park_cloud)[:2] == [second, third]
-    names = {machine.tags["Name"] for machine in park_cloud.found("instances").instances}
+    assert_whole(simulated_cloud, 3)
+    assert ids(simulated_cloud)[:2] == [second, third]
+    names = {machine.tags["Name"] for machine in simulated_cloud.found("instances").instances}
     assert names == {"bert-head", "bert-worker"}
-    assert park_cloud.steps.count("install.sh") == 1
+    assert simulated_cloud.steps.count("install.sh") == 1
 
 
-def test_where_all_nodes_are_gone_the_image_makes_them_anew(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    for lost in ids(park_cloud):
-        park_cloud.end(lost)
+def test_where_all_nodes_are_gone_the_image_makes_them_anew(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=2)
+    for lost in ids(simulated_cloud):
+        simulated_cloud.end(lost)
 
-    park_cloud.up()
+    simulated_cloud.up()
 
-    assert_whole(park_cloud, 2)
-    assert park_cloud.steps.count("install.sh") == 1
+    assert_whole(simulated_cloud, 2)
+    assert simulated_cloud.steps.count("install.sh") == 1
 
 
-def test_a_stopped_head_is_refused_and_nothing_changes(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    head = ids(park_cloud)[0]
-    park_cloud.ec2.stop_instances(InstanceIds=[head])
-    before = park_cloud.writes()
+def test_a_stopped_head_is_refused_and_nothing_changes(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2)
+    head = ids(simulated_cloud)[0]
+    simulated_cloud.ec2.stop_instances(InstanceIds=[head])
+    before = simulated_cloud.writes()
 
     with pytest.raises(SprError, match=f"the head node {head} is stopped"):
-        park_cloud.up(nodes=3)
-    assert park_cloud.writes() == before
+        simulated_cloud.up(nodes=3)
+    assert simulated_cloud.writes() == before
 
 
 # What is shown is what is done
@@ -187,21 +193,21 @@ class Told:
         self.reasons.append(reason)
 
 
-def test_a_plan_changes_nothing_and_is_what_up_then_does(park_cloud: ParkCloud) -> None:
-    plan = park_cloud.plan(nodes=3)
-    assert park_cloud.writes() == []
-    assert not park_cloud.ctx.files.folder.exists()
+def test_a_plan_changes_nothing_and_is_what_up_then_does(simulated_cloud: SimulatedCloud) -> None:
+    plan = simulated_cloud.plan(nodes=3)
+    assert simulated_cloud.writes() == []
+    assert not simulated_cloud.ctx.files.folder.exists()
 
-    park_cloud.up(nodes=3)
+    simulated_cloud.up(nodes=3)
 
-    assert park_cloud.notes.phases == [action.title for action in plan.actions]
+    assert simulated_cloud.progress.phases == [action.title for action in plan.actions]
 
 
-def test_another_plan_is_told_with_its_reason(park_cloud: ParkCloud) -> None:
-    park_cloud.faults('[[machine]]\nn = 1\nfate = "dies"\n')
+def test_another_plan_is_told_with_its_reason(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults('[[machine]]\nn = 1\nfate = "dies"\n')
     told = Told()
 
-    park_cloud.apply(park_cloud.situation(nodes=2), told)
+    simulated_cloud.apply(simulated_cloud.plan_input(nodes=2), told)
 
     assert len(told.plans) == 1
     assert "terminated" in told.reasons[0]
@@ -211,59 +217,59 @@ def test_another_plan_is_told_with_its_reason(park_cloud: ParkCloud) -> None:
 # An image that is kept
 
 
-def test_from_a_kept_image_all_nodes_come_at_once(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    park_cloud.down(keep_image=True)
-    before = len(park_cloud.recorder.of("RunInstances"))
+def test_from_a_kept_image_all_nodes_come_at_once(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2)
+    simulated_cloud.down(keep_image=True)
+    before = len(simulated_cloud.recorder.of("RunInstances"))
 
-    park_cloud.up(nodes=3)
+    simulated_cloud.up(nodes=3)
 
-    assert_whole(park_cloud, 3)
-    (request,) = park_cloud.recorder.of("RunInstances")[before:]
+    assert_whole(simulated_cloud, 3)
+    (request,) = simulated_cloud.recorder.of("RunInstances")[before:]
     assert request["MinCount"] == 3
-    assert park_cloud.steps.count("install.sh") == 1
-    assert len(park_cloud.found("images").images) == 1
+    assert simulated_cloud.steps.count("install.sh") == 1
+    assert len(simulated_cloud.found("images").images) == 1
 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_an_image_of_other_software_is_not_used_and_goes_unless_it_was_kept(
-    park_cloud: ParkCloud, kept: bool
+    simulated_cloud: SimulatedCloud, kept: bool
 ) -> None:
-    park_cloud.made(nodes=2)
-    park_cloud.down(keep_image=True)
-    (old,) = park_cloud.found("images").images
+    simulated_cloud.prepared(nodes=2)
+    simulated_cloud.down(keep_image=True)
+    (old,) = simulated_cloud.found("images").images
     labels = {tags.INSTALLED: "ffffffffffff", tags.KEPT: "yes" if kept else "no"}
-    label_instances(park_cloud.ec2, [old.id], labels)
+    label_instances(simulated_cloud.ec2, [old.id], labels)
 
-    park_cloud.up(nodes=2)
+    simulated_cloud.up(nodes=2)
 
-    images = {image.id for image in park_cloud.found("images").images}
+    images = {image.id for image in simulated_cloud.found("images").images}
     assert (old.id in images) is kept
     assert len(images - {old.id}) == 1
-    assert park_cloud.steps.count("install.sh") == 2
-    park_cloud.down()
-    assert park_cloud.left() == []
+    assert simulated_cloud.steps.count("install.sh") == 2
+    simulated_cloud.down()
+    assert simulated_cloud.left() == []
 
 
 def test_a_connected_machine_that_forgot_the_others_is_connected_again(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.made(nodes=2)
-    head = ids(park_cloud)[0]
-    park_cloud.ec2.delete_tags(Resources=[head], Tags=[{"Key": tags.MESH}])
-    park_cloud.change_machine(head, names={}, mesh="")
+    simulated_cloud.prepared(nodes=2)
+    head = ids(simulated_cloud)[0]
+    simulated_cloud.ec2.delete_tags(Resources=[head], Tags=[{"Key": tags.MESH}])
+    simulated_cloud.change_machine(head, names={}, mesh="")
 
-    park_cloud.up()
+    simulated_cloud.up()
 
-    assert_whole(park_cloud, 2)
+    assert_whole(simulated_cloud, 2)
 
 
-def test_a_context_without_a_door_of_its_own_uses_ssh(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
-    node = park_cloud.cluster().head
-    ctx = replace(park_cloud.ctx, make_host=None)
+def test_a_context_without_a_door_of_its_own_uses_ssh(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    node = simulated_cloud.cluster().head
+    ctx = replace(simulated_cloud.ctx, make_host=None)
 
     assert ctx.host_opener()(node).name == "node0"
-    park_cloud.ctx.files.key.unlink()
+    simulated_cloud.ctx.files.key.unlink()
     with pytest.raises(UsageError, match="the cluster's key is not on this machine"):
         ctx.host_opener()(node)

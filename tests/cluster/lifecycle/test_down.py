@@ -12,71 +12,71 @@ from cluster.local_files import remembered_cloud
 from infra import tags
 from infra.errors import SprError
 from infra.inventory import Inventory
-from tests.harness.simulated_cloud import ParkCloud
-from tests.infra.resource_factory import KINDS, Planter
+from tests.harness.simulated_cloud import SimulatedCloud
+from tests.infra.resource_factory import KINDS, ResourceFactory
 
 
 class StopError(Exception):
     """An `up` that ends here, as if it had been killed."""
 
 
-def stop_at(park_cloud: ParkCloud, action: str, moment: str) -> None:
+def stop_at(simulated_cloud: SimulatedCloud, action: str, moment: str) -> None:
     """End `up` around an EC2 call; what was asked for before it exists."""
 
     def tell(name: str, when: str) -> None:
         if (name, when) == (action, moment):
-            park_cloud.fake.application.on_call = None
+            simulated_cloud.fake.application.on_call = None
             raise StopError
 
-    park_cloud.fake.application.on_call = tell
+    simulated_cloud.fake.application.on_call = tell
 
 
-def test_down_leaves_nothing_and_says_what_there_was(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=3)
-    found = park_cloud.found()
+def test_down_leaves_nothing_and_says_what_there_was(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=3)
+    found = simulated_cloud.found()
 
-    removed = park_cloud.down()
+    removed = simulated_cloud.down()
 
-    assert park_cloud.left() == []
-    assert not park_cloud.found()
+    assert simulated_cloud.left() == []
+    assert not simulated_cloud.found()
     assert not removed.kept
     assert set(removed.ids) >= {"instances", "security_groups", "key_pairs", "images", "snapshots"}
     assert removed.ids["instances"] == sorted(found.ids()["instances"])
-    assert not park_cloud.ctx.files.folder.exists()
+    assert not simulated_cloud.ctx.files.folder.exists()
 
 
-def test_machines_end_before_anything_that_they_hold(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    before = len(park_cloud.writes())
+def test_machines_end_before_anything_that_they_hold(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2)
+    before = len(simulated_cloud.writes())
 
-    park_cloud.down()
+    simulated_cloud.down()
 
-    order = park_cloud.writes()[before:]
+    order = simulated_cloud.writes()[before:]
     assert order.count("TerminateInstances") == 1
-    (terminate,) = park_cloud.recorder.of("TerminateInstances")
+    (terminate,) = simulated_cloud.recorder.of("TerminateInstances")
     assert len(terminate["InstanceIds"]) == 2
     assert order.index("TerminateInstances") < order.index("DeleteSecurityGroup")
     assert order.index("TerminateInstances") < order.index("DeletePlacementGroup")
     assert order.index("DeregisterImage") < order.index("DeleteSnapshot")
 
 
-def test_a_second_down_finds_nothing(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
-    park_cloud.down()
-    before = len(park_cloud.writes())
+def test_a_second_down_finds_nothing(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    simulated_cloud.down()
+    before = len(simulated_cloud.writes())
 
-    removed = park_cloud.down()
+    removed = simulated_cloud.down()
 
     assert removed.ids == {}
     assert not removed.kept
-    assert len(park_cloud.writes()) == before
+    assert len(simulated_cloud.writes()) == before
 
 
-def test_without_a_trace_one_look_is_enough(park_cloud: ParkCloud) -> None:
-    park_cloud.down()
+def test_without_a_trace_one_look_is_enough(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.down()
 
-    assert park_cloud.writes() == []
-    assert len(park_cloud.recorder.of("DescribeInstances")) == 1
+    assert simulated_cloud.writes() == []
+    assert len(simulated_cloud.recorder.of("DescribeInstances")) == 1
 
 
 @pytest.mark.parametrize(
@@ -90,98 +90,105 @@ def test_without_a_trace_one_look_is_enough(park_cloud: ParkCloud) -> None:
         ("DescribeSnapshots", "after"),
     ],
 )
-def test_every_half_made_state_is_removed(park_cloud: ParkCloud, action: str, moment: str) -> None:
-    stop_at(park_cloud, action, moment)
+def test_every_half_made_state_is_removed(
+    simulated_cloud: SimulatedCloud, action: str, moment: str
+) -> None:
+    stop_at(simulated_cloud, action, moment)
     with pytest.raises(StopError):
-        park_cloud.up(nodes=2)
+        simulated_cloud.up(nodes=2)
 
-    park_cloud.down()
+    simulated_cloud.down()
 
-    assert park_cloud.left() == []
-    assert not park_cloud.ctx.files.folder.exists()
+    assert simulated_cloud.left() == []
+    assert not simulated_cloud.ctx.files.folder.exists()
 
 
 def test_it_works_from_any_machine_and_in_any_state(
-    park_cloud: ParkCloud, monkeypatch: pytest.MonkeyPatch
+    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    park_cloud.made(nodes=2)
-    park_cloud.end(park_cloud.cluster().head.instance.id)
-    park_cloud.ec2.stop_instances(InstanceIds=[park_cloud.found("instances").alive[0].id])
-    park_cloud.ctx.files.remove()
+    simulated_cloud.prepared(nodes=2)
+    simulated_cloud.end(simulated_cloud.cluster().head.instance.id)
+    simulated_cloud.ec2.stop_instances(InstanceIds=[simulated_cloud.found("instances").alive[0].id])
+    simulated_cloud.ctx.files.remove()
 
-    park_cloud.down()
+    simulated_cloud.down()
 
-    assert park_cloud.left() == []
+    assert simulated_cloud.left() == []
 
 
-def test_what_is_still_starting_or_ending_is_removed_too(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    park_cloud.faults('boot_s = 600\nterminate_s = 60\n[[machine]]\nfate = "never-boots"\n')
-    park_cloud.fake.run(2, TagSpecifications=tags.tag_specifications(["instance"], LABELS))
-    park_cloud.ec2.terminate_instances(InstanceIds=[park_cloud.found("instances").instances[0].id])
+def test_what_is_still_starting_or_ending_is_removed_too(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2)
+    simulated_cloud.faults('boot_s = 600\nterminate_s = 60\n[[machine]]\nfate = "never-boots"\n')
+    simulated_cloud.fake.run(2, TagSpecifications=tags.tag_specifications(["instance"], LABELS))
+    simulated_cloud.ec2.terminate_instances(
+        InstanceIds=[simulated_cloud.found("instances").instances[0].id]
+    )
 
-    park_cloud.down()
+    simulated_cloud.down()
 
-    assert park_cloud.left() == []
+    assert simulated_cloud.left() == []
 
 
 LABELS = {tags.CLUSTER: "bert"}
 
 
 def test_whatever_somebody_left_with_its_tag_goes_and_nothing_else(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.made(nodes=1)
-    ours, others = Planter(park_cloud.fake, "bert"), Planter(park_cloud.fake, "other")
-    planted = {kind: plant(ours) for kind, plant in KINDS.items()}
-    strangers = {plant(others) for plant in KINDS.values()}
+    simulated_cloud.prepared(nodes=1)
+    ours = ResourceFactory(simulated_cloud.fake, "bert")
+    others = ResourceFactory(simulated_cloud.fake, "other")
+    made = {kind: make(ours) for kind, make in KINDS.items()}
+    foreign = {make(others) for make in KINDS.values()}
 
-    removed = park_cloud.down()
+    removed = simulated_cloud.down()
 
-    for kind, id_ in planted.items():
+    for kind, id_ in made.items():
         assert id_ in removed.ids[kind]
-    left = set(park_cloud.left())
-    assert not left & set(planted.values())
-    assert strangers <= left
+    left = set(simulated_cloud.left())
+    assert not left & set(made.values())
+    assert foreign <= left
 
 
-def test_a_volume_that_a_strangers_machine_uses_is_waited_for_and_then_named(
-    park_cloud: ParkCloud,
+def test_a_volume_that_a_foreign_machine_uses_is_waited_for_and_then_named(
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.made(nodes=1)
-    (stranger,) = park_cloud.fake.run(1)
-    volume = park_cloud.fake.describe(stranger)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
-    park_cloud.ec2.create_tags(Resources=[volume], Tags=[{"Key": tags.CLUSTER, "Value": "bert"}])
-    park_cloud.clock.pace = 60
+    simulated_cloud.prepared(nodes=1)
+    (stranger,) = simulated_cloud.fake.run(1)
+    volume = simulated_cloud.fake.describe(stranger)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
+    simulated_cloud.ec2.create_tags(
+        Resources=[volume], Tags=[{"Key": tags.CLUSTER, "Value": "bert"}]
+    )
+    simulated_cloud.clock.pace = 60
 
     with pytest.raises(SprError, match=rf"still there after `down`: 1 volume \({volume}\)") as it:
-        park_cloud.down()
+        simulated_cloud.down()
     assert "spr-cluster down --name bert --cloud local --region us-east-1" in str(it.value)
     assert "VolumeInUse" in str(it.value)
-    assert park_cloud.fake.state_of(stranger) == "running"
-    assert park_cloud.ctx.files.folder.exists()
+    assert simulated_cloud.fake.state_of(stranger) == "running"
+    assert simulated_cloud.ctx.files.folder.exists()
 
-    park_cloud.ec2.terminate_instances(InstanceIds=[stranger])
-    park_cloud.down()
-    assert park_cloud.left() == []
+    simulated_cloud.ec2.terminate_instances(InstanceIds=[stranger])
+    simulated_cloud.down()
+    assert simulated_cloud.left() == []
 
 
-def test_machines_that_do_not_end_are_named_in_time(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
-    machine = park_cloud.cluster().head.instance.id
-    park_cloud.faults("terminate_s = 80000")
-    park_cloud.clock.pace = 20
-    began = park_cloud.clock.now
+def test_machines_that_do_not_end_are_named_in_time(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    machine = simulated_cloud.cluster().head.instance.id
+    simulated_cloud.faults("terminate_s = 80000")
+    simulated_cloud.clock.pace = 20
+    began = simulated_cloud.clock.now
 
     with pytest.raises(SprError, match=r"still there after `down`: 1 instance") as caught:
-        park_cloud.down()
+        simulated_cloud.down()
     assert f"instances {machine} terminated: not within 20 min" in str(caught.value)
-    assert park_cloud.clock.now - began < 3600
+    assert simulated_cloud.clock.now - began < 3600
 
 
-def test_ec2_lets_go_late_and_is_waited_for(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    park_cloud.faults(
+def test_ec2_lets_go_late_and_is_waited_for(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2)
+    simulated_cloud.faults(
         "".join(
             f'[[error]]\naction = "{action}"\ncode = "{code}"\ntimes = 3\n'
             for action, code in (
@@ -192,93 +199,93 @@ def test_ec2_lets_go_late_and_is_waited_for(park_cloud: ParkCloud) -> None:
         )
     )
 
-    park_cloud.down()
+    simulated_cloud.down()
 
-    assert park_cloud.left() == []
+    assert simulated_cloud.left() == []
 
 
 @pytest.mark.parametrize(
     "action", ["TerminateInstances", "DeregisterImage", "DeleteSecurityGroup", "DeleteKeyPair"]
 )
-def test_an_answer_that_is_lost_stops_nothing(park_cloud: ParkCloud, action: str) -> None:
-    park_cloud.made(nodes=2)
-    park_cloud.faults(f'[[error]]\naction = "{action}"\neffect = true\n')
+def test_an_answer_that_is_lost_stops_nothing(simulated_cloud: SimulatedCloud, action: str) -> None:
+    simulated_cloud.prepared(nodes=2)
+    simulated_cloud.faults(f'[[error]]\naction = "{action}"\neffect = true\n')
 
-    park_cloud.down()
+    simulated_cloud.down()
 
-    assert park_cloud.left() == []
+    assert simulated_cloud.left() == []
 
 
 @pytest.mark.parametrize("action", ["CreateSecurityGroup", "RunInstances"])
-def test_what_shows_up_late_is_found(park_cloud: ParkCloud, action: str) -> None:
+def test_what_shows_up_late_is_found(simulated_cloud: SimulatedCloud, action: str) -> None:
     """An `up` was killed as EC2 had just begun to make something that it does not show yet."""
-    park_cloud.faults("visibility_s = 4.5")
-    stop_at(park_cloud, action, "after")
+    simulated_cloud.faults("visibility_s = 4.5")
+    stop_at(simulated_cloud, action, "after")
     with pytest.raises(StopError):
-        park_cloud.up(nodes=2)
-    assert len(park_cloud.left()) > sum(len(i) for i in park_cloud.found().ids().values())
+        simulated_cloud.up(nodes=2)
+    assert len(simulated_cloud.left()) > sum(len(i) for i in simulated_cloud.found().ids().values())
 
-    park_cloud.down()
+    simulated_cloud.down()
 
-    assert park_cloud.left() == []
-
-
-def test_three_calls_of_ten_are_throttled(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    park_cloud.faults('seed = 5\n[[throttle]]\naction = "*"\nrate = 0.3\n')
-
-    park_cloud.down()
-
-    assert park_cloud.left() == []
+    assert simulated_cloud.left() == []
 
 
-def test_spot_requests_go_with_their_machines(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2, spot=True)
+def test_three_calls_of_ten_are_throttled(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2)
+    simulated_cloud.faults('seed = 5\n[[throttle]]\naction = "*"\nrate = 0.3\n')
 
-    removed = park_cloud.down()
+    simulated_cloud.down()
+
+    assert simulated_cloud.left() == []
+
+
+def test_spot_requests_go_with_their_machines(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2, spot=True)
+
+    removed = simulated_cloud.down()
 
     assert len(removed.ids["spot_requests"]) == 2
-    assert park_cloud.left() == []
+    assert simulated_cloud.left() == []
 
 
 # An image that is kept
 
 
-def test_down_can_keep_the_image(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
-    (image,) = park_cloud.found("images").images
+def test_down_can_keep_the_image(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=2)
+    (image,) = simulated_cloud.found("images").images
 
-    removed = park_cloud.down(keep_image=True)
+    removed = simulated_cloud.down(keep_image=True)
 
     assert set(removed.kept.ids()) == {"images", "snapshots"}
-    assert sorted(park_cloud.left()) == sorted([image.id, *image.snapshot_ids])
-    assert park_cloud.found("images").images[0].tags[tags.KEPT] == "yes"
-    assert not park_cloud.ctx.files.key.exists()
+    assert sorted(simulated_cloud.left()) == sorted([image.id, *image.snapshot_ids])
+    assert simulated_cloud.found("images").images[0].tags[tags.KEPT] == "yes"
+    assert not simulated_cloud.ctx.files.key.exists()
     assert remembered_cloud("bert") == ("local", "us-east-1")
 
-    again = park_cloud.down()
+    again = simulated_cloud.down()
     assert again.ids["images"] == [image.id]
-    assert park_cloud.left() == []
+    assert simulated_cloud.left() == []
     assert remembered_cloud("bert") is None
 
 
-def test_there_may_be_no_image_to_keep(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
+def test_there_may_be_no_image_to_keep(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
 
-    assert park_cloud.down(keep_image=True).kept == Inventory()
-    assert park_cloud.left() == []
+    assert simulated_cloud.down(keep_image=True).kept == Inventory()
+    assert simulated_cloud.left() == []
 
 
-def test_the_key_of_another_clouds_cluster_is_left_alone(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
-    key = park_cloud.ctx.files.key.read_text()
+def test_the_key_of_another_clouds_cluster_is_left_alone(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    key = simulated_cloud.ctx.files.key.read_text()
 
-    elsewhere = park_cloud.seen_as(name="aws", region="eu-west-1")
+    elsewhere = simulated_cloud.seen_as(name="aws", region="eu-west-1")
     nothing: Any = Empty()
-    clients = replace(park_cloud.ctx.clients, ec2=nothing)
+    clients = replace(simulated_cloud.ctx.clients, ec2=nothing)
     replace(elsewhere, ctx=replace(elsewhere.ctx, clients=clients)).down()
 
-    assert park_cloud.ctx.files.key.read_text() == key
+    assert simulated_cloud.ctx.files.key.read_text() == key
 
 
 class Empty:

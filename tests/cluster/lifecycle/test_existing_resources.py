@@ -11,95 +11,95 @@ from infra import tags
 from infra.actions import ActionKind
 from infra.errors import SprError, UsageError
 from tests.harness.cloud import CALLER
-from tests.harness.simulated_cloud import ParkCloud
+from tests.harness.simulated_cloud import SimulatedCloud
 
 HOUR = timedelta(hours=1)
 
 
-def ssh_cidrs(park_cloud: ParkCloud) -> tuple[str, ...]:
-    group = park_cloud.found("security_groups").group
+def ssh_cidrs(simulated_cloud: SimulatedCloud) -> tuple[str, ...]:
+    group = simulated_cloud.found("security_groups").group
     assert group is not None
     return group.ssh_cidrs
 
 
 def test_another_address_of_the_caller_is_let_in_and_the_old_one_no_more(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.made(nodes=1)
+    simulated_cloud.prepared(nodes=1)
 
-    park_cloud.seen_as(caller_cidr=lambda: "198.51.100.9/32").up()
+    simulated_cloud.seen_as(caller_cidr=lambda: "198.51.100.9/32").up()
 
-    assert ssh_cidrs(park_cloud) == ("198.51.100.9/32",)
+    assert ssh_cidrs(simulated_cloud) == ("198.51.100.9/32",)
 
 
 def test_a_wider_range_stays_for_a_caller_in_it_until_another_is_named(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.up("203.0.113.0/24", nodes=1)
-    moved = park_cloud.seen_as(caller_cidr=lambda: "203.0.113.99/32")
+    simulated_cloud.up("203.0.113.0/24", nodes=1)
+    moved = simulated_cloud.seen_as(caller_cidr=lambda: "203.0.113.99/32")
 
     assert not moved.plan().changes
     moved.up()
-    assert ssh_cidrs(park_cloud) == ("203.0.113.0/24",)
+    assert ssh_cidrs(simulated_cloud) == ("203.0.113.0/24",)
     moved.up("203.0.113.99/32")
-    assert ssh_cidrs(park_cloud) == ("203.0.113.99/32",)
+    assert ssh_cidrs(simulated_cloud) == ("203.0.113.99/32",)
 
 
-def test_rules_that_somebody_took_away_are_mended(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
-    group = park_cloud.ec2.describe_security_groups(
+def test_rules_that_somebody_took_away_are_mended(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    group = simulated_cloud.ec2.describe_security_groups(
         Filters=[{"Name": "group-name", "Values": ["spr-cluster-bert"]}]
     )["SecurityGroups"][0]
-    park_cloud.ec2.revoke_security_group_ingress(
+    simulated_cloud.ec2.revoke_security_group_ingress(
         GroupId=group["GroupId"], IpPermissions=group["IpPermissions"]
     )
 
-    plan = park_cloud.plan()
+    plan = simulated_cloud.plan()
     assert [action.kind for action in plan.actions] == [ActionKind.OPEN_GROUP, ActionKind.VERIFY]
-    park_cloud.up()
-    mended = park_cloud.found("security_groups").group
+    simulated_cloud.up()
+    mended = simulated_cloud.found("security_groups").group
     assert mended is not None
     assert mended.is_open_as(CALLER)
 
 
-def test_a_key_that_somebody_deleted_in_ec2_is_put_back(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
-    park_cloud.ec2.delete_key_pair(KeyName="spr-cluster-bert")
-    key = park_cloud.ctx.files.key.read_text()
+def test_a_key_that_somebody_deleted_in_ec2_is_put_back(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    simulated_cloud.ec2.delete_key_pair(KeyName="spr-cluster-bert")
+    key = simulated_cloud.ctx.files.key.read_text()
 
-    park_cloud.up(nodes=2)
+    simulated_cloud.up(nodes=2)
 
-    assert park_cloud.cluster().is_whole
-    assert park_cloud.ctx.files.key.read_text() == key
+    assert simulated_cloud.cluster().is_whole
+    assert simulated_cloud.ctx.files.key.read_text() == key
 
 
-def test_the_time_to_live_stays_as_it_was_set(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1, ttl=2 * HOUR)
-    park_cloud.clock.sleep(3000)
+def test_the_time_to_live_stays_as_it_was_set(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1, ttl=2 * HOUR)
+    simulated_cloud.clock.sleep(3000)
 
-    park_cloud.up(nodes=1, ttl=9 * HOUR)
+    simulated_cloud.up(nodes=1, ttl=9 * HOUR)
 
-    group = park_cloud.found("security_groups").group
+    group = simulated_cloud.found("security_groups").group
     assert group is not None
-    assert group.tags[tags.EXPIRES] == park_cloud.expires(2 * HOUR)
+    assert group.tags[tags.EXPIRES] == simulated_cloud.expires(2 * HOUR)
 
 
 def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.made(nodes=1, ttl=2 * HOUR)
-    park_cloud.clock.sleep(2 * 3600)
-    before = park_cloud.writes()
+    simulated_cloud.prepared(nodes=1, ttl=2 * HOUR)
+    simulated_cloud.clock.sleep(2 * 3600)
+    before = simulated_cloud.writes()
     with pytest.raises(SprError, match="the time to live of cluster 'bert' is over") as caught:
-        park_cloud.up(nodes=1)
+        simulated_cloud.up(nodes=1)
     assert "makes a new one in two minutes" in str(caught.value)
-    assert park_cloud.writes() == before
+    assert simulated_cloud.writes() == before
 
-    park_cloud.end(park_cloud.found("instances").alive[0].id)
-    again = park_cloud.clock.now
-    park_cloud.up(nodes=1)
+    simulated_cloud.end(simulated_cloud.found("instances").alive[0].id)
+    again = simulated_cloud.clock.now
+    simulated_cloud.up(nodes=1)
 
-    group = park_cloud.found("security_groups").group
+    group = simulated_cloud.found("security_groups").group
     assert group is not None
     end = tags.parse_time(group.tags[tags.EXPIRES]).timestamp()
     assert end >= again + 2 * 3600
@@ -117,37 +117,39 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
     ],
 )
 def test_a_wish_that_it_can_not_follow_changes_nothing(
-    park_cloud: ParkCloud, wish: dict[str, Any], message: str
+    simulated_cloud: SimulatedCloud, wish: dict[str, Any], message: str
 ) -> None:
-    park_cloud.made(nodes=1)
-    before = park_cloud.writes()
+    simulated_cloud.prepared(nodes=1)
+    before = simulated_cloud.writes()
 
     with pytest.raises(UsageError, match=message):
-        park_cloud.up(**wish)
-    assert park_cloud.writes() == before
+        simulated_cloud.up(**wish)
+    assert simulated_cloud.writes() == before
 
 
 def test_a_record_that_somebody_broke_is_named_and_down_still_works(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    park_cloud.made(nodes=1)
-    group = park_cloud.found("security_groups").group
+    simulated_cloud.prepared(nodes=1)
+    group = simulated_cloud.found("security_groups").group
     assert group is not None
-    park_cloud.ec2.create_tags(
+    simulated_cloud.ec2.create_tags(
         Resources=[group.id], Tags=[{"Key": "spr-cluster:nodes", "Value": "lots"}]
     )
 
     with pytest.raises(SprError, match=r"the cluster's record, .* can't be read"):
-        park_cloud.up()
-    park_cloud.down()
-    assert park_cloud.left() == []
+        simulated_cloud.up()
+    simulated_cloud.down()
+    assert simulated_cloud.left() == []
 
 
-def test_the_key_of_another_clouds_cluster_is_never_overwritten(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
-    key = park_cloud.ctx.files.key.read_text()
-    elsewhere = park_cloud.seen_as(name="aws", region="eu-west-1")
+def test_the_key_of_another_clouds_cluster_is_never_overwritten(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    key = simulated_cloud.ctx.files.key.read_text()
+    elsewhere = simulated_cloud.seen_as(name="aws", region="eu-west-1")
 
     with pytest.raises(UsageError, match="holds the key of a cluster 'bert' in local us-east-1"):
         elsewhere.up(nodes=1)
-    assert park_cloud.ctx.files.key.read_text() == key
+    assert simulated_cloud.ctx.files.key.read_text() == key

@@ -8,141 +8,147 @@ import pytest
 
 from infra.errors import HostKeyError, SprError
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from tests.harness.simulated_cloud import ParkCloud
+from tests.harness.simulated_cloud import SimulatedCloud
 from tests.harness.simulated_machines import host_key_of
 
 STRANGER = host_key_of("i-stranger")
 
 
-def pin_stranger(park_cloud: ParkCloud, *instance_ids: str) -> Callable[[], None]:
+def pin_stranger(simulated_cloud: SimulatedCloud, *instance_ids: str) -> Callable[[], None]:
     """Make this machine know nodes by a stranger's key, as after a first contact with somebody else."""
 
     def pin() -> None:
         for instance_id in instance_ids:
-            pin_host_keys(park_cloud.ctx.files.known_hosts, instance_id, [STRANGER])
+            pin_host_keys(simulated_cloud.ctx.files.known_hosts, instance_id, [STRANGER])
 
     return pin
 
 
-def secrets_given(park_cloud: ParkCloud) -> int:
+def secrets_given(simulated_cloud: SimulatedCloud) -> int:
     """How often anything was installed, copied or connected."""
     steps = ("install.sh", "sealing", "tar -C")
-    return sum(park_cloud.steps.count(step) for step in steps)
+    return sum(simulated_cloud.steps.count(step) for step in steps)
 
 
-def test_a_host_key_that_has_changed_ends_it_at_once(park_cloud: ParkCloud) -> None:
-    worker = park_cloud.made(nodes=2).workers[0].instance.id
-    pin_stranger(park_cloud, worker)()
-    before, began = secrets_given(park_cloud), park_cloud.clock.now
+def test_a_host_key_that_has_changed_ends_it_at_once(simulated_cloud: SimulatedCloud) -> None:
+    worker = simulated_cloud.prepared(nodes=2).workers[0].instance.id
+    pin_stranger(simulated_cloud, worker)()
+    before, began = secrets_given(simulated_cloud), simulated_cloud.clock.now
 
     with pytest.raises(HostKeyError, match=rf"\[node1\] {worker} shows another SSH host key"):
-        park_cloud.up(nodes=3)
-    assert secrets_given(park_cloud) == before
-    assert park_cloud.clock.now - began < 60
-    assert worker in park_cloud.found("instances").ids()["instances"], (
+        simulated_cloud.up(nodes=3)
+    assert secrets_given(simulated_cloud) == before
+    assert simulated_cloud.clock.now - began < 60
+    assert worker in simulated_cloud.found("instances").ids()["instances"], (
         "it was replaced without a word"
     )
-    assert pinned_host_keys(park_cloud.ctx.files.known_hosts, worker) == (STRANGER,)
+    assert pinned_host_keys(simulated_cloud.ctx.files.known_hosts, worker) == (STRANGER,)
 
 
 def test_a_head_whose_console_shows_another_key_is_not_trusted(
-    park_cloud: ParkCloud, monkeypatch: pytest.MonkeyPatch
+    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = (f"{STRANGER} root@somewhere",)
-    monkeypatch.setattr(park_cloud.engine, "host_keys", lambda *_: keys)
+    monkeypatch.setattr(simulated_cloud.engine, "host_keys", lambda *_: keys)
 
     for _ in range(2):
         with pytest.raises(HostKeyError, match=r"\[node0\] this machine knows i-\w+ by another"):
-            park_cloud.up(nodes=2)
-    assert secrets_given(park_cloud) == 0
-    assert len(park_cloud.recorder.of("RunInstances")) == 1
+            simulated_cloud.up(nodes=2)
+    assert secrets_given(simulated_cloud) == 0
+    assert len(simulated_cloud.recorder.of("RunInstances")) == 1
 
 
-def test_a_console_that_shows_nothing_yet_is_said(park_cloud: ParkCloud) -> None:
-    park_cloud.engine.keys = ()
-    park_cloud.engine.host_keys = lambda *_: ()  # type: ignore[method-assign]
+def test_a_console_that_shows_nothing_yet_is_said(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.engine.keys = ()
+    simulated_cloud.engine.host_keys = lambda *_: ()  # type: ignore[method-assign]
 
-    park_cloud.up(nodes=1)
+    simulated_cloud.up(nodes=1)
 
     said = "its host key was taken at the first contact: the console does not show it"
-    assert said in park_cloud.notes.told
+    assert said in simulated_cloud.progress.notes
 
 
-def test_a_console_that_can_not_be_asked_stops_nothing(park_cloud: ParkCloud) -> None:
-    park_cloud.faults('[[error]]\naction = "GetConsoleOutput"\ncode = "UnauthorizedOperation"\n')
+def test_a_console_that_can_not_be_asked_stops_nothing(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults(
+        '[[error]]\naction = "GetConsoleOutput"\ncode = "UnauthorizedOperation"\n'
+    )
 
-    park_cloud.up(nodes=1)
+    simulated_cloud.up(nodes=1)
 
-    assert any("at the first contact" in note for note in park_cloud.notes.told)
+    assert any("at the first contact" in note for note in simulated_cloud.progress.notes)
 
 
-def test_the_heads_console_is_looked_at(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
+def test_the_heads_console_is_looked_at(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
 
-    assert "its host key is the one on its console" in park_cloud.notes.told
+    assert "its host key is the one on its console" in simulated_cloud.progress.notes
 
 
 def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
     def pin_all_workers() -> None:
-        workers = [i.id for i in park_cloud.found("instances").instances if i.role != "head"]
-        pin_stranger(park_cloud, *workers)()
+        workers = [i.id for i in simulated_cloud.found("instances").instances if i.role != "head"]
+        pin_stranger(simulated_cloud, *workers)()
 
-    park_cloud.steps.before["ssh-keyscan"] = pin_all_workers
+    simulated_cloud.steps.before["ssh-keyscan"] = pin_all_workers
 
     with pytest.raises(HostKeyError, match=r"\[node1\] this machine knows i-\w+ by another"):
-        park_cloud.up(nodes=3)
-    assert park_cloud.steps.count("tar -C") == 0
+        simulated_cloud.up(nodes=3)
+    assert simulated_cloud.steps.count("tar -C") == 0
 
 
-def test_the_head_looks_at_every_worker_before_any_is_connected(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=3)
+def test_the_head_looks_at_every_worker_before_any_is_connected(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=3)
 
-    done = park_cloud.steps.done
+    done = simulated_cloud.steps.done
     scan = next(i for i, step in enumerate(done) if "ssh-keyscan" in step)
     first = next(i for i, step in enumerate(done) if "tar -C" in step)
     assert scan < first
-    assert park_cloud.steps.count("ssh-keyscan") == 1
+    assert simulated_cloud.steps.count("ssh-keyscan") == 1
 
 
-def test_a_changed_key_found_by_the_verification_is_an_error_too(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=2)
+def test_a_changed_key_found_by_the_verification_is_an_error_too(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=2)
 
     def refuse() -> None:
         raise HostKeyError("node0", "another key")
 
-    park_cloud.steps.before["xargs"] = refuse
+    simulated_cloud.steps.before["xargs"] = refuse
     with pytest.raises(HostKeyError, match="another key"):
-        park_cloud.up(nodes=2)
-    assert len(park_cloud.found("instances").instances) == 2
+        simulated_cloud.up(nodes=2)
+    assert len(simulated_cloud.found("instances").instances) == 2
 
 
 def test_an_address_that_another_machine_has_now_is_no_change_of_key(
-    park_cloud: ParkCloud,
+    simulated_cloud: SimulatedCloud,
 ) -> None:
-    first = park_cloud.made(nodes=1).head.instance
-    park_cloud.down()
+    first = simulated_cloud.prepared(nodes=1).head.instance
+    simulated_cloud.down()
 
-    second = park_cloud.up(nodes=1).head.instance
+    second = simulated_cloud.up(nodes=1).head.instance
 
     assert first.public_ip == second.public_ip
     assert first.id != second.id
-    assert pinned_host_keys(park_cloud.ctx.files.known_hosts, second.id) == (
+    assert pinned_host_keys(simulated_cloud.ctx.files.known_hosts, second.id) == (
         host_key_of(second.id),
     )
 
 
-def test_a_key_that_is_not_here_can_not_enter(park_cloud: ParkCloud) -> None:
-    park_cloud.made(nodes=1)
-    key = park_cloud.ctx.files.key.read_text()
+def test_a_key_that_is_not_here_can_not_enter(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    key = simulated_cloud.ctx.files.key.read_text()
     for content in (None, "", "no key", key.replace("A", "B")):
-        park_cloud.ctx.files.key.unlink(missing_ok=True)
+        simulated_cloud.ctx.files.key.unlink(missing_ok=True)
         if content is not None:
-            park_cloud.ctx.files.key.write_text(content)
+            simulated_cloud.ctx.files.key.write_text(content)
 
         with pytest.raises(
             SprError, match=r"the cluster's key (is not )?on this machine"
         ) as caught:
-            park_cloud.up(nodes=2)
+            simulated_cloud.up(nodes=2)
         assert "`spr-cluster down` works from any" in str(caught.value)

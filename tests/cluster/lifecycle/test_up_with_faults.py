@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.simulated_cloud import ParkCloud
+from tests.harness.simulated_cloud import SimulatedCloud
 
 
 @pytest.mark.parametrize(
@@ -22,49 +22,51 @@ from tests.harness.simulated_cloud import ParkCloud
     ],
 )
 def test_a_call_that_ec2_does_not_answer_makes_nothing_twice(
-    park_cloud: ParkCloud, action: str, effect: str
+    simulated_cloud: SimulatedCloud, action: str, effect: str
 ) -> None:
-    park_cloud.faults(f'[[error]]\naction = "{action}"\ntimes = 1\neffect = {effect}\n')
+    simulated_cloud.faults(f'[[error]]\naction = "{action}"\ntimes = 1\neffect = {effect}\n')
 
-    cluster = park_cloud.up(nodes=2)
+    cluster = simulated_cloud.up(nodes=2)
 
     assert len(cluster.nodes) == 2
-    found = park_cloud.found()
+    found = simulated_cloud.found()
     assert found.counts() == (
         "2 instances, 2 volumes, 2 interfaces, 1 security group, 1 placement group, 1 key pair, "
         "1 image, 1 snapshot"
     )
-    assert sum(len(ids) for ids in found.ids().values()) == len(park_cloud.left())
+    assert sum(len(ids) for ids in found.ids().values()) == len(simulated_cloud.left())
 
 
-def test_the_workers_answer_lost_buys_them_once(park_cloud: ParkCloud) -> None:
+def test_the_workers_answer_lost_buys_them_once(simulated_cloud: SimulatedCloud) -> None:
     lost = '[[error]]\naction = "RunInstances"\ntimes = 3\nafter = 1\neffect = true\n'
-    park_cloud.faults(lost)
+    simulated_cloud.faults(lost)
 
-    park_cloud.up(nodes=3)
+    simulated_cloud.up(nodes=3)
 
-    assert len(park_cloud.fake.backend.reservations) == 2
-    tokens = [request["ClientToken"] for request in park_cloud.recorder.of("RunInstances")]
+    assert len(simulated_cloud.fake.backend.reservations) == 2
+    tokens = [request["ClientToken"] for request in simulated_cloud.recorder.of("RunInstances")]
     assert len(tokens) == 5
     assert len(set(tokens)) == 2
 
 
 @pytest.mark.parametrize("seconds", [1, 4, 12])
-def test_what_ec2_shows_late_is_waited_for(park_cloud: ParkCloud, seconds: int) -> None:
-    park_cloud.faults(f"visibility_s = {seconds}")
+def test_what_ec2_shows_late_is_waited_for(simulated_cloud: SimulatedCloud, seconds: int) -> None:
+    simulated_cloud.faults(f"visibility_s = {seconds}")
 
-    park_cloud.up(nodes=2)
+    simulated_cloud.up(nodes=2)
 
-    park_cloud.clock.sleep(seconds)
-    assert park_cloud.cluster().is_whole
-    assert len(park_cloud.found("instances").instances) == 2
+    simulated_cloud.clock.sleep(seconds)
+    assert simulated_cloud.cluster().is_whole
+    assert len(simulated_cloud.found("instances").instances) == 2
 
 
-def test_three_calls_of_ten_are_throttled_and_nothing_is_lost(park_cloud: ParkCloud) -> None:
-    park_cloud.faults('seed = 3\n[[throttle]]\naction = "*"\nrate = 0.3\n')
+def test_three_calls_of_ten_are_throttled_and_nothing_is_lost(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults('seed = 3\n[[throttle]]\naction = "*"\nrate = 0.3\n')
 
-    park_cloud.up(nodes=2)
+    simulated_cloud.up(nodes=2)
 
-    park_cloud.faults("")
-    assert park_cloud.cluster().is_whole
-    assert len(park_cloud.left()) == 11
+    simulated_cloud.faults("")
+    assert simulated_cloud.cluster().is_whole
+    assert len(simulated_cloud.left()) == 11

@@ -42,7 +42,7 @@ def line(two: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
 
 
 def two_home(line: CommandLine) -> Path:
-    return line.park_cloud.ctx.files.folder.parent
+    return line.cloud.ctx.files.folder.parent
 
 
 def event(**fields: Any) -> str:
@@ -155,8 +155,8 @@ def speeds_by_ppn(line: CommandLine, speeds: dict[int, float]) -> None:
     """What the trials measure, by the ranks per node in the head's own script."""
 
     def follow(on_line: Any) -> Result:
-        park = line.park_cloud.park
-        (script,) = park.root.glob("i-*/run.sh")
+        machines = line.cloud.machines
+        (script,) = machines.root.glob("i-*/run.sh")
         found = re.search(r"-ppn (\d)", script.read_text())
         assert found
         value = speeds[int(found[1])]

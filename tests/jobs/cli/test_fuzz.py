@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from infra.errors import SprError, UsageError
-from infra.policy import build_policy
-from infra.record import Record, merge_wishes, parse_record, record_tags
+from infra.iam_policy import build_policy
+from infra.record import Record, merge_options, parse_record, record_tags
 from infra.spec import ClusterSpec, build_spec
 from jobs.cli import build_parser
 from jobs.worker.squad.options import SAMPLE
@@ -146,7 +146,7 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         line.stage("node0", "for pid in", Result(0, "squad-1\n", ""))
         policy = folder / "policy.json"
         policy.write_text(_render_looking())
-        line.park_cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+        line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
         yield line
 
 
@@ -272,5 +272,5 @@ def test_whatever_somebody_has_made_of_a_record_is_read_or_refused(
     labels = {key: value for key, value in {**_LABELS, **changed}.items() if key not in gone}
     with suppress(SprError):
         record = parse_record(labels)
-        spec = merge_wishes("spr", "203.0.113.7/32", wishes, record, {"stack": "intel"})
+        spec = merge_options("spr", "203.0.113.7/32", wishes, record, {"stack": "intel"})
         assert spec.name == "spr"

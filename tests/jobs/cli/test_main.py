@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from cluster.local_files import ClusterFiles
-from infra.access import write_private
-from infra.policy import build_policy
+from infra.iam_policy import build_policy
+from infra.key_pair import write_private
 from jobs.cli import _TerminatedError, main
-from tests.harness.command_line import CommandLine, Told
+from tests.harness.command_line import CommandLine, CommandResult
 
 SAMPLE = {
     "data": [
@@ -40,14 +40,14 @@ VERBS = [
 ]
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> Told:
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
     """Run a command that needs no cloud."""
     try:
         code = main(argv)
     except SystemExit as end:
         code = int(end.code or 0)
     out = capsys.readouterr()
-    return Told(code, out.out, out.err)
+    return CommandResult(code, out.out, out.err)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_an_interrupted_up_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_i
         raise interrupt
 
     monkeypatch.setattr("jobs.cli._leave_at_once", end)
-    line.park_cloud.steps.before["install.sh"] = interrupted
+    line.cloud.steps.before["install.sh"] = interrupted
 
     told = line.run("up", "--nodes", "2", "--yes")
 

@@ -10,9 +10,9 @@ from typing import Any
 import jobs.launch.submit
 import pytest
 
-import infra.store
+import infra.s3
 from infra.errors import CloudError
-from infra.store import Place
+from infra.s3 import S3Location
 from provision.host import Result
 from tests.harness.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
@@ -37,7 +37,7 @@ def one(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def line(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
-    monkeypatch.setenv("SPR_CLUSTER_HOME", str(one.park_cloud.ctx.files.folder.parent))
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(one.cloud.ctx.files.folder.parent))
     monkeypatch.chdir(tmp_path)
     one.machines.staged.clear()
     one.stage("node0", "listing the jobs", Result(0, _LISTED, ""))
@@ -107,20 +107,20 @@ def test_a_model_is_pushed_after_the_bucket_was_asked(
     line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[object] = []
-    monkeypatch.setattr(infra.store, "connect_s3", lambda: "s3")
-    monkeypatch.setattr(infra.store, "check_place", lambda s3, place: order.append(place))
+    monkeypatch.setattr(infra.s3, "connect_s3", lambda: "s3")
+    monkeypatch.setattr(infra.s3, "check_s3_location", lambda s3, place: order.append(place))
 
-    def push(s3: Any, files: Any, place: Place, **more: Any) -> None:
+    def push(s3: Any, files: Any, place: S3Location, **more: Any) -> None:
         order.append((fetched[:], place, list(files), more["about"]))
 
     monkeypatch.setattr("jobs.train.push.push_folder", push)
 
     told = line.must("fetch", "squad-1", "--push-to", "s3://models/squad")
 
-    target = Place("models", "squad/squad-1")
+    target = S3Location("models", "squad/squad-1")
     about = {"spr-cluster-job": "squad-1"}
     assert order == [
-        Place("models", "squad"),
+        S3Location("models", "squad"),
         (["squad-1"], target, ["model/config.json", "job.json"], about),
     ]
     assert told.out == "squad-1 (done): results/squad-1/\ns3://models/squad/squad-1\n"
@@ -132,8 +132,8 @@ def test_what_could_not_be_pushed_is_here_and_can_be_pushed_later(
     def refuse(*_: Any, **__: Any) -> None:
         raise CloudError("the token has expired")
 
-    monkeypatch.setattr(infra.store, "connect_s3", lambda: "s3")
-    monkeypatch.setattr(infra.store, "check_place", lambda s3, place: None)
+    monkeypatch.setattr(infra.s3, "connect_s3", lambda: "s3")
+    monkeypatch.setattr(infra.s3, "check_s3_location", lambda s3, place: None)
     monkeypatch.setattr("jobs.train.push.push_folder", refuse)
 
     told = line.run("fetch", "squad-1", "--push-to", "s3://models")
@@ -182,7 +182,7 @@ def test_a_question_is_put_to_the_head_where_there_is_no_pytorch(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.train.predict.can_answer_here", lambda: False)
-    monkeypatch.setattr("tests.harness.simulated_machines.ParkHost.upload", lambda *_: None)
+    monkeypatch.setattr("tests.harness.simulated_machines.SimulatedHost.upload", lambda *_: None)
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
     line.stage("node0", "-m squad.answer", Result(0, said + "\n", ""))
     for pattern in ("^mkdir -m 700", "^rm -rf /home/ubuntu/spr-predict-"):

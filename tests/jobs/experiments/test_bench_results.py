@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.catalogue import CATALOGUE
+from infra.instance_types import INSTANCE_TYPES
 from jobs.experiments.bench_results import (
     NodeSpeed,
     SlowNode,
@@ -63,12 +63,12 @@ def speeds(*nodes: NodeSpeed, **more: object) -> Speeds:
     ],
 )
 def test_the_peak_of_a_whole_machine(name: str, peak: float | None) -> None:
-    found = CATALOGUE[name].peak_bf16_tflops
+    found = INSTANCE_TYPES[name].peak_bf16_tflops
     assert found is None if peak is None else found == pytest.approx(peak, abs=0.05)
 
 
 def test_every_whole_machine_with_amx_has_a_peak() -> None:
-    metal = [entry for entry in CATALOGUE.values() if ".metal-" in entry.name and entry.amx]
+    metal = [entry for entry in INSTANCE_TYPES.values() if ".metal-" in entry.name and entry.amx]
     assert len(metal) >= 14
     assert all(entry.peak_bf16_tflops for entry in metal)
 

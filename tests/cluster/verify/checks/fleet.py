@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.verify.checks import CheckResult, Expected, check_nodes
 from cluster.verify.node_probe import NodeAnswer
-from infra.catalogue import find_instance_type
+from infra.instance_types import find_instance_type
 from provision.health import parse_health
 from provision.install import stack_digest
 from provision.stacks import load_stack

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.access import generate_key_pair, import_key_pair, read_public, write_private
 from infra.inventory import describe_inventory
+from infra.key_pair import generate_key_pair, import_key_pair, read_public, write_private
 from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra import access, tags
+from infra import key_pair, tags
 from infra.clients import error_code, is_passing
 from infra.errors import CloudError, DeadlineError
 from infra.instances import Instance
@@ -24,8 +24,8 @@ from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
-    from infra.catalogue import InstanceType
     from infra.images import Image
+    from infra.instance_types import InstanceType
     from infra.spec import ClusterSpec
 
 SPOT, ON_DEMAND = "spot", "on-demand"
@@ -248,7 +248,7 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         "InstanceType": offer.machine.name,
         "MinCount": purchase.count,
         "MaxCount": purchase.count,
-        "KeyName": access.key_name(spec.name),
+        "KeyName": key_pair.key_name(spec.name),
         "UserData": purchase.user_data,
         "NetworkInterfaces": [_interface(purchase, offer)],
         "BlockDeviceMappings": [

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from infra.buying import NoCapacityError, Refusal, buy, client_token, render_request
 from infra.errors import CloudError
+from infra.purchase import NoCapacityError, Refusal, buy, client_token, render_request
 from tests.infra.plan_inputs import make_spec
 from tests.infra.price_market import (
     METAL,

@@ -11,9 +11,9 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from moto import mock_aws
 
 from infra.errors import CloudError, JobError, UsageError
-from infra.policy import build_policy
+from infra.iam_policy import build_policy
 from infra.progress import Silent
-from infra.store import Place, check_place, connect_s3, parse_place, push_folder
+from infra.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url, push_folder
 from jobs.train.push import files_to_push, push_results
 
 
@@ -41,13 +41,13 @@ def refuse(operation: str, code: str, monkeypatch: pytest.MonkeyPatch, s3: Any) 
 @pytest.mark.parametrize(
     ("wish", "place"),
     [
-        ("s3://models", Place("models", "")),
-        ("s3://models/", Place("models", "")),
-        ("s3://my.models-1/a/b c/", Place("my.models-1", "a/b c")),
+        ("s3://models", S3Location("models", "")),
+        ("s3://models/", S3Location("models", "")),
+        ("s3://my.models-1/a/b c/", S3Location("my.models-1", "a/b c")),
     ],
 )
-def test_places(wish: str, place: Place) -> None:
-    assert parse_place(wish) == place
+def test_places(wish: str, place: S3Location) -> None:
+    assert parse_s3_url(wish) == place
     assert str(place.below("job")).endswith("/job")
 
 
@@ -69,18 +69,18 @@ def test_places(wish: str, place: Place) -> None:
 )
 def test_no_places(wish: str) -> None:
     with pytest.raises(UsageError, match="--push-to"):
-        parse_place(wish)
+        parse_s3_url(wish)
 
 
 def test_to_look_whether_one_may_write_leaves_nothing(s3: Any) -> None:
-    check_place(s3, Place("models", "squad"))
+    check_s3_location(s3, S3Location("models", "squad"))
     assert keys(s3) == []
     assert s3.list_multipart_uploads(Bucket="models").get("Uploads", []) == []
 
 
 def test_a_bucket_that_is_not_there_is_told_with_what_makes_it(s3: Any) -> None:
     with pytest.raises(UsageError, match="there is no bucket 'elsewhere'") as caught:
-        check_place(s3, Place("elsewhere", "x"))
+        check_s3_location(s3, S3Location("elsewhere", "x"))
     assert "aws s3 mb s3://elsewhere" in str(caught.value.hint)
 
 
@@ -89,7 +89,7 @@ def test_a_bucket_that_is_closed_is_told_with_the_rights(
 ) -> None:
     refuse("create_multipart_upload", "AccessDenied", monkeypatch, s3)
     with pytest.raises(UsageError, match=r"s3://models/x: this user may not write there") as caught:
-        check_place(s3, Place("models", "x"))
+        check_s3_location(s3, S3Location("models", "x"))
     assert "iam-policy --push-to s3://models/x" in str(caught.value.hint)
 
 
@@ -97,7 +97,7 @@ def test_that_the_probe_cant_be_ended_does_not_matter(
     s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse("abort_multipart_upload", "AccessDenied", monkeypatch, s3)
-    check_place(s3, Place("models", ""))
+    check_s3_location(s3, S3Location("models", ""))
 
 
 def test_without_a_network_it_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,12 +106,12 @@ def test_without_a_network_it_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(s3, "create_multipart_upload", fail)
     with pytest.raises(CloudError, match="AWS can't be reached"):
-        check_place(s3, Place("models", ""))
+        check_s3_location(s3, S3Location("models", ""))
 
 
 def test_without_credentials_it_says_so() -> None:
     with pytest.raises(UsageError, match="no AWS credentials found"):
-        check_place(connect_s3(), Place("models", ""))
+        check_s3_location(connect_s3(), S3Location("models", ""))
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_a_model_is_stored_in_its_jobs_folder_and_the_results_last(s3: Any, results: Path) -> None:
-    place = push_results(s3, results, Place("models", "squad"), "squad-1", Silent())
+    place = push_results(s3, results, S3Location("models", "squad"), "squad-1", Silent())
 
     assert str(place) == "s3://models/squad/squad-1"
     below = "squad/squad-1"
@@ -148,7 +148,7 @@ def test_no_acl_no_encryption_and_no_tags_are_asked_for(s3: Any, results: Path) 
         asked.append((model.name, params["headers"]))
 
     s3.meta.events.register("before-call.s3", note)
-    push_results(s3, results, Place("models", ""), "squad-1", Silent())
+    push_results(s3, results, S3Location("models", ""), "squad-1", Silent())
 
     assert {name for name, _ in asked} == {
         *("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"),
@@ -171,17 +171,19 @@ def test_an_upload_that_fails_is_explained_and_not_by_boto3(
 
     s3.meta.events.register("before-call.s3.PutObject", fail)
     with pytest.raises(UsageError, match=r"^--push-to s3://models/x"):
-        push_folder(s3, {"log": results / "log"}, Place("models", "x"), about={})
+        push_folder(s3, {"log": results / "log"}, S3Location("models", "x"), about={})
 
 
 def test_a_folder_without_a_model_is_refused(s3: Any, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="has no model to push"):
-        push_results(s3, tmp_path, Place("models", ""), "squad-1", Silent())
+        push_results(s3, tmp_path, S3Location("models", ""), "squad-1", Silent())
 
 
 def test_the_policy_allows_it_only_where_that_is_wished_for() -> None:
     assert "s3:" not in str(build_policy())
-    statement = build_policy(Place("models", "squad"))["Statement"][-1]
+    statement = build_policy(S3Location("models", "squad"))["Statement"][-1]
     assert statement["Resource"] == ["arn:*:s3:::models/squad/*"]
     assert set(statement["Action"]) == {"s3:PutObject", "s3:AbortMultipartUpload"}
-    assert build_policy(Place("models", ""))["Statement"][-1]["Resource"] == ["arn:*:s3:::models/*"]
+    assert build_policy(S3Location("models", ""))["Statement"][-1]["Resource"] == [
+        "arn:*:s3:::models/*"
+    ]

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from infra import tags
-from infra.store import Place
+from infra.s3 import S3Location
 
 _LOOK = (
     "ec2:DescribeAddresses",
@@ -72,7 +72,7 @@ def policy_actions() -> tuple[str, ...]:
     return (*_LOOK, *_MAKE, *_COPY, *_CHANGE_OUR_OWN)
 
 
-def build_policy(push_to: Place | None = None) -> dict[str, Any]:
+def build_policy(push_to: S3Location | None = None) -> dict[str, Any]:
     """The policy as IAM's JSON document, with ``push_to`` also for files in S3."""
     makers = sorted(action.removeprefix("ec2:") for action in (*_MAKE, *_COPY))
     in_the_making = {"StringEquals": {"ec2:CreateAction": makers}}
@@ -91,7 +91,7 @@ def build_policy(push_to: Place | None = None) -> dict[str, Any]:
     }
 
 
-def _objects(place: Place) -> str:
+def _objects(place: S3Location) -> str:
     return f"arn:*:s3:::{place.bucket}/{place.below('*').prefix}"
 
 
@@ -102,6 +102,6 @@ def _allow(
     return {**statement, "Condition": condition} if condition else statement
 
 
-def render_policy(push_to: Place | None = None) -> str:
+def render_policy(push_to: S3Location | None = None) -> str:
     """The policy as text."""
     return json.dumps(build_policy(push_to), indent=2)

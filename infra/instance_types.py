@@ -87,14 +87,14 @@ _TYPES = (
 )
 BAKERS = ("c7i.xlarge", "m7i.xlarge")
 """What installs and makes an image, cheapest first: the software is the same on bare metal."""
-CATALOGUE = {entry.name: entry for entry in _TYPES}
+INSTANCE_TYPES = {entry.name: entry for entry in _TYPES}
 
 
 def find_instance_type(name: str) -> InstanceType:
     """The catalogue's entry; raises :class:`UsageError` with the nearest names and those with AMX."""
-    if name in CATALOGUE:
-        return CATALOGUE[name]
-    near = difflib.get_close_matches(name, CATALOGUE, n=3, cutoff=0.4)
+    if name in INSTANCE_TYPES:
+        return INSTANCE_TYPES[name]
+    near = difflib.get_close_matches(name, INSTANCE_TYPES, n=3, cutoff=0.4)
     meant = f"; did you mean {', '.join(near)}?" if near else ""
     with_amx = ", ".join(entry.name for entry in _TYPES if entry.amx)
     raise UsageError(f"unknown instance type {name!r}{meant}", hint=f"types with AMX: {with_amx}")

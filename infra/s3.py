@@ -30,7 +30,7 @@ _LONGEST_KEY = 1024
 
 
 @dataclass(frozen=True)
-class Place:
+class S3Location:
     """A bucket and the beginning of the keys in it; no ``/`` at its ends."""
 
     bucket: str
@@ -39,12 +39,12 @@ class Place:
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def below(self, name: str) -> Place:
+    def below(self, name: str) -> S3Location:
         """A place inside this one."""
-        return Place(self.bucket, f"{self.prefix}/{name}".strip("/"))
+        return S3Location(self.bucket, f"{self.prefix}/{name}".strip("/"))
 
 
-def parse_place(wish: str) -> Place:
+def parse_s3_url(wish: str) -> S3Location:
     """``s3://bucket/prefix`` as a place; raises :class:`UsageError` for anything else."""
     scheme, found, rest = wish.partition("://")
     bucket, _, prefix = rest.partition("/")
@@ -55,7 +55,7 @@ def parse_place(wish: str) -> Place:
         raise UsageError(f"--push-to {wish}: {_EXPECTED}, without empty parts, `.` and `..`")
     if len(prefix.encode("utf-8", "replace")) > _LONGEST_KEY - 256:
         raise UsageError(f"--push-to: the prefix has more than {_LONGEST_KEY - 256} bytes")
-    return Place(bucket, "/".join(parts))
+    return S3Location(bucket, "/".join(parts))
 
 
 def connect_s3() -> S3Client:
@@ -78,7 +78,7 @@ def connect_s3() -> S3Client:
         raise translate_boto_error(error) or error from None
 
 
-def check_place(s3: S3Client, place: Place) -> None:
+def check_s3_location(s3: S3Client, place: S3Location) -> None:
     """Make sure that this user may write there, without leaving anything.
 
     Raises :class:`UsageError` for a bucket that is not there or closed: before hours of training.
@@ -98,7 +98,7 @@ def check_place(s3: S3Client, place: Place) -> None:
 def push_folder(
     s3: S3Client,
     files: Mapping[str, Path],
-    place: Place,
+    place: S3Location,
     *,
     about: Mapping[str, str],
     on_file: Callable[[str], None] = lambda _: None,
@@ -123,7 +123,7 @@ def push_folder(
     return keys
 
 
-def _explain(error: BaseException, place: Place) -> SprError:
+def _explain(error: BaseException, place: S3Location) -> SprError:
     code = error_code(error) if isinstance(error, boto.ClientError) else ""
     if code in ("NoSuchBucket", "404"):
         return UsageError(

@@ -25,6 +25,7 @@ from infra.iam_policy import build_policy
 from infra.record import Record, merge_options, parse_record, record_tags
 from infra.spec import ClusterSpec, build_spec
 from jobs.cli import build_parser
+from jobs.cli.commands import COMMANDS
 from jobs.worker.squad.options import SAMPLE
 from provision.host import Result
 from tests.harness.command_line import CommandLine
@@ -102,7 +103,10 @@ def _commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> I
 
 # These ask the package indexes of the world; their own tests have one of their own.
 _ASKING = (("stacks", "check"), ("stacks", "lock"))
-_COMMANDS = tuple(c for c in _commands(build_parser()) if c.words not in _ASKING)
+_PARSERS = [build_parser(), *map(build_parser, COMMANDS)]
+_COMMANDS = tuple(
+    {c.words: c for parser in _PARSERS for c in _commands(parser) if c.words not in _ASKING}.values()
+)
 
 
 def _good(action: argparse.Action) -> st.SearchStrategy[str]:

@@ -16,7 +16,7 @@ import pytest
 from cluster.local_files import ClusterFiles
 from infra.iam_policy import build_policy
 from infra.key_pair import write_private
-from jobs.cli import _TerminatedError, main
+from jobs.cli import TerminatedError, main
 from tests.harness.command_line import CommandLine, CommandResult
 
 SAMPLE = {
@@ -67,7 +67,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
         (["up", "--cloud", "azure"], "argument --cloud: invalid choice: 'azure'"),
         (["up", "--region", "mars-1"], "unknown region 'mars-1'"),
         (["extend", "0h"], "extend 0h: expected"),
-        (["fly"], "invalid choice: 'fly'"),
+        (["fly"], "unknown command 'fly'"),
         (["train", "bert"], "invalid choice: 'bert'"),
         (["train", "squad", "--data", "/nowhere.json"], "/nowhere.json"),
         (["train", "squad", "--epochs", "0"], "--epochs 0 is out of range: 1 to 10000"),
@@ -108,7 +108,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: str) -> None:
         raise RuntimeError("bug")
 
-    monkeypatch.setattr("cluster.local_files.remembered_cloud", broken)
+    monkeypatch.setattr("cluster.cli.common.remembered_cloud", broken)
     with pytest.raises(RuntimeError, match="bug"):
         main(["status"])
 
@@ -118,7 +118,7 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert told.code == 2
     assert "spr-cluster up --nodes 4" in told.out
-    listed = {row.split()[0] for row in told.out.splitlines() if row.startswith("    ")}
+    listed = {row.split()[0] for row in told.out.splitlines() if row.startswith("  ")}
     assert listed >= set(VERBS)
 
 
@@ -142,7 +142,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_imports_nothing_heavy() -> None:
     heavy = ["boto3", "botocore", "fabric", "paramiko", "rich", "pydantic", "torch", "moto"]
     code = (
-        "import sys; from cluster.cli import build_parser; build_parser().format_help(); "
+        "import sys; from jobs.cli import build_parser; build_parser().format_help(); "
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run(
@@ -257,7 +257,7 @@ def test_a_signal_ends_it_with_its_code_and_one_word(number: signal.Signals, cod
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env={**os.environ},
     ) as process:
         assert process.stdout is not None
@@ -269,7 +269,7 @@ def test_a_signal_ends_it_with_its_code_and_one_word(number: signal.Signals, cod
 
 
 @pytest.mark.parametrize(
-    ("interrupt", "code"), [(KeyboardInterrupt(), 130), (_TerminatedError(), 143)]
+    ("interrupt", "code"), [(KeyboardInterrupt(), 130), (TerminatedError(), 143)]
 )
 def test_an_interrupted_up_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, interrupt: BaseException, code: int
@@ -280,7 +280,7 @@ def test_an_interrupted_up_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_i
     def interrupted() -> None:
         raise interrupt
 
-    monkeypatch.setattr("jobs.cli._leave_at_once", end)
+    monkeypatch.setattr("jobs.cli._exit_at_once", end)
     line.cloud.steps.before["install.sh"] = interrupted
 
     told = line.run("up", "--nodes", "2", "--yes")
@@ -299,7 +299,7 @@ def test_a_pipe_that_is_closed_is_no_traceback() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     ) as process:
         assert process.stdout is not None
         process.stdout.close()

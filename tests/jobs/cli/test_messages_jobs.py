@@ -77,7 +77,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "train squad --demo --results /dev/null/x",
         "--results /dev/null/x: /dev/null is not a folder",
     ),
-    ("train squad --trial-seconds 3", "'--trial-seconds' is not known here" + f.help_of("train")),
+    ("train squad --trial-seconds 3", "unknown option '--trial-seconds'" + f.help_of("train")),
     (
         "train squad --resume --seed 3 --demo --fabric efa",
         "--demo, --fabric, --seed: a resumed job keeps its own\n  → leave it out, or start a new job "
@@ -116,7 +116,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     # Any program
     ("run", "the following arguments are required: PROGRAM" + f.help_of("run")),
     ("run --nodes 0 -- hostname", "--nodes 0: expected a whole number from 1 on"),
-    ("run python x.py --lr 1", "'--lr' is not known here" + f.help_of("run")),
+    ("run python x.py --lr 1", "unknown option '--lr'" + f.help_of("run")),
     ("run -- ''", "program: a word is empty"),
     (
         "run -- python x.py",
@@ -126,8 +126,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("run --env A -- hostname", "--env A: expected NAME=VALUE"),
     (
         "run --env RANK=1 -- hostname",
-        "--env RANK: that is set for every rank, by where it runs\n  → --nodes, --ppn, --placement "
-        "and --ccl-workers decide about it",
+        "--env RANK: it is set for each rank, according to where it runs\n"
+        "  → --nodes, --ppn, --placement, and --ccl-workers control it",
     ),
     ("run --results /dev/null -- hostname", "--results /dev/null: /dev/null is not a folder"),
     # Stored in S3
@@ -185,12 +185,12 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),
     ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),
     ("bench --seconds 601", "--seconds 601 is out of range: 0.1 to 600"),
-    ("bench fast", "'fast' is not known here" + f.help_of("bench")),
+    ("bench fast", "unknown argument 'fast'" + f.help_of("bench")),
     ("tune", "the following arguments are required: job" + f.help_of("tune")),
-    ("tune squad --resume", "'--resume' is not known here" + f.help_of("tune")),
+    ("tune squad --resume", "unknown option '--resume'" + f.help_of("tune")),
     (
         "scaling squad --resume",
-        "'--resume' is not known here; did you mean --results?" + f.help_of("scaling"),
+        "unknown option '--resume'; did you mean --results?" + f.help_of("scaling"),
     ),
     ("tune squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     (
@@ -218,7 +218,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("scaling squad --predict 257", "--predict 257 is out of range: 1 to 256"),
     ("scaling squad --flow-gbit-s 0", "--flow-gbit-s 0 is out of range: more than 0"),
     ("scaling squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
-    ("tune squad --epochs 3", re.compile("'--epochs' is not known here.*", re.DOTALL)),
+    ("tune squad --epochs 3", re.compile("unknown option '--epochs'.*", re.DOTALL)),
 )
 
 

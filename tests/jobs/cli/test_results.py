@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jobs.launch.submit
 import pytest
 
-import infra.s3
 from infra.errors import CloudError
 from infra.s3 import S3Location
 from provision.host import Result
@@ -54,7 +52,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (target / "model").mkdir(parents=True, exist_ok=True)
         (target / "model" / "config.json").write_text("{}")
 
-    monkeypatch.setattr(jobs.launch.submit, "fetch", fetch)
+    monkeypatch.setattr("jobs.cli.fetch.fetch", fetch)
     return found
 
 
@@ -107,8 +105,8 @@ def test_a_model_is_pushed_after_the_bucket_was_asked(
     line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[object] = []
-    monkeypatch.setattr(infra.s3, "connect_s3", lambda: "s3")
-    monkeypatch.setattr(infra.s3, "check_s3_location", lambda s3, place: order.append(place))
+    monkeypatch.setattr("jobs.cli.fetch.connect_s3", lambda: "s3")
+    monkeypatch.setattr("jobs.cli.fetch.check_s3_location", lambda s3, place: order.append(place))
 
     def push(s3: Any, files: Any, place: S3Location, **more: Any) -> None:
         order.append((fetched[:], place, list(files), more["about"]))
@@ -132,8 +130,8 @@ def test_what_could_not_be_pushed_is_here_and_can_be_pushed_later(
     def refuse(*_: Any, **__: Any) -> None:
         raise CloudError("the token has expired")
 
-    monkeypatch.setattr(infra.s3, "connect_s3", lambda: "s3")
-    monkeypatch.setattr(infra.s3, "check_s3_location", lambda s3, place: None)
+    monkeypatch.setattr("jobs.cli.fetch.connect_s3", lambda: "s3")
+    monkeypatch.setattr("jobs.cli.fetch.check_s3_location", lambda s3, place: None)
     monkeypatch.setattr("jobs.train.push.push_folder", refuse)
 
     told = line.run("fetch", "squad-1", "--push-to", "s3://models")
@@ -181,10 +179,10 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
 def test_a_question_is_put_to_the_head_where_there_is_no_pytorch(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.train.predict.can_answer_here", lambda: False)
+    monkeypatch.setattr("jobs.cli.predict.can_answer_here", lambda: False)
     monkeypatch.setattr("tests.harness.simulated_machines.SimulatedHost.upload", lambda *_: None)
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
-    line.stage("node0", "-m squad.answer", Result(0, said + "\n", ""))
+    line.stage("node0", "-m worker.squad.answer", Result(0, said + "\n", ""))
     for pattern in ("^mkdir -m 700", "^rm -rf /home/ubuntu/spr-predict-"):
         line.stage("node0", pattern, Result(0, "", ""))
 

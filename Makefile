@@ -1,20 +1,20 @@
-# `make` alone explains itself. The two commands to know: `make demo` and `make test`.
+# `make` alone lists the targets. Start with `make demo` and `make test`.
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-# The PyTorch project's own index has builds for CPUs; where it can't be reached, pip's configuration decides.
+# PyTorch's own index has CPU builds; if it is unreachable, pip's configuration decides.
 TORCH := torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-# Two at a time: what waits for containers, all in one process, and everything else beside it.
+# Two processes: one runs all tests that wait for containers, the other everything else.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations=20
 export PIP_NO_INPUT = 1
 
 .PHONY: help
-help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 .PHONY: demo
-demo: prerequisites .venv/with-local ## up, train, down on the embedded cloud: nothing bought, nothing left
+demo: prerequisites .venv/with-local ## up, train, and down on the embedded cloud; buys nothing, leaves nothing
 	@set -e; \
 	export SPR_CLUSTER_HOME="$(CURDIR)/.demo"; \
 	clean() { trap - EXIT; $(BIN)/spr-cluster local reset --keep-base && rm -rf .demo; }; \
@@ -27,39 +27,39 @@ demo: prerequisites .venv/with-local ## up, train, down on the embedded cloud: n
 	clean
 
 .PHONY: prerequisites
-prerequisites: ## what the embedded cloud needs from the system (Debian and Ubuntu, as root)
+prerequisites: ## install the system packages of the embedded cloud (Debian and Ubuntu, as root)
 	@infra/local/prerequisites.sh
 
 .PHONY: browser
-browser: ## Chromium, in which the tests look at the report (Debian, as root)
+browser: ## install Chromium, with which the tests inspect the report (Debian, as root)
 	@tests/harness/browser.sh
 
 .PHONY: lint
-lint: .venv/with-dev ## ruff, mypy, import-linter
+lint: .venv/with-dev ## run ruff, mypy, and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 .PHONY: format
-format: .venv/with-dev ## let ruff put the code in order
+format: .venv/with-dev ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 .PHONY: test
-test: prerequisites browser lint ## all checks: lint, types, units, and the product on the embedded cloud
+test: prerequisites browser lint ## run all checks: lint, types, unit tests, and the product on the embedded cloud
 	$(PYTEST) -m "not full"
 
 .PHONY: test-quick
-test-quick: lint ## the same without the embedded cloud
+test-quick: lint ## run the same checks without the embedded cloud
 	$(PYTEST) -m "not full and not e2e"
 
 .PHONY: test-full
-test-full: prerequisites browser lint ## everything, the large downloads of stack intel included
+test-full: prerequisites browser lint ## run everything, including the large downloads of stack intel
 	$(PYTEST)
 
 .PHONY: clean
-clean: ## remove what these commands made here
+clean: ## remove everything that these targets created here
 	rm -rf .venv .demo results .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:

@@ -1,4 +1,4 @@
-"""``spr-cluster train``."""
+"""``spr-cluster train``: one subcommand for each type of job."""
 
 from __future__ import annotations
 
@@ -6,160 +6,71 @@ import argparse
 import json
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from cluster.cli.common import add_cluster_options
 from cluster.cli.parser import SubParsers, add_command
+from jobs.cli import train_squad
 from jobs.cli.context import open_job_context
-from jobs.cli.fetch import add_push_option, open_place, push
-from jobs.cli.job_display import render_result
-from jobs.cli.train_requests import LAST, build_reference, build_request, build_resume
-from jobs.launch.plan import FABRICS, PLACEMENTS
-from jobs.launch.record import read_job_id
-from jobs.launch.session import JobContext
-from jobs.train.presets import PRESETS
-from jobs.train.reference import ReferenceRequest, train_reference
-from jobs.train.request import TrainRequest, check_request, check_results
-from jobs.train.resume import ResumeRequest, resume
-from jobs.train.train import train
-from jobs.worker.squad.options import add_arguments
+from jobs.cli.run import add_placement_options
+from jobs.cli.train_requests import _check_counts as check_counts
+from jobs.launch.plan import PlacementOptions, new_job_id
+from jobs.launch.session import run_job
+from jobs.train.job_types import JOB_TYPES, JobTypeRequest, add_job_arguments, plan_job_type
+from jobs.train.request import check_results, expand_home, require_able_stack
 
-_NOT_HERE = {"output", "trial_seconds", "resume"}
 _EXAMPLES = """\
-  spr-cluster train squad                                     DistilBERT on SQuAD, from the hub
-  spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
-  spr-cluster train squad --demo                              a small new model on a small sample
-  spr-cluster train squad --resume                            go on with the last unfinished job
-  spr-cluster train squad --recipe reference --smoke          the published recipe, for a minute
+  spr-cluster train squad                     DistilBERT on SQuAD
+  spr-cluster train digits --epochs 3         does this cluster train? no data, seconds
 """
-_RECIPES = ("fast", "reference")
-Request = TrainRequest | ReferenceRequest | ResumeRequest
-
 
 
 def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "train",
-        "Train question answering with PyTorch DDP over all nodes of a cluster, evaluate it with\n"
-        "SQuAD's exact match and F1, and bring model and results home.",
+        "Train with PyTorch DDP on all nodes of a cluster, and fetch the results.",
         _EXAMPLES,
     )
-    parser.add_argument("job", choices=("squad",), help="what to train")
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    train_squad.add_parser(jobs)
+    for name, help_ in JOB_TYPES.items():
+        _add_job_type(jobs, name, help_)
+
+
+def _add_job_type(jobs: SubParsers, name: str, help_: str) -> None:
+    examples = f"  spr-cluster train {name}\n  spr-cluster train {name} --nodes 2 --ppn 2\n"
+    parser = add_command(jobs, name, f"Train {help_}.", examples, help_=help_)
     add_cluster_options(parser)
-    _add_recipe(parser.add_argument_group("recipe"))
-    _add_placement(parser.add_argument_group("placement"))
-    parser.add_argument(
-        "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
-    )
-    add_push_option(parser)
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=LAST,
-        default=argparse.SUPPRESS,
-        metavar="JOB",
-        help="go on with an interrupted job from its last checkpoint, with its own options "
-        "(default: the last unfinished one)",
-    )
-    parser.add_argument(
-        "--demo", action="store_true", help="train a small new model on the sample that we ship"
-    )
-    add_arguments(parser.add_argument_group("training"), without=_NOT_HERE)
-    parser.set_defaults(run=run)
+    add_placement_options(parser.add_argument_group("placement"))
+    parser.add_argument("--results", metavar="DIR", help="local folder (default: results/JOB)")
+    group = parser.add_argument_group("job")
+    add_job_arguments(name, group)
+    own = [action.dest for action in group._group_actions]
+    parser.set_defaults(run=lambda args: run(name, own, args))
 
 
-def _add_recipe(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--recipe",
-        choices=_RECIPES,
-        default="fast",
-        help="fast: ours; reference: transformers' own run_qa.py with the published flags and "
-        "placement, which leave nothing else to choose (default: fast)",
-    )
-    group.add_argument(
-        "--preset",
-        choices=tuple(PRESETS),
-        help="model, batch, learning rate and epochs as published (recipe reference: distilbert)",
-    )
-    group.add_argument(
-        "--smoke",
-        action="store_true",
-        help="recipe reference: on one node for a minute, to see that all it needs is there",
-    )
-    group.add_argument(
-        "--run-qa",
-        metavar="DIR",
-        help="recipe reference: the folder of run_qa.py here (default: the stack's, on the nodes)",
-    )
-
-
-def _add_placement(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--nodes", type=int, metavar="N", help="use the first N nodes (default: all)"
-    )
-    group.add_argument(
-        "--ppn",
-        type=int,
-        help="ranks per node (default: what `tune` has found, else one per NUMA node)",
-    )
-    group.add_argument(
-        "--placement",
-        choices=PLACEMENTS,
-        default="auto",
-        help="auto: each rank on cores of its own; reference: the published recipe's numbers, "
-        "which start more threads than there are cores (default: auto)",
-    )
-    group.add_argument(
-        "--ccl-workers",
-        type=int,
-        metavar="N",
-        help="oneCCL's own cores per rank, taken off the computing ones (default: 1)",
-    )
-    group.add_argument(
-        "--no-tuned", action="store_true", help="leave out what `spr-cluster tune` has found"
-    )
-    group.add_argument(
-        "--fabric",
-        choices=FABRICS,
-        default="tcp",
-        help="how oneCCL reaches other nodes; efa where the nodes have it (default: tcp)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+def run(name: str, own: list[str], args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
-    request = _build_request(args, now)
-    place = open_place(args)
+    check_counts(args)
+    job_id = new_job_id(name, now)
+    request = JobTypeRequest(
+        name,
+        {option: getattr(args, option) for option in own},
+        expand_home(args.results) if args.results else Path("results", job_id),
+        PlacementOptions(args.placement, args.ppn, args.ccl_workers, args.fabric),
+        args.nodes,
+        args.backend,
+    )
+    check_results(request.results)
     context = open_job_context(args, now, show_cost=True)
-    result, folder = _train(context, request)
-    if not args.json:
-        print(render_result(result, folder), flush=True)
-    pushed = push(place, folder, read_job_id(folder), context.progress)
+    require_able_stack(context.stack, f"train {name}")
+    plan = plan_job_type(request, context.stack)
+    done = run_job(context, name, lambda _: plan)
+    result = done.last_event("result") or {}
     if args.json:
-        print(json.dumps({**result, "pushed_to": pushed} if pushed else result))
-    elif pushed:
-        print(pushed)
+        print(json.dumps(result))
+    else:
+        figures = {key: value for key, value in result.items() if isinstance(value, int | float)}
+        print("\n".join(f"{key:20} {value:g}" for key, value in figures.items()))
+        print(f"results.json, log, and metrics: {request.results}/")
     return 0
-
-
-def _build_request(args: argparse.Namespace, now: datetime) -> Request:
-    """Return what to do, checked as far as possible here. Raises :class:`UsageError`."""
-    if "resume" in args:
-        return build_resume(args)
-    if args.recipe == "reference":
-        reference = build_reference(args, now)
-        check_results(reference.results)
-        return reference
-    request = build_request(args, now)
-    check_request(request)
-    return request
-
-
-def _train(context: JobContext, request: Request) -> tuple[dict[str, Any], Path]:
-    """Start the job, or resume it; returns its results, and their folder."""
-    if isinstance(request, ResumeRequest):
-        return resume(context, request)
-    if isinstance(request, ReferenceRequest):
-        return train_reference(context, request), request.results
-    return train(context, request), request.results

@@ -66,6 +66,6 @@ def test_a_killed_and_resumed_job_learns_the_same_to_the_bit(
 
 def after_job(text: str) -> str:
     """The job's id."""
-    found = re.search(r"job (squad-[\d-]+) goes on", text)
+    found = re.search(r"job (squad-[\d-]+) resumes", text)
     assert found
     return found[1]

@@ -83,7 +83,7 @@ def test_a_dead_worker_is_replaced(cluster: LiveCluster) -> None:
     wait_for_end(cluster.cli, victim)
 
     refused = cluster.cli.run("train", "squad", "--demo", check=1)
-    assert "cluster spr is not whole: 2 of 3 nodes" in refused.stderr
+    assert "cluster spr is degraded: 2 of 3 nodes" in refused.stderr
     repaired = cluster.cli.json("repair")
 
     assert victim not in {node["instance"] for node in repaired["nodes"]}

@@ -185,7 +185,7 @@ def test_ctrl_c_ends_the_job_on_all_nodes(cluster: LiveCluster, tmp_path: Path) 
 
     assert job.returncode == 130, rest
     assert "interrupted" in rest
-    assert re.search(r"checkpoint step-\d{6} is kept; go on with the job: .* --resume squad-", rest)
+    assert re.search(r"checkpoint step-\d{6} is saved; to resume the job: .* --resume squad-", rest)
     deadline = time.monotonic() + 20
     left = "?"
     while left and time.monotonic() < deadline:

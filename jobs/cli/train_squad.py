@@ -1,0 +1,164 @@
+"""``spr-cluster train squad``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from cluster.cli.common import add_cluster_options
+from cluster.cli.parser import SubParsers, add_command
+from jobs.cli.context import open_job_context
+from jobs.cli.fetch import add_push_option, open_place, push
+from jobs.cli.job_display import render_result
+from jobs.cli.train_requests import LAST, build_reference, build_request, build_resume
+from jobs.launch.plan import FABRICS, PLACEMENTS
+from jobs.launch.record import read_job_id
+from jobs.launch.session import JobContext
+from jobs.train.presets import PRESETS
+from jobs.train.reference import ReferenceRequest, train_reference
+from jobs.train.request import TrainRequest, check_request, check_results
+from jobs.train.resume import ResumeRequest, resume
+from jobs.train.train import train
+from jobs.worker.squad.options import add_arguments
+
+_NOT_HERE = {"output", "trial_seconds", "resume"}
+_EXAMPLES = """\
+  spr-cluster train squad                                     DistilBERT on SQuAD, from the hub
+  spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
+  spr-cluster train squad --demo                              a small new model on a small sample
+  spr-cluster train squad --resume                            go on with the last unfinished job
+  spr-cluster train squad --recipe reference --smoke          the published recipe, for a minute
+"""
+_RECIPES = ("fast", "reference")
+Request = TrainRequest | ReferenceRequest | ResumeRequest
+
+
+def add_parser(jobs: SubParsers) -> None:
+    parser = add_command(
+        jobs,
+        "squad",
+        "Fine-tune a question answering model with PyTorch DDP on all nodes, evaluate it with\n"
+        "SQuAD's exact match and F1, and fetch the model and results.",
+        _EXAMPLES,
+        help_="fine-tune DistilBERT, or another encoder, on SQuAD or your data",
+    )
+    add_cluster_options(parser)
+    _add_recipe(parser.add_argument_group("recipe"))
+    _add_placement(parser.add_argument_group("placement"))
+    parser.add_argument(
+        "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
+    )
+    add_push_option(parser)
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=LAST,
+        default=argparse.SUPPRESS,
+        metavar="JOB",
+        help="go on with an interrupted job from its last checkpoint, with its own options "
+        "(default: the last unfinished one)",
+    )
+    parser.add_argument(
+        "--demo", action="store_true", help="train a small new model on the sample that we ship"
+    )
+    add_arguments(parser.add_argument_group("training"), without=_NOT_HERE)
+    parser.set_defaults(run=run)
+
+
+def _add_recipe(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--recipe",
+        choices=_RECIPES,
+        default="fast",
+        help="fast: ours; reference: transformers' own run_qa.py with the published flags and "
+        "placement, which leave nothing else to choose (default: fast)",
+    )
+    group.add_argument(
+        "--preset",
+        choices=tuple(PRESETS),
+        help="model, batch, learning rate and epochs as published (recipe reference: distilbert)",
+    )
+    group.add_argument(
+        "--smoke",
+        action="store_true",
+        help="recipe reference: on one node for a minute, to see that all it needs is there",
+    )
+    group.add_argument(
+        "--run-qa",
+        metavar="DIR",
+        help="recipe reference: the folder of run_qa.py here (default: the stack's, on the nodes)",
+    )
+
+
+def _add_placement(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--nodes", type=int, metavar="N", help="use the first N nodes (default: all)"
+    )
+    group.add_argument(
+        "--ppn",
+        type=int,
+        help="ranks per node (default: what `tune` has found, else one per NUMA node)",
+    )
+    group.add_argument(
+        "--placement",
+        choices=PLACEMENTS,
+        default="auto",
+        help="auto: each rank on cores of its own; reference: the published recipe's numbers, "
+        "which start more threads than there are cores (default: auto)",
+    )
+    group.add_argument(
+        "--ccl-workers",
+        type=int,
+        metavar="N",
+        help="oneCCL's own cores per rank, taken off the computing ones (default: 1)",
+    )
+    group.add_argument(
+        "--no-tuned", action="store_true", help="leave out what `spr-cluster tune` has found"
+    )
+    group.add_argument(
+        "--fabric",
+        choices=FABRICS,
+        default="tcp",
+        help="how oneCCL reaches other nodes; efa where the nodes have it (default: tcp)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    now = datetime.now(timezone.utc)
+    request = _build_request(args, now)
+    place = open_place(args)
+    context = open_job_context(args, now, show_cost=True)
+    result, folder = _train(context, request)
+    if not args.json:
+        print(render_result(result, folder), flush=True)
+    pushed = push(place, folder, read_job_id(folder), context.progress)
+    if args.json:
+        print(json.dumps({**result, "pushed_to": pushed} if pushed else result))
+    elif pushed:
+        print(pushed)
+    return 0
+
+
+def _build_request(args: argparse.Namespace, now: datetime) -> Request:
+    """Return what to do, checked as far as possible here. Raises :class:`UsageError`."""
+    if "resume" in args:
+        return build_resume(args)
+    if args.recipe == "reference":
+        reference = build_reference(args, now)
+        check_results(reference.results)
+        return reference
+    request = build_request(args, now)
+    check_request(request)
+    return request
+
+
+def _train(context: JobContext, request: Request) -> tuple[dict[str, Any], Path]:
+    """Start the job, or resume it; returns its results, and their folder."""
+    if isinstance(request, ResumeRequest):
+        return resume(context, request)
+    if isinstance(request, ReferenceRequest):
+        return train_reference(context, request), request.results
+    return train(context, request), request.results

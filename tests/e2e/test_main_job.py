@@ -134,6 +134,27 @@ def test_training_runs_on_all_nodes_and_learns(cluster: LiveCluster, tmp_path: P
     assert re.search(r"mpirun -f /home/ubuntu/hosts (-n 3 )?-ppn 1 ", done.stderr)
 
 
+def test_the_example_of_add_a_job_has_placement_records_report_and_fetch(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    """docs/add-a-job.md: one file in jobs/worker and one line in a table."""
+    folder = tmp_path / "digits"
+
+    result = cluster.cli.json("train", "digits", "--epochs=2", "--results", str(folder))
+
+    assert result["accuracy"] > 0.9
+    assert result["world_size"] == 3
+    assert all(rank["planned"]["cpus"] == rank["found"]["cpus"] for rank in result["ranks"])
+    record = json.loads((folder / "job.json").read_text())
+    assert (record["kind"], record["exit_code"], len(record["nodes"])) == ("digits", 0, 3)
+    assert record["placement"]["shares"]
+    assert len(list(folder.glob("metrics/rank-*.jsonl"))) == 3
+    cluster.cli.run("report", str(folder))
+    assert record["job"] in (folder / "report.html").read_text()
+    cluster.cli.run("fetch", record["job"], "--results", str(tmp_path / "again"))
+    assert json.loads((tmp_path / "again" / "results.json").read_text())["accuracy"] > 0.9
+
+
 def test_two_ranks_on_a_node_with_one_core_are_refused(cluster: LiveCluster) -> None:
     cores = int(cluster.cli.ssh("node0", "nproc"))
 
@@ -220,7 +241,8 @@ def test_down_leaves_nothing_and_can_be_said_twice(cluster: LiveCluster) -> None
     assert "Nothing left of cluster spr" in first.stdout
     again = cluster.cli.run("down", "--cloud", "local")
     assert "Nothing of cluster spr exists" in again.stdout
-    assert not (cluster.cli.home / "spr").exists()
+    # What was done, and why, outlives the cluster.
+    assert [path.name for path in (cluster.cli.home / "spr").iterdir()] == ["events.jsonl"]
     assert cluster.cli.json("status", "--cloud", "local")["resources"] == {}
     refused = cluster.cli.run("train", "squad", "--demo", "--cloud", "local", check=2)
     assert "no cluster 'spr' is running" in refused.stderr

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Not by loading torch: it may bind this thread to a CPU, which the program would inherit.
         take_place(os.environ, _threads_asked_for)
         own = json.loads(Path(args.environment).read_text()) if args.environment else []
-        environ = program_environment(os.environ, args.output, own)
+        environ = program_environment(os.environ, os.path.abspath(args.output), own)  # noqa: PTH100 - pathlib resolves links
     except SquadError as error:
         events.error(error.message, error.hint)
         return 1

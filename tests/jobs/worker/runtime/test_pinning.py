@@ -29,8 +29,8 @@ from provision.facts import parse_cpu_list
 _RANK = """
 import json, os, sys
 from dataclasses import asdict
-from squad.errors import PlacementError
-from squad.pinning import take_place
+from worker.runtime.errors import PlacementError
+from worker.runtime.pinning import take_place
 try:
     print(json.dumps(asdict(take_place(os.environ)[1])))
 except PlacementError as error:

@@ -1,4 +1,4 @@
-"""The job as the nodes run it: a folder ``squad`` of its own, one process per rank."""
+"""The job as the nodes run it: the shipped package ``worker``, one process per rank."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def start(
     folder: Path, options: TrainOptions, environ: dict[str, str], python: str = sys.executable
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [python, "-m", "squad", *options.to_argv()],
+        [python, "-m", "worker.squad", *options.to_argv()],
         cwd=folder,
         env=environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,

@@ -18,7 +18,7 @@ from infra.wait import wait_until
 from jobs.worker.program.environment import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import parse_event
-from jobs.worker.runtime.pinning import VARIABLE, Place, format_cpus, render_plan
+from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 
 CPU = min(os.sched_getaffinity(0))
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -29,7 +29,7 @@ _TELL = (
 
 
 def start(
-    node: Path, *program: str, own: tuple[str, ...] = (), plan: Place | None = None
+    node: Path, *program: str, own: tuple[str, ...] = (), plan: RankPlacement | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A rank's whole life."""
     rank = begin(node, *program, own=own, plan=plan)
@@ -38,7 +38,7 @@ def start(
 
 
 def begin(
-    node: Path, *program: str, own: tuple[str, ...] = (), plan: Place | None = None
+    node: Path, *program: str, own: tuple[str, ...] = (), plan: RankPlacement | None = None
 ) -> subprocess.Popen[str]:
     """mpirun's part: one rank of four, pinned to a CPU."""
     planned = {VARIABLE: render_plan([plan, plan])} if plan else {}
@@ -66,7 +66,7 @@ def begin(
 
 
 def test_the_program_finds_itself_as_torch_would_have_it(node: Path) -> None:
-    plan = Place(format_cpus([CPU]), 1, None)
+    plan = RankPlacement(format_cpus([CPU]), 1, None)
 
     done = start(node, sys.executable, "-c", _TELL, own=("SEED=7", "NOTE=a=b c"), plan=plan)
 
@@ -130,7 +130,7 @@ def _has_ended(pid: int) -> bool | None:
 
 
 def test_a_rank_in_the_wrong_place_never_starts_it(node: Path) -> None:
-    done = start(node, "touch", "started", plan=Place("900-901", 4, None))
+    done = start(node, "touch", "started", plan=RankPlacement("900-901", 4, None))
 
     (said,) = [found for found in map(parse_event, done.stdout.splitlines()) if found]
     assert done.returncode == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
@@ -25,16 +26,17 @@ from jobs.worker.squad.features import build_features
 from jobs.worker.squad.model import ATTENTION_DROPOUTS, load_model, without_attention_dropout
 from jobs.worker.squad.optimizer_step import Step, prepare, split, take_step
 from jobs.worker.squad.options import DEMO, TrainOptions
-from jobs.worker.squad.session import Session
 
 # torch's own compiler warns of what its own parts still use.
 COMPILING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 
 @contextmanager
-def alone(options: TrainOptions, notes: io.StringIO | None = None) -> Iterator[Session]:
+def alone(
+    options: TrainOptions, notes: io.StringIO | None = None
+) -> Iterator[RankContext[TrainOptions]]:
     with join("gloo", environ={}) as ranks:
-        yield Session(options, ranks, Events(0, notes or io.StringIO()), Precision("fp32", ""))
+        yield RankContext(options, ranks, Events(0, notes or io.StringIO()), Precision("fp32", ""))
 
 
 def one_step(

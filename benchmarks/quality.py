@@ -38,6 +38,7 @@ from benchmarks.squad_data import (
     load_tokenizer,
 )
 from benchmarks.squad_speed import ALLOCATORS
+from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
@@ -50,7 +51,6 @@ from jobs.worker.squad.optimizer_step import prepare, take_step
 from jobs.worker.squad.options import TrainOptions
 from jobs.worker.squad.schedule import batches, plan_schedule
 from jobs.worker.squad.scoring import score
-from jobs.worker.squad.session import Session
 
 MOST_WORSE, LEAST_FASTER = 0.5, 2.5
 
@@ -73,7 +73,7 @@ class Course:
         self.tokenizer = load_tokenizer(Path(self.encoder))
         self.features = build_features(self.train, self.tokenizer, MAX_LENGTH, STRIDE)
 
-    def session(self, seed: int, *, attention_dropout: bool) -> Session:
+    def session(self, seed: int, *, attention_dropout: bool) -> RankContext[TrainOptions]:
         """One run of the product on one rank."""
         import torch
 
@@ -88,9 +88,9 @@ class Course:
             attention_dropout=attention_dropout,
         )
         torch.manual_seed(seed)
-        return Session(options, self.ranks, Events(0, io.StringIO()), Precision(args.dtype, ""))
+        return RankContext(options, self.ranks, Events(0, io.StringIO()), Precision(args.dtype, ""))
 
-    def f1(self, session: Session, loaded: Loaded) -> float:
+    def f1(self, session: RankContext[TrainOptions], loaded: Loaded) -> float:
         """On the unseen questions; leaves the model ready to train."""
         answers = predict(session, loaded, self.eval)
         loaded.model.train()

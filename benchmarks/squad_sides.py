@@ -32,6 +32,7 @@ from benchmarks.squad_data import (
     longest,
     new_model,
 )
+from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
@@ -42,7 +43,6 @@ from jobs.worker.squad.model import Loaded
 from jobs.worker.squad.optimizer_step import prepare, take_step
 from jobs.worker.squad.options import TrainOptions
 from jobs.worker.squad.schedule import Schedule, batches
-from jobs.worker.squad.session import Session
 
 SIDES = ("baseline", "grouped", "published", "fast", "run_qa")
 LONGEST = -1
@@ -74,7 +74,7 @@ class Fast:
         self._loaded = Loaded(model, tokenizer)
         precision = Precision(options.dtype, "")
         events = Events(0, io.StringIO())
-        self._session = Session(options, ranks, events, precision)
+        self._session = RankContext(options, ranks, events, precision)
         self._model, self._optimizer = prepare(self._session, self._loaded, RUN_STEPS)
 
     def train(self, features: Sequence[Feature]) -> float:

@@ -30,6 +30,7 @@ from benchmarks.squad_data import (
     load_tokenizer,
     new_model,
 )
+from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
@@ -38,7 +39,6 @@ from jobs.worker.squad.batches import collate, label
 from jobs.worker.squad.model import Loaded
 from jobs.worker.squad.options import TrainOptions
 from jobs.worker.squad.schedule import Schedule, batches
-from jobs.worker.squad.session import Session
 
 LIMIT = 0.55
 _NAMES = ("spr-wire0", "spr-wire1")
@@ -150,7 +150,7 @@ def _train(args: argparse.Namespace) -> None:
             module.p = 0.0
     options = TrainOptions(batch_size=args.batch_size, backend="gloo", compile="off")
     with join("gloo") as ranks:
-        session = Session(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+        session = RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
         if args.way == "fast":
             model, optimizer = steps.prepare(session, Loaded(model, tokenizer), args.steps)
         else:

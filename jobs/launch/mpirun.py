@@ -10,7 +10,7 @@ from cluster.nodes import Cluster
 from jobs.launch.cores import Share, cpu_mask
 from jobs.launch.placement import Placement, RankLayout
 from jobs.launch.plan import JobPaths, JobPlan
-from jobs.worker.runtime.pinning import VARIABLE, Place, format_cpus, render_plan
+from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from provision.install import VENV
 from provision.mpi import HOSTFILE, MPIRUN_ENV
 from provision.stacks import Stack
@@ -144,13 +144,13 @@ def pinning_environment(
     return env
 
 
-def _place(share: Share, threads: int) -> Place:
+def _place(share: Share, threads: int) -> RankPlacement:
     memory = None if share.numa is None else f"prefer:{share.numa}"
-    return Place(format_cpus(share.cpus), threads, memory, format_cpus(share.workers))
+    return RankPlacement(format_cpus(share.cpus), threads, memory, format_cpus(share.workers))
 
 
 def _unpinned(plan: JobPlan, layout: RankLayout) -> dict[str, str]:
-    place = Place(cpus=None, threads=layout.omp_threads, memory=None)
+    place = RankPlacement(cpus=None, threads=layout.omp_threads, memory=None)
     env = {VARIABLE: render_plan([place] * layout.nproc_per_node)}
     return env | {"CCL_WORKER_AFFINITY": "auto"} if plan.backend == "ccl" else env
 

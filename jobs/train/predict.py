@@ -20,8 +20,7 @@ from jobs.launch.files import worker_files
 from jobs.launch.history import check_job_id, choose_job, list_jobs, newest_model
 from jobs.launch.plan import JobPaths
 from jobs.train.request import expand_home
-from jobs.worker.runtime.errors import SquadError
-from jobs.worker.squad.answer import answer
+from jobs.worker.runtime.errors import WorkerError
 from provision.host import Host
 from provision.install import VENV
 
@@ -102,10 +101,11 @@ def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Ans
     # Before the libraries are loaded: nothing is asked of the hub, and no progress bar is drawn.
     for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
+    from jobs.worker.squad.answer import answer  # noqa: PLC0415 - needs PyTorch
 
     try:
         found = answer(str(model), [(question, context) for question in questions])
-    except SquadError as error:
+    except WorkerError as error:
         raise JobError(error.message, hint=error.hint) from None
     return [
         Answered(question, each.text, float(each.score), int(each.start))

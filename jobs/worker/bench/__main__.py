@@ -1,19 +1,9 @@
-"""``python -m jobs.worker.bench``: one rank of a measurement. Exit code 1 is a failure, 2 bad arguments."""
+"""``python -m worker.bench``: one rank of a measurement. Exit code 1 is a failure, 2 a usage error."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ..runtime.entry import leave, run_rank
-from .job import run
-from .options import parse_argv
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure as this rank; every failure ends as an ``error`` event and exit code 1."""
-    options = parse_argv(argv)
-    return run_rank(lambda events: run(options, events))
-
+from ..runtime.process import leave
+from .job import main
 
 if __name__ == "__main__":
     leave(main())

@@ -6,6 +6,9 @@ import statistics
 import time
 from dataclasses import dataclass
 
+import torch
+import torch.distributed as dist
+
 from ..runtime.ranks import Ranks
 
 SIZES = tuple(kib << 10 for kib in (4, 64, 1024, 16 * 1024, 64 * 1024))
@@ -34,9 +37,6 @@ def bus_gb_per_second(size: int, seconds: float, ranks: int) -> float:
 
 def measure_exchange(ranks: Ranks, size: int, seconds: float) -> Exchange:
     """Time all-reduce of fp32 numbers over the job's own backend; all ranks must call it."""
-    import torch
-    import torch.distributed as dist
-
     message = torch.zeros(size // 4)
 
     def once() -> float:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any
 
-from ..runtime.events import Events
-from ..runtime.pinning import take_place
-from ..runtime.precision import Precision, choose_precision, read_cpu_flags
-from ..runtime.ranks import Ranks, join
+import torch
+
+from ..runtime.context import RankContext
+from ..runtime.job import RunSettings, run_job
 from .exchange import SIZES, bus_gb_per_second, measure_exchange
 from .measure import (
     choose_array_bytes,
@@ -23,7 +22,7 @@ from .measure import (
     tflops,
 )
 from .onednn import ask_onednn
-from .options import BenchOptions
+from .options import BenchOptions, parse_argv
 
 
 @dataclass(frozen=True)
@@ -41,52 +40,44 @@ class RankSpeed:
     onednn: str
 
 
-def run(options: BenchOptions, events: Events) -> None:
-    """Measure as this rank; raises :class:`jobs.worker.runtime.errors.SquadError`."""
-    _, place = take_place(os.environ)
-    with join(options.backend) as ranks:
-        flags = dict(ranks.gather((socket.gethostname(), read_cpu_flags())))
-        precision = choose_precision("auto", flags)
-        events.note(
-            f"{ranks.size} ranks over {ranks.backend}; {precision.dtype}: {precision.reason}"
-        )
-        mine, size = _measure_alone(options, ranks, precision, events, place.threads)
-        speeds: list[RankSpeed] = ranks.gather(mine)
-        exchanges = _measure_together(options, ranks, len(flags), events)
-        events.emit(
-            "result",
-            backend=ranks.backend,
-            dtype=precision.dtype,
-            dtype_reason=precision.reason,
-            matrix_size=size,
-            ranks=[asdict(speed) for speed in speeds],
-            all_reduce=exchanges,
-            torch=version("torch"),
-        )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure as this rank; returns its exit code."""
+    options = parse_argv(argv)
+    return run_job(measure, options, RunSettings(options.backend, output=None))
 
 
-def _measure_alone(
-    options: BenchOptions, ranks: Ranks, precision: Precision, events: Events, threads: int
-) -> tuple[RankSpeed, int]:
-    """This rank's own figures, and the matrices' size; all ranks measure the same at the same time."""
+def measure(context: RankContext[BenchOptions]) -> dict[str, Any]:
+    """Measure products and memory on all ranks at the same time, then the exchange between hosts."""
+    mine, size = _measure_alone(context)
+    return {
+        "ranks": [asdict(speed) for speed in context.ranks.gather(mine)],
+        "matrix_size": size,
+        "all_reduce": _measure_together(context),
+        "torch": str(torch.__version__),
+    }
+
+
+def _measure_alone(context: RankContext[BenchOptions]) -> tuple[RankSpeed, int]:
+    """Return this rank's own figures and the matrices' size; all ranks measure the same in step."""
+    options, ranks, events = context.options, context.ranks, context.events
+    facts, dtype = context.hardware[ranks.rank].facts, context.precision.dtype
     events.emit("phase", name="which instructions oneDNN uses")
     said = ask_onednn()
     events.emit("phase", name="matrix products")
     # One size for all, or their figures could not be compared.
-    size = min(ranks.gather(choose_size(precision.dtype)))
+    size = min(ranks.gather(choose_size(dtype)))
     ranks.gather(None)  # here all ranks meet
-    products = measure_products(size, precision.dtype, options.seconds)
+    products = measure_products(size, dtype, options.seconds)
     events.emit("phase", name="memory")
-    hosts = ranks.gather(socket.gethostname())
-    neighbours = hosts.count(socket.gethostname())
+    neighbours = context.hosts.count(facts.hostname)
     cache = max(ranks.gather(read_cache_bytes(os.sched_getaffinity(0))))
     memory = measure_memory(
         choose_array_bytes(cache, read_available_bytes(), neighbours), options.seconds
     )
     mine = RankSpeed(
         rank=ranks.rank,
-        hostname=socket.gethostname(),
-        threads=threads,
+        hostname=facts.hostname,
+        threads=facts.threads,
         gemm_tflops=tflops(size, products.seconds),
         gemm_repeats=products.repeats,
         memory_gb_s=memory.gb_per_second,
@@ -97,16 +88,15 @@ def _measure_alone(
     return mine, size
 
 
-def _measure_together(
-    options: BenchOptions, ranks: Ranks, hosts: int, events: Events
-) -> list[dict[str, Any]]:
-    """All-reduce by size; nothing on one node, where no network is between the ranks."""
-    if hosts < 2:
+def _measure_together(context: RankContext[BenchOptions]) -> list[dict[str, Any]]:
+    """Time all-reduce by size; on one node nothing, because no network is between its ranks."""
+    ranks = context.ranks
+    if len(set(context.hosts)) < 2:
         return []
-    events.emit("phase", name="all-reduce")
+    context.events.emit("phase", name="all-reduce")
     found = []
     for size in SIZES:
-        done = measure_exchange(ranks, size, options.seconds / len(SIZES))
+        done = measure_exchange(ranks, size, context.options.seconds / len(SIZES))
         speed = bus_gb_per_second(size, done.seconds, ranks.size)
         found.append({**asdict(done), "bus_gb_s": speed})
     return found

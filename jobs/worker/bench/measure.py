@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 SIZES = (1024, 2048, 4096, 8192)
 """Rows and columns of the matrices, from which one is chosen: see :func:`choose_size`."""
@@ -53,8 +51,6 @@ def tflops(size: int, seconds: float) -> float:
 
 def make_product(size: int, dtype: str) -> Callable[[], object]:
     """The product of two random square matrices, as a function; ``dtype`` is bf16 or fp32."""
-    import torch
-
     kind = _torch_dtype(dtype)
     left, right = torch.randn(2, size, size).to(kind)
     out = torch.empty(size, size, dtype=kind)
@@ -79,8 +75,6 @@ def measure_products(size: int, dtype: str, seconds: float) -> Timing:
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:
-    import torch
-
     return torch.bfloat16 if dtype == "bf16" else torch.float32
 
 
@@ -100,8 +94,6 @@ class Triad:
 
 def measure_memory(array_bytes: int, seconds: float) -> Triad:
     """Time the triad. The threads that compute also write the arrays first: memory of their own."""
-    import torch
-
     elements = array_bytes // 4
     out, left, right = (torch.full((elements,), value) for value in (0.0, 1.0, 2.0))
     timing = repeat(lambda: torch.add(left, right, alpha=3.0, out=out), seconds)

@@ -1,8 +1,8 @@
-"""``python -m jobs.worker.program --folder F --output O [--environment FILE] -- PROGRAM ARGS``: one rank of a job.
+"""``python -m worker.program --folder F --output O [--environment FILE] -- PROGRAM ARGS``: one rank.
 
-It checks that the rank runs where it was planned to, runs the program there, and tells how it ended. Where
-it fails all other ranks end, too: Hydra would leave them waiting, and over several nodes it gives 255 for
-any exit code [tried: 2021.18].
+It checks the rank's placement, runs the program, and reports its exit code. A program that fails ends all
+other ranks: Hydra would leave them waiting, and over several nodes it returns 255 for any exit code
+[tried: 2021.18].
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..runtime.entry import leave
-from ..runtime.errors import PlacementError, SquadError
+from ..runtime.errors import PlacementError, WorkerError
 from ..runtime.events import Events
 from ..runtime.pinning import take_place
-from ..runtime.ranks import read_identity
+from ..runtime.process import leave, read_identity
 from .environment import program_environment
 
 _NO_PROGRAM = 127
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program as this rank; returns its exit code, 127 where there is no such program."""
+    """Run the program as this rank. Returns its exit code, or 127 if there is no such program."""
     args = _parse(argv)
     events = Events()
     try:
         events = Events(read_identity(os.environ).rank)
         # Not by loading torch: it may bind this thread to a CPU, which the program would inherit.
-        take_place(os.environ, _threads_asked_for)
+        take_place(os.environ, _requested_threads)
         own = json.loads(Path(args.environment).read_text()) if args.environment else []
-        environ = program_environment(os.environ, args.output, own)
-    except SquadError as error:
+        environ = program_environment(os.environ, str(Path.cwd() / args.output), own)
+    except WorkerError as error:
         events.error(error.message, error.hint)
         return 1
     name = args.program[0]
@@ -49,34 +48,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         events.error(f"{name} can't be run: {error.strerror}", hint, exit_code=_NO_PROGRAM)
         return _NO_PROGRAM
     if code and not asked:
-        events.error(_tell(name, code), exit_code=code)
+        events.error(_describe(name, code), exit_code=code)
     return code
 
 
 def _run(program: Sequence[str], folder: str, environ: dict[str, str]) -> tuple[int, bool]:
-    """The program's exit code as a shell has it, and whether it was asked to end."""
-    # What mpirun has opened for the rank stays open: the program may be of MPI.
+    """Return the program's exit code, as a shell would, and whether it was asked to end."""
+    # What mpirun opened for the rank stays open: the program may use MPI.
     child = subprocess.Popen(
         program, cwd=folder, env=environ, close_fds=False, preexec_fn=_end_with_parent
     )
     asked = []
 
-    def hand_on(number: int, _frame: object) -> None:
+    def forward(number: int, _frame: object) -> None:
         asked.append(number)
         child.send_signal(number)
 
-    for number in _HANDED_ON:
-        signal.signal(number, hand_on)
+    for number in _FORWARDED:
+        signal.signal(number, forward)
     code = child.wait()
     return (128 - code if code < 0 else code), bool(asked)
 
 
 def _end_with_parent() -> None:
-    """mpirun kills its own child in the end, and must not leave the program behind."""
+    """Have the kernel kill the program with this process, which mpirun may kill."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _tell(name: str, code: int) -> str:
+def _describe(name: str, code: int) -> str:
     if code > 128:
         return f"{name} was ended by signal {code - 128}"
     return f"{name} ended with exit code {code}"
@@ -84,15 +83,15 @@ def _tell(name: str, code: int) -> str:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="program", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--folder", required=True, help="where the program begins")
-    parser.add_argument("--output", required=True, help="what SPR_OUTPUT says")
-    parser.add_argument("--environment", help="a file with the user's NAME=VALUE, a JSON list")
+    parser.add_argument("--folder", required=True, help="the program's working folder")
+    parser.add_argument("--output", required=True, help="the folder that SPR_OUTPUT names")
+    parser.add_argument("--environment", help="a JSON list of the user's NAME=VALUE")
     parser.add_argument("program", nargs="+", help="after --: the program and its arguments")
     return parser.parse_args(argv)
 
 
-def _threads_asked_for() -> int:
-    """What OpenMP is told; nobody has counted its threads yet."""
+def _requested_threads() -> int:
+    """Return the number of threads that OpenMP is to start."""
     try:
         return int(os.environ["OMP_NUM_THREADS"])
     except (KeyError, ValueError) as error:

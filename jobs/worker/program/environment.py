@@ -1,21 +1,21 @@
-"""What the program of a rank finds in its environment, from what mpirun says. Pure."""
+"""The environment of a rank's program, from mpirun's variables. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from ..runtime.errors import BackendError
-from ..runtime.ranks import read_identity
+from ..runtime.process import read_identity
 
-# Where this very code is found: the program has modules of its own.
+# The path to this code, which must not hide the program's own modules.
 _OURS = ("PYTHONPATH",)
 
 
 def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Who this rank is, in the words of torch's ``env://``, from those of Hydra (Intel MPI, MPICH).
+    """Return torch's ``env://`` variables of this rank, from those of Hydra (Intel MPI, MPICH).
 
     https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization.
-    Raises :class:`BackendError` where mpirun's variables are not whole.
+    Raises :class:`BackendError` if mpirun's variables are incomplete.
     """
     identity = read_identity(environ)
     try:
@@ -36,7 +36,7 @@ def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def program_environment(
     environ: Mapping[str, str], output: str, own: Sequence[str]
 ) -> dict[str, str]:
-    """The whole environment; ``own`` are the user's ``NAME=VALUE``, which come last."""
+    """Return the whole environment; the user's ``NAME=VALUE`` words, ``own``, take precedence."""
     kept = {name: value for name, value in environ.items() if name not in _OURS}
-    wished = dict(word.split("=", 1) for word in own)
-    return {**kept, **rank_variables(environ), "SPR_OUTPUT": output, **wished}
+    chosen = dict(word.split("=", 1) for word in own)
+    return {**kept, **rank_variables(environ), "SPR_OUTPUT": output, **chosen}

@@ -24,7 +24,7 @@ _MAX_NODES = 1024
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlacement:
     """Where a rank runs, as planned or as found; in a plan ``None`` is whatever it may be.
 
     ``cpus`` are those it may run on and ``workers`` those of oneCCL, both in the kernel's list
@@ -48,33 +48,26 @@ def format_cpus(cpus: Iterable[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def render_plan(places: Iterable[Place]) -> str:
+def render_plan(places: Iterable[RankPlacement]) -> str:
     """A node's ranks as :data:`VARIABLE` holds them."""
     return json.dumps([asdict(place) for place in places], separators=(",", ":"))
 
 
-def read_plan(environ: Mapping[str, str]) -> Place | None:
+def read_plan(environ: Mapping[str, str]) -> RankPlacement | None:
     """This rank's plan; ``None`` where nothing was planned. Raises :class:`PlacementError`."""
     if VARIABLE not in environ:
         return None
     try:
-        return Place(**json.loads(environ[VARIABLE])[int(environ["MPI_LOCALRANKID"])])
+        return RankPlacement(**json.loads(environ[VARIABLE])[int(environ["MPI_LOCALRANKID"])])
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise PlacementError(
             f"{VARIABLE} has no plan for local rank {environ.get('MPI_LOCALRANKID')}: {error!r}"
         ) from error
 
 
-def count_torch_threads() -> int:
-    """Those that torch computes with."""
-    import torch
-
-    return torch.get_num_threads()
-
-
 def take_place(
-    environ: Mapping[str, str], count_threads: Callable[[], int] = count_torch_threads
-) -> tuple[Place | None, Place]:
+    environ: Mapping[str, str], count_threads: Callable[[], int]
+) -> tuple[RankPlacement | None, RankPlacement]:
     """Ask for the planned memory, and return plan and what is. Raises :class:`PlacementError`.
 
     To be called by the main thread before any other is there: those to come inherit its policy.
@@ -88,10 +81,10 @@ def take_place(
     return plan, found
 
 
-def _look_around(plan: Place | None, count_threads: Callable[[], int]) -> Place:
+def _look_around(plan: RankPlacement | None, count_threads: Callable[[], int]) -> RankPlacement:
     # First: OpenMP may bind the main thread as soon as torch loads it, and that has to show.
     threads = count_threads()
-    return Place(
+    return RankPlacement(
         cpus=format_cpus(os.sched_getaffinity(0)),
         threads=threads,
         memory=read_memory_policy(),
@@ -100,7 +93,7 @@ def _look_around(plan: Place | None, count_threads: Callable[[], int]) -> Place:
     )
 
 
-def _require_equal(plan: Place, found: Place) -> None:
+def _require_equal(plan: RankPlacement, found: RankPlacement) -> None:
     wrong = []
     if plan.cpus not in (None, found.cpus):
         wrong.append(f"CPUs {plan.cpus} planned, {found.cpus} found")

@@ -1,4 +1,4 @@
-"""SIGTERM as a wish that is granted after the step: the ranks agree on the step by :mod:`.pace`."""
+"""SIGTERM as a request to stop after a step, on which all ranks agree (see :mod:`.pace`)."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 EXIT_CODE = 128 + signal.SIGTERM
-"""143, of a run that was told to end, and did so in good order."""
+"""143, of a run that stopped in good order after a request."""
 
 
 @dataclass
-class Wish:
-    """Whether this process was asked to end."""
+class StopRequest:
+    """Whether this process was asked to stop."""
 
     stop: bool = False
 
 
 @contextmanager
-def listen() -> Iterator[Wish]:
-    """Note a SIGTERM instead of ending by it, for the duration of a ``with`` block.
+def listen() -> Iterator[StopRequest]:
+    """Record a SIGTERM instead of ending by it, for the duration of a ``with`` block.
 
-    One that nobody has looked at by the end of the block ends the process then. mpirun (Hydra) hands
-    the SIGTERM that it gets itself on to every rank of every node, and waits for them [tried: 2021.18].
+    If one arrived and the block ends normally, the process ends by it then. mpirun (Hydra) forwards
+    the SIGTERM that it gets to every rank of every node, and waits for them [tried: 2021.18].
     """
-    wish = Wish()
+    request = StopRequest()
 
     def note(_number: int, _frame: object) -> None:
-        wish.stop = True
+        request.stop = True
 
     before = signal.signal(signal.SIGTERM, note)
     try:
-        yield wish
+        yield request
     finally:
         signal.signal(signal.SIGTERM, before)
-    if wish.stop:
+    if request.stop:
         signal.raise_signal(signal.SIGTERM)

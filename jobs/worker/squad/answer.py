@@ -1,6 +1,6 @@
 """Ask a trained model single questions: in Python, or as lines of JSON.
 
-    python -m squad.answer MODEL < questions.jsonl > answers.jsonl
+    python -m worker.squad.answer MODEL < questions.jsonl > answers.jsonl
 
 Each line in is ``{"question": …, "context": …}``, each line out, in the same order,
 ``{"text": …, "score": …, "start": …}``. Exit code 2 is a question that can't be asked.
@@ -13,17 +13,15 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from ..runtime.errors import DatasetError, ModelError, SquadError
-from ..runtime.precision import choose_precision, read_cpu_flags
-from . import dataset
-from .dataset import Question, read_text
+from ..runtime.errors import DatasetError, ModelError, WorkerError
+from ..runtime.precision import autocast, choose_precision, read_cpu_flags
+from .dataset import Answer, Question, read_text
 from .evaluation import plan_batches, run_batches
 from .features import Features, build_features
 from .model import Loaded, load_pretrained
@@ -35,7 +33,7 @@ LINES = 256
 """Questions at a time, which bounds the memory."""
 
 
-class Answer(NamedTuple):
+class PredictedAnswer(NamedTuple):
     """A span of the question's context, "" where it has none; ``start`` counts characters.
 
     ``score`` is the model's probability, 0 to 1, that the answer begins and ends right there; over
@@ -47,7 +45,7 @@ class Answer(NamedTuple):
     start: int
 
 
-def answer(model: str | Path, asked: Sequence[tuple[str, str]]) -> list[Answer]:
+def answer(model: str | Path, asked: Sequence[tuple[str, str]]) -> list[PredictedAnswer]:
     """The answers to (question, context) pairs by the model in a folder, in their order.
 
     Raises :class:`ModelError` for the model, :class:`DatasetError` for a text that can't be used.
@@ -67,17 +65,20 @@ def _load_trained(model: str) -> Loaded:
     return loaded
 
 
-def ask(loaded: Loaded, questions: Sequence[Question]) -> list[Answer]:
+def ask(
+    loaded: Loaded, questions: Sequence[Question], dtype: str = "auto"
+) -> list[PredictedAnswer]:
     """The answers of a model that is loaded; the questions' own answers are not looked at."""
     if not questions:
         return []
+    dtype = choose_precision(dtype, {"this machine": read_cpu_flags()}).dtype
     size = min(MAX_LENGTH, loaded.longest or MAX_LENGTH)
     features = build_features(questions, loaded.tokenizer, size, min(STRIDE, size // 3))
     owner = features.windows.question
     # What all spans of a question come to: its windows' starts, and its windows' ends.
     starts, ends = np.full((2, len(questions)), -np.inf)
     found, order = [], []
-    for batch in run_batches(loaded, features, plan_batches(features), _autocast()):
+    for batch in run_batches(loaded, features, plan_batches(features), autocast(dtype)):
         chosen = features.take(batch.chosen)
         found.append(best_spans(batch.start, batch.end, chosen))
         order.append(batch.chosen)
@@ -86,13 +87,13 @@ def ask(loaded: Loaded, questions: Sequence[Question]) -> list[Answer]:
     spans = Spans.join(found).take(np.argsort(np.concatenate(order)))
     best = best_per_question(spans, owner, len(questions))
     return [
-        Answer(
+        PredictedAnswer(
             question.context[spans.begin[window] : spans.end[window]],
             float(np.exp(min(0.0, spans.score[window] - starts[number] - ends[number]))),
             int(spans.begin[window]),
         )
         if window >= 0
-        else Answer("", 0.0, 0)
+        else PredictedAnswer("", 0.0, 0)
         for number, (question, window) in enumerate(zip(questions, best, strict=True))
     ]
 
@@ -101,16 +102,9 @@ def _log_sum(logits: Any, features: Features) -> Any:
     return np.logaddexp.reduce(within(logits, features).astype(np.float64), axis=1)
 
 
-def _autocast() -> AbstractContextManager[Any]:
-    import torch
-
-    dtype = choose_precision("auto", {"this machine": read_cpu_flags()}).dtype
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16")
-
-
 def _question(place: str, record: Any) -> Question:
     text, context = (read_text(place, record, key) for key in ("question", "context"))
-    return Question(place, text, context, (dataset.Answer("", 0),))
+    return Question(place, text, context, (Answer("", 0),))
 
 
 def _read_lines(stream: TextIO) -> Iterator[Question]:
@@ -134,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         _answer_lines(_load_trained(model), sys.stdin, sys.stdout)
-    except SquadError as error:
+    except WorkerError as error:
         hint = f" ({error.hint})" if error.hint else ""
         print(f"squad.answer: error: {error.message}{hint}", file=sys.stderr)
         return 2 if isinstance(error, DatasetError) else 1

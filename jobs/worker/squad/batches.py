@@ -7,15 +7,12 @@ same number and sizes as the others: a rank with one step more would wait for ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .features import Feature, Ints
-
-if TYPE_CHECKING:
-    import torch
 
 Indices = NDArray[np.int64]
 
@@ -56,8 +53,6 @@ def _share(count: int, ranks: int) -> int:
 
 def collate(features: Sequence[Feature], pad_token: int) -> dict[str, torch.Tensor]:
     """A batch as the model takes it, shape (features, tokens), padded at the end."""
-    import torch
-
     width = -(-max(map(len, features)) // ALIGN) * ALIGN
     shape = (len(features), width)
     batch = {name: np.zeros(shape, dtype=np.int64) for name in features[0].inputs}
@@ -79,8 +74,6 @@ def trim(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def label(features: Sequence[Feature]) -> dict[str, torch.Tensor]:
     """The answers' first and last tokens, shape (features,), for the model to compute its loss."""
-    import torch
-
     return {
         "start_positions": torch.tensor([feature.start for feature in features]),
         "end_positions": torch.tensor([feature.end for feature in features]),

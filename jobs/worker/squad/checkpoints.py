@@ -15,25 +15,40 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from ..runtime.errors import CheckpointError, first_line
+from ..runtime.output import CHECKPOINTS
 from ..runtime.ranks import Ranks
 from .features import Feature
 from .options import ANY_RUN, MAY_CHANGE, TrainOptions, flag
-from .progress import Progress
-from .state import State, random_state, set_random_state, share_tensors
+from .state import (
+    State,
+    TrainingProgress,
+    random_state,
+    set_random_state,
+    share_tensors,
+)
 
-FOLDER = "checkpoints"
 _NAME = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".partial"
+EVERY_SECONDS = 600.0
+"""So much training a machine that dies costs at most, on average half of it."""
+MOST_SHARE = 0.02
+"""Writing takes at most this part of the time, however slow the disk is."""
+WORTH_SECONDS = 60.0
+"""After the last step a checkpoint is written if at least so much is not in one yet: the evaluation,
+too, may be interrupted."""
 
 
-class Identity(NamedTuple):
+class RunIdentity(NamedTuple):
     """What makes a run this very one: with anything of it changed, it can't be continued."""
 
     world_size: int
@@ -49,8 +64,35 @@ class Identity(NamedTuple):
 class Checkpoint:
     """A checkpoint without its tensors."""
 
-    identity: Identity
-    progress: Progress
+    identity: RunIdentity
+    progress: TrainingProgress
+
+
+@dataclass
+class CheckpointTimer:
+    """``every`` is in steps; ``None`` means by time. Only rank 0's clock counts."""
+
+    every: int | None
+    clock: Callable[[], float] = time.monotonic
+    _since: float | None = None
+    _cost: float = 0.0
+
+    def by_step(self, step: int, *, last: bool) -> bool:
+        """A checkpoint is due after this step; the same on every rank."""
+        return self.every is not None and (last or step % self.every == 0)
+
+    def by_time(self, *, last: bool) -> bool:
+        """A checkpoint is due now, by this rank's clock."""
+        now = self.clock()
+        self._since = now if self._since is None else self._since
+        if self.every is not None:
+            return False
+        least = self._cost / MOST_SHARE
+        return now - self._since >= max(WORTH_SECONDS if last else EVERY_SECONDS, least)
+
+    def saved(self, seconds: float) -> None:
+        """A checkpoint was written, and took so long."""
+        self._since, self._cost = self.clock(), seconds
 
 
 def identify(
@@ -59,11 +101,11 @@ def identify(
     dtype: str,
     features: Sequence[Feature],
     ground: Mapping[str, str],
-) -> Identity:
+) -> RunIdentity:
     """This run's identity."""
     known = {k: v for k, v in asdict(options).items() if k not in ANY_RUN}
     # Rank 0 alone compares; of 88,000 features it is work of a second.
-    return Identity(ranks.size, dtype, digest(features) if ranks.first else "", known, ground)
+    return RunIdentity(ranks.size, dtype, digest(features) if ranks.first else "", known, ground)
 
 
 def digest(features: Sequence[Feature]) -> str:
@@ -81,7 +123,7 @@ def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: R
     Raises :class:`CheckpointError` on every rank where the disk does not take it.
     """
     randoms = ranks.gather(random_state())
-    target, trouble = output / FOLDER / f"step-{checkpoint.progress.step:06d}", ""
+    target, trouble = output / CHECKPOINTS / f"step-{checkpoint.progress.step:06d}", ""
     if ranks.first:
         try:
             _write(target, checkpoint, state, randoms)
@@ -103,8 +145,6 @@ def _beside(target: Path) -> Path:
 
 
 def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any]) -> None:
-    import torch
-
     partial = _beside(target)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -145,7 +185,7 @@ def _folder_to_disk(folder: Path) -> None:
 
 def list_checkpoints(output: Path) -> list[Path]:
     """The complete checkpoints, oldest first."""
-    found = [path for path in (output / FOLDER).glob("step-*") if _NAME.fullmatch(path.name)]
+    found = [path for path in (output / CHECKPOINTS).glob("step-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
@@ -155,7 +195,7 @@ def prune(output: Path, keep: int) -> None:
         # Out of sight first: a removal that is interrupted must not leave half a checkpoint.
         gone = path.rename(_beside(path))
         shutil.rmtree(gone, ignore_errors=True)
-    for path in (output / FOLDER).glob(f"*{_PARTIAL}"):
+    for path in (output / CHECKPOINTS).glob(f"*{_PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -163,8 +203,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """A checkpoint's description; raises :class:`CheckpointError` for one that can't be read."""
     try:
         content = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
-        identity = Identity(**{"ground": {}, **content["identity"]})
-        return Checkpoint(identity, Progress.from_dict(content["progress"]))
+        identity = RunIdentity(**{"ground": {}, **content["identity"]})
+        return Checkpoint(identity, TrainingProgress.from_dict(content["progress"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(folder, error) from error
 
@@ -176,7 +216,7 @@ def _unreadable(folder: Path, error: Exception) -> CheckpointError:
     )
 
 
-def require_same(saved: Identity, now: Identity) -> list[str]:
+def require_same(saved: RunIdentity, now: RunIdentity) -> list[str]:
     """Raises :class:`CheckpointError`, naming what differs, where a run can't be continued.
 
     Returns what was changed and may be, such as ``--learning-rate 1e-05 (it was 5e-05)``.
@@ -223,8 +263,6 @@ def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
 
 
 def _read_state(folder: Path) -> Any:
-    import torch
-
     try:
         return torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
     # Whatever unpickling what is no checkpoint may come to.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
+from torch import nn
+
 from ..runtime.errors import first_line
 
 FEWEST_STEPS = 300
@@ -59,8 +62,6 @@ def plain_layers(model: Any) -> None:
 
 def find_layers(model: Any) -> list[Any]:
     """The model's own layers: its longest list of modules."""
-    from torch import nn
-
     lists = [list(each) for each in model.modules() if isinstance(each, nn.ModuleList)]
     return max(lists, key=len, default=[])
 
@@ -71,8 +72,6 @@ def why_no_compiler() -> str | None:
     It takes a C++ compiler, Python's headers and a folder for what it makes; only trying shows
     whether they fit together.
     """
-    import torch
-
     try:
         torch.compile(lambda x: x.cos() + 1, dynamic=False)(torch.ones(8))
     # Whatever the compiler, the file system or torch's own code raises: training works without.

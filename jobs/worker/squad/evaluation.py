@@ -13,13 +13,15 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from ..runtime.context import RankContext
 from .batches import collate
 from .dataset import Question
 from .features import Features
 from .model import Loaded
+from .options import TrainOptions
 from .preparing import prepare_features
-from .session import Session
 from .spans import Floats, Spans, best_per_question, best_spans
 from .tokens import Longs
 
@@ -40,7 +42,7 @@ class Batch(NamedTuple):
 
 
 def predict(
-    session: Session,
+    context: RankContext[TrainOptions],
     loaded: Loaded,
     questions: Sequence[Question],
     features: Features | None = None,
@@ -50,11 +52,11 @@ def predict(
     ``features`` are the questions' own, where they were made before. A question that can't be asked
     (see ``--skip-bad-records``) has the answer "".
     """
-    ranks = session.ranks
+    ranks = context.ranks
     if features is None:
-        features = prepare_features(session, loaded, questions)
+        features = prepare_features(context, loaded, questions)
     mine = deal_batches(plan_batches(features), features, ranks.size)[ranks.rank]
-    batches = run_batches(loaded, features, mine, session.autocast())
+    batches = run_batches(loaded, features, mine, context.autocast())
     parts: list[tuple[Longs, Spans]] = []
     # A rank that is ready must not wait longer than the others may be silent (see distributed).
     done = False
@@ -122,8 +124,6 @@ def run_batches(
     autocast: AbstractContextManager[Any],
 ) -> Iterator[Batch]:
     """Each batch with the model's logits, one at a time."""
-    import torch
-
     loaded.model.eval()
     with torch.inference_mode(), autocast:
         for chosen in batches:

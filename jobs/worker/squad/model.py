@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..runtime.errors import ModelError, first_line
+from safetensors import SafetensorError
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+
+from ..runtime.errors import ModelError, TrainingError, first_line
 from ..runtime.ranks import Ranks
 from .batches import ALIGN
 from .options import SCRATCH, TrainOptions
@@ -74,7 +79,12 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
 
 def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
     """A model with its tokenizer, from a folder or the hub; raises :class:`ModelError`."""
-    from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer, logging
+    from transformers import (  # noqa: PLC0415 - reads variables when imported
+        AutoConfig,
+        AutoModelForQuestionAnswering,
+        AutoTokenizer,
+        logging,
+    )
 
     # Each rank would print a table of the weights that are new, which the first one says in a line.
     logging.set_verbosity_error()
@@ -140,7 +150,10 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
 
 
 def _new(texts: Iterable[str], ranks: Ranks) -> Loaded:
-    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
+    from transformers import (  # noqa: PLC0415 - reads variables when imported
+        DistilBertConfig,
+        DistilBertForQuestionAnswering,
+    )
 
     # Trained once and shared: the nodes' libraries need not agree on every detail.
     tokenizer = new_tokenizer(ranks.share(train_tokenizer(texts) if ranks.first else None))
@@ -153,10 +166,30 @@ def _new(texts: Iterable[str], ranks: Ranks) -> Loaded:
     return Loaded(DistilBertForQuestionAnswering(config), tokenizer)
 
 
+def save_model(folder: Path, loaded: Loaded) -> None:
+    """Write ``model/``, complete or not at all; raises :class:`TrainingError`."""
+    target, partial = folder / "model", folder / ".model.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        for name, value in loaded.own.items():
+            setattr(loaded.model.config, name, value)
+        loaded.model.save_pretrained(partial)
+        loaded.tokenizer.save_pretrained(partial)
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+    # A disk that is full is no OSError to safetensors.
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise TrainingError(
+            f"{target} can't be written: {first_line(error)}",
+            hint="make room, then --resume: the last checkpoint has all that was learnt",
+        ) from error
+
+
 def new_tokenizer(serialized: str) -> Any:
     """A fast tokenizer of transformers from what :func:`train_tokenizer` made."""
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - reads variables when imported
 
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(serialized),
@@ -171,9 +204,6 @@ def new_tokenizer(serialized: str) -> Any:
 
 def train_tokenizer(texts: Iterable[str]) -> str:
     """A new WordPiece tokenizer in BERT's uncased manner, as JSON; the same for the same texts."""
-    from tokenizers import decoders, models
-    from tokenizers.processors import TemplateProcessing
-
     tokenizer = _bare_tokenizer(models.WordPiece(_train_vocabulary(list(texts)), unk_token="[UNK]"))
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.decoder = decoders.WordPiece()
@@ -187,8 +217,6 @@ def train_tokenizer(texts: Iterable[str]) -> str:
 
 
 def _train_vocabulary(texts: list[str]) -> dict[str, int]:
-    from tokenizers import models, trainers
-
     tokenizer = _bare_tokenizer(models.WordPiece(unk_token="[UNK]"))
     normalize = tokenizer.normalizer.normalize_str
     # The trainer numbers word-internal characters in the random order of a hash table, and ties
@@ -204,8 +232,6 @@ def _train_vocabulary(texts: list[str]) -> dict[str, int]:
 
 
 def _bare_tokenizer(model: Any) -> Any:
-    from tokenizers import Tokenizer, normalizers, pre_tokenizers
-
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -6,16 +6,17 @@ import importlib
 import math
 import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+from ..runtime.context import RankContext
 from ..runtime.errors import BackendError, first_line
 from .batches import trim
+from .communication import Replica
 from .compilation import choose_compilation, compile_layers, why_no_compiler
 from .model import Loaded
-from .session import Session
-
-if TYPE_CHECKING:
-    import torch
+from .options import TrainOptions
 
 IPEX_MODULE = "intel_extension_for_pytorch"
 CLIP_NORM = 1.0
@@ -58,11 +59,11 @@ def load_ipex() -> Any:
         ) from error
 
 
-def prepare(session: Session, loaded: Loaded, steps: int) -> tuple[Any, torch.optim.Optimizer]:
+def prepare(
+    context: RankContext[TrainOptions], loaded: Loaded, steps: int
+) -> tuple[Any, torch.optim.Optimizer]:
     """The model as all ranks train it together for so many steps, and its optimizer."""
-    import torch
-
-    options, model = session.options, loaded.model
+    options, model = context.options, loaded.model
     model.train()
     for parameter in find_idle(loaded):
         # DistributedDataParallel would wait for gradients that never come.
@@ -70,20 +71,18 @@ def prepare(session: Session, loaded: Loaded, steps: int) -> tuple[Any, torch.op
     # IPEX replaces the optimizer's step by its own.
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         model.parameters(),
-        lr=options.highest_rate(session.ranks.size),
+        lr=options.highest_rate(context.ranks.size),
         weight_decay=0.0,
         fused=not options.ipex,
     )
     if options.ipex:
-        model, optimizer = _optimize_with_ipex(model, optimizer, session.precision.dtype)
-    _compile(session, model, steps)
-    return share_gradients(session, model), optimizer
+        model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)
+    _compile(context, model, steps)
+    return share_gradients(context, model), optimizer
 
 
 def find_idle(loaded: Loaded) -> list[Any]:
     """The model's parameters that take no part in answering, such as XLNet's ``mask_emb``."""
-    import torch
-
     model, state = loaded.model, torch.get_rng_state()
     # Any tokens: whether a parameter takes part depends on what the model is told of them.
     ids = torch.full((1, 16), 3)
@@ -102,23 +101,19 @@ def find_idle(loaded: Loaded) -> list[Any]:
         torch.set_rng_state(state)
 
 
-def share_gradients(session: Session, model: Any) -> Any:
+def share_gradients(context: RankContext[TrainOptions], model: Any) -> Any:
     """The model with its gradients averaged over all ranks; as it is where there is only one."""
-    import torch
-
-    from .communication import Replica
-
-    if session.ranks.size == 1:
+    if context.ranks.size == 1:
         return model
-    wire = torch.bfloat16 if session.options.wire == "bf16" else torch.float32
-    return Replica(model, wire, session.ranks.control)
+    wire = torch.bfloat16 if context.options.wire == "bf16" else torch.float32
+    return Replica(model, wire, context.ranks.control)
 
 
-def _compile(session: Session, model: Any, steps: int) -> None:
+def _compile(context: RankContext[TrainOptions], model: Any, steps: int) -> None:
     """Compile the model's layers where it pays; all ranks or none, or their results would differ."""
-    ranks, note = session.ranks, session.events.note
-    options = session.options
-    chosen = choose_compilation(options.compile, session.precision.dtype, steps)
+    ranks, note = context.ranks, context.events.note
+    options = context.options
+    chosen = choose_compilation(options.compile, context.precision.dtype, steps)
     if not chosen.enabled or options.ipex:
         reason = "IPEX has its own ways" if chosen.enabled else chosen.reason
         note(f"torch.compile is not used: {reason}")
@@ -132,8 +127,6 @@ def _compile(session: Session, model: Any, steps: int) -> None:
 
 
 def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, Any]:
-    import torch
-
     wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
     try:
         model, optimizer = load_ipex().optimize(
@@ -148,43 +141,40 @@ def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, An
 
 
 def take_step(
-    session: Session, model: Any, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
+    context: RankContext[TrainOptions],
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, torch.Tensor],
 ) -> Step:
     """One optimizer step; the loss's mean over all ranks, or nan where it went wrong on any.
 
     Loss and gradients are the same on all ranks when looked at, so all of them stop together.
     """
-    import torch
-
     optimizer.zero_grad(set_to_none=True)
     watch = Watch()
-    loss = average_gradients(session, model, tensors, watch)
+    loss = average_gradients(context, model, tensors, watch)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
     healthy = math.isfinite(float(norm))
     if healthy:
         optimizer.step()
     watch.lap("optimizer")
-    mean = session.ranks.mean(loss) if healthy else math.nan
+    mean = context.ranks.mean(loss) if healthy else math.nan
     watch.lap("communication")
     return Step(mean, watch.seconds)
 
 
 def average_gradients(
-    session: Session, model: Any, tensors: dict[str, torch.Tensor], watch: Watch
+    context: RankContext[TrainOptions], model: Any, tensors: dict[str, torch.Tensor], watch: Watch
 ) -> torch.Tensor:
     """Leave the gradients of all ranks' features in the model; returns this rank's mean loss."""
-    import torch
-
-    from .communication import Replica
-
     replica = model if isinstance(model, Replica) else None
     announced = replica.announce(tensors["input_ids"]) if replica else None
-    parts = split(tensors, session.options.accumulate)
+    parts = split(tensors, context.options.accumulate)
     losses = []
     for number, part in enumerate(parts, start=1):
         last = number == len(parts)
         with replica.no_sync() if replica and not last else nullcontext():
-            with session.autocast():
+            with context.autocast():
                 share = len(part["input_ids"]) / len(tensors["input_ids"])
                 loss = model(**part).loss * share
             watch.lap("forward")
@@ -200,8 +190,6 @@ def average_gradients(
 
 def split(tensors: dict[str, torch.Tensor], parts: int) -> list[dict[str, torch.Tensor]]:
     """A batch in at most so many parts, each as narrow as its longest feature allows."""
-    import torch
-
     if parts == 1:
         return [tensors]
     rows = -(-len(tensors["input_ids"]) // parts)

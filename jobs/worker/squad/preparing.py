@@ -8,23 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from ..runtime.context import RankContext
 from ..runtime.errors import DatasetError, first_line
 from ..runtime.ranks import Ranks
 from .dataset import Question, skip_note
 from .features import Features, cut_windows
 from .model import Loaded
-from .options import NO_CACHE
-from .session import Session
+from .options import NO_CACHE, TrainOptions
 from .token_cache import TokenCache, token_key
 from .tokens import Encoded, Texts, collect_texts, encode, join_tokens
 
 
-def prepare_features(session: Session, loaded: Loaded, questions: Sequence[Question]) -> Features:
+def prepare_features(
+    context: RankContext[TrainOptions], loaded: Loaded, questions: Sequence[Question]
+) -> Features:
     """All windows of the questions, the same on all ranks; raises :class:`DatasetError`."""
-    options, events = session.options, session.events
+    options, events = context.options, context.events
     texts = collect_texts(questions)
     cache = None if options.token_cache == NO_CACHE else TokenCache(options.token_cache)
-    encoded = encode_together(session.ranks, texts, loaded.tokenizer, cache, events.note)
+    encoded = encode_together(context.ranks, texts, loaded.tokenizer, cache, events.note)
     skipped: list[DatasetError] | None = [] if options.skip_bad_records else None
     size = options.max_length, options.stride
     features = cut_windows(questions, texts, encoded, loaded.tokenizer, size, skipped)

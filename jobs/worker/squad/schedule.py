@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..runtime.context import RankContext
 from .batches import epoch_batches, steps_per_epoch
 from .features import Feature, lengths
 from .options import TrainOptions
-from .session import Session
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ def plan_schedule(options: TrainOptions, features: int, ranks: int) -> Schedule:
 
 
 def batches(
-    session: Session, features: Sequence[Feature], schedule: Schedule
+    context: RankContext[TrainOptions], features: Sequence[Feature], schedule: Schedule
 ) -> Iterator[list[Feature]]:
     """This rank's batches, epoch after epoch, as many as the schedule has steps."""
-    options, ranks = session.options, session.ranks
+    options, ranks = context.options, context.ranks
     sizes = lengths(features)
     for first in range(0, schedule.total, schedule.per_epoch):
         seed = (options.seed, first)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..runtime.context import RankContext
 from .batches import collate, label, steps_per_epoch
 from .dataset import Question
 from .features import Feature
@@ -14,7 +15,6 @@ from .model import Loaded
 from .optimizer_step import prepare, take_step
 from .options import TrainOptions
 from .schedule import Schedule, batches
-from .session import Session
 
 WARM_UPS = 2
 """Steps that are not timed: oneDNN prepares its kernels, DDP its buckets, oneCCL its threads."""
@@ -24,7 +24,7 @@ _FEWEST, _MOST = 5, 2000
 _STEPS_OF_QUESTIONS = 50
 
 
-class Speed(NamedTuple):
+class TrialSpeed(NamedTuple):
     """What a trial has measured: features a second of all ranks, without the warm-up.
 
     ``gradient_bytes`` are those of a step that a rank has to exchange; 0 for one that is alone.
@@ -46,17 +46,19 @@ def enough_for_trial(
     return random.Random(options.seed).sample(questions, wanted)
 
 
-def measure(session: Session, loaded: Loaded, features: Sequence[Feature], seconds: float) -> Speed:
+def measure(
+    context: RankContext[TrainOptions], loaded: Loaded, features: Sequence[Feature], seconds: float
+) -> TrialSpeed:
     """Train for about so long on all ranks, and return how fast; the model is of no use then."""
-    options, ranks = session.options, session.ranks
+    options, ranks = context.options, context.ranks
     # 0: an automatic torch.compile would take longer than the trial.
-    model, optimizer = prepare(session, loaded, steps=0)
+    model, optimizer = prepare(context, loaded, steps=0)
 
     def take(chosen: Sequence[Feature], schedule: Schedule) -> tuple[int, float]:
         samples, begin = 0, time.perf_counter()
-        for batch in batches(session, chosen, schedule):
+        for batch in batches(context, chosen, schedule):
             tensors = collate(batch, loaded.pad_token) | label(batch)
-            take_step(session, model, optimizer, tensors)
+            take_step(context, model, optimizer, tensors)
             samples += len(batch) * ranks.size
         return samples, time.perf_counter() - begin
 
@@ -69,7 +71,7 @@ def measure(session: Session, loaded: Loaded, features: Sequence[Feature], secon
     before = _sent_bytes(model)
     samples, taken = take(chosen, schedule)
     sent = (_sent_bytes(model) - before) // schedule.total
-    return Speed(round(samples / taken, 3), schedule.total, round(taken, 3), sent)
+    return TrialSpeed(round(samples / taken, 3), schedule.total, round(taken, 3), sent)
 
 
 def _sent_bytes(model: Any) -> int:

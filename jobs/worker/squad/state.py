@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
 
 from ..runtime.ranks import Ranks
-
-if TYPE_CHECKING:
-    import torch
+from .divergence import DivergenceDetector
 
 
 class State(NamedTuple):
@@ -16,6 +20,32 @@ class State(NamedTuple):
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+
+
+@dataclass
+class TrainingProgress:
+    """``samples`` (features, repeated ones included) and ``tokens`` (without padding) are those of
+    all ranks, ``seconds`` those of training, interruptions left out.
+
+    ``curve`` holds (step, mean loss of all ranks), ``resumed`` the steps after which an interrupted run
+    went on, with the ``seconds`` until there.
+    """
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    resumed: list[tuple[int, float]] = field(default_factory=list)
+    watch: DivergenceDetector = field(default_factory=DivergenceDetector)
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> TrainingProgress:
+        """What ``asdict`` made, also after a way through JSON. Raises ``TypeError``."""
+        pairs = {name: [(a, b) for a, b in content[name]] for name in ("curve", "resumed")}
+        return TrainingProgress(
+            **{**content, **pairs, "watch": DivergenceDetector(**content["watch"])}
+        )
 
 
 class Hole(NamedTuple):
@@ -30,9 +60,6 @@ def share_tensors(value: Any, ranks: Ranks) -> Any:
 
     As one message a large model would need its own size several times more.
     """
-    import torch
-    import torch.distributed as dist
-
     if ranks.size == 1:
         return value
     outline = ranks.share(hollow(value) if ranks.first else None)
@@ -55,8 +82,6 @@ def share_tensors(value: Any, ranks: Ranks) -> Any:
 
 def hollow(value: Any) -> Any:
     """The same dictionaries and lists with a :class:`Hole` for each tensor."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return Hole(tuple(value.shape), value.dtype)
     if isinstance(value, dict):
@@ -66,9 +91,6 @@ def hollow(value: Any) -> Any:
 
 def random_state() -> dict[str, Any]:
     """Where this process's random numbers are: torch's (dropout), and those that a model may use."""
-    import numpy as np
-    import torch
-
     name, keys, *rest = np.random.get_state(legacy=True)
     numbers = torch.from_numpy(np.asarray(keys).astype(np.int64))
     return {
@@ -80,9 +102,6 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Have all random numbers go on from there."""
-    import numpy as np
-    import torch
-
     name, numbers, *rest = state["numpy"]
     np.random.set_state((name, numbers.numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 
 from .tokens import Encoded, Texts, Tokens
 
@@ -29,12 +30,10 @@ _STALE_SECONDS = 3600
 
 def token_key(texts: Texts, tokenizer: Any) -> str:
     """What decides on the tokens, as one digest: texts, tokenizer, library and code."""
-    from tokenizers import __version__
-
     # How it cuts and pads is no property of a tokenizer, but what it was last called with.
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     settings |= {"truncation": None, "padding": None}
-    digest = hashlib.sha256(json.dumps([VERSION, __version__, settings]).encode())
+    digest = hashlib.sha256(json.dumps([VERSION, tokenizers.__version__, settings]).encode())
     for part in (texts.passages, texts.questions):
         for text in part:
             content = text.encode()

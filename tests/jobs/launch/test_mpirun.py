@@ -14,7 +14,7 @@ from cluster.nodes import Cluster
 from jobs.launch.mpirun import LaunchCommand, build_launch_command, render_run_script
 from jobs.launch.placement import Placement, plan_placement
 from jobs.launch.plan import JobPaths, JobPlan, PlacementOptions
-from jobs.worker.runtime.pinning import Place, read_plan
+from jobs.worker.runtime.pinning import RankPlacement, read_plan
 from provision.facts import HostFacts
 from provision.stacks import Stack, load_stack
 from tests.golden import check_golden
@@ -87,7 +87,7 @@ def test_masks_and_worker_cores_of_two_ranks() -> None:
     assert found["CCL_WORKER_AFFINITY"] == "0,1,4,5"
     assert (found["CCL_WORKER_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "2")
     plans = [read_plan({**found, "MPI_LOCALRANKID": rank}) for rank in "01"]
-    assert plans == [Place("2-3", 2, "prefer:0", "0-1"), Place("6-7", 2, "prefer:0", "4-5")]
+    assert plans == [RankPlacement("2-3", 2, "prefer:0", "0-1"), RankPlacement("6-7", 2, "prefer:0", "4-5")]
 
 
 def test_a_mask_may_be_longer_than_a_word() -> None:
@@ -106,7 +106,7 @@ def test_nodes_whose_cpus_differ_get_an_argument_set_each() -> None:
     for part, mask, cpus in zip(sets, ("[0x1]", "[0x2]"), ("0", "1"), strict=True):
         own = environment(part.split(), "-env")
         assert own["I_MPI_PIN_DOMAIN"] == mask
-        assert read_plan({**own, "MPI_LOCALRANKID": "0"}) == Place(cpus, 1, "prefer:0")
+        assert read_plan({**own, "MPI_LOCALRANKID": "0"}) == RankPlacement(cpus, 1, "prefer:0")
         assert "-n 1" in part
         assert "-m worker.squad" in part
     shared = environment(command.argv)
@@ -169,5 +169,5 @@ def test_the_published_recipe_is_not_pinned() -> None:
     assert "I_MPI_PIN_DOMAIN" not in found
     assert (found["OMP_NUM_THREADS"], found["KMP_HW_SUBSET"]) == ("24", "1T")
     assert (found["CCL_WORKER_COUNT"], found["CCL_WORKER_AFFINITY"]) == ("2", "auto")
-    assert read_plan({**found, "MPI_LOCALRANKID": "1"}) == Place(None, 24, None)
+    assert read_plan({**found, "MPI_LOCALRANKID": "1"}) == RankPlacement(None, 24, None)
     assert len(command.warnings) == 2

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from jobs.experiments.bench import bench_files
 from jobs.worker.runtime.events import parse_event
 from tests.jobs.worker.squad.test_run import free_port
 
 TIMEOUT = 120
 
 
-def place(folder: Path) -> None:
-    """What `bench` puts on the nodes, and nothing else."""
-    for name, source in bench_files().items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(str(source), target)
-
-
-def run_ranks(folder: Path, ranks: int) -> list[tuple[int, str]]:
-    port, python = free_port(), [sys.executable, "-m", "jobs.worker.bench", "--seconds=0.1"]
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+def run_ranks(folder: Path, environ: dict[str, str], ranks: int) -> list[tuple[int, str]]:
+    port, python = free_port(), [sys.executable, "-m", "worker.bench", "--seconds=0.1"]
+    environ = environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environ["GLOO_SOCKET_IFNAME"] = "lo"
     environ |= {"OMP_NUM_THREADS": "1", "PMI_SIZE": str(ranks)}
     running = [
         subprocess.Popen(
             python,
-            cwd=folder / "code",
+            cwd=folder,
             env={**environ, "PMI_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -48,10 +37,8 @@ def run_ranks(folder: Path, ranks: int) -> list[tuple[int, str]]:
     return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
 
 
-def test_two_ranks_measure_at_the_same_time(tmp_path: Path) -> None:
-    place(tmp_path)
-
-    (code, output), (second_code, second) = run_ranks(tmp_path, 2)
+def test_two_ranks_measure_at_the_same_time(node: Path, node_environ: dict[str, str]) -> None:
+    (code, output), (second_code, second) = run_ranks(node, node_environ, 2)
 
     assert (code, second_code) == (0, 0), output + second
     assert "@spr" not in second, "only rank 0 speaks"
@@ -77,12 +64,11 @@ def check_result(result: dict[str, Any]) -> None:
         assert rank["onednn"].startswith("AMX ran (" if rank["amx"] else "no AMX (")
 
 
-def test_a_backend_that_is_not_there_is_told(tmp_path: Path) -> None:
-    place(tmp_path)
+def test_a_backend_that_is_not_there_is_told(node: Path, node_environ: dict[str, str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "jobs.worker.bench", "--backend=nccl"],
-        cwd=tmp_path / "code",
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        [sys.executable, "-m", "worker.bench", "--backend=nccl"],
+        cwd=node,
+        env=node_environ,
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

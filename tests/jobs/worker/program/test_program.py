@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 from infra.wait import wait_until
-from jobs.launch.work_files import WorkFiles
-from jobs.train.program import RunRequest, program_files
 from jobs.worker.program.environment import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import parse_event
-from jobs.worker.runtime.pinning import VARIABLE, Place, format_cpus, render_plan
+from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 
 CPU = min(os.sched_getaffinity(0))
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -30,18 +28,8 @@ _TELL = (
 )
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Path:
-    """A job's folder as it lies on a node, and nothing else of the project."""
-    for name, source in program_files(RunRequest((), WorkFiles({}), Path())).items():
-        target = tmp_path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
-    return tmp_path
-
-
 def start(
-    node: Path, *program: str, own: tuple[str, ...] = (), plan: Place | None = None
+    node: Path, *program: str, own: tuple[str, ...] = (), plan: RankPlacement | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A rank's whole life."""
     rank = begin(node, *program, own=own, plan=plan)
@@ -50,15 +38,16 @@ def start(
 
 
 def begin(
-    node: Path, *program: str, own: tuple[str, ...] = (), plan: Place | None = None
+    node: Path, *program: str, own: tuple[str, ...] = (), plan: RankPlacement | None = None
 ) -> subprocess.Popen[str]:
     """mpirun's part: one rank of four, pinned to a CPU."""
     planned = {VARIABLE: render_plan([plan, plan])} if plan else {}
+    (node / "work").mkdir(exist_ok=True)
     (node / "environment.json").write_text(json.dumps(own))
-    argv = [f"--folder={node}/work", f"--output={node}/output"]
-    argv += [f"--environment={node}/environment.json"] if own else []
+    argv = ["--folder=work", "--output=output"]
+    argv += ["--environment=environment.json"] if own else []
     return subprocess.Popen(
-        [sys.executable, "-m", "jobs.worker.program", *argv, "--", *program],
+        [sys.executable, "-m", "worker.program", *argv, "--", *program],
         cwd=node,
         env={
             "PATH": os.environ["PATH"],
@@ -77,7 +66,7 @@ def begin(
 
 
 def test_the_program_finds_itself_as_torch_would_have_it(node: Path) -> None:
-    plan = Place(format_cpus([CPU]), 1, None)
+    plan = RankPlacement(format_cpus([CPU]), 1, None)
 
     done = start(node, sys.executable, "-c", _TELL, own=("SEED=7", "NOTE=a=b c"), plan=plan)
 
@@ -141,7 +130,7 @@ def _has_ended(pid: int) -> bool | None:
 
 
 def test_a_rank_in_the_wrong_place_never_starts_it(node: Path) -> None:
-    done = start(node, "touch", "started", plan=Place("900-901", 4, None))
+    done = start(node, "touch", "started", plan=RankPlacement("900-901", 4, None))
 
     (said,) = [found for found in map(parse_event, done.stdout.splitlines()) if found]
     assert done.returncode == 1
@@ -174,16 +163,22 @@ def test_the_users_variables_come_last() -> None:
     assert (found["PYTHONPATH"], found["LD_PRELOAD"], found["KEPT"]) == ("src", "", "1")
 
 
-def test_it_is_readable_to_the_oldest_python_of_a_stack() -> None:
-    sources = [
-        path
-        for path in program_files(RunRequest((), WorkFiles({}), Path())).values()
-        if isinstance(path, Path)
-    ]
+def test_its_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None:
+    listing = (
+        "import sys, worker.program.__main__ as main; "
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'worker'))"
+    )
+    sources = subprocess.run(
+        [sys.executable, "-c", listing],
+        env={"PYTHONPATH": f"{node}/code"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     assert len(sources) >= 8
-    for path in sources:
-        text = path.read_text()
+    for source in sources:
+        text = Path(source).read_text()
         ast.parse(text, feature_version=(3, 8))
-        # New methods that the syntax does not show.
+        # New methods and parameters, which the syntax does not show.
         assert "removeprefix(" not in text
         assert "strict=" not in text

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jobs.worker.runtime.errors import PlacementError
 from jobs.worker.runtime.pinning import (
     VARIABLE,
-    Place,
+    RankPlacement,
     format_cpus,
     read_memory_policy,
     read_plan,
@@ -29,19 +29,22 @@ from provision.facts import parse_cpu_list
 _RANK = """
 import json, os, sys
 from dataclasses import asdict
-from squad.errors import PlacementError
-from squad.pinning import take_place
+from worker.runtime.errors import PlacementError
+from worker.runtime.pinning import take_place
+import torch
 try:
-    print(json.dumps(asdict(take_place(os.environ)[1])))
+    print(json.dumps(asdict(take_place(os.environ, torch.get_num_threads)[1])))
 except PlacementError as error:
     sys.exit(f"{error.message}\\n{error.hint}")
 """
 CPU = min(os.sched_getaffinity(0))
 NODE = int(re.findall(r"\d+", Path("/sys/devices/system/node/online").read_text())[0])
-PLAN = Place(cpus=str(CPU), threads=1, memory=f"prefer:{NODE}")
+PLAN = RankPlacement(cpus=str(CPU), threads=1, memory=f"prefer:{NODE}")
 
 
-def run_rank(folder: Path, plan: Place | None, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_rank(
+    folder: Path, plan: RankPlacement | None, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """A rank pinned to one CPU, as mpirun would have pinned it."""
     planned = {VARIABLE: render_plan([plan]), "MPI_LOCALRANKID": "0"} if plan else {}
     return subprocess.run(
@@ -59,14 +62,14 @@ def test_a_rank_in_its_place_says_what_it_found(nodes_folder: Path) -> None:
     done = run_rank(nodes_folder, PLAN)
 
     assert done.returncode == 0, done.stderr
-    assert Place(**json.loads(done.stdout)) == PLAN
+    assert RankPlacement(**json.loads(done.stdout)) == PLAN
 
 
 def test_without_a_plan_nothing_is_asked_for_and_all_is_told(nodes_folder: Path) -> None:
     done = run_rank(nodes_folder, None)
 
     assert done.returncode == 0, done.stderr
-    assert Place(**json.loads(done.stdout)) == replace(PLAN, memory="default")
+    assert RankPlacement(**json.loads(done.stdout)) == replace(PLAN, memory="default")
 
 
 def test_every_difference_is_named_with_both_sides(nodes_folder: Path) -> None:
@@ -79,7 +82,7 @@ def test_every_difference_is_named_with_both_sides(nodes_folder: Path) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_a_main_thread_that_openmp_binds_anew_is_found_out(nodes_folder: Path) -> None:
     all_cpus = os.sched_getaffinity(0)
-    plan = Place(format_cpus(all_cpus), len(all_cpus), None)
+    plan = RankPlacement(format_cpus(all_cpus), len(all_cpus), None)
     threads = {"OMP_NUM_THREADS": str(len(all_cpus))}
     widen = f"import os; os.sched_setaffinity(0, {set(all_cpus)})\n{_RANK}"
     for bind, code in (("false", 0), ("close", 1)):

@@ -17,8 +17,8 @@ OLD = frozenset(("avx2",))
         ("auto", {"a": AMX, "b": AMX}, ("bf16", "every CPU has amx_bf16 or avx512_bf16")),
         ("auto", {"a": AMX, "b": ZEN4}, ("bf16", "every CPU has avx512_bf16")),
         ("auto", {"a": AMX, "b": OLD}, ("fp32", "no amx_bf16 or avx512_bf16 on b")),
-        ("bf16", {"a": OLD}, ("bf16", "asked for with --dtype bf16")),
-        ("fp32", {"a": AMX}, ("fp32", "asked for with --dtype fp32")),
+        ("bf16", {"a": OLD}, ("bf16", "set by --dtype bf16")),
+        ("fp32", {"a": AMX}, ("fp32", "set by --dtype fp32")),
     ],
 )
 def test_auto_takes_bf16_only_where_every_cpu_has_it(
@@ -27,11 +27,30 @@ def test_auto_takes_bf16_only_where_every_cpu_has_it(
     assert choose_precision(asked, hosts) == Precision(*expected)
 
 
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, AMX),
+        ({"ONEDNN_MAX_CPU_ISA": "avx2"}, frozenset()),
+        ({"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, frozenset()),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, ZEN4),
+        ({"ONEDNN_MAX_CPU_ISA": "ALL", "DNNL_MAX_CPU_ISA": "AVX2"}, AMX),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}, AMX),
+    ],
+)
+def test_instructions_that_onednn_must_not_use_do_not_count(
+    tmp_path: Path, environ: dict[str, str], expected: frozenset[str]
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags\t: {' '.join(AMX)}\n")
+    assert read_cpu_flags(cpuinfo, environ) == expected
+
+
 def test_cpu_flags_are_the_first_processors(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(
         "processor\t: 0\nvmx flags\t: x\nflags\t\t: fpu amx_bf16\n\nflags\t: other\n"
     )
-    assert read_cpu_flags(cpuinfo) == {"fpu", "amx_bf16"}
+    assert read_cpu_flags(cpuinfo, {}) == {"fpu", "amx_bf16"}
     cpuinfo.write_text("processor\t: 0\nFeatures\t: asimd\n")
-    assert read_cpu_flags(cpuinfo) == frozenset()
+    assert read_cpu_flags(cpuinfo, {}) == frozenset()

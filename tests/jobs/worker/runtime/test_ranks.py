@@ -6,22 +6,16 @@ from types import ModuleType
 
 import pytest
 
-from jobs.worker.runtime import ranks as distributed
+from jobs.worker.runtime import process
 from jobs.worker.runtime.errors import BackendError
-from jobs.worker.runtime.ranks import (
-    CCL_MODULE,
-    Identity,
-    abort_all,
-    choose_backend,
-    lost_peer,
-    read_identity,
-)
+from jobs.worker.runtime.process import RankIdentity, abort_all, read_identity
+from jobs.worker.runtime.ranks import CCL_MODULE, choose_backend, lost_peer
 
 
 def test_identity_is_what_mpirun_says() -> None:
     environ = {"PMI_RANK": "5", "PMI_SIZE": "8", "MASTER_ADDR": "node0"}
-    assert read_identity(environ) == Identity(5, 8)
-    assert read_identity({}) == Identity(0, 1)
+    assert read_identity(environ) == RankIdentity(5, 8)
+    assert read_identity({}) == RankIdentity(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +53,7 @@ def test_a_lost_peer_is_told_from_a_failure_of_ones_own() -> None:
 
 
 def test_abort_tells_mpirun_over_its_own_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "ABORT_SECONDS", 0)
+    monkeypatch.setattr(process, "ABORT_SECONDS", 0)
     read_end, write_end = os.pipe()
     abort_all({"PMI_FD": str(write_end)})
     os.close(write_end)

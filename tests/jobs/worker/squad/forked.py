@@ -1,6 +1,6 @@
 """Ranks of a tiny job as forks of one process that has loaded torch already: a run takes a second.
 
-``python -m tests.jobs.squad.forked`` reads a list of :class:`Run` as JSON, runs one after another and
+``python -m tests.jobs.worker.squad.forked`` reads a list of :class:`Run` as JSON, runs one after another and
 prints their exit codes. They are processes as mpirun's are, and are killed as such.
 """
 
@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.worker.squad.options import TrainOptions, parse_argv
+from jobs.worker.squad.options import TrainOptions
 
 SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
 # So that the random states count.
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "qa_dropout": 0.1}
-_REPOSITORY = Path(__file__).parents[3]
+_REPOSITORY = Path(__file__).parents[4]
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,14 @@ def _be_rank(run: Run, rank: int, port: int, log: Path) -> None:
 def _work(run: Run, rank: int) -> int:
     import torch
 
-    from jobs.worker.runtime.entry import run_rank
-    from jobs.worker.squad import checkpoints, job, model, pace
+    from jobs.worker.runtime import pace
+    from jobs.worker.squad import checkpoints, job, model
     from jobs.worker.squad import training_loop as loop
     from jobs.worker.squad.optimizer_step import Step, take_step
 
     torch.set_num_threads(1)
     pace.TALK_SECONDS = 0.0  # after every step
     model.SCRATCH_SHAPE, model.SCRATCH_DROPOUT = SHAPE, DROPOUT
-    options = parse_argv([word.replace("RANK", str(rank)) for word in run.argv])
     seen = {"step": 0, "disk": 0}
 
     def hit(what: str) -> None:
@@ -150,7 +149,7 @@ def _work(run: Run, rank: int) -> int:
     # As a mapping: a module does not offer to others what it imports.
     vars(loop)["take_step"] = take
     checkpoints._to_disk = bring
-    return run_rank(lambda events: job.run(options, events))
+    return job.main([word.replace("RANK", str(rank)) for word in run.argv])
 
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from jobs.worker.runtime.errors import DatasetError, ModelError
-from jobs.worker.squad.answer import Answer, answer, ask
-from jobs.worker.squad.dataset import Answer as Answered
-from jobs.worker.squad.dataset import Question
+from jobs.worker.runtime.precision import autocast
+from jobs.worker.squad.answer import PredictedAnswer, answer, ask
+from jobs.worker.squad.batches import ALIGN
+from jobs.worker.squad.dataset import Answer, Question
 from jobs.worker.squad.model import Loaded
 
-NOTHING = Answered("", 0)
+NOTHING = Answer("", 0)
 PAIRS = [
     ("What has eight rows?", "A tile has sixteen rows; a register has eight rows, or so."),
     ("Which core?", "The first physical core of each socket."),
@@ -58,16 +59,26 @@ def test_an_answer_is_a_place_in_its_context(folder: Path) -> None:
     assert answer(folder, []) == []
 
 
-def test_the_score_is_the_probability_of_that_span(loaded: Loaded) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_score_is_the_probability_of_that_span(loaded: Loaded, dtype: str) -> None:
     question, context = PAIRS[1]
-    ((text, score, start),) = ask(loaded, [Question("q", question, context, (NOTHING,))])
-    encoded = loaded.tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+    ((text, score, start),) = ask(loaded, [Question("q", question, context, (NOTHING,))], dtype)
+    encoded = loaded.tokenizer(
+        question,
+        context,
+        return_tensors="pt",
+        return_offsets_mapping=True,
+        padding=True,
+        pad_to_multiple_of=ALIGN,  # as batches are: in bf16 the shape counts
+    )
     offsets = encoded.pop("offset_mapping")[0].tolist()
     sides = encoded.sequence_ids(0)
     inside = [n for n, side in enumerate(sides) if side == 1]
-    with torch.inference_mode():
+    with torch.inference_mode(), autocast(dtype):
         output = loaded.model(**encoded)
-    starts, ends = (x[0, inside].softmax(0) for x in (output.start_logits, output.end_logits))
+    starts, ends = (
+        x[0, inside].float().softmax(0) for x in (output.start_logits, output.end_logits)
+    )
     spans = {
         (offsets[inside[i]][0], offsets[inside[j]][1]): float(starts[i] * ends[j])
         for i in range(len(inside))
@@ -85,7 +96,9 @@ def test_long_contexts_are_read_to_their_end(loaded: Loaded) -> None:
 
 
 def test_a_context_without_a_word_has_no_answer(loaded: Loaded) -> None:
-    assert ask(loaded, [Question("q", "Which?", "\u200b", (NOTHING,))]) == [Answer("", 0.0, 0)]
+    assert ask(loaded, [Question("q", "Which?", "\u200b", (NOTHING,))]) == [
+        PredictedAnswer("", 0.0, 0)
+    ]
 
 
 def test_a_model_whose_numbers_are_none_has_no_answer(loaded: Loaded) -> None:
@@ -93,7 +106,7 @@ def test_a_model_whose_numbers_are_none_has_no_answer(loaded: Loaded) -> None:
     kept = bias.clone()
     bias.fill_(math.nan)
     try:
-        assert ask(loaded, [Question("q", *PAIRS[0], (NOTHING,))]) == [Answer("", 0.0, 0)]
+        assert ask(loaded, [Question("q", *PAIRS[0], (NOTHING,))]) == [PredictedAnswer("", 0.0, 0)]
     finally:
         bias.copy_(kept)
 
@@ -137,7 +150,7 @@ def test_a_model_that_never_learnt_to_answer_is_refused(loaded: Loaded, tmp_path
 def run(folder: Path, model: Path, lines: str) -> subprocess.CompletedProcess[str]:
     """As a node has it: the package alone."""
     return subprocess.run(
-        [sys.executable, "-m", "squad.answer", str(model)],
+        [sys.executable, "-m", "worker.squad.answer", str(model)],
         cwd=folder,
         input=lines,
         capture_output=True,
@@ -150,7 +163,7 @@ def test_lines_of_json(nodes_folder: Path, folder: Path) -> None:
     lines = [json.dumps({"question": q, "context": c, "more": 1}) for q, c in PAIRS]
     done = run(nodes_folder, folder, "\n\n".join(lines))
     assert (done.returncode, done.stderr) == (0, "")
-    found = [Answer(**json.loads(line)) for line in done.stdout.splitlines()]
+    found = [PredictedAnswer(**json.loads(line)) for line in done.stdout.splitlines()]
     expected = answer(folder, PAIRS)
     assert [each.text for each in found] == [each.text for each in expected]
     assert [each.score for each in found] == pytest.approx([each.score for each in expected])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks
@@ -23,8 +24,7 @@ from jobs.worker.squad.evaluation import (
 )
 from jobs.worker.squad.features import Features, build_features
 from jobs.worker.squad.model import Loaded
-from jobs.worker.squad.options import DEMO, NO_CACHE
-from jobs.worker.squad.session import Session
+from jobs.worker.squad.options import DEMO, NO_CACHE, TrainOptions
 from jobs.worker.squad.spans import Spans, best_spans
 from jobs.worker.squad.tokens import Longs
 from tests.jobs.worker.squad.together import run_together
@@ -50,9 +50,9 @@ def features(questions: list[Question], tokenizer: Any) -> Features:
     return build_features(questions, tokenizer, OPTIONS.max_length, OPTIONS.stride)
 
 
-def session(ranks: Ranks, dtype: str = "fp32", **options: Any) -> Session:
+def session(ranks: Ranks, dtype: str = "fp32", **options: Any) -> RankContext[TrainOptions]:
     events = Events(ranks.rank, io.StringIO())
-    return Session(replace(OPTIONS, **options), ranks, events, Precision(dtype, "test"))
+    return RankContext(replace(OPTIONS, **options), ranks, events, Precision(dtype, "test"))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -91,7 +91,7 @@ def test_the_logits_of_every_window_are_the_same_bits(loaded: Loaded, features: 
             assert np.array_equal(one, other)
 
 
-def session_alone() -> Session:
+def session_alone() -> RankContext[TrainOptions]:
     (found,) = run_together(1, session)
     return found
 

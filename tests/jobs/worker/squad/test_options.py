@@ -97,8 +97,9 @@ def test_the_demo_trains_from_scratch_on_the_sample() -> None:
     assert (DEMO.model, DEMO.data) == ("scratch", str(SAMPLE))
 
 
-def test_the_submitting_machine_needs_no_installed_package() -> None:
-    modules = "jobs.worker.squad.options, jobs.squad.dataset, jobs.squad.events"
+def test_the_submitting_machine_needs_no_installed_package(node_environ: dict[str, str]) -> None:
+    modules = "worker.bench.options, worker.squad.options, worker.squad.dataset"
+    modules += ", worker.runtime.events, worker.runtime.pinning, worker.runtime.stopping"
     # -S leaves site-packages out.
-    check = f"import {modules}; jobs.squad.dataset.read_dataset(jobs.squad.options.SAMPLE)"
-    subprocess.run([sys.executable, "-S", "-c", check], check=True, timeout=60)
+    check = f"import {modules}; worker.squad.dataset.read_dataset({str(SAMPLE)!r})"
+    subprocess.run([sys.executable, "-S", "-c", check], env=node_environ, check=True, timeout=60)

@@ -46,6 +46,7 @@ def made(output: Path, ranks: int = 2) -> Made:
 def options(folder: Path, output: str, **more: Any) -> TrainOptions:
     """Twelve steps of two ranks, three epochs, a checkpoint after every other one."""
     wish: dict[str, Any] = {"epochs": 3, "batch_size": 2, "checkpoint_every": 2, "backend": "gloo"}
+    wish |= {"dtype": "fp32", "compile": "off"}
     where = {"data": str(folder / "data.json"), "output": str(folder / output)}
     return replace(DEMO, **{**wish, **where, **more})
 
@@ -55,11 +56,15 @@ def events(ran: Ran, rank: int = 0) -> list[dict[str, Any]]:
     return [event for event in found if event]
 
 
-def check_killed_and_resumed(folder: Path, kills: list[dict[str, Any]], ranks: int = 2) -> None:
+def check_killed_and_resumed(
+    folder: Path, kills: list[dict[str, Any]], ranks: int = 2, dtype: str = "fp32"
+) -> None:
     """Each kill is of a run of its own, which is then resumed; one more is never interrupted."""
-    runs: list[tuple[TrainOptions, dict[str, Any]]] = [(options(folder, "whole"), {"ranks": ranks})]
+    runs: list[tuple[TrainOptions, dict[str, Any]]] = [
+        (options(folder, "whole", dtype=dtype), {"ranks": ranks})
+    ]
     for number, kill in enumerate(kills):
-        wish = options(folder, f"killed-{number}")
+        wish = options(folder, f"killed-{number}", dtype=dtype)
         runs.append((wish, {**kill, "ranks": ranks}))
         runs.append((replace(wish, resume=True), {"ranks": ranks}))
     whole, *others = run_forked(runs, folder)
@@ -79,9 +84,12 @@ def check_killed_and_resumed(folder: Path, kills: list[dict[str, Any]], ranks: i
         assert not list((folder / f"killed-{number}" / "checkpoints").glob("*.partial"))
 
 
-def test_killed_at_the_beginning_in_the_middle_and_at_the_end(nodes_folder: Path) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_killed_at_the_beginning_in_the_middle_and_at_the_end(
+    nodes_folder: Path, dtype: str
+) -> None:
     steps = [{"at": "step", "step": step, "rank": step % 2} for step in (1, 6, STEPS)]
-    check_killed_and_resumed(nodes_folder, steps)
+    check_killed_and_resumed(nodes_folder, steps, dtype=dtype)
 
 
 def test_killed_while_a_checkpoint_is_written(nodes_folder: Path) -> None:
@@ -190,7 +198,7 @@ def test_what_makes_it_another_run_is_told_by_name(nodes_folder: Path) -> None:
         f"{DEMO.seed})"
     )
     assert told(alone) == "the checkpoint is of 2 ranks, and these are 1"
-    assert "holds the checkpoints of a run that has not ended" in told(refused)
+    assert "holds the checkpoints of an unfinished run" in told(refused)
     assert lower.codes == [0, 0], lower.texts
     notes = [event["text"] for event in events(lower) if event["event"] == "note"]
     assert any("--learning-rate 0.0001 (it was 0.0015)" in note for note in notes)

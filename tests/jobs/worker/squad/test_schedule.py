@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.errors import TrainingError
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
@@ -17,7 +18,6 @@ from jobs.worker.squad.features import build_features
 from jobs.worker.squad.model import load_model
 from jobs.worker.squad.options import DEMO
 from jobs.worker.squad.schedule import Schedule, plan_schedule
-from jobs.worker.squad.session import Session
 from jobs.worker.squad.training_loop import train
 
 
@@ -46,7 +46,7 @@ def test_a_loss_that_is_no_number_stops_training(
     options = replace(DEMO, max_steps=3, output=str(tmp_path))
     features = build_features(questions[:8], tokenizer, options.max_length, options.stride)
     with join("gloo", environ={}) as ranks:
-        session = Session(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+        session = RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
         loaded = load_model(options, all_texts(questions), ranks)
         loaded.model.qa_outputs.bias.data.fill_(math.nan)
         with pytest.raises(TrainingError, match="infinite at step 1 of 3"):

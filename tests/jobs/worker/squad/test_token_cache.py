@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.worker.runtime.ranks import Identity, Ranks
+from jobs.worker.runtime.process import RankIdentity
+from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.squad.dataset import Answer, Question
 from jobs.worker.squad.preparing import encode_together, share_texts
 from jobs.worker.squad.token_cache import TokenCache, token_key
@@ -132,7 +133,7 @@ def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
 
 
 def fake(rank: int, size: int) -> Ranks:
-    return RanksTogether(Identity(rank, size), "gloo", "", None, Table(size), [])
+    return RanksTogether(RankIdentity(rank, size), "gloo", "", None, Table(size), [])
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

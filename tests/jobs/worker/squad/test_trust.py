@@ -17,14 +17,20 @@ import pytest
 
 from jobs.worker.runtime.errors import CheckpointError, StoppedError, TrainingError
 from jobs.worker.runtime.metrics import FLUSH_SECONDS, Metrics, StepFigures
+from jobs.worker.runtime.pace import Pace, RankReport, host_shares, steps_until_next
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.runtime.stopping import listen
-from jobs.worker.squad.checkpoints import Identity, require_same
+from jobs.worker.squad.checkpoints import (
+    EVERY_SECONDS,
+    MOST_SHARE,
+    WORTH_SECONDS,
+    CheckpointTimer,
+    RunIdentity,
+    require_same,
+)
 from jobs.worker.squad.divergence import PATIENCE, DivergenceDetector
-from jobs.worker.squad.due import EVERY_SECONDS, MOST_SHARE, WORTH_SECONDS, Due
 from jobs.worker.squad.options import TrainOptions, parse_argv
-from jobs.worker.squad.pace import Pace, Told, host_shares, steps_until_next
-from jobs.worker.squad.progress import Progress
+from jobs.worker.squad.state import TrainingProgress
 from tests.fakes import FakeClock
 
 
@@ -67,20 +73,25 @@ def test_what_is_suspicious_is_known_long_before_it_is_certain() -> None:
 
 
 def test_progress_goes_through_json_unchanged() -> None:
-    progress = Progress(7, 70, 900, 1.25, [(1, 0.1), (2, 1 / 3)], [(3, 0.5)], watched(0.1, 1 / 3))
-    assert Progress.from_dict(json.loads(json.dumps(asdict(progress)))) == progress
-    assert Progress.from_dict(json.loads(json.dumps(asdict(Progress())))).watch.best == math.inf
+    progress = TrainingProgress(
+        7, 70, 900, 1.25, [(1, 0.1), (2, 1 / 3)], [(3, 0.5)], watched(0.1, 1 / 3)
+    )
+    assert TrainingProgress.from_dict(json.loads(json.dumps(asdict(progress)))) == progress
+    assert (
+        TrainingProgress.from_dict(json.loads(json.dumps(asdict(TrainingProgress())))).watch.best
+        == math.inf
+    )
 
 
 def test_a_checkpoint_by_steps_is_due_after_them_and_at_the_end() -> None:
-    due = Due(every=4, clock=FakeClock().monotonic)
+    due = CheckpointTimer(every=4, clock=FakeClock().monotonic)
     assert [step for step in range(1, 11) if due.by_step(step, last=step == 10)] == [4, 8, 10]
     assert not due.by_time(last=True)
 
 
 def test_a_checkpoint_by_time_costs_a_small_part_of_it_at_most() -> None:
     clock = FakeClock()
-    due = Due(every=None, clock=clock.monotonic)
+    due = CheckpointTimer(every=None, clock=clock.monotonic)
     assert not due.by_step(1, last=True)
     assert not due.by_time(last=False), "time counts from the first question"
     clock.sleep(EVERY_SECONDS)
@@ -94,15 +105,15 @@ def test_a_checkpoint_by_time_costs_a_small_part_of_it_at_most() -> None:
 
 def test_the_end_of_a_short_run_is_not_worth_a_checkpoint() -> None:
     clock = FakeClock()
-    due = Due(every=None, clock=clock.monotonic)
+    due = CheckpointTimer(every=None, clock=clock.monotonic)
     assert not due.by_time(last=True)
     clock.sleep(WORTH_SECONDS)
     assert due.by_time(last=True)
 
 
 def test_shares_are_of_the_power_not_of_the_waiting() -> None:
-    def said(tokens: int, busy: float) -> Told:
-        return Told(tokens, busy, False, False, 1)
+    def said(tokens: int, busy: float) -> RankReport:
+        return RankReport(tokens, busy, False, False, 1)
 
     # Each did as much; node b needed three times as long for it, and a has two ranks.
     shares = host_shares(["a", "a", "b"], [said(90, 1.0), said(90, 1.0), said(90, 3.0)])
@@ -118,17 +129,17 @@ def test_messages_are_about_a_second_apart(one: float, steps: int) -> None:
 class TwoRanks:
     """This rank, and another that says something of its own."""
 
-    other: Told
-    heard: list[Told] = field(default_factory=list)
+    other: RankReport
+    heard: list[RankReport] = field(default_factory=list)
 
-    def gather(self, value: Told) -> list[Told]:
+    def gather(self, value: RankReport) -> list[RankReport]:
         self.heard.append(value)
         return [value, self.other]
 
 
 def test_one_ranks_wish_to_stop_is_everyones_and_rank_0_says_when_to_save() -> None:
     clock = FakeClock()
-    ranks = TwoRanks(Told(tokens=50, busy=1.0, stop=True, save=True, next_in=77))
+    ranks = TwoRanks(RankReport(tokens=50, busy=1.0, stop=True, save=True, next_in=77))
     pace = Pace(cast(Ranks, ranks), ["a", "b"], clock.monotonic)
     pace.begin(10, samples=100, tokens=1000)
     assert pace.next_talk == 11
@@ -228,7 +239,7 @@ def test_a_resumed_run_does_not_tell_a_step_twice(
 
 
 OPTIONS = {"seed": 1, "learning_rate": 0.1, "batch_size": 8}
-SAVED = Identity(2, "fp32", "abc", OPTIONS, {"torch": "2.13", "threads per rank": "4"})
+SAVED = RunIdentity(2, "fp32", "abc", OPTIONS, {"torch": "2.13", "threads per rank": "4"})
 
 
 @pytest.mark.parametrize(
@@ -240,7 +251,7 @@ SAVED = Identity(2, "fp32", "abc", OPTIONS, {"torch": "2.13", "threads per rank"
         (SAVED._replace(features="abd"), "the training data is not what"),
     ],
 )
-def test_another_run_is_refused(now: Identity, message: str) -> None:
+def test_another_run_is_refused(now: RunIdentity, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         require_same(SAVED, now)
 

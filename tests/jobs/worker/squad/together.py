@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jobs.worker.runtime.ranks import Identity, Ranks
+from jobs.worker.runtime.process import RankIdentity
+from jobs.worker.runtime.ranks import Ranks
 
 T = TypeVar("T")
 TIMEOUT = 60
@@ -49,7 +50,8 @@ def run_together(size: int, work: Callable[[Ranks], T]) -> list[T]:
     """What each rank returns, in rank order."""
     table = Table(size)
     ranks = [
-        RanksTogether(Identity(rank, size), "gloo", "test", None, table, []) for rank in range(size)
+        RanksTogether(RankIdentity(rank, size), "gloo", "test", None, table, [])
+        for rank in range(size)
     ]
 
     def one(rank: Ranks) -> T:

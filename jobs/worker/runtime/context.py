@@ -1,0 +1,132 @@
+"""A run as one rank sees it: its options, the other ranks, their hardware, and the phases."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from .events import Events
+from .metrics import Metrics
+from .pace import Pace
+from .pinning import RankPlacement
+from .precision import AMX_FLAGS, Precision, autocast
+from .ranks import Ranks
+from .steps import StepReporter
+
+_PACKAGES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "ipex": "intel_extension_for_pytorch",
+    "oneccl": "oneccl_bind_pt",
+}
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """One process: ``cpus`` counts those it may run on, ``threads`` those torch computes with.
+
+    ``planned`` is the launcher's plan (``None``: there is none), ``found`` the actual placement.
+    """
+
+    rank: int
+    hostname: str
+    pid: int
+    threads: int
+    cpus: int
+    planned: RankPlacement | None
+    found: RankPlacement
+
+
+class Hardware(NamedTuple):
+    """What each rank reports to the others about itself."""
+
+    facts: RankFacts
+    flags: frozenset[str]
+
+
+@dataclass
+class Phases:
+    """The seconds that a run's phases took."""
+
+    _begin: float = field(default_factory=time.perf_counter)
+    _seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, seconds: float, *, interrupted: bool = False) -> None:
+        """Count a finished phase, or what an ``interrupted`` run had spent on it before."""
+        self._seconds[name] = round(self._seconds.get(name, 0.0) + seconds, 3)
+        if interrupted:
+            self._begin -= seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of every finished phase, and since the beginning as ``total``."""
+        return {**self._seconds, "total": round(time.perf_counter() - self._begin, 3)}
+
+
+@dataclass(frozen=True)
+class RankContext(Generic[Options]):
+    """A run as one rank sees it."""
+
+    options: Options
+    ranks: Ranks
+    events: Events
+    precision: Precision
+    hardware: Sequence[Hardware] = ()
+    """Every rank's, in rank order."""
+    output: Path = Path("output")
+    phases: Phases = field(default_factory=Phases)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The ranks' host names, in rank order."""
+        return [each.facts.hostname for each in self.hardware]
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Announce a phase and measure it, for the duration of a ``with`` block."""
+        self.events.emit("phase", name=name)
+        begin = time.perf_counter()
+        yield
+        self.phases.add(name, time.perf_counter() - begin)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Compute in bf16 inside, if that is the run's precision."""
+        return autocast(self.precision.dtype)
+
+    def report_steps(self, total: int, per_epoch: int | None = None) -> StepReporter:
+        """Return the reporter of ``total`` training steps, a context manager."""
+        metrics = Metrics(self.output, self.ranks.rank, self.events.note)
+        pace = Pace(self.ranks, self.hosts)
+        return StepReporter(self.events, metrics, pace, total, per_epoch or total)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the results of every job contain: ranks, backend, precision, versions."""
+        return {
+            "seconds": self.phases.seconds(),
+            "world_size": self.ranks.size,
+            "ranks": [asdict(each.facts) for each in self.hardware],
+            "backend": self.ranks.backend,
+            "backend_reason": self.ranks.backend_reason,
+            "dtype": self.precision.dtype,
+            "dtype_reason": self.precision.reason,
+            "amx": all(each.flags >= AMX_FLAGS for each in self.hardware),
+            "versions": package_versions(),
+        }
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that results depend on."""
+    found = {"python": platform.python_version()}
+    for name, package in _PACKAGES.items():
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,152 @@
+"""A job as one rank runs it. A new job writes one function and gets the rest from here::
+
+    # jobs/worker/digits.py, started on every rank as ``python -m worker.digits --epochs=3``
+    def train(context: RankContext[argparse.Namespace]) -> dict[str, object]:
+        with context.phase("train"), context.report_steps(total=steps) as report:
+            for images, labels in batches(context.ranks.rank, context.ranks.size):
+                with context.autocast():
+                    loss = criterion(model(images), labels)
+                ...
+                report.step(loss=context.ranks.mean(loss), samples=len(images), lr=0.1)
+        return {"accuracy": 0.97}
+
+    if __name__ == "__main__":
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int, default=3)
+        leave(run_job(train, parser.parse_args()))
+
+The runtime checks the rank's placement, joins the ranks over ``RunSettings.backend``, and chooses the
+precision. It keeps ``logs/`` and ``metrics/``, prints the events of :mod:`.events`, and stops all ranks
+after the same step when SIGTERM arrives (exit code 143). Rank 0 writes what the function returns to
+``results.json``, together with :meth:`.RankContext.facts`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .context import Hardware, Options, Phases, RankContext, RankFacts, package_versions
+from .errors import StoppedError, WorkerError, first_line
+from .events import Events
+from .logs import keep_log
+from .output import prepare_output, save_json
+from .pinning import RankPlacement, take_place
+from .precision import choose_precision, read_cpu_flags
+from .process import read_identity
+from .ranks import Ranks, join, lost_peer
+from .stopping import EXIT_CODE
+
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the runtime needs to know of a job's options."""
+
+    backend: str = "auto"
+    dtype: str = "auto"
+    output: Path | None = Path("output")
+    """Folder for logs, metrics, and results; ``None`` writes no files."""
+    resume: bool = False
+    """Continue the run in ``output`` instead of replacing it."""
+    model: str | None = None
+    """The model's name, for the ``start`` event."""
+
+
+Main = Callable[[RankContext[Options]], "Mapping[str, Any] | None"]
+
+
+def run_job(main: Main[Options], options: Options, settings: RunSettings | None = None) -> int:
+    """Run a job's function as this rank, and return the process's exit code.
+
+    It is 1 after a failure, which is printed as an ``error`` event, and 143 after a stop request. Rank 0
+    saves and prints the results that the function returns; ``None`` stands for no results.
+    """
+    # Progress bars would tear the event lines apart in the merged output of all ranks.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    events = Events()
+    try:
+        events = Events(read_identity(os.environ).rank)
+        _run(main, options, settings or RunSettings(), events)
+    except StoppedError as stopped:
+        events.note(str(stopped))
+        return EXIT_CODE
+    except WorkerError as error:
+        events.error(error.message, error.hint)
+    except Exception as error:
+        _report(error, events)
+    else:
+        return 0
+    return 1
+
+
+def _report(error: Exception, events: Events) -> None:
+    if lost_peer(error):
+        hint = "the rank that failed first reports the cause; if none does, its machine is gone"
+        events.error(f"lost contact with another rank: {first_line(error)}", hint, lost_peer=True)
+        return
+    traceback.print_exc()
+    hint = "this is a bug in the job or in a library: see the traceback in the log"
+    events.error(f"{type(error).__name__}: {first_line(error)}", hint)
+
+
+def _run(main: Main[Options], options: Options, settings: RunSettings, events: Events) -> None:
+    phases, output = Phases(), settings.output
+    if output is not None:
+        keep_log(output, events.rank, append=settings.resume)
+    planned, found = take_place(os.environ, torch.get_num_threads)
+    with join(settings.backend) as ranks:
+        hardware = ranks.gather(_this_machine(ranks, planned, found))
+        flags = {each.facts.hostname: each.flags for each in hardware}
+        precision = choose_precision(settings.dtype, flags)
+        folder = output or RankContext.output
+        context = RankContext(options, ranks, events, precision, hardware, folder, phases)
+        _announce(context, settings.model)
+        if output is not None and ranks.first:
+            prepare_output(output, RESULTS, resume=settings.resume)
+        own = main(context)
+        if own is None or not ranks.first:
+            return
+        results = {**context.facts(), **own}
+        if output is not None:
+            save_json(output / RESULTS, results)
+        events.emit("result", **results)
+
+
+def _announce(context: RankContext[Options], model: str | None) -> None:
+    ranks, precision, events = context.ranks, context.precision, context.events
+    events.emit(
+        "start",
+        world_size=ranks.size,
+        hosts=list(dict.fromkeys(context.hosts)),
+        backend=ranks.backend,
+        dtype=precision.dtype,
+        model=model,
+        versions=package_versions(),
+    )
+    events.note(f"{precision.dtype}: {precision.reason}")
+    events.note(f"{ranks.backend}: {ranks.backend_reason}")
+    place = context.hardware[0].facts.found
+    events.note(f"rank 0: CPUs {place.cpus}, threads {place.threads}, memory {place.memory}")
+
+
+def _this_machine(ranks: Ranks, planned: RankPlacement | None, found: RankPlacement) -> Hardware:
+    facts = RankFacts(
+        rank=ranks.rank,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        threads=found.threads,
+        cpus=len(os.sched_getaffinity(0)),
+        planned=planned,
+        found=found,
+    )
+    return Hardware(facts, read_cpu_flags())

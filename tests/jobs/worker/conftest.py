@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jobs.launch.files import worker_files
+from jobs.worker.squad.options import SAMPLE
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A job's folder on a node: the shipped code, and nothing else of the project."""
+    for name, source in worker_files().items():
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+    return tmp_path
+
+
+@pytest.fixture
+def node_environ(node: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The variables of a process on that node, which finds the code as mpirun's ranks do."""
+    monkeypatch.setenv("PYTHONPATH", str(node / "code"))
+    return dict(os.environ)
+
+
+@pytest.fixture
+def nodes_folder(node: Path, node_environ: dict[str, str]) -> Path:
+    """The job's folder with a part of the sample as ``data.json``."""
+    document = json.loads(SAMPLE.read_text())
+    document["data"] = document["data"][:1]
+    (node / "data.json").write_text(json.dumps(document))
+    return node

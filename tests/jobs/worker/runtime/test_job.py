@@ -1,0 +1,116 @@
+"""A job of one function: what the runtime adds to it, on two ranks of one node."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.worker.squad.test_run import Ended, finish, free_port
+
+JOB = """
+    import argparse, os, signal
+    import torch
+    from .runtime.context import RankContext
+    from .runtime.errors import TrainingError
+    from .runtime.job import run_job
+    from .runtime.process import leave
+
+    def train(context):
+        if context.options.fail:
+            raise TrainingError("the loss is infinite", hint="lower it")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        with context.phase("train"), context.report_steps(total=6, per_epoch=3) as report:
+            for step in range(1, 7):
+                with context.autocast():
+                    loss = model(torch.full((8, 4), float(context.ranks.rank))).square().mean()
+                loss.backward()
+                if step == context.options.stop_after and context.ranks.rank == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                report.step(loss=context.ranks.mean(loss), samples=8, lr=0.5)
+        return {"accuracy": 0.5}
+
+    if __name__ == "__main__":
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--stop-after", type=int)
+        parser.add_argument("--fail", action="store_true")
+        leave(run_job(train, parser.parse_args()))
+"""
+
+
+def run_two(node: Path, environ: dict[str, str], *argv: str) -> list[Ended]:
+    (node / "code/worker/toy.py").write_text(textwrap.dedent(JOB))
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PMI_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "worker.toy", *argv],
+            cwd=node,
+            env={**environ, **address, **own, "PMI_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    return [finish(process) for process in processes]
+
+
+def read_steps(node: Path, rank: int) -> list[dict[str, Any]]:
+    lines = (node / f"output/metrics/rank-{rank}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_job_gets_events_metrics_logs_and_results(
+    node: Path, node_environ: dict[str, str]
+) -> None:
+    first, second = run_two(node, node_environ)
+
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert second.events == [], "only rank 0 prints events"
+    results = json.loads((node / "output/results.json").read_text())
+    assert first.of("result") == [{"event": "result", **results}]
+    assert results["accuracy"] == 0.5
+    assert results["world_size"] == len(results["ranks"]) == 2
+    assert list(results["seconds"]) == ["train", "total"]
+    assert {"backend", "dtype", "versions", "amx"} <= results.keys()
+    (start,) = first.of("start")
+    assert (start["world_size"], start["backend"]) == (2, results["backend"])
+    last = first.of("step")[-1]
+    assert (last["step"], last["total"], last["epoch"]) == (6, 6, 2.0)
+    assert last["samples_per_second"] > 0
+    assert sum(last["shares"].values()) == pytest.approx(1)
+    for rank in range(2):
+        steps = read_steps(node, rank)
+        assert [(each["step"], each["samples"], each["lr"]) for each in steps] == [
+            (number, 8, 0.5) for number in range(1, 7)
+        ]
+        assert (node / f"output/logs/rank-{rank}.log").exists()
+    assert [s["loss"] for s in read_steps(node, 0)] == [s["loss"] for s in read_steps(node, 1)]
+
+
+def test_sigterm_on_one_rank_stops_all_after_the_same_step(
+    node: Path, node_environ: dict[str, str]
+) -> None:
+    first, second = run_two(node, node_environ, "--stop-after=1")
+
+    assert first.code == second.code == 128 + signal.SIGTERM, first.output + second.output
+    (stopped,) = first.of("stopped")
+    assert (stopped["step"], stopped["total"]) == (1, 6)
+    assert len(read_steps(node, 0)) == len(read_steps(node, 1)) == 1
+    assert not (node / "output/results.json").exists()
+
+
+def test_a_failure_is_one_event_with_its_hint(node: Path, node_environ: dict[str, str]) -> None:
+    first, _ = run_two(node, node_environ, "--fail")
+
+    (error,) = first.of("error")
+    assert (error["message"], error["hint"]) == ("the loss is infinite", "lower it")
+    assert first.code == 1
+    assert "Traceback" not in first.output

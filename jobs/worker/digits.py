@@ -57,7 +57,8 @@ def train(context: RankContext[argparse.Namespace]) -> dict[str, Any]:
             optimizer.step()
             mean = ranks.mean(loss)
             report.step(loss=mean, samples=len(labels), lr=options.learning_rate)
-            curve.append((step, round(mean, 5)))
+            if step % per_epoch == 1 or step == total:
+                curve.append((step, round(mean, 5)))
     images, labels = sample()
     accuracy = ranks.mean((model(images).argmax(1) == labels).float().mean())
     return {"accuracy": accuracy, "loss_curve": curve, "epochs": options.epochs}

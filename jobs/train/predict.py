@@ -101,7 +101,7 @@ def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Ans
     # Before the libraries are loaded: nothing is asked of the hub, and no progress bar is drawn.
     for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
-    from jobs.worker.squad.answer import answer  # noqa: PLC0415 - needs PyTorch
+    from jobs.worker.squad.answer import answer
 
     try:
         found = answer(str(model), [(question, context) for question in questions])

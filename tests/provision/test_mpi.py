@@ -26,5 +26,3 @@ from provision.mpi import explain_mpi_failure
 def test_the_cause_that_mpirun_names_is_reported(line: str, told: str | None) -> None:
     explained = explain_mpi_failure(["first", line])
     assert explained is None if told is None else told in str(explained)
-
-

@@ -70,7 +70,7 @@ def load_hub_dataset(
     Bad records as in :func:`read_dataset`. Raises :class:`DatasetError`.
     """
     try:
-        from datasets import load_dataset  # noqa: PLC0415 - the laptop has none
+        from datasets import load_dataset
 
         splits = load_dataset(name)
         train, validation = splits["train"], splits["validation"]

@@ -79,7 +79,7 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
 
 def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
     """A model with its tokenizer, from a folder or the hub; raises :class:`ModelError`."""
-    from transformers import (  # noqa: PLC0415 - reads variables when imported
+    from transformers import (
         AutoConfig,
         AutoModelForQuestionAnswering,
         AutoTokenizer,
@@ -150,7 +150,7 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
 
 
 def _new(texts: Iterable[str], ranks: Ranks) -> Loaded:
-    from transformers import (  # noqa: PLC0415 - reads variables when imported
+    from transformers import (
         DistilBertConfig,
         DistilBertForQuestionAnswering,
     )
@@ -189,7 +189,7 @@ def save_model(folder: Path, loaded: Loaded) -> None:
 
 def new_tokenizer(serialized: str) -> Any:
     """A fast tokenizer of transformers from what :func:`train_tokenizer` made."""
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - reads variables when imported
+    from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(serialized),

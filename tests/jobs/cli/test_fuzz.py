@@ -105,7 +105,9 @@ def _commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> I
 _ASKING = (("stacks", "check"), ("stacks", "lock"))
 _PARSERS = [build_parser(), *map(build_parser, COMMANDS)]
 _COMMANDS = tuple(
-    {c.words: c for parser in _PARSERS for c in _commands(parser) if c.words not in _ASKING}.values()
+    {
+        c.words: c for parser in _PARSERS for c in _commands(parser) if c.words not in _ASKING
+    }.values()
 )
 
 

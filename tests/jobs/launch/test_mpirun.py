@@ -87,7 +87,10 @@ def test_masks_and_worker_cores_of_two_ranks() -> None:
     assert found["CCL_WORKER_AFFINITY"] == "0,1,4,5"
     assert (found["CCL_WORKER_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "2")
     plans = [read_plan({**found, "MPI_LOCALRANKID": rank}) for rank in "01"]
-    assert plans == [RankPlacement("2-3", 2, "prefer:0", "0-1"), RankPlacement("6-7", 2, "prefer:0", "4-5")]
+    assert plans == [
+        RankPlacement("2-3", 2, "prefer:0", "0-1"),
+        RankPlacement("6-7", 2, "prefer:0", "4-5"),
+    ]
 
 
 def test_a_mask_may_be_longer_than_a_word() -> None:

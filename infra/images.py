@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 from infra import tags
 from infra.clients import error_code, patient
 from infra.errors import CloudError
+from infra.ubuntu import ubuntu_parameter
 from infra.wait import IMAGE_DEADLINE_S, Clock, wait_until
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from infra.progress import Progress
 
-# Canonical publishes gp3 images from 24.04 on: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
-_FIRST_GP3_RELEASE = "24.04"
 _CREATION_DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -78,12 +77,6 @@ class Image:
     def holds(self, recipe: str) -> bool:
         """Nodes can be made from it: it is sound, and of that software."""
         return self.is_sound and self.tags.get(tags.INSTALLED) == recipe
-
-
-def ubuntu_parameter(release: str) -> str:
-    """The SSM parameter that holds the current AMI id of an Ubuntu release."""
-    disk = "ebs-gp3" if release >= _FIRST_GP3_RELEASE else "ebs-gp2"
-    return f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/{disk}/ami-id"
 
 
 def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:

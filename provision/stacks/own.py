@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from infra.errors import UsageError
+from infra.ubuntu import Release
 from provision.stacks.matrix import UBUNTU_PYTHON
 from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
@@ -52,7 +53,7 @@ class Changes(BaseModel):
 
     base: str
     summary: str | None = None
-    ubuntu: Literal["20.04", "22.04", "24.04"] | None = None
+    ubuntu: Release | None = None
     python: str | None = Field(default=None, pattern=r"^3\.[0-9]{1,2}$")
     backend: Literal["ccl", "gloo"] | None = None
     use_ipex: StrictBool | None = None

@@ -15,11 +15,11 @@ from infra.images import (
     create_image,
     describe_image,
     find_ubuntu_image,
-    ubuntu_parameter,
     wait_until_available,
 )
 from infra.progress import Silent
 from infra.quotas import describe_quota
+from infra.ubuntu import ubuntu_parameter
 from tests.aws import Recorder
 from tests.infra.hasty_time import HastyTime
 from tests.infra.local.fakes import BASE, FakeCloud
@@ -43,7 +43,7 @@ class Notes:
 
 
 @pytest.mark.parametrize(
-    ("release", "disk"), [("24.04", "ebs-gp3"), ("26.04", "ebs-gp3"), ("22.04", "ebs-gp2")]
+    ("release", "disk"), [("24.04", "ebs-gp3"), ("20.04", "ebs-gp2"), ("22.04", "ebs-gp2")]
 )
 def test_canonicals_parameter(release: str, disk: str) -> None:
     assert ubuntu_parameter(release) == (

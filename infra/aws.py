@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 import urllib.error
@@ -14,6 +13,7 @@ from botocore.exceptions import BotoCoreError
 
 from infra.cloud import DEFAULT_REGION, Cloud
 from infra.errors import CloudError, UsageError
+from infra.validation import nearest
 
 _ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 # Such as us-gov-west-1 and eusc-de-east-1. To ask botocore for its list takes a fifth of a second.
@@ -48,9 +48,9 @@ def _unknown_region(chosen: str, known: Sequence[str]) -> UsageError:
         return UsageError(
             f"--region {chosen}: that is a zone", hint=f"its region: --region {chosen[:-1]}"
         )
-    near = difflib.get_close_matches(chosen, known, n=2)
-    meant = f"; did you mean {' or '.join(near)}?" if near else ""
-    return UsageError(f"unknown region {chosen!r}{meant}", hint=f"one of {', '.join(known)}")
+    return UsageError(
+        f"unknown region {chosen!r}{nearest(chosen, known, 2)}", hint=f"one of {', '.join(known)}"
+    )
 
 
 def find_caller_cidr() -> str:

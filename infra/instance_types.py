@@ -6,13 +6,15 @@ regions differ by some percent. Source: the AWS EC2 instance type and pricing pa
 
 from __future__ import annotations
 
-import difflib
+import re
 from dataclasses import dataclass
 
 from infra.errors import UsageError
+from infra.validation import nearest
 
 PRICES_AS_OF = "July 2026, us-east-1"
 DEFAULT_INSTANCE_TYPE = "r7iz.metal-16xl"
+_GPU_FAMILY = re.compile(r"(p|g|gr)\d+[a-z-]*")
 
 # A core's tile unit: 16 x 16 sums of 32 products in 16 cycles, two operations each; twice as many only
 # in int8. https://en.wikipedia.org/wiki/Advanced_Matrix_Extensions ("Tile matrix multiply unit")
@@ -94,7 +96,10 @@ def find_instance_type(name: str) -> InstanceType:
     """The catalogue's entry; raises :class:`UsageError` with the nearest names and those with AMX."""
     if name in INSTANCE_TYPES:
         return INSTANCE_TYPES[name]
-    near = difflib.get_close_matches(name, INSTANCE_TYPES, n=3, cutoff=0.4)
-    meant = f"; did you mean {', '.join(near)}?" if near else ""
+    family = name.partition(".")[0]
     with_amx = ", ".join(entry.name for entry in _TYPES if entry.amx)
-    raise UsageError(f"unknown instance type {name!r}{meant}", hint=f"types with AMX: {with_amx}")
+    if _GPU_FAMILY.fullmatch(family):
+        what = f"{name}: {family} is a GPU type; this tool is for CPUs with AMX"
+    else:
+        what = f"unknown instance type {name!r}{nearest(name, INSTANCE_TYPES, 3, 0.4)}"
+    raise UsageError(what, hint=f"types with AMX: {with_amx}")

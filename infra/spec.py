@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from infra.errors import UsageError
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, InstanceType, find_instance_type
+from infra.validation import explain_invalid
 
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "lower-case letters, digits and hyphens, at most 32, a letter first"
@@ -81,7 +82,6 @@ _EXPECTED = {
     "bake": "head or none",
     "instance_types": "from 1 to 12 EC2 types, separated by commas",
 }
-_OPTIONS = {"instance_types": "--instance-type"}
 
 
 def build_spec(**options: Any) -> ClusterSpec:
@@ -89,21 +89,18 @@ def build_spec(**options: Any) -> ClusterSpec:
     try:
         return ClusterSpec(**options)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        option = _OPTIONS.get(key, "--" + key.replace("_", "-"))
-        expected = _EXPECTED.get(key, first["msg"])
-        given = _as_given(options.get(key))
-        raise UsageError(f"{option} {given}: expected {expected}") from None
+        message = explain_invalid(error, ClusterSpec, expected=_EXPECTED, render=_render_option)
+        raise UsageError(message) from None
 
 
-def _as_given(value: Any) -> str:
-    """A value as the user can have written it."""
+def _render_option(key: str, value: Any) -> str:
+    """An option and its value as the user can have typed them."""
+    option = "--instance-type" if key == "instance_types" else "--" + key.replace("_", "-")
     if isinstance(value, timedelta):
-        return render_duration(value)
+        return f"{option} {render_duration(value)}"
     if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "''"
-    return f"{value:g}" if isinstance(value, float) else str(value) or "''"
+        value = ",".join(map(str, value))
+    return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value or repr(value)}"
 
 
 def parse_ssh_cidr(text: str) -> str:

@@ -103,7 +103,7 @@ def test_an_image_is_waited_for_as_long_as_it_takes(ec2_cloud: FakeCloud) -> Non
     image = wait_until_available(ec2_cloud.clients.ec2, image_id, notes, ec2_cloud.clock)
 
     assert image.state == "available"
-    assert notes.told[-1] == f"{image_id}: 20 min of at most 90"
+    assert notes.told[-1] == f"{image_id}: 20 of at most 90 min"
 
 
 def test_an_image_that_ec2_gives_up_is_an_error_with_its_reason(ec2_cloud: FakeCloud) -> None:
@@ -120,7 +120,7 @@ def test_no_image_is_waited_for_without_an_end(ec2_cloud: FakeCloud) -> None:
     assert isinstance(ec2_cloud.clock, HastyTime)
     ec2_cloud.clock.pace = 50
 
-    with pytest.raises(DeadlineError, match=f"image {image_id} available: not within 90 min"):
+    with pytest.raises(DeadlineError, match=f"image {image_id} timed out after 90 min"):
         wait_until_available(ec2_cloud.clients.ec2, image_id, Silent(), ec2_cloud.clock)
 
 

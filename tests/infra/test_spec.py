@@ -38,7 +38,7 @@ GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr"
         ({"max_price": float("nan")}, "--max-price nan: expected US dollars"),
         ({"instance_types": ("r7iz.metal-16x",)}, "did you mean r7iz.metal-16xl"),
         ({"instance_types": ()}, "--instance-type '': expected from 1 to 12 EC2 types"),
-        ({"instance_types": tuple(INSTANCE_TYPES)}, "expected from 1 to 12 EC2 types, separated"),
+        ({"instance_types": tuple(INSTANCE_TYPES)}, "expected 1 to 12 EC2 types separated"),
         ({"node": 1}, "unknown key node; did you mean nodes?"),
     ],
 )

@@ -1,1 +1,1 @@
-"""AWS through boto3: what is bought, found and given back. No SSH, no printing, no prompts."""
+"""AWS through boto3: buys, finds, and releases resources. No SSH, printing, or prompts."""

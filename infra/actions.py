@@ -1,4 +1,4 @@
-"""What ``up`` and ``down`` will do, as data: shown to the user, then applied. Pure."""
+"""The actions of ``up`` and ``down`` as data: shown to the user, then applied. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from infra.instances import Instance
 
 
 class ActionKind(Enum):
-    """Every change that the tool makes; the value is the phase's title."""
+    """Every change that the tool makes. The value is the title of its phase."""
 
     CREATE_GROUP = "Security group"
     OPEN_GROUP = "Security rules"
@@ -40,14 +40,11 @@ class ActionKind(Enum):
     DELETE_KEYS = "Key pairs"
 
 
-# They look at the nodes and leave EC2 as it is.
-_LOOKS = {ActionKind.REACH, ActionKind.VERIFY}
-
-
+_READ_ONLY = {ActionKind.REACH, ActionKind.VERIFY}
 _RUNS = {ActionKind.RUN_HEAD, ActionKind.RUN_NODES, ActionKind.RUN_WORKERS}
 _BUYS = {ActionKind.CREATE_GROUP, *_RUNS}
 
-# What to expect on AWS, in minutes. Bare metal has taken over 20 to start, images over 50:
+# Minutes on AWS, at least and at most. Bare metal has taken over 20 to start, images over 50:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/launching-instance.html
 EXPECTED_MIN = {
     ActionKind.RUN_HEAD: (5, 20),
@@ -64,13 +61,13 @@ _VIRTUAL_BOOT_MIN = (1, 3)
 
 @dataclass(frozen=True)
 class Action:
-    """One change. ``ids`` are the resources that it is about."""
+    """One change to the resources in ``ids``."""
 
     kind: ActionKind
     detail: str
     ids: tuple[str, ...] = ()
     virtual: bool = False
-    """It starts virtual machines, which are there in half a minute, unlike bare metal."""
+    """The action starts virtual machines, which boot in half a minute, unlike bare metal."""
 
     @property
     def title(self) -> str:
@@ -78,36 +75,35 @@ class Action:
 
     @property
     def expected_min(self) -> tuple[int, int] | None:
-        """Minutes that it takes on AWS, at least and at most; ``None`` for what takes seconds."""
+        """Minutes on AWS, at least and at most; ``None`` for actions that take seconds."""
         return _VIRTUAL_BOOT_MIN if self.virtual else EXPECTED_MIN.get(self.kind)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Actions in their order. US dollars an hour are on-demand, without disks and traffic."""
+    """Actions in order. ``usd_per_hour`` is the on-demand price without disks and traffic."""
 
     actions: tuple[Action, ...]
     usd_per_hour: float = 0.0
     keep: tuple[Instance, ...] = ()
-    """The machines that stay, in the order of their ranks."""
+    """The machines to keep, in rank order."""
 
     @property
     def changes(self) -> bool:
-        """Whether anything but the cluster's verification is left to do."""
-        return any(action.kind not in _LOOKS for action in self.actions)
+        """Whether the plan does more than verify the cluster."""
+        return any(action.kind not in _READ_ONLY for action in self.actions)
 
     @property
     def buys(self) -> bool:
-        """Whether it needs to know where machines can be bought."""
+        """Whether applying the plan needs offers to buy from."""
         return any(action.kind in _BUYS for action in self.actions)
 
     @property
     def expected_min(self) -> tuple[int, int]:
-        """Minutes that it takes on AWS, at least and at most."""
+        """Minutes on AWS, at least and at most."""
         known = [minutes for action in self.actions if (minutes := action.expected_min)]
         return sum(low for low, _ in known), sum(high for _, high in known)
 
     @property
-    def takes_away(self) -> tuple[Action, ...]:
-        """What is terminated."""
+    def terminations(self) -> tuple[Action, ...]:
         return tuple(a for a in self.actions if a.kind is ActionKind.TERMINATE)

@@ -1,8 +1,7 @@
-"""AWS itself as a :class:`Cloud`: region, and the address by which it sees this machine."""
+"""AWS as a :class:`Cloud`: its region and this machine's public address."""
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 import urllib.error
@@ -14,16 +13,17 @@ from botocore.exceptions import BotoCoreError
 
 from infra.cloud import DEFAULT_REGION, Cloud
 from infra.errors import CloudError, UsageError
+from infra.validation import nearest
 
 _ADDRESS_SERVICE = "https://checkip.amazonaws.com"
-# Such as us-gov-west-1 and eusc-de-east-1. To ask botocore for its list takes a fifth of a second.
+# For example us-gov-west-1 and eusc-de-east-1. Loading botocore's list takes a fifth of a second.
 _REGION = re.compile(
     r"[a-z]{2,4}(-(gov|iso[a-z]?|[a-z]{2}))?-(central|(north|south)?(east|west)?(?<!-))-\d+"
 )
 
 
 def open_aws_cloud(region: str | None) -> Cloud:
-    """AWS in the given region, else in the one that the AWS configuration names."""
+    """Return AWS in the given region, else in the region of the AWS configuration."""
     session = boto3.session.Session
     try:
         chosen = region or session().region_name or DEFAULT_REGION
@@ -43,24 +43,24 @@ def open_aws_cloud(region: str | None) -> Cloud:
 
 
 def _unknown_region(chosen: str, known: Sequence[str]) -> UsageError:
-    """What to say of something that can't be a region, not even one that is new."""
+    """Explain a name that does not look like a region, not even like a new one."""
     if chosen[:-1] in known:
         return UsageError(
-            f"--region {chosen}: that is a zone", hint=f"its region: --region {chosen[:-1]}"
+            f"--region {chosen}: this is a zone", hint=f"use its region: --region {chosen[:-1]}"
         )
-    near = difflib.get_close_matches(chosen, known, n=2)
-    meant = f"; did you mean {' or '.join(near)}?" if near else ""
-    return UsageError(f"unknown region {chosen!r}{meant}", hint=f"one of {', '.join(known)}")
+    return UsageError(
+        f"unknown region {chosen!r}{nearest(chosen, known, 2)}", hint=f"one of {', '.join(known)}"
+    )
 
 
 def find_caller_cidr() -> str:
-    """This machine's public IPv4 address as a /32 range, as AWS's own service sees it."""
+    """Return this machine's public IPv4 address as a /32 range, as an AWS service sees it."""
     try:
         with urllib.request.urlopen(_ADDRESS_SERVICE, timeout=10) as answer:
             address = ipaddress.IPv4Address(answer.read(64).decode().strip())
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise CloudError(
-            f"could not learn this machine's public address from {_ADDRESS_SERVICE}: {error}",
-            hint="name the addresses that may use SSH: --ssh-cidr 203.0.113.7/32",
+            f"cannot determine this machine's public address from {_ADDRESS_SERVICE}: {error}",
+            hint="specify the addresses that may use SSH: --ssh-cidr 203.0.113.7/32",
         ) from None
     return f"{address}/32"

@@ -1,4 +1,4 @@
-"""boto3 clients, made once per command and passed on, and the one translation of their errors."""
+"""boto3 clients, created once per command, and the translation of their errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from botocore.parsers import ResponseParserError
 
 from infra.cloud import Cloud
 from infra.errors import CloudError, DeadlineError, SprError, UsageError
-from infra.wait import wait_until
+from infra.wait import Clock, wait_until
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What was just created is known everywhere within seconds.
+# A new resource is visible everywhere within seconds.
 _VISIBLE_DEADLINE_S = 30.0
 _ATTEMPTS = 12
 _LOST = (
@@ -45,34 +45,34 @@ _BUSY = {
 }
 _CREDENTIALS_HINT = (
     "run `aws configure` or `aws sso login`, or set AWS_PROFILE; "
-    "or try everything without an account: --cloud local"
+    "to try the tool without an account: --cloud local"
 )
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The services that the tool speaks with."""
+    """One client for each AWS service in use."""
 
     ec2: EC2Client
     buyer: EC2Client
-    """EC2 without the SDK's own retries: what a refused purchase means is decided by us."""
+    """EC2 without the SDK's retries: :mod:`infra.purchase` decides what to do after a refusal."""
     quotas: ServiceQuotasClient
     ssm: SSMClient
 
 
 def connect(cloud: Cloud) -> Clients:
-    """Clients for a cloud; nothing is sent yet."""
+    """Create the clients for a cloud without sending anything."""
     key, secret = cloud.credentials or (None, None)
     session = boto3.session.Session(
         aws_access_key_id=key, aws_secret_access_key=secret, region_name=cloud.region
     )
     config = Config(
-        # Throttling is answered with adaptive back-off and jitter, here and nowhere else.
+        # The only handling of throttling: adaptive back-off with jitter.
         retries={"mode": "adaptive", "total_max_attempts": _ATTEMPTS},
         connect_timeout=10,
         read_timeout=70,
         user_agent_extra="spr-cluster",
-        # Between this machine and an endpoint of its own stands no proxy.
+        # The embedded cloud runs on this machine, so no proxy is involved.
         proxies={} if cloud.endpoint_url else None,
     )
     once = config.merge(Config(retries={"mode": "standard", "total_max_attempts": 1}))
@@ -86,42 +86,63 @@ def connect(cloud: Cloud) -> Clients:
 
 
 def when_visible(call: Callable[..., T], **parameters: Any) -> T:
-    """Make a call that names what was made seconds ago, waiting until EC2 knows of it everywhere.
+    """Make a call about a resource created seconds ago; retry until EC2 knows it everywhere.
 
     EC2 is eventually consistent:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/query-api-troubleshooting.html#eventual-consistency
     """
 
+    return retry(
+        lambda: call(**parameters), is_invisible, deadline_s=_VISIBLE_DEADLINE_S, every_s=3
+    )
+
+
+def retry(
+    call: Callable[[], T],
+    is_retryable: Callable[[Exception], bool],
+    *,
+    deadline_s: float,
+    clock: Clock | None = None,
+    every_s: float = 5.0,
+) -> T:
+    """Repeat a call while its errors are retryable. Raises the last one at the deadline."""
+    failures: list[Exception] = []
+
     def attempt() -> tuple[T] | None:
         try:
-            return (call(**parameters),)
-        except boto.ClientError as error:
-            if not error_code(error).endswith(".NotFound"):
+            return (call(),)
+        except (boto.ClientError, boto.BotoCoreError) as error:
+            if not is_retryable(error):
                 raise
-            failure.append(error)
+            failures.append(error)
             return None
 
-    failure: list[boto.ClientError] = []
     try:
-        return wait_until("", attempt, deadline_s=_VISIBLE_DEADLINE_S, every_s=3)[0]
+        return wait_until("", attempt, deadline_s=deadline_s, clock=clock, every_s=every_s)[0]
     except DeadlineError:
-        raise failure[-1] from None
+        raise failures[-1] from None
+
+
+def is_invisible(error: Exception) -> bool:
+    """Return whether EC2 does not know, or not know everywhere, a resource that the call names."""
+    unseen = (".NotFound", ".Unknown", ".Unavailable")
+    return isinstance(error, boto.ClientError) and error_code(error).endswith(unseen)
 
 
 def is_passing(error: Exception) -> bool:
-    """AWS can't be reached or is busy: the same request may well pass in a while."""
+    """Return whether a retry may succeed: AWS is busy or unreachable."""
     if isinstance(error, boto.ClientError):
         code = error_code(error)
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        # EC2 answers a lack of machines with a server error, too.
+        # EC2 also reports a lack of capacity as a server error.
         return code in _BUSY or (status >= 500 and not code.startswith("Insufficient"))
     return isinstance(error, _LOST)
 
 
 def patient(probe: Callable[[], T | None]) -> Callable[[], T | None]:
-    """A probe that takes a broken connection or a busy EC2 as "not yet".
+    """Wrap a probe so that a broken connection or a busy EC2 means "not yet".
 
-    A laptop that changes its network must not end a wait of forty minutes.
+    A laptop that changes networks must not abort a wait of 40 minutes.
     """
 
     def attempt() -> T | None:
@@ -136,7 +157,7 @@ def patient(probe: Callable[[], T | None]) -> Callable[[], T | None]:
 
 
 def error_code(error: boto.ClientError) -> str:
-    """EC2's name for what went wrong, such as ``InvalidGroup.NotFound``."""
+    """Return EC2's error code, such as ``InvalidGroup.NotFound``."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -155,44 +176,42 @@ _UNUSABLE_CREDENTIALS = (
     boto.TokenRetrievalError,
     boto.SSOError,
 )
-_BUSY_HINT = (
-    "EC2 is busy, or limits the account's calls: run the same command again in some minutes"
-)
+_BUSY_HINT = "EC2 is busy or throttles this account: run the same command again in a few minutes"
 _CODES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
-_SUPPORT = "only AWS's support can change that: https://console.aws.amazon.com/support"
+_SUPPORT = "only AWS Support can change that: https://console.aws.amazon.com/support"
 _HINTS = {
-    "OptInRequired": "enable the region for the account in the console (Account, AWS Regions), or "
-    "finish the account's registration",
+    "OptInRequired": "enable the region in the console (Account, AWS Regions), or complete the "
+    "account's registration",
     "Blocked": _SUPPORT,
-    "PendingVerification": f"it takes some minutes, at most four hours; after that {_SUPPORT}",
+    "PendingVerification": f"this takes minutes, at most four hours; after that {_SUPPORT}",
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
-    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot needs a role that every account makes "
-    "once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot needs a role that is created once per "
+    "account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
 }
 
 
 def translate_boto_error(error: Exception) -> SprError | None:
-    """botocore's error as one clear line for the user; ``None`` for any other error."""
+    """Translate a botocore error into one line for the user; return ``None`` for other errors."""
     if isinstance(error, boto.ClientError):
         return _translate_client_error(error)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
         return UsageError("no AWS credentials found", hint=_CREDENTIALS_HINT)
     if isinstance(error, _UNUSABLE_CREDENTIALS):
-        return UsageError(f"AWS credentials can't be used: {error}", hint=_CREDENTIALS_HINT)
+        return UsageError(f"cannot use the AWS credentials: {error}", hint=_CREDENTIALS_HINT)
     if isinstance(error, ResponseParserError):
         return CloudError(
-            "what came back is not from AWS",
-            hint="is a proxy or a network's login page between this machine and AWS?",
+            "the response is not from AWS",
+            hint="check for a proxy or a network login page between this machine and AWS",
         )
     if isinstance(error, boto.BotoCoreError):
-        return CloudError(f"AWS can't be reached: {error}", hint="check the network and --region")
+        return CloudError(f"cannot reach AWS: {error}", hint="check the network and --region")
     return None
 
 
 def _translate_client_error(error: boto.ClientError) -> SprError:
     code = error_code(error)
     operation = error.operation_name
-    # EC2 appends an encoded message of a thousand characters that only an administrator can decode.
+    # EC2 appends a thousand encoded characters that only an administrator can decode.
     detail = re.sub(
         r"\s*Encoded authorization failure message:.*",
         "",
@@ -203,10 +222,10 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         return CloudError(
             f"no permission for {operation}: {detail}",
             code=code,
-            hint=f"have an administrator allow {operation} (`spr-cluster iam-policy` prints all that "
-            "is needed), or choose another AWS_PROFILE",
+            hint=f"ask an administrator to allow {operation} (`spr-cluster iam-policy` prints the full "
+            "policy), or choose another AWS_PROFILE",
         )
     if code in _EXPIRED:
-        return UsageError(f"AWS does not accept the credentials: {detail}", hint=_CREDENTIALS_HINT)
-    hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"what the codes mean: {_CODES}")
+        return UsageError(f"AWS rejected the credentials: {detail}", hint=_CREDENTIALS_HINT)
+    hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"error codes: {_CODES}")
     return CloudError(f"{operation} failed: {code}: {detail}", code=code, hint=hint)

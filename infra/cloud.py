@@ -1,4 +1,4 @@
-"""Where a cluster lives: AWS, or the embedded cloud. The rest of the code sees only this value."""
+"""The cloud that hosts a cluster: AWS, or the embedded cloud."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ DEFAULT_REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class Cloud:
-    """An endpoint that speaks EC2, and the defaults that suit it.
+    """An endpoint that speaks EC2, and its defaults.
 
-    ``caller_cidr`` finds the address that this machine has in the cloud's eyes.
+    ``caller_cidr`` returns the address from which the cloud sees this machine.
     """
 
     name: str
@@ -20,12 +20,12 @@ class Cloud:
     caller_cidr: Callable[[], str] = field(repr=False)
     default_stack: str
     billed: bool
-    """Machines cost money: what will be bought is shown and confirmed first."""
+    """Machines cost money, so the user confirms each purchase first."""
     has_amx: bool
-    """Machines can be expected to have AMX; where they can't, its absence does not stop ``up``."""
+    """Machines should have AMX. If false, missing AMX does not stop ``up``."""
     default_bake: str = "head"
-    """The quicker way to nodes with software where there is no image: see ``ClusterSpec.bake``."""
+    """The fastest route to installed nodes without an image: see ``ClusterSpec.bake``."""
     base: str = ""
-    """Names what machines start from, where that is more than an Ubuntu release."""
+    """The machines' base system, if it is more than an Ubuntu release."""
     endpoint_url: str | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)

@@ -1,13 +1,14 @@
-"""Every error a user can meet, as one shallow tree.
+"""The tree of errors that users can see.
 
-    SprError                    exit code 1: something outside our control failed
-    ├── UsageError              exit code 2: what was asked for is wrong; nothing was changed
-    ├── CloudError              an AWS (or embedded cloud) call failed
-    ├── DeadlineError           something did not happen in its time
+    SprError                    exit code 1: a failure outside our control
+    ├── UsageError              exit code 2: usage error; nothing changed
+    ├── CloudError              a call to AWS or the embedded cloud failed
+    │   └── NoCapacityError     EC2 refused every purchase offer
+    ├── DeadlineError           a wait timed out
     ├── HostError               a command on one machine failed
-    │   ├── HostKeyError        a machine shows another SSH host key than before
-    │   └── ConnectionLostError the connection broke; the command may still run
-    ├── HostsError              commands on several machines failed; carries every machine's outcome
+    │   ├── HostKeyError        a machine's SSH host key changed
+    │   └── ConnectionLostError the SSH connection broke; the command may still run
+    ├── HostsError              commands on several machines failed; carries every outcome
     └── JobError                a training job failed
 
 A message says what failed, on which resource or ``[host]``, and what to do next.
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 
 
 class SprError(Exception):
-    """A failure with a message for the user; never shown with a traceback."""
+    """A failure with a message and a hint for the user; shown without a traceback."""
 
     exit_code = 1
 
@@ -33,13 +34,13 @@ class SprError(Exception):
 
 
 class UsageError(SprError):
-    """What the user asked for can't be done as asked; nothing was changed."""
+    """The request is invalid; nothing changed."""
 
     exit_code = 2
 
 
 class CloudError(SprError):
-    """A call to the cloud failed. ``code`` is EC2's own error code where there is one."""
+    """A call to the cloud failed. ``code`` is EC2's error code, if any."""
 
     def __init__(self, message: str, *, code: str = "", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -47,11 +48,11 @@ class CloudError(SprError):
 
 
 class DeadlineError(SprError):
-    """Something that was waited for did not happen in time."""
+    """A wait timed out."""
 
 
 class HostError(SprError):
-    """A command failed on one machine, named in the message."""
+    """A command failed on the machine that the message names."""
 
     def __init__(self, host: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"[{host}] {message}", hint=hint)
@@ -59,15 +60,15 @@ class HostError(SprError):
 
 
 class HostKeyError(HostError):
-    """A machine shows another host key than the one that was pinned."""
+    """A machine's host key differs from the pinned one."""
 
 
 class ConnectionLostError(HostError):
-    """The connection to a machine broke under a command, which may still run there."""
+    """The connection broke during a command, which may still be running."""
 
 
 class HostsError(SprError):
-    """The same work failed on some of several machines."""
+    """The same command failed on some of several machines."""
 
     def __init__(self, what: str, outcomes: Mapping[str, str], *, hint: str | None = None) -> None:
         lines = "".join(f"\n  [{host}] {outcome}" for host, outcome in outcomes.items())
@@ -76,4 +77,4 @@ class HostsError(SprError):
 
 
 class JobError(SprError):
-    """A training job ended without its result."""
+    """A job ended without a result."""

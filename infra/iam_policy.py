@@ -1,8 +1,7 @@
-"""The least IAM policy under which every command works.
+"""The least-privilege IAM policy for all commands.
 
-The tests run a cluster's whole life with exactly these actions, and with each of them taken away.
-Conditions are AWS's to enforce: moto, which the tests use, looks at the actions only. Which actions
-take which conditions: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+The tests run a cluster's whole life with exactly these actions, and without each of them. They do not
+check the conditions, because moto ignores those. Conditions by action: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _MAKE = (
     "ec2:ImportKeyPair",
     "ec2:RunInstances",
 )
-# An image is a copy of a machine's disk: only of our own machines, whatever the image is called.
+# An image is a copy of a machine's disk, so only our own machines; new images have no tag yet.
 _COPY = ("ec2:CreateImage",)
-# Whoever may tag anything may take anything away: so only what is just being made, and what is ours.
+# The right to tag everything is the right to delete everything, so tag only new or own resources.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
 _TAG = ("ec2:CreateTags",)
 _CHANGE_OUR_OWN = (
@@ -62,18 +61,13 @@ _CHANGE_OUR_OWN = (
     "ec2:RevokeSecurityGroupIngress",
     "ec2:TerminateInstances",
 )
-# Only with --push-to. To begin a large upload and to send its parts is PutObject, too.
+# Only with --push-to. Multipart uploads need PutObject, too.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
 _PUSH = ("s3:AbortMultipartUpload", "s3:PutObject")
 
 
-def policy_actions() -> tuple[str, ...]:
-    """Every action of the policy."""
-    return (*_LOOK, *_MAKE, *_COPY, *_CHANGE_OUR_OWN)
-
-
 def build_policy(push_to: S3Location | None = None) -> dict[str, Any]:
-    """The policy as IAM's JSON document, with ``push_to`` also for files in S3."""
+    """Return the policy as IAM's JSON document; ``push_to`` adds uploads to S3."""
     makers = sorted(action.removeprefix("ec2:") for action in (*_MAKE, *_COPY))
     in_the_making = {"StringEquals": {"ec2:CreateAction": makers}}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
@@ -103,5 +97,5 @@ def _allow(
 
 
 def render_policy(push_to: S3Location | None = None) -> str:
-    """The policy as text."""
+    """Return the policy as JSON text."""
     return json.dumps(build_policy(push_to), indent=2)

@@ -1,4 +1,4 @@
-"""Machine images: Canonical's Ubuntu, found through SSM, and our own, made from a head node."""
+"""Machine images (AMIs): Canonical's Ubuntu, found through SSM, and our own, made from a head node."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 from infra import tags
 from infra.clients import error_code, patient
 from infra.errors import CloudError
+from infra.ubuntu import ubuntu_parameter
 from infra.wait import IMAGE_DEADLINE_S, Clock, wait_until
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from infra.progress import Progress
 
-# Canonical publishes gp3 images from 24.04 on: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
-_FIRST_GP3_RELEASE = "24.04"
 _CREATION_DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -37,10 +36,10 @@ class Image:
     snapshot_ids: tuple[str, ...]
     tags: dict[str, str] = field(default_factory=dict, repr=False)
     volume_gib: int = 0
-    """The size of its disk; a machine's may be larger, not smaller."""
+    """The minimum disk size of machines that start from it."""
     reason: str = ""
     created: str = ""
-    """When it was begun, as EC2 writes it; empty where that is not known."""
+    """The creation date as EC2 writes it, or empty."""
 
     @staticmethod
     def from_aws(image: ImageTypeDef) -> Image:
@@ -58,7 +57,7 @@ class Image:
         )
 
     def age_s(self, now: datetime) -> int | None:
-        """Seconds since it was begun, where that is known."""
+        """Seconds since its creation, if known."""
         try:
             begun = datetime.strptime(self.created, _CREATION_DATE)
         except ValueError:
@@ -67,44 +66,35 @@ class Image:
 
     @property
     def is_sound(self) -> bool:
-        """It is or will be available, and it is known to be clean."""
+        """Whether it is or will be available and holds no keys or identity of its machine."""
         return self.state in ("pending", "available") and self.tags.get(tags.SEALED) == "yes"
 
     @property
     def is_for_others(self) -> bool:
-        """Any cluster may start from it: nothing is in it but the software."""
+        """Whether any cluster can use it: it holds only software."""
         return self.is_sound and self.tags.get(tags.USED) != "yes"
 
     def holds(self, recipe: str) -> bool:
-        """Nodes can be made from it: it is sound, and of that software."""
+        """Whether nodes can start from it and have the software of the recipe."""
         return self.is_sound and self.tags.get(tags.INSTALLED) == recipe
 
 
-def ubuntu_parameter(release: str) -> str:
-    """The SSM parameter that holds the current AMI id of an Ubuntu release."""
-    disk = "ebs-gp3" if release >= _FIRST_GP3_RELEASE else "ebs-gp2"
-    return f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/{disk}/ami-id"
-
-
 def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:
-    """The current image of an Ubuntu release in this region.
-
-    Raises :class:`CloudError` where Canonical has none there.
-    """
+    """Return the current image of an Ubuntu release. Raises :class:`CloudError` if there is none."""
     try:
         image_id = ssm.get_parameter(Name=ubuntu_parameter(release))["Parameter"]["Value"]
     except ClientError as error:
         if error_code(error) != "ParameterNotFound":
             raise
         raise CloudError(
-            f"no image of Ubuntu {release} in {ec2.meta.region_name}: Canonical names none there",
-            hint="another --region",
+            f"Canonical publishes no image of Ubuntu {release} in {ec2.meta.region_name}",
+            hint="use another --region",
         ) from None
     return describe_image(ec2, image_id)
 
 
 def describe_image(ec2: EC2Client, image_id: str) -> Image:
-    """An image as EC2 shows it now; raises :class:`CloudError` where there is none."""
+    """Return an image. Raises :class:`CloudError` if it does not exist."""
     images = ec2.describe_images(ImageIds=[image_id])["Images"]
     if not images:
         raise CloudError(f"image {image_id} does not exist in {ec2.meta.region_name}")
@@ -112,7 +102,7 @@ def describe_image(ec2: EC2Client, image_id: str) -> Image:
 
 
 def describe_cached_images(ec2: EC2Client, recipe: str, volume_gib: int) -> tuple[Image, ...]:
-    """Images of any cluster of the account that were kept and hold this software, on a disk that fits."""
+    """Return the account's kept images of this software whose disk fits into ``volume_gib``."""
     found = ec2.describe_images(
         Owners=["self"],
         Filters=[
@@ -128,10 +118,10 @@ def describe_cached_images(ec2: EC2Client, recipe: str, volume_gib: int) -> tupl
 def create_image(
     ec2: EC2Client, instance_id: str, cluster: str, name: str, labels: Mapping[str, str]
 ) -> str:
-    """Begin an image of a running machine, without a reboot; returns its id.
+    """Start an image of a running machine and return its id.
 
-    A reboot of bare metal takes up to twenty minutes, so the caller has the machine write its
-    buffers to disk instead.
+    Bare metal takes up to 20 minutes to reboot, so the image is made without a reboot; the caller
+    flushes the machine's buffers to disk first.
     """
     return ec2.create_image(
         InstanceId=instance_id,
@@ -148,7 +138,7 @@ def create_image(
 def wait_until_available(
     ec2: EC2Client, image_id: str, progress: Progress, clock: Clock | None = None
 ) -> Image:
-    """Wait for an image, at most 90 minutes; raises :class:`CloudError` where EC2 gave it up."""
+    """Wait up to 90 minutes for an image. Raises :class:`CloudError` if EC2 fails to create it."""
 
     def probe() -> Image | None:
         try:
@@ -160,15 +150,15 @@ def wait_until_available(
         if image.state in ("failed", "error", "invalid"):
             raise CloudError(
                 f"image {image_id} {image.state}: {image.reason or 'no reason given'}",
-                hint="run the same command again: it makes a new one",
+                hint="run the same command again to create a new image",
             )
         return image if image.state == "available" else None
 
     def report(passed: float) -> None:
-        progress.note(f"{image_id}: {passed / 60:.0f} min of at most {IMAGE_DEADLINE_S // 60}")
+        progress.note(f"{image_id}: {passed / 60:.0f} of at most {IMAGE_DEADLINE_S // 60} min")
 
     return wait_until(
-        f"image {image_id} available",
+        f"image {image_id}",
         patient(probe),
         deadline_s=IMAGE_DEADLINE_S,
         clock=clock,

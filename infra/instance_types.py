@@ -1,21 +1,23 @@
-"""The machines worth training on, with what they cost.
+"""The EC2 instance types that the tool can rent, with their prices.
 
-Prices are on-demand Linux in us-east-1, in US dollars an hour, as of ``PRICES_AS_OF``; other
-regions differ by some percent. Source: the AWS EC2 instance type and pricing pages.
+Prices are for on-demand Linux in us-east-1, in US dollars per hour, as of ``PRICES_AS_OF``; other
+regions differ by a few percent. Source: the EC2 instance type and pricing pages.
 """
 
 from __future__ import annotations
 
-import difflib
+import re
 from dataclasses import dataclass
 
 from infra.errors import UsageError
+from infra.validation import nearest
 
 PRICES_AS_OF = "July 2026, us-east-1"
 DEFAULT_INSTANCE_TYPE = "r7iz.metal-16xl"
+_GPU_FAMILY = re.compile(r"(p|g|gr)\d+[a-z-]*")
 
-# A core's tile unit: 16 x 16 sums of 32 products in 16 cycles, two operations each; twice as many only
-# in int8. https://en.wikipedia.org/wiki/Advanced_Matrix_Extensions ("Tile matrix multiply unit")
+# A core's tile unit computes 16 x 16 sums of 32 products in 16 cycles, two operations each.
+# https://en.wikipedia.org/wiki/Advanced_Matrix_Extensions ("Tile matrix multiply unit")
 _AMX_BF16_FLOP_PER_CYCLE = 1024
 # EC2's DescribeInstanceTypes: ProcessorInfo.SustainedClockSpeedInGhz, by family.
 _SUSTAINED_GHZ = {
@@ -31,7 +33,7 @@ _SUSTAINED_GHZ = {
 
 @dataclass(frozen=True)
 class InstanceType:
-    """One EC2 instance type. ``cores`` are physical; ``gbit`` is Gbit/s, ``None`` where unlisted."""
+    """One EC2 instance type. ``cores`` are physical; ``gbit`` is the network in Gbit/s, if known."""
 
     name: str
     vcpus: int
@@ -44,17 +46,17 @@ class InstanceType:
 
     @property
     def ghz(self) -> float | None:
-        """The clock that EC2 names for all cores; with AMX at work it may be lower."""
+        """EC2's sustained all-core clock; it may be lower while AMX is in use."""
         return _SUSTAINED_GHZ.get(self.name.partition(".")[0])
 
     @property
     def is_metal(self) -> bool:
-        """A whole machine, which takes long to start."""
+        """Whether it is bare metal, which takes long to start."""
         return ".metal-" in self.name
 
     @property
     def peak_bf16_tflops(self) -> float | None:
-        """What AMX could do in bf16 at :attr:`ghz`, if nothing else held it up; whole machines only."""
+        """The theoretical AMX peak in bf16 at :attr:`ghz`; bare metal only."""
         if not self.amx or self.ghz is None or not self.is_metal:
             return None
         return self.cores * _AMX_BF16_FLOP_PER_CYCLE * self.ghz / 1000
@@ -79,22 +81,25 @@ _TYPES = (
     InstanceType("m7i.16xlarge", 64, 32, 1, 256, None, 3.2256),
     InstanceType("c7i.16xlarge", 64, 32, 1, 128, None, 2.856),
     InstanceType("c7i.24xlarge", 96, 48, 1, 192, None, 4.284),
-    # Small and quick to start: for baking images.
+    # Small and quick to start, for baking images.
     InstanceType("c7i.xlarge", 4, 2, 1, 8, None, 0.1785),
     InstanceType("m7i.xlarge", 4, 2, 1, 16, None, 0.2016),
-    # Ice Lake: the baseline of the published comparison.
+    # Ice Lake, the baseline of the published comparison.
     InstanceType("c6i.16xlarge", 64, 32, 1, 128, None, 2.72, amx=False),
 )
 BAKERS = ("c7i.xlarge", "m7i.xlarge")
-"""What installs and makes an image, cheapest first: the software is the same on bare metal."""
+"""Types that bake images, cheapest first. The software is the same on bare metal."""
 INSTANCE_TYPES = {entry.name: entry for entry in _TYPES}
 
 
 def find_instance_type(name: str) -> InstanceType:
-    """The catalogue's entry; raises :class:`UsageError` with the nearest names and those with AMX."""
+    """Return a known type. Raises :class:`UsageError` with the nearest names and the types with AMX."""
     if name in INSTANCE_TYPES:
         return INSTANCE_TYPES[name]
-    near = difflib.get_close_matches(name, INSTANCE_TYPES, n=3, cutoff=0.4)
-    meant = f"; did you mean {', '.join(near)}?" if near else ""
+    family = name.partition(".")[0]
     with_amx = ", ".join(entry.name for entry in _TYPES if entry.amx)
-    raise UsageError(f"unknown instance type {name!r}{meant}", hint=f"types with AMX: {with_amx}")
+    if _GPU_FAMILY.fullmatch(family):
+        what = f"{name}: {family} is a GPU type; this tool is for CPUs with AMX"
+    else:
+        what = f"unknown instance type {name!r}{nearest(name, INSTANCE_TYPES, 3, 0.4)}"
+    raise UsageError(what, hint=f"types with AMX: {with_amx}")

@@ -1,4 +1,4 @@
-"""Machines: described, watched, and given back. :mod:`infra.purchase` buys them."""
+"""EC2 instances: description, waiting, tags, and termination. :mod:`infra.purchase` buys them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HEAD, WORKER = "head", "worker"
 ALIVE = ("pending", "running", "stopping", "stopped")
 DYING = (*ALIVE, "shutting-down")
-# EC2 takes no more values than that in one filter.
+# EC2's limit for the values of one filter.
 _FILTER_VALUES = 200
 _ANY_STATE = (*DYING, "terminated")
 _WAIT_EVERY_S = 15.0
@@ -31,7 +31,7 @@ _WAIT_EVERY_S = 15.0
 
 @dataclass(frozen=True)
 class Instance:
-    """A machine as EC2 sees it."""
+    """A machine as EC2 describes it."""
 
     id: str
     state: str
@@ -75,12 +75,12 @@ class Instance:
 
     @property
     def expires(self) -> datetime | None:
-        """When the machine ends itself, by its tag."""
+        """When the machine shuts itself down, according to its tag."""
         text = self.tags.get(tags.EXPIRES)
         return tags.parse_time(text) if text else None
 
     def accrued_usd(self, now: datetime) -> float:
-        """What the machine has cost since its launch at the on-demand price; 0 for unknown types."""
+        """The on-demand cost since the launch in US dollars; 0 for unknown types."""
         known = INSTANCE_TYPES.get(self.instance_type)
         hours = (now - self.launch_time).total_seconds() / 3600
         return max(0.0, hours) * known.usd_per_hour if known else 0.0
@@ -89,7 +89,7 @@ class Instance:
 def describe_instances(
     ec2: EC2Client, filters: Sequence[FilterTypeDef], states: Iterable[str] = ALIVE
 ) -> tuple[Instance, ...]:
-    """Machines that match, oldest first, in the order of their launch."""
+    """Return the matching machines in launch order."""
     state_filter: FilterTypeDef = {"Name": "instance-state-name", "Values": list(states)}
     pages = ec2.get_paginator("describe_instances").paginate(Filters=[*filters, state_filter])
     found = [
@@ -102,9 +102,9 @@ def describe_instances(
 
 
 def _describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
-    """The machines of these ids; those that EC2 does not show yet, or no more, are left out.
+    """Return the machines with these ids, without those that EC2 does not show.
 
-    Asked as a filter, EC2 does not refuse the whole answer for one unknown id.
+    With a filter, an unknown id does not fail the whole call.
     """
     found = [
         instance
@@ -119,13 +119,13 @@ def _describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
 
 
 def why_gone(ec2: EC2Client, instance_id: str) -> str:
-    """Why nothing that ran on a machine can run any more; "" where it may, or EC2 can't be asked."""
+    """Explain why a machine no longer runs; return "" if it may run or EC2 cannot be reached."""
     try:
         found = _describe_by_id(ec2, [instance_id])
     except (BotoCoreError, ClientError):
         return ""
     if not found:
-        return f"EC2 does not show {instance_id} any more"
+        return f"EC2 no longer shows {instance_id}"
     (machine,) = found
     if machine.state in ("pending", "running"):
         return ""
@@ -133,18 +133,17 @@ def why_gone(ec2: EC2Client, instance_id: str) -> str:
 
 
 def describe_impaired(ec2: EC2Client, ids: Iterable[str]) -> frozenset[str]:
-    """Those of the machines whose status checks EC2 itself calls impaired."""
-    mine, impaired = set(ids), set()
-    for check in ("instance-status.status", "system-status.status"):
-        pages = ec2.get_paginator("describe_instance_status").paginate(
-            Filters=[{"Name": check, "Values": ["impaired"]}]
-        )
-        for page in pages:
-            for status in page["InstanceStatuses"]:
-                checks = (status.get("InstanceStatus", {}), status.get("SystemStatus", {}))
-                if "impaired" in {c.get("Status") for c in checks}:
-                    impaired.add(status["InstanceId"])
-    return frozenset(mine & impaired)
+    """Return the ids of the machines whose EC2 status checks are impaired."""
+    paginator = ec2.get_paginator("describe_instance_status")
+    impaired = {
+        status["InstanceId"]
+        for check in ("instance-status.status", "system-status.status")
+        for page in paginator.paginate(Filters=[{"Name": check, "Values": ["impaired"]}])
+        for status in page["InstanceStatuses"]
+        # moto ignores the filter.
+        if "impaired" in (status[of].get("Status") for of in ("InstanceStatus", "SystemStatus"))
+    }
+    return frozenset(impaired & set(ids))
 
 
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
@@ -158,11 +157,11 @@ _SPOT_NOTICES = {
 
 
 def describe_spot_notices(ec2: EC2Client, machines: Iterable[Instance]) -> dict[str, str]:
-    """What EC2 says of the spot machines that it is about to take back, by instance id."""
+    """Return EC2's notices about spot machines that it is about to reclaim, by instance id."""
     requests = {i.spot_request: i.id for i in machines if i.spot_request}
     if not requests:
         return {}
-    # As a filter: one unknown id would have the whole answer refused.
+    # With a filter, an unknown id does not fail the whole call.
     pages = ec2.get_paginator("describe_spot_instance_requests").paginate(
         Filters=[{"Name": "instance-id", "Values": sorted(requests.values())[:_FILTER_VALUES]}]
     )
@@ -177,7 +176,7 @@ def describe_spot_notices(ec2: EC2Client, machines: Iterable[Instance]) -> dict[
 
 @dataclass(frozen=True)
 class Boot:
-    """How machines have come up: those that run, and why each of the others does not."""
+    """The machines that run, and why each of the others does not."""
 
     running: tuple[Instance, ...]
     failed: dict[str, str]
@@ -190,15 +189,16 @@ def wait_until_running(
     on_wait: Callable[[float, str], None] | None = None,
     clock: Clock | None = None,
 ) -> Boot:
-    """Wait until each machine runs or can't any more, at most 40 minutes.
+    """Wait up to 40 minutes until each machine runs or has failed.
 
-    ``on_wait`` is told the seconds passed and the states, stragglers by name.
+    ``on_wait`` receives the seconds passed and a summary of the states that names stragglers.
     """
     seen: dict[str, Instance] = {}
 
     def probe() -> bool | None:
         seen.update((i.id, i) for i in _describe_by_id(ec2, ids))
-        return None if any(_is_pending(seen.get(id_)) for id_ in ids) else True
+        settled = (id_ in seen and seen[id_].state != "pending" for id_ in ids)
+        return True if all(settled) else None
 
     def report(passed: float) -> None:
         if on_wait:
@@ -207,7 +207,7 @@ def wait_until_running(
     late = ""
     try:
         wait_until(
-            "running",
+            "boot",
             patient(probe),
             deadline_s=BOOT_DEADLINE_S,
             clock=clock,
@@ -221,16 +221,11 @@ def wait_until_running(
     return Boot(running, {i: _why_not(seen.get(i), late) for i in ids if i not in known})
 
 
-def _is_pending(instance: Instance | None) -> bool:
-    return instance is None or instance.state == "pending"
-
-
 def _summarize(ids: Sequence[str], seen: dict[str, Instance]) -> str:
-    states = {id_: seen[id_].state if id_ in seen else "not shown yet" for id_ in ids}
+    states = {id_: seen[id_].state if id_ in seen else "not visible yet" for id_ in ids}
     counts = Counter(states.values())
     text = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
     stragglers = [id_ for id_, state in states.items() if state != "running"]
-    # Where most are there, the last ones are named.
     if counts["running"] and len(stragglers) <= max(3, len(ids) // 4):
         text += f" ({', '.join(stragglers[:3])})"
     return text
@@ -239,12 +234,8 @@ def _summarize(ids: Sequence[str], seen: dict[str, Instance]) -> str:
 def _why_not(instance: Instance | None, late: str) -> str:
     if instance is None:
         return f"EC2 does not show it; {late}" if late else "EC2 does not show it"
-    reason = instance.reason or "no reason given"
-    return (
-        f"{instance.state}: {late}"
-        if instance.state == "pending"
-        else f"{instance.state}: {reason}"
-    )
+    why = late if instance.state == "pending" else instance.reason
+    return f"{instance.state}: {why or 'no reason given'}"
 
 
 def terminate_instances(
@@ -253,7 +244,7 @@ def terminate_instances(
     clock: Clock | None = None,
     on_wait: Callable[[float], None] | None = None,
 ) -> None:
-    """Give machines back and wait until EC2 says that they are gone."""
+    """Terminate machines and wait until EC2 reports them terminated."""
     if not ids:
         return
     try:
@@ -261,7 +252,7 @@ def terminate_instances(
     except ClientError as error:
         if error_code(error) != "InvalidInstanceID.NotFound":
             raise
-        # For one unknown id EC2 refuses all of them.
+        # One unknown id fails the whole call.
         if shown := [instance.id for instance in _describe_by_id(ec2, ids)]:
             ec2.terminate_instances(InstanceIds=shown)
 
@@ -270,7 +261,7 @@ def terminate_instances(
         return True if states <= {"terminated"} else None
 
     wait_until(
-        f"instances {', '.join(ids)} terminated",
+        f"termination of {', '.join(ids)}",
         patient(probe),
         deadline_s=TERMINATE_DEADLINE_S,
         clock=clock,
@@ -279,7 +270,7 @@ def terminate_instances(
 
 
 def label_instances(ec2: EC2Client, ids: Sequence[str], labels: dict[str, str]) -> None:
-    """Set tags on machines that exist."""
+    """Set tags on machines."""
     ec2.create_tags(
         Resources=list(ids), Tags=[{"Key": key, "Value": value} for key, value in labels.items()]
     )

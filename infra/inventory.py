@@ -1,4 +1,4 @@
-"""What exists of a cluster, by its tags alone: every kind of resource that we could have made."""
+"""All resources of a cluster, found by their tags: every kind that the tool can create."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPEN_REQUESTS = {"open", "active"}
 
 @dataclass(frozen=True)
 class Resource:
-    """Something of which only its id and tags matter."""
+    """A resource of which only the id and the tags matter."""
 
     id: str
     tags: dict[str, str] = field(repr=False)
@@ -28,7 +28,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class RegisteredKey:
-    """A key pair by its name; ``public`` is type and base64, without the comment."""
+    """A key pair in EC2. ``id`` is its name; ``public`` is type and base64 without the comment."""
 
     id: str
     tags: dict[str, str] = field(repr=False)
@@ -37,7 +37,7 @@ class RegisteredKey:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything that carries a cluster's tag."""
+    """All resources that carry a cluster's tag."""
 
     instances: tuple[Instance, ...] = ()
     spot_requests: tuple[Resource, ...] = ()
@@ -55,7 +55,7 @@ class Inventory:
         return any(getattr(self, each.name) for each in fields(self))
 
     def ids(self) -> dict[str, list[str]]:
-        """The ids by kind; kinds with none are left out."""
+        """Return the ids by kind, without empty kinds."""
         found = {each.name: [i.id for i in getattr(self, each.name)] for each in fields(self)}
         return {kind: ids for kind, ids in found.items() if ids}
 
@@ -66,15 +66,15 @@ class Inventory:
         )
 
     def counts(self) -> str:
-        """How many there are of each kind."""
+        """Return the number of resources of each kind as text."""
         return ", ".join(f"{len(ids)} {_count_of(kind, ids)}" for kind, ids in self.ids().items())
 
     def without_image(self) -> Inventory:
-        """The same without images and their snapshots, which a user may wish to keep."""
+        """Return the inventory without images and their snapshots, which users can keep."""
         return replace(self, images=(), snapshots=())
 
     def without(self, kept: Inventory) -> Inventory:
-        """The same without what is in the other one."""
+        """Return the inventory without the resources of another one."""
         ids = {id_ for listed in kept.ids().values() for id_ in listed}
         rest = {
             each.name: tuple(item for item in getattr(self, each.name) if item.id not in ids)
@@ -84,7 +84,7 @@ class Inventory:
 
     @property
     def alive(self) -> tuple[Instance, ...]:
-        """The machines that are not on their way out."""
+        """The machines that are not shutting down."""
         return tuple(i for i in self.instances if i.state != "shutting-down")
 
     @property
@@ -93,7 +93,7 @@ class Inventory:
 
     @property
     def record(self) -> Record | None:
-        """What the cluster was asked to be; raises :class:`SprError` where it can't be read."""
+        """The cluster's recorded options. Raises :class:`SprError` if they are unreadable."""
         return parse_record(self.group.tags) if self.group else None
 
 
@@ -105,19 +105,14 @@ def _count_of(kind: str, ids: Sequence[str]) -> str:
 Fetch = Callable[["EC2Client", list[Any]], Iterable[Any]]
 
 
-def _paged(operation: str, key: str, build: Callable[[Any], Any], **more: Any) -> Fetch:
+def _fetch(operation: str, key: str, build: Callable[[Any], Any], **more: Any) -> Fetch:
     def fetch(ec2: EC2Client, filters: list[Any]) -> Iterable[Any]:
-        paginator: Any = ec2.get_paginator(operation)  # type: ignore[call-overload]
-        for page in paginator.paginate(Filters=filters, **more):
-            yield from (build(item) for item in page[key])
-
-    return fetch
-
-
-def _once(operation: str, key: str, build: Callable[[Any], Any], **more: Any) -> Fetch:
-    def fetch(ec2: EC2Client, filters: list[Any]) -> Iterable[Any]:
-        answer = getattr(ec2, operation)(Filters=filters, **more)
-        return [build(item) for item in answer[key]]
+        client: Any = ec2
+        if ec2.can_paginate(operation):
+            pages = client.get_paginator(operation).paginate(Filters=filters, **more)
+        else:
+            pages = [getattr(client, operation)(Filters=filters, **more)]
+        return [build(item) for page in pages for item in page[key]]
 
     return fetch
 
@@ -132,9 +127,9 @@ def _key_pair(item: Mapping[str, Any]) -> RegisteredKey:
 
 
 def _open_spot_requests(ec2: EC2Client, filters: list[Any]) -> Iterable[Resource]:
-    """Requests that could still give a machine; EC2 shows closed ones for some hours."""
+    """Requests that can still start a machine; EC2 also lists closed ones for hours."""
     state = {"Name": "state", "Values": sorted(_OPEN_REQUESTS)}
-    fetch = _paged(
+    fetch = _fetch(
         "describe_spot_instance_requests",
         "SpotInstanceRequests",
         _resource("SpotInstanceRequestId"),
@@ -145,34 +140,34 @@ def _open_spot_requests(ec2: EC2Client, filters: list[Any]) -> Iterable[Resource
 _KINDS: dict[str, Fetch] = {
     "instances": lambda ec2, filters: describe_instances(ec2, filters, DYING),
     "spot_requests": _open_spot_requests,
-    "volumes": _paged("describe_volumes", "Volumes", _resource("VolumeId")),
-    "interfaces": _paged(
+    "volumes": _fetch("describe_volumes", "Volumes", _resource("VolumeId")),
+    "interfaces": _fetch(
         "describe_network_interfaces",
         "NetworkInterfaces",
         _resource("NetworkInterfaceId", "TagSet"),
     ),
-    "addresses": _once("describe_addresses", "Addresses", _resource("AllocationId")),
-    "launch_templates": _paged(
+    "addresses": _fetch("describe_addresses", "Addresses", _resource("AllocationId")),
+    "launch_templates": _fetch(
         "describe_launch_templates", "LaunchTemplates", _resource("LaunchTemplateId")
     ),
-    "security_groups": _paged("describe_security_groups", "SecurityGroups", SecurityGroup.from_aws),
-    "placement_groups": _once(
+    "security_groups": _fetch("describe_security_groups", "SecurityGroups", SecurityGroup.from_aws),
+    "placement_groups": _fetch(
         "describe_placement_groups", "PlacementGroups", _resource("GroupName")
     ),
-    "key_pairs": _once("describe_key_pairs", "KeyPairs", _key_pair, IncludePublicKey=True),
-    "images": _paged("describe_images", "Images", Image.from_aws, Owners=["self"]),
-    "snapshots": _paged(
+    "key_pairs": _fetch("describe_key_pairs", "KeyPairs", _key_pair, IncludePublicKey=True),
+    "images": _fetch("describe_images", "Images", Image.from_aws, Owners=["self"]),
+    "snapshots": _fetch(
         "describe_snapshots", "Snapshots", _resource("SnapshotId"), OwnerIds=["self"]
     ),
 }
-# What `up` decides by. The rest comes and goes with these.
+# The kinds that `up` plans with; the others follow from them.
 PLANNED_KINDS = ("instances", "security_groups", "placement_groups", "key_pairs", "images")
 
 
 def describe_inventory(
     ec2: EC2Client, cluster: str, kinds: Iterable[str] = tuple(_KINDS)
 ) -> Inventory:
-    """List by tag what exists of a cluster now, machines on their way out included."""
+    """Return a cluster's resources, including machines that are shutting down."""
     found = {kind: tuple(_KINDS[kind](ec2, [*tags.cluster_filter(cluster)])) for kind in kinds}
     return Inventory(**found)
 
@@ -180,7 +175,7 @@ def describe_inventory(
 def describe_inventories(
     ec2: EC2Client, kinds: Iterable[str] = tuple(_KINDS)
 ) -> dict[str, Inventory]:
-    """The same of all clusters of the account in a region, by name."""
+    """Return the resources of all clusters of the account in a region, by cluster name."""
     any_cluster: list[Any] = [{"Name": "tag-key", "Values": [tags.CLUSTER]}]
     clusters: dict[str, dict[str, list[Any]]] = {}
     for kind in kinds:

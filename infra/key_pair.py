@@ -1,4 +1,4 @@
-"""The key by which this machine enters the cluster. Its private half never leaves this machine."""
+"""A cluster's SSH key pair. The private key never leaves this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeyPair:
-    """An ed25519 key in OpenSSH's formats."""
+    """An ed25519 key pair in OpenSSH's formats."""
 
     private: str
     public: str
@@ -34,7 +34,7 @@ class KeyPair:
 
 
 def generate_key_pair(comment: str) -> KeyPair:
-    """A fresh key; the comment is readable in every ``authorized_keys`` that names it."""
+    """Generate a key pair; the comment shows in every ``authorized_keys`` that holds it."""
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
@@ -42,7 +42,7 @@ def generate_key_pair(comment: str) -> KeyPair:
 
 
 def read_public(path: Path) -> str:
-    """The public half (type and base64) of a private key's file; empty where there is no whole key."""
+    """Return the public half (type and base64) of a private key file, or "" if it holds no valid key."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError):
@@ -51,7 +51,7 @@ def read_public(path: Path) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read; a crash leaves the old or the new one, whole."""
+    """Write a file that only its owner can read. The write is atomic: a crash never truncates it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -63,15 +63,10 @@ def write_private(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def key_name(cluster: str) -> str:
-    """The name of a cluster's key pair in EC2."""
-    return f"spr-cluster-{cluster}"
-
-
 def import_key_pair(ec2: EC2Client, cluster: str, public: str) -> None:
-    """Give EC2 the public half."""
+    """Upload the public half to EC2."""
     ec2.import_key_pair(
-        KeyName=key_name(cluster),
+        KeyName=tags.resource_name(cluster),
         PublicKeyMaterial=public.encode(),
         TagSpecifications=tags.tag_specifications(["key-pair"], tags.resource_tags(cluster, "key")),
     )

@@ -1,4 +1,4 @@
-"""Where a cluster's machines stand: zones and subnets, security group and placement group."""
+"""A cluster's network: zones and subnets, security group, and placement group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SSH_PORT = 22
 
 @dataclass(frozen=True)
 class Network:
-    """One subnet of a zone."""
+    """A subnet and its zone."""
 
     vpc_id: str
     subnet_id: str
@@ -42,7 +42,7 @@ class Network:
 
 @dataclass(frozen=True)
 class SecurityGroup:
-    """A cluster's group with the rules that it has now."""
+    """A cluster's security group with its current rules."""
 
     id: str
     vpc_id: str
@@ -54,7 +54,7 @@ class SecurityGroup:
     @staticmethod
     def from_aws(group: SecurityGroupTypeDef) -> SecurityGroup:
         ingress, egress = group.get("IpPermissions", []), group.get("IpPermissionsEgress", [])
-        # Other rules are somebody's own, and stay.
+        # Other rules were added by the user and stay.
         ssh = [
             rule
             for rule in ingress
@@ -71,11 +71,11 @@ class SecurityGroup:
         )
 
     def is_open_as(self, ssh_cidr: str) -> bool:
-        """All rules are there, and SSH is open to these addresses and no others."""
+        """Whether all rules exist and SSH is open to these addresses only."""
         return self.ssh_cidrs == (ssh_cidr,) and self.inside_in and self.inside_out
 
     def cidr_for(self, caller: str) -> str:
-        """The range that lets the caller in already, else the caller's own address."""
+        """Return the allowed range that covers the caller, else the caller's own address."""
         mine = ipaddress.IPv4Network(caller)
         covering = [c for c in self.ssh_cidrs if mine.subnet_of(ipaddress.IPv4Network(c))]
         return covering[0] if covering else caller
@@ -91,7 +91,7 @@ def _lets_itself_pass(group_id: str, rules: Sequence[IpPermissionOutputTypeDef])
 
 @dataclass(frozen=True)
 class TypeSupport:
-    """What EC2 says of an instance type: the zones that have it, and what it can do."""
+    """The zones that offer an instance type, and its features."""
 
     zones: frozenset[str]
     ena_express: bool = False
@@ -99,7 +99,7 @@ class TypeSupport:
 
 
 def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, TypeSupport]:
-    """The region's support of instance types; those that it does not offer are left out."""
+    """Return the region's support of instance types, without those that it does not offer."""
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": list(types)}],
@@ -110,7 +110,7 @@ def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, Typ
             zones.setdefault(offering["InstanceType"], set()).add(offering["Location"])
     if not zones:
         return {}
-    # As a filter, since a list of names is refused as a whole for one that the region lacks.
+    # With a filter, a type that the region lacks does not fail the whole call.
     infos = ec2.get_paginator("describe_instance_types").paginate(
         Filters=[{"Name": "instance-type", "Values": sorted(zones)}]
     )
@@ -127,25 +127,25 @@ def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, Typ
 
 
 def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None) -> list[Network]:
-    """The wished subnet, else the default one of every zone; of one VPC where it is given.
+    """Return the given subnet, else every zone's default subnet, in the given VPC if any.
 
-    Raises :class:`UsageError` for a subnet that does not exist.
+    Raises :class:`UsageError` if the subnet does not exist.
     """
-    wish: Any = (
+    selection: Any = (
         {"SubnetIds": [subnet_id]}
         if subnet_id
         else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     )
     try:
-        found = [Network.from_aws(s) for s in ec2.describe_subnets(**wish)["Subnets"]]
+        found = [Network.from_aws(s) for s in ec2.describe_subnets(**selection)["Subnets"]]
     except ClientError as error:
         if error_code(error) not in ("InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed"):
             raise
         region = ec2.meta.region_name
         raise UsageError(
             f"--subnet-id {subnet_id}: no such subnet in {region}",
-            hint=f"`aws ec2 describe-subnets --region {region}` shows them; without --subnet-id it is "
-            "one of the default VPC",
+            hint=f"`aws ec2 describe-subnets --region {region}` lists them; without --subnet-id, the "
+            "default VPC is used",
         ) from None
     return sorted((n for n in found if vpc_id in (None, n.vpc_id)), key=lambda n: n.zone)
 
@@ -156,25 +156,25 @@ def require_offers(
     networks: Sequence[Network],
     region: str,
 ) -> None:
-    """Raises :class:`UsageError` where no subnet at hand lies in a zone that has one of the types."""
+    """Raise :class:`UsageError` if no available subnet is in a zone that offers one of the types."""
     names = ", ".join(spec.instance_types)
     zones = sorted({zone for known in support.values() for zone in known.zones})
     if not zones:
         raise UsageError(
             f"{names}: not offered in {region}",
-            hint="another --region (us-east-1 has all of them) or another --instance-type",
+            hint="use another --region (us-east-1 offers all of them) or another --instance-type",
         )
     if not networks:
         raise UsageError(
             f"no default subnet in {region}: the account has no default VPC there",
             hint=f"create one: `aws ec2 create-default-vpc --region {region}`; "
-            "or name a subnet with --subnet-id",
+            "or choose a subnet with --subnet-id",
         )
     if not {network.zone for network in networks} & set(zones):
         raise UsageError(
             f"{spec.subnet_id or 'no default subnet'}: not in a zone that offers {names} "
             f"({', '.join(zones)})",
-            hint="name a subnet in one of these zones with --subnet-id, "
+            hint="choose a subnet in one of these zones with --subnet-id, "
             "or create a default VPC: `aws ec2 create-default-vpc`",
         )
 
@@ -182,10 +182,10 @@ def require_offers(
 def create_security_group(
     ec2: EC2Client, cluster: str, vpc_id: str, labels: Mapping[str, str]
 ) -> SecurityGroup:
-    """A group without rules of ours yet; ``labels`` are the cluster's record."""
+    """Create a group without rules. ``labels`` are the cluster's record."""
     known = tags.resource_tags(cluster, "group", **labels)
     group_id = ec2.create_security_group(
-        GroupName=f"spr-cluster-{cluster}",
+        GroupName=tags.resource_name(cluster),
         Description=f"spr-cluster {cluster}: SSH from its owner, all traffic inside",
         VpcId=vpc_id,
         TagSpecifications=tags.tag_specifications(["security-group"], known),
@@ -194,7 +194,7 @@ def create_security_group(
 
 
 def open_security_group(ec2: EC2Client, group: SecurityGroup, ssh_cidr: str) -> None:
-    """Add the rules that a group lacks, and close SSH to all other addresses."""
+    """Add the missing rules, and close SSH to all other addresses."""
     inside: IpPermissionTypeDef = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
     stale = [cidr for cidr in group.ssh_cidrs if cidr != ssh_cidr]
     if stale:
@@ -218,15 +218,10 @@ def _ssh_rule(*cidrs: str) -> IpPermissionTypeDef:
     }
 
 
-def placement_group_name(cluster: str) -> str:
-    """The name of a cluster's placement group."""
-    return f"spr-cluster-{cluster}"
-
-
 def create_placement_group(ec2: EC2Client, cluster: str) -> None:
-    """A cluster placement group: machines close to one another, 10 Gbit/s for a single TCP flow."""
+    """Create a placement group: machines stand close together; one TCP flow gets 10 Gbit/s."""
     ec2.create_placement_group(
-        GroupName=placement_group_name(cluster),
+        GroupName=tags.resource_name(cluster),
         Strategy="cluster",
         TagSpecifications=tags.tag_specifications(
             ["placement-group"], tags.resource_tags(cluster, "placement")

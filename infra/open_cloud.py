@@ -1,7 +1,8 @@
-"""Opening the cloud that the user names."""
+"""The choice between AWS and the embedded cloud."""
 
 from __future__ import annotations
 
+from infra.aws import open_aws_cloud
 from infra.cloud import DEFAULT_REGION, Cloud
 from infra.errors import UsageError
 from infra.progress import Progress
@@ -10,16 +11,14 @@ CLOUD_NAMES = ("aws", "local")
 
 
 def open_cloud(name: str, region: str | None, progress: Progress) -> Cloud:
-    """The cloud of that name, started first where it is the embedded one.
+    """Return the named cloud; start the embedded one if necessary.
 
-    Raises :class:`UsageError` for an unknown name, or where the embedded cloud can't run here.
+    Raises :class:`UsageError` if the name is unknown or the embedded cloud cannot run here.
     """
     if name == "local":
-        from infra.local import open_local_cloud
+        from infra.local import open_local_cloud  # noqa: PLC0415 - optional: needs moto
 
         return open_local_cloud(region or DEFAULT_REGION, progress)
     if name == "aws":
-        from infra.aws import open_aws_cloud
-
         return open_aws_cloud(region)
     raise UsageError(f"unknown cloud {name!r}: one of {', '.join(CLOUD_NAMES)}")

@@ -1,4 +1,4 @@
-"""From what is there to what is wished for: the actions of ``up`` and ``down``. Pure."""
+"""The planner: compares the desired cluster with the existing one, returns actions. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from infra.words import counted
 
 @dataclass(frozen=True)
 class PlanInput:
-    """Everything that ``up`` decides by: the wish, and what is there.
+    """The desired cluster, and what exists.
 
-    ``recipe`` is the digest of the wished software, ``public_key`` the key that this machine holds
-    for the cluster (type and base64, or empty), ``unhealthy`` the reasons by instance id, ``cached``
-    kept images of other clusters with the same software.
+    ``recipe`` is the digest of the desired software, ``public_key`` this machine's key for the cluster
+    (type and base64, or empty), ``unhealthy`` maps instance ids to reasons, and ``cached`` holds kept
+    images of other clusters with the same software.
     """
 
     spec: ClusterSpec
@@ -36,53 +36,53 @@ class PlanInput:
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     cached: tuple[Image, ...] = ()
     wants_image: bool = False
-    """An image is what it is all about, even without workers to start from it."""
+    """Create an image even if no workers need it."""
 
     @property
     def software(self) -> str:
-        """The digest that counts: a cluster that exists keeps the software that it was made with."""
+        """The digest to install: an existing cluster keeps its software."""
         nodes = rank_instances(_in_place(self))
         installed = (node.tags.get(tags.INSTALLED) for node in nodes)
         return next((digest for digest in installed if digest), self.recipe)
 
     @property
     def own_image(self) -> Image | None:
-        """The cluster's own image, from which nodes can be made now or soon."""
+        """The cluster's own image, available or pending."""
         fitting = [image for image in self.found.images if image.holds(self.software)]
         return min(fitting, key=lambda image: (image.state != "available", image.id), default=None)
 
     @property
     def bake(self) -> str:
-        """``head`` or ``none``, as in the spec; nodes of an older recipe can only be copied."""
+        """``head`` or ``none``, as in the spec; an older recipe can only be copied from the head."""
         return self.spec.bake if self.software == self.recipe else "head"
 
     @property
     def image(self) -> Image | None:
-        """What missing nodes start from; ``None`` where that is the bare base image."""
+        """The image for missing nodes; ``None`` for the bare base image."""
         own = self.own_image
         if own is not None and own.state == "available":
             return own
         if self.cached:
-            # The newest has the newest base.
+            # The newest image has the newest base.
             return max(self.cached, key=lambda image: (image.created, image.id))
-        # Where every node can install by itself, nobody waits an hour for an image.
+        # If every node can install by itself, waiting up to an hour for an image is slower.
         return own if self.bake == "head" else None
 
 
 def rank_instances(instances: Iterable[Instance]) -> tuple[Instance, ...]:
-    """By role, then launch: the head first, the workers in EC2's launch order."""
+    """Sort into rank order: the head first, then the workers in launch order."""
     return tuple(
         sorted(instances, key=lambda i: (i.role != HEAD, i.launch_time, i.launch_index, i.id))
     )
 
 
 def mesh_digest(nodes: Sequence[Instance]) -> str:
-    """Names one set of nodes in their ranks: connected nodes carry it on their head."""
+    """Return a digest of the nodes in rank order. The head of a connected mesh carries it as a tag."""
     return hashlib.sha256(" ".join(n.id for n in nodes).encode()).hexdigest()[:16]
 
 
 def _in_place(given: PlanInput) -> list[Instance]:
-    """The healthy machines of the place (type and zone) where most of the cluster is."""
+    """Return the healthy machines of the type and zone that most of the cluster has."""
     alive = [
         instance
         for instance in given.found.alive
@@ -95,62 +95,56 @@ def _in_place(given: PlanInput) -> list[Instance]:
 
 
 def _sort_machines(given: PlanInput) -> tuple[tuple[Instance, ...], dict[str, str]]:
-    """Those that stay, in the order of their ranks, and why each of the others goes."""
+    """Return the machines to keep in rank order, and the reason to terminate each other one."""
     nodes = rank_instances(_in_place(given))
-    # A second head can only be what an interrupted move has left.
+    # A second head is left over from an interrupted move.
     keep = tuple(n for i, n in enumerate(nodes) if i == 0 or n.role != HEAD)
-    # What would be installed on a bare one today is not what the others have.
+    # A bare machine would get today's recipe, which differs from the software of the others.
     mixed = given.software != given.recipe
     keep = tuple(n for n in keep if n.tags.get(tags.INSTALLED) or not mixed)
     keep = keep[: given.spec.nodes]
     kept = {instance.id for instance in keep}
-    strays = {}
-    for instance in given.found.alive:
-        if instance.id in kept:
-            continue
-        if instance.id in given.unhealthy:
-            strays[instance.id] = given.unhealthy[instance.id]
-        elif instance.state in ("stopping", "stopped"):
-            strays[instance.id] = instance.state
-        else:
-            strays[instance.id] = "not needed"
-    return keep, strays
+    strays = [instance for instance in given.found.alive if instance.id not in kept]
+    return keep, {stray.id: given.unhealthy.get(stray.id) or _why_stray(stray) for stray in strays}
+
+
+def _why_stray(instance: Instance) -> str:
+    return instance.state if instance.state in ("stopping", "stopped") else "not needed"
 
 
 def check_head_is_not_stopped(found: Inventory, given_up: Container[str] = ()) -> None:
-    """Raises :class:`SprError` for a stopped head: its disk may hold the only copy of results.
+    """Raise :class:`SprError` for a stopped head: its disk may hold the only copy of results.
 
-    ``given_up`` are ids of machines that never worked.
+    ``given_up`` holds the ids of machines that never worked.
     """
     for instance in found.alive:
         stopped = instance.state in ("stopping", "stopped")
         if instance.role == HEAD and stopped and instance.id not in given_up:
             raise SprError(
-                f"the head node {instance.id} is {instance.state}; it was left as it is",
+                f"the head node {instance.id} is {instance.state}; it was not changed",
                 hint=f"start it: aws ec2 start-instances --instance-ids {instance.id}; "
                 "or remove the cluster: spr-cluster down",
             )
 
 
 def plan_up(given: PlanInput) -> Plan:
-    """From what is there to what is wished for; nothing but a look where both are the same."""
+    """Plan from the existing cluster to the desired one; an up-to-date cluster is only verified."""
     keep, strays = _sort_machines(given)
     actions = [
         *_plan_removals(given, strays),
         *_plan_surroundings(given, keep),
         *_plan_machines(given, keep),
     ]
-    # Whichever of the wished types it will be: the dearest one is the most that it can cost.
+    # The type is not known before the purchase, so show the highest price.
     machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else given.spec.machines
     usd_per_hour = max(m.usd_per_hour for m in machines) * given.spec.nodes
     return Plan(tuple(actions), usd_per_hour, keep)
 
 
 def expected_by_bake(given: PlanInput) -> dict[str, tuple[int, int]]:
-    """Minutes, at least and at most, that each way to the software takes on AWS, by its name."""
-    ways = ("none", "head")
-    wishes = {way: given.spec.model_copy(update={"bake": way}) for way in ways}
-    return {way: plan_up(replace(given, spec=wish)).expected_min for way, wish in wishes.items()}
+    """Return the minutes on AWS, at least and at most, for each value of ``bake``."""
+    specs = {bake: given.spec.model_copy(update={"bake": bake}) for bake in ("none", "head")}
+    return {bake: plan_up(replace(given, spec=spec)).expected_min for bake, spec in specs.items()}
 
 
 def _plan_removals(given: PlanInput, strays: Mapping[str, str]) -> list[Action]:
@@ -159,14 +153,12 @@ def _plan_removals(given: PlanInput, strays: Mapping[str, str]) -> list[Action]:
     if strays:
         detail = ", ".join(f"{id_} ({why})" for id_, why in strays.items())
         actions.append(Action(kind.TERMINATE, detail, tuple(strays)))
-    # What was kept on purpose is for its owner to remove; failed, it would only hold on to the name
-    # that the next image of this head has to have.
+    # Users remove the images that they kept. Failed ones go, because they block the name of the next.
     useless = [
         image
         for image in found.images
         if image != given.own_image and not (image.is_sound and image.tags.get(tags.KEPT) == "yes")
     ]
-    # A machine of it may still be starting; it goes with the cluster, or at the next `up`.
     if useless:
         ids = tuple(image.id for image in useless)
         actions.append(Action(kind.DELETE_IMAGES, f"{', '.join(ids)} (not usable)", ids))
@@ -174,7 +166,9 @@ def _plan_removals(given: PlanInput, strays: Mapping[str, str]) -> list[Action]:
             actions.append(Action(kind.DELETE_SNAPSHOTS, ", ".join(snapshots), snapshots))
     foreign = [key.id for key in found.key_pairs if key.public != given.public_key]
     if foreign:
-        actions.append(Action(kind.DELETE_KEYS, "its private half is not here", tuple(foreign)))
+        actions.append(
+            Action(kind.DELETE_KEYS, "its private key is not on this machine", tuple(foreign))
+        )
     return actions
 
 
@@ -183,17 +177,17 @@ def _plan_surroundings(given: PlanInput, keep: Sequence[Instance]) -> list[Actio
     actions, group = [], found.group
     wanted = record_tags(spec, given.record)
     if group is None:
-        actions.append(Action(kind.CREATE_GROUP, f"of cluster {spec.name}"))
+        actions.append(Action(kind.CREATE_GROUP, f"cluster {spec.name}"))
     elif wanted.items() - group.tags.items():
         actions.append(Action(kind.RECORD, counted(spec.nodes, "node"), (group.id,)))
     if group is None or not group.is_open_as(spec.ssh_cidr):
-        detail = f"SSH from {spec.ssh_cidr}, everything between the nodes"
+        detail = f"SSH from {spec.ssh_cidr}, all traffic between the nodes"
         actions.append(Action(kind.OPEN_GROUP, detail))
     if given.public_key not in {key.public for key in found.key_pairs if key.public}:
-        actions.append(Action(kind.IMPORT_KEY, "ed25519, made for this cluster"))
+        actions.append(Action(kind.IMPORT_KEY, "a new ed25519 key for this cluster"))
     wants_group = spec.placement_group and spec.nodes > len(keep) and spec.nodes > 1
     if wants_group and not found.placement_groups:
-        actions.append(Action(kind.CREATE_PLACEMENT, "machines close to one another"))
+        actions.append(Action(kind.CREATE_PLACEMENT, "machines stand close together"))
     return actions
 
 
@@ -214,13 +208,13 @@ def _plan_machines(given: PlanInput, keep: Sequence[Instance]) -> list[Action]:
     amx = ", AMX on every node" if spec.amx_required else ""
     actions.append(Action(kind.VERIFY, f"every node reachable from the head{amx}"))
     if given.bake == "none" and not given.own_image and not given.cached:
-        detail = "an AMI of the head, for repair, for growth, and for the next time"
+        detail = "an AMI of the head, for repairs, growth, and later clusters"
         actions.append(Action(kind.BEGIN_IMAGE, detail))
     return actions
 
 
 def _plan_software(given: PlanInput, keep: Sequence[Instance], missing: int) -> list[Action]:
-    """The missing nodes and the software of all: from an image, or installed."""
+    """Start the missing nodes, from an image if possible, and install what lacks software."""
     kind, spec, image = ActionKind, given.spec, given.image
     machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else spec.machines
     machine = " or ".join(each.name for each in machines)
@@ -242,13 +236,13 @@ def _plan_software(given: PlanInput, keep: Sequence[Instance], missing: int) -> 
         return actions
     if given.bake == "none":
         first = kind.RUN_WORKERS if keep else kind.RUN_NODES
-        bought = [run(first, f"{missing} x {what}, from Ubuntu's own image")]
+        bought = [run(first, f"{missing} x {what}, from Canonical's Ubuntu image")]
         return [*(bought if missing else ()), *_plan_install(spec, keep, missing)]
     actions = [] if keep else [run(kind.RUN_HEAD, f"1 x {what}")]
     actions += _plan_install(spec, keep, 0 if keep else 1)
     workers = missing if keep else spec.workers
     if workers or given.wants_image:
-        purpose = "for the workers" if workers else "to be kept"
+        purpose = "for the workers" if workers else "to keep"
         actions.append(Action(kind.CREATE_IMAGE, f"an AMI of the head, {purpose}"))
     if workers:
         actions.append(run(kind.RUN_WORKERS, f"{workers} x {machine}, from that image"))
@@ -266,7 +260,7 @@ def _plan_install(spec: ClusterSpec, keep: Sequence[Instance], new: int) -> list
 
 
 def is_connected(keep: Sequence[Instance]) -> bool:
-    """Whether these nodes, in the order of their ranks, know one another."""
+    """Return whether these nodes, in rank order, are already connected."""
     return bool(keep) and keep[0].tags.get(tags.MESH) == mesh_digest(keep)
 
 
@@ -285,8 +279,8 @@ _REMOVALS = (
 )
 
 
-# EC2 itself takes away a machine's disk and interface with it, and only then lets go of its groups:
-# what is left of these is found by the next look.
+# EC2 deletes a machine's disks and interfaces with it and only then releases its groups, so the next
+# round of `down` finds what is left of these.
 _AFTER_MACHINES = (
     "volumes",
     "interfaces",
@@ -297,7 +291,7 @@ _AFTER_MACHINES = (
 
 
 def plan_down(found: Inventory) -> Plan:
-    """Take away what was found, machines first: what they hold is for the next look."""
+    """Plan the removal of what was found, machines first; the next round removes what they held."""
     ids = found.ids()
     if found.instances:
         ids = {kind: listed for kind, listed in ids.items() if kind not in _AFTER_MACHINES}

@@ -1,7 +1,4 @@
-"""How long work reports what it does: a protocol, so that this folder never prints.
-
-The command line implements it with a live tree; tests use :class:`Silent`.
-"""
+"""Progress reports of long operations: a protocol that the command line implements as a live tree."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives phases, which nest, and notes about the innermost one."""
+    """Receives nested phases, and notes about the innermost one."""
 
     def phase(self, title: str) -> AbstractContextManager[None]:
-        """Open a phase for the duration of a ``with`` block; an exception marks it failed."""
+        """Open a phase for a ``with`` block; an exception marks it as failed."""
 
     def note(self, text: str) -> None:
         """Replace the current phase's one-line remark."""
@@ -34,13 +31,13 @@ class Silent:
 
 @dataclass(frozen=True)
 class NamedProgress:
-    """The progress of one of several that work at the same time: its notes carry its name."""
+    """The progress of one of several concurrent tasks: its notes start with its name."""
 
     shared: Progress
     name: str
 
     def phase(self, title: str) -> AbstractContextManager[None]:
-        """A phase cannot be one of many at a time: it is only noted."""
+        """Concurrent phases cannot nest, so report the title as a note."""
         self.note(title)
         return nullcontext()
 

@@ -1,7 +1,7 @@
-"""Buying machines: one call for all of them, and an answer of ours to every way of being refused.
+"""Purchase of machines: one RunInstances call for all of them, with a fallback for each refusal.
 
-The order of what is tried: the placement group in each zone that offers the type, then the same
-zones without it, then the next type; with spot, all of that again on demand where it is allowed.
+Offers are tried in this order: the placement group in each zone that offers the type, the same zones
+without the group, then the next type. If spot may fall back to on-demand, the same list follows.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
-from infra import key_pair, tags
-from infra.clients import error_code, is_passing
-from infra.errors import CloudError, DeadlineError
+from infra import tags
+from infra.clients import error_code, is_invisible, is_passing, retry
+from infra.errors import CloudError
 from infra.instances import Instance
-from infra.network import Network, TypeSupport, placement_group_name
-from infra.wait import CONSISTENCY_DEADLINE_S, Clock, wait_until
+from infra.network import Network, TypeSupport
+from infra.wait import CONSISTENCY_DEADLINE_S, Clock
+from infra.words import counted
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -37,10 +38,10 @@ _NO_ROOM = {
     "InsufficientCapacity",
     "InsufficientFreeAddressesInSubnet",
     "Unsupported",
-    # The group has machines in another zone, which still are on their way out.
+    # Machines of the group are still shutting down in another zone.
     "InvalidPlacementGroup.InUse",
 }
-# Another zone has the same quota and nearly the same price: only another type or market may help.
+# All zones share the quota and nearly the price: only another type or market can help.
 _NO_QUOTA = {
     "VcpuLimitExceeded",
     "InstanceLimitExceeded",
@@ -48,24 +49,23 @@ _NO_QUOTA = {
     "SpotMaxPriceTooLow",
 }
 _HINTS = {
-    "VcpuLimitExceeded": "the quota counts vCPUs (on-demand standard: L-1216C47A): ask for more in "
-    "the console's Service Quotas, or use fewer --nodes",
-    "MaxSpotInstanceCountExceeded": "the spot quota counts vCPUs (L-34B43A08): ask for more in the "
-    "console's Service Quotas, or leave --spot out",
-    "SpotMaxPriceTooLow": "a higher --max-price, or --spot-or-on-demand",
+    "VcpuLimitExceeded": "request more on-demand vCPUs (quota L-1216C47A) in the Service Quotas "
+    "console, or use fewer --nodes",
+    "MaxSpotInstanceCountExceeded": "request more spot vCPUs (quota L-34B43A08) in the Service "
+    "Quotas console, or omit --spot",
+    "SpotMaxPriceTooLow": "raise --max-price, or add --spot-or-on-demand",
 }
 _NO_ROOM_HINT = (
-    "another type or several (--instance-type r7iz.metal-16xl,m7i.metal-24xl), "
-    "another --region, or later"
+    "try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another --region, or later"
 )
-# What the same token bought before may be gone meanwhile; EC2 remembers a token for a day or more.
+# Machines bought with the same token may have ended; EC2 remembers a token for a day or more.
 _SPENT = {"IdempotentInstanceTerminated", "IdempotentParameterMismatch"}
 _TOKENS_PER_OFFER = 50
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One way to buy: what, where, on which market, and whether in the placement group."""
+    """One way to buy: a type, a zone, a market, and the placement group or none."""
 
     machine: InstanceType
     network: Network
@@ -85,7 +85,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an offer did not work, in EC2's words."""
+    """EC2's reason for refusing an offer."""
 
     offer: Offer
     code: str
@@ -93,14 +93,14 @@ class Refusal:
 
 
 class NoCapacityError(CloudError):
-    """Every offer was refused; the message lists what was tried and why it failed."""
+    """EC2 refused every offer. The message lists each offer with its reason."""
 
     def __init__(self, count: int, refusals: Sequence[Refusal]) -> None:
         lines = "".join(f"\n  {r.offer}: {r.code}: {_first_sentence(r.message)}" for r in refusals)
         hints = [_HINTS[r.code] for r in refusals if r.code in _HINTS]
-        what = f"{count} machines, together in one zone" if count > 1 else "machine"
+        where = "single zone has" if count > 1 else "zone has"
         super().__init__(
-            f"EC2 gives no {what}; tried:{lines}",
+            f"no {where} capacity for {counted(count, 'machine')}; tried:{lines}",
             code=refusals[0].code if refusals else "",
             hint=hints[0] if hints else _NO_ROOM_HINT,
         )
@@ -108,14 +108,14 @@ class NoCapacityError(CloudError):
 
 
 def _first_sentence(text: str) -> str:
-    """EC2's reason; what it advises besides is about zones that are tried anyway."""
+    """Drop EC2's advice to try other zones: the offers include them already."""
     return text.partition(". ")[0].rstrip(".")
 
 
 def list_offers(
     spec: ClusterSpec, support: Mapping[str, TypeSupport], networks: Sequence[Network]
 ) -> tuple[Offer, ...]:
-    """Every way to buy the machines of a spec, in the order of preference."""
+    """Return every way to buy the machines of a spec, in order of preference."""
     markets = [SPOT] if spec.spot else [ON_DEMAND]
     if spec.spot and spec.on_demand_allowed:
         markets.append(ON_DEMAND)
@@ -138,11 +138,10 @@ def list_offers(
 
 @dataclass(frozen=True)
 class Purchase:
-    """What is wanted, wherever it is bought; ``count`` machines alike, all of them or none.
+    """``count`` identical machines, bought all together or not at all.
 
-    ``known`` are the ids of the cluster's machines at this moment: with the request itself they
-    make the client token, so that the same wish in the same situation buys only once, even when
-    the answer to the first request was lost with the process that had sent it.
+    ``known`` holds the ids of the cluster's current machines. The client token is a digest of them and
+    the request, so a repeated request buys only once, even if the first process died before the answer.
     """
 
     spec: ClusterSpec
@@ -163,7 +162,7 @@ def buy(
     clock: Clock | None = None,
     on_refusal: Callable[[Refusal], None] = lambda _: None,
 ) -> tuple[Offer, tuple[Instance, ...]]:
-    """Buy by the first offer that EC2 accepts; raises :class:`NoCapacityError` where none is."""
+    """Buy from the first offer that EC2 accepts. Raises :class:`NoCapacityError` if it accepts none."""
     refusals: list[Refusal] = []
     hopeless: set[tuple[str, str]] = set()
     for offer in offers:
@@ -199,36 +198,24 @@ def _run_instances(
         if all(instance.state in ("pending", "running") for instance in bought):
             return bought
     raise CloudError(
-        f"{offer}: EC2 answers with machines that have ended already",
-        hint="run the same command again in some minutes",
+        f"{offer}: EC2 returned machines that have already ended",
+        hint="run the same command again in a few minutes",
     )
 
 
 def _send(buyer: EC2Client, request: dict[str, Any], clock: Clock | None) -> Any:
-    """Send a request until it is answered; its token makes the repetition safe."""
-    failure: list[Exception] = []
-
-    def attempt() -> Any | None:
-        try:
-            return buyer.run_instances(**request)
-        except (ClientError, BotoCoreError) as error:
-            # EC2 may not know yet, everywhere, of a group, key or image made seconds ago.
-            unseen = isinstance(error, ClientError) and error_code(error).endswith(
-                (".NotFound", ".Unknown", ".Unavailable")
-            )
-            if not unseen and not is_passing(error):
-                raise
-            failure.append(error)
-            return None
-
-    try:
-        return wait_until("", attempt, deadline_s=CONSISTENCY_DEADLINE_S, clock=clock)
-    except DeadlineError:
-        raise failure[-1] from None
+    """Send a request until EC2 answers. The token makes retries safe."""
+    return retry(
+        lambda: buyer.run_instances(**request),
+        # A group, key, or image made seconds ago may not be visible everywhere yet.
+        lambda error: is_invisible(error) or is_passing(error),
+        deadline_s=CONSISTENCY_DEADLINE_S,
+        clock=clock,
+    )
 
 
 def client_token(request: Mapping[str, Any], known: Iterable[str], number: int) -> str:
-    """The n-th token of a request; EC2 launches once per token.
+    """Return the n-th token of a request. EC2 launches once per token.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
     """
@@ -237,7 +224,7 @@ def client_token(request: Mapping[str, Any], known: Iterable[str], number: int) 
 
 
 def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
-    """RunInstances' parameters, without the token. Every resource is tagged by this very call."""
+    """Return the parameters of RunInstances, which tag every resource, without the token."""
     spec = purchase.spec
     labels = tags.resource_tags(
         spec.name, purchase.role, **{tags.ROLE: purchase.role}, **purchase.labels
@@ -248,7 +235,7 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         "InstanceType": offer.machine.name,
         "MinCount": purchase.count,
         "MaxCount": purchase.count,
-        "KeyName": key_pair.key_name(spec.name),
+        "KeyName": tags.resource_name(spec.name),
         "UserData": purchase.user_data,
         "NetworkInterfaces": [_interface(purchase, offer)],
         "BlockDeviceMappings": [
@@ -259,12 +246,12 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
             "HttpTokens": "required",
             "HttpPutResponseHopLimit": 1,
         },
-        # A machine that ends itself, by its time to live, must not stay as a paid-for disk.
+        # A machine that shuts down at its deadline must not leave a disk that costs money.
         "InstanceInitiatedShutdownBehavior": "terminate",
         "TagSpecifications": tags.tag_specifications(kinds, labels),
     }
     if offer.in_group:
-        request["Placement"] = {"GroupName": placement_group_name(spec.name)}
+        request["Placement"] = {"GroupName": tags.resource_name(spec.name)}
     if offer.market == SPOT:
         request["InstanceMarketOptions"] = _spot_options(spec)
     return request
@@ -279,7 +266,7 @@ def _interface(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         "DeleteOnTermination": True,
     }
     if offer.ena_express:
-        # A single TCP flow of up to 25 Gbit/s where both ends have it:
+        # Up to 25 Gbit/s for a single TCP flow between two such machines:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ena-express.html
         udp = {"EnaSrdUdpEnabled": True}
         interface["EnaSrdSpecification"] = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": udp}
@@ -288,7 +275,7 @@ def _interface(purchase: Purchase, offer: Offer) -> dict[str, Any]:
 
 def _disk(purchase: Purchase) -> dict[str, Any]:
     return {
-        # EC2 refuses a disk that is smaller than the image's.
+        # EC2 refuses a disk smaller than the image's.
         "VolumeSize": max(purchase.spec.volume_gib, purchase.image.volume_gib),
         "VolumeType": "gp3",
         "Encrypted": True,

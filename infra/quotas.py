@@ -1,4 +1,4 @@
-"""How many vCPUs an account may have at once, per market: EC2's quotas count vCPUs, not machines."""
+"""EC2's quotas for running vCPUs, one for on-demand and one for spot."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SPOT_QUOTA = "L-34B43A08"
 
 
 def quota_code(*, spot: bool) -> str:
-    """The quota that counts for a market."""
+    """Return the code of a market's quota."""
     return SPOT_QUOTA if spot else ON_DEMAND_QUOTA
 
 
 def describe_quota(quotas: ServiceQuotasClient, *, spot: bool) -> int | None:
-    """The account's vCPUs of a market in this region; ``None`` where it can't be learned."""
+    """Return the vCPU quota of a market in this region; ``None`` if it is unknown."""
     try:
         answer = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=quota_code(spot=spot))
     except (ClientError, BotoCoreError):
-        # It only informs: a policy without this permission must not stop anything.
+        # The quota is only shown, so a policy without this permission must not stop anything.
         return None
     return int(answer["Quota"]["Value"])

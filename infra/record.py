@@ -1,7 +1,7 @@
-"""What a cluster was asked to be, kept as tags of its security group: the one record, in EC2 itself.
+"""A cluster's recorded options, stored as tags of its security group.
 
-The group is the first thing that is made and the last that goes, so every command on any machine
-finds in it what the others need: size, types, stack, the end of its life.
+The group is created first and deleted last, so every command on any machine finds the cluster's size,
+types, stack, and deadline.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from infra.spec import ClusterSpec, build_spec, parse_duration, render_duration
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
 _JUST_NOW = timedelta(minutes=10)
-# The parts of a spec that a cluster keeps for life: every node is made by them.
+# Options that cannot change while the cluster exists.
 _FIXED = {"stack": "--stack", "volume_gib": "--volume-gib", "subnet_id": "--subnet-id"}
 
 
 @dataclass(frozen=True)
 class Record:
-    """``options`` are what :func:`build_spec` takes, less the cluster's name and its SSH addresses."""
+    """``options`` are the arguments of :func:`build_spec` except ``name``, ``ssh_cidr``, and ``ttl``."""
 
     options: Mapping[str, Any]
     created: datetime
@@ -35,12 +35,12 @@ class Record:
         return int(self.options["nodes"])
 
     def is_over(self, now: datetime) -> bool:
-        """The time to live has passed: nodes that still run are ending themselves."""
+        """Return whether the time to live has passed; remaining nodes are shutting down."""
         return now >= self.expires
 
 
 def record_tags(spec: ClusterSpec, record: Record) -> dict[str, str]:
-    """The group's tags. Values keep to the characters that every AWS service allows in tags."""
+    """Return the group's tags, in the characters that every AWS service allows."""
     market = ["spot"] if spec.spot else ["on-demand"]
     if spec.spot and spec.on_demand_allowed:
         market.append("on-demand")
@@ -65,9 +65,9 @@ def record_tags(spec: ClusterSpec, record: Record) -> dict[str, str]:
 
 
 def parse_record(labels: Mapping[str, str]) -> Record | None:
-    """The record in a group's tags; ``None`` where there is none.
+    """Return the record in a group's tags, or ``None`` if there is none.
 
-    Raises :class:`SprError` where somebody has changed it beyond recognition.
+    Raises :class:`SprError` if the tags are invalid.
     """
     if f"{_PREFIX}nodes" not in labels:
         return None
@@ -100,8 +100,8 @@ def parse_record(labels: Mapping[str, str]) -> Record | None:
         build_spec(name="a", ssh_cidr="0.0.0.0/32", **options)
     except (ValueError, UsageError) as error:
         raise SprError(
-            f"the cluster's record, in the tags of its security group, can't be read: {error}",
-            hint="somebody changed these tags; `spr-cluster down` still removes the cluster",
+            f"invalid cluster record in the tags of the security group: {error}",
+            hint="restore the tags, or remove the cluster with `spr-cluster down`",
         ) from None
     return Record(options, created, expires)
 
@@ -117,16 +117,16 @@ def merge_options(
     record: Record | None,
     defaults: Mapping[str, Any] | None = None,
 ) -> ClusterSpec:
-    """What the user gives now, over what the cluster was made with, over the cloud's defaults.
+    """Combine options: given now, else recorded, else the cloud's defaults.
 
-    Raises :class:`UsageError` for a change that an existing cluster can't follow.
+    Raises :class:`UsageError` for an option that an existing cluster cannot change.
     """
     known = dict(record.options) if record else {}
     for key, option in _FIXED.items():
         if key in given and key in known and given[key] != known[key]:
             raise UsageError(
-                f"{option} {given[key]}: cluster {name!r} was made with {known[key] or 'none'}",
-                hint=f"leave {option} out, or begin anew: spr-cluster down --name {name}",
+                f"{option} {given[key]}: cluster {name!r} was created with {known[key] or 'none'}",
+                hint=f"omit {option}, or start over: spr-cluster down --name {name}",
             )
     return build_spec(name=name, ssh_cidr=ssh_cidr, **{**(defaults or {}), **known, **given})
 
@@ -134,14 +134,14 @@ def merge_options(
 def new_record(
     spec: ClusterSpec, now: datetime, old: Record | None, *, has_machines: bool = True
 ) -> Record:
-    """The record of a cluster from now on.
+    """Return the record of a cluster from now on.
 
-    What exists keeps its end. What is over begins anew, and so does what has no machines and was
-    begun a while ago; what was begun just now may have machines that EC2 does not show yet.
+    An existing cluster keeps its deadline. A new lifetime starts if the deadline has passed, or if there
+    are no machines; a cluster created minutes ago may have machines that EC2 does not show yet.
     """
     options = spec.model_dump(exclude={"name", "ssh_cidr", "ttl"})
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
         return Record(options, old.created, old.expires)
-    # EC2 keeps whole seconds in a tag.
+    # The tag stores whole seconds.
     start = now.replace(microsecond=0)
     return Record(options, start, start + spec.ttl)

@@ -1,4 +1,4 @@
-"""Giving back whatever a plan says, each resource when EC2 lets go of it."""
+"""Removal of resources: retries until EC2 releases each one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.wait import TERMINATE_DEADLINE_S, Clock, wait_until
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
-# What EC2 answers while something else still holds the resource; it lets go within minutes.
+# EC2's errors while another resource still uses this one, usually for minutes.
 _STILL_HELD = {
     "DependencyViolation",
     "VolumeInUse",
@@ -39,9 +39,9 @@ def remove(
     deadline_s: float = TERMINATE_DEADLINE_S,
     on_wait: Callable[[float], None] | None = None,
 ) -> None:
-    """Take away an action's resources and wait until they are gone; what is gone already is fine.
+    """Remove an action's resources and wait until they are gone. Missing ones are skipped.
 
-    Raises :class:`DeadlineError` naming a resource that something still holds in the end.
+    Raises :class:`DeadlineError` with a resource that is still in use at the deadline.
     """
     if action.kind is ActionKind.TERMINATE:
         terminate_instances(ec2, action.ids, clock, on_wait)
@@ -51,7 +51,7 @@ def remove(
     try:
         list(pool.map(lambda id_: _remove_one(call, id_, clock, deadline_s), action.ids))
     finally:
-        # Ctrl-C must not wait for what something else still holds.
+        # Ctrl-C must not wait for resources that are still in use.
         pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -1,7 +1,7 @@
-"""Files into an S3 bucket of the user's own: checked before the work, uploaded after it.
+"""Uploads to the user's S3 bucket: access is checked before a job, files are uploaded after it.
 
-Always AWS with the user's own credentials, wherever the cluster is. No ACL is ever set, and no
-encryption asked for: who may read the files, and how they are kept, is the bucket's to say.
+Always uses AWS with the user's credentials, even if the cluster is elsewhere. Sets neither ACLs nor
+encryption: the bucket's settings decide about both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST_KEY = 1024
 
 @dataclass(frozen=True)
 class S3Location:
-    """A bucket and the beginning of the keys in it; no ``/`` at its ends."""
+    """A bucket and a key prefix without ``/`` at its ends."""
 
     bucket: str
     prefix: str
@@ -40,28 +40,28 @@ class S3Location:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def below(self, name: str) -> S3Location:
-        """A place inside this one."""
+        """Return a location inside this one."""
         return S3Location(self.bucket, f"{self.prefix}/{name}".strip("/"))
 
 
-def parse_s3_url(wish: str) -> S3Location:
-    """``s3://bucket/prefix`` as a place; raises :class:`UsageError` for anything else."""
-    scheme, found, rest = wish.partition("://")
+def parse_s3_url(url: str) -> S3Location:
+    """Parse ``s3://bucket/prefix``. Raises :class:`UsageError` for anything else."""
+    scheme, found, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not found or not _BUCKET.fullmatch(bucket):
-        raise UsageError(f"--push-to {wish}: {_EXPECTED}")
+        raise UsageError(f"--push-to {url}: {_EXPECTED}")
     parts = prefix.strip("/").split("/") if prefix.strip("/") else []
     if any(part in ("", ".", "..") or not part.isprintable() for part in parts):
-        raise UsageError(f"--push-to {wish}: {_EXPECTED}, without empty parts, `.` and `..`")
+        raise UsageError(f"--push-to {url}: {_EXPECTED}, without empty parts, `.`, or `..`")
     if len(prefix.encode("utf-8", "replace")) > _LONGEST_KEY - 256:
-        raise UsageError(f"--push-to: the prefix has more than {_LONGEST_KEY - 256} bytes")
+        raise UsageError(f"--push-to: the prefix is longer than {_LONGEST_KEY - 256} bytes")
     return S3Location(bucket, "/".join(parts))
 
 
 def connect_s3() -> S3Client:
-    """A client with this user's own AWS configuration; nothing is sent yet.
+    """Create a client from the user's AWS configuration without sending anything.
 
-    Where the bucket is in another region, S3 says so and botocore follows.
+    botocore follows S3's redirects to the bucket's region.
     """
     try:
         session = boto3.session.Session()
@@ -79,20 +79,20 @@ def connect_s3() -> S3Client:
 
 
 def check_s3_location(s3: S3Client, place: S3Location) -> None:
-    """Make sure that this user may write there, without leaving anything.
+    """Check write access before hours of training, without creating an object.
 
-    Raises :class:`UsageError` for a bucket that is not there or closed: before hours of training.
+    Raises :class:`UsageError` if the bucket does not exist or access is denied.
     """
     probe = place.below(".spr-cluster").prefix
     try:
-        # The beginning of a large upload needs the right to write, and makes no object.
+        # Starting a multipart upload needs write access and creates no object.
         begun = s3.create_multipart_upload(Bucket=place.bucket, Key=probe)
     except (boto.ClientError, boto.BotoCoreError) as error:
         raise _explain(error, place) from None
     try:
         s3.abort_multipart_upload(Bucket=place.bucket, Key=probe, UploadId=begun["UploadId"])
     except (boto.ClientError, boto.BotoCoreError):
-        return  # without a part in it, it costs nothing
+        return  # an upload without parts costs nothing
 
 
 def push_folder(
@@ -103,17 +103,16 @@ def push_folder(
     about: Mapping[str, str],
     on_file: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Upload files by their names below a place, in their order; returns their keys.
+    """Upload files in order and return their keys.
 
-    ``about`` becomes the objects' metadata: unlike tags it needs no right of its own. Raises
-    :class:`SprError` with what failed; what was uploaded before stays.
+    ``about`` becomes the objects' metadata, which needs no extra permission, unlike tags. Raises
+    :class:`SprError` if an upload fails; files uploaded before stay.
     """
     keys = []
     for name, source in files.items():
         key = place.below(name).prefix
         on_file(f"{key.rpartition('/')[2]}: {source.stat().st_size / 1e6:,.1f} MB")
         try:
-            # In parts, several at once, where it is large.
             s3.upload_file(str(source), place.bucket, key, ExtraArgs={"Metadata": dict(about)})
         except S3UploadFailedError as error:
             raise _explain(error.__context__ or error, place) from None
@@ -127,14 +126,14 @@ def _explain(error: BaseException, place: S3Location) -> SprError:
     code = error_code(error) if isinstance(error, boto.ClientError) else ""
     if code in ("NoSuchBucket", "404"):
         return UsageError(
-            f"--push-to {place}: there is no bucket {place.bucket!r}",
-            hint=f"`aws s3 mb s3://{place.bucket}` makes one, private and encrypted",
+            f"--push-to {place}: bucket {place.bucket!r} does not exist",
+            hint=f"create a private, encrypted one: aws s3 mb s3://{place.bucket}",
         )
     if code in (*DENIED, "AccessDenied", "403", "AllAccessDisabled"):
         return UsageError(
-            f"--push-to {place}: this user may not write there ({code})",
-            hint=f"`spr-cluster iam-policy --push-to {place}` prints the rights that it needs; "
-            "an encrypted bucket's key may need kms:GenerateDataKey and kms:Decrypt, too",
+            f"--push-to {place}: no permission to write ({code})",
+            hint=f"`spr-cluster iam-policy --push-to {place}` prints the required permissions; "
+            "an encrypted bucket may also need kms:GenerateDataKey and kms:Decrypt on its key",
         )
     if isinstance(error, boto.ClientError | boto.BotoCoreError):
         return translate_boto_error(error) or CloudError(str(error))

@@ -1,4 +1,4 @@
-"""What the user asked for, validated: one frozen value from the command line to the last call."""
+"""The validated options of a cluster."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from infra.errors import UsageError
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, InstanceType, find_instance_type
+from infra.validation import explain_invalid
 
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
-CLUSTER_NAME_RULE = "lower-case letters, digits and hyphens, at most 32, a letter first"
+CLUSTER_NAME_RULE = "at most 32 lowercase letters, digits, and hyphens, starting with a letter"
 DEFAULT_TTL = timedelta(hours=8)
 LONGEST_TTL = timedelta(days=30)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
@@ -21,18 +22,18 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 class ClusterSpec(BaseModel):
-    """A cluster as wished for. ``volume_gib`` is each node's root disk, ``max_price`` in USD/hour."""
+    """The desired cluster. ``volume_gib`` is each node's root disk; ``max_price`` is in USD/hour."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=f"^{CLUSTER_NAME}$")
     nodes: int = Field(default=1, ge=1, le=256)
     stack: str
-    # The record keeps them in one tag, which holds 256 characters.
+    # The record stores them in one tag of at most 256 characters.
     instance_types: tuple[str, ...] = Field(
         default=(DEFAULT_INSTANCE_TYPE,), min_length=1, max_length=12
     )
-    """In the order of preference; all nodes are of one of them."""
+    """In order of preference; all nodes have the same type."""
     ssh_cidr: str
     subnet_id: str | None = None
     volume_gib: int = Field(default=100, ge=20, le=16384)
@@ -42,10 +43,10 @@ class ClusterSpec(BaseModel):
     spot: bool = False
     max_price: float | None = Field(default=None, gt=0, le=1000)
     on_demand_allowed: bool = False
-    """Where spot has no room or costs too much, buy on demand."""
+    """Buy on demand if spot has no capacity or is too expensive."""
     placement_group: bool = True
     bake: Literal["head", "none"] = "head"
-    """Where there is no image: install the head and copy it, or install all nodes at once."""
+    """Without an image: install the head and copy it, or install all nodes at once."""
 
     @field_validator("instance_types")
     @classmethod
@@ -79,48 +80,44 @@ _EXPECTED = {
     "idle_timeout": "from 5m to 30d",
     "max_price": "US dollars per machine and hour, above 0 and at most 1000",
     "bake": "head or none",
-    "instance_types": "from 1 to 12 EC2 types, separated by commas",
+    "instance_types": "1 to 12 EC2 types separated by commas",
 }
-_OPTIONS = {"instance_types": "--instance-type"}
 
 
 def build_spec(**options: Any) -> ClusterSpec:
-    """Validate what the user gave; raises :class:`UsageError` naming the option and what fits it."""
+    """Validate options. Raises :class:`UsageError` with the option, its value, and what was expected."""
     try:
         return ClusterSpec(**options)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        option = _OPTIONS.get(key, "--" + key.replace("_", "-"))
-        expected = _EXPECTED.get(key, first["msg"])
-        given = _as_given(options.get(key))
-        raise UsageError(f"{option} {given}: expected {expected}") from None
+        message = explain_invalid(error, ClusterSpec, expected=_EXPECTED, render=_render_option)
+        raise UsageError(message) from None
 
 
-def _as_given(value: Any) -> str:
-    """A value as the user can have written it."""
+def _render_option(key: str, value: Any) -> str:
+    """Return an option and its value as typed on the command line."""
+    option = "--instance-type" if key == "instance_types" else "--" + key.replace("_", "-")
     if isinstance(value, timedelta):
-        return render_duration(value)
+        return f"{option} {render_duration(value)}"
     if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "''"
-    return f"{value:g}" if isinstance(value, float) else str(value) or "''"
+        value = ",".join(map(str, value))
+    return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value or repr(value)}"
 
 
 def parse_ssh_cidr(text: str) -> str:
-    """An IPv4 range in its usual form; raises :class:`UsageError` for anything else."""
+    """Return a normalized IPv4 range. Raises :class:`UsageError` for anything else."""
     try:
         return str(ipaddress.IPv4Network(text))
     except ValueError as error:
         raise UsageError(
-            f"--ssh-cidr {text!r}: {error}", hint="an IPv4 range such as 203.0.113.7/32"
+            f"--ssh-cidr {text!r}: {error}", hint="use an IPv4 range such as 203.0.113.7/32"
         ) from None
 
 
 def parse_duration(text: str, option: str) -> timedelta:
-    """A duration such as ``90m``, ``8h`` or ``2d``; raises :class:`UsageError` otherwise."""
+    """Parse a duration such as ``90m``, ``8h``, or ``2d``. Raises :class:`UsageError`."""
     match = _DURATION.fullmatch(text.strip())
     if not match:
-        raise UsageError(f"{option} {text!r}: expected a duration such as 90m, 8h or 2d")
+        raise UsageError(f"{option} {text!r}: expected a duration such as 90m, 8h, or 2d")
     try:
         return timedelta(**{_UNITS[match[2]]: float(match[1])})
     except OverflowError:
@@ -128,10 +125,10 @@ def parse_duration(text: str, option: str) -> timedelta:
 
 
 def render_duration(time: timedelta) -> str:
-    """A duration as :func:`parse_duration` reads it, in the largest whole unit."""
+    """Render a duration for :func:`parse_duration`, in the largest whole unit."""
     minutes = time.total_seconds() / 60
     for unit, size in (("d", 1440), ("h", 60)):
         if minutes >= size and minutes % size == 0:
             return f"{minutes / size:.0f}{unit}"
-    # Never with an exponent, which could not be read again.
+    # Fixed-point, because parse_duration reads no exponents.
     return f"{minutes:.5f}".rstrip("0").rstrip(".") + "m"

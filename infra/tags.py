@@ -1,4 +1,4 @@
-"""The tags that every resource of ours carries, from the call that creates it. They are the only state."""
+"""The tags of our resources, set by the call that creates them. They are the only state."""
 
 from __future__ import annotations
 
@@ -14,38 +14,43 @@ ROLE = "spr-cluster:role"
 STACK = "spr-cluster:stack"
 EXPIRES = "spr-cluster:expires"
 INSTALLED = "spr-cluster:installed"
-"""On a machine or an image: the digest of the software that it has, whole."""
+"""On a machine or an image: the digest of its completely installed software."""
 SEALED = "spr-cluster:sealed"
-"""On an image: it was made without the machine's private keys and identity."""
+"""On an image: it contains no private keys or identity of its machine."""
 KEPT = "spr-cluster:kept"
-"""On an image: kept on purpose, by ``down --keep-image`` or ``bake``; any cluster may start from it."""
+"""On an image: kept by ``down --keep-image`` or ``bake`` for any cluster."""
 USED = "spr-cluster:used"
-"""On an image: its head had run jobs, so that it holds somebody's data; good for its own cluster alone."""
+"""On an image: the head had run jobs, so it may hold user data; only for its own cluster."""
 MESH = "spr-cluster:mesh"
-"""On the head: which nodes were connected last."""
+"""On the head: the digest of the nodes connected last."""
+
+
+def resource_name(cluster: str) -> str:
+    """Return the EC2 name of a cluster's key pair, security group, and placement group."""
+    return f"spr-cluster-{cluster}"
 
 
 def resource_tags(cluster: str, resource: str, **more: str) -> dict[str, str]:
-    """Tags of one resource of a cluster; ``resource`` ends its display name."""
+    """Return the tags of a cluster's resource; ``resource`` ends its display name."""
     return {"Name": f"{cluster}-{resource}", CLUSTER: cluster, **more}
 
 
 def tag_specifications(
     resource_types: Iterable[str], tags: Mapping[str, str]
 ) -> list[TagSpecificationTypeDef]:
-    """The request part that tags resources in the very call that creates them."""
+    """Return the request parameter that tags resources on creation."""
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
     specs: list[Any] = [{"ResourceType": kind, "Tags": listed} for kind in resource_types]
     return specs
 
 
 def cluster_filter(cluster: str) -> list[FilterTypeDef]:
-    """The filter that finds whatever belongs to a cluster."""
+    """Return the filter for all resources of a cluster."""
     return [{"Name": f"tag:{CLUSTER}", "Values": [cluster]}]
 
 
 def from_aws(tags: Iterable[Mapping[str, Any]] | None) -> dict[str, str]:
-    """EC2's list of keys and values as a dictionary."""
+    """Convert EC2's list of keys and values to a dictionary."""
     return {str(tag["Key"]): str(tag["Value"]) for tag in tags or ()}
 
 
@@ -53,10 +58,10 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def render_time(time: datetime) -> str:
-    """A time as a tag's value, in UTC."""
+    """Render a time as a tag value, in UTC."""
     return time.astimezone(timezone.utc).strftime(_TIME)
 
 
 def parse_time(text: str) -> datetime:
-    """The time in a tag's value."""
+    """Parse the time in a tag value."""
     return datetime.strptime(text, _TIME).replace(tzinfo=timezone.utc)

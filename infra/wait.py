@@ -1,4 +1,8 @@
-"""Waiting, in one place: the only sleep of the whole tool is here."""
+"""Polling with a deadline; the only ``sleep`` on the user's machine.
+
+boto3's waiters do not fit: they report no progress, stop at the first network error, discard the
+machines that did start if another fails, and sleep in real time, which tests cannot skip.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,14 @@ T = TypeVar("T")
 BOOT_DEADLINE_S = 40 * 60
 IMAGE_DEADLINE_S = 90 * 60
 TERMINATE_DEADLINE_S = 20 * 60
-# EC2 shows what was just created or deleted with a delay of seconds.
+# EC2 shows new and deleted resources with a delay of seconds.
 CONSISTENCY_DEADLINE_S = 2 * 60
-# So what an interrupted command made is looked for twice, this far apart, before it is called gone.
+# Two observations this far apart must agree before an interrupted command's resources count as gone.
 SETTLE_S = 10.0
 
 
 class Clock(Protocol):
-    """Time as an argument, so that a test can let an hour pass at once."""
+    """Time as an argument, so that a test can skip an hour."""
 
     def monotonic(self) -> float: ...
 
@@ -29,13 +33,10 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own time."""
+    """The system's clock."""
 
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    monotonic = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
 
 
 def wait_until(
@@ -49,8 +50,8 @@ def wait_until(
 ) -> T:
     """Call ``probe`` until it returns something other than ``None``, and return that.
 
-    Pauses start at a quarter of a second and double up to ``every_s``. ``on_wait`` is told the
-    seconds passed so far. Raises :class:`DeadlineError` after ``deadline_s`` seconds.
+    Pauses start at 0.25 s and double up to ``every_s``. ``on_wait`` receives the seconds passed.
+    Raises :class:`DeadlineError` after ``deadline_s`` seconds.
     """
     clock = clock or SystemClock()
     start, pause = clock.monotonic(), 0.25
@@ -58,7 +59,7 @@ def wait_until(
         passed = clock.monotonic() - start
         if passed >= deadline_s:
             limit = f"{deadline_s / 60:.0f} min" if deadline_s >= 60 else f"{deadline_s:.0f} s"
-            raise DeadlineError(f"{what}: not within {limit}")
+            raise DeadlineError(f"{what} timed out after {limit}")
         if on_wait:
             on_wait(passed)
         clock.sleep(min(pause, every_s, deadline_s - passed + 0.01))

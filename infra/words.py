@@ -1,4 +1,4 @@
-"""Words that depend on a number."""
+"""Plurals."""
 
 from __future__ import annotations
 

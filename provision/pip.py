@@ -24,6 +24,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from infra.errors import SprError
+from infra.ubuntu import RELEASES
 from provision.needs import Needs, Wheel, find_needs
 
 # --dry-run with --report came with 22.2: https://pip.pypa.io/en/stable/news/#v22-2
@@ -31,7 +32,7 @@ _OLDEST = (22, 2)
 # Seen in November 2026: 25.0 still downloads every wheel of a dry run, 25.3 reads their metadata alone.
 _FRUGAL = (25, 3)
 # The C library of each Ubuntu release decides which wheels run on it (PEP 600).
-_GLIBC_MINOR = {"20.04": 31, "22.04": 35, "24.04": 39}
+_GLIBC_MINOR = {name: ubuntu.glibc_minor for name, ubuntu in RELEASES.items()}
 # What this machine's markers hid shows up round by round: a package, and then what that one needs.
 _ROUNDS = 8
 # Between two parts of a file.

@@ -16,7 +16,7 @@ from werkzeug.test import create_environ, run_wsgi_app
 
 from infra.clients import Clients, connect
 from infra.cloud import Cloud
-from infra.images import ubuntu_parameter
+from infra.ubuntu import ubuntu_parameter
 
 CALLER = "203.0.113.7/32"
 

@@ -143,7 +143,7 @@ def _check_no_job_loses_its_nodes(proposal: Proposal) -> None:
         for instance in plan_input.found.alive
         if instance.state == "running" and instance.id not in plan_input.unhealthy
     }
-    going = {id_ for action in proposal.plan.takes_away for id_ in action.ids}
+    going = {id_ for action in proposal.plan.terminations for id_ in action.ids}
     if going & healthy and nodes and nodes[0].instance.state == "running":
         require_idle(proposal.ctx.host_opener()(nodes[0]))
 

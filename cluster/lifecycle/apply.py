@@ -133,10 +133,10 @@ class Up:
         files, cloud = self.ctx.files, self.ctx.cloud
         if not key_pair.read_public(files.key):
             files.remove()
-            key = key_pair.generate_key_pair(key_pair.key_name(self.spec.name))
+            key = key_pair.generate_key_pair(tags.resource_name(self.spec.name))
             key_pair.write_private(files.key, key.private)
             files.remember(cloud.name, cloud.region)
-        public = f"{key_pair.read_public(files.key)} {key_pair.key_name(self.spec.name)}"
+        public = f"{key_pair.read_public(files.key)} {tags.resource_name(self.spec.name)}"
         key_pair.import_key_pair(self.ctx.clients.ec2, self.spec.name, public)
 
     def _create_placement(self) -> None:

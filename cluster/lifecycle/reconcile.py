@@ -147,7 +147,7 @@ def _check_existing(
         raise UsageError(
             f"--instance-type {','.join(spec.instance_types)}: the machines of cluster "
             f"{spec.name!r} are {', '.join(sorted(foreign))}",
-            hint=f"leave --instance-type out, or begin anew: spr-cluster down {ctx.flags}",
+            hint=f"leave --instance-type out, or start over: spr-cluster down {ctx.flags}",
         )
     if record and record.is_over(ctx.now()):
         raise _time_is_over(ctx, spec.name)

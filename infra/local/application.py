@@ -21,6 +21,7 @@ from infra.local.host import gateway_of
 from infra.local.nodes import Nodes
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
 from infra.local.wire import Answer, Call, error_answer, read_call
+from infra.ubuntu import RELEASES, ubuntu_parameter
 
 ACCOUNT = "123456789012"
 
@@ -192,8 +193,7 @@ def publish_image_parameters(region: str, ami_id: str) -> None:
     from moto.ssm.models import Parameter, ssm_backends
 
     parameters = ssm_backends[ACCOUNT][region]._parameters
-    for release, disk in (("24.04", "gp3"), ("22.04", "gp2"), ("20.04", "gp2")):
-        name = f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/ebs-{disk}/ami-id"
+    for name in map(ubuntu_parameter, RELEASES):
         parameters[name] = [
             Parameter(
                 account_id=ACCOUNT,

@@ -5,18 +5,18 @@ A TOML file, validated here into frozen values; :mod:`infra.local.faults_in_forc
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import functools
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from infra.errors import UsageError
+from infra.validation import explain_invalid, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,7 +57,7 @@ def known_actions() -> frozenset[str]:
 def _known_action(action: str) -> str:
     # A rule for an action that does not exist would never act, and nobody would notice.
     if action != "*" and action not in known_actions():
-        raise ValueError(f"an API action or '*'{_nearest(action, known_actions())}")
+        raise ValueError(f"an API action or '*'{nearest(action, known_actions())}")
     return action
 
 
@@ -193,18 +193,6 @@ class Faults(_Section):
         return PROFILES[self.profile].model_copy(update=overrides)
 
 
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "quota": Quota,
-    "spot": Spot,
-    "capacity": CapacityRule,
-    "throttle": ThrottleRule,
-    "error": ErrorRule,
-    "machine": MachineRule,
-    "iam": Iam,
-}
-_CHOICES = {"profile": Profile, "market": Market, "fate": Fate}
-
-
 def parse_faults(text: str, source: str = "faults") -> Faults:
     """A faults file's values; raises :class:`UsageError` naming the key, the value and what fits."""
     try:
@@ -212,7 +200,7 @@ def parse_faults(text: str, source: str = "faults") -> Faults:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{source}: not TOML: {error}") from None
     except ValidationError as error:
-        raise UsageError(f"{source}: {_explain(error.errors()[0])}") from None
+        raise UsageError(f"{source}: {explain_invalid(error, Faults)}") from None
 
 
 def read_faults(path: Path) -> tuple[Faults, str | None]:
@@ -235,29 +223,3 @@ def read_policy(path: Path) -> str:
     if not (isinstance(policy, Mapping) and "Statement" in policy):
         raise UsageError(f"IAM policy {path}: expected an object with a Statement")
     return text
-
-
-def _explain(error: Any) -> str:
-    """pydantic's complaint as key, value, what was expected and the nearest right name."""
-    path = [part for part in error["loc"] if part not in ("int", "str")]
-    key, value = _key_name(path), error["input"]
-    if error["type"] == "extra_forbidden":
-        section = _SECTIONS.get(str(path[0])) if len(path) > 1 else Faults
-        names = list((section or Faults).model_fields)
-        meant = _nearest(str(path[-1]), names)
-        return f"unknown key {key}{meant or '; expected ' + ', '.join(names)}"
-    if error["type"] == "missing":
-        return f"{key} is missing"
-    expected = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    choices = get_args(_CHOICES.get(str(path[-1])))
-    return f"{key} = {value!r}: expected {expected}{_nearest(str(value), choices)}"
-
-
-def _key_name(path: Iterable[Any]) -> str:
-    """``capacity[0].zone``, as a person would write where the key is."""
-    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {near[0]}?" if near else ""

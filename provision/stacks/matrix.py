@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infra.errors import UsageError
+from infra.ubuntu import RELEASES
 from provision.stacks.stack import BINDING, IPEX, MPI, TORCH, TRANSFORMERS, Stack
 from provision.stacks.versions import fits, is_final, parse_requirement, python_minor, release
 
-UBUNTU_PYTHON = {"20.04": "3.8", "22.04": "3.10", "24.04": "3.12"}
+UBUNTU_PYTHON = {name: ubuntu.python for name, ubuntu in RELEASES.items()}
 """What ``python3`` is on each release that we know."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from infra.errors import UsageError
+from infra.ubuntu import Release
+from infra.validation import explain_invalid, nearest
 from provision.stacks.matrix import UBUNTU_PYTHON
 from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
@@ -52,7 +53,7 @@ class Changes(BaseModel):
 
     base: str
     summary: str | None = None
-    ubuntu: Literal["20.04", "22.04", "24.04"] | None = None
+    ubuntu: Release | None = None
     python: str | None = Field(default=None, pattern=r"^3\.[0-9]{1,2}$")
     backend: Literal["ccl", "gloo"] | None = None
     use_ipex: StrictBool | None = None
@@ -82,7 +83,7 @@ def read_own_stacks(path: Path, shipped: Sequence[str]) -> dict[str, Changes]:
     for key in content:
         if key != "stacks":
             raise UsageError(
-                f"{path}: [{key}] is not read by this tool{_near(key, ['stacks'])}",
+                f"{path}: [{key}] is not read by this tool{nearest(key, ['stacks'])}",
                 hint="it holds [stacks.NAME] and nothing else",
             )
     tables = content.get("stacks", {})
@@ -107,37 +108,19 @@ def _read_one(path: Path, name: str, table: Any, shipped: Sequence[str]) -> Chan
     try:
         changes = Changes(**table)
     except ValidationError as error:
-        raise _explain(where, table, error) from None
+        raise UsageError(
+            f"{where}: {explain_invalid(error, Changes, expected=_EXPECTED)}"
+        ) from None
     if changes.base not in shipped:
         raise UsageError(
             f"{where}: base = {changes.base!r}: expected one of {', '.join(shipped)}"
-            f"{_near(changes.base, shipped)}"
+            f"{nearest(changes.base, shipped)}"
         )
     for text in changes.python_packages:
         if not parse_requirement(text):
             expected = _EXPECTED["python_packages"]
             raise UsageError(f"{where}: python_packages: {text!r}: expected {expected}")
     return changes
-
-
-def _explain(where: str, table: dict[str, Any], error: ValidationError) -> UsageError:
-    first = error.errors()[0]
-    key = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        known = list(Changes.model_fields)
-        return UsageError(
-            f"{where}: {key} is no key of a stack{_near(key, known)}",
-            hint=f"the keys are {', '.join(known)}",
-        )
-    if first["type"] == "missing":
-        return UsageError(f"{where}: {key} is missing: expected {_EXPECTED[key]}")
-    value = first["input"] if len(first["loc"]) > 1 else table[key]
-    return UsageError(f"{where}: {key}: {value!r}: expected {_EXPECTED[key]}")
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def apply_changes(name: str, base: Stack, changes: Changes) -> Stack:
@@ -167,7 +150,7 @@ def _merge(name: str, packages: Sequence[str], changes: Changes) -> tuple[str, .
         if by_name.pop(_package(text), None) is None:
             raise UsageError(
                 f"stack {name}: remove_packages: {text!r} is not in its base"
-                f"{_near(text, list(by_name))}"
+                f"{nearest(text, by_name)}"
             )
     by_name |= {_package(text): text for text in changes.python_packages}
     return tuple(by_name.values())

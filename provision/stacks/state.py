@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from infra.errors import UsageError
+from infra.ubuntu import RELEASES
 from provision.stacks.flags import training_flags
 from provision.stacks.stack import BINDING, IPEX, Stack
 from provision.stacks.versions import release
@@ -29,8 +30,8 @@ def explain_state(stack: Stack) -> tuple[str, ...]:
         sentences.append(BINDING_STATE)
         if release(binding) == release("2.8.0"):
             sentences.append(_XPU_ONLY)
-    if stack.ubuntu == "20.04":
-        sentences.append("Ubuntu 20.04 gets no free security updates since May 2025")
+    if ended := RELEASES[stack.ubuntu].free_updates_ended:
+        sentences.append(f"Ubuntu {stack.ubuntu}: free security updates ended in {ended}")
     try:
         training_flags(stack)
     except UsageError as error:

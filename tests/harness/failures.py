@@ -29,7 +29,7 @@ Act = Callable[[CommandLine], None]
 
 FLAGS = "--name spr --cloud aws --region us-east-1"
 BUSY = (
-    "\n  → EC2 is busy, or limits the account's calls: run the same command again in some minutes"
+    "\n  → EC2 is busy or throttles this account: run the same command again in a few minutes"
 )
 
 

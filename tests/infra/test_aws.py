@@ -61,6 +61,6 @@ def test_where_it_can_not_be_learned_the_user_can_name_it(
 ) -> None:
     answer(monkeypatch, content)
 
-    with pytest.raises(CloudError, match="could not learn this machine's public address") as it:
+    with pytest.raises(CloudError, match="cannot determine this machine's public address") as it:
         find_caller_cidr()
     assert "--ssh-cidr" in str(it.value)

@@ -1,4 +1,4 @@
-"""Machines at EC2's edges: what is not shown yet, what never comes, and more than a filter takes."""
+"""Machines at EC2's edges: what is not visible yet, what never comes, and more than a filter takes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_machine_that_never_boots_is_waited_for_forty_minutes_and_named(
         on_wait=lambda _, states: notes.append(states),
     )
 
-    assert boot.failed == {ids[0]: "pending: running: not within 40 min"}
+    assert boot.failed == {ids[0]: "pending: boot timed out after 40 min"}
     assert [machine.id for machine in boot.running] == ids[1:]
     assert BOOT_DEADLINE_S <= ec2_cloud.clock.now - begin < BOOT_DEADLINE_S + 600
     assert notes[-1] == f"1 pending, 2 running ({ids[0]})"
@@ -93,7 +93,7 @@ def test_machines_that_ec2_does_not_show_yet_are_waited_for(ec2_cloud: FakeCloud
     )
 
     assert [machine.id for machine in boot.running] == ids
-    assert notes[0] == "2 not shown yet"
+    assert notes[0] == "2 not visible yet"
 
 
 def test_a_machine_that_ec2_never_shows_is_named(ec2_cloud: FakeCloud) -> None:
@@ -102,7 +102,7 @@ def test_a_machine_that_ec2_never_shows_is_named(ec2_cloud: FakeCloud) -> None:
     boot = wait_until_running(ec2_cloud.clients.ec2, ["i-0123456789abcdef0"], clock=ec2_cloud.clock)
 
     assert boot.failed == {
-        "i-0123456789abcdef0": "EC2 does not show it; running: not within 40 min"
+        "i-0123456789abcdef0": "EC2 does not show it; boot timed out after 40 min"
     }
 
 
@@ -136,7 +136,7 @@ def test_giving_back_waits_until_the_machines_are_gone_but_not_for_ever(
     assert [ec2_cloud.state_of(id_) for id_ in ids] == ["terminated"] * 2
     ec2_cloud.faults("terminate_s = 3000")
     ids = ec2_cloud.run(1)
-    with pytest.raises(DeadlineError, match=f"instances {ids[0]} terminated: not within 20 min"):
+    with pytest.raises(DeadlineError, match=f"termination of {ids[0]} timed out after 20 min"):
         terminate_instances(ec2, ids, ec2_cloud.clock)
 
 
@@ -201,7 +201,7 @@ def test_why_a_machine_will_never_answer_again(
     assert why_gone(ec2, there) == ""
     terminate_instances(ec2, [there], clock=ec2_cloud.clock)
     assert why_gone(ec2, there).startswith(f"{there} is terminated")
-    assert why_gone(ec2, "i-0a") == "EC2 does not show i-0a any more"
+    assert why_gone(ec2, "i-0a") == "EC2 no longer shows i-0a"
 
     def refuse(*_: object) -> None:
         raise EndpointConnectionError(endpoint_url="ec2")

@@ -97,5 +97,5 @@ def test_a_broken_record_does_not_hide_what_is_there(ec2_cloud: FakeCloud) -> No
     found = describe_inventory(ec2_cloud.clients.ec2, "bert")
 
     assert found.ids() == {"security_groups": [group]}
-    with pytest.raises(SprError, match="can't be read"):
+    with pytest.raises(SprError, match="invalid cluster record"):
         _ = found.record

@@ -38,7 +38,7 @@ def test_it_is_said_why_each_machine_goes() -> None:
     )
     plan_input = replace(there(instances=machines), unhealthy={"i-3": "impaired"})
 
-    (removal,) = plan_up(plan_input).takes_away
+    (removal,) = plan_up(plan_input).terminations
 
     assert removal.title == ("Terminate: i-1 (stopped), i-3 (impaired), i-4 (not needed)")
 
@@ -86,7 +86,7 @@ def test_the_plan_tells_how_long_it_takes() -> None:
 def test_a_stopped_head_is_not_thrown_away(state: str) -> None:
     found = make_found(SPEC, instances=changed(0, state=state))
 
-    with pytest.raises(SprError, match=f"head node i-0 is {state}; it was left as it is") as caught:
+    with pytest.raises(SprError, match=f"head node i-0 is {state}; it was not changed") as caught:
         check_head_is_not_stopped(found)
     assert "aws ec2 start-instances --instance-ids i-0" in str(caught.value)
     check_head_is_not_stopped(found, {"i-0"})  # it never worked

@@ -94,7 +94,7 @@ def is_good(plan_input: PlanInput, machine: Instance) -> bool:
 
 
 def taken(plan: Plan) -> set[str]:
-    return {id_ for action in plan.takes_away for id_ in action.ids}
+    return {id_ for action in plan.terminations for id_ in action.ids}
 
 
 @given(plan_inputs())
@@ -226,7 +226,7 @@ class World:
 
     def _software_of(self, action: Action) -> str:
         """What a machine has that is bought so."""
-        if "Ubuntu's own image" in action.detail:
+        if "Canonical's Ubuntu image" in action.detail:
             assert self.plan_input.bake == "none"
             return ""
         known = (*self.found.images, *self.plan_input.cached)

@@ -97,7 +97,7 @@ def test_whatever_was_tried_is_listed_with_ec2s_own_words() -> None:
         buy(client, make_purchase(spec), offers_of(spec), on_refusal=told.append)
 
     assert caught.value.message.splitlines() == [
-        "EC2 gives no 2 machines, together in one zone; tried:",
+        "no single zone has capacity for 2 machines; tried:",
         f"  {METAL} in us-east-1a, in the placement group: InsufficientInstanceCapacity: none in 1",
         f"  {METAL} in us-east-1b, in the placement group: InsufficientInstanceCapacity: none in 2",
         f"  {METAL} in us-east-1a: InsufficientInstanceCapacity: none in 3",
@@ -126,7 +126,7 @@ def test_the_way_out_fits_the_refusal(code: str, hint: str) -> None:
 def test_with_nothing_to_try_that_is_said() -> None:
     client: Any = Market()
 
-    with pytest.raises(NoCapacityError, match="EC2 gives no 2 machines"):
+    with pytest.raises(NoCapacityError, match="no single zone has capacity for 2 machines"):
         buy(client, make_purchase(make_spec(2)), ())
 
 
@@ -210,5 +210,5 @@ def test_machines_that_have_ended_already_are_bought_anew_under_another_token() 
     purchase_by(market, make_spec(2))
 
     assert len({request["ClientToken"] for request in market.requests}) == 3
-    with pytest.raises(CloudError, match="machines that have ended already"):
+    with pytest.raises(CloudError, match="machines that have already ended"):
         purchase_by(Market(lambda _: "shutting-down"), make_spec(2))

@@ -133,7 +133,7 @@ def test_what_is_held_for_ever_is_named_with_ec2s_reason() -> None:
 
     with pytest.raises(DeadlineError) as caught:
         remove_by(ec2, K.DELETE_GROUPS, "sg-1", deadline_s=120)
-    assert "deleting sg-1: not within 2 min" in caught.value.message
+    assert "deleting sg-1 timed out after 2 min" in caught.value.message
     assert "DependencyViolation!" in caught.value.message
     assert len(ec2.calls) < 100
 

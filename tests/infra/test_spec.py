@@ -17,7 +17,7 @@ GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr"
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("options", "message"),
     [
         ({"nodes": 0}, "--nodes 0: expected a whole number from 1 to 256"),
         ({"nodes": -3}, "--nodes -3: expected a whole number"),
@@ -38,15 +38,15 @@ GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr"
         ({"max_price": float("nan")}, "--max-price nan: expected US dollars"),
         ({"instance_types": ("r7iz.metal-16x",)}, "did you mean r7iz.metal-16xl"),
         ({"instance_types": ()}, "--instance-type '': expected from 1 to 12 EC2 types"),
-        ({"instance_types": tuple(INSTANCE_TYPES)}, "expected from 1 to 12 EC2 types, separated"),
-        ({"colour": "red"}, "--colour red"),
+        ({"instance_types": tuple(INSTANCE_TYPES)}, "expected 1 to 12 EC2 types separated"),
+        ({"node": 1}, "unknown key node; did you mean nodes?"),
     ],
 )
-def test_a_wrong_wish_is_answered_with_option_value_and_what_fits(
-    wish: dict[str, Any], message: str
+def test_invalid_options_are_refused_with_the_option_the_value_and_what_was_expected(
+    options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        build_spec(**{**GOOD, **wish})
+        build_spec(**{**GOOD, **options})
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -58,6 +58,11 @@ def test_a_type_that_is_named_twice_is_tried_once() -> None:
 
     assert spec.instance_types == ("m7i.metal-24xl", "r7iz.metal-16xl")
     assert spec.machine.name == "m7i.metal-24xl"
+
+
+def test_a_gpu_type_is_refused_as_one() -> None:
+    with pytest.raises(UsageError, match=r"^p4d\.24xlarge: p4d is a GPU type; .* CPUs with AMX\n"):
+        find_instance_type("p4d.24xlarge")
 
 
 def test_an_unknown_type_offers_near_names_and_those_with_amx() -> None:

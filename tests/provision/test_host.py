@@ -45,7 +45,7 @@ def test_a_machine_that_never_answers_is_given_up_at_its_deadline() -> None:
     heard: list[str] = []
 
     with pytest.raises(
-        HostError, match=r"\[node1\] SSH on node1: not within 40 min: .*no SSH at"
+        HostError, match=r"\[node1\] SSH on node1 timed out after 40 min: .*no SSH at"
     ) as caught:
         wait_until_reachable(
             host, clock=FakeClock(), on_wait=lambda _, reason: heard.append(reason)

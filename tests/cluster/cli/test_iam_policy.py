@@ -152,7 +152,7 @@ def test_without_any_one_of_its_actions_a_life_is_poorer_and_says_which(
         return
     assert told[-1].code == 1
     assert f"no permission for {operation}: " in told[-1].message
-    hint = f"have an administrator allow {operation} (`spr-cluster iam-policy` prints all that is"
+    hint = f"ask an administrator to allow {operation} (`spr-cluster iam-policy` prints all that is"
     assert f"\n  → {hint}" in told[-1].message
 
 

@@ -19,11 +19,11 @@ from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, numbered
 from tests.infra.local.fakes import Endpoint
 
-_NAME = "expected lower-case letters, digits and hyphens, at most 32, a letter first"
-_DURATION = "expected a duration such as 90m, 8h or 2d"
+_NAME = "expected at most 32 lowercase letters, digits, and hyphens, starting with a letter"
+_DURATION = "expected a duration such as 90m, 8h, or 2d"
 _NODES = "expected a whole number from 1 to 256"
 _PRICE = "expected US dollars per machine and hour, above 0 and at most 1000"
-_CIDR = "\n  → an IPv4 range such as 203.0.113.7/32"
+_CIDR = "\n  → use an IPv4 range such as 203.0.113.7/32"
 _TYPES = "\n  → types with AMX: " + ", ".join(t.name for t in INSTANCE_TYPES.values() if t.amx)
 _YES = "not on a terminal, so nobody can be asked\n  → --yes says yes"
 _NO_CLUSTER = (
@@ -73,7 +73,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("status --region mars", re.compile(r"unknown region 'mars'\n  → one of .*")),
     (
         "list --region us-east-1a",
-        "--region us-east-1a: that is a zone\n  → its region: --region us-east-1",
+        "--region us-east-1a: this is a zone\n  → use its region: --region us-east-1",
     ),
     ("gc --region ''", "--region" + f.EMPTY),
     # What: how many, of which type, where
@@ -92,7 +92,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --instance-type c7i.metal-24xl,nonsense", "unknown instance type 'nonsense'" + _TYPES),
     (
         "up --instance-type ,",
-        "--instance-type '': expected from 1 to 12 EC2 types, separated by commas",
+        "--instance-type '': expected 1 to 12 EC2 types separated by commas",
     ),
     ("up --instance-type ''", "--instance-type" + f.EMPTY),
     (
@@ -109,7 +109,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --bake worker", "--bake worker: expected head or none"),
     (
         "bake --instance-type ,",
-        "--instance-type '': expected from 1 to 12 EC2 types, separated by commas",
+        "--instance-type '': expected 1 to 12 EC2 types separated by commas",
     ),
     ("bake --stack ''", "--stack" + f.EMPTY),
     ("images", "the following arguments are required: ACTION" + f.help_of("images")),
@@ -247,7 +247,7 @@ def test_credentials_that_aws_does_not_take_any_more(
 ) -> None:
     line.cloud.faults(f"[[error]]\ncode = '{code}'\nmessage = '{text}'\ntimes = 100\n")
     try:
-        message = f"AWS does not accept the credentials: {text}{_CREDENTIALS_HINT}"
+        message = f"AWS rejected the credentials: {text}{_CREDENTIALS_HINT}"
         f.expect_refusal(line, ["up", "--nodes", "2", "--yes"], message)
     finally:
         line.cloud.faults("")

@@ -13,7 +13,7 @@ from tests.harness.command_line import CommandLine
 # The head first, then an image, then the workers: the way with the most that can fail.
 _UP = "up --nodes 2 --yes --bake head"
 _CODES = (
-    "\n  → what the codes mean: "
+    "\n  → error codes: "
     "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 )
 _SUPPORT = "only AWS's support can change that: https://console.aws.amazon.com/support"
@@ -50,7 +50,7 @@ _WHILE_BUYING = (
     f.Row(
         "no room anywhere",
         _UP,
-        "EC2 gives no machine; tried:"
+        "no zone has capacity for 1 machine; tried:"
         + _tried(*(z + _IN_GROUP for z in _ZONES), *_ZONES, reason=_FULL)
         + _ANOTHER,
         faults="[[capacity]]\nfree = 0\n",
@@ -59,7 +59,7 @@ _WHILE_BUYING = (
     f.Row(
         "room for the head only",
         _UP,
-        "EC2 gives no 2 machines, together in one zone; tried:"
+        "no single zone has capacity for 2 machines; tried:"
         + _tried(*(z + _IN_GROUP for z in _ZONES), *_ZONES, reason=_FULL)
         + _ANOTHER,
         faults="[[capacity]]\nfree = 1\n",
@@ -68,7 +68,7 @@ _WHILE_BUYING = (
     f.Row(
         "quota that can't be asked for",
         "up --yes --no-placement-group",
-        "EC2 gives no machine; tried:" + _tried("us-east-1a", reason=_NO_VCPUS.format(32)),
+        "no zone has capacity for 1 machine; tried:" + _tried("us-east-1a", reason=_NO_VCPUS.format(32)),
         faults="[quota]\non_demand_vcpus = 32\n"
         + f.error("GetServiceQuota", "AccessDeniedException"),
         left="1 security group, 1 key pair",
@@ -76,7 +76,7 @@ _WHILE_BUYING = (
     f.Row(
         "spot price too low",
         f"{_UP} --spot --max-price 1",
-        "EC2 gives no machine; tried:\n  r7iz.metal-16xl in us-east-1a, spot, in the placement "
+        "no zone has capacity for 1 machine; tried:\n  r7iz.metal-16xl in us-east-1a, spot, in the placement "
         "group: SpotMaxPriceTooLow: Your Spot request price of 1 is lower than the minimum "
         "required Spot request fulfillment price of 3.5\n  → a higher --max-price, or "
         "--spot-or-on-demand",
@@ -119,8 +119,8 @@ _WHILE_BUYING = (
     f.Row(
         "purchase not allowed",
         _UP,
-        "no permission for RunInstances: told by EC2\n  → have an administrator allow "
-        "RunInstances (`spr-cluster iam-policy` prints all that is needed), or choose another "
+        "no permission for RunInstances: told by EC2\n  → ask an administrator to allow "
+        "RunInstances (`spr-cluster iam-policy` prints the full policy), or choose another "
         "AWS_PROFILE",
         faults=f.error("RunInstances", "UnauthorizedOperation"),
         left=f.GROUPS,

@@ -39,10 +39,10 @@ _BROKEN_RECORD = (
     "cluster"
 )
 _STOPPED = (
-    "the head node i-0 is stopped; it was left as it is\n  → start it: aws ec2 start-instances "
+    "the head node i-0 is stopped; it was not changed\n  → start it: aws ec2 start-instances "
     "--instance-ids i-0; or remove the cluster: spr-cluster down"
 )
-_BEGIN_ANEW = "or begin anew: spr-cluster down --name spr"
+_BEGIN_ANEW = "or start over: spr-cluster down --name spr"
 _TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")
 _THROTTLED = f"DescribeInstances failed: RequestLimitExceeded: Request limit exceeded.{f.BUSY}"
 _ALL_THROTTLED = "[[throttle]]\nrate = 1\n"
@@ -102,21 +102,21 @@ _ON_A_CLUSTER = (
     f.Row(
         "stack changed",
         "up --stack upstream --yes",
-        "--stack upstream: cluster 'spr' was made with intel\n  → leave --stack out, "
+        "--stack upstream: cluster 'spr' was created with intel\n  → omit --stack, "
         f"{_BEGIN_ANEW}",
         code=2,
     ),
     f.Row(
         "disk changed",
         "up --volume-gib 200 --yes",
-        "--volume-gib 200: cluster 'spr' was made with 100\n  → leave --volume-gib out, "
+        "--volume-gib 200: cluster 'spr' was created with 100\n  → omit --volume-gib, "
         f"{_BEGIN_ANEW}",
         code=2,
     ),
     f.Row(
         "subnet changed",
         "up --subnet-id subnet-1 --yes",
-        "--subnet-id subnet-1: cluster 'spr' was made with none\n  → leave --subnet-id out, "
+        "--subnet-id subnet-1: cluster 'spr' was created with none\n  → omit --subnet-id, "
         f"{_BEGIN_ANEW}",
         code=2,
     ),
@@ -124,7 +124,7 @@ _ON_A_CLUSTER = (
         "type changed",
         "up --instance-type c7i.metal-24xl --yes",
         "--instance-type c7i.metal-24xl: the machines of cluster 'spr' are r7iz.metal-16xl\n  "
-        "→ leave --instance-type out, or begin anew: spr-cluster down " + f.FLAGS,
+        "→ leave --instance-type out, or start over: spr-cluster down " + f.FLAGS,
         code=2,
     ),
     f.Row(
@@ -329,7 +329,7 @@ def test_an_address_that_can_not_be_learned_is_asked_of_the_user(
 
     assert (told.code, line.changes) == (1, before)
     assert told.message == (
-        "could not learn this machine's public address from https://checkip.amazonaws.com: "
-        "<urlopen error no route to host>\n  → name the addresses that may use SSH: --ssh-cidr "
+        "cannot determine this machine's public address from https://checkip.amazonaws.com: "
+        "<urlopen error no route to host>\n  → specify the addresses that may use SSH: --ssh-cidr "
         "203.0.113.7/32"
     )

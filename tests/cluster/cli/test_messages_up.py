@@ -26,7 +26,7 @@ _DID_NOT_COME = "the cluster did not come up: "
 _AGAIN = "\n  → another --instance-type or --region; `spr-cluster ssh` into a node may show more"
 _GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('intel')))}"
 _CODES = (
-    "\n  → what the codes mean: "
+    "\n  → error codes: "
     "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 )
 _WRONG_KEY = (
@@ -62,7 +62,7 @@ _WHILE_MAKING = (
     f.Row(
         "never boots",
         _UP,
-        _DID_NOT_COME + f"node0 (i-0): pending: running: not within 40 min{_AGAIN}",
+        _DID_NOT_COME + f"node0 (i-0): pending: boot timed out after 40 min{_AGAIN}",
         faults=f.machines("never-boots"),
         left=f.HEAD,
     ),
@@ -78,7 +78,7 @@ _WHILE_MAKING = (
         "no SSH",
         _UP,
         _DID_NOT_COME
-        + "node0 (i-0): SSH on node0: not within 40 min: no SSH at 172.31.0.4: connection "
+        + "node0 (i-0): SSH on node0 timed out after 40 min: no SSH at 172.31.0.4: connection "
         f"refused{_AGAIN}",
         faults=f.machines("no-ssh"),
         left=f.HEAD,
@@ -166,7 +166,7 @@ _WHILE_MAKING = (
     f.Row(
         "a head that has been connected, and is silent",
         "up --nodes 3 --yes",
-        "[node0] the head i-0 does not answer: SSH on node0: not within 40 min: no SSH at "
+        "[node0] the head i-0 does not answer: SSH on node0 timed out after 40 min: no SSH at "
         "172.31.0.4: timed out\n  → is --ssh-cidr this machine's address? If it is lost: aws "
         f"ec2 terminate-instances --instance-ids i-0, and then `spr-cluster repair {f.FLAGS}` "
         "makes a worker the head",
@@ -217,7 +217,7 @@ def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine)
 
     assert told.code == 1
     assert f.plain(told.message) == (
-        "still there after `down`: 1 security group (sg-0)\n  deleting sg-0: not within 20 s: "
+        "still there after `down`: 1 security group (sg-0)\n  deleting sg-0 timed out after 20 s: "
         "An error occurred (DependencyViolation) when calling the DeleteSecurityGroup "
         f"operation: {reason}\n  → run `spr-cluster down {f.FLAGS}` again; these may still cost "
         "money"
@@ -241,7 +241,7 @@ def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
         "still there after `down`: 2 instances (i-0, i-0); 2 volumes (vol-0, "
     )
     assert message.endswith(
-        "\n  instances i-0, i-0 terminated: not within 20 min\n"
+        "\n  termination of i-0, i-0 timed out after 20 min\n"
         f"  → run `spr-cluster down {f.FLAGS}` again; these may still cost money"
     )
 
@@ -258,7 +258,7 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
     assert (told.code, told.out) == (1, "Removed: older.\n")
     assert told.message == (
         "1 of 2 clusters were not removed:\n  old (us-east-1): no permission for DeleteVolume: told by "
-        "EC2\n  → have an administrator allow DeleteVolume (`spr-cluster iam-policy` prints all that "
+        "EC2\n  → ask an administrator to allow DeleteVolume (`spr-cluster iam-policy` prints all that "
         "is needed), or choose another AWS_PROFILE"
     )
     assert len(line.cloud.left()) == 1

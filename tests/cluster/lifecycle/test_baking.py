@@ -85,7 +85,7 @@ def test_an_image_that_is_not_ready_is_not_waited_for(simulated_cloud: Simulated
     plan = simulated_cloud.plan(nodes=2)
 
     assert ActionKind.WAIT_IMAGE not in kinds(plan)
-    assert "from Ubuntu's own image" in str(plan.actions)
+    assert "from Canonical's Ubuntu image" in str(plan.actions)
     simulated_cloud.up(nodes=2)
     assert simulated_cloud.steps.count(INSTALL) == 2
     assert len(simulated_cloud.found("images").images) == 1
@@ -285,7 +285,7 @@ def test_an_image_too_large_for_the_nodes_disks_is_left_alone(line: CommandLine)
 
     shown = line.must("plan", "--nodes", "2", "--volume-gib", "20").out
 
-    assert "from Ubuntu's own image" in shown
+    assert "from Canonical's Ubuntu image" in shown
 
 
 def test_images_are_listed_deleted_and_pruned(line: CommandLine) -> None:

@@ -182,7 +182,7 @@ def test_machines_that_do_not_end_are_named_in_time(simulated_cloud: SimulatedCl
 
     with pytest.raises(SprError, match=r"still there after `down`: 1 instance") as caught:
         simulated_cloud.down()
-    assert f"instances {machine} terminated: not within 20 min" in str(caught.value)
+    assert f"termination of {machine} timed out after 20 min" in str(caught.value)
     assert simulated_cloud.clock.now - began < 3600
 
 

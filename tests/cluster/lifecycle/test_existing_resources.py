@@ -1,4 +1,4 @@
-"""What surrounds a cluster that exists, and what it was made with: mended, kept, never overwritten."""
+"""What surrounds a cluster that exists, and what it was created with: mended, kept, never overwritten."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        ({"stack": "intel"}, "--stack intel: cluster 'bert' was made with upstream"),
-        ({"volume_gib": 500}, "--volume-gib 500: cluster 'bert' was made with 100"),
+        ({"stack": "intel"}, "--stack intel: cluster 'bert' was created with upstream"),
+        ({"volume_gib": 500}, "--volume-gib 500: cluster 'bert' was created with 100"),
         (
             {"instance_types": ("m7i.metal-24xl",)},
             "the machines of cluster 'bert' are r7iz.metal-16xl",

@@ -11,7 +11,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from infra.clients import error_code
-from infra.images import find_ubuntu_image, ubuntu_parameter
+from infra.images import find_ubuntu_image
+from infra.ubuntu import ubuntu_parameter
 from infra.wait import wait_until
 from tests.infra.local.fakes import (
     BASE,

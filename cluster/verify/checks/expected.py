@@ -19,7 +19,7 @@ from provision.stacks import Stack
 class Expected:
     """Expected state of a cluster's nodes.
 
-    ``machine`` is the catalogue's entry for the instance type. It is ``None`` for the embedded
+    ``machine`` is the catalog's entry for the instance type. It is ``None`` for the embedded
     cloud, whose containers are only compared with each other.
     """
 

@@ -71,7 +71,7 @@ def check_amx(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
 
 
 def check_cores(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
-    """Check cores, sockets, NUMA nodes, and hyper-threads against the catalogue and each other."""
+    """Check cores, sockets, NUMA nodes, and hyper-threads against the catalog and each other."""
     if not by_node:
         return
     shapes = {node: _describe_shape(health) for node, health in by_node.items()}

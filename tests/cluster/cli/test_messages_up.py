@@ -155,7 +155,7 @@ _WHILE_MAKING = (
     f.Row(
         "a worker that the head can't reach",
         _UP,
-        _DID_NOT_COME + f"node1 (i-0): the head can't reach it over SSH: no route to host{_AGAIN}",
+        _DID_NOT_COME + f"node1 (i-0): the head can't connect over SSH: no route to host{_AGAIN}",
         act=f.stage(
             "node0",
             "xargs -P 64",

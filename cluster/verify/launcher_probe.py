@@ -16,11 +16,11 @@ _TIMEOUT = 124
 _ANSWER = re.compile(r"^hello (\d+) (torch|error) (.*)$", re.MULTILINE)
 # A failing rank would make mpirun kill the others before they answer, so every rank exits with 0.
 _TRY = (
-    r"try:\n import torch; told = 'torch ' + torch.__version__"
-    r"\nexcept Exception as e: told = 'error ' + ' '.join(str(e).split())"
+    r"try:\n import torch; answer = 'torch ' + torch.__version__"
+    r"\nexcept Exception as e: answer = 'error ' + ' '.join(str(e).split())"
 )
 # On one line, because mpirun forwards the arguments so.
-_PROGRAM = f'import os; exec("{_TRY}"); print("hello", os.environ["PMI_RANK"], told)'
+_PROGRAM = f'import os; exec("{_TRY}"); print("hello", os.environ["PMI_RANK"], answer)'
 
 
 @dataclass(frozen=True)

@@ -54,29 +54,39 @@ def verify_cluster(
         answers = _probe(cluster, expected, open_host, progress)
     reached = [answer.node for answer in answers if answer.reached]
     network = None
-    between: Sequence[CheckResult] = ()
     if len(reached) > 1:
         with progress.phase(f"Test the network between {len(reached)} nodes"):
             network = probe_network(
                 head, reached, bandwidth=bandwidth and not job, note=progress.note
             )
-        addresses = {node: expected.addresses[node] for node in reached}
-        between = check_network(network, replace(expected, addresses=addresses))
-    elif len(cluster.nodes) == 1:
-        between = [CheckResult(CLUSTER, "pairs", Verdict.OK, "a single node has no peers")]
     with progress.phase("Start a rank on every node"):
         launched = _launch(head, cluster, reached, job)
-    # The network's measurement of a clock is more precise than the one over SSH.
-    precise = {result.node for result in between if result.check == "clock"}
-    own = [
-        result
-        for result in check_nodes(answers, expected)
-        if result.check != "clock" or result.node not in precise
+    results = [
+        *_describe_cluster(cluster, expected),
+        *_merge(
+            check_nodes(answers, expected), _check_between(cluster, expected, reached, network)
+        ),
     ]
-    results = sort_results(
-        [*_describe_cluster(cluster, expected), *own, *between], expected.addresses
-    )
+    results = list(sort_results(results, expected.addresses))
     return VerifyReport((*results, *launched), network)
+
+
+def _check_between(
+    cluster: Cluster, expected: Expected, reached: Sequence[str], network: NetworkReport | None
+) -> Sequence[CheckResult]:
+    if network:
+        addresses = {node: expected.addresses[node] for node in reached}
+        return check_network(network, replace(expected, addresses=addresses))
+    if len(cluster.nodes) == 1:
+        return [CheckResult(CLUSTER, "pairs", Verdict.OK, "a single node has no peers")]
+    return []
+
+
+def _merge(own: Sequence[CheckResult], between: Sequence[CheckResult]) -> list[CheckResult]:
+    """Merge the results; the network's clocks replace those over SSH, which are less precise."""
+    clocks = {result.node for result in between if result.check == "clock"}
+    kept = [result for result in own if result.check != "clock" or result.node not in clocks]
+    return [*kept, *between]
 
 
 def _probe(

@@ -196,21 +196,19 @@ def _extremes(points: Sequence[ChartPoint]) -> str:
 
 def _whole_run(run: Run) -> Section:
     shares = [share for share in figures.run_shares(run) if share.seconds > 0]
-    ordered = sorted(shares, key=lambda share: _rank_of_part(share.name))
+    ordered = sorted(shares, key=lambda share: _position_of(share.name))
     total = sum(share.seconds for share in ordered)
     chart = None
     if total > 0:
         split = run.series and "train" in run.seconds
         note = "Training is split by the average of the ranks' steps." if split else ""
         bar = Bar(f"Whole run: {format_duration(total)}", [s.seconds for s in ordered], " ")
-        chart = _bar_chart("time", "Where the time went", note, [s.name for s in ordered], [bar])
+        chart = _bar_chart("time", "Time by phase", note, [s.name for s in ordered], [bar])
     table = Table(("", "seconds", "share"), _share_rows(ordered, total))
-    return Section(
-        "time", "Where the time went", chart, table, _no_metrics("phases (results.json)")
-    )
+    return Section("time", "Time by phase", chart, table, _no_metrics("phases (results.json)"))
 
 
-def _rank_of_part(name: str) -> int:
+def _position_of(name: str) -> int:
     order = list(COLORS)
     # Unknown phases come before `other`.
     return order.index(name) if name in order else len(order) - 2
@@ -235,22 +233,14 @@ def _by_rank(run: Run) -> Section:
     known_parts = any(s.seconds > 0 for row in shares.values() for s in row[:-1])
     if not known_parts:
         return Section("ranks", title, None, None, _no_metrics("seconds of each rank's steps"))
-    shown = sorted(shares, key=lambda rank: _seconds_of(shares[rank], "communication"))
-    remarks = []
+    shown, remarks = sorted(shares, key=lambda rank: _communication(shares[rank])), []
     if len(shown) > 16:
         remarks = [
-            f"Shows the 8 ranks of {len(shown)} that waited least and the 8 that waited most."
+            f"Shown: of {len(shown)} ranks, the 8 that waited least and the 8 that waited most."
         ]
         shown = [*shown[:8], *shown[-8:]]
     hosts = {as_number(rank.get("rank")): str(rank.get("hostname", "")) for rank in run.ranks}
-    bars = [
-        Bar(
-            f"rank {rank}{' on ' + hosts[rank] if hosts.get(rank) else ''}",
-            [share.seconds for share in shares[rank]],
-            f"{_seconds_of(shares[rank], 'communication') / _total(shares[rank]):.0%} communication",
-        )
-        for rank in sorted(shown)
-    ]
+    bars = [_rank_bar(rank, hosts.get(rank), shares[rank]) for rank in sorted(shown)]
     note = (
         "Communication is the time that a rank waits beyond its backward pass. The slowest rank "
         "waits least; the others wait for it."
@@ -263,21 +253,25 @@ def _by_rank(run: Run) -> Section:
     return Section("ranks", title, chart, table, remarks=remarks)
 
 
+def _rank_bar(rank: int, host: str | None, shares: Sequence[StepShare]) -> Bar:
+    label = f"rank {rank} on {host}" if host else f"rank {rank}"
+    remark = f"{_communication(shares):.0%} communication"
+    return Bar(label, [share.seconds for share in shares], remark)
+
+
 def _slowest(shares: Mapping[int, Sequence[StepShare]]) -> str:
     """Name the rank that clearly waits less than the others, if any."""
-    waited = {rank: _seconds_of(row, "communication") / _total(row) for rank, row in shares.items()}
+    waited = {rank: _communication(row) for rank, row in shares.items()}
     usual, least = median(waited.values()), min(waited, key=waited.__getitem__)
     if len(waited) < 2 or usual < 0.02 or waited[least] > 0.8 * usual:
         return ""
     return f"Here, rank {least} waits {waited[least]:.0%} of the time; the median is {usual:.0%}."
 
 
-def _seconds_of(shares: Sequence[StepShare], name: str) -> float:
-    return sum(share.seconds for share in shares if share.name == name)
-
-
-def _total(shares: Sequence[StepShare]) -> float:
-    return sum(share.seconds for share in shares) or 1.0
+def _communication(shares: Sequence[StepShare]) -> float:
+    """Return the share of communication, 0.0 to 1.0."""
+    waited = sum(share.seconds for share in shares if share.name == "communication")
+    return waited / (sum(share.seconds for share in shares) or 1.0)
 
 
 def _scaling(run: Run, others: Sequence[Run]) -> Section:

@@ -63,34 +63,38 @@ def check_stack(
     node: str, health: NodeHealth, usual_mark: str | None, expected: Expected
 ) -> CheckResult:
     """Check the environment, its package versions, and the mark of a complete installation."""
-
-    def fail(found: str, wanted: str, remedy: str) -> CheckResult:
-        return CheckResult(node, "stack", Verdict.FAIL, found, wanted, remedy)
-
     if not health.in_venv:
-        remedy = expected.replacement(node, "The environment is broken")
-        return fail(f"{VENV} has no working Python", VENV, remedy)
+        found, remedy = f"{VENV} has no working Python", "The environment is broken"
+        return CheckResult(
+            node, "stack", Verdict.FAIL, found, VENV, expected.replacement(node, remedy)
+        )
     wrong = find_wrong_versions(health, expected.stack)
     if wrong:
         found, wanted = (", ".join(texts) for texts in zip(*wrong.values(), strict=True))
-        return fail(
-            found, wanted, expected.on_node(node, _install_command(list(wrong), expected.stack))
-        )
-    wanted = f"{expected.stack.name} ({expected.digest})"
-    if health.mark is None:
+        remedy = expected.on_node(node, _install_command(list(wrong), expected.stack))
+        return CheckResult(node, "stack", Verdict.FAIL, found, wanted, remedy)
+    if health.mark == usual_mark == expected.digest:
+        found = f"{expected.stack.name}, torch {health.versions.get('torch')}"
+        return CheckResult(node, "stack", Verdict.OK, found)
+    return _judge_mark(node, health.mark, usual_mark, expected)
+
+
+def _judge_mark(
+    node: str, mark: str | None, usual_mark: str | None, expected: Expected
+) -> CheckResult:
+    verdict, wanted = Verdict.FAIL, f"{expected.stack.name} ({expected.digest})"
+    if mark is None:
+        found = "incomplete installation"
         remedy = expected.replacement(node, f"The installation did not finish; see {LOG} there")
-        return fail("incomplete installation", wanted, remedy)
-    if health.mark != usual_mark:
-        found = f"installation {health.mark}, other nodes {usual_mark}"
-        return fail(found, wanted, expected.replacement(node, "Its software differs"))
-    if health.mark != expected.digest:
+    elif mark != usual_mark:
+        found = f"installation {mark}, other nodes {usual_mark}"
+        remedy = expected.replacement(node, "Its software differs")
+    else:
+        verdict, found = Verdict.WARN, f"installation {mark}"
         remedy = (
             "Another version of this tool or of the stack installed it. A new cluster will match"
         )
-        found = f"installation {health.mark}"
-        return CheckResult(node, "stack", Verdict.WARN, found, wanted, remedy)
-    torch = health.versions.get("torch")
-    return CheckResult(node, "stack", Verdict.OK, f"{expected.stack.name}, torch {torch}")
+    return CheckResult(node, "stack", verdict, found, wanted, remedy)
 
 
 def find_wrong_versions(health: NodeHealth, stack: Stack) -> dict[str, tuple[str, str]]:

@@ -101,7 +101,7 @@ _WHILE_MAKING = (
         "no AMX on the head",
         _UP,
         "[node0] no AMX: Xeon lacks amx_bf16, amx_int8, amx_tile\n  → choose a type with AMX "
-        "(--instance-type r7iz.metal-16xl), or go on without it: --allow-no-amx",
+        "(--instance-type r7iz.metal-16xl), or continue without it: --allow-no-amx",
         faults=f.machines("no-amx"),
         left=f.HEAD,
     ),

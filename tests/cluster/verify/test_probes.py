@@ -17,6 +17,7 @@ from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
 from infra.errors import HostError
 from provision.host import LineSink, Result
 from provision.stacks import load_stack
+from tests.fakes import FakeHost
 
 STACK = load_stack("upstream")
 # Each of these addresses is a name that resolves to this machine.
@@ -29,12 +30,11 @@ exec sh -c "$*"
 """
 
 
-class Shell:
+class LocalShell(FakeHost):
     """A head whose commands run here; its `ssh` runs commands here, too."""
 
-    name = "node0"
-
     def __init__(self, folder: Path) -> None:
+        super().__init__("node0", [])
         self.folder = folder
         (folder / "bin").mkdir()
         (folder / "bin/ssh").write_text(_SSH.format(folder=folder))
@@ -72,35 +72,20 @@ class Shell:
             raise HostError(self.name, done.stderr)
         return Result(done.returncode, done.stdout, done.stderr)
 
-    def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
-        raise NotImplementedError
-
-    def upload(self, source: Path, path: str) -> None:
-        raise NotImplementedError
-
-    def download(self, path: str, target: Path) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        return None
-
-    def why_gone(self) -> str:
-        return ""
-
 
 @pytest.fixture
-def head(tmp_path: Path) -> Shell:
+def head(tmp_path: Path) -> LocalShell:
     folder = tmp_path / "home"
     folder.mkdir()
-    return Shell(folder)
+    return LocalShell(folder)
 
 
-def probe(head: Shell, *nodes: str) -> tuple[NodeAnswer, ...]:
+def probe(head: LocalShell, *nodes: str) -> tuple[NodeAnswer, ...]:
     head.write_hosts(list(nodes))
     return probe_nodes(head, STACK)
 
 
-def test_each_node_reports_its_health(head: Shell) -> None:
+def test_each_node_reports_its_health(head: LocalShell) -> None:
     head.close_node("node2")
     answers = probe(head, "node0", "node1", "node2")
 
@@ -118,7 +103,7 @@ def test_each_node_reports_its_health(head: Shell) -> None:
     assert list(Path("/dev/shm").glob("spr-verify.*")) == []
 
 
-def test_amx_requires_the_flags_and_the_kernels_permission(head: Shell) -> None:
+def test_amx_requires_the_flags_and_the_kernels_permission(head: LocalShell) -> None:
     flags = set(Path("/proc/cpuinfo").read_text().split())
     health = probe_directly(head, STACK)
 
@@ -127,7 +112,7 @@ def test_amx_requires_the_flags_and_the_kernels_permission(head: Shell) -> None:
         assert health.missing_amx
 
 
-def test_amx_flags_without_the_kernels_permission_are_not_enough(head: Shell) -> None:
+def test_amx_flags_without_the_kernels_permission_are_not_enough(head: LocalShell) -> None:
     if "amx_tile" in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has AMX")
     lscpu = "Model name: Xeon\\nFlags: amx_tile amx_bf16 amx_int8\\n"
@@ -142,13 +127,13 @@ def test_amx_flags_without_the_kernels_permission_are_not_enough(head: Shell) ->
     assert answer.health.missing_amx == (f"the kernel's permission ({answer.health.tile_data})",)
 
 
-def measure(head: Shell, nodes: list[str]) -> tuple[NetworkReport, list[str]]:
+def measure(head: LocalShell, nodes: list[str]) -> tuple[NetworkReport, list[str]]:
     notes: list[str] = []
     return probe_network(head, nodes, bandwidth=True, note=notes.append), notes
 
 
 def test_the_nodes_measure_the_network_between_them(
-    head: Shell, monkeypatch: pytest.MonkeyPatch
+    head: LocalShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, notes = measure(head, NODES)
 
@@ -167,7 +152,7 @@ def test_the_nodes_measure_the_network_between_them(
     assert len(notes) == 3
 
 
-def test_a_node_that_refuses_ssh_is_left_out_and_named(head: Shell) -> None:
+def test_a_node_that_refuses_ssh_is_left_out_and_named(head: LocalShell) -> None:
     head.close_node(NODES[2])
 
     report, _ = measure(head, NODES)
@@ -179,14 +164,14 @@ def test_a_node_that_refuses_ssh_is_left_out_and_named(head: Shell) -> None:
     }
 
 
-def test_a_name_that_does_not_resolve_is_reported(head: Shell) -> None:
+def test_a_name_that_does_not_resolve_is_reported(head: LocalShell) -> None:
     report, _ = measure(head, ["127.0.0.1", "name.invalid"])
 
     (link,) = [link for link in report.links if link.target == "name.invalid"]
     assert (link.address, link.error) == (None, "its name does not resolve")
 
 
-def test_a_failure_on_the_head_is_raised_with_its_reason(head: Shell) -> None:
+def test_a_failure_on_the_head_is_raised_with_its_reason(head: LocalShell) -> None:
     (head.folder / "bin/python3").unlink()
     (head.folder / "bin/python3").write_text("#!/bin/sh\necho broken >&2; exit 3\n")
     (head.folder / "bin/python3").chmod(0o755)

@@ -158,7 +158,10 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("report ./x/y", f"./x/y: no such folder, and none in ./results{_FILLED}"),
     ("report /dev/null", re.compile("/dev/null is a file: expected .*")),
     ("report .", f".: contains neither results.json nor metrics/rank-0.jsonl{_FILLED}"),
-    ("report --compare nowhere", "no results in ./results\n  → name a results folder, or train first"),
+    (
+        "report --compare nowhere",
+        "no results in ./results\n  → name a results folder, or train first",
+    ),
     ("report . --price 0", "--price 0: expected US dollars per hour, above 0, at most 1000"),
     ("report . --price nan", "--price nan: expected US dollars per hour, above 0, at most 1000"),
     (

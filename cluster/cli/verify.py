@@ -105,7 +105,7 @@ def show(report: VerifyReport, expected: Expected) -> None:
 
 def build_table(results: Sequence[CheckResult], nodes: int) -> Table:
     """Return a table with one row per check and verdict; nodes with equal results share a row."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("check", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("found")

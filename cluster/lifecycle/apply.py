@@ -11,7 +11,8 @@ from cluster.context import Context
 from cluster.lifecycle.machines import Machines, PlanAgainError
 from cluster.nodes import Cluster
 from cluster.verify import node_probe
-from cluster.verify.checks import check_nodes, expect, summarize
+from cluster.verify.checks.expected import expect
+from cluster.verify.checks.nodes import check_nodes, summarize_problems
 from infra import images, instances, key_pair, network, tags
 from infra.actions import Action, ActionKind, Plan
 from infra.clients import error_code
@@ -228,14 +229,14 @@ class Up:
     def _ask_nodes(self) -> tuple[Sequence[node_probe.NodeAnswer], dict[str, str]]:
         cluster = self.machines.cluster
         try:
-            answers = node_probe.ask_nodes(self.machines.head_host, self.stack)
+            answers = node_probe.probe_nodes(self.machines.head_host, self.stack)
         except HostKeyError:
             raise
         except HostError as error:
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
         amx_required = self.spec.amx_required
-        return answers, node_probe.find_faults(cluster, answers, amx_required=amx_required)
+        return answers, node_probe.find_unusable(cluster, answers, amx_required=amx_required)
 
     def _verify(self) -> None:
         cluster = self.machines.cluster
@@ -250,4 +251,4 @@ class Up:
         with_amx = sum(bool(a.health and not a.health.missing_amx) for a in answers)
         text = f"{len(answers)} of {self.spec.nodes} nodes answer the head, {with_amx} have AMX"
         expected = expect(self.ctx.cloud, cluster, self.spec, self.stack)
-        self.ctx.progress.note(text + summarize(check_nodes(answers, expected), expected))
+        self.ctx.progress.note(text + summarize_problems(check_nodes(answers, expected), expected))

@@ -1,4 +1,4 @@
-"""The proof of the launcher: one rank on every node that imports torch and says what it has."""
+"""Start one rank on every node with mpirun, import torch there, and report its version."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from provision.mpi import HOSTFILE, MPIRUN_ENV, explain_mpi_failure
 
 _DEADLINE_S = 120
 _TIMEOUT = 124
-_SAID = re.compile(r"^hello (\d+) (torch|error) (.*)$", re.MULTILINE)
-# A rank that fails would have mpirun end the others before they speak: so it tells, and ends well.
+_ANSWER = re.compile(r"^hello (\d+) (torch|error) (.*)$", re.MULTILINE)
+# A failing rank would make mpirun kill the others before they answer, so every rank exits with 0.
 _TRY = (
-    r"try:\n import torch; told = 'torch ' + torch.__version__"
-    r"\nexcept Exception as e: told = 'error ' + ' '.join(str(e).split())"
+    r"try:\n import torch; answer = 'torch ' + torch.__version__"
+    r"\nexcept Exception as e: answer = 'error ' + ' '.join(str(e).split())"
 )
-# In one line, as mpirun hands it on.
-_PROGRAM = f'import os; exec("{_TRY}"); print("hello", os.environ["PMI_RANK"], told)'
+# On one line, because mpirun forwards the arguments so.
+_PROGRAM = f'import os; exec("{_TRY}"); print("hello", os.environ["PMI_RANK"], answer)'
 
 
 @dataclass(frozen=True)
-class Hello:
-    """torch's version by node, of those that have it; the other nodes' ``errors``.
+class LauncherReport:
+    """The version of torch by node, or the ``errors`` of nodes that can't import it.
 
-    ``error`` is why mpirun as a whole did not do it.
+    ``error`` is the reason if mpirun as a whole failed.
     """
 
     torch: dict[str, str]
@@ -35,27 +35,27 @@ class Hello:
     error: str | None = None
 
 
-def hello_command(nodes: int) -> str:
-    """mpirun as a job starts it, with a deadline: where a port is closed it would wait for ever."""
+def launcher_command(nodes: int) -> str:
+    """Return mpirun as a job starts it, with a deadline: behind a closed port it waits forever."""
     exports = "; ".join(f"export {name}={shlex.quote(value)}" for name, value in MPIRUN_ENV.items())
     argv = [f"{VENV}/bin/mpirun", "-f", HOSTFILE, "-n", str(nodes), "-ppn", "1"]
     argv += ["-bootstrap", "ssh", f"{VENV}/bin/python", "-c", _PROGRAM]
     return f"{exports}; timeout -k 5 {_DEADLINE_S} {shlex.join(argv)} < /dev/null"
 
 
-def say_hello(head: Host, nodes: Sequence[str]) -> Hello:
-    """Start a rank on every node of the hostfile, and listen to them."""
-    done = head.run(hello_command(len(nodes)), timeout_s=_DEADLINE_S + 30, check=False)
-    # One rank a node, in the hostfile's order.
-    said = {nodes[int(rank)]: (kind, text) for rank, kind, text in _SAID.findall(done.stdout)}
-    torch = {node: text for node, (kind, text) in said.items() if kind == "torch"}
-    errors = {node: text for node, (kind, text) in said.items() if kind == "error"}
-    if done.exit_code == 0 and len(said) == len(nodes):
-        return Hello(torch, errors)
+def probe_launcher(head: Host, nodes: Sequence[str]) -> LauncherReport:
+    """Start a rank on every node of the hostfile and collect their answers."""
+    done = head.run(launcher_command(len(nodes)), timeout_s=_DEADLINE_S + 30, check=False)
+    # One rank per node, in the hostfile's order.
+    answers = {nodes[int(rank)]: (kind, text) for rank, kind, text in _ANSWER.findall(done.stdout)}
+    torch = {node: text for node, (kind, text) in answers.items() if kind == "torch"}
+    errors = {node: text for node, (kind, text) in answers.items() if kind == "error"}
+    if done.exit_code == 0 and len(answers) == len(nodes):
+        return LauncherReport(torch, errors)
     if done.exit_code == _TIMEOUT:
-        return Hello(torch, errors, f"mpirun did not end within {_DEADLINE_S} s")
+        return LauncherReport(torch, errors, f"mpirun did not finish within {_DEADLINE_S} s")
     lines = f"{done.stdout}\n{done.stderr}".splitlines()
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
-    spoke = f"{len(said)} of {len(nodes)} nodes spoke"
+    count = f"{len(answers)} of {len(nodes)} nodes answered"
     why = explain_mpi_failure(lines) or f"exit code {done.exit_code}: {last}"
-    return Hello(torch, errors, spoke if done.exit_code == 0 else f"{spoke}: {why}")
+    return LauncherReport(torch, errors, count if done.exit_code == 0 else f"{count}: {why}")

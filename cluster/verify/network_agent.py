@@ -1,9 +1,9 @@
-"""The nodes measure the ways between them. Runs on the nodes: standard library only, Python 3.8 on.
+"""Network agent: measures the network between the nodes. Standard library only, Python 3.8 or newer.
 
-One program in two parts. On the head, ``conduct`` enters every node over node-to-node SSH, has each
-listen on a port of its own, hands round who listens where, and takes them through the stages
-together; no stage waits for a node longer than its deadline. On each node, ``serve`` does what it is
-told, line by line. Both are started with this source on standard input, so nothing stays on a disk.
+On the head, ``coordinate`` starts the agent on every node over SSH, has each listen on a free port,
+distributes the ports, and runs the stages on all nodes at once, each with a deadline. On each node,
+``serve`` executes the head's orders, one per line. Both get this source on standard input, so no file
+is left on a disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 START = "import base64,sys;SOURCE=sys.stdin.readline();exec(base64.b64decode(SOURCE))"
-"""For `python -c`: this source, in base64, is the first line of its standard input."""
+"""For `python -c`: runs this source, in base64 on the first line of standard input."""
 _MESSAGE = struct.Struct("!d")
 _CONNECT_S = 5.0
 _SSH_S = 10.0
@@ -32,14 +32,14 @@ _TRIPS = 30
 _STREAMS = 4
 _SEND_S = 1.0
 _BLOCK = b"\0" * (1 << 20)
-# Seconds for all nodes to end a stage: logins, 255 peers that do not answer, 16 logins that hang.
+# Seconds per stage, enough for logins, 255 peers that do not answer, or 16 logins that hang.
 STAGES = {"listen": 40.0, "reach": 60.0, "ssh": 90.0, "send": 25.0}
 
-# What every node does
+# On every node
 
 
-class Listener(threading.Thread):
-    """Answers the other nodes: each message with the time, a flood with the number of its bytes."""
+class PeerListener(threading.Thread):
+    """Answers the other nodes: a message with the time, a bulk transfer with its number of bytes."""
 
     def __init__(self, token: bytes) -> None:
         super().__init__(daemon=True)
@@ -60,19 +60,19 @@ class Listener(threading.Thread):
                 if not secrets.compare_digest(word[:-1], self.token):
                     return
                 if word[-1:] == b"t":
-                    self._tell_time(peer)
+                    self._send_times(peer)
                 else:
-                    self._count(peer)
+                    self._count_bytes(peer)
             except OSError:
                 return
 
-    def _tell_time(self, peer: socket.socket) -> None:
+    def _send_times(self, peer: socket.socket) -> None:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
             receive(peer, _MESSAGE.size)
             peer.sendall(_MESSAGE.pack(time.time()))
 
-    def _count(self, peer: socket.socket) -> None:
+    def _count_bytes(self, peer: socket.socket) -> None:
         buffer, total = bytearray(len(_BLOCK)), 0
         while True:
             got = peer.recv_into(buffer)
@@ -83,7 +83,7 @@ class Listener(threading.Thread):
 
 
 def receive(peer: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes; raises :class:`ConnectionError` where the other side ends before."""
+    """Receive exactly ``size`` bytes. Raises :class:`ConnectionError` if the peer closes earlier."""
     parts = b""
     while len(parts) < size:
         part = peer.recv(size - len(parts))
@@ -93,8 +93,8 @@ def receive(peer: socket.socket, size: int) -> bytes:
     return parts
 
 
-def open_to(peer: dict[str, Any], token: bytes, kind: bytes) -> socket.socket:
-    """A connection to a peer's listener, by its name."""
+def connect(peer: dict[str, Any], token: bytes, kind: bytes) -> socket.socket:
+    """Connect to a peer's listener, by name."""
     found = socket.create_connection((peer["name"], peer["port"]), timeout=_CONNECT_S)
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     found.sendall(token + kind)
@@ -102,7 +102,7 @@ def open_to(peer: dict[str, Any], token: bytes, kind: bytes) -> socket.socket:
 
 
 def resolve(name: str) -> str | None:
-    """The address to which a name leads here."""
+    """Return the address that a name resolves to on this node."""
     try:
         return str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -110,13 +110,13 @@ def resolve(name: str) -> str | None:
 
 
 def reach(peer: dict[str, Any], token: bytes) -> dict[str, Any]:
-    """Name, port, round trip and clock of one peer. Seconds, without a unit in the name."""
+    """Test name, port, round trip, and clock of one peer. Times are in seconds."""
     answer: dict[str, Any] = {"address": resolve(peer["name"])}
     if answer["address"] is None:
-        return {**answer, "error": "its name leads nowhere"}
+        return {**answer, "error": "its name does not resolve"}
     try:
-        with open_to(peer, token, b"t") as connection:
-            trips = [take_trip(connection) for _ in range(_TRIPS)]
+        with connect(peer, token, b"t") as connection:
+            trips = [measure_round_trip(connection) for _ in range(_TRIPS)]
     except OSError as error:
         answer["error"] = describe_error(error)
         return answer
@@ -125,22 +125,22 @@ def reach(peer: dict[str, Any], token: bytes) -> dict[str, Any]:
     return {**answer, "round_trip": median, "shortest": shortest, "clock": ahead}
 
 
-def take_trip(connection: socket.socket) -> tuple[float, float]:
-    """The seconds of one round trip, and how far the peer's clock was ahead in its middle."""
+def measure_round_trip(connection: socket.socket) -> tuple[float, float]:
+    """Return the seconds of one round trip, and how far the peer's clock was ahead midway."""
     before, start = time.time(), time.perf_counter()
     connection.sendall(_MESSAGE.pack(before))
-    told = _MESSAGE.unpack(receive(connection, _MESSAGE.size))[0]
+    peer_time = _MESSAGE.unpack(receive(connection, _MESSAGE.size))[0]
     trip = time.perf_counter() - start
-    return trip, told - (before + trip / 2)
+    return trip, peer_time - (before + trip / 2)
 
 
 def describe_error(error: OSError) -> str:
-    """The kernel's words for an error, which some of Python's own lack."""
+    """Return the kernel's message; some of Python's errors have none."""
     return "timed out" if isinstance(error, socket.timeout) else error.strerror or str(error)
 
 
-def enter(peer: dict[str, Any]) -> dict[str, Any]:
-    """Enter a peer over SSH without a password; a second time where the first was refused."""
+def log_in(peer: dict[str, Any]) -> dict[str, Any]:
+    """Log in to a peer over SSH without a password; try twice."""
     for _ in range(2):
         argv = ["ssh", "-o", "ConnectTimeout=5", peer["name"], "true"]
         try:
@@ -157,14 +157,14 @@ def enter(peer: dict[str, Any]) -> dict[str, Any]:
         if done.returncode == 0:
             return {}
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return {"error": lines[-1] if lines else f"ssh ended with {done.returncode}"}
+    return {"error": lines[-1] if lines else f"ssh: exit code {done.returncode}"}
 
 
 def send(peer: dict[str, Any], token: bytes) -> dict[str, Any]:
-    """Gbit/s to one peer, over some connections at once, as it counted the bytes."""
+    """Measure Gbit/s to one peer over parallel connections, by the bytes that the peer counted."""
     start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(_STREAMS) as pool:
-        flows = [pool.submit(flood, peer, token) for _ in range(_STREAMS)]
+        flows = [pool.submit(send_bytes, peer, token) for _ in range(_STREAMS)]
     try:
         total = sum(flow.result() for flow in flows)
     except OSError as error:
@@ -172,9 +172,9 @@ def send(peer: dict[str, Any], token: bytes) -> dict[str, Any]:
     return {"gbit": total * 8 / (time.perf_counter() - start) / 1e9}
 
 
-def flood(peer: dict[str, Any], token: bytes) -> float:
-    """Send for a while; returns how many bytes arrived."""
-    with open_to(peer, token, b"f") as connection:
+def send_bytes(peer: dict[str, Any], token: bytes) -> float:
+    """Send for a fixed time and return the number of bytes that arrived."""
+    with connect(peer, token, b"f") as connection:
         end = time.perf_counter() + _SEND_S
         while time.perf_counter() < end:
             connection.sendall(_BLOCK)
@@ -182,42 +182,42 @@ def flood(peer: dict[str, Any], token: bytes) -> float:
         return float(_MESSAGE.unpack(receive(connection, _MESSAGE.size))[0])
 
 
-def at_once(
+def for_each(
     work: Callable[[dict[str, Any]], dict[str, Any]], peers: list[dict[str, Any]], width: int
 ) -> dict[str, Any]:
-    """The same with each peer, some at a time; the answers by the peer's name."""
+    """Run the work for each peer, ``width`` at a time; return the answers by peer."""
     with concurrent.futures.ThreadPoolExecutor(width) as pool:
         futures = {peer["name"]: pool.submit(work, peer) for peer in peers}
         return {name: future.result() for name, future in futures.items()}
 
 
 def serve(token: bytes) -> None:
-    """Do what the head says, a line of JSON at a time; ends when it says no more."""
-    listener = Listener(token)
+    """Execute the head's orders, one line of JSON each, until standard input ends."""
+    listener = PeerListener(token)
     listener.start()
     reply({"port": listener.port})
     for line in sys.stdin:
         order = json.loads(line)
         peers = order["peers"]
         if order["stage"] == "reach":
-            reply(at_once(lambda peer: reach(peer, token), peers, 32))
+            reply(for_each(lambda peer: reach(peer, token), peers, 32))
         elif order["stage"] == "ssh":
-            # A node's sshd lets only 10 strangers wait at once (MaxStartups): few at a time, and
-            # every node begins with another one.
-            reply(at_once(enter, peers, 2))
+            # sshd accepts only 10 pending logins (MaxStartups): a few at a time, and every node
+            # begins with another peer.
+            reply(for_each(log_in, peers, 2))
         else:
-            reply(at_once(lambda peer: send(peer, token), peers, 1))
+            reply(for_each(lambda peer: send(peer, token), peers, 1))
 
 
 def reply(answer: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 
-# What the head does besides
+# On the head
 
 
-class Player:
-    """A node as the head sees it: a process over SSH that answers each line with a line."""
+class AgentSession:
+    """The agent on one node: a process over SSH that answers each line with a line."""
 
     def __init__(self, name: str, python: str, source: str, token: str) -> None:
         self.name = name
@@ -231,8 +231,8 @@ class Player:
             universal_newlines=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
-        self.tell(source.rstrip("\n"))
-        self.tell(json.dumps({"token": token}))
+        self.send_line(source.rstrip("\n"))
+        self.send_line(json.dumps({"token": token}))
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -240,76 +240,76 @@ class Player:
             self.lines.put(line)
         self.lines.put(None)
 
-    def tell(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
         except OSError:
-            return  # its silence will be noticed
+            return  # read_answer reports it
 
-    def hear(self, until: float, stage: str) -> dict[str, Any] | None:
-        """Its answer; ``None``, and the reason in ``error``, where it gives none in time."""
+    def read_answer(self, until: float, stage: str) -> dict[str, Any] | None:
+        """Return the answer, or ``None`` with the reason in ``error``."""
         try:
             line = self.lines.get(timeout=max(until - time.monotonic(), 0.01))
         except queue.Empty:
             self.error = f"no answer within {STAGES[stage]:.0f} s"
             return None
         if line is None:
-            self.error = self._last_words()
+            self.error = self._last_error()
             return None
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         assert self.process.stderr is not None
         lines = self.process.stderr.read().strip().splitlines()
-        return lines[-1] if lines else "it ended without a word"
+        return lines[-1] if lines else "it ended without output"
 
     def end(self) -> None:
         self.process.kill()
 
 
-def conduct(plan: dict[str, Any], source: str) -> dict[str, Any]:
-    """Take the nodes through the stages of a plan; returns what each said of its peers.
+def coordinate(plan: dict[str, Any], source: str) -> dict[str, Any]:
+    """Run the stages of a plan on all nodes and return their measurements.
 
-    ``plan`` has the ``nodes``, the shell's words for their ``python``, and by stage and node the ``peers``.
+    ``plan`` has the ``nodes``, the shell command for their ``python``, and the ``peers`` by stage and node.
     """
     token = secrets.token_hex(16)
-    players = {name: Player(name, plan["python"], source, token) for name in plan["nodes"]}
+    agents = {name: AgentSession(name, plan["python"], source, token) for name in plan["nodes"]}
     try:
-        ports = _together(players, "listen")
-        known = {name: {"name": name, "port": told["port"]} for name, told in ports.items()}
-        told: dict[str, Any] = {}
-        for stage, wished in plan["peers"].items():
+        ports = _collect(agents, "listen")
+        known = {name: {"name": name, "port": answer["port"]} for name, answer in ports.items()}
+        measured: dict[str, Any] = {}
+        for stage, targets in plan["peers"].items():
             print(f"stage:{stage}", flush=True)
-            for name, player in players.items():
-                if not player.error:
-                    peers = [known[peer] for peer in wished[name] if peer in known]
-                    player.tell(json.dumps({"stage": stage, "peers": peers}))
-            told[stage] = _together(players, stage)
+            for name, agent in agents.items():
+                if not agent.error:
+                    peers = [known[peer] for peer in targets[name] if peer in known]
+                    agent.send_line(json.dumps({"stage": stage, "peers": peers}))
+            measured[stage] = _collect(agents, stage)
     finally:
-        for player in players.values():
-            player.end()
-    silent = {name: player.error for name, player in players.items() if player.error}
-    return {"silent": silent, **told}
+        for agent in agents.values():
+            agent.end()
+    silent = {name: agent.error for name, agent in agents.items() if agent.error}
+    return {"silent": silent, **measured}
 
 
-def _together(players: dict[str, Player], stage: str) -> dict[str, Any]:
-    """The answers of those that give one; who does not is left out from then on."""
+def _collect(agents: dict[str, AgentSession], stage: str) -> dict[str, Any]:
+    """Return the answers; a node without one is left out of the later stages."""
     until = time.monotonic() + STAGES[stage]
-    heard = {n: player.hear(until, stage) for n, player in players.items() if not player.error}
-    return {name: answer for name, answer in heard.items() if answer is not None}
+    answers = {n: agent.read_answer(until, stage) for n, agent in agents.items() if not agent.error}
+    return {name: answer for name, answer in answers.items() if answer is not None}
 
 
 def main() -> None:
-    """On a node the first line is a token; on the head it is the plan."""
+    """Run as the head if the first line is a plan, as a node if it is a token."""
     first = json.loads(sys.stdin.readline())
     if "token" in first:
         serve(bytes.fromhex(first["token"]))
     else:
-        print("links:" + json.dumps(conduct(first, globals()["SOURCE"])), flush=True)
-    # Threads that still wait for other nodes must not hold up the end.
+        print("links:" + json.dumps(coordinate(first, globals()["SOURCE"])), flush=True)
+    # Do not wait for threads that still wait for other nodes.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Is the cluster what it should be? The head asks every node over the way that jobs go."""
+"""Ask every node for its health: the head does, over the SSH path that jobs use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from provision.stacks import Stack
 _ANSWER = "answer:"
 _END = "_END_OF_THE_PROBE_"
 _NODE_DEADLINE_S = 60
-_ASK_DEADLINE_S = 5 * 60
-# From the head to all nodes at once; a node that does not answer in time is named, not waited for.
-# Where the environment of the stack is gone, the system's own Python can still tell the rest. Each
-# answer goes to a file of its own in memory: in one pipe they could mix, and a disk could be full.
-_ASK_ALL = f"""# asking every node what it is
+_ALL_DEADLINE_S = 5 * 60
+# From the head to all nodes at once; a node that does not answer in time is named, not waited for. If
+# the stack's environment is missing, the system's Python still reports the rest. Each answer goes to
+# its own file in memory: in one pipe answers could mix, and the disk could be full.
+_PROBE_ALL = f"""# probing every node
 folder=$(mktemp -d /dev/shm/spr-verify.XXXXXX) || exit 1
 trap 'rm -rf $folder' EXIT
 cat > $folder/probe <<'{_END}'
@@ -41,17 +41,18 @@ while read node; do
   echo "{_ANSWER}$node:$(cat $folder/$node.code):$(cat $folder/$node.before):$(cat $folder/$node.after):$text"
 done < ~/hosts"""
 PYTHON = f"p={VENV}/bin/python; [ -x $p ] || p=python3; exec $p"
-"""For a shell on a node: the Python of its stack, else the system's."""
+"""Shell command for a node: the Python of its stack, or else the system's."""
 _TIMEOUTS = (124, 137)
 _NO_SSH = 255
+
+HealthByNode = Mapping[str, NodeHealth]
 
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """What the head heard from one node over node-to-node SSH; ``reason`` is why it heard nothing.
+    """A node's answer to the head over SSH; ``reason`` says why there is no health.
 
-    ``clock_s`` is how far the node's clock is ahead of the head's, ``clock_error_s`` how far that can
-    be wrong.
+    ``clock_s`` is how far the node's clock is ahead of the head's, ``clock_error_s`` the error of that.
     """
 
     node: str
@@ -61,15 +62,22 @@ class NodeAnswer:
     clock_s: float = 0.0
     clock_error_s: float = 0.0
 
+    @property
+    def problem(self) -> str:
+        """Why the head can't use the node; empty if it can."""
+        if not self.reached:
+            return f"the head can't connect over SSH: {self.reason}"
+        return "" if self.health else f"the probe failed: {self.reason}"
+
 
 def require_amx(facts: Mapping[str, HostFacts], *, required: bool) -> str:
-    """Check AMX before time is spent on anything else; returns what to tell the user.
+    """Check for AMX and return a note for the user.
 
-    Raises :class:`HostError` where it is required and missing.
+    Raises :class:`HostError` if AMX is required and missing.
     """
     lacking = {name: fact for name, fact in facts.items() if fact.missing_amx}
     if not lacking:
-        return "AMX is there: " + ", ".join(sorted(AMX_FLAGS))
+        return "AMX available: " + ", ".join(sorted(AMX_FLAGS))
     name, fact = next(iter(lacking.items()))
     text = f"no AMX: {fact.model} lacks {', '.join(fact.missing_amx)}"
     if required:
@@ -77,20 +85,20 @@ def require_amx(facts: Mapping[str, HostFacts], *, required: bool) -> str:
             name,
             text,
             hint="choose a type with AMX (--instance-type r7iz.metal-16xl), "
-            "or go on without it: --allow-no-amx",
+            "or continue without it: --allow-no-amx",
         )
-    return f"{text}; going on without it, training will be slower"
+    return f"{text}; continuing without AMX; training will be slower"
 
 
-def ask_command(stack: Stack) -> str:
-    """The one command with which the head asks every node of its hostfile."""
+def probe_command(stack: Stack) -> str:
+    """Return the one command with which the head probes every node of its hostfile."""
     python = f"{PYTHON} - {shlex.quote(render_question(stack))}"
-    script = _ASK_ALL.replace("@PYTHON@", shlex.quote(python))
+    script = _PROBE_ALL.replace("@PYTHON@", shlex.quote(python))
     return script.replace("@PROBE@", probe_source().rstrip("\n"))
 
 
 def parse_answers(text: str) -> tuple[NodeAnswer, ...]:
-    """The output of the question that the head asks every node."""
+    """Parse the output of :func:`probe_command`, in rank order."""
     lines = [line for line in text.splitlines() if line.startswith(_ANSWER)]
     answers = [_parse_answer(*line.removeprefix(_ANSWER).split(":", 4)) for line in lines]
     return tuple(sorted(answers, key=lambda answer: int(answer.node.removeprefix("node"))))
@@ -105,41 +113,39 @@ def _parse_answer(node: str, code: str, before: str, after: str, text: str) -> N
     try:
         health = parse_health(text)
     except ValueError:
-        return NodeAnswer(node, True, reason=text or f"the question ended with {status}")
+        return NodeAnswer(node, True, reason=text or f"exit code {status}")
     middle, window = (float(before) + float(after)) / 2, float(after) - float(before)
     return NodeAnswer(node, True, health, "", health.time - middle, window / 2)
 
 
-def ask_nodes(head: Host, stack: Stack) -> tuple[NodeAnswer, ...]:
-    """Have the head ask every node of its hostfile, without a password."""
-    return parse_answers(head.run(ask_command(stack), timeout_s=_ASK_DEADLINE_S).stdout)
+def probe_nodes(head: Host, stack: Stack) -> tuple[NodeAnswer, ...]:
+    """Have the head probe every node of its hostfile."""
+    return parse_answers(head.run(probe_command(stack), timeout_s=_ALL_DEADLINE_S).stdout)
 
 
-def ask_directly(host: Host, stack: Stack) -> NodeHealth:
-    """Ask one node from this machine; raises :class:`HostError`."""
+def probe_directly(host: Host, stack: Stack) -> NodeHealth:
+    """Probe one node from this machine. Raises :class:`HostError`."""
     argv = f"sh -c {shlex.quote(f'{PYTHON} - {shlex.quote(render_question(stack))}')}"
-    command = f"# asking the node what it is\n{argv} <<'{_END}'\n{probe_source()}{_END}"
+    command = f"# probing this node\n{argv} <<'{_END}'\n{probe_source()}{_END}"
     answer = host.run(command, timeout_s=_NODE_DEADLINE_S).stdout
     try:
         return parse_health(answer)
     except ValueError as error:
-        raise HostError(host.name, f"it can't be asked what it is: {error}") from None
+        raise HostError(host.name, f"the probe failed: {error}") from None
 
 
-def find_faults(
+def find_unusable(
     cluster: Cluster, answers: Sequence[NodeAnswer], *, amx_required: bool
 ) -> dict[str, str]:
-    """Which nodes can't be used at all, by name with the reason; empty for a good cluster."""
-    heard = {answer.node: answer for answer in answers}
-    faults = {}
+    """Return the nodes that jobs can't use, with the reason; empty for a healthy cluster."""
+    by_node = {answer.node: answer for answer in answers}
+    reasons = {}
     for node in cluster.nodes:
-        answer = heard.get(node.name)
+        answer = by_node.get(node.name)
         if answer is None:
-            faults[node.name] = "the head got no answer from it"
-        elif not answer.reached:
-            faults[node.name] = f"the head can't reach it over SSH: {answer.reason}"
-        elif answer.health is None:
-            faults[node.name] = f"it can't be asked what it is: {answer.reason}"
+            reasons[node.name] = "the head got no answer"
+        elif answer.problem or answer.health is None:
+            reasons[node.name] = answer.problem
         elif answer.health.missing_amx and amx_required:
-            faults[node.name] = f"no AMX: it lacks {', '.join(answer.health.missing_amx)}"
-    return faults
+            reasons[node.name] = f"no AMX: lacks {', '.join(answer.health.missing_amx)}"
+    return reasons

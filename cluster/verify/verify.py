@@ -1,4 +1,4 @@
-"""``verify``: all checks of a cluster, node by node and between the nodes. It changes nothing."""
+"""``verify``: all checks of a cluster, of single nodes and between them. Read-only."""
 
 from __future__ import annotations
 
@@ -6,137 +6,148 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cluster.nodes import Cluster, HostOpener, Node
-from cluster.verify.checks import (
-    CLUSTER,
-    CheckResult,
-    Expected,
-    Verdict,
-    check_nodes,
-    order_results,
-)
-from cluster.verify.checks.network import check_links, describe_single
-from cluster.verify.network_probe import Links, ask_links
-from cluster.verify.node_probe import NodeAnswer, ask_directly, ask_nodes
+from cluster.running_job import find_running_job
+from cluster.verify.checks.expected import Expected
+from cluster.verify.checks.launcher import check_launcher
+from cluster.verify.checks.network import check_network
+from cluster.verify.checks.nodes import check_nodes
+from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some, sort_results
+from cluster.verify.launcher_probe import probe_launcher
+from cluster.verify.network_probe import NetworkReport, probe_network
+from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
 from infra.errors import HostError, HostKeyError
 from infra.progress import Progress
+from infra.words import counted
 from provision.host import Host, on_all
 
 
 @dataclass(frozen=True)
-class Examination:
-    """What was found: results in the order of the checks, and every way that was measured."""
+class VerifyReport:
+    """The results in the order of the checks, and the measurements between the nodes, if any."""
 
     results: tuple[CheckResult, ...]
-    links: Links | None
-    unreached: tuple[str, ...]
-    """Nodes that the head can't enter."""
+    network: NetworkReport | None
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all; what could not be judged does not count."""
+        """The worst verdict; skipped checks do not count."""
         found = {result.verdict for result in self.results}
         return next(v for v in (Verdict.FAIL, Verdict.WARN, Verdict.OK) if v in found)
 
-    def with_results(self, more: Sequence[CheckResult]) -> Examination:
-        """The same, with what somebody else has found out."""
-        return replace(self, results=(*self.results, *more))
 
-
-def examine(
+def verify_cluster(
     cluster: Cluster,
     expected: Expected,
     open_host: HostOpener,
     progress: Progress,
     *,
     bandwidth: bool = True,
-) -> Examination:
-    """Ask all nodes what they are, then have them try one another.
+) -> VerifyReport:
+    """Check each node, the network between them, and mpirun.
 
-    Raises :class:`HostError` where the head itself can't be asked.
+    While a job runs, bandwidth and mpirun are skipped. Raises :class:`HostError` if the head can't be
+    reached.
     """
     head = open_host(cluster.head)
-    with progress.phase(f"Ask {len(cluster.nodes)} nodes what they are"):
-        answers = _ask(cluster, expected, open_host, progress)
+    job = find_running_job(head)
+    with progress.phase(f"Inspect {counted(len(cluster.nodes), 'node')}"):
+        answers = _probe(cluster, expected, open_host, progress)
     reached = [answer.node for answer in answers if answer.reached]
-    unreached = tuple(node.name for node in cluster.nodes if node.name not in reached)
-    between: Sequence[CheckResult] = ()
-    links = None
+    network = None
     if len(reached) > 1:
-        links = _try_links(head, reached, progress, bandwidth=bandwidth)
-        between = check_links(links, replace(expected, addresses=_only(expected, reached)))
-    elif len(cluster.nodes) == 1:
-        between = [describe_single()]
-    finer = {result.node for result in between if result.check == "clock"}
-    own = [
-        result
-        for result in check_nodes(answers, expected)
-        if result.check != "clock" or result.node not in finer
+        with progress.phase(f"Test the network between {len(reached)} nodes"):
+            network = probe_network(
+                head, reached, bandwidth=bandwidth and not job, note=progress.note
+            )
+    with progress.phase("Start a rank on every node"):
+        launched = _launch(head, cluster, reached, job)
+    results = [
+        *_describe_cluster(cluster, expected),
+        *_merge(
+            check_nodes(answers, expected), _check_between(cluster, expected, reached, network)
+        ),
     ]
-    results = [*_describe_cluster(cluster, expected), *own, *between]
-    return Examination(order_results(results, expected), links, unreached)
+    results = list(sort_results(results, expected.addresses))
+    return VerifyReport((*results, *launched), network)
 
 
-def _only(expected: Expected, nodes: Sequence[str]) -> dict[str, str]:
-    return {node: address for node, address in expected.addresses.items() if node in nodes}
+def _check_between(
+    cluster: Cluster, expected: Expected, reached: Sequence[str], network: NetworkReport | None
+) -> Sequence[CheckResult]:
+    if network:
+        addresses = {node: expected.addresses[node] for node in reached}
+        return check_network(network, replace(expected, addresses=addresses))
+    if len(cluster.nodes) == 1:
+        return [CheckResult(CLUSTER, "pairs", Verdict.OK, "a single node has no peers")]
+    return []
 
 
-def _try_links(head: Host, nodes: Sequence[str], progress: Progress, *, bandwidth: bool) -> Links:
-    with progress.phase(f"Try the ways between {len(nodes)} nodes"):
-        return ask_links(head, nodes, bandwidth=bandwidth, tell=progress.note)
+def _merge(own: Sequence[CheckResult], between: Sequence[CheckResult]) -> list[CheckResult]:
+    """Merge the results; the network's clocks replace those over SSH, which are less precise."""
+    clocks = {result.node for result in between if result.check == "clock"}
+    kept = [result for result in own if result.check != "clock" or result.node not in clocks]
+    return [*kept, *between]
 
 
-def _ask(
+def _probe(
     cluster: Cluster, expected: Expected, open_host: HostOpener, progress: Progress
 ) -> tuple[NodeAnswer, ...]:
-    """The nodes' answers to the head; those that it can't enter are asked from here.
+    """Have the head probe all nodes; probe from here those that it can't reach.
 
-    Is it the machine, or the way between them? Where nodes are missing or new, the head knows the
-    others by the names that they had.
+    If nodes are missing or new, the names that the head knows may belong to other machines.
     """
+    answers: dict[str, NodeAnswer] = {}
     if cluster.is_whole:
-        heard = {
-            answer.node: answer for answer in ask_nodes(open_host(cluster.head), expected.stack)
-        }
-    else:
-        heard = {}
-    silent = [node for node in cluster.nodes if not _is_reached(heard.get(node.name))]
+        found = probe_nodes(open_host(cluster.head), expected.stack)
+        answers = {answer.node: answer for answer in found}
+    silent = [n for n in cluster.nodes if n.name not in answers or not answers[n.name].reached]
     if silent:
-        progress.note(f"asking {len(silent)} nodes from here, which the head can't enter")
+        progress.note(f"probing {counted(len(silent), 'node')} from here: the head can't connect")
 
-    def ask(node: Node) -> NodeAnswer:
-        answer = heard.get(node.name)
+    def probe(node: Node) -> NodeAnswer:
+        answer = answers.get(node.name)
         reason = answer.reason if answer else "the nodes are not connected"
         try:
-            health = ask_directly(open_host(node), expected.stack)
+            health = probe_directly(open_host(node), expected.stack)
         except HostKeyError:
             raise
         except HostError as error:
-            told = error.message.removeprefix(f"[{node.name}] ")
-            return NodeAnswer(node.name, False, reason=f"{reason}; nor can this machine: {told}")
+            own = error.message.removeprefix(f"[{node.name}] ")
+            return NodeAnswer(node.name, False, reason=f"{reason}; nor can this machine: {own}")
         return NodeAnswer(node.name, False, health, f"{reason}; but this machine can")
 
-    heard |= on_all("asking the nodes", silent, ask)
-    return tuple(heard[node.name] for node in cluster.nodes)
+    answers |= on_all("probing the nodes", silent, probe)
+    return tuple(answers[node.name] for node in cluster.nodes)
 
 
-def _is_reached(answer: NodeAnswer | None) -> bool:
-    return answer is not None and answer.reached
+def _launch(
+    head: Host, cluster: Cluster, reached: Sequence[str], job: str | None
+) -> list[CheckResult]:
+    nodes = [node.name for node in cluster.nodes]
+    unreached = [node for node in nodes if node not in reached]
+    if job:
+        found = f"not tested, nor the bandwidth: job {job} is running and affects latencies"
+    elif unreached:
+        found = f"not tested: the head can't connect to {name_some(unreached)}"
+    else:
+        return check_launcher(probe_launcher(head, nodes))
+    return [CheckResult(CLUSTER, "mpirun", Verdict.SKIPPED, found)]
 
 
 def _describe_cluster(cluster: Cluster, expected: Expected) -> list[CheckResult]:
-    """Whether all nodes are there, and by what the machines are judged."""
+    """Check that all nodes run, and name the hardware that they are compared with."""
     found = f"{len(cluster.nodes)} of {cluster.wanted_nodes} running"
     if cluster.is_whole:
         nodes = CheckResult(CLUSTER, "nodes", Verdict.OK, f"{found} and connected")
     else:
-        missing = len(cluster.nodes) != cluster.wanted_nodes
-        told = found if missing else f"{found}, not all connected"
-        remedy = f"{expected.command('repair')} replaces and connects them"
-        nodes = CheckResult(CLUSTER, "nodes", Verdict.FAIL, told, "all, connected", remedy)
-    if expected.machine is None:
-        told = "not judged: containers on one machine, compared with one another only"
-        return [nodes, CheckResult(CLUSTER, "hardware", Verdict.UNKNOWN, told)]
-    return [
-        nodes,
-        CheckResult(CLUSTER, "hardware", Verdict.OK, f"judged as {expected.machine.name}"),
-    ]
+        if len(cluster.nodes) == cluster.wanted_nodes:
+            found = f"{found}, not all connected"
+        remedy = f"Replace and connect nodes:\n{expected.command('repair')}"
+        nodes = CheckResult(CLUSTER, "nodes", Verdict.FAIL, found, "all, connected", remedy)
+    hardware = CheckResult(
+        CLUSTER, "hardware", Verdict.SKIPPED, "containers on one machine, only compared"
+    )
+    if expected.machine is not None:
+        found = f"compared with {expected.machine.name}"
+        hardware = CheckResult(CLUSTER, "hardware", Verdict.OK, found)
+    return [nodes, hardware]

@@ -1,4 +1,4 @@
-"""Charts as data: what is drawn, whatever draws it (:mod:`.svg` for the page, :mod:`.png`). Pure."""
+"""Charts as data, drawn by :mod:`.svg`. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 _LEAST = 1e-100
-"""What is smaller can't be divided into ticks, and is drawn as zero."""
+"""Smaller values can't be divided into ticks and are drawn as zero."""
 Format = Callable[[float], str]
 
 
-class Point(NamedTuple):
-    """``y`` is ``nan`` where a line is interrupted."""
+class ChartPoint(NamedTuple):
+    """A point of a line; ``y`` is ``nan`` at a gap."""
 
     x: float
     y: float
@@ -21,27 +21,27 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """``colour`` counts the palette from 1, 0 is grey. ``style``: line, faint, dashed or dots."""
+    """``color`` is an index of the palette, 0 is gray. ``style``: line, faint, dashed, or dots."""
 
     label: str
-    points: Sequence[Point]
-    colour: int = 1
+    points: Sequence[ChartPoint]
+    color: int = 1
     style: str = "line"
 
 
 @dataclass(frozen=True)
 class Band:
-    """The area between the least and the greatest of many values, by x."""
+    """The area between the lowest and the highest of many values, by x."""
 
     label: str
-    low: Sequence[Point]
-    high: Sequence[Point]
-    colour: int = 1
+    low: Sequence[ChartPoint]
+    high: Sequence[ChartPoint]
+    color: int = 1
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines over a common x. Both axes begin at 0, or at the least x. ``note`` says how to read it."""
+    """Lines over a common x axis. ``note`` explains how to read the chart."""
 
     name: str
     title: str
@@ -51,12 +51,12 @@ class LineChart:
     lines: Sequence[Line]
     bands: Sequence[Band] = ()
     whole_x: bool = False
-    """x is counted: ticks are whole numbers."""
+    """Ticks of the x axis are whole numbers."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of several parts, as long as ``parts`` of the chart; ``label`` is written above it."""
+    """One stacked bar with a value for each of the chart's parts; ``label`` appears above it."""
 
     label: str
     values: Sequence[float]
@@ -65,13 +65,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Horizontal bars of stacked parts. ``colours`` count the palette, by part."""
+    """Horizontal stacked bars. ``colors`` are indices of the palette, by part."""
 
     name: str
     title: str
     note: str
     parts: Sequence[str]
-    colours: Sequence[int]
+    colors: Sequence[int]
     bars: Sequence[Bar]
     format: Format
 
@@ -80,7 +80,7 @@ Chart = LineChart | BarChart
 
 
 class Axis(NamedTuple):
-    """From ``low`` to ``high``, with labelled places between; :meth:`at` gives 0.0 to 1.0."""
+    """An axis from ``low`` to ``high`` with labeled ticks; :meth:`at` maps a value to 0.0 to 1.0."""
 
     low: float
     high: float
@@ -91,7 +91,7 @@ class Axis(NamedTuple):
 
 
 def make_axis(low: float, high: float, *, whole: bool = False, wanted: int = 5) -> Axis:
-    """An axis that holds both values, with about as many ticks at round numbers."""
+    """Return an axis from ``low`` to ``high`` with about ``wanted`` ticks at round numbers."""
     if not high - low > _LEAST:
         high = low + (abs(low) or 1.0)
     step = _round_step((high - low) / wanted)
@@ -104,7 +104,7 @@ def make_axis(low: float, high: float, *, whole: bool = False, wanted: int = 5) 
 
 
 def round_up(value: float, wanted: int = 5) -> float:
-    """The end of an axis from 0 that holds a value, at a tick."""
+    """Round a value up to a tick, as the end of an axis from 0."""
     if not value > _LEAST:
         return 1.0
     step = _round_step(value / wanted)
@@ -112,13 +112,13 @@ def round_up(value: float, wanted: int = 5) -> float:
 
 
 def _round_step(rough: float) -> float:
-    """1, 2, 2.5 or 5 times a power of ten, at least ``rough``."""
+    """Return 1, 2, 2.5, or 5 times a power of ten, at least ``rough``."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= rough * (1 - 1e-9))
 
 
 def format_tick(value: float, step: float) -> str:
-    """As many digits as ticks of that distance need."""
+    """Format a tick with the digits that its distance to the next one needs."""
     if abs(value) < step / 1e6:
         return "0"
     if step >= 1000 and abs(value) >= 10_000:
@@ -132,7 +132,7 @@ def format_tick(value: float, step: float) -> str:
 
 
 def axes(chart: LineChart) -> tuple[Axis, Axis]:
-    """The chart's x and y axes, holding all that it draws."""
+    """Return x and y axes that contain the whole chart, from 0 if close to it."""
     drawn = [*(line.points for line in chart.lines)]
     drawn += [points for band in chart.bands for points in (band.low, band.high)]
     xs = [p.x for points in drawn for p in points if math.isfinite(p.y)]
@@ -143,17 +143,17 @@ def axes(chart: LineChart) -> tuple[Axis, Axis]:
     return make_axis(left, max(xs), whole=chart.whole_x), make_axis(bottom, top)
 
 
-def thin(points: Sequence[Point], bins: int) -> tuple[list[Point], list[Point]]:
-    """The least and the greatest of each of ``bins`` parts of x: nothing that stands out is lost.
+def thin(points: Sequence[ChartPoint], bins: int) -> tuple[list[ChartPoint], list[ChartPoint]]:
+    """Return the lowest and highest point in each of ``bins`` intervals of x, so no outlier is lost.
 
-    Values that are not finite leave a gap only where a part has no others.
+    An interval is a gap only if it has no finite values.
     """
     if not points:
         return [], []
     first, last = points[0].x, points[-1].x
     width = (last - first) / bins or 1.0
-    low: list[Point] = []
-    high: list[Point] = []
+    low: list[ChartPoint] = []
+    high: list[ChartPoint] = []
     current = -1
     for point in points:
         part = min(int((point.x - first) / width), bins - 1)
@@ -167,7 +167,9 @@ def thin(points: Sequence[Point], bins: int) -> tuple[list[Point], list[Point]]:
     return low, high
 
 
-def _choose(known: Point, new: Point, best: Callable[[float, float], float]) -> Point:
+def _choose(
+    known: ChartPoint, new: ChartPoint, best: Callable[[float, float], float]
+) -> ChartPoint:
     if not math.isfinite(new.y):
         return known
     if not math.isfinite(known.y):
@@ -175,13 +177,13 @@ def _choose(known: Point, new: Point, best: Callable[[float, float], float]) -> 
     return replace_y(known, best(known.y, new.y))
 
 
-def replace_y(point: Point, y: float) -> Point:
-    """The same place with another value."""
-    return Point(point.x, y)
+def replace_y(point: ChartPoint, y: float) -> ChartPoint:
+    """Return the point with another y."""
+    return ChartPoint(point.x, y)
 
 
-def smooth(points: Sequence[Point], window: int) -> list[Point]:
-    """The mean of the ``window`` points around each, fewer at the ends; gaps stay gaps."""
+def smooth(points: Sequence[ChartPoint], window: int) -> list[ChartPoint]:
+    """Return the mean of the ``window`` points around each, fewer at the ends; gaps stay gaps."""
     sums, counts = [0.0], [0]
     for point in points:
         known = math.isfinite(point.y)
@@ -193,12 +195,12 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
         begin, end = max(0, index - half), min(len(points), index + half + 1)
         count = counts[end] - counts[begin]
         mean = (sums[end] - sums[begin]) / count if count else math.nan
-        result.append(Point(point.x, mean if math.isfinite(point.y) else math.nan))
+        result.append(ChartPoint(point.x, mean if math.isfinite(point.y) else math.nan))
     return result
 
 
-def sample(points: Sequence[Point], count: int) -> list[Point]:
-    """At most so many of the points, evenly, the first and the last among them."""
+def sample(points: Sequence[ChartPoint], count: int) -> list[ChartPoint]:
+    """Return at most ``count`` evenly spaced points, including the first and the last."""
     if len(points) <= count:
         return list(points)
     step = (len(points) - 1) / (count - 1)
@@ -206,11 +208,11 @@ def sample(points: Sequence[Point], count: int) -> list[Point]:
 
 
 def has_points(line: Line) -> bool:
-    """There is something to draw."""
+    """Return whether any point is finite."""
     return any(math.isfinite(point.y) for point in line.points)
 
 
 def drawable(chart: LineChart) -> LineChart | None:
-    """The chart without lines that have nothing; ``None`` where nothing is left."""
+    """Return the chart without empty lines; ``None`` if no line is left."""
     lines = [line for line in chart.lines if has_points(line)]
     return replace(chart, lines=lines) if lines else None

@@ -1,4 +1,4 @@
-"""What follows from a run's files: where the time went, how fast each rank was, what it cost. Pure."""
+"""Figures computed from a run's files: time by part, speed by rank, scaling, and cost. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, PRICES_AS_OF
 from jobs.experiments.published import EPOCH_S, MACHINE
-from jobs.report.charts import Point
-from jobs.report.folder import Run, as_number
-from jobs.report.metrics import PARTS, Series
+from jobs.report.charts import ChartPoint
+from jobs.report.metrics import PARTS, RankMetrics
+from jobs.report.results_folder import Run, as_number
 
 OTHER = "other"
 EVALUATION = "evaluation"
@@ -29,24 +29,24 @@ _PHASES = {
 }
 
 
-class Share(NamedTuple):
-    """Seconds, and what they went to."""
+class StepShare(NamedTuple):
+    """Seconds spent on one part."""
 
     name: str
     seconds: float
 
 
-def step_shares(series: Series) -> list[Share]:
-    """One rank's training: its steps' parts, and what they leave of the time."""
-    parts = [Share(name, series.total(name)) for name in PARTS]
+def step_shares(series: RankMetrics) -> list[StepShare]:
+    """Split one rank's training by the parts of its steps; the rest is ``other``."""
+    parts = [StepShare(name, series.total(name)) for name in PARTS]
     rest = (series["time"][-1] if len(series) else 0.0) - sum(part.seconds for part in parts)
-    return [*parts, Share(OTHER, max(0.0, rest))]
+    return [*parts, StepShare(OTHER, max(0.0, rest))]
 
 
-def run_shares(run: Run) -> list[Share]:
-    """The whole run by its phases, training split as its ranks did on average, in their order.
+def run_shares(run: Run) -> list[StepShare]:
+    """Split the whole run by phase, and training by the ranks' average.
 
-    Phases of other names keep them. Empty where the results name no phases.
+    Unknown phases keep their names. Empty if the results name no phases.
     """
     phases = {name: seconds for name, seconds in run.seconds.items() if name != "total"}
     if not phases:
@@ -57,25 +57,25 @@ def run_shares(run: Run) -> list[Share]:
             shares[part.name] = shares.get(part.name, 0.0) + part.seconds
     rest = run.seconds.get("total", 0.0) - sum(phases.values())
     shares[OTHER] = shares.get(OTHER, 0.0) + max(0.0, rest)
-    return [Share(name, seconds) for name, seconds in shares.items()]
+    return [StepShare(name, seconds) for name, seconds in shares.items()]
 
 
-def _split(phase: str, seconds: float, series: Sequence[Series]) -> list[Share]:
+def _split(phase: str, seconds: float, series: Sequence[RankMetrics]) -> list[StepShare]:
     known = [each for each in series if len(each)]
     if phase != "train" or not known:
-        return [Share(_PHASES.get(phase, phase), seconds)]
-    parts = [Share(n, sum(each.total(n) for each in known) / len(known)) for n in PARTS]
+        return [StepShare(_PHASES.get(phase, phase), seconds)]
+    parts = [StepShare(n, sum(each.total(n) for each in known) / len(known)) for n in PARTS]
     measured = sum(part.seconds for part in parts)
-    # A clock of each step can't have seen more than the phase took; if so, shares are still right.
+    # If the steps report more than the phase took, only their proportions are used.
     scale = min(1.0, seconds / measured) if measured else 0.0
-    scaled = [Share(part.name, part.seconds * scale) for part in parts]
-    return [*scaled, Share(OTHER, seconds - sum(part.seconds for part in scaled))]
+    scaled = [StepShare(part.name, part.seconds * scale) for part in parts]
+    return [*scaled, StepShare(OTHER, seconds - sum(part.seconds for part in scaled))]
 
 
-def rates(series: Series, column: str, bins: int) -> list[Point]:
-    """A rank's samples or tokens per second over time, in so many equal parts of it.
+def rates(series: RankMetrics, column: str, bins: int) -> list[ChartPoint]:
+    """Return a rank's samples or tokens per second over time, in ``bins`` equal intervals.
 
-    The sums are exact: a step that lies in two parts counts in both by its share.
+    The sums are exact: a step that spans two intervals counts in both, proportionally.
     """
     times, values = series["time"], series[column]
     if len(times) == 0 or not any(math.isfinite(value) for value in values):
@@ -84,7 +84,7 @@ def rates(series: Series, column: str, bins: int) -> list[Point]:
     begin = 0.0 if series.step[0] <= 1 else times[0]
     ends = [begin, *times]
     for index, value in enumerate(values):
-        # Of a rank that was resumed here the first step's beginning is not known.
+        # After a resume, the start of the first step is unknown.
         counts = math.isfinite(value) and not (index == 0 and begin > 0)
         total += value if counts else 0.0
         done.append(total)
@@ -95,7 +95,7 @@ def rates(series: Series, column: str, bins: int) -> list[Point]:
     sums = [_interpolate(ends, done, edge) for edge in edges]
     width = span / bins
     return [
-        Point((edges[index] + edges[index + 1]) / 2, (sums[index + 1] - sums[index]) / width)
+        ChartPoint((edges[index] + edges[index + 1]) / 2, (sums[index + 1] - sums[index]) / width)
         for index in range(bins)
     ]
 
@@ -108,10 +108,10 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 
 def tokens_per_second(run: Run) -> float | None:
-    """Real tokens, all ranks together: the results' own figure, or from the ranks' steps."""
-    told = run.number("tokens_per_second")
-    if told is not None:
-        return told
+    """Return tokens per second of all ranks, excluding padding; from the results or the steps."""
+    speed = run.number("tokens_per_second")
+    if speed is not None:
+        return speed
     sums = [
         series.total("tokens") / series["time"][-1]
         for series in run.series
@@ -121,7 +121,7 @@ def tokens_per_second(run: Run) -> float | None:
 
 
 def padding_share(run: Run) -> float | None:
-    """How much of what was computed was padding, 0.0 to 1.0."""
+    """Return the share of padding in the computed tokens, 0.0 to 1.0."""
     padded = sum(series.total("padded") for series in run.series)
     tokens = sum(series.total("tokens") for series in run.series)
     return 1 - tokens / padded if 0 < tokens <= padded else None
@@ -129,7 +129,7 @@ def padding_share(run: Run) -> float | None:
 
 @dataclass(frozen=True)
 class Price:
-    """What the nodes cost together, in US dollars an hour, and where that is from."""
+    """Price of all nodes together in US dollars per hour, and its source."""
 
     usd_per_hour: float
     source: str
@@ -137,9 +137,9 @@ class Price:
 
 @dataclass(frozen=True)
 class Cost:
-    """US dollars. An epoch is its training alone; the run is the job from its start to its end.
+    """Cost in US dollars of one epoch (training only) and of the whole run.
 
-    Neither counts the nodes' start and idle time, disks and traffic.
+    Neither includes the nodes' startup and idle time, disks, and traffic.
     """
 
     price: Price
@@ -149,15 +149,15 @@ class Cost:
 
 
 def find_price(run: Run, instance_type: str | None, usd_per_hour: float | None) -> Price | None:
-    """The nodes' price: as given (a node's), or the catalogue's for the given or recorded types.
+    """Return the price: as given per node, or the catalog's for the given or recorded types.
 
-    Raises :class:`UsageError` where a price is given and nobody knows for how many nodes.
+    Raises :class:`UsageError` if a price is given and the number of nodes is unknown.
     """
     given = usd_per_hour is not None or instance_type is not None
     if given and not run.nodes:
         raise UsageError(
-            "a price is given, but the folder does not tell how many nodes there were",
-            hint=f"leave it out: {run.folder} has neither results.json nor job.json",
+            "a price needs the number of nodes, which the folder does not contain",
+            hint=f"omit the price: {run.folder} has neither results.json nor job.json",
         )
     count = run.nodes or 0
     if usd_per_hour is not None:
@@ -170,8 +170,8 @@ def find_price(run: Run, instance_type: str | None, usd_per_hour: float | None) 
     return Price(total, f"{each}, on demand, {PRICES_AS_OF}")
 
 
-def reckon_cost(run: Run, price: Price) -> Cost:
-    """What an epoch and the run cost at that price."""
+def compute_cost(run: Run, price: Price) -> Cost:
+    """Return the cost of an epoch and of the run at that price."""
     epoch = epoch_seconds(run)
     total = run.seconds.get("total")
     per_second = price.usd_per_hour / 3600
@@ -184,13 +184,13 @@ def reckon_cost(run: Run, price: Price) -> Cost:
 
 
 def epoch_seconds(run: Run) -> float | None:
-    """How long one epoch trains at the run's speed."""
+    """Return the training time of one epoch at the run's speed."""
     features, speed = run.number("train_features"), run.number("samples_per_second")
     return features / speed if features and speed and speed > 0 else None
 
 
-class Scale(NamedTuple):
-    """How fast so many nodes were: samples a second."""
+class RunSpeed(NamedTuple):
+    """Samples per second of a run on a number of nodes."""
 
     nodes: int
     speed: float
@@ -198,7 +198,7 @@ class Scale(NamedTuple):
 
 
 class Speedup(NamedTuple):
-    """Against the fewest nodes; ``efficiency`` is 1.0 where twice the nodes do twice the work."""
+    """Speed relative to the fewest nodes; ``efficiency`` 1.0 is linear scaling."""
 
     nodes: int
     speed: float
@@ -207,8 +207,8 @@ class Speedup(NamedTuple):
     name: str
 
 
-def run_scales(runs: Sequence[Run]) -> list[Scale]:
-    """The speed of each run, and of each of the runs that a study lists."""
+def run_speeds(runs: Sequence[Run]) -> list[RunSpeed]:
+    """Return the speed of each run, and of each run in a study."""
     found = []
     for run in runs:
         for row in run.study:
@@ -217,7 +217,7 @@ def run_scales(runs: Sequence[Run]) -> list[Scale]:
             )
         found.append((run.nodes, run.results.get("samples_per_second"), run.name))
     return [
-        Scale(int(nodes), speed, str(name))
+        RunSpeed(int(nodes), speed, str(name))
         for nodes_, speed_, name in found
         if (nodes := as_number(nodes_))
         and nodes >= 1
@@ -226,26 +226,26 @@ def run_scales(runs: Sequence[Run]) -> list[Scale]:
     ]
 
 
-def speedups(scales: Sequence[Scale]) -> list[Speedup]:
-    """Each against the median of the fewest nodes' runs; none where all have the same size."""
-    sizes = {scale.nodes for scale in scales}
+def speedups(speeds: Sequence[RunSpeed]) -> list[Speedup]:
+    """Compare each run with the median of the runs on the fewest nodes; empty if all have the same size."""
+    sizes = {run.nodes for run in speeds}
     if len(sizes) < 2:
         return []
     fewest = min(sizes)
-    base = median(scale.speed for scale in scales if scale.nodes == fewest)
+    base = median(run.speed for run in speeds if run.nodes == fewest)
     return [
         Speedup(n, speed, speed / base, speed / base * fewest / n, name)
-        for n, speed, name in sorted(scales)
+        for n, speed, name in sorted(speeds)
     ]
 
 
 def published_costs() -> list[tuple[str, float, float]]:
-    """The published runs: machines, seconds, and US dollars at the catalogue's price."""
+    """Return the published runs: machines, seconds, and US dollars at the catalog's price."""
     hourly = INSTANCE_TYPES[MACHINE].usd_per_hour
     return [(f"{n} × {MACHINE}", s, n * hourly * s / 3600) for n, s in EPOCH_S.items()]
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
-    """What runs that are compared do not have in common, and should."""
+    """Return the settings in which compared runs differ."""
     keys = ("model", "data", "train_features", "dtype", "backend", "batch_size_per_rank", "recipe")
     return [key for key in keys if len({str(run.results.get(key)) for run in runs}) > 1]

@@ -1,4 +1,4 @@
-"""What every rank wrote down of its steps: ``metrics/rank-N.jsonl``, a JSON object per step."""
+"""Metrics of each rank's steps: ``metrics/rank-N.jsonl``, one JSON object per step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
-"""What a step's seconds go to; communication is what was waited for beyond backward itself."""
+"""Parts of a step's time; communication is the wait beyond the backward pass."""
 _COLUMNS = ("time", "loss", "lr", "samples", "tokens", "padded")
 _FOREVER_S = 1e12
 _LARGEST = 1e18
@@ -25,11 +25,11 @@ def _column() -> array[float]:
 
 
 @dataclass
-class Series:
-    """One rank's steps as columns of equal length; what a step did not say is ``nan``.
+class RankMetrics:
+    """One rank's steps as columns of equal length; missing values are ``nan``.
 
-    ``time`` is in seconds since the training began, ``parts`` in seconds by the names of PARTS,
-    ``tokens`` without and ``padded`` with padding. ``unreadable`` counts lines that were left out.
+    ``time`` is in seconds since training started, ``parts`` in seconds by the names of PARTS;
+    ``tokens`` excludes padding, ``padded`` includes it. ``unreadable`` counts skipped lines.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class Series:
     )
     unreadable: int = 0
     repeated: int = 0
-    """Steps that were done once more, from a checkpoint; the later ones count."""
+    """Steps repeated after a resume; only the later ones are kept."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -51,31 +51,31 @@ class Series:
         return self.columns[name]
 
     def total(self, name: str) -> float:
-        """The sum of a column or part, without what is not known."""
+        """Return the sum of a column or part, ignoring missing values."""
         values = self.parts[name] if name in self.parts else self.columns[name]
         return math.fsum(value for value in values if math.isfinite(value))
 
 
-def read_metrics(folder: Path) -> tuple[Series, ...]:
-    """The ranks' steps, by rank; none where there is no such folder. Raises ``OSError``."""
+def read_metrics(folder: Path) -> tuple[RankMetrics, ...]:
+    """Read all ranks' metrics, in rank order; empty if the folder is missing. Raises ``OSError``."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("rank-*.jsonl"))
     ranks = sorted((int(match[1]), path) for match, path in found if match)
     read = (_read_file(rank, path) for rank, path in ranks)
     return tuple(series for series in read if len(series) or series.unreadable)
 
 
-def _read_file(rank: int, path: Path) -> Series:
+def _read_file(rank: int, path: Path) -> RankMetrics:
     with path.open(encoding="utf-8", errors="replace") as lines:
         return parse_lines(rank, lines)
 
 
-def parse_lines(rank: int, lines: Iterable[str]) -> Series:
-    """A rank's steps from its file's lines.
+def parse_lines(rank: int, lines: Iterable[str]) -> RankMetrics:
+    """Parse a rank's file.
 
-    A run that was ended may have left half a line. One that was resumed goes back to its checkpoint:
-    what came after it there is replaced, and its clock goes on where it was.
+    A stopped run may leave an incomplete line. A resumed run repeats the steps after its checkpoint:
+    they replace the earlier ones, and the time continues where it was.
     """
-    series, offset = Series(rank), 0.0
+    series, offset = RankMetrics(rank), 0.0
     for line in lines:
         if not line.strip():
             continue
@@ -102,7 +102,7 @@ def _read_row(line: str) -> dict[str, Any] | None:
     return row if fits and 0 <= _number(row.get("time")) < _FOREVER_S else None
 
 
-def _go_back(series: Series, step: int) -> None:
+def _go_back(series: RankMetrics, step: int) -> None:
     first = bisect_left(series.step, step)
     series.repeated += len(series) - first
     del series.step[first:]
@@ -110,7 +110,7 @@ def _go_back(series: Series, step: int) -> None:
         del column[first:]
 
 
-def _append(series: Series, row: dict[str, Any], time: float) -> None:
+def _append(series: RankMetrics, row: dict[str, Any], time: float) -> None:
     seconds = row.get("seconds")
     parts = seconds if isinstance(seconds, dict) else {}
     series.step.append(row["step"])
@@ -121,7 +121,7 @@ def _append(series: Series, row: dict[str, Any], time: float) -> None:
 
 
 def _number(value: object) -> float:
-    """The number, or ``nan`` for anything else, and for what is too large to be meant."""
+    """Return the number, or ``nan`` for anything else and for implausibly large numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value) if abs(value) < _LARGEST else math.nan

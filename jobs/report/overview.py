@@ -1,4 +1,4 @@
-"""What the page says besides its charts: the head, warnings, environment and placement. Pure."""
+"""The report without its charts: key figures, warnings, environment, and placement. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from infra.words import counted
 from jobs.report import figures
-from jobs.report.charts import Point
+from jobs.report.charts import ChartPoint
+from jobs.report.contents import Table, Tile
 from jobs.report.figures import Cost
-from jobs.report.folder import Run
-from jobs.report.parts import Table, Tile
-from jobs.report.words import format_duration, format_fact, format_usd
+from jobs.report.formatting import format_duration, format_fact, format_usd
+from jobs.report.results_folder import Run
 
 _FACTS = {
     "model": "model",
@@ -27,13 +27,13 @@ _FACTS = {
     "seed": "seed",
     "world_size": "ranks",
     "backend": "backend",
-    "dtype": "arithmetic",
+    "dtype": "precision",
     "amx": "AMX on every node",
 }
 
 
 def subtitle_of(run: Run) -> str:
-    """The run in one line, as far as it is known."""
+    """Return one line about the run."""
     ranks, nodes = run.number("world_size") or len(run.series), run.nodes
     parts = [run.text("model"), run.text("data") and f"trained on {run.text('data')}"]
     where = counted(round(ranks), "rank") if ranks else ""
@@ -43,7 +43,7 @@ def subtitle_of(run: Run) -> str:
 
 
 def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
-    """The figures of the page's head; one that is not known has no tile."""
+    """Yield the known key figures."""
     questions = run.number("eval_questions")
     of = f"of {questions:,.0f} questions" if questions else ""
     for label, key in (("F1", "f1"), ("Exact match", "em")):
@@ -53,57 +53,55 @@ def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
         yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
     if (tokens := figures.tokens_per_second(run)) is not None:
         share = figures.padding_share(run)
-        yield Tile("Tokens", f"{tokens:,.0f}", "tokens/s without padding")
+        yield Tile("Tokens", f"{tokens:,.0f}", "tokens/s, excluding padding")
         if share is not None:
-            yield Tile("Padding", f"{100 * share:.1f} %", "of what was computed")
+            yield Tile("Padding", f"{100 * share:.1f} %", "of all computed tokens")
     if (seconds := run.seconds.get("total")) is not None:
         yield Tile("Whole run", format_duration(seconds), "")
     if (epoch := figures.epoch_seconds(run)) is not None:
-        yield Tile("An epoch", format_duration(epoch), "of training")
+        yield Tile("Epoch", format_duration(epoch), "training only")
     if cost is not None and cost.epoch is not None:
         yield Tile("Cost per epoch", format_usd(cost.epoch), cost.price.source)
     elif "samples_per_second" in run.results:
-        yield Tile("Cost per epoch", "–", "no price known")
+        yield Tile("Cost per epoch", "–", "price unknown")
 
 
 def warnings_of(run: Run) -> Iterator[str]:
-    """What a reader must know before believing the figures."""
+    """Yield what limits the validity of the figures."""
     if not run.results and (run.series or not run.study):
-        yield "There is no results.json: this run did not finish, or its results are elsewhere."
+        yield "No results.json: this run did not finish, or its results are elsewhere."
     elif run.results and not run.series:
-        yield (
-            "There is no metrics/rank-N.jsonl: what each rank did step by step is not known here."
-        )
+        yield "No metrics/rank-N.jsonl: the steps of the ranks are unknown."
     unread = sum(series.unreadable for series in run.series)
     if unread:
-        yield f"{unread} lines of the metrics could not be read; they are left out."
+        yield f"Skipped {counted(unread, 'unreadable line')} of the metrics."
     resumed = run.results.get("resumed_after")
     if isinstance(resumed, list) and resumed:
         after = ", ".join(map(format_fact, resumed[:20]))
-        yield f"This run was interrupted, and went on after step {after}."
+        yield f"This run was interrupted and resumed after step {after}."
     again = max((series.repeated for series in run.series), default=0)
     if again:
-        yield f"{again} steps were done again after a resume; the figures are of the second time."
+        yield f"{counted(again, 'step')} repeated after a resume; the figures are from the repetition."
     size = run.number("world_size")
     if run.series and size and len(run.series) != size:
-        yield f"Metrics of {len(run.series)} of {size:.0f} ranks are here."
+        yield f"Metrics are available for {len(run.series)} of {size:.0f} ranks."
     lost = sum(not math.isfinite(loss) for _, loss in losses_of(run))
     if lost:
-        yield f"The loss is not a number at {lost} steps."
+        yield f"The loss is not finite at {counted(lost, 'step')}."
     if run.number("f1") is not None and run.text("data") == run.text("eval_data") is not None:
-        yield "F1 and exact match are on the training data itself, not on unseen data."
+        yield "F1 and exact match are measured on the training data, not on unseen data."
 
 
-def losses_of(run: Run) -> list[Point]:
-    """The loss of every step: the ranks' own, else the results' curve."""
+def losses_of(run: Run) -> list[ChartPoint]:
+    """Return the loss by step, from the first rank's metrics or else from the results."""
     if run.series:
         first = run.series[0]
-        return [Point(*pair) for pair in zip(first.step, first["loss"], strict=True)]
-    return [Point(*pair) for pair in run.loss_curve]
+        return [ChartPoint(*pair) for pair in zip(first.step, first["loss"], strict=True)]
+    return [ChartPoint(*pair) for pair in run.loss_curve]
 
 
 def facts_of(run: Run) -> Iterator[tuple[str, str]]:
-    """Names and values of the environment."""
+    """Yield names and values of the environment."""
     reasons = {"backend": "backend_reason", "dtype": "dtype_reason"}
     for key, label in _FACTS.items():
         value = run.results.get(key)
@@ -124,7 +122,7 @@ def facts_of(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def placement_of(run: Run) -> Table | None:
-    """Where each rank ran; ``None`` where the results name no ranks."""
+    """Return where each rank ran; ``None`` if the results name no ranks."""
     rows = []
     for rank in run.ranks:
         planned, found = rank.get("planned"), rank.get("found")
@@ -140,10 +138,10 @@ def placement_of(run: Run) -> Table | None:
 
 
 def _both(planned: Any, found: Any, key: str) -> str:
-    """What was found, and what was planned where that is something else."""
-    wish = planned.get(key) if isinstance(planned, dict) else None
+    """Return the found value, and the planned one if it differs."""
+    plan = planned.get(key) if isinstance(planned, dict) else None
     real = found.get(key) if isinstance(found, dict) else None
     text = "–" if real in (None, "") else str(real)
-    if wish in (None, ""):
-        return f"{text} (nothing planned)" if text != "–" else text
-    return f"{text} (as planned)" if wish == real else f"{text} (planned: {wish})"
+    if plan in (None, ""):
+        return f"{text} (not planned)" if text != "–" else text
+    return f"{text} (as planned)" if plan == real else f"{text} (planned: {plan})"

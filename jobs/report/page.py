@@ -1,4 +1,4 @@
-"""The report as one page of HTML: no script, nothing from a network, light and dark, made to print."""
+"""The report as one HTML page without scripts or network access, light and dark, printable."""
 
 from __future__ import annotations
 
@@ -6,22 +6,38 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from infra.errors import UsageError
 from jobs.report.charts import BarChart, LineChart
+from jobs.report.contents import Report, Section, Table, Tile
 from jobs.report.figures import published_costs
-from jobs.report.parts import Report, Section, Table, Tile
+from jobs.report.formatting import format_duration, format_usd
 from jobs.report.svg import render_svg
-from jobs.report.words import format_duration, format_usd
 
+PAGE = "report.html"
 _STYLE = Path(__file__).with_name("style.css")
 _WIDTHS = {"loss": "main", "lr": "side", "time": "wide", "ranks": "wide"}
 _WIDE_FACT = 100
-"""A longer one, such as the command, has a row of its own."""
-# The page asks for nothing: not even a hostile file in the folder could make it.
+"""A longer fact, such as the command, gets a full row."""
+# No network requests, even if a file in the folder is hostile.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
+def write_page(report: Report, page: Path) -> None:
+    """Write the page atomically. Raises :class:`UsageError` if it can't be written."""
+    if page.is_dir():
+        raise UsageError(f"--output {page}: is a folder", hint=f"--output {page}/{PAGE}")
+    partial = page.with_name(f".{page.name}.partial")
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        # File names may contain bytes that are not valid text.
+        partial.write_text(render_page(report), encoding="utf-8", errors="replace")
+        partial.replace(page)
+    except OSError as error:
+        raise UsageError(f"--output {page}: can't be written: {error.strerror}") from None
+
+
 def render_page(report: Report) -> str:
-    """The whole page as text."""
+    """Return the page as text."""
     title = escape(report.title)
     return "\n".join(
         [
@@ -88,7 +104,7 @@ def _section(section: Section) -> Iterator[str]:
     for remark in section.remarks:
         yield f'<p class="quiet">{escape(remark)}</p>'
     if section.table and section.table.rows:
-        yield "<details><summary>The figures as a table</summary>"
+        yield "<details><summary>Show as table</summary>"
         yield from _table(section.table)
         yield "</details>"
     yield "</section>"
@@ -99,13 +115,13 @@ def _legend(chart: LineChart | BarChart) -> Iterator[str]:
     if isinstance(chart, BarChart):
         sums = [sum(bar.values[i] for bar in chart.bars) for i in range(len(chart.parts))]
         entries = [
-            (f"swatch c{colour}", _with_value(part, total, chart))
-            for part, colour, total in zip(chart.parts, chart.colours, sums, strict=True)
+            (f"swatch c{color}", _with_value(part, total, chart))
+            for part, color, total in zip(chart.parts, chart.colors, sums, strict=True)
             if total > 0
         ]
     else:
-        lines = {f"{line.style} c{line.colour}": line.label for line in chart.lines}
-        bands = {f"shade c{band.colour}": band.label for band in chart.bands}
+        lines = {f"{line.style} c{line.color}": line.label for line in chart.lines}
+        bands = {f"shade c{band.color}": band.label for band in chart.bands}
         entries = [(f"swatch {style}", label) for style, label in {**lines, **bands}.items()]
     if len(entries) > 1 or isinstance(chart, BarChart):
         yield '<ul class="legend">'
@@ -115,7 +131,7 @@ def _legend(chart: LineChart | BarChart) -> Iterator[str]:
 
 
 def _with_value(part: str, total: float, chart: BarChart) -> str:
-    """With one bar the legend says what its parts are; of many, the table does."""
+    """Add the value to the legend if there is only one bar; otherwise the table has it."""
     if len(chart.bars) > 1:
         return part
     share = total / (sum(chart.bars[0].values) or 1.0)
@@ -149,14 +165,14 @@ def _about(report: Report) -> Iterator[str]:
             yield f"<div{wide}><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         yield "</dl>"
     else:
-        yield '<p class="missing">No data: the results do not tell.</p>'
+        yield '<p class="missing">No data in the results.</p>'
     yield "</section>"
     yield '<section class="card wide" id="placement"><h2>Placement</h2>'
     if report.placement:
-        yield '<p class="quiet">What each rank found when it looked around, and what was planned.</p>'
+        yield '<p class="quiet">What each rank found on its node, compared with the plan.</p>'
         yield from _table(report.placement)
     else:
-        yield '<p class="missing">No data: the results name no ranks.</p>'
+        yield '<p class="missing">No data: the results contain no ranks.</p>'
     yield "</section>"
 
 
@@ -164,8 +180,8 @@ def _cost(report: Report) -> Iterator[str]:
     cost = report.cost
     if cost is None:
         yield (
-            '<p class="missing">No data: what the machines cost is not known here. '
-            "<code>--instance-type</code> or <code>--price</code> tells it.</p>"
+            '<p class="missing">No data: the price is unknown. '
+            "Set it with <code>--instance-type</code> or <code>--price</code>.</p>"
         )
         return
     rows = []
@@ -177,13 +193,13 @@ def _cost(report: Report) -> Iterator[str]:
         total = cost.run * 3600 / cost.price.usd_per_hour if cost.price.usd_per_hour else 0.0
         rows.append(("the whole run", format_duration(total), format_usd(cost.run)))
     if not rows:
-        yield '<p class="missing">No data: how long it took is not known.</p>'
+        yield '<p class="missing">No data: the duration is unknown.</p>'
         return
     rows += [
-        (f"published: one epoch on {told}", format_duration(seconds), format_usd(usd))
-        for told, seconds, usd in published_costs()
+        (f"published: one epoch on {machines}", format_duration(seconds), format_usd(usd))
+        for machines, seconds, usd in published_costs()
     ]
-    told = f"${cost.price.usd_per_hour:,.2f} an hour: {cost.price.source}."
-    left_out = "The nodes' start and idle time, disks and traffic are not in it."
-    yield f'<p class="quiet">{escape(told)} {left_out}</p>'
+    price = f"${cost.price.usd_per_hour:,.2f} per hour: {cost.price.source}."
+    excluded = "Excludes the nodes' startup and idle time, disks, and traffic."
+    yield f'<p class="quiet">{escape(price)} {excluded}</p>'
     yield from _table(Table(("", "time", "cost"), rows))

@@ -1,4 +1,4 @@
-"""The report's charts with their tables, and what there is to say where there is none. Pure."""
+"""The charts of the report with their tables, or the reason why there is none. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from jobs.report.charts import (
     Band,
     Bar,
     BarChart,
+    ChartPoint,
     Line,
     LineChart,
-    Point,
     drawable,
     sample,
     smooth,
     thin,
 )
-from jobs.report.figures import Cost, Share
-from jobs.report.folder import Run, as_number
+from jobs.report.contents import Report, Section, Table
+from jobs.report.figures import Cost, StepShare
+from jobs.report.formatting import format_duration, format_number, time_unit
 from jobs.report.metrics import PARTS
 from jobs.report.overview import (
     facts_of,
@@ -32,16 +33,15 @@ from jobs.report.overview import (
     tiles_of,
     warnings_of,
 )
-from jobs.report.parts import Report, Section, Table
-from jobs.report.words import format_duration, format_number, time_unit
+from jobs.report.results_folder import Run, as_number
 
 _BINS = 360
-"""Of a line that is thinned: about one for two pixels of a wide page."""
+"""Intervals of a thinned line: about one per two pixels of a wide page."""
 _MOST_LINES = 8
 _BUDGET = 12_000
-"""Points of all ranks' lines together, so that the page stays small with hundreds of ranks."""
+"""Limit for the points of all ranks together, so that the page stays small with hundreds of ranks."""
 _TABLE_ROWS = 20
-COLOURS = {
+COLORS = {
     figures.PREPARATION: 8,
     "data": 6,
     "forward": 1,
@@ -56,7 +56,7 @@ COLOURS = {
 
 
 def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
-    """A run's report; ``others`` are those that its scaling is judged by."""
+    """Build the report of a run; ``others`` are compared with it for scaling."""
     return Report(
         title=run.name,
         subtitle=subtitle_of(run),
@@ -87,7 +87,7 @@ def _loss(run: Run) -> Section:
         lines = [Line(f"mean of {window:,} steps", middle, 1)]
         if len(points) > 2 * _BINS:
             low, high = thin(points, min(_BINS, len(points) // 6))
-            bands = [Band("least to greatest", low, high, 0)]
+            bands = [Band("lowest to highest", low, high, 0)]
         else:
             lines = [Line("every step", points, 0, "faint"), *lines]
     chart = drawable(
@@ -106,23 +106,25 @@ def _loss(run: Run) -> Section:
     return Section("loss", "Loss", chart, Table(("step", "loss"), rows), _no_metrics("losses"))
 
 
-def _loss_note(points: Sequence[Point], window: int) -> str:
+def _loss_note(points: Sequence[ChartPoint], window: int) -> str:
     known = [point for point in points if math.isfinite(point.y)]
     if not known:
         return ""
-    ends = f"From {known[0].y:.3g} to {known[-1].y:.3g} in {len(points):,} steps."
-    how = f" The line is the mean of {window:,} steps around each." if window > 1 else ""
-    shade = " The shade holds every single step." if len(points) > 2 * _BINS else ""
+    ends = f"From {known[0].y:.3g} to {known[-1].y:.3g} in {counted(len(points), 'step')}."
+    how = f" The line is a moving average over {window:,} steps." if window > 1 else ""
+    shade = " The shaded area contains every step." if len(points) > 2 * _BINS else ""
     return ends + how + shade
 
 
 def _no_metrics(what: str) -> str:
-    return f"No data: the folder has no {what}."
+    return f"No data: the folder contains no {what}."
 
 
 def _learning_rate(run: Run) -> Section:
     first = run.series[0] if run.series else None
-    points = [Point(*pair) for pair in zip(first.step, first["lr"], strict=True)] if first else []
+    points = (
+        [ChartPoint(*pair) for pair in zip(first.step, first["lr"], strict=True)] if first else []
+    )
     line = Line("learning rate", thin(points, _BINS)[1], 4)
     highest = max((p.y for p in points if math.isfinite(p.y)), default=math.nan)
     note = f"Highest: {highest:.3g}." if math.isfinite(highest) else ""
@@ -136,24 +138,26 @@ def _learning_rate(run: Run) -> Section:
 
 def _throughput(run: Run, column: str, unit: str, title: str) -> Section:
     steps = max((len(series) for series in run.series), default=0)
-    # Batches differ in size: each part holds several steps, where there are enough.
+    # Batches differ in size, so each interval covers several steps if there are enough.
     bins = min(max(steps // 8, min(steps, 10)), 120, _BUDGET // max(1, len(run.series)))
     found = {series.rank: figures.rates(series, column, max(1, bins)) for series in run.series}
     by_rank = {rank: points for rank, points in found.items() if points}
     span = max((points[-1].x for points in by_rank.values()), default=0.0)
     divisor, x_title = time_unit(span)
-    scaled = {rank: [Point(p.x / divisor, p.y) for p in points] for rank, points in by_rank.items()}
+    scaled = {
+        rank: [ChartPoint(p.x / divisor, p.y) for p in points] for rank, points in by_rank.items()
+    }
     means = {rank: sum(p.y for p in points) / len(points) for rank, points in by_rank.items()}
     chart = drawable(
         LineChart(column, title, _rank_note(means, unit), x_title, unit, _rank_lines(scaled, means))
     )
     rows = [(str(rank), f"{mean:,.1f}", _extremes(by_rank[rank])) for rank, mean in means.items()]
-    table = Table(("rank", f"{unit}, mean", "least – greatest"), rows)
+    table = Table(("rank", f"{unit}, mean", "lowest – highest"), rows)
     return Section(column, title, chart, table, _no_metrics(f"{column} of each rank's steps"))
 
 
-def _rank_lines(scaled: Mapping[int, list[Point]], means: Mapping[int, float]) -> list[Line]:
-    """A line for each rank; of many, all in grey, with the slowest and the median set off."""
+def _rank_lines(scaled: Mapping[int, list[ChartPoint]], means: Mapping[int, float]) -> list[Line]:
+    """Return a line per rank; of many ranks, all gray except the slowest and the median."""
     if len(scaled) <= _MOST_LINES:
         return [
             Line(f"rank {rank}", points, index + 1)
@@ -162,7 +166,7 @@ def _rank_lines(scaled: Mapping[int, list[Point]], means: Mapping[int, float]) -
     ordered = sorted(means, key=means.__getitem__)
     slowest, middle = ordered[0], ordered[len(ordered) // 2]
     others = [
-        Line("the others", points, 0, "faint")
+        Line("other ranks", points, 0, "faint")
         for rank, points in scaled.items()
         if rank not in (slowest, middle)
     ]
@@ -182,72 +186,64 @@ def _rank_note(means: Mapping[int, float], unit: str) -> str:
     slowest, usual = min(means, key=means.__getitem__), median(means.values())
     share = means[slowest] / usual - 1 if usual else 0.0
     if share > -0.005:
-        return f"{total} The ranks are alike."
+        return f"{total} All ranks are equally fast."
     return f"{total} The slowest is rank {slowest}, {-share:.1%} below the median."
 
 
-def _extremes(points: Sequence[Point]) -> str:
+def _extremes(points: Sequence[ChartPoint]) -> str:
     return f"{min(p.y for p in points):,.1f} – {max(p.y for p in points):,.1f}"
 
 
 def _whole_run(run: Run) -> Section:
     shares = [share for share in figures.run_shares(run) if share.seconds > 0]
-    ordered = sorted(shares, key=lambda share: _place_of(share.name))
+    ordered = sorted(shares, key=lambda share: _position_of(share.name))
     total = sum(share.seconds for share in ordered)
     chart = None
     if total > 0:
         split = run.series and "train" in run.seconds
-        note = "The training is split as its ranks' steps were, on average." if split else ""
-        bar = Bar(f"The whole run: {format_duration(total)}", [s.seconds for s in ordered], " ")
-        chart = _bar_chart("time", "Where the time went", note, [s.name for s in ordered], [bar])
+        note = "Training is split by the average of the ranks' steps." if split else ""
+        bar = Bar(f"Whole run: {format_duration(total)}", [s.seconds for s in ordered], " ")
+        chart = _bar_chart("time", "Time by phase", note, [s.name for s in ordered], [bar])
     table = Table(("", "seconds", "share"), _share_rows(ordered, total))
-    return Section(
-        "time", "Where the time went", chart, table, _no_metrics("phases (results.json)")
-    )
+    return Section("time", "Time by phase", chart, table, _no_metrics("phases (results.json)"))
 
 
-def _place_of(name: str) -> int:
-    order = list(COLOURS)
-    # Phases of names that are not known here come before what is left.
+def _position_of(name: str) -> int:
+    order = list(COLORS)
+    # Unknown phases come before `other`.
     return order.index(name) if name in order else len(order) - 2
 
 
-def _share_rows(shares: Sequence[Share], total: float) -> list[tuple[str, ...]]:
+def _share_rows(shares: Sequence[StepShare], total: float) -> list[tuple[str, ...]]:
     return [(s.name, f"{s.seconds:,.1f}", f"{s.seconds / total:.1%}") for s in shares]
 
 
 def _bar_chart(
     name: str, title: str, note: str, parts: Sequence[str], bars: Sequence[Bar]
 ) -> BarChart:
-    colours = [COLOURS.get(part, 7) for part in parts]
-    return BarChart(name, title, note, parts, colours, bars, format_duration)
+    colors = [COLORS.get(part, 7) for part in parts]
+    return BarChart(name, title, note, parts, colors, bars, format_duration)
 
 
 def _by_rank(run: Run) -> Section:
-    title = "Training, by rank"
+    title = "Training by rank"
     parts = (*PARTS, figures.OTHER)
     known = [series for series in run.series if len(series) and series["time"][-1] > 0]
     shares = {series.rank: figures.step_shares(series) for series in known}
     known_parts = any(s.seconds > 0 for row in shares.values() for s in row[:-1])
     if not known_parts:
         return Section("ranks", title, None, None, _no_metrics("seconds of each rank's steps"))
-    shown = sorted(shares, key=lambda rank: _seconds_of(shares[rank], "communication"))
-    remarks = []
+    shown, remarks = sorted(shares, key=lambda rank: _communication(shares[rank])), []
     if len(shown) > 16:
-        remarks = [f"Of {len(shown)} ranks, the 8 that waited least and the 8 that waited most."]
+        remarks = [
+            f"Shown: of {len(shown)} ranks, the 8 that waited least and the 8 that waited most."
+        ]
         shown = [*shown[:8], *shown[-8:]]
     hosts = {as_number(rank.get("rank")): str(rank.get("hostname", "")) for rank in run.ranks}
-    bars = [
-        Bar(
-            f"rank {rank}{' on ' + hosts[rank] if hosts.get(rank) else ''}",
-            [share.seconds for share in shares[rank]],
-            f"{_seconds_of(shares[rank], 'communication') / _total(shares[rank]):.0%} communication",
-        )
-        for rank in sorted(shown)
-    ]
+    bars = [_rank_bar(rank, hosts.get(rank), shares[rank]) for rank in sorted(shown)]
     note = (
-        "Communication is what a rank waited for beyond its backward pass. The slowest rank waits "
-        "least, and all others wait for it."
+        "Communication is the time that a rank waits beyond its backward pass. The slowest rank "
+        "waits least; the others wait for it."
     )
     rows = [
         (str(rank), *(f"{share.seconds:,.1f}" for share in row)) for rank, row in shares.items()
@@ -257,41 +253,43 @@ def _by_rank(run: Run) -> Section:
     return Section("ranks", title, chart, table, remarks=remarks)
 
 
-def _slowest(shares: Mapping[int, Sequence[Share]]) -> str:
-    """Which rank all others wait for, where one clearly waits less than they do."""
-    waited = {rank: _seconds_of(row, "communication") / _total(row) for rank, row in shares.items()}
+def _rank_bar(rank: int, host: str | None, shares: Sequence[StepShare]) -> Bar:
+    label = f"rank {rank} on {host}" if host else f"rank {rank}"
+    remark = f"{_communication(shares):.0%} communication"
+    return Bar(label, [share.seconds for share in shares], remark)
+
+
+def _slowest(shares: Mapping[int, Sequence[StepShare]]) -> str:
+    """Name the rank that clearly waits less than the others, if any."""
+    waited = {rank: _communication(row) for rank, row in shares.items()}
     usual, least = median(waited.values()), min(waited, key=waited.__getitem__)
     if len(waited) < 2 or usual < 0.02 or waited[least] > 0.8 * usual:
         return ""
-    return f"Here that is rank {least}: {waited[least]:.0%}, where {usual:.0%} is usual."
+    return f"Here, rank {least} waits {waited[least]:.0%} of the time; the median is {usual:.0%}."
 
 
-def _seconds_of(shares: Sequence[Share], name: str) -> float:
-    return sum(share.seconds for share in shares if share.name == name)
-
-
-def _total(shares: Sequence[Share]) -> float:
-    return sum(share.seconds for share in shares) or 1.0
+def _communication(shares: Sequence[StepShare]) -> float:
+    """Return the share of communication, 0.0 to 1.0."""
+    waited = sum(share.seconds for share in shares if share.name == "communication")
+    return waited / (sum(share.seconds for share in shares) or 1.0)
 
 
 def _scaling(run: Run, others: Sequence[Run]) -> Section:
     title, runs = "Scaling", [run, *others]
-    found = figures.speedups(figures.run_scales(runs))
+    found = figures.speedups(figures.run_speeds(runs))
     if not found:
-        missing = (
-            "No data: runs on at least two numbers of nodes are needed. --compare DIR adds one."
-        )
+        missing = "No data: needs runs on different numbers of nodes. Add one with --compare DIR."
         return Section("scaling", title, None, None, missing)
     fewest, most = found[0].nodes, max(found[-1].nodes, max(EPOCH_S))
     lines = [
-        Line("ideal", [Point(fewest, 1.0), Point(most, most / fewest)], 0, "dashed"),
-        Line("these runs", [Point(s.nodes, s.speedup) for s in found], 1, "dots"),
+        Line("ideal", [ChartPoint(fewest, 1.0), ChartPoint(most, most / fewest)], 0, "dashed"),
+        Line("these runs", [ChartPoint(s.nodes, s.speedup) for s in found], 1, "dots"),
     ]
-    published = [Point(n, speedup) for n, speedup in published_speedups().items()]
+    published = [ChartPoint(n, speedup) for n, speedup in published_speedups().items()]
     if fewest == 1:
         lines.append(Line("published: 26 min on 1, 7 min 30 on 4", published, 2, "dots"))
-    note = f"Speed against {counted(fewest, 'node')}, in samples per second."
-    chart = LineChart("scaling", title, note, "nodes", "times as fast", lines, whole_x=True)
+    note = f"Speedup over {counted(fewest, 'node')}, by samples per second."
+    chart = LineChart("scaling", title, note, "nodes", "speedup", lines, whole_x=True)
     rows = [
         (str(s.nodes), f"{s.speed:,.1f}", f"{s.speedup:.2f} ×", f"{s.efficiency:.0%}", s.name)
         for s in found
@@ -301,7 +299,7 @@ def _scaling(run: Run, others: Sequence[Run]) -> Section:
         for n, speedup in published_speedups().items()
         if fewest == 1
     ]
-    table = Table(("nodes", "samples/s", "times as fast", "of ideal", "run"), rows)
+    table = Table(("nodes", "samples/s", "speedup", "efficiency", "run"), rows)
     unlike = figures.differences(runs)
-    remarks = [f"These runs differ in {', '.join(unlike)}: compare with care."] if unlike else []
+    remarks = [f"Compare with care: these runs differ in {', '.join(unlike)}."] if unlike else []
     return Section("scaling", title, chart, table, remarks=remarks)

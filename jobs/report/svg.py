@@ -1,7 +1,7 @@
-"""Charts as inline SVG that stretches with the page while its text keeps its size. Pure.
+"""Charts as inline SVG that scales with the page while its text keeps its size. Pure.
 
-Places are percentages, and lines are drawn in an inner coordinate system that is stretched to fit;
-axes' labels stand in the frame's padding. Colours and fonts are the page's, by class.
+Positions are percentages. Lines use an inner coordinate system that is stretched to fit; labels of
+the axes lie in the frame's padding. Colors and fonts come from the page's style sheet, by class.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from jobs.report.charts import Axis, Band, BarChart, Chart, Line, LineChart, Point, axes
+from jobs.report.charts import Axis, Band, BarChart, Chart, ChartPoint, Line, LineChart, axes
 
 _WIDE, _HIGH = 2000, 1000
 _HEIGHT = 240
@@ -18,7 +18,7 @@ _ROW, _BAR = 46, 18
 
 
 def render_svg(chart: Chart) -> str:
-    """One ``<svg>`` with a title and a description for whoever does not see it."""
+    """Return one ``<svg>`` with a title and a description for screen readers."""
     if isinstance(chart, BarChart):
         return _frame(chart, "bars", _ROW * len(chart.bars), "".join(_bars(chart)))
     return _frame(chart, "plot", _HEIGHT, "".join(_lines(chart)))
@@ -45,7 +45,7 @@ def _lines(chart: LineChart) -> Iterator[str]:
         yield _area(band, x, y)
     for line in chart.lines:
         if line.style != "dots":
-            yield f'<path class="{line.style} c{line.colour}" d="{_path(line.points, x, y)}"/>'
+            yield f'<path class="{line.style} c{line.color}" d="{_path(line.points, x, y)}"/>'
     yield "</svg>"
     for line in chart.lines:
         if line.style == "dots" or len(line.points) == 1:
@@ -67,8 +67,8 @@ def _grid(x: Axis, y: Axis) -> Iterator[str]:
     yield f'<line class="axis" x1="0" x2="100%" y1="{base}" y2="{base}"/>'
 
 
-def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
-    """A path of straight lines; a gap begins a new one."""
+def _path(points: Sequence[ChartPoint], x: Axis, y: Axis) -> str:
+    """Return a path of straight lines, interrupted by gaps."""
     words, draws = [], False
     for point in points:
         if not math.isfinite(point.y):
@@ -79,22 +79,22 @@ def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
     return "".join(words)
 
 
-def _place(point: Point, x: Axis, y: Axis) -> str:
+def _place(point: ChartPoint, x: Axis, y: Axis) -> str:
     return f"{round(x.at(point.x) * _WIDE)} {round((1 - y.at(point.y)) * _HIGH)}"
 
 
 def _area(band: Band, x: Axis, y: Axis) -> str:
     outline = [*band.high, *reversed(band.low)]
     known = [_place(point, x, y) for point in outline if math.isfinite(point.y)]
-    return f'<path class="band c{band.colour}" d="M{"L".join(known)}Z"/>' if known else ""
+    return f'<path class="band c{band.color}" d="M{"L".join(known)}Z"/>' if known else ""
 
 
 def _dots(line: Line, x: Axis, y: Axis) -> Iterator[str]:
     for point in line.points:
         if math.isfinite(point.y):
             place = f'cx="{_percent(x.at(point.x))}" cy="{_percent(1 - y.at(point.y))}"'
-            told = escape(f"{line.label}: {point.y:.4g} at {point.x:.4g}")
-            yield f'<circle class="dot c{line.colour}" {place} r="4.5"><title>{told}</title></circle>'
+            title = escape(f"{line.label}: {point.y:.4g} at {point.x:.4g}")
+            yield f'<circle class="dot c{line.color}" {place} r="4.5"><title>{title}</title></circle>'
 
 
 def _bars(chart: BarChart) -> Iterator[str]:
@@ -105,13 +105,13 @@ def _bars(chart: BarChart) -> Iterator[str]:
         remark = bar.remark or chart.format(math.fsum(bar.values))
         yield f'<text class="end quiet" x="100%" y="{top + 15}">{escape(remark)}</text>'
         begin = 0.0
-        for part, colour, value in zip(chart.parts, chart.colours, bar.values, strict=True):
+        for part, color, value in zip(chart.parts, chart.colors, bar.values, strict=True):
             if value <= 0:
                 continue
-            told = escape(f"{part}: {chart.format(value)}")
+            title = escape(f"{part}: {chart.format(value)}")
             yield (
-                f'<rect class="c{colour}" x="{_percent(begin / longest)}" y="{top + 22}" '
-                f'width="{_percent(value / longest)}" height="{_BAR}"><title>{told}</title></rect>'
+                f'<rect class="c{color}" x="{_percent(begin / longest)}" y="{top + 22}" '
+                f'width="{_percent(value / longest)}" height="{_BAR}"><title>{title}</title></rect>'
             )
             begin += value
 

@@ -299,7 +299,7 @@ def test_an_mpirun_that_cannot_start_on_a_node(three: LiveCluster) -> None:
     with lie(three, "node1", f"mv {proxy} {proxy}.away", f"mv {proxy}.away {proxy}"):
         found = caught(three, "cluster", "mpirun")
 
-    assert "of 3 nodes spoke" in found["found"]
+    assert "of 3 nodes answered" in found["found"]
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""Do the nodes reach one another, by name, on any port, by SSH, fast? Pure."""
+"""Do the nodes reach each other by name, on any port, over SSH, and fast enough? Pure."""
 
 from __future__ import annotations
 
@@ -6,71 +6,72 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from cluster.verify.checks.reachability import check_clocks, mend_names
-from cluster.verify.checks.result import CLUSTER, CheckResult, Expected, Verdict, count
-from cluster.verify.network_probe import Links
+from cluster.verify.checks.expected import Expected
+from cluster.verify.checks.reachability import check_clocks, restore_names
+from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
+from cluster.verify.network_probe import NetworkReport
 
-# Inside an AWS zone; a cluster placement group has about 50 us.
+# Within an AWS zone; a cluster placement group has about 50 us.
 _SLOW_TRIP_S = 1e-3
-# One node far from what the others have, on machines whose network nobody can name.
+# Machines of an unknown network are compared with each other, by these factors.
 _TRIP_FACTOR, _SPEED_FACTOR = 10.0, 4.0
-# Of the type's own figure: four flows in Python, each of at most 5 to 25 Gbit/s on AWS.
+# Share of the type's bandwidth that four flows in Python reach; AWS limits a flow to 5 to 25 Gbit/s.
 _SPEED_SHARE = 0.3
-_MOST_NAMED = 4
 
 Pair = tuple[str, str]
 
 
-def check_links(links: Links, expected: Expected) -> tuple[CheckResult, ...]:
-    """All that the nodes found out about one another."""
-    asked = [node for node in expected.addresses if node not in links.silent]
+def check_network(report: NetworkReport, expected: Expected) -> tuple[CheckResult, ...]:
+    """Check everything that the nodes measured between them."""
+    answered = [node for node in expected.addresses if node not in report.silent]
     return (
-        *_check_silent(links, expected),
-        *check_names(links, asked, expected),
-        *check_ports(links, asked, expected),
-        *check_ssh_pairs(links, asked, expected),
-        *check_latency(links, asked, expected),
-        *check_bandwidth(links, asked, expected),
-        *_check_clock(links, expected),
-        describe_pairs(links, len(expected.addresses)),
+        *_check_silent(report, expected),
+        *check_names(report, answered, expected),
+        *check_ports(report, answered, expected),
+        *check_ssh_pairs(report, answered, expected),
+        *check_latency(report, answered, expected),
+        *check_bandwidth(report, answered, expected),
+        *_check_clock(report, expected),
+        describe_pairs(report, len(expected.addresses)),
     )
 
 
-def _check_silent(links: Links, expected: Expected) -> Iterator[CheckResult]:
-    for node, reason in links.silent.items():
-        remedy = f"{expected.command('repair')} replaces nodes that do not answer"
+def _check_silent(report: NetworkReport, expected: Expected) -> Iterator[CheckResult]:
+    for node, reason in report.silent.items():
+        remedy = f"Replace the node:\n{expected.command('repair')}"
         yield CheckResult(node, "answers", Verdict.FAIL, reason, "an answer in time", remedy)
 
 
-def _check_clock(links: Links, expected: Expected) -> Iterator[CheckResult]:
-    """The head's own measurements, which are finer than those over SSH."""
+def _check_clock(report: NetworkReport, expected: Expected) -> Iterator[CheckResult]:
+    """Check the clocks as the head measured them, which is more precise than over SSH."""
     head = next(iter(expected.addresses))
     clocks = {
         link.target: (link.clock_s, link.clock_error_s)
-        for link in links.links
+        for link in report.links
         if link.source == head and link.clock_s is not None
     }
     yield from check_clocks({head: (0.0, 0.0), **clocks} if clocks else {}, expected)
 
 
-def describe_pairs(links: Links, nodes: int) -> CheckResult:
-    """Which pairs were tried: where it is not all of them, that is said."""
-    tried = len(links.links)
-    if links.all_pairs:
-        found = f"all pairs of nodes tried ({tried})"
-        return CheckResult(CLUSTER, "pairs", Verdict.OK, found)
+def describe_pairs(report: NetworkReport, nodes: int) -> CheckResult:
+    """Report which pairs of nodes were tested."""
+    tested = len(report.links)
+    if report.all_pairs:
+        return CheckResult(
+            CLUSTER, "pairs", Verdict.OK, f"all {tested} ordered pairs of nodes tested"
+        )
     found = (
-        f"{tried} of {nodes * (nodes - 1)} pairs tried: each node with the next one and the head; "
-        "SSH along the ring"
+        f"{tested} of {nodes * (nodes - 1)} ordered pairs tested: each node with the next one and "
+        "the head; SSH along the ring"
     )
-    return CheckResult(CLUSTER, "pairs", Verdict.UNKNOWN, found)
+    return CheckResult(CLUSTER, "pairs", Verdict.SKIPPED, found)
 
 
 def blame(failed: Mapping[Pair, str]) -> dict[str, dict[Pair, str]]:
-    """Which nodes the failed pairs are about: the fewest that all of them have in common, about so."""
+    """Attribute failed pairs to few nodes: greedily, the one that most failures have in common."""
     left, blamed = dict(failed), dict[str, dict[Pair, str]]()
     while left:
-        # As target first: a node that others can't reach is named, not those that try.
+        # Targets first: on a tie, the unreachable node is named, not those that try to reach it.
         counts = Counter([node for pair in left for node in reversed(pair)])
         node = counts.most_common(1)[0][0]
         blamed[node] = {pair: why for pair, why in left.items() if node in pair}
@@ -79,92 +80,95 @@ def blame(failed: Mapping[Pair, str]) -> dict[str, dict[Pair, str]]:
 
 
 def describe_failures(node: str, failed: Mapping[Pair, str]) -> str:
-    """The failures that one node is blamed for, grouped by direction and reason."""
+    """Describe the failures blamed on one node, grouped by direction and reason."""
     groups: dict[tuple[bool, str], list[str]] = {}
-    for (source, target), why in failed.items():
+    for (source, target), reason in failed.items():
         incoming = target == node
-        groups.setdefault((incoming, why), []).append(source if incoming else target)
-    parts = []
-    for (incoming, why), others in groups.items():
-        names = name_some(others)
-        way = f"{names} can't reach it" if incoming else f"it can't reach {names}"
-        parts.append(f"{way}: {why}")
-    return "; ".join(parts)
+        groups.setdefault((incoming, reason), []).append(source if incoming else target)
+    return "; ".join(
+        f"{name_some(peers)} can't reach it: {reason}"
+        if incoming
+        else f"it can't reach {name_some(peers)}: {reason}"
+        for (incoming, reason), peers in groups.items()
+    )
 
 
-def name_some(nodes: Sequence[str]) -> str:
-    """Nodes by name, the first few of many."""
-    more = len(nodes) - _MOST_NAMED
-    return ", ".join(nodes[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def check_names(links: Links, asked: Sequence[str], expected: Expected) -> Iterator[CheckResult]:
-    """On each node the others' names lead to their private addresses."""
-    if not links.links:
+def check_names(
+    report: NetworkReport, answered: Sequence[str], expected: Expected
+) -> Iterator[CheckResult]:
+    """Check on each node that the names of the others resolve to their private addresses."""
+    if not report.links:
         return
-    for node in asked:
-        wrong = [
-            f"{link.target} is {link.address or 'unknown'}"
-            for link in links.links
+    for node in answered:
+        wrong = {
+            link.target: f"{link.target} is {link.address or 'unknown'}"
+            for link in report.links
             if link.source == node and link.address != expected.addresses[link.target]
-        ]
+        }
         if not wrong:
-            found = "the other nodes' names lead to their private addresses"
+            found = "the names of the other nodes resolve to their private addresses"
             yield CheckResult(node, "names", Verdict.OK, found)
             continue
-        names = [text.split()[0] for text in wrong]
-        wanted = ", ".join(f"{name} is {expected.addresses[name]}" for name in names[:_MOST_NAMED])
-        remedy = mend_names(node, expected)
-        yield CheckResult(node, "names", Verdict.FAIL, name_some(wrong), wanted, remedy)
+        found = name_some(list(wrong.values()))
+        wanted = name_some([f"{name} is {expected.addresses[name]}" for name in wrong])
+        remedy = restore_names(node, expected)
+        yield CheckResult(node, "names", Verdict.FAIL, found, wanted, remedy)
 
 
-def check_ports(links: Links, asked: Sequence[str], expected: Expected) -> Iterator[CheckResult]:
-    """Each node takes connections from the others on a port that nobody opened for it."""
-    if not links.links:
+def check_ports(
+    report: NetworkReport, answered: Sequence[str], expected: Expected
+) -> Iterator[CheckResult]:
+    """Check that each node accepts connections from the others on an arbitrary port."""
+    if not report.links:
         return
-    # Where a name leads elsewhere, the port behind it is somebody else's.
+    # If a name resolves to a wrong address, the port there belongs to another machine.
     failed = {
         (link.source, link.target): link.error
-        for link in links.links
+        for link in report.links
         if link.error and link.address == expected.addresses[link.target]
     }
     blamed = blame(failed)
-    wanted = "any TCP port is open between the nodes"
-    for node in asked:
+    wanted = "all TCP ports are open between the nodes"
+    for node in answered:
         if node not in blamed:
             yield CheckResult(node, "ports", Verdict.OK, wanted)
             continue
         look = expected.on_node(node, "sudo iptables -S; sudo nft list ruleset; sudo ufw status")
         remedy = (
-            f"{expected.command('up')} opens the security group; a firewall on the node: {look}"
+            f"Open the security group:\n{expected.command('up')}\n"
+            f"Look for a firewall on the node:\n{look}"
         )
         found = describe_failures(node, blamed[node])
         yield CheckResult(node, "ports", Verdict.FAIL, found, wanted, remedy)
 
 
 def check_ssh_pairs(
-    links: Links, asked: Sequence[str], expected: Expected
+    report: NetworkReport, answered: Sequence[str], expected: Expected
 ) -> Iterator[CheckResult]:
-    """Each node enters the others without a password."""
-    if not links.ssh:
+    """Check that each node logs in to the others without a password."""
+    if not report.ssh:
         return
-    blamed = blame({pair: why for pair, why in links.ssh.items() if why})
-    wanted = "the nodes enter one another without a password"
-    for node in asked:
+    blamed = blame({pair: error for pair, error in report.ssh.items() if error})
+    wanted = "passwordless SSH works between all nodes"
+    for node in answered:
         if node not in blamed:
             yield CheckResult(node, "ssh pairs", Verdict.OK, wanted)
             continue
         found = describe_failures(node, blamed[node])
         source, target = next(iter(blamed[node]))
-        remedy = f"what it says: {expected.on_node(source, f'ssh -v {target} true')}"
+        remedy = f"Show the details:\n{expected.on_node(source, f'ssh -v {target} true')}"
         yield CheckResult(node, "ssh pairs", Verdict.FAIL, found, wanted, remedy)
 
 
-def check_latency(links: Links, asked: Sequence[str], expected: Expected) -> Iterator[CheckResult]:
-    """The median round trip of a small message over TCP, from each node to the others."""
+def check_latency(
+    report: NetworkReport, answered: Sequence[str], expected: Expected
+) -> Iterator[CheckResult]:
+    """Check each node's median round trip of a small TCP message to the others."""
     trips = {
-        node: [way.round_trip_s for way in links.links if way.source == node and way.round_trip_s]
-        for node in asked
+        node: [
+            link.round_trip_s for link in report.links if link.source == node and link.round_trip_s
+        ]
+        for node in answered
     }
     medians = {node: statistics.median(found) for node, found in trips.items() if found}
     if not medians:
@@ -176,30 +180,30 @@ def check_latency(links: Links, asked: Sequence[str], expected: Expected) -> Ite
             yield CheckResult(node, "latency", Verdict.OK, found)
             continue
         wanted = f"at most {limit * 1e6:.0f} us"
-        remedy = f"does something else run? {expected.on_node(node, 'top -bn1 | head -15')}"
+        remedy = f"Find out what else runs:\n{expected.on_node(node, 'top -bn1 | head -15')}"
         if expected.machine:
-            remedy += "; a cluster without --no-placement-group has its machines side by side"
+            remedy = f"Without --no-placement-group, nodes are close to each other. {remedy}"
         yield CheckResult(node, "latency", Verdict.WARN, found, wanted, remedy)
 
 
 def check_bandwidth(
-    links: Links, asked: Sequence[str], expected: Expected
+    report: NetworkReport, answered: Sequence[str], expected: Expected
 ) -> Iterator[CheckResult]:
-    """All nodes send to the next one at the same time, each over four connections."""
-    speeds = [speed for speed in links.gbit.values() if isinstance(speed, float)]
+    """Check the speed with which all nodes at once send to the next one."""
+    speeds = [speed for speed in report.gbit.values() if isinstance(speed, float)]
     least = statistics.median(speeds) / _SPEED_FACTOR if speeds else 0.0
-    wanted = f"{least:.2f} Gbit/s or more, as the other nodes"
+    wanted = f"at least {least:.2f} Gbit/s, similar to the other nodes"
     machine = expected.machine
     if machine and machine.gbit:
         least = machine.gbit * _SPEED_SHARE
-        wanted = f"{least:.1f} Gbit/s or more; {machine.name} has {machine.gbit:g}"
-    closed = {(link.source, link.target) for link in links.links if link.error}
-    for (node, peer), speed in links.gbit.items():
-        if node not in asked:
+        wanted = f"at least {least:.1f} Gbit/s; {machine.name} has {machine.gbit:g}"
+    closed = {(link.source, link.target) for link in report.links if link.error}
+    for (node, peer), speed in report.gbit.items():
+        if node not in answered:
             continue
         if (node, peer) in closed:
             found = f"not measured: no connection to {peer}"
-            yield CheckResult(node, "bandwidth", Verdict.UNKNOWN, found)
+            yield CheckResult(node, "bandwidth", Verdict.SKIPPED, found)
         else:
             yield _judge_speed(node, peer, speed, (least, wanted), expected)
 
@@ -208,15 +212,10 @@ def _judge_speed(
     node: str, peer: str, speed: float | str, least: tuple[float, str], expected: Expected
 ) -> CheckResult:
     if not isinstance(speed, float):
-        remedy = f"small messages pass and a flood does not: the same MTU all the way to {peer}?"
+        remedy = f"Small messages pass, large ones do not: check the MTU on the path to {peer}"
         return CheckResult(node, "bandwidth", Verdict.FAIL, f"to {peer}: {speed}", least[1], remedy)
     found = f"{speed:.2f} Gbit/s to {peer}"
     if speed >= least[0]:
         return CheckResult(node, "bandwidth", Verdict.OK, found)
-    remedy = f"does something else use its network? {expected.on_node(node, 'ss -ti | head -30')}"
+    remedy = f"Find out what else uses its network:\n{expected.on_node(node, 'ss -ti | head -30')}"
     return CheckResult(node, "bandwidth", Verdict.WARN, found, least[1], remedy)
-
-
-def describe_single() -> CheckResult:
-    """What is said of a cluster of one node."""
-    return CheckResult(CLUSTER, "pairs", Verdict.OK, f"{count(1, 'node')}: no others to reach")

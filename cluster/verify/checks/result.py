@@ -1,34 +1,31 @@
-"""A check's verdict, and what the nodes are measured by. Pure."""
+"""The result of one check, and helpers that all checks share. Pure."""
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from infra.instance_types import InstanceType
-from provision.stacks import Stack
-
 T = TypeVar("T", bound=Hashable)
 CLUSTER = "cluster"
-"""In the place of a node's name: what is true of all of them together."""
+"""Stands for a node's name in results that concern the whole cluster."""
+_MAX_NAMED = 4
 
 
 class Verdict(str, Enum):
-    """How a check ended. ``UNKNOWN`` is what was not judged, or can't be known there."""
+    """Outcome of a check. ``SKIPPED``: not checked, or the machine does not expose the value."""
 
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
-    UNKNOWN = "unknown"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check of one node. ``remedy`` is what to do about a warning or a failure."""
+    """One check of one node. ``remedy`` says how to fix a warning or failure: text or commands, by line."""
 
     node: str
     check: str
@@ -38,59 +35,23 @@ class CheckResult:
     remedy: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The result for ``--json``."""
-        return {
-            "node": self.node,
-            "check": self.check,
-            "verdict": self.verdict.value,
-            "found": self.found,
-            "wanted": self.wanted,
-            "remedy": self.remedy,
-        }
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the nodes should be.
-
-    ``machine`` is the catalogue's entry of their type, ``None`` where the machines are not judged by
-    it: the containers of the embedded cloud are compared with one another only.
-    """
-
-    cluster: str
-    stack: Stack
-    digest: str
-    """Of the stack, as an installation leaves it on a node."""
-    amx_required: bool
-    machine: InstanceType | None
-    volume_gib: int = 0
-    instances: Mapping[str, str] = field(default_factory=dict)
-    """EC2's ids by node."""
-    addresses: Mapping[str, str] = field(default_factory=dict)
-    """Private addresses by node."""
-
-    def command(self, verb: str) -> str:
-        """One of our commands for this cluster, as a user types it."""
-        return f"spr-cluster {verb} --name {self.cluster}"
-
-    def on_node(self, node: str, script: str) -> str:
-        """A command for a node."""
-        return f"{self.command('ssh')} {node} -- {shlex.quote(script)}"
-
-    def replacement(self, node: str) -> str:
-        """How a node is replaced that works, but is not what it should be."""
-        if self.machine is None:
-            return f"begin anew: {self.command('down')}, then {self.command('up')}"
-        instance = self.instances.get(node, "ID")
-        end = f"aws ec2 terminate-instances --instance-ids {instance}"
-        return f"have it replaced: {end}, then {self.command('repair')}"
+        """Return the result for ``--json``."""
+        return {**asdict(self), "verdict": self.verdict.value}
 
 
 def typical(values: Iterable[T]) -> T:
-    """The most frequent value; the first of them, which is the head's, where several are."""
+    """Return the most frequent value; on a tie, the first one, which is the head's."""
     return Counter(values).most_common(1)[0][0]
 
 
-def count(number: int, noun: str) -> str:
-    """``1 core``, ``2 cores``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def name_some(names: Sequence[str]) -> str:
+    """Join the names; of many, only the first few."""
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def sort_results(results: Sequence[CheckResult], nodes: Iterable[str]) -> tuple[CheckResult, ...]:
+    """Group the results by check, in node order within each check."""
+    order = {node: rank for rank, node in enumerate(nodes)}
+    checks = {check: rank for rank, check in enumerate(dict.fromkeys(r.check for r in results))}
+    return tuple(sorted(results, key=lambda r: (checks[r.check], order.get(r.node, -1))))

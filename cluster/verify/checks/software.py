@@ -1,117 +1,126 @@
-"""Has each node the software of its stack, whole, and room to work? Pure."""
+"""Does each node have the complete software of its stack, and room to work? Pure."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
-from cluster.verify.checks.result import CheckResult, Expected, Verdict, typical
+from cluster.verify.checks.expected import Expected
+from cluster.verify.checks.result import CheckResult, Verdict, typical
+from cluster.verify.node_probe import HealthByNode
 from provision.health import NodeHealth
 from provision.install import LOG, VENV
 from provision.stacks.stack import BINDING, IPEX, TORCH, TRANSFORMERS, Stack, module_name
 from provision.stacks.versions import parse_requirement, python_minor, release
 
 _GIB = 1024**3
-# A job's log, model and checkpoints; below the lesser a job ends amid its work.
+# A job needs room for its log, model, and checkpoints; below the lower limit it can fail midway.
 _FREE_FAIL, _FREE_WARN = 2 * _GIB, 10 * _GIB
-# Of a disk, a file system and Ubuntu's boot partitions take some.
+# The file system and Ubuntu's boot partitions take part of a disk.
 _DISK_SHARE = 0.9
 
-Health = Mapping[str, NodeHealth]
 
-
-def check_software(health: Health, expected: Expected) -> Iterator[CheckResult]:
-    """tcmalloc, the stack's versions, Python and the disk of all nodes."""
-    if not health:
+def check_software(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
+    """Check tcmalloc, the versions of the stack, Python, and the disk of all nodes."""
+    if not by_node:
         return
-    library = _usual(told.tcmalloc for told in health.values())
-    mark = _usual(told.mark for told in health.values())
-    for node, told in health.items():
-        yield check_tcmalloc(node, told, library, expected)
-        yield check_stack(node, told, mark, expected)
-        yield check_disk(node, told, expected)
-    yield from check_python(health, expected)
+    library = _usual(health.tcmalloc for health in by_node.values())
+    mark = _usual(health.mark for health in by_node.values())
+    for node, health in by_node.items():
+        yield check_tcmalloc(node, health, library, expected)
+        yield check_stack(node, health, mark, expected)
+        yield check_disk(node, health, expected)
+    yield from check_python(by_node, expected)
 
 
 def _usual(values: Iterable[str | None]) -> str | None:
-    """The most frequent value; nodes without one are not what the others should be like."""
-    there = [value for value in values if value is not None]
-    return typical(there) if there else None
+    """Return the most frequent value, ignoring nodes without one."""
+    present = [value for value in values if value is not None]
+    return typical(present) if present else None
 
 
 def check_tcmalloc(
-    node: str, told: NodeHealth, usual: str | None, expected: Expected
+    node: str, health: NodeHealth, usual: str | None, expected: Expected
 ) -> CheckResult:
-    """The library that every rank preloads: there, loadable, and at the same path everywhere."""
-    # Debian and Ubuntu have it in packages of these names, with t64 at the end from 24.04 on.
+    """Check the library that every rank preloads: present, loadable, the same path everywhere."""
+    # Debian and Ubuntu package names; they end in t64 since 24.04.
     packages = '"^lib(google-perftools|tcmalloc-minimal)4(t64)?$"'
     script = f"sudo apt-get -q update; sudo apt-get -q install --reinstall -y {packages}"
     remedy = expected.on_node(node, script)
-    if told.tcmalloc is None:
+    if health.tcmalloc is None:
         found, wanted = "missing", usual or "/usr/lib/*/libtcmalloc.so.4"
         return CheckResult(node, "tcmalloc", Verdict.FAIL, found, wanted, remedy)
-    if told.tcmalloc_error:
-        found = f"{told.tcmalloc} can't be preloaded: {told.tcmalloc_error}"
+    if health.tcmalloc_error:
+        found = f"{health.tcmalloc} can't be preloaded: {health.tcmalloc_error}"
         return CheckResult(node, "tcmalloc", Verdict.FAIL, found, "a library that loads", remedy)
-    if told.tcmalloc != usual:
-        wanted = f"as the other nodes: {usual}"
-        return CheckResult(node, "tcmalloc", Verdict.FAIL, told.tcmalloc, wanted, remedy)
-    return CheckResult(node, "tcmalloc", Verdict.OK, told.tcmalloc)
+    if health.tcmalloc != usual:
+        wanted = f"same as the other nodes: {usual}"
+        return CheckResult(node, "tcmalloc", Verdict.FAIL, health.tcmalloc, wanted, remedy)
+    return CheckResult(node, "tcmalloc", Verdict.OK, health.tcmalloc)
 
 
 def check_stack(
-    node: str, told: NodeHealth, usual_mark: str | None, expected: Expected
+    node: str, health: NodeHealth, usual_mark: str | None, expected: Expected
 ) -> CheckResult:
-    """The stack's environment, its packages in their versions, and the mark of a whole installation."""
-    if not told.in_venv:
-        found = f"{VENV} has no Python that runs"
-        remedy = f"its environment is broken; {expected.replacement(node)}"
-        return CheckResult(node, "stack", Verdict.FAIL, found, VENV, remedy)
-    wrong = find_wrong_versions(told, expected.stack)
+    """Check the environment, its package versions, and the mark of a complete installation."""
+    if not health.in_venv:
+        found, remedy = f"{VENV} has no working Python", "The environment is broken"
+        return CheckResult(
+            node, "stack", Verdict.FAIL, found, VENV, expected.replacement(node, remedy)
+        )
+    wrong = find_wrong_versions(health, expected.stack)
     if wrong:
-        found = ", ".join(found for found, _ in wrong.values())
-        wanted = ", ".join(requirement for _, requirement in wrong.values())
+        found, wanted = (", ".join(texts) for texts in zip(*wrong.values(), strict=True))
         remedy = expected.on_node(node, _install_command(list(wrong), expected.stack))
         return CheckResult(node, "stack", Verdict.FAIL, found, wanted, remedy)
-    wanted = f"{expected.stack.name} ({expected.digest})"
-    if told.mark is None:
-        remedy = f"it did not end, see {LOG} on the node; {expected.replacement(node)}"
-        return CheckResult(node, "stack", Verdict.FAIL, "no whole installation", wanted, remedy)
-    if told.mark != usual_mark:
-        remedy = f"it has another node's software; {expected.replacement(node)}"
-        found = f"installation {told.mark}, other nodes {usual_mark}"
-        return CheckResult(node, "stack", Verdict.FAIL, found, wanted, remedy)
-    if told.mark != expected.digest:
-        remedy = "another version of this tool, or of the stack, made it; `up` of a new cluster is like it"
-        return CheckResult(node, "stack", Verdict.WARN, f"installation {told.mark}", wanted, remedy)
-    torch = told.versions.get("torch")
-    return CheckResult(node, "stack", Verdict.OK, f"{expected.stack.name}, torch {torch}")
+    if health.mark == usual_mark == expected.digest:
+        found = f"{expected.stack.name}, torch {health.versions.get('torch')}"
+        return CheckResult(node, "stack", Verdict.OK, found)
+    return _judge_mark(node, health.mark, usual_mark, expected)
 
 
-def find_wrong_versions(told: NodeHealth, stack: Stack) -> dict[str, tuple[str, str]]:
-    """By the stack's requirement: what there is, and what should be."""
+def _judge_mark(
+    node: str, mark: str | None, usual_mark: str | None, expected: Expected
+) -> CheckResult:
+    verdict, wanted = Verdict.FAIL, f"{expected.stack.name} ({expected.digest})"
+    if mark is None:
+        found = "incomplete installation"
+        remedy = expected.replacement(node, f"The installation did not finish; see {LOG} there")
+    elif mark != usual_mark:
+        found = f"installation {mark}, other nodes {usual_mark}"
+        remedy = expected.replacement(node, "Its software differs")
+    else:
+        verdict, found = Verdict.WARN, f"installation {mark}"
+        remedy = (
+            "Another version of this tool or of the stack installed it. A new cluster will match"
+        )
+    return CheckResult(node, "stack", verdict, found, wanted, remedy)
+
+
+def find_wrong_versions(health: NodeHealth, stack: Stack) -> dict[str, tuple[str, str]]:
+    """Return the installed and the required version, by requirement of the stack."""
     wrong = {}
     for text in stack.python_packages:
         requirement = parse_requirement(text)
         if requirement is None:
             continue
-        found = told.versions.get(requirement.name)
+        found = health.versions.get(requirement.name)
         if found is None:
             wrong[text] = (f"no {requirement.name}", text)
         elif not requirement.accepts(found):
             wrong[text] = (f"{requirement.name} {found}", text)
-    return wrong or _find_wrong_modules(told, stack)
+    return wrong or _find_wrong_modules(health, stack)
 
 
-def _find_wrong_modules(told: NodeHealth, stack: Stack) -> dict[str, tuple[str, str]]:
-    """Where pip's records are right, and the files are another version's."""
+def _find_wrong_modules(health: NodeHealth, stack: Stack) -> dict[str, tuple[str, str]]:
+    """Find modules whose files have another version than pip's records say."""
     wrong = {}
     for package in (TORCH, IPEX, BINDING, TRANSFORMERS):
         version = stack.pin(package)
         if version is None:
             continue
         module = module_name(package, version)
-        found = told.modules.get(module)
+        found = health.modules.get(module)
         if found is None or release(found) != release(version):
             there = f"module {module} {found}" if found else f"no module {module}"
             wrong[f"{package}=={version}"] = (there, f"{package}=={version}")
@@ -119,7 +128,7 @@ def _find_wrong_modules(told: NodeHealth, stack: Stack) -> dict[str, tuple[str, 
 
 
 def _install_command(requirements: list[str], stack: Stack) -> str:
-    """pip's own line to put packages right; what they need is there already."""
+    """Return the pip command that corrects packages; their dependencies are installed already."""
     indexes = " ".join(f"--extra-index-url {url}" for url in stack.indexes)
     links = " ".join(f"--find-links {url}" for url in stack.find_links)
     options = " ".join(filter(None, (indexes, links)))
@@ -127,36 +136,37 @@ def _install_command(requirements: list[str], stack: Stack) -> str:
     return f"{VENV}/bin/pip install --force-reinstall --no-deps {options} {packages}"
 
 
-def check_python(health: Health, expected: Expected) -> Iterator[CheckResult]:
-    """One Python on all nodes: that of the stack's Ubuntu, where it is Ubuntu."""
-    usual = typical(told.python for told in health.values())
-    for node, told in health.items():
+def check_python(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
+    """Check that all nodes have the same Python, and on AWS the stack's."""
+    usual = typical(health.python for health in by_node.values())
+    for node, health in by_node.items():
         verdict, wanted, remedy = Verdict.OK, "", ""
-        if told.python != usual:
-            verdict, wanted = Verdict.WARN, f"as the other nodes: {usual}"
-            remedy = f"it was updated alone; {expected.replacement(node)}"
-        elif expected.machine and python_minor(told.python) != python_minor(expected.stack.python):
+        if health.python != usual:
+            verdict, wanted = Verdict.WARN, f"same as the other nodes: {usual}"
+            remedy = expected.replacement(node, "Only this node was updated")
+        elif expected.machine and python_minor(health.python) != python_minor(
+            expected.stack.python
+        ):
             verdict, wanted = Verdict.WARN, expected.stack.python
-            remedy = f"the stack's packages are for that one; {expected.replacement(node)}"
-        yield CheckResult(node, "python", verdict, told.python, wanted, remedy)
+            reason = f"The stack's packages are for Python {expected.stack.python}"
+            remedy = expected.replacement(node, reason)
+        yield CheckResult(node, "python", verdict, health.python, wanted, remedy)
 
 
-def check_disk(node: str, told: NodeHealth, expected: Expected) -> CheckResult:
-    """It can be written to, has room, and is as large as it was bought."""
-    size, free = told.disk_size / _GIB, told.disk_free / _GIB
+def check_disk(node: str, health: NodeHealth, expected: Expected) -> CheckResult:
+    """Check that the disk is writable, has room, and has its full size."""
+    size, free = health.disk_size / _GIB, health.disk_free / _GIB
     found = f"{free:.0f} of {size:.0f} GiB free"
     look = expected.on_node(node, "df -h /; sudo du -xh / 2>/dev/null | sort -h | tail")
-    if told.disk_error:
+    if health.disk_error:
         remedy = expected.on_node(node, "findmnt /; df -h /; sudo dmesg | tail")
-        return CheckResult(node, "disk", Verdict.FAIL, told.disk_error, "can be written to", remedy)
-    if told.disk_free < _FREE_FAIL:
-        wanted = f"{_FREE_FAIL // _GIB} GiB free or more"
-        return CheckResult(node, "disk", Verdict.FAIL, found, wanted, look)
-    if told.disk_free < _FREE_WARN:
-        wanted = f"{_FREE_WARN // _GIB} GiB free or more"
-        return CheckResult(node, "disk", Verdict.WARN, found, wanted, look)
+        return CheckResult(node, "disk", Verdict.FAIL, health.disk_error, "writable", remedy)
+    for limit, verdict in ((_FREE_FAIL, Verdict.FAIL), (_FREE_WARN, Verdict.WARN)):
+        if health.disk_free < limit:
+            wanted = f"at least {limit // _GIB} GiB free"
+            return CheckResult(node, "disk", verdict, found, wanted, look)
     if expected.machine and size < expected.volume_gib * _DISK_SHARE:
-        remedy = f"its file system did not grow; {expected.on_node(node, 'lsblk; df -h /')}"
+        remedy = f"The file system did not grow:\n{expected.on_node(node, 'lsblk; df -h /')}"
         wanted = f"{expected.volume_gib} GiB"
         return CheckResult(node, "disk", Verdict.WARN, found, wanted, remedy)
     return CheckResult(node, "disk", Verdict.OK, found)

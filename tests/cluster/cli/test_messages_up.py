@@ -101,7 +101,7 @@ _WHILE_MAKING = (
         "no AMX on the head",
         _UP,
         "[node0] no AMX: Xeon lacks amx_bf16, amx_int8, amx_tile\n  → choose a type with AMX "
-        "(--instance-type r7iz.metal-16xl), or go on without it: --allow-no-amx",
+        "(--instance-type r7iz.metal-16xl), or continue without it: --allow-no-amx",
         faults=f.machines("no-amx"),
         left=f.HEAD,
     ),
@@ -155,7 +155,7 @@ _WHILE_MAKING = (
     f.Row(
         "a worker that the head can't reach",
         _UP,
-        _DID_NOT_COME + f"node1 (i-0): the head can't reach it over SSH: no route to host{_AGAIN}",
+        _DID_NOT_COME + f"node1 (i-0): the head can't connect over SSH: no route to host{_AGAIN}",
         act=f.stage(
             "node0",
             "xargs -P 64",

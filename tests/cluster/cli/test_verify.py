@@ -1,14 +1,20 @@
-"""`spr-cluster verify` before a cloud called AWS: verdicts, remedies, exit codes."""
+"""`spr-cluster verify` against a simulated AWS: verdicts, remedies, exit codes."""
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from cluster.cli.verify import PROGRAMS, build_table, list_remedies
+from cluster.verify.checks.result import Verdict
 from infra.errors import HostError
 from provision.host import Result
+from tests.cluster.verify.checks.fleet import NODES, judge
+from tests.cluster.verify.checks.test_nodes import DEFECTS
 from tests.harness.command_line import CommandLine, CommandResult
 
 _UP = "up --nodes 3 --yes"
@@ -42,36 +48,36 @@ def wrong(found: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     return [(c["node"], c["check"], c["verdict"]) for c in found if c["verdict"] in bad]
 
 
-def test_a_good_cluster_passes_and_nothing_is_changed(cluster: CommandLine) -> None:
+def test_a_healthy_cluster_passes_and_nothing_is_changed(cluster: CommandLine) -> None:
     before = cluster.changes
 
     told = verify(cluster)
 
     assert cluster.changes == before
-    assert "0 failed, 0 to be looked at" in told.out
-    assert "judged as r7iz.metal-16xl" in told.out
+    assert "0 failed, 0 warnings" in told.out
+    assert "compared with r7iz.metal-16xl" in told.out
     assert "a rank on each of 3 nodes, torch 2.13.0+cpu" in told.out
     assert "no AMX" not in told.out
     assert "→" not in told.out
 
 
-def test_a_lie_fails_with_its_node_check_and_remedy(cluster: CommandLine) -> None:
+def test_a_defect_fails_with_its_node_check_and_remedy(cluster: CommandLine) -> None:
     change(cluster, 1, health={"tcmalloc": {"path": None}})
 
     told = verify(cluster, code=1)
 
     assert "fail: tcmalloc on node1\n  → spr-cluster ssh --name spr node1 -- " in told.out
-    assert "1 failed, 0 to be looked at" in told.out
+    assert "1 failed, 0 warnings" in told.out
     assert wrong(checks(cluster, code=1)) == [("node1", "tcmalloc", "fail")]
 
 
-def test_a_warning_alone_is_no_failure(cluster: CommandLine) -> None:
+def test_a_warning_is_not_a_failure(cluster: CommandLine) -> None:
     change(cluster, 2, health={"power": {"governors": ["powersave"]}})
 
     assert wrong(checks(cluster)) == [("node2", "governor", "warn")]
 
 
-def test_a_node_without_amx_fails_and_is_never_called_ok(cluster: CommandLine) -> None:
+def test_a_node_without_amx_fails_and_is_never_ok(cluster: CommandLine) -> None:
     change(cluster, 1, fate="no-amx")
 
     told = verify(cluster, code=1)
@@ -80,7 +86,7 @@ def test_a_node_without_amx_fails_and_is_never_called_ok(cluster: CommandLine) -
     assert wrong(checks(cluster, code=1)) == [("node1", "amx", "fail")]
 
 
-def test_where_amx_may_be_missing_it_is_still_said(line: CommandLine) -> None:
+def test_missing_amx_is_a_warning_if_it_is_not_required(line: CommandLine) -> None:
     line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
     line.must(*_UP.split(), "--allow-no-amx")
 
@@ -90,27 +96,27 @@ def test_where_amx_may_be_missing_it_is_still_said(line: CommandLine) -> None:
     assert {c["verdict"] for c in checks(line) if c["check"] == "amx"} == {"warn"}
 
 
-def test_a_closed_port_is_named_with_the_node_that_closes_it(cluster: CommandLine) -> None:
+def test_closed_ports_are_blamed_on_their_node(cluster: CommandLine) -> None:
     change(cluster, 2, closed={"reach": {"error": "timed out"}, "send": {"gbit": 20.0}})
 
     assert wrong(checks(cluster, code=1)) == [("node2", "ports", "fail")]
 
 
-def test_a_node_that_the_head_cannot_enter_is_asked_from_here(cluster: CommandLine) -> None:
+def test_a_node_that_the_head_cannot_reach_is_probed_from_here(cluster: CommandLine) -> None:
     change(cluster, 1, mesh="another")
 
     found = checks(cluster, code=1)
 
     assert wrong(found) == [("node1", "ssh", "fail")]
     (ssh,) = [c for c in found if (c["node"], c["check"]) == ("node1", "ssh")]
-    assert ssh["found"] == "the head can't: no route; but this machine can"
+    assert ssh["found"] == "the head can't connect over SSH: no route; but this machine can"
     (amx,) = [c for c in found if (c["node"], c["check"]) == ("node1", "amx")]
     assert amx["verdict"] == "ok"
     (launcher,) = [c for c in found if c["check"] == "mpirun"]
-    assert launcher["found"] == "not tried: the head can't enter node1"
+    assert launcher["found"] == "not tested: the head can't connect to node1"
 
 
-def test_a_dead_node_is_named(cluster: CommandLine) -> None:
+def test_a_dead_node_fails_only_the_ssh_check(cluster: CommandLine) -> None:
     change(cluster, 1, fate="no-ssh")
 
     found = checks(cluster, code=1)
@@ -121,7 +127,7 @@ def test_a_dead_node_is_named(cluster: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_a_cluster_that_is_not_whole_fails(cluster: CommandLine, rank: int) -> None:
+def test_an_incomplete_cluster_fails(cluster: CommandLine, rank: int) -> None:
     cluster.lose(cluster.ids()[rank])
 
     found = checks(cluster, code=1)
@@ -129,8 +135,8 @@ def test_a_cluster_that_is_not_whole_fails(cluster: CommandLine, rank: int) -> N
     assert ("cluster", "nodes", "fail") in wrong(found)
     (nodes,) = [c for c in found if c["check"] == "nodes"]
     assert nodes["found"] == "2 of 3 running"
-    assert nodes["remedy"].startswith("spr-cluster repair --name spr")
-    # The names that the head knows are those of other machines now.
+    assert nodes["remedy"].endswith("\nspr-cluster repair --name spr")
+    # The names that the head knows may belong to other machines now.
     assert {c["node"] for c in found if c["check"] == "amx"} == {"node0", "node1"}
     assert not [c for c in found if c["check"] in ("names", "ports")]
 
@@ -148,50 +154,67 @@ def test_a_rank_without_torch_names_its_node(cluster: CommandLine) -> None:
     assert wrong(checks(cluster, code=1)) == [("node1", "mpirun", "fail")]
 
 
-def test_while_a_job_runs_it_is_left_in_peace(cluster: CommandLine) -> None:
+def test_a_running_job_is_not_disturbed(cluster: CommandLine) -> None:
     cluster.cloud.change_machine(cluster.ids()[0], job="squad-1")
     cluster.stage("node0", "bin/mpirun", HostError("node0", "mpirun beside a job"))
 
     found = checks(cluster)
 
     (launcher,) = [c for c in found if c["check"] == "mpirun"]
-    assert (launcher["verdict"], "job squad-1 runs" in launcher["found"]) == ("unknown", True)
+    assert (launcher["verdict"], "job squad-1 is running" in launcher["found"]) == ("skipped", True)
     assert not [c for c in found if c["check"] == "bandwidth"]
 
 
-def test_bandwidth_can_be_left_out(cluster: CommandLine) -> None:
+def test_bandwidth_can_be_skipped(cluster: CommandLine) -> None:
     assert not [c for c in checks(cluster, "--no-bandwidth") if c["check"] == "bandwidth"]
 
 
-def test_one_node_alone_has_no_others_to_reach(line: CommandLine) -> None:
+def test_a_single_node_has_no_peers(line: CommandLine) -> None:
     line.must("up", "--nodes", "1", "--yes")
 
     found = checks(line)
 
     assert wrong(found) == []
     (pairs,) = [c for c in found if c["check"] == "pairs"]
-    assert pairs["found"] == "1 node: no others to reach"
+    assert pairs["found"] == "a single node has no peers"
 
 
-def test_without_a_cluster_it_says_so(line: CommandLine) -> None:
+def test_a_missing_cluster_is_an_error(line: CommandLine) -> None:
     told = verify(line, code=2)
 
     assert told.message.startswith("no cluster 'spr' is running in us-east-1")
 
 
-def test_a_head_that_cannot_be_entered_is_an_error(cluster: CommandLine) -> None:
+def test_an_unreachable_head_is_an_error(cluster: CommandLine) -> None:
     change(cluster, 0, fate="no-ssh")
 
     assert verify(cluster, code=1).message.startswith("[node0] no SSH at")
 
 
-def test_up_tells_in_the_end_what_is_not_as_it_should_be(line: CommandLine) -> None:
+def test_up_reports_problems_at_the_end(line: CommandLine) -> None:
     line.must(*_UP.split())
     change(line, 1, health={"versions": {"torch": "2.6.0"}})
 
     told = line.must("up", "--nodes", "3", "--yes")
 
-    assert (
-        "3 of 3 nodes answer the head, 3 have AMX; not as it should be: node1: stack: " in told.err
-    )
-    assert "(what to do: spr-cluster verify --name spr)" in told.err
+    assert "3 of 3 nodes answer the head, 3 have AMX; problems: node1: stack: " in told.err
+    assert "(details: spr-cluster verify --name spr)" in told.err
+
+
+def test_at_80_columns_no_word_and_no_command_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    for change, *_ in DEFECTS:
+        results = [r for r in judge(node1=change) if r.verdict in (Verdict.WARN, Verdict.FAIL)]
+        console = Console(width=80, record=True, file=io.StringIO())
+
+        console.print(build_table(results, len(NODES)))
+        table, lines = console.export_text(), "\n".join(list_remedies(results)).splitlines()
+
+        (result,) = results
+        assert all(len(line) <= 80 for line in table.splitlines())
+        assert set(f"{result.found} {result.wanted}".split()) <= set(table.split())
+        assert set(result.remedy.split()) <= set(" ".join(lines).split())
+        commands = [line for line in result.remedy.splitlines() if line.startswith(PROGRAMS)]
+        assert commands == [t for line in lines if (t := line.lstrip(" →")).startswith(PROGRAMS)]
+        assert all(len(line) <= 80 or line.lstrip(" →") in commands for line in lines)

@@ -1,4 +1,4 @@
-"""The launcher's proof: what counts as one, and what is said where there is none."""
+"""The launcher probe: what counts as success, and the error otherwise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.verify.launcher_probe import hello_command, say_hello
+from cluster.verify.launcher_probe import launcher_command, probe_launcher
 from provision.host import Result
 from tests.fakes import FakeHost
 
@@ -17,7 +17,7 @@ NODES = ["node0", "node1"]
 
 
 class Head(FakeHost):
-    """A head on which mpirun ends in a certain way."""
+    """A head whose mpirun returns a fixed result."""
 
     def __init__(self, code: int, stdout: str, stderr: str = "") -> None:
         super().__init__("node0", [])
@@ -32,48 +32,50 @@ class Head(FakeHost):
 _GOOD = "hello 0 torch 2.13.0+cpu\n"
 
 
-def test_a_rank_on_every_node_is_the_proof() -> None:
-    hello = say_hello(Head(0, f"hello 1 torch 2.13.0+cpu\n{_GOOD}"), NODES)
+def test_a_rank_on_every_node_is_a_success() -> None:
+    report = probe_launcher(Head(0, f"hello 1 torch 2.13.0+cpu\n{_GOOD}"), NODES)
 
-    assert (hello.error, hello.errors) == (None, {})
-    assert hello.torch == {"node0": "2.13.0+cpu", "node1": "2.13.0+cpu"}
+    assert (report.error, report.errors) == (None, {})
+    assert report.torch == {"node0": "2.13.0+cpu", "node1": "2.13.0+cpu"}
 
 
 def test_a_node_without_torch_is_named() -> None:
-    hello = say_hello(Head(0, f"{_GOOD}hello 1 error libc10.so: cannot open\n"), NODES)
+    report = probe_launcher(Head(0, f"{_GOOD}hello 1 error libc10.so: cannot open\n"), NODES)
 
-    assert hello.torch == {"node0": "2.13.0+cpu"}
-    assert hello.errors == {"node1": "libc10.so: cannot open"}
-    assert hello.error is None
+    assert report.torch == {"node0": "2.13.0+cpu"}
+    assert report.errors == {"node1": "libc10.so: cannot open"}
+    assert report.error is None
 
 
 @pytest.mark.parametrize(
     ("head", "error"),
     [
-        (Head(124, _GOOD), "mpirun did not end within 120 s"),
+        (Head(124, _GOOD), "mpirun did not finish within 120 s"),
         (
             Head(255, "", "[mpiexec] Unable to run bstrap_proxy on node1 (pid 7)\n"),
-            "0 of 2 nodes spoke: mpirun can't start on node1: does the head reach it over SSH?",
+            "0 of 2 nodes answered: mpirun can't start on node1: does the head reach it over SSH?",
         ),
         (
             Head(1, _GOOD, "Segmentation fault\n"),
-            "1 of 2 nodes spoke: exit code 1: Segmentation fault",
+            "1 of 2 nodes answered: exit code 1: Segmentation fault",
         ),
-        (Head(0, _GOOD), "1 of 2 nodes spoke"),
-        (Head(7, ""), "0 of 2 nodes spoke: exit code 7: no output"),
+        (Head(0, _GOOD), "1 of 2 nodes answered"),
+        (Head(7, ""), "0 of 2 nodes answered: exit code 7: no output"),
     ],
 )
-def test_anything_less_is_an_error_with_its_cause(head: Head, error: str) -> None:
-    assert say_hello(head, NODES).error == error
+def test_anything_else_is_an_error_with_its_cause(head: Head, error: str) -> None:
+    assert probe_launcher(head, NODES).error == error
 
 
-@pytest.mark.parametrize(("torch", "told"), [("", "error No module named"), ("x = 1", "error ")])
-def test_the_ranks_program_tells_of_torch_and_ends_well(
-    tmp_path: Path, torch: str, told: str
+@pytest.mark.parametrize(
+    ("torch", "expected"), [("", "error No module named"), ("x = 1", "error ")]
+)
+def test_the_program_of_the_ranks_reports_torch_and_exits_with_0(
+    tmp_path: Path, torch: str, expected: str
 ) -> None:
     if torch:
         (tmp_path / "torch.py").write_text("raise OSError('two\\nlines')")
-    program = shlex.split(hello_command(1).partition(" -c ")[2])[0]
+    program = shlex.split(launcher_command(1).partition(" -c ")[2])[0]
 
     done = subprocess.run(
         [
@@ -89,12 +91,12 @@ def test_the_ranks_program_tells_of_torch_and_ends_well(
     )
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"hello 3 {told}")
+    assert done.stdout.startswith(f"hello 3 {expected}")
     assert not torch or done.stdout == "hello 3 error two lines\n"
 
 
 def test_mpirun_gets_a_deadline_and_a_jobs_environment() -> None:
-    command = hello_command(3)
+    command = launcher_command(3)
 
     assert "timeout -k 5 120 /opt/spr-cluster/venv/bin/mpirun" in command
     assert "export I_MPI_ROOT=/opt/spr-cluster/venv" in command

@@ -1,4 +1,4 @@
-"""What the head hears from the nodes, and what is wrong with which of them."""
+"""The probe of single nodes: parsing the answers and finding unusable nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.nodes import Cluster
-from cluster.verify.node_probe import ask_nodes, find_faults, parse_answers, require_amx
+from cluster.verify.node_probe import find_unusable, parse_answers, probe_nodes, require_amx
 from infra.errors import HostError
 from provision.facts import parse_facts
 from provision.stacks import load_stack
@@ -20,16 +20,16 @@ STACK = load_stack("upstream")
 
 
 def answer(node: str, *, before: float = 10.0, after: float = 12.0, **parts: Any) -> str:
-    """A good node's answer, as the head hands it on."""
+    """A healthy node's answer, as the head forwards it."""
     told = json.dumps(health_answer(STACK, time=11.5, **parts))
     return f"answer:{node}:0:{before}:{after}:{told}\n"
 
 
-def faults(text: str, *, amx_required: bool = True) -> dict[str, str]:
-    return find_faults(CLUSTER, parse_answers(text), amx_required=amx_required)
+def unusable(text: str, *, amx_required: bool = True) -> dict[str, str]:
+    return find_unusable(CLUSTER, parse_answers(text), amx_required=amx_required)
 
 
-def test_answers_are_read_in_the_order_of_the_nodes() -> None:
+def test_answers_are_parsed_in_rank_order() -> None:
     refused = "answer:node2:255:10.0:11.0:ssh: connect to host node2: no route\n"
 
     two, ten = parse_answers(f"{answer('node10')}noise\n{refused}")
@@ -39,69 +39,69 @@ def test_answers_are_read_in_the_order_of_the_nodes() -> None:
     assert (ten.node, ten.reached, ten.reason) == ("node10", True, "")
     assert ten.health is not None
     assert ten.health.cores == 32
-    # The node said 11.5 between 10 and 12 by the head's clock.
+    # The node's time was 11.5 between 10 and 12 by the head's clock.
     assert (ten.clock_s, ten.clock_error_s) == (0.5, 1.0)
 
 
 @pytest.mark.parametrize("code", [124, 137])
-def test_a_node_that_hangs_is_told_from_one_that_refuses(code: int) -> None:
+def test_a_node_that_hangs_has_another_reason_than_one_that_refuses(code: int) -> None:
     (late,) = parse_answers(f"answer:node1:{code}:10.0:70.0:\n")
 
     assert (late.reached, late.reason) == (False, "no answer within 60 s")
 
 
-def test_a_node_on_which_no_python_runs_is_reached() -> None:
+def test_a_node_without_a_working_python_counts_as_reached() -> None:
     (broken,) = parse_answers("answer:node1:127:10.0:11.0:sh: 1: exec: python3: not found\n")
 
     assert (broken.reached, broken.health) == (True, None)
     assert broken.reason == "sh: 1: exec: python3: not found"
 
 
-def test_the_head_asks_all_nodes_of_its_hostfile_in_one_command() -> None:
+def test_the_head_probes_all_nodes_of_its_hostfile_in_one_command() -> None:
     head = FakeHost("node0", [(r"xargs .* < ~/hosts", answer("node0"))])
 
-    assert [answer.node for answer in ask_nodes(head, STACK)] == ["node0"]
+    assert [answer.node for answer in probe_nodes(head, STACK)] == ["node0"]
     assert len(head.commands) == 1
     # Linux takes at most 128 KiB as one argument.
     assert len(head.commands[0]) < 32_000
 
 
-def test_nothing_is_wrong_with_a_good_cluster() -> None:
-    assert faults("".join(answer(node.name) for node in NODES)) == {}
+def test_a_healthy_cluster_has_no_unusable_nodes() -> None:
+    assert unusable("".join(answer(node.name) for node in NODES)) == {}
 
 
-def test_a_silent_and_an_unreachable_node_are_named_each_with_its_reason() -> None:
+def test_silent_and_unreachable_nodes_are_named_with_their_reasons() -> None:
     text = answer("node0") + "answer:node2:255:1.0:2.0:Permission denied (publickey).\n"
 
-    assert faults(text) == {
-        "node1": "the head got no answer from it",
-        "node2": "the head can't reach it over SSH: Permission denied (publickey).",
+    assert unusable(text) == {
+        "node1": "the head got no answer",
+        "node2": "the head can't connect over SSH: Permission denied (publickey).",
     }
 
 
-def test_a_node_that_cannot_be_asked_is_named() -> None:
+def test_a_node_whose_probe_fails_is_named() -> None:
     text = answer("node0") + answer("node1") + "answer:node2:1:1.0:2.0:Segmentation fault\n"
 
-    assert faults(text) == {"node2": "it can't be asked what it is: Segmentation fault"}
+    assert unusable(text) == {"node2": "the probe failed: Segmentation fault"}
 
 
-def test_a_worker_without_amx_is_named_where_that_matters() -> None:
+def test_a_worker_without_amx_is_named_if_amx_is_required() -> None:
     lacking = answer("node2", processor={"amx": ["amx_tile"]})
     text = answer("node0") + answer("node1") + lacking
 
-    assert faults(text) == {"node2": "no AMX: it lacks amx_bf16, amx_int8"}
-    assert faults(text, amx_required=False) == {}
+    assert unusable(text) == {"node2": "no AMX: lacks amx_bf16, amx_int8"}
+    assert unusable(text, amx_required=False) == {}
 
 
-def test_amx_that_the_kernel_does_not_grant_is_none() -> None:
+def test_amx_that_the_kernel_does_not_grant_counts_as_missing() -> None:
     lying = answer("node2", processor={"tile_data": "EINVAL"})
     text = answer("node0") + answer("node1") + lying
 
-    assert faults(text) == {"node2": "no AMX: it lacks the kernel's permission (EINVAL)"}
+    assert unusable(text) == {"node2": "no AMX: lacks the kernel's permission (EINVAL)"}
 
 
 @pytest.mark.parametrize("flag", ["amx_bf16", "amx_tile", "amx_int8"])
-def test_each_amx_flag_counts(flag: str) -> None:
+def test_each_amx_flag_is_required(flag: str) -> None:
     facts = {"node0": parse_facts(facts_answer(flags=AMX.replace(flag, "")))}
 
     with pytest.raises(HostError, match=f"lacks {flag}"):
@@ -109,7 +109,7 @@ def test_each_amx_flag_counts(flag: str) -> None:
     assert "no AMX" in require_amx(facts, required=False)
 
 
-def test_amx_is_said_to_be_there_only_where_it_is() -> None:
+def test_available_amx_is_reported() -> None:
     assert require_amx({"node0": parse_facts(facts_answer())}, required=True).startswith(
-        "AMX is there"
+        "AMX available"
     )

@@ -1,4 +1,4 @@
-"""The programs for the nodes, run for real: SSH is replaced by this machine's own shell."""
+"""The programs for the nodes, run for real: a local shell replaces SSH."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import pytest
 
 import cluster.verify.network_agent
 import provision.health_probe
-from cluster.verify.network_probe import Links, ask_links
-from cluster.verify.node_probe import NodeAnswer, ask_directly, ask_nodes
+from cluster.verify.network_probe import NetworkReport, probe_network
+from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
 from infra.errors import HostError
 from provision.host import LineSink, Result
 from provision.stacks import load_stack
+from tests.fakes import FakeHost
 
 STACK = load_stack("upstream")
-# Addresses are names of themselves, and each of these leads to this machine.
+# Each of these addresses is a name that resolves to this machine.
 NODES = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 _SSH = """#!/bin/bash
 while [[ "$1" == -* ]]; do [[ "$1" == -o ]] && shift; shift; done
@@ -29,17 +30,16 @@ exec sh -c "$*"
 """
 
 
-class Shell:
-    """A head whose commands run here; it enters nodes through an `ssh` that stays here, too."""
-
-    name = "node0"
+class LocalShell(FakeHost):
+    """A head whose commands run here; its `ssh` runs commands here, too."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__("node0", [])
         self.folder = folder
         (folder / "bin").mkdir()
         (folder / "bin/ssh").write_text(_SSH.format(folder=folder))
         (folder / "bin/ssh").chmod(0o755)
-        # The nodes' own Python is this one.
+        # The nodes use this Python.
         (folder / "bin/python3").symlink_to(sys.executable)
 
     def write_hosts(self, nodes: list[str]) -> None:
@@ -72,37 +72,22 @@ class Shell:
             raise HostError(self.name, done.stderr)
         return Result(done.returncode, done.stdout, done.stderr)
 
-    def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
-        raise NotImplementedError
-
-    def upload(self, source: Path, path: str) -> None:
-        raise NotImplementedError
-
-    def download(self, path: str, target: Path) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        return None
-
-    def why_gone(self) -> str:
-        return ""
-
 
 @pytest.fixture
-def head(tmp_path: Path) -> Shell:
+def head(tmp_path: Path) -> LocalShell:
     folder = tmp_path / "home"
     folder.mkdir()
-    return Shell(folder)
+    return LocalShell(folder)
 
 
-def ask(head: Shell, *nodes: str) -> tuple[NodeAnswer, ...]:
+def probe(head: LocalShell, *nodes: str) -> tuple[NodeAnswer, ...]:
     head.write_hosts(list(nodes))
-    return ask_nodes(head, STACK)
+    return probe_nodes(head, STACK)
 
 
-def test_each_node_tells_what_it_is(head: Shell) -> None:
+def test_each_node_reports_its_health(head: LocalShell) -> None:
     head.close_node("node2")
-    answers = ask(head, "node0", "node1", "node2")
+    answers = probe(head, "node0", "node1", "node2")
 
     zero, one, two = answers
     assert (zero.reached, one.reached, two.reached) == (True, True, False)
@@ -118,16 +103,16 @@ def test_each_node_tells_what_it_is(head: Shell) -> None:
     assert list(Path("/dev/shm").glob("spr-verify.*")) == []
 
 
-def test_amx_is_there_only_where_the_kernel_grants_it_too(head: Shell) -> None:
+def test_amx_requires_the_flags_and_the_kernels_permission(head: LocalShell) -> None:
     flags = set(Path("/proc/cpuinfo").read_text().split())
-    health = ask_directly(head, STACK)
+    health = probe_directly(head, STACK)
 
     assert health.tile_data == "granted" or health.tile_data.startswith("E")
     if not {"amx_tile", "amx_bf16", "amx_int8"} <= flags:
         assert health.missing_amx
 
 
-def test_a_processor_that_lies_about_amx_is_not_believed(head: Shell) -> None:
+def test_amx_flags_without_the_kernels_permission_are_not_enough(head: LocalShell) -> None:
     if "amx_tile" in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has AMX")
     lscpu = "Model name: Xeon\\nFlags: amx_tile amx_bf16 amx_int8\\n"
@@ -135,68 +120,68 @@ def test_a_processor_that_lies_about_amx_is_not_believed(head: Shell) -> None:
     (head.folder / "bin/lscpu").write_text(shim)
     (head.folder / "bin/lscpu").chmod(0o755)
 
-    (told,) = ask(head, "node0")
+    (answer,) = probe(head, "node0")
 
-    assert told.health is not None
-    assert told.health.model == "Xeon"
-    assert told.health.missing_amx == (f"the kernel's permission ({told.health.tile_data})",)
+    assert answer.health is not None
+    assert answer.health.model == "Xeon"
+    assert answer.health.missing_amx == (f"the kernel's permission ({answer.health.tile_data})",)
 
 
-def measure(head: Shell, nodes: list[str]) -> tuple[Links, list[str]]:
+def measure(head: LocalShell, nodes: list[str]) -> tuple[NetworkReport, list[str]]:
     notes: list[str] = []
-    return ask_links(head, nodes, bandwidth=True, tell=notes.append), notes
+    return probe_network(head, nodes, bandwidth=True, note=notes.append), notes
 
 
-def test_the_nodes_measure_the_ways_between_them(
-    head: Shell, monkeypatch: pytest.MonkeyPatch
+def test_the_nodes_measure_the_network_between_them(
+    head: LocalShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    links, notes = measure(head, NODES)
+    report, notes = measure(head, NODES)
 
-    assert links.silent == {}
-    assert len(links.links) == len(links.ssh) == 6
-    for link in links.links:
+    assert report.silent == {}
+    assert len(report.links) == len(report.ssh) == 6
+    for link in report.links:
         assert link.error is None
         assert link.address == link.target
         assert link.round_trip_s is not None
         assert link.clock_s is not None
         assert 0 < link.round_trip_s < 1
         assert abs(link.clock_s) < 0.1
-    assert set(links.ssh.values()) == {None}
-    assert all(isinstance(speed, float) and speed > 0 for speed in links.gbit.values())
-    assert len(links.gbit) == 3
+    assert set(report.ssh.values()) == {None}
+    assert all(isinstance(speed, float) and speed > 0 for speed in report.gbit.values())
+    assert len(report.gbit) == 3
     assert len(notes) == 3
 
 
-def test_a_node_that_cannot_be_entered_is_left_out_and_named(head: Shell) -> None:
+def test_a_node_that_refuses_ssh_is_left_out_and_named(head: LocalShell) -> None:
     head.close_node(NODES[2])
 
-    links, _ = measure(head, NODES)
+    report, _ = measure(head, NODES)
 
-    assert links.silent == {NODES[2]: "Permission denied (publickey)."}
-    assert {(link.source, link.target) for link in links.links} == {
+    assert report.silent == {NODES[2]: "Permission denied (publickey)."}
+    assert {(link.source, link.target) for link in report.links} == {
         (NODES[0], NODES[1]),
         (NODES[1], NODES[0]),
     }
 
 
-def test_a_name_that_leads_nowhere_is_said(head: Shell) -> None:
-    links, _ = measure(head, ["127.0.0.1", "name.invalid"])
+def test_a_name_that_does_not_resolve_is_reported(head: LocalShell) -> None:
+    report, _ = measure(head, ["127.0.0.1", "name.invalid"])
 
-    (link,) = [link for link in links.links if link.target == "name.invalid"]
-    assert (link.address, link.error) == (None, "its name leads nowhere")
+    (link,) = [link for link in report.links if link.target == "name.invalid"]
+    assert (link.address, link.error) == (None, "its name does not resolve")
 
 
-def test_where_the_head_cannot_do_it_the_reason_is_told(head: Shell) -> None:
+def test_a_failure_on_the_head_is_raised_with_its_reason(head: LocalShell) -> None:
     (head.folder / "bin/python3").unlink()
     (head.folder / "bin/python3").write_text("#!/bin/sh\necho broken >&2; exit 3\n")
     (head.folder / "bin/python3").chmod(0o755)
 
-    with pytest.raises(HostError, match="about one another: broken"):
+    with pytest.raises(HostError, match="network between the nodes: broken"):
         measure(head, NODES)
 
 
 @pytest.mark.parametrize("module", [provision.health_probe, cluster.verify.network_agent])
-def test_what_runs_on_the_nodes_stands_alone(module: object) -> None:
+def test_programs_for_the_nodes_import_only_the_standard_library(module: object) -> None:
     source = Path(str(module.__file__)).read_text()  # type: ignore[attr-defined]
     # Stack `reference` has Python 3.8 on its nodes.
     tree = ast.parse(source, feature_version=(3, 8))

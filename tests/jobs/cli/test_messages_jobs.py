@@ -149,7 +149,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("fetch --last --results /dev/null", "--results /dev/null: /dev/null is not a folder"),
     ("jobs --name A", re.compile("--name A: expected lower-case letters.*")),
     # Told
-    ("report", "no results in ./results\n  → name their folder, or train first"),
+    ("report", "no results in ./results\n  → name a results folder, or train first"),
     ("report ''", "folder" + f.EMPTY),
     (
         "report squad-1",
@@ -157,13 +157,16 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("report ./x/y", f"./x/y: no such folder, and none in ./results{_FILLED}"),
     ("report /dev/null", re.compile("/dev/null is a file: expected .*")),
-    ("report .", f".: neither results.json nor metrics/rank-0.jsonl in it{_FILLED}"),
-    ("report --compare nowhere", "no results in ./results\n  → name their folder, or train first"),
-    ("report . --price 0", "--price 0: expected US dollars an hour, above 0, at most 1000"),
-    ("report . --price nan", "--price nan: expected US dollars an hour, above 0, at most 1000"),
+    ("report .", f".: contains neither results.json nor metrics/rank-0.jsonl{_FILLED}"),
+    (
+        "report --compare nowhere",
+        "no results in ./results\n  → name a results folder, or train first",
+    ),
+    ("report . --price 0", "--price 0: expected US dollars per hour, above 0, at most 1000"),
+    ("report . --price nan", "--price nan: expected US dollars per hour, above 0, at most 1000"),
     (
         "report . --price 1 --instance-type r7iz.metal-16xl",
-        "--price and --instance-type exclude each other: give one of them",
+        "--price and --instance-type can't be used together",
     ),
     ("report . --instance-type x", re.compile("unknown instance type 'x'.*", re.DOTALL)),
     # Asked

@@ -1,4 +1,4 @@
-"""Results folders as runs leave them, made up: no figure in them was measured."""
+"""Invented results folders, in the format of real runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.report.metrics import PARTS
 
 
 def make_results(ranks: int = 2, per_node: int = 1, **changes: Any) -> dict[str, Any]:
-    """A finished run's ``results.json``."""
+    """The ``results.json`` of a finished run."""
     place = {"cpus": "0-31", "threads": 32, "memory": "prefer:0", "workers": ""}
     return {
         "em": 71.25,
@@ -86,7 +86,7 @@ def make_row(rank: int, step: int, slow: int | None = None) -> dict[str, Any]:
 def make_folder(
     folder: Path, ranks: int = 2, steps: int = 300, slow: int | None = None, **changes: Any
 ) -> Path:
-    """A whole results folder."""
+    """Write a complete results folder."""
     (folder / "metrics").mkdir(parents=True)
     for rank in range(ranks):
         rows = (json.dumps(make_row(rank, step, slow)) for step in range(1, steps + 1))

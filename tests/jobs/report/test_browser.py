@@ -1,4 +1,4 @@
-"""The report in a real browser: drawn, quiet, readable in the light and in the dark, on a phone, on paper."""
+"""The report in a real browser: rendering, requests, contrast, light and dark, phone, and print."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.report.figures import find_price, reckon_cost
-from jobs.report.folder import read_run
+from jobs.report.figures import compute_cost, find_price
+from jobs.report.page import write_page
+from jobs.report.results_folder import read_run
 from jobs.report.sections import build_report
-from jobs.report.write import write_report
 from tests.harness.browser import Page, open_page
 from tests.jobs.report.sample_runs import make_folder
 
@@ -26,7 +26,7 @@ _SIZES = """Object.fromEntries([...document.querySelectorAll('svg[role=img]')].m
       || d.top < box.top - 8 || d.bottom > box.bottom + 8).length,
   }];
 }))"""
-# How much the text's brightness differs from what is behind it, by WCAG's formula.
+# Lowest contrast of text, by WCAG's formula.
 _CONTRAST = """(() => {
   const light = c => c.match(/\\d+(\\.\\d+)?/g).slice(0, 3).map(Number).map(v => v / 255)
     .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -43,7 +43,7 @@ _CONTRAST = """(() => {
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with everything in it, of four nodes with a slow one, written as the command writes it."""
+    """A complete page of four nodes, one of them slow, written like the command does."""
     root = tmp_path_factory.mktemp("report")
     four = read_run(make_folder(root / "four", ranks=4, steps=2000, slow=2))
     others = [
@@ -52,8 +52,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     price = find_price(four, "r7iz.metal-16xl", None)
     assert price
-    report = build_report(four, others, reckon_cost(four, price))
-    return write_report(report, root / "report.html", png=False).page
+    report = build_report(four, others, compute_cost(four, price))
+    path = root / "report.html"
+    write_page(report, path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def browser(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         yield browser
 
 
-def test_the_page_is_one_small_file_that_asks_for_no_other(browser: Page, page: Path) -> None:
+def test_the_page_is_one_small_file_without_requests(browser: Page, page: Path) -> None:
     assert page.stat().st_size < 1_000_000
     assert browser.evaluate("document.readyState") == "complete"
     assert browser.requests == [page.as_uri()]
@@ -72,7 +74,7 @@ def test_the_page_is_one_small_file_that_asks_for_no_other(browser: Page, page: 
 
 @pytest.mark.parametrize("width", [1200, 400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_chart_is_drawn_inside_its_frame_and_nothing_is_cut_off(
+def test_every_chart_fits_into_its_frame(
     browser: Page, tmp_path: Path, scheme: str, width: int
 ) -> None:
     browser.look(scheme, width)
@@ -88,22 +90,22 @@ def test_every_chart_is_drawn_inside_its_frame_and_nothing_is_cut_off(
     assert browser.evaluate("document.documentElement.scrollWidth") == width
     picture = browser.screenshot(tmp_path / "page.png")
     assert picture.startswith(b"\x89PNG")
-    # A page of one colour would be a tenth of that.
+    # An empty page would have a tenth of that.
     assert len(picture) > 50_000
     assert browser.complaints == []
 
 
 @pytest.mark.parametrize(("scheme", "is_dark"), [("light", False), ("dark", True)])
-def test_light_and_dark_are_different_and_both_are_readable(
+def test_light_and_dark_schemes_have_enough_contrast(
     browser: Page, scheme: str, is_dark: bool
 ) -> None:
     browser.look(scheme, 1200)
-    told = browser.evaluate(_CONTRAST)
-    assert (told["card"] < 0.1) is is_dark
-    assert told["least"] >= 4.5
+    found = browser.evaluate(_CONTRAST)
+    assert (found["card"] < 0.1) is is_dark
+    assert found["least"] >= 4.5
 
 
-def test_it_prints_on_a_few_sheets(browser: Page, tmp_path: Path) -> None:
+def test_the_page_prints_on_a_few_sheets(browser: Page, tmp_path: Path) -> None:
     browser.look("dark", 1200)
     paper = browser.print(tmp_path / "page.pdf")
     assert paper.startswith(b"%PDF")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.report.charts import (
+    ChartPoint,
     Line,
     LineChart,
-    Point,
     axes,
     drawable,
     make_axis,
@@ -22,8 +22,8 @@ from jobs.report.charts import (
 )
 
 
-def points(*ys: float) -> list[Point]:
-    return [Point(float(x), y) for x, y in enumerate(ys)]
+def points(*ys: float) -> list[ChartPoint]:
+    return [ChartPoint(float(x), y) for x, y in enumerate(ys)]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_ticks_are_round_numbers(low: float, high: float, whole: bool, expected:
 
 
 @given(st.floats(1e-12, 1e12))
-def test_an_axis_ends_at_or_just_above_its_greatest_value(value: float) -> None:
+def test_an_axis_ends_at_or_just_above_its_highest_value(value: float) -> None:
     end = round_up(value)
     assert value * (1 - 1e-9) <= end <= 2.1 * value
     assert 3 <= len(make_axis(0, end).ticks) <= 7
@@ -55,7 +55,7 @@ def test_an_axis_ends_at_or_just_above_its_greatest_value(value: float) -> None:
     st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=300),
     st.integers(1, 50),
 )
-def test_thinning_keeps_the_extremes_and_little_else(ys: list[float], bins: int) -> None:
+def test_thinning_keeps_the_extremes(ys: list[float], bins: int) -> None:
     low, high = thin(points(*ys), bins)
 
     known = [y for y in ys if math.isfinite(y)]
@@ -68,7 +68,7 @@ def test_thinning_keeps_the_extremes_and_little_else(ys: list[float], bins: int)
         assert all(math.isnan(p.y) for p in (*low, *high))
 
 
-def test_smoothing_is_the_mean_around_and_gaps_stay() -> None:
+def test_smoothing_is_a_moving_average_that_keeps_gaps() -> None:
     assert [p.y for p in smooth(points(0, 3, 6, 9), 3)] == [1.5, 3, 6, 7.5]
     gap = smooth(points(2, math.nan, 4), 3)
     assert [gap[0].y, gap[2].y] == [2, 4]
@@ -76,7 +76,7 @@ def test_smoothing_is_the_mean_around_and_gaps_stay() -> None:
 
 
 @given(st.integers(0, 500), st.integers(2, 30))
-def test_a_sample_has_both_ends(size: int, count: int) -> None:
+def test_a_sample_includes_both_ends(size: int, count: int) -> None:
     found = sample(points(*map(float, range(size))), count)
     assert len(found) == min(size, count)
     if size:
@@ -87,14 +87,14 @@ def chart(*ys: float) -> LineChart:
     return LineChart("c", "C", "", "x", "y", [Line("l", points(*ys))])
 
 
-def test_axes_hold_all_that_is_drawn_and_y_begins_at_zero() -> None:
+def test_axes_contain_the_whole_chart_and_y_starts_at_zero() -> None:
     x, y = axes(chart(3, math.nan, 7.3))
     assert (x.low, x.high, y.low, y.high) == (0, 2, 0, 8)
     assert axes(chart(-3, -1))[1].high == 0
     assert axes(chart(0, 0))[1][:2] == (0, 1)
 
 
-def test_a_chart_without_a_single_value_is_not_drawn() -> None:
+def test_a_chart_without_values_is_not_drawn() -> None:
     assert drawable(chart(math.nan, math.nan)) is None
     assert drawable(chart()) is None
     assert drawable(chart(0)) is not None

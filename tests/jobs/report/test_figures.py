@@ -1,4 +1,4 @@
-"""The figures of a report, against runs whose figures are known."""
+"""The figures of a report, compared with known values."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.report import figures
-from jobs.report.figures import Scale
-from jobs.report.folder import Run, read_run
-from jobs.report.metrics import Series, parse_lines
+from jobs.report.figures import RunSpeed
+from jobs.report.metrics import RankMetrics, parse_lines
+from jobs.report.results_folder import Run, read_run
 from tests.jobs.report.sample_runs import make_folder, make_results
 
 
@@ -20,12 +20,12 @@ def made(ranks: int = 2, **changes: Any) -> Run:
     return Run(Path("run"), make_results(ranks, **changes), (), {})
 
 
-def steps(*rows: tuple[int, float, float]) -> Series:
+def steps(*rows: tuple[int, float, float]) -> RankMetrics:
     """Rows of step, time, samples."""
     return parse_lines(0, [json.dumps({"step": s, "time": t, "samples": n}) for s, t, n in rows])
 
 
-def test_rates_are_exact_whatever_the_parts() -> None:
+def test_rates_are_exact_for_any_number_of_intervals() -> None:
     series = steps((1, 1.0, 10), (2, 3.0, 40), (3, 4.0, 10))
     assert [p.y for p in figures.rates(series, "samples", 4)] == [10, 20, 20, 10]
     assert [p.y for p in figures.rates(series, "samples", 2)] == [15, 15]
@@ -35,12 +35,12 @@ def test_rates_are_exact_whatever_the_parts() -> None:
     assert figures.rates(steps(), "samples", 4) == []
 
 
-def test_of_a_rank_whose_beginning_is_missing_the_first_step_does_not_count() -> None:
+def test_the_first_step_after_a_resume_does_not_count() -> None:
     series = steps((50, 100.0, 10), (51, 101.0, 20), (52, 102.0, 20))
     assert [p.y for p in figures.rates(series, "samples", 2)] == [20, 20]
 
 
-def test_the_parts_of_the_whole_run_add_up_to_its_time(tmp_path: Path) -> None:
+def test_the_shares_of_a_run_add_up_to_its_time(tmp_path: Path) -> None:
     run = read_run(make_folder(tmp_path / "run", ranks=3, steps=40))
     shares = {share.name: share.seconds for share in figures.run_shares(run)}
 
@@ -51,14 +51,14 @@ def test_the_parts_of_the_whole_run_add_up_to_its_time(tmp_path: Path) -> None:
     assert "training" not in shares
 
 
-def test_training_is_one_piece_where_the_steps_did_not_tell() -> None:
+def test_without_metrics_training_is_one_share() -> None:
     shares = {share.name: share.seconds for share in figures.run_shares(made())}
     assert shares["training"] == 800.0
     assert sum(shares.values()) == pytest.approx(864.0)
     assert figures.run_shares(made(seconds={})) == []
 
 
-def test_steps_that_say_more_than_the_phase_took_are_scaled_to_it(tmp_path: Path) -> None:
+def test_steps_longer_than_their_phase_are_scaled_to_it(tmp_path: Path) -> None:
     run = read_run(make_folder(tmp_path / "run", seconds={"train": 1.0, "total": 1.0}))
     shares = figures.run_shares(run)
     assert sum(share.seconds for share in shares) == pytest.approx(1.0)
@@ -68,16 +68,16 @@ def test_a_known_type_gives_the_cost_of_an_epoch_and_of_the_run() -> None:
     run = made(4, samples_per_second=197.0)
     price = figures.find_price(run, "r7iz.metal-16xl", None)
     assert price is not None
-    cost = figures.reckon_cost(run, price)
+    cost = figures.compute_cost(run, price)
 
-    # The published four nodes: 7 min 30 at $6.5472 an hour each.
+    # The published four nodes: 7 min 30 s at $6.5472 per hour each.
     assert cost.epoch_seconds == pytest.approx(449.4, abs=0.1)
     assert cost.epoch == pytest.approx(3.27, abs=0.01)
     assert cost.run == pytest.approx(4 * 6.5472 * 864 / 3600)
     assert price.source.startswith("4 × r7iz.metal-16xl, on demand")
 
 
-def test_a_given_price_is_one_nodes() -> None:
+def test_a_given_price_is_per_node() -> None:
     price = figures.find_price(made(4), None, 2.5)
     assert price is not None
     assert price.usd_per_hour == 10.0
@@ -95,36 +95,41 @@ def test_a_given_price_is_one_nodes() -> None:
         ({}, False),
     ],
 )
-def test_a_recorded_type_counts_only_where_aws_had_it(job: dict[str, object], known: bool) -> None:
+def test_a_recorded_type_counts_only_on_aws(job: dict[str, object], known: bool) -> None:
     run = Run(Path("run"), make_results(2), (), job)
     assert (figures.find_price(run, None, None) is not None) is known
 
 
-def test_a_price_for_nobody_knows_how_many_nodes_is_refused() -> None:
-    with pytest.raises(UsageError, match="does not tell how many nodes"):
+def test_a_price_without_a_number_of_nodes_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs the number of nodes"):
         figures.find_price(Run(Path("run"), {}, (), {}), "r7iz.metal-16xl", None)
 
 
-def test_speed_is_judged_by_the_fewest_nodes() -> None:
-    scales = [Scale(4, 180.0, "d"), Scale(1, 40.0, "a"), Scale(1, 60.0, "b"), Scale(2, 90.0, "c")]
-    found = figures.speedups(scales)
+def test_speedup_is_relative_to_the_fewest_nodes() -> None:
+    speeds = [
+        RunSpeed(4, 180.0, "d"),
+        RunSpeed(1, 40.0, "a"),
+        RunSpeed(1, 60.0, "b"),
+        RunSpeed(2, 90.0, "c"),
+    ]
+    found = figures.speedups(speeds)
     assert [(s.nodes, s.speedup) for s in found] == [(1, 0.8), (1, 1.2), (2, 1.8), (4, 3.6)]
     assert [s.efficiency for s in found] == pytest.approx([0.8, 1.2, 0.9, 0.9])
-    assert figures.speedups(scales[1:3]) == []
+    assert figures.speedups(speeds[1:3]) == []
 
 
-def test_the_published_runs_cost_what_the_catalogue_says() -> None:
+def test_the_published_runs_cost_the_list_price() -> None:
     assert [round(usd, 2) for _, _, usd in figures.published_costs()] == [2.84, 3.27]
 
 
-def test_runs_and_studies_are_compared_by_their_nodes() -> None:
+def test_runs_and_studies_are_compared_by_number_of_nodes() -> None:
     study: list[dict[str, Any]] = [
         {"nodes": 8, "samples_per_second": 400.0},
         {"nodes": "x"},
         {"nodes": 2},
     ]
     runs = [Run(Path("a"), make_results(2), (), {}, study), Run(Path("b"), {}, (), {})]
-    assert figures.run_scales(runs) == [Scale(8, 400.0, "study"), Scale(2, 114.0, "a")]
+    assert figures.run_speeds(runs) == [RunSpeed(8, 400.0, "study"), RunSpeed(2, 114.0, "a")]
     assert figures.differences([made(), made(dtype="fp32", seed=1)]) == ["dtype"]
 
 

@@ -1,4 +1,4 @@
-"""Reading what the ranks wrote: whole, half, resumed, or by somebody else."""
+"""Reading the metrics of the ranks: complete, truncated, resumed, or of another origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def line(step: int, time: float, **more: object) -> str:
     return json.dumps({"step": step, "time": time, "samples": 8, **more})
 
 
-def test_columns_hold_what_the_lines_say() -> None:
+def test_columns_contain_the_values_of_the_lines() -> None:
     rows = [make_row(0, step) for step in (1, 2, 3)]
     series = parse_lines(0, [json.dumps(row) + "\n" for row in rows])
 
@@ -29,19 +29,19 @@ def test_columns_hold_what_the_lines_say() -> None:
     assert (series.unreadable, series.repeated) == (0, 0)
 
 
-def test_half_a_line_at_the_end_is_left_out_and_counted() -> None:
+def test_a_truncated_last_line_is_skipped_and_counted() -> None:
     series = parse_lines(0, [line(1, 0.5), line(2, 1.0), line(3, 1.5)[:17]])
     assert (list(series.step), series.unreadable) == ([1, 2], 1)
 
 
-def test_what_a_step_does_not_say_is_not_a_number() -> None:
+def test_missing_values_of_a_step_are_nan() -> None:
     series = parse_lines(0, [line(1, 0.5, loss="low", lr=True, tokens=10**400, seconds=[1])])
     assert all(math.isnan(series[name][0]) for name in ("loss", "lr", "tokens", "padded"))
     assert math.isnan(series.parts["data"][0])
     assert series.total("data") == 0
 
 
-def test_a_resumed_run_replaces_what_it_does_again_and_its_clock_goes_on() -> None:
+def test_a_resumed_run_replaces_repeated_steps_and_continues_its_time() -> None:
     before = [line(step, step * 1.0, loss=9.0) for step in range(1, 8)]
     after = [line(step, (step - 4) * 1.0, loss=1.0) for step in range(5, 9)]
 
@@ -53,12 +53,12 @@ def test_a_resumed_run_replaces_what_it_does_again_and_its_clock_goes_on() -> No
     assert series.repeated == 3
 
 
-def test_a_resumed_run_whose_clock_went_on_by_itself_stays_as_it_is() -> None:
+def test_a_resumed_run_with_continuous_time_is_not_shifted() -> None:
     series = parse_lines(0, [line(1, 1.0), line(2, 2.0), line(3, 3.0), line(2, 2.5), line(3, 3.5)])
     assert list(series["time"]) == [1, 2.5, 3.5]
 
 
-def test_ranks_come_in_their_order_and_other_files_are_not_theirs(tmp_path: Path) -> None:
+def test_ranks_are_read_in_order_and_other_files_are_ignored(tmp_path: Path) -> None:
     for name in ("rank-10.jsonl", "rank-2.jsonl", "rank-x.jsonl", "rank-1.jsonl.bak", "other"):
         (tmp_path / name).write_text(line(1, 1.0))
     (tmp_path / "rank-3.jsonl").write_text("")
@@ -85,7 +85,7 @@ _ROW = st.fixed_dictionaries(
 
 
 @given(st.lists(st.text(max_size=20) | _ROW.map(json.dumps) | _JSON.map(json.dumps), max_size=8))
-def test_whatever_is_in_the_file_columns_are_alike_long_and_steps_rise(lines: list[str]) -> None:
+def test_for_any_file_columns_have_equal_length_and_steps_increase(lines: list[str]) -> None:
     series = parse_lines(0, lines)
     steps, times = list(series.step), list(series["time"])
     assert {len(c) for c in (*series.columns.values(), *series.parts.values())} == {len(steps)}

@@ -1,4 +1,4 @@
-"""Nodes as they describe themselves, for the tables of the checks."""
+"""Answers of three healthy nodes, and changes to them, for the tests of the checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from cluster.verify.checks import CheckResult, Expected, check_nodes
+from cluster.verify.checks.expected import Expected
+from cluster.verify.checks.nodes import check_nodes
+from cluster.verify.checks.result import CheckResult
 from cluster.verify.node_probe import NodeAnswer
 from infra.instance_types import find_instance_type
 from provision.health import parse_health
@@ -30,24 +32,24 @@ IN_CONTAINERS = replace(ON_AWS, machine=None, amx_required=False)
 
 
 def answer(node: str, **parts: Any) -> NodeAnswer:
-    """A good node, less what ``parts`` change of it."""
-    told = health_answer(STACK, address=ON_AWS.addresses[node], **parts)
-    return NodeAnswer(node, True, parse_health(json.dumps(told)))
+    """A healthy node's answer, with ``parts`` of it changed."""
+    health = health_answer(STACK, address=ON_AWS.addresses[node], **parts)
+    return NodeAnswer(node, True, parse_health(json.dumps(health)))
 
 
-def judge(expected: Expected = ON_AWS, **lies: Any) -> tuple[CheckResult, ...]:
-    """All results; ``lies`` are parts of the nodes' answers by node."""
-    answers = [answer(node, **lies.get(node, {})) for node in NODES]
+def judge(expected: Expected = ON_AWS, **changes: Any) -> tuple[CheckResult, ...]:
+    """All results; ``changes`` are parts of the nodes' answers by node."""
+    answers = [answer(node, **changes.get(node, {})) for node in NODES]
     return check_nodes(answers, expected)
 
 
-def told(results: tuple[CheckResult, ...], *verdicts: str) -> list[tuple[str, str, str]]:
+def verdicts_of(results: tuple[CheckResult, ...], *verdicts: str) -> list[tuple[str, str, str]]:
     """Node, check and verdict of the results that have one of these verdicts."""
-    wanted = verdicts or ("warn", "fail")
-    return [(r.node, r.check, r.verdict.value) for r in results if r.verdict.value in wanted]
+    shown = verdicts or ("warn", "fail")
+    return [(r.node, r.check, r.verdict.value) for r in results if r.verdict.value in shown]
 
 
 def one(results: tuple[CheckResult, ...], node: str, check: str) -> CheckResult:
-    """The one result of a check on a node."""
+    """The only result of a check on a node."""
     (result,) = [r for r in results if (r.node, r.check) == (node, check)]
     return result

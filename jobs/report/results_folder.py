@@ -1,7 +1,6 @@
-"""A results folder as a run: ``results.json``, ``metrics/``, ``job.json``, each if it is there.
+"""Results folder of a run: ``results.json``, ``metrics/``, and ``job.json``, each optional.
 
-The files may come from anywhere and any version: what is missing or of another type is not known,
-and the report says so instead of guessing.
+The files may be of any origin and version. Missing values and values of another type count as unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from jobs.report.metrics import Series, read_metrics
+from jobs.report.metrics import RankMetrics, read_metrics
 
 RESULTS, METRICS, JOB, STUDY = "results.json", "metrics", "job.json", "scaling.json"
 _HINT = "a folder that `spr-cluster train` or `spr-cluster fetch` has filled"
@@ -22,11 +21,11 @@ _HINT = "a folder that `spr-cluster train` or `spr-cluster fetch` has filled"
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as far as its files tell. ``results`` and ``job`` are empty where there is no file."""
+    """One run, read from its files. ``results`` and ``job`` are empty if their file is missing."""
 
     folder: Path
     results: Mapping[str, Any]
-    series: tuple[Series, ...]
+    series: tuple[RankMetrics, ...]
     job: Mapping[str, Any]
     study: Sequence[Mapping[str, Any]] = ()
 
@@ -36,17 +35,17 @@ class Run:
 
     @property
     def ranks(self) -> Sequence[Mapping[str, Any]]:
-        """What each rank said of itself, see :class:`jobs.worker.squad.results.RankFacts`."""
+        """The ranks' reports, see :class:`jobs.worker.squad.results.RankFacts`."""
         return [rank for rank in _list(self.results.get("ranks")) if isinstance(rank, dict)]
 
     @property
     def nodes(self) -> int | None:
-        """How many machines it ran on."""
+        """Number of nodes."""
         named = _list(self.job.get("nodes"))
         return len({str(rank.get("hostname")) for rank in self.ranks}) or len(named) or None
 
     def number(self, key: str) -> float | None:
-        """A figure of the results; ``None`` where it is not there, or not a number."""
+        """Return a number of the results; ``None`` if it is missing or not a number."""
         return as_number(self.results.get(key))
 
     def text(self, key: str) -> str | None:
@@ -55,30 +54,30 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Those of each phase, and ``total``."""
+        """Seconds by phase, and ``total``."""
         phases = self.results.get("seconds")
         known = phases.items() if isinstance(phases, dict) else ()
         return {str(k): n for k, v in known if (n := as_number(v)) is not None and n >= 0}
 
     @property
     def loss_curve(self) -> list[tuple[float, float]]:
-        """Steps with their losses, ``nan`` where the loss is not a number."""
+        """Steps and losses; ``nan`` if a loss is not a number."""
         pairs = (p for p in _list(self.results.get("loss_curve")) if isinstance(p, list))
         read = [(as_number(p[0]), as_number(p[1])) for p in pairs if len(p) == 2]
         return sorted((x, math.nan if y is None else y) for x, y in read if x is not None)
 
     @property
     def cloud(self) -> str | None:
-        """Where the nodes were, ``aws`` or ``local``, from ``job.json``."""
+        """The cloud of the nodes, ``aws`` or ``local``, from ``job.json``."""
         more = self.job.get("more")
-        told = self.job.get("cloud") or (more.get("cloud") if isinstance(more, dict) else None)
-        return told if isinstance(told, str) else None
+        cloud = self.job.get("cloud") or (more.get("cloud") if isinstance(more, dict) else None)
+        return cloud if isinstance(cloud, str) else None
 
     @property
     def instance_types(self) -> tuple[str, ...]:
-        """The nodes' EC2 types, from ``job.json``; none unless it says that AWS had them.
+        """The nodes' EC2 types, from ``job.json``; empty unless they ran on AWS.
 
-        The embedded cloud's containers have types, too, and cost nothing.
+        The embedded cloud's containers also have types, but cost nothing.
         """
         if self.cloud != "aws":
             return ()
@@ -87,7 +86,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a results folder; raises :class:`UsageError` for one that can't be a run's."""
+    """Read a results folder. Raises :class:`UsageError` if it is not one."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", hint=_HINT)
     try:
@@ -99,31 +98,31 @@ def read_run(folder: Path) -> Run:
     points = [p for p in _list(study.get("runs")) if isinstance(p, dict)]
     if not results and not series and not points:
         raise UsageError(
-            f"{folder}: neither {RESULTS} nor {METRICS}/rank-0.jsonl in it", hint=_HINT
+            f"{folder}: contains neither {RESULTS} nor {METRICS}/rank-0.jsonl", hint=_HINT
         )
     return Run(folder, results, series, job, points)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON file's object; an empty one where there is no such file."""
+    """Read a JSON object; empty if the file is missing."""
     try:
         content = json.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8 (byte {error.start})") from None
+        raise UsageError(f"{path}: not UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise UsageError(f"{path}: is not JSON: {error.msg} ({where})") from None
+        raise UsageError(f"{path}: not JSON: {error.msg} ({where})") from None
     except (RecursionError, ValueError):  # nested too deeply; a number of thousands of digits
-        raise UsageError(f"{path}: is no file of ours") from None
+        raise UsageError(f"{path}: was not written by spr-cluster") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path}: expected a JSON object")
     return content
 
 
 def as_number(value: object) -> float | None:
-    """A number of a size that can be meant, or ``None``."""
+    """Return a number of plausible size, or ``None``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e18 else None
@@ -134,32 +133,34 @@ def _list(value: object) -> list[Any]:
 
 
 def newest_results(root: Path) -> Path | None:
-    """The folder below ``root`` whose results or metrics are the newest."""
+    """Return the folder below ``root`` with the newest results or metrics."""
     marks = [*root.glob(f"*/{RESULTS}"), *root.glob(f"*/{METRICS}")]
     newest = max(marks, key=lambda path: path.stat().st_mtime, default=None)
     return newest.parent if newest else None
 
 
-def find_folder(wish: str | None) -> Path:
-    """A folder by its path, or by its job's id below ``results/``; without a wish the newest there.
+def find_folder(name: str | None) -> Path:
+    """Return a folder by path or by job ID below ``results/``; without a name, the newest one there.
 
-    Raises :class:`UsageError` where there is none.
+    Raises :class:`UsageError` if there is none.
     """
     root = Path("results")
-    if wish is None:
+    if name is None:
         newest = newest_results(root)
         if newest is None:
-            raise UsageError("no results in ./results", hint="name their folder, or train first")
+            raise UsageError(
+                "no results in ./results", hint="name a results folder, or train first"
+            )
         return newest
-    path = Path(wish)
+    path = Path(name)
     if path.is_dir():
         return path
     if path.exists():
-        raise UsageError(f"{wish} is a file: expected {_HINT}")
-    below = root / wish
+        raise UsageError(f"{name} is a file: expected {_HINT}")
+    below = root / name
     if below.is_dir() and below.resolve().is_relative_to(root.resolve()):
         return below
     raise UsageError(
-        f"{wish}: no such folder, and none in ./results",
-        hint=f"spr-cluster fetch {wish}" if "/" not in wish and wish.isprintable() else _HINT,
+        f"{name}: no such folder, and none in ./results",
+        hint=f"spr-cluster fetch {name}" if "/" not in name and name.isprintable() else _HINT,
     )

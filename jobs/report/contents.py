@@ -1,4 +1,4 @@
-"""What the page is made of, as data."""
+"""Contents of the report page, as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.report.figures import Cost
 
 @dataclass(frozen=True)
 class Table:
-    """A header and rows of cells; numbers stand right where ``numeric``."""
+    """A header and rows of cells; ``numeric`` cells are right-aligned."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -20,7 +20,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page. ``chart`` is ``None`` where there is nothing to draw: ``missing`` says why."""
+    """A section of the page. Without a chart, ``missing`` says why."""
 
     name: str
     title: str
@@ -32,7 +32,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure of the page's head."""
+    """A key figure at the top of the page."""
 
     label: str
     value: str
@@ -41,7 +41,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Report:
-    """All that the page says."""
+    """Everything that the page shows."""
 
     title: str
     subtitle: str

@@ -1,4 +1,4 @@
-"""Figures in words: numbers, sums of money, durations. Pure."""
+"""Text for numbers, money, and durations. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def format_fact(value: object) -> str:
-    """A value of a file, in few words."""
+    """Format any value of a results file, shortened."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -16,12 +16,12 @@ def format_fact(value: object) -> str:
 
 
 def format_number(value: float) -> str:
-    """Four digits, or a dash for what is not a number."""
+    """Format with four significant digits; a dash if the value is not finite."""
     return f"{value:.4g}" if math.isfinite(value) else "–"
 
 
 def format_usd(value: float) -> str:
-    """``$3.16``; small sums with two digits that count."""
+    """``$3.16``; small amounts with two significant digits."""
     return f"${value:,.2f}" if value >= 0.1 else f"${value:.2g}"
 
 
@@ -38,7 +38,7 @@ def format_duration(seconds: float) -> str:
 
 
 def time_unit(span: float) -> tuple[float, str]:
-    """What to divide seconds by for an axis up to ``span`` of them, and the unit's name."""
+    """Return the divisor for seconds on an axis up to ``span``, and the title of the unit."""
     if span < 180:
         return 1.0, "seconds of training"
     return (60.0, "minutes of training") if span < 10_800 else (3600.0, "hours of training")

@@ -1,4 +1,4 @@
-"""Which folder is meant, and folders that can't be read: one line each."""
+"""Finding and reading results folders; unreadable ones are errors of one line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.report.folder import find_folder, read_run
+from jobs.report.results_folder import find_folder, read_run
 from tests.jobs.report.sample_runs import make_folder, make_results
 
 
-def test_a_whole_folder_is_read(tmp_path: Path) -> None:
+def test_a_complete_folder_is_read(tmp_path: Path) -> None:
     run = read_run(make_folder(tmp_path / "run", ranks=2, steps=5))
     assert (run.name, run.nodes, len(run.series), run.number("f1")) == ("run", 2, 2, 80.5)
     assert run.seconds["train"] == 800.0
@@ -23,21 +23,21 @@ def test_a_whole_folder_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", r"results\.json: is not JSON: .* \(line 1, column 2\)"),
-        (b"", r"results\.json: is not JSON: .* \(line 1, column 1\)"),
+        (b"{", r"results\.json: not JSON: .* \(line 1, column 2\)"),
+        (b"", r"results\.json: not JSON: .* \(line 1, column 1\)"),
         (b"[1]", r"results\.json: expected a JSON object"),
-        (b"\xff\xfe{", r"results\.json: is not UTF-8 \(byte 0\)"),
-        (b"[" * 200_000, r"results\.json: is no file of ours"),
-        (b"{}", r"neither results\.json nor metrics/rank-0\.jsonl in it"),
+        (b"\xff\xfe{", r"results\.json: not UTF-8 \(byte 0\)"),
+        (b"[" * 200_000, r"results\.json: was not written by spr-cluster"),
+        (b"{}", r"contains neither results\.json nor metrics/rank-0\.jsonl"),
     ],
 )
-def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_bad_file_is_an_error_of_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "results.json").write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_run(tmp_path)
 
 
-def test_values_of_other_types_are_not_known(tmp_path: Path) -> None:
+def test_values_of_other_types_count_as_unknown(tmp_path: Path) -> None:
     changes = {
         "f1": "high",
         "em": True,
@@ -54,7 +54,7 @@ def test_values_of_other_types_are_not_known(tmp_path: Path) -> None:
     assert [x for x, _ in run.loss_curve] == [2, 3]
 
 
-def test_a_job_is_found_below_results_and_without_a_wish_the_newest(
+def test_a_job_is_found_below_results_and_by_default_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -77,9 +77,7 @@ def test_a_job_is_found_below_results_and_without_a_wish_the_newest(
         read_run(Path("nowhere"))
 
 
-def test_a_name_does_not_lead_out_of_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_cannot_lead_out_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
     make_folder(tmp_path.parent / f"{tmp_path.name}-beside", steps=1)

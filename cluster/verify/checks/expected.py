@@ -1,0 +1,75 @@
+"""What the nodes of a cluster should be: the reference that the checks compare with. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cluster.nodes import Cluster
+from infra.cloud import Cloud
+from infra.instance_types import INSTANCE_TYPES, InstanceType
+from infra.spec import ClusterSpec
+from provision.install import stack_digest
+from provision.stacks import Stack
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Expected state of a cluster's nodes.
+
+    ``machine`` is the catalog's entry for the instance type. It is ``None`` for the embedded
+    cloud, whose containers are only compared with each other.
+    """
+
+    cluster: str
+    stack: Stack
+    digest: str
+    """Digest of the stack, as the installer records it on a node."""
+    amx_required: bool
+    machine: InstanceType | None
+    volume_gib: int = 0
+    instances: Mapping[str, str] = field(default_factory=dict)
+    """EC2 instance IDs by node."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Private addresses by node, in rank order."""
+
+    def command(self, verb: str) -> str:
+        """Return a command of this tool for this cluster."""
+        return f"spr-cluster {verb} --name {self.cluster}"
+
+    def on_node(self, node: str, script: str) -> str:
+        """Return a command that runs a script on a node."""
+        return f"{self.command('ssh')} {node} -- {shlex.quote(script)}"
+
+    def replacement(self, node: str, reason: str) -> str:
+        """Return the remedy for a node that works but has to be replaced: the reason, then commands."""
+        if self.machine is None:
+            return f"{reason}. Recreate the cluster:\n{self.command('down')}\n{self.command('up')}"
+        instance = self.instances.get(node, "ID")
+        end = f"aws ec2 terminate-instances --instance-ids {instance}"
+        return f"{reason}. Replace the node:\n{end}\n{self.command('repair')}"
+
+
+def expect(
+    cloud: Cloud, cluster: Cluster, spec: ClusterSpec | Mapping[str, Any], stack: Stack
+) -> Expected:
+    """Return the expected state, from the current spec or from the one that the cluster recorded."""
+    known = spec.model_dump() if isinstance(spec, ClusterSpec) else spec
+    expected = Expected(
+        cluster=cluster.name,
+        stack=stack,
+        digest=stack_digest(stack),
+        amx_required=bool(known.get("amx_required", cloud.has_amx)),
+        machine=None,
+        volume_gib=int(known.get("volume_gib", 0)),
+        instances={node.name: node.instance.id for node in cluster.nodes},
+        addresses={node.name: node.private_ip for node in cluster.nodes},
+    )
+    return with_hardware(expected, cluster) if cloud.has_amx else expected
+
+
+def with_hardware(expected: Expected, cluster: Cluster) -> Expected:
+    """Return the expected state with the hardware of the cluster's instance type."""
+    return replace(expected, machine=INSTANCE_TYPES.get(cluster.head.instance.instance_type))

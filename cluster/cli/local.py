@@ -144,7 +144,7 @@ def _print(status: LocalStatus, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(status)))
         return
-    found = status.possessions
+    found = status.resources
     server = f"running at {status.endpoint} (pid {status.pid})" if status.running else "not running"
     print(f"{'server':12} {server}")
     print(f"{'state':12} {status.folder}")

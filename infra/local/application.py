@@ -14,13 +14,13 @@ from urllib.parse import parse_qs
 
 from infra.local.clock import ServerClock, SystemTime
 from infra.local.cloud import CREDENTIALS
+from infra.local.containers import NodeContainers
 from infra.local.ec2_visibility import READS
 from infra.local.faults_in_force import FaultsInForce
-from infra.local.gate import Gate
 from infra.local.host import gateway_of
-from infra.local.nodes import Nodes
+from infra.local.interceptors import Gate
+from infra.local.requests import ApiCall, Reply, error_reply, read_call
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
-from infra.local.wire import Answer, Call, error_answer, read_call
 from infra.ubuntu import RELEASES, ubuntu_parameter
 
 ACCOUNT = "123456789012"
@@ -39,7 +39,7 @@ class Application:
 
     def __init__(
         self,
-        nodes: Nodes,
+        containers: NodeContainers,
         folder: StateFolder,
         *,
         clock: ServerClock | None = None,
@@ -59,13 +59,13 @@ class Application:
         self._clock = clock or SystemTime()
         self._regions = ec2_backends[ACCOUNT]
         self._regions.backend = functools.partial(
-            LocalEC2Backend, nodes=nodes, clock=self._clock, faults=self.faults
+            LocalEC2Backend, containers=containers, clock=self._clock, faults=self.faults
         )
         show_quotas(ACCOUNT, self.faults)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
         self._gate = Gate(self.faults, ACCOUNT, CREDENTIALS)
-        self._nodes = nodes
+        self._containers = containers
         self._folder = folder
         self._saving = saving
         self._open: set[str] = set()
@@ -75,7 +75,7 @@ class Application:
         self.faults.refresh()
         for region, backend in load_snapshot(self._folder).items():
             self._regions[region] = backend
-            backend.resume(self._nodes, self._clock, self.faults, suspended=suspended)
+            backend.resume(self._containers, self._clock, self.faults, suspended=suspended)
         self.save()
 
     def open_region(self, region: str) -> None:
@@ -83,7 +83,7 @@ class Application:
         if region not in self._open:
             # moto makes it, and with it the network, when it is first looked at.
             self._regions[region]
-            publish_image_parameters(region, self._nodes.base.ami_id)
+            publish_image_parameters(region, self._containers.base.ami_id)
             self.save()
             self._open.add(region)
 
@@ -115,7 +115,7 @@ class Application:
         start_response(answer.status, list(answer.headers))
         return [answer.body]
 
-    def _answer_call(self, environ: dict[str, Any]) -> Answer:
+    def _answer_call(self, environ: dict[str, Any]) -> Reply:
         call = read_call(environ)
         if call.service == "ec2":
             self.calls[call.action] += 1
@@ -124,13 +124,13 @@ class Application:
             return refusal
         error = self.faults.find_error(call.action)
         if error and not error.effect:
-            return error_answer(call, error.http_status, error.code, error.message)
+            return error_reply(call, error.http_status, error.code, error.message)
         answer = self._act(environ, call)
         if error:
-            return error_answer(call, error.http_status, error.code, error.message)
+            return error_reply(call, error.http_status, error.code, error.message)
         return answer
 
-    def _act(self, environ: dict[str, Any], call: Call) -> Answer:
+    def _act(self, environ: dict[str, Any], call: ApiCall) -> Reply:
         self._tell(call, "before")
         answer = _ask(self._service(environ, call), environ)
         if not call.action.startswith(READS):
@@ -139,7 +139,7 @@ class Application:
         self._tell(call, "after")
         return answer
 
-    def _service(self, environ: dict[str, Any], call: Call) -> Any:
+    def _service(self, environ: dict[str, Any], call: ApiCall) -> Any:
         """moto's application of the call's service; moto itself searches its whole disk each time."""
         if not call.service:
             return self._moto
@@ -152,11 +152,11 @@ class Application:
         for backend in list(self._regions.values()):
             backend.pass_time()
 
-    def _tell(self, call: Call, moment: str) -> None:
+    def _tell(self, call: ApiCall, moment: str) -> None:
         if self.on_call and call.service == "ec2":
             self.on_call(call.action, moment)
 
-    def _answer_status(self, environ: dict[str, Any]) -> Answer:
+    def _answer_status(self, environ: dict[str, Any]) -> Reply:
         region = parse_qs(environ.get("QUERY_STRING", "")).get("region", [""])[0]
         try:
             if region:
@@ -169,13 +169,13 @@ class Application:
                 "gateways": {r: gateway_of(b.vpc_range) for r, b in self._regions.items()},
             }
         ).encode()
-        return Answer("200 OK", (("Content-Type", "application/json"),), body)
+        return Reply("200 OK", (("Content-Type", "application/json"),), body)
 
 
-_NOT_FOUND = Answer("404 Not Found", (("Content-Length", "0"),), b"")
+_NOT_FOUND = Reply("404 Not Found", (("Content-Length", "0"),), b"")
 
 
-def _ask(application: Any, environ: dict[str, Any]) -> Answer:
+def _ask(application: Any, environ: dict[str, Any]) -> Reply:
     """Another WSGI application's whole answer."""
     started: list[tuple[str, tuple[tuple[str, str], ...]]] = []
 
@@ -184,11 +184,11 @@ def _ask(application: Any, environ: dict[str, Any]) -> Answer:
 
     body = b"".join(application(environ, start_response))
     status, headers = started[-1]
-    return Answer(status, headers, body)
+    return Reply(status, headers, body)
 
 
 def publish_image_parameters(region: str, ami_id: str) -> None:
-    """Answer the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
+    """Reply the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
     from moto.core.utils import utcnow
     from moto.ssm.models import Parameter, ssm_backends
 

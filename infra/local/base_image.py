@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from infra.errors import CloudError, UsageError
-from infra.local.engine import Engine
+from infra.local.podman import Podman
 from infra.progress import Progress
 
 REPOSITORY = "localhost/spr-cluster-base"
@@ -74,15 +74,15 @@ class BaseImage:
         return f"ami-0{self.reference.rsplit(':', 1)[1]}"
 
 
-def ensure_base_image(engine: Engine, progress: Progress) -> BaseImage:
+def ensure_base_image(podman: Podman, progress: Progress) -> BaseImage:
     """The base image of today's recipe, built where podman does not have it yet (over a minute)."""
     files = recipe()
     reference = f"{REPOSITORY}:{recipe_hash(files)}"
-    if not engine.images(reference):
+    if not podman.images(reference):
         with progress.phase("embedded cloud: base image (once per machine)"), _alone(progress):
-            if not engine.images(reference):
-                _build(engine, files, reference, progress)
-    return BaseImage(reference, engine.image_label(reference, DESCRIPTION_LABEL))
+            if not podman.images(reference):
+                _build(podman, files, reference, progress)
+    return BaseImage(reference, podman.image_label(reference, DESCRIPTION_LABEL))
 
 
 @contextmanager
@@ -97,30 +97,30 @@ def _alone(progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(engine: Engine, files: dict[str, str], reference: str, progress: Progress) -> None:
-    had = engine.images(_UBUNTU)
-    root, description = _fetch_root(engine, reference, progress)
+def _build(podman: Podman, files: dict[str, str], reference: str, progress: Progress) -> None:
+    had = podman.images(_UBUNTU)
+    root, description = _fetch_root(podman, reference, progress)
     progress.note("configuring")
     try:
         with tempfile.TemporaryDirectory() as folder:
             for file, text in files.items():
                 (Path(folder) / file).write_text(text)
-            engine.call(
+            podman.call(
                 *("build", *_BUILD_OPTIONS, f"--label={DESCRIPTION_LABEL}={description}"),
                 *(f"--build-arg=ROOT={root}", f"--tag={reference}", folder),
                 timeout_s=_BUILD_S,
             )
     finally:
         if root not in had:
-            engine.remove_image(root)
+            podman.remove_image(root)
 
 
-def _fetch_root(engine: Engine, reference: str, progress: Progress) -> tuple[str, str]:
+def _fetch_root(podman: Podman, reference: str, progress: Progress) -> tuple[str, str]:
     """A plain system as an image of podman's, and what the base image made from it is."""
     if is_registry_reachable():
         progress.note(f"pulling {_UBUNTU}")
         try:
-            engine.call("pull", "--quiet", _UBUNTU, timeout_s=_PULL_S)
+            podman.call("pull", "--quiet", _UBUNTU, timeout_s=_PULL_S)
         except CloudError as error:
             progress.note(error.message)
         else:
@@ -129,7 +129,7 @@ def _fetch_root(engine: Engine, reference: str, progress: Progress) -> tuple[str
     name = f"{system.get('NAME', 'Linux').split()[0]} {system.get('VERSION_ID', '')}".strip()
     progress.note(f"no container registry gives Ubuntu: installing {name} from its mirror")
     root = f"{reference}-root"
-    _bootstrap(engine, root, system)
+    _bootstrap(podman, root, system)
     return root, f"embedded base, {name} in place of Ubuntu 24.04"
 
 
@@ -215,7 +215,7 @@ def bootstrap_command(sources: Iterable[str], codename: str) -> list[str]:
     ]
 
 
-def _bootstrap(engine: Engine, root: str, system: dict[str, str]) -> None:
+def _bootstrap(podman: Podman, root: str, system: dict[str, str]) -> None:
     codename = system.get("VERSION_CODENAME", "")
     sources = apt_sources(_APT, codename)
     if (
@@ -234,14 +234,14 @@ def _bootstrap(engine: Engine, root: str, system: dict[str, str]) -> None:
             hint="apt-get install --no-install-recommends mmdebstrap",
         )
     with tempfile.TemporaryFile("w+") as complaints:
-        _import_output(engine, root, bootstrap_command(sources, codename), complaints)
+        _import_output(podman, root, bootstrap_command(sources, codename), complaints)
 
 
-def _import_output(engine: Engine, root: str, command: list[str], complaints: IO[str]) -> None:
+def _import_output(podman: Podman, root: str, command: list[str], complaints: IO[str]) -> None:
     """Import the archive that a command writes; raises :class:`CloudError` naming who failed."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints) as maker:
         try:
-            engine.call("import", "--quiet", "-", root, stdin=maker.stdout, timeout_s=_BOOTSTRAP_S)
+            podman.call("import", "--quiet", "-", root, stdin=maker.stdout, timeout_s=_BOOTSTRAP_S)
         except CloudError as failure:
             try:
                 # An archive that breaks off is the fault of whoever wrote it.
@@ -253,7 +253,7 @@ def _import_output(engine: Engine, root: str, command: list[str], complaints: IO
         else:
             status = maker.wait(_CLEANUP_S)
     if status != 0:
-        engine.remove_image(root)
+        podman.remove_image(root)
         complaints.seek(0)
         lines = complaints.read().strip().splitlines() or [f"exit code {status}"]
         raise CloudError(

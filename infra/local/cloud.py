@@ -17,12 +17,12 @@ from pathlib import Path
 from infra.cloud import Cloud
 from infra.errors import CloudError, UsageError
 from infra.local.base_image import BaseImage, ensure_base_image, recipe, recipe_hash
-from infra.local.engine import open_engine
 from infra.local.host import check_prerequisites
-from infra.local.possessions import (
-    Possessions,
-    find_possessions,
-    remove_possessions,
+from infra.local.podman import open_podman
+from infra.local.resources import (
+    LocalResources,
+    find_resources,
+    remove_resources,
     stop_containers,
 )
 from infra.local.state import RESET_HINT, STATUS_PATH, ServerAddress, StateFolder
@@ -42,7 +42,7 @@ class LocalStatus:
     pid: int | None
     endpoint: str | None
     folder: str
-    possessions: Possessions
+    resources: LocalResources
     faults: str | None = None
     """The file of the faults in force."""
 
@@ -65,7 +65,7 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
     return Cloud(
         name="local",
         region=region,
-        # Nodes see this machine at the gateway's address.
+        # NodeContainers see this machine at the gateway's address.
         caller_cidr=lambda: f"{gateway}/32",
         default_stack="upstream",
         billed=False,
@@ -80,8 +80,8 @@ def _start(folder: StateFolder, region: str, progress: Progress) -> None:
     check_prerequisites()
     _end_server(folder, signal.SIGKILL)
     folder.create()
-    engine = open_engine(folder.root)
-    base = ensure_base_image(engine, progress)
+    podman = open_podman(folder.root)
+    base = ensure_base_image(podman, progress)
     with progress.phase("embedded cloud: start"):
         _run_server(folder, region, base)
 
@@ -144,8 +144,8 @@ def status() -> LocalStatus:
         pid=address.pid if address else None,
         endpoint=address.url if address else None,
         folder=str(folder.root),
-        possessions=(
-            find_possessions(open_engine(folder.root), folder) if _has_podman() else Possessions()
+        resources=(
+            find_resources(open_podman(folder.root), folder) if _has_podman() else LocalResources()
         ),
         faults=str(folder.faults) if folder.faults.exists() else None,
     )
@@ -162,7 +162,7 @@ def stop() -> None:
             folder.suspended.touch()
             _end_server(folder, signal.SIGTERM)
         if _has_podman():
-            stop_containers(open_engine(folder.root), folder)
+            stop_containers(open_podman(folder.root), folder)
 
 
 def reset(*, keep_base: bool) -> None:
@@ -174,7 +174,7 @@ def reset(*, keep_base: bool) -> None:
     with folder.command_lock():
         _end_server(folder, signal.SIGKILL)
         if _has_podman():
-            remove_possessions(open_engine(folder.root), folder, keep_base=keep_base)
+            remove_resources(open_podman(folder.root), folder, keep_base=keep_base)
         shutil.rmtree(folder.root, ignore_errors=True)
 
 

@@ -14,18 +14,18 @@ from moto.ec2.models.instances import Instance
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 
 from infra.errors import CloudError
-from infra.local import responses, teeth
+from infra.local import refusals, responses
 from infra.local.clock import ServerClock
+from infra.local.containers import NodeContainers
 from infra.local.ec2_instances import InstancesBackend
-from infra.local.ec2_life import set_reason
+from infra.local.ec2_lifecycle import set_reason
 from infra.local.faults_in_force import FaultsInForce
 from infra.local.host import choose_range, used_ranges
-from infra.local.nodes import Nodes
 
 # EC2 shows a terminated instance for about an hour:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 _TERMINATED_VISIBLE_S = 3600.0
-# How the kernel ends the first process of a container: see SYS_BOOT in engine.py.
+# How the kernel ends the first process of a container: see SYS_BOOT in podman.py.
 _EXIT_REBOOT, _EXIT_POWER_OFF = 129, 130
 
 
@@ -52,17 +52,17 @@ class LocalEC2Backend(InstancesBackend):
         region_name: str,
         account_id: str,
         *,
-        nodes: Nodes,
+        containers: NodeContainers,
         clock: ServerClock,
         faults: FaultsInForce,
     ) -> None:
-        self.nodes, self.clock, self.faults = nodes, clock, faults
+        self.containers, self.clock, self.faults = containers, clock, faults
         self.born: dict[str, float] = {}
         """When each resource was made, by its id: what is new is not seen everywhere."""
         self.vpc_range = choose_range(
-            [*used_ranges(), *(r for n in nodes.engine.networks() for r in n.ranges)]
+            [*used_ranges(), *(r for n in containers.podman.networks() for r in n.ranges)]
         )
-        nodes.ensure_network(region_name, self.vpc_range)
+        containers.ensure_network(region_name, self.vpc_range)
         super().__init__(region_name, account_id)
 
     @property
@@ -74,7 +74,7 @@ class LocalEC2Backend(InstancesBackend):
 
     def __getstate__(self) -> dict[str, Any]:
         process: dict[str, Any] = {
-            "nodes": None,
+            "containers": None,
             "clock": None,
             "faults": None,
             "_commits": {},
@@ -83,21 +83,26 @@ class LocalEC2Backend(InstancesBackend):
         return {**self.__dict__, **process}
 
     def resume(
-        self, nodes: Nodes, clock: ServerClock, faults: FaultsInForce, *, suspended: bool
+        self,
+        containers: NodeContainers,
+        clock: ServerClock,
+        faults: FaultsInForce,
+        *,
+        suspended: bool,
     ) -> None:
         """Take up a saved state: make the containers what it says, as far as they still exist.
 
         Nodes that were stopped from outside (``suspended``, or a crash of this machine) run again;
         one that ended itself meanwhile is treated as such.
         """
-        self.nodes, self.clock, self.faults = nodes, clock, faults
-        nodes.ensure_network(self.region_name, self.vpc_range)
-        containers = nodes.containers(self.region_name)
+        self.containers, self.clock, self.faults = containers, clock, faults
+        containers.ensure_network(self.region_name, self.vpc_range)
+        found = containers.containers(self.region_name)
         # A crash in the midst of a launch leaves containers that no answer ever told of.
         housed = [instance for instance in self._alive() if self.has_container(instance)]
-        nodes.remove(containers.keys() - {instance.id for instance in housed})
+        containers.remove(found.keys() - {instance.id for instance in housed})
         for instance in housed:
-            container = containers.get(instance.id)
+            container = found.get(instance.id)
             if container is None:
                 self._vanish(instance)
             elif instance.state in ("pending", "running") and not container.running:
@@ -130,10 +135,10 @@ class LocalEC2Backend(InstancesBackend):
     def reconcile(self) -> bool:
         """Take note of what happened by itself; returns whether the state changed."""
         changed = self.pass_time() | self._finish_commits() | self._forget_long_terminated()
-        alive = self.nodes.engine.is_alive
+        alive = self.containers.podman.is_alive
         if all(alive(pid) for pid in self._pids.values()):
             return changed
-        containers = self.nodes.containers(self.region_name)
+        containers = self.containers.containers(self.region_name)
         rebooting = {commit.rebooting for commit in self._commits.values()}
         for instance in self._alive():
             container = containers.get(instance.id)
@@ -163,7 +168,7 @@ class LocalEC2Backend(InstancesBackend):
 
     def _start_again(self, instance: Instance) -> None:
         try:
-            self.nodes.start([instance.id])
+            self.containers.start([instance.id])
         except CloudError as error:
             instance.stop()
             set_reason(instance, "Server.InternalError", error.message)
@@ -195,7 +200,7 @@ class LocalEC2Backend(InstancesBackend):
         https://cloudinit.readthedocs.io/en/latest/reference/modules.html#keys-to-console
         """
         pid = self._pids.get(instance.id)
-        keys = self.nodes.host_keys(instance.id, pid) if pid else ()
+        keys = self.containers.host_keys(instance.id, pid) if pid else ()
         if not keys:
             return ""
         block = ("-----BEGIN SSH HOST KEY KEYS-----", *keys, "-----END SSH HOST KEY KEYS-----")
@@ -228,7 +233,7 @@ class LocalEC2Backend(InstancesBackend):
             group = self.get_security_group_by_name_or_id(name)
             group_id = group.id if group else None
         if group_id:
-            teeth.require_unused_group(self, group_id)
+            refusals.require_unused_group(self, group_id)
         super().delete_security_group(name, group_id)
 
     # moto keeps an instance's groups and its interfaces' apart, and shows the sum of both.
@@ -236,7 +241,7 @@ class LocalEC2Backend(InstancesBackend):
     def modify_network_interface_attribute(
         self, eni_id: str, group_ids: list[str], *more: Any, **named: Any
     ) -> None:
-        teeth.require_groups(self, group_ids)
+        refusals.require_groups(self, group_ids)
         super().modify_network_interface_attribute(eni_id, group_ids, *more, **named)
         interface = self.get_network_interface(eni_id)
         if group_ids and interface.instance and interface.device_index == 0:
@@ -245,7 +250,7 @@ class LocalEC2Backend(InstancesBackend):
     def modify_instance_security_groups(
         self, instance_id: str, new_group_id_list: list[str]
     ) -> Any:
-        teeth.require_groups(self, new_group_id_list)
+        refusals.require_groups(self, new_group_id_list)
         instance = super().modify_instance_security_groups(instance_id, new_group_id_list)
         instance.nics[0]._group_set = list(instance.security_groups)
         return instance

@@ -20,7 +20,7 @@ ON_DEMAND_QUOTA, SPOT_QUOTA = "L-1216C47A", "L-34B43A08"
 
 
 @dataclass(frozen=True)
-class Machine:
+class CapacityPool:
     """A kind of machine, as capacity and quotas see it. ``market`` is "spot" or "on-demand"."""
 
     zone: str
@@ -29,8 +29,8 @@ class Machine:
     grouped: bool
 
     @staticmethod
-    def of(instance: Any) -> Machine:
-        return Machine(
+    def of(instance: Any) -> CapacityPool:
+        return CapacityPool(
             zone=str(instance.placement.zone),
             instance_type=instance.instance_type,
             market="spot" if instance.lifecycle == "spot" else "on-demand",
@@ -46,7 +46,9 @@ class Machine:
         return rule.matches(self.zone, self.instance_type, self.market, grouped=self.grouped)
 
 
-def grant(faults: Faults, instances: Iterable[Any], asked: Machine, least: int, most: int) -> int:
+def grant(
+    faults: Faults, instances: Iterable[Any], asked: CapacityPool, least: int, most: int
+) -> int:
     """How many such machines a launch gets, from ``least`` to ``most``; EC2's refusal otherwise."""
     there = list(instances)
     allowed = _allowed(faults, there, asked)
@@ -62,23 +64,23 @@ def _quota(faults: Faults, market: str) -> int:
     return faults.quota.spot_vcpus if market == "spot" else faults.quota.on_demand_vcpus
 
 
-def _allowed(faults: Faults, there: list[Any], asked: Machine) -> int:
+def _allowed(faults: Faults, there: list[Any], asked: CapacityPool) -> int:
     """How many more the quota allows; only a machine without known vCPUs counts for nothing."""
-    running = [Machine.of(i) for i in there if i.state in _COUNTING]
+    running = [CapacityPool.of(i) for i in there if i.state in _COUNTING]
     used = sum(machine.vcpus for machine in running if machine.market == asked.market)
     return (_quota(faults, asked.market) - used) // max(asked.vcpus, 1)
 
 
-def _free(faults: Faults, there: list[Any], asked: Machine, most: int) -> int:
+def _free(faults: Faults, there: list[Any], asked: CapacityPool, most: int) -> int:
     """How many more the zone has: the first rule that matches says it, without one there are plenty."""
     rule = next((rule for rule in faults.capacity if asked.fits(rule)), None)
     if rule is None:
         return most
-    holding = [Machine.of(i) for i in there if i.state in _HOLDING]
+    holding = [CapacityPool.of(i) for i in there if i.state in _HOLDING]
     return rule.free - sum(machine.fits(rule) for machine in holding)
 
 
-def _quota_refusal(asked: Machine, quota: int) -> EC2ClientError:
+def _quota_refusal(asked: CapacityPool, quota: int) -> EC2ClientError:
     if asked.market == "spot":
         return EC2ClientError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
     return EC2ClientError(
@@ -89,7 +91,7 @@ def _quota_refusal(asked: Machine, quota: int) -> EC2ClientError:
     )
 
 
-class NoCapacityError(EC2ClientError):
+class InsufficientCapacityError(EC2ClientError):
     """The zone has no such machine free. EC2 calls it a fault of its own, which SDKs try again:
 
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-codes-table-server
@@ -98,14 +100,14 @@ class NoCapacityError(EC2ClientError):
     http_status = 500
 
 
-def _capacity_refusal(asked: Machine) -> EC2ClientError:
+def _capacity_refusal(asked: CapacityPool) -> EC2ClientError:
     offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(asked.zone[:-1], [])
     others = sorted(
         offering["Location"]
         for offering in offered
         if offering["InstanceType"] == asked.instance_type and offering["Location"] != asked.zone
     )
-    return NoCapacityError(
+    return InsufficientCapacityError(
         "InsufficientInstanceCapacity",
         f"We currently do not have sufficient {asked.instance_type} capacity in the Availability "
         f"Zone you requested ({asked.zone}). Our system will be working on provisioning additional "

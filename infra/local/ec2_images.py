@@ -14,10 +14,10 @@ from moto.ec2.models.amis import Ami
 from moto.ec2.models.instances import Instance
 from moto.ec2.utils import random_ami_id
 
-from infra.local import teeth
+from infra.local import refusals
 from infra.local.clock import ServerClock, as_moto_time
+from infra.local.containers import NodeContainers
 from infra.local.faults_in_force import FaultsInForce
-from infra.local.nodes import Nodes
 
 CANONICAL_ACCOUNT = "099720109477"
 # The disk of Canonical's own images.
@@ -55,7 +55,7 @@ class LocalAmi(Ami):
 class ImagesBackend(EC2Backend):
     """EC2 with a disk behind every AMI; the part of a region's state that is about images."""
 
-    nodes: Nodes
+    containers: NodeContainers
     clock: ServerClock
     faults: FaultsInForce
     hidden_instances: tuple[Instance, ...] = ()
@@ -72,7 +72,7 @@ class ImagesBackend(EC2Backend):
 
     def _offer_base_image(self) -> None:
         """The one public image, as Canonical's are: owner, device name."""
-        base = self.nodes.base
+        base = self.containers.base
         if base.ami_id in self.amis:
             return
         # One of an earlier release: nothing can be started from it any more.
@@ -103,8 +103,8 @@ class ImagesBackend(EC2Backend):
     def disk_of(self, image_id: str) -> str | Path:
         """What a node of an AMI starts from: podman's base image, or a folder."""
         if image_id in self.saved_images:
-            return self.nodes.image_of(image_id)
-        return self.nodes.base.reference
+            return self.containers.image_of(image_id)
+        return self.containers.base.reference
 
     def create_image(
         self,
@@ -114,8 +114,8 @@ class ImagesBackend(EC2Backend):
         tag_specifications: list[dict[str, Any]],
     ) -> Any:
         instance = self.get_instance(instance_id)
-        teeth.require_running(instance)
-        teeth.require_new_image_name(self, name)
+        refusals.require_running(instance)
+        refusals.require_new_image_name(self, name)
         image_id = random_ami_id()
         image = self.amis[image_id] = LocalAmi(
             self,
@@ -131,7 +131,7 @@ class ImagesBackend(EC2Backend):
             resource.add_tags(_tags_of(tag_specifications, kind))
         reboot = instance.state == "running" and not _is_no_reboot()
         self.saved_images.add(image.id)
-        future = self.nodes.save_image(instance_id, image.id, reboot=reboot)
+        future = self.containers.save_image(instance_id, image.id, reboot=reboot)
         ready_at = self.clock.time() + self.faults.now.times.image_s
         self._commits[image.id] = Commit(future, ready_at, instance_id if reboot else "")
         return image
@@ -142,7 +142,7 @@ class ImagesBackend(EC2Backend):
         for image_id in self.saved_images:
             image = self.amis.get(image_id)
             if image is not None and image.state == "pending":
-                found = self.nodes.has_image(image_id)
+                found = self.containers.has_image(image_id)
                 finish_image(image, "" if found else "the embedded cloud ended meanwhile")
 
     def _finish_commits(self) -> bool:
@@ -162,7 +162,7 @@ class ImagesBackend(EC2Backend):
         return bool(done)
 
     def deregister_image(self, ami_id: str) -> None:
-        teeth.require_own_image(self, ami_id)
+        refusals.require_own_image(self, ami_id)
         super().deregister_image(ami_id)
         self._remove_unused_images()
 
@@ -191,7 +191,7 @@ class ImagesBackend(EC2Backend):
             *(instance.image_id for instance in self._alive()),
         }
         for image_id in self.saved_images - used:
-            self.nodes.remove_image(image_id)
+            self.containers.remove_image(image_id)
             self.saved_images.discard(image_id)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from moto.ec2.exceptions import InvalidParameterCombination, OperationNotPermitted4
 
-from infra.local import teeth
-from infra.local.ec2_launch import LaunchBackend
-from infra.local.ec2_life import engine_errors
+from infra.local import refusals
+from infra.local.ec2_launches import LaunchBackend
+from infra.local.ec2_lifecycle import podman_errors
 
 
 class InstancesBackend(LaunchBackend):
@@ -18,12 +18,12 @@ class InstancesBackend(LaunchBackend):
     def start_instances(self, instance_ids: list[str]) -> Any:
         instances = self.get_multi_instances_by_id(instance_ids)
         for instance in instances:
-            teeth.require_state(instance, ("stopped", "running"), "started")
+            refusals.require_state(instance, ("stopped", "running"), "started")
         stopped = [i for i in instances if i.state == "stopped"]
         for instance in stopped:
             self.require_room(instance)
-        with engine_errors():
-            self.nodes.start(i.id for i in stopped)
+        with podman_errors():
+            self.containers.start(i.id for i in stopped)
         started = super().start_instances(instance_ids)
         for instance in stopped:
             self.boot(instance)
@@ -32,18 +32,18 @@ class InstancesBackend(LaunchBackend):
     def stop_instances(self, instance_ids: list[str]) -> Any:
         instances = self.get_multi_instances_by_id(instance_ids)
         for instance in instances:
-            teeth.require_state(instance, ("stopped", "running"), "stopped")
-        with engine_errors():
-            self.nodes.stop(i.id for i in instances if i.state == "running")
+            refusals.require_state(instance, ("stopped", "running"), "stopped")
+        with podman_errors():
+            self.containers.stop(i.id for i in instances if i.state == "running")
         stopped = super().stop_instances(instance_ids)
         self._refresh_pids()
         return stopped
 
     def reboot_instances(self, instance_ids: list[str]) -> Any:
         running = [i.id for i in self.get_multi_instances_by_id(instance_ids) if i.is_running()]
-        with engine_errors():
-            self.nodes.stop(running)
-            self.nodes.start(running)
+        with podman_errors():
+            self.containers.stop(running)
+            self.containers.start(running)
         self._refresh_pids()
         return super().reboot_instances(running)
 
@@ -58,8 +58,8 @@ class InstancesBackend(LaunchBackend):
         for instance in instances:
             if instance.state not in ("shutting-down", "terminated"):
                 self.end(instance)
-        with engine_errors():
+        with podman_errors():
             # Also those that were terminated before: an earlier removal may have failed.
-            self.nodes.remove(instance_ids)
+            self.containers.remove(instance_ids)
         self._remove_unused_images()
         return before

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.local.engine import Mount
+from infra.local.podman import Mount
 
 IPv4Network = ipaddress.IPv4Network
 

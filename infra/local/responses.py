@@ -10,9 +10,9 @@ from moto.core.types import Base64EncodedString
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
-from infra.local import teeth
+from infra.local import refusals
 from infra.local.clock import as_moto_time
-from infra.local.ec2_launch import LaunchWish
+from infra.local.ec2_launches import LaunchRequest
 from infra.local.ec2_visibility import observe, resources
 
 _HOME_REGION = "us-east-1"
@@ -40,7 +40,7 @@ class LocalEC2Response(EC2Response):
     # Instances
 
     def run_instances(self) -> Any:
-        wish = LaunchWish.of(self._get_param, self.querystring)
+        wish = LaunchRequest.of(self._get_param, self.querystring)
         with self.ec2_backend.asked(wish):
             return super().run_instances()
 
@@ -103,7 +103,7 @@ class LocalEC2Response(EC2Response):
 
     def create_tags(self) -> Any:
         known = resources(self.ec2_backend)
-        teeth.require_taggable(known, self._get_param("Resources", []))
+        refusals.require_taggable(known, self._get_param("Resources", []))
         return super().create_tags()
 
     def describe_regions(self) -> ActionResult:

@@ -19,9 +19,9 @@ from typing import IO, Any
 from infra.errors import CloudError, SprError
 from infra.local.application import Application
 from infra.local.base_image import BaseImage
-from infra.local.engine import open_engine
+from infra.local.containers import NodeContainers
 from infra.local.host import node_mounts
-from infra.local.nodes import Nodes
+from infra.local.podman import open_podman
 from infra.local.state import ServerAddress, StateFolder
 
 _WATCH_S = 0.5
@@ -83,8 +83,10 @@ def main(argv: list[str]) -> int:
     base = BaseImage(argv[2], argv[3])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     lock = hold_lock(folder)
-    nodes = Nodes(open_engine(folder.root), folder, base, node_mounts(folder.pip_conf))
-    application = Application(nodes, folder)
+    containers = NodeContainers(
+        open_podman(folder.root), folder, base, node_mounts(folder.pip_conf)
+    )
+    application = Application(containers, folder)
     application.load(suspended=folder.suspended.exists())
     application.open_region(region)
     folder.suspended.unlink(missing_ok=True)

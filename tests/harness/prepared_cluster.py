@@ -49,7 +49,7 @@ def restore(world: SimulatedCloud, prepared: PreparedCluster) -> None:
         for region, backend in pickle.loads(prepared.regions).items():
             application._regions[region] = backend
             backend.resume(
-                application._nodes, application._clock, application.faults, suspended=False
+                application._containers, application._clock, application.faults, suspended=False
             )
     for record, before in zip(_records(world), prepared.records, strict=True):
         record[:] = before

@@ -18,7 +18,7 @@ from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
 from infra import tags
 from infra.iam_policy import build_policy, policy_actions
-from infra.local.ec2_spot import SpotRequest
+from infra.local.ec2_spot_requests import SpotRequest
 from tests.harness.command_line import ApiCall, CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 

@@ -28,9 +28,9 @@ from infra.errors import CloudError
 from infra.local.application import Application
 from infra.local.base_image import REPOSITORY, BaseImage
 from infra.local.clock import ServerClock
-from infra.local.engine import Container, ContainerSpec, Engine, EngineNetwork
+from infra.local.containers import NodeContainers
 from infra.local.faults import parse_faults
-from infra.local.nodes import Nodes
+from infra.local.podman import Container, ContainerSpec, Podman, PodmanNetwork
 from infra.local.state import StateFolder, write_atomically
 
 BASE = BaseImage(f"{REPOSITORY}:0123456789abcdef", "embedded base, Debian 12")
@@ -63,14 +63,14 @@ class FakeTime:
         self.now += seconds
 
 
-class FakeEngine(Engine):
+class FakePodman(Podman):
     """Keeps what podman would; a call that no test foresaw fails."""
 
     def __init__(self) -> None:
         self.specs: dict[str, ContainerSpec] = {}
         self.state: dict[str, Container] = {}
         self.image_names: set[str] = {BASE.reference}
-        self.network_list: list[EngineNetwork] = []
+        self.network_list: list[PodmanNetwork] = []
         self.copied: list[str] = []
         self.pruned: list[str] = []
         self.keys: tuple[str, ...] = ("ssh-ed25519 AAAAfake root@fake",)
@@ -146,14 +146,14 @@ class FakeEngine(Engine):
     def prune_images(self, label: str) -> None:
         self.pruned.append(label)
 
-    def networks(self) -> list[EngineNetwork]:
+    def networks(self) -> list[PodmanNetwork]:
         return list(self.network_list)
 
     def create_network(
         self, name: str, subnet: str, gateway: str, labels: Mapping[str, str]
     ) -> None:
         self.network_list.append(
-            EngineNetwork(name, (ipaddress.IPv4Network(subnet),), dict(labels))
+            PodmanNetwork(name, (ipaddress.IPv4Network(subnet),), dict(labels))
         )
 
     def remove_networks(self, names: Sequence[str]) -> None:
@@ -165,10 +165,10 @@ class FakeEngine(Engine):
 
 @dataclass
 class FakeCloud:
-    """The embedded cloud without podman: real HTTP on loopback, moto, and a fake engine."""
+    """The embedded cloud without podman: real HTTP on loopback, moto, and a fake podman."""
 
     folder: StateFolder
-    engine: FakeEngine
+    podman: FakePodman
     endpoint: Endpoint
     application: Application
 
@@ -223,7 +223,7 @@ class FakeCloud:
         return f"spr-{self.folder.key}-{instance_id}"
 
     def spec(self, instance_id: str) -> ContainerSpec:
-        return self.engine.specs[self.container(instance_id)]
+        return self.podman.specs[self.container(instance_id)]
 
 
 class Endpoint:
@@ -276,7 +276,7 @@ class Endpoint:
     def serve(
         self,
         folder: StateFolder,
-        engine: FakeEngine,
+        podman: FakePodman,
         *,
         suspended: bool = False,
         clock: ServerClock | None = None,
@@ -288,12 +288,14 @@ class Endpoint:
         """
         ec2_backends.clear()
         folder.create()
-        application = Application(Nodes(engine, folder, BASE), folder, clock=clock, saving=saving)
+        application = Application(
+            NodeContainers(podman, folder, BASE), folder, clock=clock, saving=saving
+        )
         application.load(suspended=suspended)
         application.open_region("us-east-1")
         outer, self.application = self.application, application
         try:
-            yield FakeCloud(folder, engine, self, application)
+            yield FakeCloud(folder, podman, self, application)
         finally:
             self.application = outer
             for backends in (ec2_backends, servicequotas_backends, iam_backends):

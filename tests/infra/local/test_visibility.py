@@ -12,7 +12,7 @@ from tests.infra.local.fakes import (
     BASE,
     Endpoint,
     FakeCloud,
-    FakeEngine,
+    FakePodman,
     FakeTime,
     refusal,
     state_folder,
@@ -23,8 +23,8 @@ KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0
 
 
 @pytest.fixture
-def cloud(endpoint: Endpoint, tmp_path: Path, engine: FakeEngine) -> Iterator[FakeCloud]:
-    with endpoint.serve(state_folder(tmp_path), engine, clock=FakeTime()) as cloud:
+def cloud(endpoint: Endpoint, tmp_path: Path, podman: FakePodman) -> Iterator[FakeCloud]:
+    with endpoint.serve(state_folder(tmp_path), podman, clock=FakeTime()) as cloud:
         cloud.faults("visibility_s = 2\n")
         yield cloud
 
@@ -75,7 +75,7 @@ def test_everything_new_is_hidden_for_a_while_and_then_shown(cloud: FakeCloud) -
     assert kinds == {"i", "key", "pg", "sg", "lt", "sir", "vol", "eni", "ami", "snap"}
 
 
-def test_what_is_hidden_is_not_found_by_id_either(cloud: FakeCloud, engine: FakeEngine) -> None:
+def test_what_is_hidden_is_not_found_by_id_either(cloud: FakeCloud, podman: FakePodman) -> None:
     ec2 = cloud.once
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     ec2.import_key_pair(KeyName="k", PublicKeyMaterial=KEY)
@@ -102,7 +102,7 @@ def test_what_is_hidden_is_not_found_by_id_either(cloud: FakeCloud, engine: Fake
     cloud.clock.sleep(2)
     assert cloud.state_of(ids[0]) == "running"
     assert cloud.run(KeyName="k", SecurityGroupIds=[group], Placement={"GroupName": "near"})
-    assert len(engine.state) == 2
+    assert len(podman.state) == 2
 
 
 def test_names_and_tokens_that_are_taken_are_known_at_once(cloud: FakeCloud) -> None:
@@ -121,7 +121,7 @@ def test_names_and_tokens_that_are_taken_are_known_at_once(cloud: FakeCloud) -> 
 
 
 def test_a_group_is_in_use_by_a_machine_that_nobody_sees_yet(
-    cloud: FakeCloud, engine: FakeEngine
+    cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2 = cloud.once
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
@@ -131,7 +131,7 @@ def test_a_group_is_in_use_by_a_machine_that_nobody_sees_yet(
     assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
     in_use = "InvalidPlacementGroup.InUse"
     assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
-    assert len(engine.state) == 1
+    assert len(podman.state) == 1
 
 
 def test_the_image_of_a_hidden_machine_keeps_its_disk(cloud: FakeCloud) -> None:

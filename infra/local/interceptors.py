@@ -7,7 +7,7 @@ from typing import Any
 from werkzeug.datastructures import EnvironHeaders
 
 from infra.local.faults_in_force import FaultsInForce
-from infra.local.wire import Answer, Call, error_answer
+from infra.local.requests import ApiCall, Reply, error_reply
 
 _USER = "spr-cluster"
 # EC2 says it differently from everything else:
@@ -24,16 +24,16 @@ class Gate:
         self._account = account
         self._credentials = credentials
 
-    def refuse(self, environ: dict[str, Any], call: Call) -> Answer | None:
+    def refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
         """The refusal of a call that may not pass, or is one too many."""
         if self._faults.policy is not None and (denied := self._deny(environ, call)):
             return denied
         if self._faults.is_throttled(call.action):
             code, status = _THROTTLED.get(call.service, ("ThrottlingException", 400))
-            return error_answer(call, status, code, "Request limit exceeded.")
+            return error_reply(call, status, code, "Request limit exceeded.")
         return None
 
-    def _deny(self, environ: dict[str, Any], call: Call) -> Answer | None:
+    def _deny(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
         """moto's own judgement of the caller's policy; it knows neither resources nor conditions."""
         from moto.core.exceptions import AccessDeniedError
         from moto.iam.access_control import IAMRequest
@@ -55,10 +55,10 @@ class Gate:
             request.check_action_permitted("*")
         except AccessDeniedError as error:
             code = _DENIED.get(call.service, "AccessDeniedException")
-            return error_answer(call, 403, code, error.message)
+            return error_reply(call, 403, code, error.message)
         except HTTPException as error:
             code = str(getattr(error, "error_type", error.name))
-            return error_answer(call, error.code or 403, code, "The credentials are not valid.")
+            return error_reply(call, error.code or 403, code, "The credentials are not valid.")
         return None
 
     def _put_policy(self, policy: str) -> None:

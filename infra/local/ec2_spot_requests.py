@@ -13,7 +13,7 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import random_spot_request_id
 
 from infra.local.clock import as_moto_time
-from infra.local.ec2_groups import GroupsBackend
+from infra.local.ec2_placement_groups import GroupsBackend
 
 _MESSAGES = {
     "fulfilled": "Your Spot request is fulfilled.",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.local.state import StateFolder
-from tests.infra.local.fakes import Endpoint, FakeCloud, FakeEngine, FakeTime, refusal, state_folder
+from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, FakeTime, refusal, state_folder
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def folder(tmp_path: Path) -> StateFolder:
 
 
 @pytest.fixture
-def cloud(endpoint: Endpoint, folder: StateFolder, engine: FakeEngine) -> Iterator[FakeCloud]:
+def cloud(endpoint: Endpoint, folder: StateFolder, podman: FakePodman) -> Iterator[FakeCloud]:
     """An embedded cloud as slow as bare metal, whose time only tests let pass."""
-    with endpoint.serve(folder, engine, clock=FakeTime()) as cloud:
+    with endpoint.serve(folder, podman, clock=FakeTime()) as cloud:
         cloud.faults('profile = "metal"\n')
         yield cloud
 
@@ -56,7 +56,7 @@ def test_a_launch_is_answered_as_pending_however_fast_it_is(fake_cloud: FakeClou
 
 
 def test_a_machine_holds_what_it_has_until_it_has_ended(
-    cloud: FakeCloud, engine: FakeEngine
+    cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2 = cloud.once
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
@@ -68,7 +68,7 @@ def test_a_machine_holds_what_it_has_until_it_has_ended(
         "shutting-down",
     )
     assert cloud.state_of(ids[0]) == "shutting-down"
-    assert engine.state == {}
+    assert podman.state == {}
     assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
     assert len(ec2.describe_volumes()["Volumes"]) == 1
     again = ec2.terminate_instances(InstanceIds=ids)["TerminatingInstances"][0]
@@ -99,12 +99,12 @@ def test_a_started_machine_boots_again(cloud: FakeCloud) -> None:
 
 
 def test_a_shutdown_inside_ends_the_machine_in_its_time(
-    cloud: FakeCloud, engine: FakeEngine
+    cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = cloud.run(InstanceInitiatedShutdownBehavior="terminate")
     cloud.clock.sleep(20)
     assert cloud.state_of(instance_id) == "running"
-    engine.end(cloud.container(instance_id), 130)
+    podman.end(cloud.container(instance_id), 130)
     assert cloud.state_of(instance_id) == "shutting-down"
     cloud.clock.sleep(5)
     assert cloud.state_of(instance_id) == "terminated"
@@ -136,12 +136,12 @@ def test_an_image_takes_its_time_and_its_snapshot_begins_earlier(cloud: FakeClou
 
 
 def test_what_is_due_survives_the_server(
-    cloud: FakeCloud, folder: StateFolder, engine: FakeEngine
+    cloud: FakeCloud, folder: StateFolder, podman: FakePodman
 ) -> None:
     booting, ending = cloud.run(2)
     cloud.once.terminate_instances(InstanceIds=[ending])
     clock = cloud.clock
-    with cloud.endpoint.serve(folder, engine, clock=clock) as resumed:
+    with cloud.endpoint.serve(folder, podman, clock=clock) as resumed:
         assert [resumed.state_of(i) for i in (booting, ending)] == ["pending", "shutting-down"]
         clock.sleep(20)
         assert [resumed.state_of(i) for i in (booting, ending)] == ["running", "terminated"]
@@ -150,7 +150,7 @@ def test_what_is_due_survives_the_server(
 # Fates
 
 
-def test_every_fate_takes_its_course(cloud: FakeCloud, engine: FakeEngine) -> None:
+def test_every_fate_takes_its_course(cloud: FakeCloud, podman: FakePodman) -> None:
     fates = ("never-boots", "dies", "no-ssh", "no-amx", "impaired", "stops")
     rules = [f"[[machine]]\nn = {n}\nfate = '{fate}'\n" for n, fate in enumerate(fates)]
     cloud.faults('profile = "metal"\n' + "".join(rules))
@@ -159,7 +159,7 @@ def test_every_fate_takes_its_course(cloud: FakeCloud, engine: FakeEngine) -> No
     assert [cloud.fate_of(i) for i in ids] == [*fates, ""]
     assert {cloud.state_of(i) for i in ids} == {"pending"}
     # No container stands behind the first two.
-    assert set(engine.state) == {cloud.container(i) for i in ids[2:]}
+    assert set(podman.state) == {cloud.container(i) for i in ids[2:]}
 
     cloud.clock.sleep(3600)
     assert [cloud.state_of(i) for i in ids] == [
@@ -173,7 +173,7 @@ def test_every_fate_takes_its_course(cloud: FakeCloud, engine: FakeEngine) -> No
     ]
     assert cloud.describe(ids[1])["StateReason"]["Code"] == "Server.InternalError"
     assert cloud.describe(ids[5])["StateReason"]["Code"] == "Server.ScheduledStop"
-    assert not engine.state[cloud.container(ids[5])].running
+    assert not podman.state[cloud.container(ids[5])].running
     assert [status_of(cloud, i) for i in (ids[0], ids[4], ordinary)] == [
         "initializing",
         "impaired",
@@ -202,11 +202,11 @@ def test_a_machine_stops_when_it_is_told_to(cloud: FakeCloud) -> None:
 
 
 def test_a_machine_that_never_boots_is_no_loss_for_a_new_server(
-    cloud: FakeCloud, folder: StateFolder, engine: FakeEngine
+    cloud: FakeCloud, folder: StateFolder, podman: FakePodman
 ) -> None:
     cloud.faults("[[machine]]\nfate = 'never-boots'\n")
     (instance_id,) = cloud.run()
-    with cloud.endpoint.serve(folder, engine, clock=cloud.clock) as resumed:
+    with cloud.endpoint.serve(folder, podman, clock=cloud.clock) as resumed:
         assert resumed.state_of(instance_id) == "pending"
 
 
@@ -214,7 +214,7 @@ def test_a_machine_that_never_boots_is_no_loss_for_a_new_server(
 
 
 def test_the_console_shows_the_host_keys_once_they_are_made(
-    cloud: FakeCloud, engine: FakeEngine
+    cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = cloud.run()
     assert cloud.once.get_console_output(InstanceId=instance_id).get("Output", "") == ""
@@ -225,5 +225,5 @@ def test_the_console_shows_the_host_keys_once_they_are_made(
         "ssh-ed25519 AAAAfake root@fake",
         "-----END SSH HOST KEY KEYS-----",
     ]
-    engine.keys = ()
+    podman.keys = ()
     assert cloud.once.get_console_output(InstanceId=instance_id).get("Output", "") == ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.local.fakes import BASE, FakeCloud, FakeEngine, refusal, refused
+from tests.infra.local.fakes import BASE, FakeCloud, FakePodman, refusal, refused
 
 
 def subnet(cloud: FakeCloud, zone: str) -> str:
@@ -27,8 +27,8 @@ def launch(cloud: FakeCloud, least: int, most: int, **wishes: Any) -> list[str]:
     return [instance["InstanceId"] for instance in answer["Instances"]]
 
 
-def assert_nothing_is_left(cloud: FakeCloud, engine: FakeEngine) -> None:
-    assert engine.state == {}
+def assert_nothing_is_left(cloud: FakeCloud, podman: FakePodman) -> None:
+    assert podman.state == {}
     assert cloud.once.describe_instances()["Reservations"] == []
     assert cloud.once.describe_volumes()["Volumes"] == []
     assert cloud.once.describe_network_interfaces()["NetworkInterfaces"] == []
@@ -62,13 +62,13 @@ def test_a_token_whose_machines_have_ended_buys_nothing_more(fake_cloud: FakeClo
 
 
 def test_a_full_zone_refuses_with_a_500_and_keeps_nothing(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     fake_cloud.faults("[[capacity]]\nzone = 'us-east-1a'\nfree = 2\n")
     wish = {"SubnetId": subnet(fake_cloud, "us-east-1a")}
     with_wish = {"cloud": fake_cloud, "least": 3, "most": 3, **wish}
     assert refused(launch, **with_wish) == ("InsufficientInstanceCapacity", 500)
-    assert_nothing_is_left(fake_cloud, engine)
+    assert_nothing_is_left(fake_cloud, podman)
     assert len(launch(fake_cloud, 3, 3, SubnetId=subnet(fake_cloud, "us-east-1b"))) == 3
     assert len(launch(fake_cloud, 2, 2, **wish)) == 2
     assert refusal(launch, cloud=fake_cloud, least=1, most=1, **wish).startswith("Insufficient")
@@ -125,12 +125,12 @@ def test_a_zone_that_does_not_offer_the_type(fake_cloud: FakeCloud) -> None:
     [({}, "VcpuLimitExceeded"), ({"MarketType": "spot"}, "MaxSpotInstanceCountExceeded")],
 )
 def test_the_quota_counts_vcpus_of_what_runs(
-    fake_cloud: FakeCloud, engine: FakeEngine, market: dict[str, str], code: str
+    fake_cloud: FakeCloud, podman: FakePodman, market: dict[str, str], code: str
 ) -> None:
     fake_cloud.faults("[quota]\non_demand_vcpus = 192\nspot_vcpus = 192\n")
     wish = {"InstanceMarketOptions": market} if market else {}
     assert refused(launch, cloud=fake_cloud, least=4, most=4, **wish) == (code, 400)
-    assert_nothing_is_left(fake_cloud, engine)
+    assert_nothing_is_left(fake_cloud, podman)
     ids = launch(fake_cloud, 1, 4, **wish)
     assert len(ids) == 3
     assert refusal(launch, cloud=fake_cloud, least=1, most=1, **wish) == code
@@ -176,13 +176,13 @@ def test_a_token_is_for_one_request(fake_cloud: FakeCloud) -> None:
 
 
 def test_a_token_survives_the_server_and_not_a_refusal(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     fake_cloud.faults("[[capacity]]\nfree = 0\n")
     assert refusal(launch, cloud=fake_cloud, least=1, most=1, ClientToken="t").startswith("Insuff")
     fake_cloud.faults("")
     first = launch(fake_cloud, 1, 1, ClientToken="t")
-    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
         assert launch(resumed, 1, 1, ClientToken="t") == first
 
 

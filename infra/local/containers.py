@@ -13,16 +13,16 @@ from typing import TypeVar
 
 from infra.errors import CloudError
 from infra.local.base_image import BaseImage
-from infra.local.engine import (
+from infra.local.host import gateway_of
+from infra.local.podman import (
     CLOUD_LABEL,
     INSTANCE_LABEL,
     REGION_LABEL,
     Container,
     ContainerSpec,
-    Engine,
     Mount,
+    Podman,
 )
-from infra.local.host import gateway_of
 from infra.local.seed import SEED_TARGET, Seed
 from infra.local.state import StateFolder
 
@@ -33,7 +33,7 @@ _PARALLEL = 16
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeContainer:
     """What the embedded cloud knows of an instance besides what EC2 tells."""
 
     instance_id: str
@@ -42,10 +42,10 @@ class Node:
 
 
 @dataclass(frozen=True)
-class NodeRequest:
+class ContainerRequest:
     """A node to be started: from which image, with which seed."""
 
-    node: Node
+    node: NodeContainer
     region: str
     image: str | Path
     seed: Seed
@@ -53,13 +53,13 @@ class NodeRequest:
     """Nobody answers on the machine's port 22."""
 
 
-class Nodes:
+class NodeContainers:
     """The containers of one embedded cloud. Every failure is a :class:`CloudError`."""
 
     def __init__(
-        self, engine: Engine, folder: StateFolder, base: BaseImage, mounts: Sequence[Mount] = ()
+        self, podman: Podman, folder: StateFolder, base: BaseImage, mounts: Sequence[Mount] = ()
     ) -> None:
-        self.engine = engine
+        self.podman = podman
         self.base = base
         self._folder = folder
         self._mounts = tuple(mounts)
@@ -81,11 +81,11 @@ class Nodes:
     def ensure_network(self, region: str, network: ipaddress.IPv4Network) -> None:
         """One podman network spans a region's default VPC, so that each address in it is valid."""
         name = self.network_of(region)
-        if name not in {known.name for known in self.engine.networks()}:
+        if name not in {known.name for known in self.podman.networks()}:
             labels = {CLOUD_LABEL: self._folder.key, REGION_LABEL: region}
-            self.engine.create_network(name, str(network), gateway_of(network), labels)
+            self.podman.create_network(name, str(network), gateway_of(network), labels)
 
-    def launch(self, requests: Sequence[NodeRequest]) -> None:
+    def launch(self, requests: Sequence[ContainerRequest]) -> None:
         """Start nodes at the same time: all of them, or none is left."""
         try:
             at_once(self._launch, requests)
@@ -93,11 +93,11 @@ class Nodes:
             self.remove([request.node.instance_id for request in requests])
             raise
 
-    def _launch(self, request: NodeRequest) -> None:
+    def _launch(self, request: ContainerRequest) -> None:
         node = request.node
         seed = self._folder.seed(node.instance_id)
         request.seed.write(seed)
-        self.engine.run(
+        self.podman.run(
             ContainerSpec(
                 name=self.container_of(node.instance_id),
                 image=request.image,
@@ -114,7 +114,7 @@ class Nodes:
             )
         )
 
-    def _masks(self, request: NodeRequest) -> tuple[Mount, ...]:
+    def _masks(self, request: ContainerRequest) -> tuple[Mount, ...]:
         """Empty unit files: systemd takes a unit as masked where its file is empty.
 
         https://www.freedesktop.org/software/systemd/man/latest/systemd.unit.html ("masked")
@@ -128,21 +128,21 @@ class Nodes:
 
     def start(self, instance_ids: Iterable[str]) -> None:
         """Start stopped nodes again: same disk, same address."""
-        at_once(self.engine.start, [self.container_of(i) for i in instance_ids])
+        at_once(self.podman.start, [self.container_of(i) for i in instance_ids])
 
     def stop(self, instance_ids: Iterable[str]) -> None:
-        at_once(self.engine.stop, [self.container_of(i) for i in instance_ids])
+        at_once(self.podman.stop, [self.container_of(i) for i in instance_ids])
 
     def remove(self, instance_ids: Iterable[str]) -> None:
         """Remove nodes with their disks and seeds; those that are gone already are fine."""
         ids = list(instance_ids)
-        self.engine.remove([self.container_of(i) for i in ids])
+        self.podman.remove([self.container_of(i) for i in ids])
         for instance_id in ids:
             self._folder.remove_seed(instance_id)
 
     def containers(self, region: str) -> dict[str, Container]:
         """This cloud's containers in a region, by instance id."""
-        found = self.engine.containers(f"{CLOUD_LABEL}={self._folder.key}")
+        found = self.podman.containers(f"{CLOUD_LABEL}={self._folder.key}")
         return {c.labels[INSTANCE_LABEL]: c for c in found if c.labels.get(REGION_LABEL) == region}
 
     def save_image(self, instance_id: str, image_id: str, *, reboot: bool) -> Future[None]:
@@ -157,17 +157,17 @@ class Nodes:
         container, image = self.container_of(instance_id), self.image_of(image_id)
         partial = image.with_suffix(".part")
         try:
-            self.engine.copy_disk(container, partial)
+            self.podman.copy_disk(container, partial)
             partial.rename(image)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             if reboot:
-                self.engine.stop(container)
-                self.engine.start(container)
+                self.podman.stop(container)
+                self.podman.start(container)
 
     def host_keys(self, instance_id: str, pid: int) -> tuple[str, ...]:
         """A node's public SSH host keys, once its first boot has made them."""
-        return self.engine.host_keys(pid, f"var/lib/cloud/instances/{instance_id}/sem/config_ssh")
+        return self.podman.host_keys(pid, f"var/lib/cloud/instances/{instance_id}/sem/config_ssh")
 
     def has_image(self, image_id: str) -> bool:
         return self.image_of(image_id).is_dir()

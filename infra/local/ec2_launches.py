@@ -13,13 +13,13 @@ from typing import Any
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import Instance
 
-from infra.local import teeth
+from infra.local import refusals
 from infra.local.clock import as_moto_time
-from infra.local.ec2_capacity import Machine, grant
-from infra.local.ec2_life import LifeBackend, engine_errors
-from infra.local.engine import mac_of
+from infra.local.containers import ContainerRequest, NodeContainer
+from infra.local.ec2_capacity import CapacityPool, grant
+from infra.local.ec2_lifecycle import LifeBackend, podman_errors
 from infra.local.host import choose_cpus
-from infra.local.nodes import Node, NodeRequest
+from infra.local.podman import mac_of
 from infra.local.seed import Seed, hostname_of
 
 # What moto puts in place of a client token that was not sent.
@@ -27,7 +27,7 @@ _NO_CLIENT_TOKEN = "ABCDE"
 
 
 @dataclass(frozen=True)
-class LaunchWish:
+class LaunchRequest:
     """What a RunInstances request asks for and moto does not hand on.
 
     ``digest`` tells requests with different parameters apart; ``spot`` holds a spot request's options.
@@ -40,11 +40,11 @@ class LaunchWish:
     digest: str = ""
 
     @staticmethod
-    def of(param: Any, form: Mapping[str, Sequence[str]]) -> LaunchWish:
+    def of(param: Any, form: Mapping[str, Sequence[str]]) -> LaunchRequest:
         """From a request: ``param`` reads one of its parameters, ``form`` has all of them, flat."""
         told = {k: v for k, v in form.items() if k not in ("ClientToken", "DryRun")}
         digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
-        return LaunchWish(
+        return LaunchRequest(
             most=int(param("MaxCount", 1)),
             group=param("Placement.GroupName") or param("Placement.GroupId") or "",
             spot=dict(param("InstanceMarketOptions.SpotOptions") or {}),
@@ -59,17 +59,17 @@ class LaunchBackend(LifeBackend):
     def __init__(self, region_name: str, account_id: str) -> None:
         self.tokens: dict[str, tuple[str, str]] = {}
         """Digest of the request and reservation, by client token."""
-        self._wish = LaunchWish()
+        self._wish = LaunchRequest()
         super().__init__(region_name, account_id)
 
     @contextmanager
-    def asked(self, wish: LaunchWish) -> Iterator[None]:
+    def asked(self, wish: LaunchRequest) -> Iterator[None]:
         """The part of the request in hand that moto does not pass to :meth:`run_instances`."""
         self._wish = wish
         try:
             yield
         finally:
-            self._wish = LaunchWish()
+            self._wish = LaunchRequest()
 
     def run_instances(
         self,
@@ -92,7 +92,7 @@ class LaunchBackend(LifeBackend):
                 image_id, count, user_data, security_group_names, **kwargs
             )
             for instance in reservation.instances:
-                teeth.require_in_default_vpc(self, instance.vpc_id)
+                refusals.require_in_default_vpc(self, instance.vpc_id)
                 self._complete(instance, kwargs)
             self._launch(reservation.instances, public_key, user_data)
         except Exception:
@@ -125,13 +125,13 @@ class LaunchBackend(LifeBackend):
 
     def _require_parts(self, image_id: str, kwargs: dict[str, Any]) -> tuple[Any, str]:
         """The image and the public key, where all that the request names exists."""
-        image = teeth.require_image(self, image_id)
-        teeth.require_instance_type(self, kwargs["instance_type"])
-        public_key = teeth.require_key_pair(self, kwargs.get("key_name"))
+        image = refusals.require_image(self, image_id)
+        refusals.require_instance_type(self, kwargs["instance_type"])
+        public_key = refusals.require_key_pair(self, kwargs.get("key_name"))
         groups = [*kwargs.get("security_group_ids", [])]
         for nic in kwargs["nics"]:
             groups += nic.get("Groups", [])
-        teeth.require_groups(self, groups)
+        refusals.require_groups(self, groups)
         if self._wish.group:
             subnet = self._subnet_of(kwargs)
             zone = str(subnet.availability_zone) if subnet else ""
@@ -157,7 +157,10 @@ class LaunchBackend(LifeBackend):
     def _fill_in_root_device(self, kwargs: dict[str, Any], image: Any) -> None:
         """The root volume goes with its instance, and is as large as the image, unless asked otherwise."""
         if not self._wish.mappings and not kwargs.get("launch_template"):
-            ebs = {"VolumeSize": teeth.require_root_size(image, None), "DeleteOnTermination": True}
+            ebs = {
+                "VolumeSize": refusals.require_root_size(image, None),
+                "DeleteOnTermination": True,
+            }
             kwargs["block_device_mappings"] = [{"DeviceName": image.root_device_name, "Ebs": ebs}]
             return
         for wish, mapping in zip(
@@ -166,7 +169,7 @@ class LaunchBackend(LifeBackend):
             if mapping["DeviceName"] == image.root_device_name:
                 asked, ebs = wish.get("Ebs", {}), mapping["Ebs"]
                 ebs["DeleteOnTermination"] = asked.get("DeleteOnTermination", True)
-                ebs["VolumeSize"] = teeth.require_root_size(image, asked.get("VolumeSize"))
+                ebs["VolumeSize"] = refusals.require_root_size(image, asked.get("VolumeSize"))
 
     def _subnet_of(self, kwargs: dict[str, Any]) -> Any:
         """The subnet of a launch; ``None`` where it is that of an interface that exists."""
@@ -179,19 +182,19 @@ class LaunchBackend(LifeBackend):
         subnet = self._subnet_of(kwargs)
         if subnet is None:
             return least  # into an interface that exists, so there can be one only
-        teeth.require_in_default_vpc(self, subnet.vpc_id)
-        asked = Machine(
+        refusals.require_in_default_vpc(self, subnet.vpc_id)
+        asked = CapacityPool(
             zone=str(subnet.availability_zone),
             instance_type=kwargs["instance_type"],
             market="spot" if kwargs.get("instance_market_options") == "spot" else "on-demand",
             grouped=bool(self._wish.group),
         )
-        teeth.require_offered(asked.zone, asked.instance_type)
+        refusals.require_offered(asked.zone, asked.instance_type)
         return grant(self.faults.now, self._alive(), asked, least, max(least, self._wish.most))
 
     def require_room(self, instance: Instance) -> None:
         """A stopped machine needs room again where it was."""
-        grant(self.faults.now, self._alive(), Machine.of(instance), 1, 1)
+        grant(self.faults.now, self._alive(), CapacityPool.of(instance), 1, 1)
 
     def _complete(self, instance: Instance, kwargs: dict[str, Any]) -> None:
         """Give a new instance what moto leaves out."""
@@ -223,9 +226,9 @@ class LaunchBackend(LifeBackend):
             address = instance.private_ip
             seed = Seed(instance.id, hostname_of(address), public_key, content)
             disk = self.disk_of(instance.image_id)
-            node = Node(instance.id, address, cpus)
+            node = NodeContainer(instance.id, address, cpus)
             requests.append(
-                NodeRequest(
+                ContainerRequest(
                     node,
                     self.region_name,
                     disk,
@@ -233,8 +236,8 @@ class LaunchBackend(LifeBackend):
                     mask_ssh=self.fate_of(instance.id) == "no-ssh",
                 )
             )
-        with engine_errors():
-            self.nodes.launch(requests)
+        with podman_errors():
+            self.containers.launch(requests)
         self.known.update({request.node.instance_id: request.node for request in requests})
 
     def _forget(self, reservation_id: str) -> None:

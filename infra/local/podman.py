@@ -70,7 +70,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class EngineNetwork:
+class PodmanNetwork:
     """A podman network, its ranges and labels."""
 
     name: str
@@ -78,9 +78,9 @@ class EngineNetwork:
     labels: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def from_podman(entry: dict[str, Any]) -> EngineNetwork:
+    def from_podman(entry: dict[str, Any]) -> PodmanNetwork:
         subnets = [ipaddress.ip_network(s["subnet"]) for s in entry.get("subnets") or []]
-        return EngineNetwork(
+        return PodmanNetwork(
             name=str(entry["name"]),
             ranges=tuple(s for s in subnets if isinstance(s, ipaddress.IPv4Network)),
             labels=dict(entry.get("labels") or {}),
@@ -153,7 +153,7 @@ def choose_runtime() -> list[str]:
     return ["--runtime", runc]
 
 
-class Engine:
+class Podman:
     """podman through its command line; every call has a deadline and says why it failed."""
 
     def __init__(self) -> None:
@@ -282,8 +282,8 @@ class Engine:
 
     # Networks
 
-    def networks(self) -> list[EngineNetwork]:
-        return [EngineNetwork.from_podman(n) for n in self._json("network", "ls")]
+    def networks(self) -> list[PodmanNetwork]:
+        return [PodmanNetwork.from_podman(n) for n in self._json("network", "ls")]
 
     def create_network(
         self, name: str, subnet: str, gateway: str, labels: Mapping[str, str]
@@ -300,15 +300,15 @@ class Engine:
         return self.call("info", "--format", "{{.Host.NetworkBackend}}").strip()
 
 
-def open_engine(folder: Path) -> Engine:
+def open_podman(folder: Path) -> Podman:
     """podman with netavark, which alone gives containers fixed addresses on networks of any range.
 
     Debian 12's podman may be set to the older cni; the host's own configuration stays untouched.
     """
-    engine = Engine()
-    if engine.backend() != "netavark":
+    podman = Podman()
+    if podman.backend() != "netavark":
         configuration = folder / "containers.conf"
         configuration.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         configuration.write_text('[network]\nnetwork_backend = "netavark"\n')
-        engine.use_configuration(configuration)
-    return engine
+        podman.use_configuration(configuration)
+    return podman

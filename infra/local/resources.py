@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from infra.errors import CloudError
 from infra.local.base_image import DESCRIPTION_LABEL, REPOSITORY
-from infra.local.engine import CLOUD_LABEL, INSTANCE_LABEL, REGION_LABEL, Engine
-from infra.local.nodes import at_once
+from infra.local.containers import at_once
+from infra.local.podman import CLOUD_LABEL, INSTANCE_LABEL, REGION_LABEL, Podman
 from infra.local.state import StateFolder
 
 
@@ -22,7 +22,7 @@ class LocalInstance:
 
 
 @dataclass(frozen=True)
-class Possessions:
+class LocalResources:
     """Networks by name with their ranges, instances, images made here; base images are shared."""
 
     networks: dict[str, str] = field(default_factory=dict)
@@ -31,12 +31,12 @@ class Possessions:
     base_images: tuple[str, ...] = ()
 
 
-def find_possessions(engine: Engine, folder: StateFolder) -> Possessions:
+def find_resources(podman: Podman, folder: StateFolder) -> LocalResources:
     """What there is of this cloud now."""
-    return Possessions(
+    return LocalResources(
         networks={
             network.name: ", ".join(map(str, network.ranges))
-            for network in engine.networks()
+            for network in podman.networks()
             if network.labels.get(CLOUD_LABEL) == folder.key
         },
         instances=tuple(
@@ -45,31 +45,31 @@ def find_possessions(engine: Engine, folder: StateFolder) -> Possessions:
                 container.labels.get(REGION_LABEL, ""),
                 "running" if container.running else "stopped",
             )
-            for container in engine.containers(f"{CLOUD_LABEL}={folder.key}")
+            for container in podman.containers(f"{CLOUD_LABEL}={folder.key}")
         ),
         images=tuple(sorted(path.name for path in folder.images.glob("ami-*"))),
-        base_images=tuple(engine.images(f"{REPOSITORY}:*")),
+        base_images=tuple(podman.images(f"{REPOSITORY}:*")),
     )
 
 
-def stop_containers(engine: Engine, folder: StateFolder) -> None:
+def stop_containers(podman: Podman, folder: StateFolder) -> None:
     """Stop this cloud's containers in good order."""
-    own = engine.containers(f"{CLOUD_LABEL}={folder.key}")
-    at_once(engine.stop, [container.name for container in own if container.running])
+    own = podman.containers(f"{CLOUD_LABEL}={folder.key}")
+    at_once(podman.stop, [container.name for container in own if container.running])
 
 
-def remove_possessions(engine: Engine, folder: StateFolder, *, keep_base: bool) -> None:
+def remove_resources(podman: Podman, folder: StateFolder, *, keep_base: bool) -> None:
     """Remove all that podman has of this cloud, and the base images where no other cloud is."""
-    engine.remove(c.name for c in engine.containers(f"{CLOUD_LABEL}={folder.key}"))
-    networks = engine.networks()
+    podman.remove(c.name for c in podman.containers(f"{CLOUD_LABEL}={folder.key}"))
+    networks = podman.networks()
     own = [n.name for n in networks if n.labels.get(CLOUD_LABEL) == folder.key]
-    engine.remove_networks(own)
+    podman.remove_networks(own)
     # Every embedded cloud has a network from its start on.
     others = [n for n in networks if CLOUD_LABEL in n.labels and n.name not in own]
     if not keep_base and not others:
-        for image in engine.images(f"{REPOSITORY}:*"):
+        for image in podman.images(f"{REPOSITORY}:*"):
             # Somebody's own container may use it; then it stays, and `local status` names it.
             with contextlib.suppress(CloudError):
-                engine.remove_image(image)
+                podman.remove_image(image)
         # One that lost its name to a newer build while it was in use.
-        engine.prune_images(DESCRIPTION_LABEL)
+        podman.prune_images(DESCRIPTION_LABEL)

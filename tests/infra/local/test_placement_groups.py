@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.infra.local.fakes import FakeCloud, FakeEngine, refusal, tags
+from tests.infra.local.fakes import FakeCloud, FakePodman, refusal, tags
 
 NEAR = {"Placement": {"GroupName": "near"}}
 
@@ -58,13 +58,13 @@ def test_what_ec2_refuses(fake_cloud: FakeCloud) -> None:
 
 
 def test_a_group_with_machines_stays_until_they_have_ended(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     make(fake_cloud)
     ids = fake_cloud.run(2, **NEAR)
     assert fake_cloud.describe(ids[0])["Placement"]["GroupName"] == "near"
     # It survives the server.
-    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
         ec2 = resumed.once
         in_use = "InvalidPlacementGroup.InUse"
         assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
@@ -75,7 +75,7 @@ def test_a_group_with_machines_stays_until_they_have_ended(
         assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
         resumed.backend.clock = Later()
         ec2.delete_placement_group(GroupName="near")
-    assert engine.state == {}
+    assert podman.state == {}
 
 
 class Later:

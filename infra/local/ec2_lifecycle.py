@@ -11,9 +11,9 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import Instance, InstanceState, StateReason
 
 from infra.errors import CloudError
-from infra.local.ec2_spot import SpotBackend
+from infra.local.containers import NodeContainer
+from infra.local.ec2_spot_requests import SpotBackend
 from infra.local.faults import Fate, MachineRule
-from infra.local.nodes import Node
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html
 _CODES = {
@@ -31,7 +31,7 @@ Event = Literal["boots", "ends"] | Fate
 
 
 @dataclass(frozen=True)
-class Due:
+class PendingEvent:
     """Something that happens to a machine by itself, at a moment in seconds since 1970."""
 
     at: float
@@ -52,11 +52,11 @@ class LifeBackend(SpotBackend):
     """The part of a region's state that is about machines and time."""
 
     def __init__(self, region_name: str, account_id: str) -> None:
-        self.known: dict[str, Node] = {}
+        self.known: dict[str, NodeContainer] = {}
         self.fates: dict[str, MachineRule] = {}
         """What the faults have in store for a machine; tests read it, too."""
         self.impaired: set[str] = set()
-        self.due: list[Due] = []
+        self.due: list[PendingEvent] = []
         self.terminated_at: dict[str, float] = {}
         self._pids: dict[str, int] = {}
         super().__init__(region_name, account_id)
@@ -84,16 +84,16 @@ class LifeBackend(SpotBackend):
         set_state(instance, "pending")
         at = self.clock.time() + self.faults.now.times.boot_s
         if rule.fate == "dies":
-            self.due.append(Due(at, instance.id, "dies"))
+            self.due.append(PendingEvent(at, instance.id, "dies"))
         elif rule.fate != "never-boots":
             self.boot(instance)
-            self.due.append(Due(at + rule.after_s, instance.id, rule.fate))
+            self.due.append(PendingEvent(at + rule.after_s, instance.id, rule.fate))
 
     def boot(self, instance: Instance) -> None:
         """A machine is pending until it has booted."""
         set_state(instance, "pending")
         at = self.clock.time() + self.faults.now.times.boot_s
-        self.due.append(Due(at, instance.id, "boots"))
+        self.due.append(PendingEvent(at, instance.id, "boots"))
 
     def end(self, instance: Instance, *, at_once: bool = False) -> None:
         """A machine begins to end; until it has ended, it holds its interfaces, volumes and groups."""
@@ -105,7 +105,7 @@ class LifeBackend(SpotBackend):
         self.close_spot_request(instance.id)
         wait_s = self.faults.now.times.terminate_s
         if wait_s and not at_once:
-            self.due.append(Due(self.clock.time() + wait_s, instance.id, "ends"))
+            self.due.append(PendingEvent(self.clock.time() + wait_s, instance.id, "ends"))
         else:
             self._finish(instance)
 
@@ -141,7 +141,7 @@ class LifeBackend(SpotBackend):
             self.end(instance, at_once=True)
             set_reason(instance, "Server.InternalError", "Internal error on launch")
         elif event == "stops" and instance.state == "running":
-            self.nodes.stop([instance.id])
+            self.containers.stop([instance.id])
             self._pids.pop(instance.id, None)
             instance.stop()
             set_reason(instance, "Server.ScheduledStop", "Stopped due to a scheduled retirement")
@@ -160,13 +160,13 @@ class LifeBackend(SpotBackend):
         running = {i.id for i in self._alive() if i.state == "running"}
         self._pids = {
             instance_id: container.pid
-            for instance_id, container in self.nodes.containers(self.region_name).items()
+            for instance_id, container in self.containers.containers(self.region_name).items()
             if instance_id in running
         }
 
 
 @contextmanager
-def engine_errors() -> Iterator[None]:
+def podman_errors() -> Iterator[None]:
     """A failure of podman as EC2 would answer it."""
     try:
         yield

@@ -15,7 +15,7 @@ _REQUEST_ID = "59dbff89-35bd-4eac-99ed-be587ex0"
 
 
 @dataclass(frozen=True)
-class Call:
+class ApiCall:
     """One API call; ``service`` is its name in signatures, such as ``ec2`` or ``servicequotas``."""
 
     service: str
@@ -25,7 +25,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """A whole HTTP answer."""
 
     status: str
@@ -33,7 +33,7 @@ class Answer:
     body: bytes
 
 
-def read_call(environ: dict[str, Any]) -> Call:
+def read_call(environ: dict[str, Any]) -> ApiCall:
     """The API call; the request's body stays readable."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length)
@@ -41,12 +41,12 @@ def read_call(environ: dict[str, Any]) -> Call:
     scope = _SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     service, region = (scope["service"], scope["region"]) if scope else ("", "")
     if target := environ.get("HTTP_X_AMZ_TARGET", ""):
-        return Call(service, region, str(target).rsplit(".", 1)[-1], body)
+        return ApiCall(service, region, str(target).rsplit(".", 1)[-1], body)
     values = parse_qs(body.decode("utf-8", "replace")) or parse_qs(environ.get("QUERY_STRING", ""))
-    return Call(service, region, str(values.get("Action", [""])[0]), body)
+    return ApiCall(service, region, str(values.get("Action", [""])[0]), body)
 
 
-def error_answer(call: Call, status: int, code: str, message: str) -> Answer:
+def error_reply(call: ApiCall, status: int, code: str, message: str) -> Reply:
     """An error in the form of the call's service: EC2's own XML, STS's, or JSON."""
     if call.service == "ec2":
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-response
@@ -63,4 +63,4 @@ def error_answer(call: Call, status: int, code: str, message: str) -> Answer:
         text = json.dumps({"__type": code, "message": message})
     kind = "application/x-amz-json-1.1" if text.startswith("{") else "text/xml;charset=UTF-8"
     headers = (("Content-Type", kind), ("Content-Length", str(len(text.encode()))))
-    return Answer(f"{status} {code}", headers, text.encode())
+    return Reply(f"{status} {code}", headers, text.encode())

@@ -1,4 +1,4 @@
-"""The WSGI application of the embedded cloud: what happens around each call of moto's EC2."""
+"""The WSGI application of the embedded cloud: what happens around each of moto's API calls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs
 
+from moto.core.utils import utcnow
+from moto.ec2.models import ec2_backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.ssm.models import Parameter, ssm_backends
+
 from infra.local.clock import ServerClock, SystemTime
 from infra.local.cloud import CREDENTIALS
 from infra.local.containers import NodeContainers
+from infra.local.ec2 import LocalEC2Backend, hide_invented_addresses
 from infra.local.ec2_visibility import READS
-from infra.local.faults_in_force import FaultsInForce
+from infra.local.faults import ActiveFaults
 from infra.local.host import gateway_of
-from infra.local.interceptors import Gate
+from infra.local.interceptors import Interceptor
+from infra.local.quotas import show_quotas
 from infra.local.requests import ApiCall, Reply, error_reply, read_call
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
 from infra.ubuntu import RELEASES, ubuntu_parameter
@@ -30,11 +37,11 @@ Moment = Callable[[str, str], None]
 
 
 class Application:
-    """One request at a time, and nothing is answered before it is saved.
+    """Handles one request at a time, and saves the state before it answers.
 
-    For tests: ``saving`` off keeps the state in memory alone; ``on_call`` is told an EC2 action with
-    "before" just before it takes effect, and with "after" when it has and is saved, but not answered;
-    ``calls`` counts EC2's calls by action, refused ones, too.
+    For tests: without ``saving`` the state stays in memory; ``on_call`` receives each EC2 action with
+    "before" just before it takes effect, and with "after" when it is saved but not yet answered;
+    ``calls`` counts EC2's calls by action, including refused ones.
     """
 
     def __init__(
@@ -45,14 +52,8 @@ class Application:
         clock: ServerClock | None = None,
         saving: bool = True,
     ) -> None:
-        from moto.ec2.models import ec2_backends
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-
-        from infra.local.ec2 import LocalEC2Backend, hide_invented_addresses
-        from infra.local.quotas import show_quotas
-
         hide_invented_addresses()
-        self.faults = FaultsInForce(folder.faults)
+        self.faults = ActiveFaults(folder.faults)
         self.calls: Counter[str] = Counter()
         self.on_call: Moment | None = None
         self.lock = threading.RLock()
@@ -64,14 +65,14 @@ class Application:
         show_quotas(ACCOUNT, self.faults)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
-        self._gate = Gate(self.faults, ACCOUNT, CREDENTIALS)
+        self._interceptor = Interceptor(self.faults, ACCOUNT, CREDENTIALS)
         self._containers = containers
         self._folder = folder
         self._saving = saving
         self._open: set[str] = set()
 
     def load(self, *, suspended: bool) -> None:
-        """Take up the saved state; raises :class:`CloudError` where it can't be read."""
+        """Continue from the saved state; raises :class:`CloudError` if it can't be read."""
         self.faults.refresh()
         for region, backend in load_snapshot(self._folder).items():
             self._regions[region] = backend
@@ -81,7 +82,7 @@ class Application:
     def open_region(self, region: str) -> None:
         """Set up a region's EC2: its network, and Ubuntu's image in its parameter store."""
         if region not in self._open:
-            # moto makes it, and with it the network, when it is first looked at.
+            # The first look makes moto create the backend, and with it the network.
             self._regions[region]
             publish_image_parameters(region, self._containers.base.ami_id)
             self.save()
@@ -92,12 +93,12 @@ class Application:
             save_snapshot(self._folder, dict(self._regions))
 
     def reconcile(self) -> None:
-        """Take note of what the nodes did by themselves; it must not keep a request from its answer."""
+        """Apply what the nodes did themselves; a failure must not block the request."""
         self.faults.refresh()
         try:
             changed = [backend.reconcile() for backend in list(self._regions.values())]
         except Exception:
-            logging.exception("keeping up with the nodes")
+            logging.exception("reconciling with the nodes")
         else:
             if any(changed):
                 self.save()
@@ -108,7 +109,7 @@ class Application:
             if path == STATUS_PATH:
                 answer = self._answer_status(environ)
             elif path.startswith("/moto-api"):
-                # It would wipe the state and leave the containers.
+                # It would erase the state and leave the containers.
                 answer = _NOT_FOUND
             else:
                 answer = self._answer_call(environ)
@@ -120,7 +121,7 @@ class Application:
         if call.service == "ec2":
             self.calls[call.action] += 1
         self.reconcile()
-        if refusal := self._gate.refuse(environ, call):
+        if refusal := self._interceptor.refuse(environ, call):
             return refusal
         error = self.faults.find_error(call.action)
         if error and not error.effect:
@@ -131,16 +132,16 @@ class Application:
         return answer
 
     def _act(self, environ: dict[str, Any], call: ApiCall) -> Reply:
-        self._tell(call, "before")
-        answer = _ask(self._service(environ, call), environ)
+        self._notify(call, "before")
+        answer = _call_wsgi(self._service(environ, call), environ)
         if not call.action.startswith(READS):
             self._settle()
             self.save()
-        self._tell(call, "after")
+        self._notify(call, "after")
         return answer
 
     def _service(self, environ: dict[str, Any], call: ApiCall) -> Any:
-        """moto's application of the call's service; moto itself searches its whole disk each time."""
+        """Return moto's application for the call's service; moto itself searches its files each time."""
         if not call.service:
             return self._moto
         if call.service not in self._services:
@@ -148,11 +149,11 @@ class Application:
         return self._services[call.service]
 
     def _settle(self) -> None:
-        """What takes no time has happened when a call is answered."""
+        """Apply what takes no time before the call is answered."""
         for backend in list(self._regions.values()):
             backend.pass_time()
 
-    def _tell(self, call: ApiCall, moment: str) -> None:
+    def _notify(self, call: ApiCall, moment: str) -> None:
         if self.on_call and call.service == "ec2":
             self.on_call(call.action, moment)
 
@@ -175,8 +176,8 @@ class Application:
 _NOT_FOUND = Reply("404 Not Found", (("Content-Length", "0"),), b"")
 
 
-def _ask(application: Any, environ: dict[str, Any]) -> Reply:
-    """Another WSGI application's whole answer."""
+def _call_wsgi(application: Any, environ: dict[str, Any]) -> Reply:
+    """Return the complete response of another WSGI application."""
     started: list[tuple[str, tuple[tuple[str, str], ...]]] = []
 
     def start_response(status: str, headers: list[tuple[str, str]], *_: Any) -> None:
@@ -189,9 +190,6 @@ def _ask(application: Any, environ: dict[str, Any]) -> Reply:
 
 def publish_image_parameters(region: str, ami_id: str) -> None:
     """Reply the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
-    from moto.core.utils import utcnow
-    from moto.ssm.models import Parameter, ssm_backends
-
     parameters = ssm_backends[ACCOUNT][region]._parameters
     for name in map(ubuntu_parameter, RELEASES):
         parameters[name] = [

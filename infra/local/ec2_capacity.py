@@ -1,4 +1,4 @@
-"""Whether EC2 has, and grants, as many machines as a launch asks for."""
+"""Capacity and quotas: how many of the requested instances EC2 grants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 
 from infra.local.faults import CapacityRule, Faults
 
-# What holds a machine, and what counts towards a quota ("running On-Demand Instances"):
+# The states that occupy capacity, and those that count toward a quota ("running On-Demand Instances"):
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
 _HOLDING = ("pending", "running", "stopping", "shutting-down")
 _COUNTING = ("pending", "running")
@@ -21,7 +21,7 @@ ON_DEMAND_QUOTA, SPOT_QUOTA = "L-1216C47A", "L-34B43A08"
 
 @dataclass(frozen=True)
 class CapacityPool:
-    """A kind of machine, as capacity and quotas see it. ``market`` is "spot" or "on-demand"."""
+    """What instances share that compete for the same capacity. ``market`` is "spot" or "on-demand"."""
 
     zone: str
     instance_type: str
@@ -47,16 +47,16 @@ class CapacityPool:
 
 
 def grant(
-    faults: Faults, instances: Iterable[Any], asked: CapacityPool, least: int, most: int
+    faults: Faults, instances: Iterable[Any], pool: CapacityPool, least: int, most: int
 ) -> int:
-    """How many such machines a launch gets, from ``least`` to ``most``; EC2's refusal otherwise."""
+    """Return how many instances of a pool a launch gets, from ``least`` to ``most``, or refuse it."""
     there = list(instances)
-    allowed = _allowed(faults, there, asked)
+    allowed = _allowed(faults, there, pool)
     if allowed < least:
-        raise _quota_refusal(asked, _quota(faults, asked.market))
-    free = _free(faults, there, asked, most)
+        raise _quota_refusal(pool, _quota(faults, pool.market))
+    free = _free(faults, there, pool, most)
     if free < least:
-        raise _capacity_refusal(asked)
+        raise _capacity_refusal(pool)
     return min(most, allowed, free)
 
 
@@ -64,24 +64,24 @@ def _quota(faults: Faults, market: str) -> int:
     return faults.quota.spot_vcpus if market == "spot" else faults.quota.on_demand_vcpus
 
 
-def _allowed(faults: Faults, there: list[Any], asked: CapacityPool) -> int:
-    """How many more the quota allows; only a machine without known vCPUs counts for nothing."""
+def _allowed(faults: Faults, there: list[Any], pool: CapacityPool) -> int:
+    """Return how many more the quota allows; a type without known vCPUs uses none of it."""
     running = [CapacityPool.of(i) for i in there if i.state in _COUNTING]
-    used = sum(machine.vcpus for machine in running if machine.market == asked.market)
-    return (_quota(faults, asked.market) - used) // max(asked.vcpus, 1)
+    used = sum(other.vcpus for other in running if other.market == pool.market)
+    return (_quota(faults, pool.market) - used) // max(pool.vcpus, 1)
 
 
-def _free(faults: Faults, there: list[Any], asked: CapacityPool, most: int) -> int:
-    """How many more the zone has: the first rule that matches says it, without one there are plenty."""
-    rule = next((rule for rule in faults.capacity if asked.fits(rule)), None)
+def _free(faults: Faults, there: list[Any], pool: CapacityPool, most: int) -> int:
+    """Return how many more the zone has: the first matching rule decides; without one, all fit."""
+    rule = next((rule for rule in faults.capacity if pool.fits(rule)), None)
     if rule is None:
         return most
     holding = [CapacityPool.of(i) for i in there if i.state in _HOLDING]
-    return rule.free - sum(machine.fits(rule) for machine in holding)
+    return rule.free - sum(other.fits(rule) for other in holding)
 
 
-def _quota_refusal(asked: CapacityPool, quota: int) -> EC2ClientError:
-    if asked.market == "spot":
+def _quota_refusal(pool: CapacityPool, quota: int) -> EC2ClientError:
+    if pool.market == "spot":
         return EC2ClientError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
     return EC2ClientError(
         "VcpuLimitExceeded",
@@ -92,7 +92,7 @@ def _quota_refusal(asked: CapacityPool, quota: int) -> EC2ClientError:
 
 
 class InsufficientCapacityError(EC2ClientError):
-    """The zone has no such machine free. EC2 calls it a fault of its own, which SDKs try again:
+    """The zone has no capacity left. EC2 reports it as a server error, which SDKs retry:
 
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-codes-table-server
     """
@@ -100,17 +100,17 @@ class InsufficientCapacityError(EC2ClientError):
     http_status = 500
 
 
-def _capacity_refusal(asked: CapacityPool) -> EC2ClientError:
-    offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(asked.zone[:-1], [])
+def _capacity_refusal(pool: CapacityPool) -> EC2ClientError:
+    offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(pool.zone[:-1], [])
     others = sorted(
         offering["Location"]
         for offering in offered
-        if offering["InstanceType"] == asked.instance_type and offering["Location"] != asked.zone
+        if offering["InstanceType"] == pool.instance_type and offering["Location"] != pool.zone
     )
     return InsufficientCapacityError(
         "InsufficientInstanceCapacity",
-        f"We currently do not have sufficient {asked.instance_type} capacity in the Availability "
-        f"Zone you requested ({asked.zone}). Our system will be working on provisioning additional "
-        f"capacity. You can currently get {asked.instance_type} capacity by not specifying an "
+        f"We currently do not have sufficient {pool.instance_type} capacity in the Availability "
+        f"Zone you requested ({pool.zone}). Our system will be working on provisioning additional "
+        f"capacity. You can currently get {pool.instance_type} capacity by not specifying an "
         f"Availability Zone in your request or choosing {', '.join(others)}.",
     )

@@ -1,19 +1,16 @@
-"""What machines of the embedded cloud do in the course of time: boot, die, stop, end."""
+"""What happens to instances over time: they boot, fail, stop, and end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import Instance, InstanceState, StateReason
 
-from infra.errors import CloudError
-from infra.local.containers import NodeContainer
-from infra.local.ec2_spot_requests import SpotBackend
+from infra.local.ec2_images import LocalImages
+from infra.local.ec2_spot_requests import SpotRequests
 from infra.local.faults import Fate, MachineRule
+from infra.local.runtime import Runtime
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html
 _CODES = {
@@ -24,15 +21,14 @@ _CODES = {
     "stopping": 64,
     "stopped": 80,
 }
-# Fates of machines that have no container behind them.
-_NO_CONTAINER = ("never-boots", "dies")
+_FATES_WITHOUT_CONTAINER = ("never-boots", "dies")
 
 Event = Literal["boots", "ends"] | Fate
 
 
 @dataclass(frozen=True)
 class PendingEvent:
-    """Something that happens to a machine by itself, at a moment in seconds since 1970."""
+    """An event that happens to an instance at a time in seconds since 1970."""
 
     at: float
     instance_id: str
@@ -44,92 +40,108 @@ def set_state(instance: Instance, name: str) -> None:
 
 
 def set_reason(instance: Instance, code: str, message: str) -> None:
-    """Why a machine is in the state in which it is, as EC2 words it."""
+    """Record why an instance is in its state, in EC2's form."""
     instance.state_reason = StateReason(f"{code}: {message}", code)
 
 
-class LifeBackend(SpotBackend):
-    """The part of a region's state that is about machines and time."""
+class InstanceLifecycle:
+    """A region's instances over time, and the fates that the faults chose for them."""
 
-    def __init__(self, region_name: str, account_id: str) -> None:
-        self.known: dict[str, NodeContainer] = {}
+    def __init__(self, ec2: Any, images: LocalImages, spot_requests: SpotRequests) -> None:
+        self._ec2 = ec2
+        self._runtime: Runtime = ec2.runtime
+        self._images = images
+        self._spot_requests = spot_requests
         self.fates: dict[str, MachineRule] = {}
-        """What the faults have in store for a machine; tests read it, too."""
         self.impaired: set[str] = set()
-        self.due: list[PendingEvent] = []
         self.terminated_at: dict[str, float] = {}
-        self._pids: dict[str, int] = {}
-        super().__init__(region_name, account_id)
+        self.cpus: dict[str, tuple[int, ...]] = {}
+        """The CPUs of each instance that has a container."""
+        self.pids: dict[str, int] = {}
+        """The first process of each running container, by instance id."""
+        self._pending: list[PendingEvent] = []
 
     def fate_of(self, instance_id: str) -> str:
-        """The machine's fate, such as ``no-amx``; empty for an ordinary one."""
+        """Return an instance's fate, such as ``no-amx``; empty for an ordinary instance."""
         return self.fates[instance_id].fate if instance_id in self.fates else ""
 
     def has_container(self, instance: Instance) -> bool:
         return (
             instance.state not in ("shutting-down", "terminated")
-            and self.fate_of(instance.id) not in _NO_CONTAINER
+            and self.fate_of(instance.id) not in _FATES_WITHOUT_CONTAINER
         )
 
     def draw_fate(self, instance: Instance) -> None:
-        if rule := self.faults.next_fate():
+        if rule := self._runtime.faults.next_fate():
             self.fates[instance.id] = rule
 
-    def live(self, instance: Instance) -> None:
-        """A machine begins its life, towards its fate."""
+    def begin(self, instance: Instance) -> None:
+        """Boot a new instance, or do with it what its fate says."""
         rule = self.fates.get(instance.id)
         if rule is None or rule.fate in ("no-ssh", "no-amx"):
             self.boot(instance)
             return
         set_state(instance, "pending")
-        at = self.clock.time() + self.faults.now.times.boot_s
+        boot_s = self._runtime.faults.now.times.boot_s
         if rule.fate == "dies":
-            self.due.append(PendingEvent(at, instance.id, "dies"))
+            self._schedule(instance, "dies", boot_s)
         elif rule.fate != "never-boots":
             self.boot(instance)
-            self.due.append(PendingEvent(at + rule.after_s, instance.id, rule.fate))
+            self._schedule(instance, rule.fate, boot_s + rule.after_s)
 
     def boot(self, instance: Instance) -> None:
-        """A machine is pending until it has booted."""
+        """Make an instance pending until it has booted."""
         set_state(instance, "pending")
-        at = self.clock.time() + self.faults.now.times.boot_s
-        self.due.append(PendingEvent(at, instance.id, "boots"))
+        self._schedule(instance, "boots", self._runtime.faults.now.times.boot_s)
 
     def end(self, instance: Instance, *, at_once: bool = False) -> None:
-        """A machine begins to end; until it has ended, it holds its interfaces, volumes and groups."""
-        self.due = [due for due in self.due if due.instance_id != instance.id]
-        self.known.pop(instance.id, None)
-        self._pids.pop(instance.id, None)
+        """Start the end of an instance; until then it keeps its interfaces, volumes, and groups."""
+        self._pending = [event for event in self._pending if event.instance_id != instance.id]
+        self.cpus.pop(instance.id, None)
+        self.pids.pop(instance.id, None)
         set_state(instance, "shutting-down")
         set_reason(instance, "Client.UserInitiatedShutdown", "User initiated shutdown")
-        self.close_spot_request(instance.id)
-        wait_s = self.faults.now.times.terminate_s
+        self._spot_requests.close(instance.id)
+        wait_s = self._runtime.faults.now.times.terminate_s
         if wait_s and not at_once:
-            self.due.append(PendingEvent(self.clock.time() + wait_s, instance.id, "ends"))
+            self._schedule(instance, "ends", wait_s)
         else:
             self._finish(instance)
 
-    def _finish(self, instance: Instance) -> None:
-        reason = instance.state_reason
-        instance.terminate()
-        instance.state_reason = reason
-        self.impaired.discard(instance.id)
-        self.terminated_at[instance.id] = self.clock.time()
+    def forget(self, instance_id: str) -> None:
+        """Drop everything known about an instance."""
+        for known in (self.fates, self.terminated_at, self.cpus):
+            known.pop(instance_id, None)
 
     def pass_time(self) -> bool:
-        """Let happen what is due by now; returns whether there was anything."""
-        now = self.clock.time()
-        ready = sorted((due for due in self.due if due.at <= now), key=lambda due: due.at)
-        if not ready:
+        """Let the events happen that are due by now; return whether there were any."""
+        now = self._runtime.clock.time()
+        due = sorted((e for e in self._pending if e.at <= now), key=lambda event: event.at)
+        if not due:
             return False
-        self.due = [due for due in self.due if due.at > now]
-        for due in ready:
-            self._happen(self.get_instance(due.instance_id), due.event)
-        if any(due.event == "boots" for due in ready):
-            self._refresh_pids()
-        if any(due.event in ("dies", "ends") for due in ready):
-            self._remove_unused_images()
+        self._pending = [event for event in self._pending if event.at > now]
+        for event in due:
+            self._happen(self._ec2.get_instance(event.instance_id), event.event)
+        if any(event.event == "boots" for event in due):
+            self.refresh_pids()
+        if any(event.event in ("dies", "ends") for event in due):
+            self._images.remove_unused()
         return True
+
+    def status_of(self, instance: Instance) -> str:
+        """Return the instance status check: initializing, ok, impaired, or not-applicable."""
+        if instance.state == "running":
+            return "impaired" if instance.id in self.impaired else "ok"
+        return "initializing" if instance.state == "pending" else "not-applicable"
+
+    def refresh_pids(self) -> None:
+        running = {i.id for i in self._ec2.live_instances() if i.state == "running"}
+        found = self._runtime.containers.find(self._ec2.region_name)
+        self.pids = {id_: container.pid for id_, container in found.items() if id_ in running}
+
+    def _schedule(self, instance: Instance, event: Event, after_s: float) -> None:
+        at = self._runtime.clock.time() + after_s
+        self._pending.append(PendingEvent(at, instance.id, event))
 
     def _happen(self, instance: Instance, event: Event) -> None:
         if event == "boots":
@@ -141,34 +153,18 @@ class LifeBackend(SpotBackend):
             self.end(instance, at_once=True)
             set_reason(instance, "Server.InternalError", "Internal error on launch")
         elif event == "stops" and instance.state == "running":
-            self.containers.stop([instance.id])
-            self._pids.pop(instance.id, None)
+            self._runtime.containers.stop([instance.id])
+            self.pids.pop(instance.id, None)
             instance.stop()
             set_reason(instance, "Server.ScheduledStop", "Stopped due to a scheduled retirement")
         elif event == "impaired":
             self.impaired.add(instance.id)
-        elif event == "spot-notice" and (request := self.spot_request_of(instance.id)):
+        elif event == "spot-notice" and (request := self._spot_requests.find(instance.id)):
             request.set_code("marked-for-termination")
 
-    def status_of(self, instance: Instance) -> str:
-        """The instance status check: initializing, ok, impaired or not-applicable."""
-        if instance.state == "running":
-            return "impaired" if instance.id in self.impaired else "ok"
-        return "initializing" if instance.state == "pending" else "not-applicable"
-
-    def _refresh_pids(self) -> None:
-        running = {i.id for i in self._alive() if i.state == "running"}
-        self._pids = {
-            instance_id: container.pid
-            for instance_id, container in self.containers.containers(self.region_name).items()
-            if instance_id in running
-        }
-
-
-@contextmanager
-def podman_errors() -> Iterator[None]:
-    """A failure of podman as EC2 would answer it."""
-    try:
-        yield
-    except CloudError as error:
-        raise EC2ClientError("InternalError", error.message) from None
+    def _finish(self, instance: Instance) -> None:
+        reason = instance.state_reason
+        instance.terminate()
+        instance.state_reason = reason
+        self.impaired.discard(instance.id)
+        self.terminated_at[instance.id] = self._runtime.clock.time()

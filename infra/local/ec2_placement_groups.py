@@ -1,4 +1,4 @@
-"""Placement groups, which moto lacks: machines that stand close together.
+"""Placement groups, which moto lacks: instances that are placed close together.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html
 """
@@ -9,18 +9,11 @@ from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.core import TaggedEC2Resource
-from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX, generic_filter, random_id
-
-from infra.local.ec2_images import ImagesBackend
-
-# What DescribeTags says that an id is the id of.
-for _kind, _prefix in (("placement-group", "pg"), ("spot-instances-request", "sir")):
-    EC2_RESOURCE_TO_PREFIX[_kind] = _prefix
-    EC2_PREFIX_TO_RESOURCE[_prefix] = _kind
+from moto.ec2.utils import generic_filter, random_id
 
 
 class PlacementGroup(TaggedEC2Resource):
-    """A placement group; the attributes' names are those that moto's serializer looks for."""
+    """A placement group; moto's serializer looks for its attributes by these names."""
 
     def __init__(self, backend: Any, name: str, strategy: str, tags: dict[str, str]) -> None:
         self.ec2_backend = backend
@@ -34,40 +27,34 @@ class PlacementGroup(TaggedEC2Resource):
         self.add_tags(tags)
 
 
-class GroupsBackend(ImagesBackend):
-    """The part of a region's state that is about placement groups."""
+class PlacementGroups:
+    """A region's placement groups."""
 
-    def __init__(self, region_name: str, account_id: str) -> None:
-        self.placement_groups: dict[str, PlacementGroup] = {}
-        super().__init__(region_name, account_id)
+    def __init__(self, ec2: Any) -> None:
+        self._ec2 = ec2
+        self.by_name: dict[str, PlacementGroup] = {}
 
-    def create_placement_group(
-        self, name: str, strategy: str, tags: dict[str, str]
-    ) -> PlacementGroup:
-        if name in self.placement_groups:
+    def create(self, name: str, strategy: str, tags: dict[str, str]) -> PlacementGroup:
+        if name in self.by_name:
             raise EC2ClientError(
                 "InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists."
             )
-        group = self.placement_groups[name] = PlacementGroup(self, name, strategy, tags)
+        group = self.by_name[name] = PlacementGroup(self._ec2, name, strategy, tags)
         return group
 
-    def find_placement_group(self, name: str) -> PlacementGroup:
-        """The group of that name or id."""
-        for group in self.placement_groups.values():
+    def find(self, name: str) -> PlacementGroup:
+        """Return the group of that name or id."""
+        for group in self.by_name.values():
             if name in (group.group_name, group.id):
                 return group
         raise EC2ClientError(
             "InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown."
         )
 
-    def require_group_in_zone(self, name: str, zone: str) -> None:
-        """A group with machines in it belongs to their zone until the last of them has ended."""
-        group = self.find_placement_group(name)
-        zones = {
-            str(i.placement.zone)
-            for i in self._alive()
-            if i.placement.group_name == group.group_name
-        }
+    def require_zone(self, name: str, zone: str) -> None:
+        """Refuse a second zone: a group stays in one until the last of its instances has ended."""
+        group = self.find(name)
+        zones = self._zones_of(group)
         if zone and zones - {zone}:
             raise EC2ClientError(
                 "InvalidPlacementGroup.InUse",
@@ -75,18 +62,24 @@ class GroupsBackend(ImagesBackend):
                 f"{', '.join(sorted(zones))}",
             )
 
-    def describe_placement_groups(self, names: list[str], filters: Any) -> list[PlacementGroup]:
-        found = [self.find_placement_group(name) for name in names]
-        groups = found if names else list(self.placement_groups.values())
-        return list(generic_filter(filters, groups))
+    def describe(self, names: list[str], filters: Any) -> list[PlacementGroup]:
+        found = [self.find(name) for name in names]
+        return list(generic_filter(filters, found if names else list(self.by_name.values())))
 
-    def delete_placement_group(self, name: str) -> None:
-        """Delete a group that no machine is in; one that is just ending still is."""
-        group = self.find_placement_group(name)
-        if any(i.placement.group_name == group.group_name for i in self._alive()):
+    def delete(self, name: str) -> None:
+        """Delete an empty group; an instance that is shutting down still occupies it."""
+        group = self.find(name)
+        if self._zones_of(group):
             raise EC2ClientError(
                 "InvalidPlacementGroup.InUse",
                 f"The placement group '{group.group_name}' is in use and may not be deleted.",
             )
-        del self.placement_groups[group.group_name]
-        self.tags.pop(group.id, None)
+        del self.by_name[group.group_name]
+        self._ec2.tags.pop(group.id, None)
+
+    def _zones_of(self, group: PlacementGroup) -> set[str]:
+        """Return the zones of a group's instances: none if it is empty."""
+        instances = self._ec2.live_instances()
+        return {
+            str(i.placement.zone) for i in instances if i.placement.group_name == group.group_name
+        }

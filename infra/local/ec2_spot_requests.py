@@ -1,4 +1,4 @@
-"""Spot machines: the request behind each of them, and what becomes of it.
+"""Spot requests: one per spot instance, with the status of its instance.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
 """
@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models import EC2Backend
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import random_spot_request_id
 
 from infra.local.clock import as_moto_time
-from infra.local.ec2_placement_groups import GroupsBackend
+from infra.local.runtime import Runtime
 
 _MESSAGES = {
     "fulfilled": "Your Spot request is fulfilled.",
@@ -24,7 +25,7 @@ _MESSAGES = {
 
 
 class SpotRequest(TaggedEC2Resource):
-    """The request of one spot machine; the attributes' names are those that moto's serializer looks for."""
+    """The request of one spot instance; moto's serializer looks for its attributes by these names."""
 
     def __init__(
         self, backend: Any, instance: Any, options: Mapping[str, Any], tags: dict[str, str]
@@ -39,7 +40,7 @@ class SpotRequest(TaggedEC2Resource):
             "InstanceInterruptionBehavior", "terminate"
         )
         self.product_description = "Linux/UNIX"
-        self.create_time = as_moto_time(backend.clock.time())
+        self.create_time = as_moto_time(backend.runtime.clock.time())
         self.state = "active"
         self.set_code("fulfilled")
         self.add_tags(tags)
@@ -49,18 +50,20 @@ class SpotRequest(TaggedEC2Resource):
         self.status = {
             "Code": code,
             "Message": _MESSAGES[code],
-            "UpdateTime": as_moto_time(self.ec2_backend.clock.time()),
+            "UpdateTime": as_moto_time(self.ec2_backend.runtime.clock.time()),
         }
 
 
-class SpotBackend(GroupsBackend):
-    """The part of a region's state that is about spot machines."""
+class SpotRequests:
+    """A region's spot requests, which moto stores in ``spot_instance_requests``."""
 
-    spot_instance_requests: dict[str, SpotRequest]
+    def __init__(self, ec2: Any) -> None:
+        self._ec2 = ec2
+        self._runtime: Runtime = ec2.runtime
 
-    def require_spot_price(self, options: Mapping[str, Any]) -> None:
-        """Refuse a highest price that is below what spot machines cost now."""
-        price, highest = self.faults.now.spot.usd_per_hour, options.get("MaxPrice")
+    def require_price(self, options: Mapping[str, Any]) -> None:
+        """Refuse a maximum price below today's spot price."""
+        price, highest = self._runtime.faults.now.spot.usd_per_hour, options.get("MaxPrice")
         if highest is not None and float(highest) < price:
             raise EC2ClientError(
                 "SpotMaxPriceTooLow",
@@ -68,45 +71,46 @@ class SpotBackend(GroupsBackend):
                 f"request fulfillment price of {price}.",
             )
 
-    def add_spot_request(
-        self, instance: Any, options: Mapping[str, Any], tags: dict[str, str]
-    ) -> None:
-        request = SpotRequest(self, instance, options, tags)
-        self.spot_instance_requests[request.id] = request
+    def add(self, instance: Any, options: Mapping[str, Any], tags: dict[str, str]) -> None:
+        request = SpotRequest(self._ec2, instance, options, tags)
+        self._ec2.spot_instance_requests[request.id] = request
         instance.lifecycle = "spot"
         instance.spot_instance_request_id = request.id
 
-    def spot_request_of(self, instance_id: str) -> SpotRequest | None:
-        requests = self.spot_instance_requests.values()
-        return next((r for r in requests if r.instance_id == instance_id), None)
+    def find(self, instance_id: str) -> SpotRequest | None:
+        """Return the request of an instance, if it has one."""
+        requests: dict[str, SpotRequest] = self._ec2.spot_instance_requests
+        return next((r for r in requests.values() if r.instance_id == instance_id), None)
 
-    def close_spot_request(self, instance_id: str) -> None:
-        """The machine ends: a request that was not cancelled before is closed."""
-        if request := self.spot_request_of(instance_id):
+    def close(self, instance_id: str) -> None:
+        """Close the request of an instance that ends, unless it was canceled before."""
+        if request := self.find(instance_id):
             if request.state == "active":
                 request.state = "closed"
             request.set_code("instance-terminated-by-user")
 
-    def _require_spot_requests(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            if request_id not in self.spot_instance_requests:
-                raise EC2ClientError(
-                    "InvalidSpotInstanceRequestID.NotFound",
-                    f"The spot instance request ID '{request_id}' does not exist",
-                )
+    def forget(self, instance_id: str) -> None:
+        if request := self.find(instance_id):
+            del self._ec2.spot_instance_requests[request.id]
 
-    def describe_spot_instance_requests(
-        self, filters: Any = None, spot_instance_ids: list[str] | None = None
-    ) -> Any:
-        self._require_spot_requests(spot_instance_ids or [])
-        return super().describe_spot_instance_requests(filters, spot_instance_ids)
+    def describe(self, filters: Any, request_ids: list[str] | None) -> Any:
+        self._require_known(request_ids or [])
+        return EC2Backend.describe_spot_instance_requests(self._ec2, filters, request_ids)
 
-    def cancel_spot_instance_requests(self, request_ids: list[str]) -> list[SpotRequest]:
-        """Cancel requests; their machines go on."""
-        self._require_spot_requests(request_ids)
-        requests = [self.spot_instance_requests[i] for i in request_ids]
+    def cancel(self, request_ids: list[str]) -> list[SpotRequest]:
+        """Cancel requests; their instances keep running."""
+        self._require_known(request_ids)
+        requests = [self._ec2.spot_instance_requests[i] for i in request_ids]
         for request in requests:
             if request.state == "active":
                 request.state = "cancelled"
                 request.set_code("request-canceled-and-instance-running")
         return requests
+
+    def _require_known(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if request_id not in self._ec2.spot_instance_requests:
+                raise EC2ClientError(
+                    "InvalidSpotInstanceRequestID.NotFound",
+                    f"The spot instance request ID '{request_id}' does not exist",
+                )

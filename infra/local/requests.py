@@ -1,4 +1,4 @@
-"""What the server reads from a request before moto does, and the errors that it answers itself."""
+"""API calls as the server reads them before moto does, and the errors that it answers itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REQUEST_ID = "59dbff89-35bd-4eac-99ed-be587ex0"
 
 @dataclass(frozen=True)
 class ApiCall:
-    """One API call; ``service`` is its name in signatures, such as ``ec2`` or ``servicequotas``."""
+    """An API call; ``service`` has its name in signatures, such as ``ec2`` or ``servicequotas``."""
 
     service: str
     region: str
@@ -26,7 +26,7 @@ class ApiCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole HTTP answer."""
+    """A complete HTTP response."""
 
     status: str
     headers: tuple[tuple[str, str], ...]
@@ -34,7 +34,7 @@ class Reply:
 
 
 def read_call(environ: dict[str, Any]) -> ApiCall:
-    """The API call; the request's body stays readable."""
+    """Read the API call of a request, whose body stays readable."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length)
     environ["wsgi.input"] = io.BytesIO(body)
@@ -47,7 +47,7 @@ def read_call(environ: dict[str, Any]) -> ApiCall:
 
 
 def error_reply(call: ApiCall, status: int, code: str, message: str) -> Reply:
-    """An error in the form of the call's service: EC2's own XML, STS's, or JSON."""
+    """Return an error in the format of the call's service: EC2's XML, STS's XML, or JSON."""
     if call.service == "ec2":
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-response
         text = (

@@ -21,7 +21,7 @@ RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 # Where the server tells about itself, beside EC2's API.
 STATUS_PATH = "/spr-cluster/status"
 # A snapshot is a pickle of moto's objects and ours, so no other release of either must load it.
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)

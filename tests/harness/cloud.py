@@ -193,7 +193,7 @@ def list_left(cloud: FakeCloud) -> list[str]:
             *(image.id for image in backend.amis.values() if image.owner_id == backend.account_id),
             *(group.id for group in groups if group.name != "default"),
             *backend.key_pairs,
-            *backend.placement_groups,
+            *backend.placement_groups.by_name,
             *backend.launch_templates,
             *(r.id for r in backend.spot_instance_requests.values() if r.state == "active"),
             *(address.allocation_id for address in backend.addresses),

@@ -199,7 +199,7 @@ class FakeCloud:
 
     def fate_of(self, instance_id: str) -> str:
         """What the faults have in store for a machine, such as ``no-amx``; empty for most."""
-        return str(self.backend.fate_of(instance_id))
+        return str(self.backend.lifecycle.fate_of(instance_id))
 
     def run(self, count: int = 1, **wishes: Any) -> list[str]:
         """Start instances; returns their ids."""

@@ -198,7 +198,7 @@ def test_a_terminated_instance_is_forgotten_after_an_hour(fake_cloud: FakeCloud)
     fake_cloud.clients.ec2.terminate_instances(InstanceIds=[instance_id])
     assert fake_cloud.state_of(instance_id) == "terminated"
     with fake_cloud.application.lock:
-        fake_cloud.backend.terminated_at[instance_id] = time.time() - 3601
+        fake_cloud.backend.lifecycle.terminated_at[instance_id] = time.time() - 3601
     assert fake_cloud.clients.ec2.describe_instances()["Reservations"] == []
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from infra.errors import UsageError
-from infra.local.faults import PROFILES, Faults, Quota, parse_faults, read_faults
-from infra.local.faults_in_force import FaultsInForce
+from infra.local.faults import PROFILES, ActiveFaults, Faults, Quota, parse_faults, read_faults
+from infra.local.state import StateFolder
+from jobs.cli import main
 
 EVERYTHING = """
 seed = 7
@@ -107,11 +109,11 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def in_force(file: Path) -> FaultsInForce:
-    return FaultsInForce(file)
+def in_force(file: Path) -> ActiveFaults:
+    return ActiveFaults(file)
 
 
-def put(in_force: FaultsInForce, file: Path, text: str) -> None:
+def put(in_force: ActiveFaults, file: Path, text: str) -> None:
     file.write_text(text)
     # Two writes within one tick of the file system's clock, of the same length, look alike.
     os.utime(file, ns=(0, len(text)))
@@ -119,7 +121,7 @@ def put(in_force: FaultsInForce, file: Path, text: str) -> None:
 
 
 def test_the_file_is_followed_and_its_end_ends_the_faults(
-    in_force: FaultsInForce, file: Path
+    in_force: ActiveFaults, file: Path
 ) -> None:
     in_force.refresh()
     assert in_force.now == Faults()
@@ -131,19 +133,17 @@ def test_the_file_is_followed_and_its_end_ends_the_faults(
 
 
 def test_a_broken_file_is_logged_and_the_last_good_one_stays(
-    in_force: FaultsInForce, file: Path, caplog: pytest.LogCaptureFixture
+    in_force: ActiveFaults, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(in_force, file, "boot_s = 1")
     put(in_force, file, "boot_s = broken")
     in_force.refresh()
     assert in_force.now.boot_s == 1
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "faults stay as they were"
-    ]
+    assert [record.message.split(":")[0] for record in caplog.records] == ["faults unchanged"]
 
 
 def test_errors_come_when_they_are_due_and_one_after_the_other(
-    in_force: FaultsInForce, file: Path
+    in_force: ActiveFaults, file: Path
 ) -> None:
     rules = (
         '[[error]]\naction="RunInstances"\nafter=1\ntimes=2\ncode="A"\n'
@@ -161,7 +161,7 @@ def test_errors_come_when_they_are_due_and_one_after_the_other(
     assert in_force.find_error("RunInstances") is not None
 
 
-def test_throttling_follows_the_seed(in_force: FaultsInForce, file: Path) -> None:
+def test_throttling_follows_the_seed(in_force: ActiveFaults, file: Path) -> None:
     draws = []
     for text in ("seed = 3", "seed = 3 ", "seed = 40"):
         put(in_force, file, text + '\n[[throttle]]\naction = "StopInstances"\nrate = 0.3\n')
@@ -171,7 +171,59 @@ def test_throttling_follows_the_seed(in_force: FaultsInForce, file: Path) -> Non
     assert not any(in_force.is_throttled("RunInstances") for _ in range(50))
 
 
-def test_machines_are_counted_from_the_file_on(in_force: FaultsInForce, file: Path) -> None:
+def test_machines_are_counted_from_the_file_on(in_force: ActiveFaults, file: Path) -> None:
     put(in_force, file, "[[machine]]\nn = 1\nfate = 'dies'\n[[machine]]\nfate = 'stops'\n")
     fates = [in_force.next_fate() for _ in range(3)]
     assert [rule.fate for rule in fates if rule] == ["stops", "dies", "stops"]
+
+
+# `spr-cluster local faults`: no server, no podman
+
+
+@pytest.fixture
+def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "home"))
+    return tmp_path / "bad-day.toml"
+
+
+def test_a_file_is_put_in_force_shown_and_cleared(
+    user_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_force = StateFolder.of_user().faults
+    assert main(["local", "faults"]) == 0
+    assert capsys.readouterr().out == "no faults: everything works, and at once\n"
+
+    user_file.write_text('profile = "metal"\nboot_s = 1.5\n')
+    assert main(["local", "faults", str(user_file)]) == 0
+    shown = f'# in force: {in_force}\nprofile = "metal"\nboot_s = 1.5\n'
+    assert capsys.readouterr().out == shown
+    assert main(["local", "faults", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["file"] == str(in_force)
+    assert [told["values"][name] for name in ("boot_s", "image_s", "seed")] == [1.5, 60, 0]
+
+    assert main(["local", "faults", "--clear"]) == 0
+    assert not in_force.exists()
+
+
+def test_a_wrong_file_is_refused_and_changes_nothing(
+    user_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user_file.write_text("seed = 1\n")
+    assert main(["local", "faults", str(user_file)]) == 0
+    for text in ("sed = 2\n", "seed ="):
+        user_file.write_text(text)
+        assert main(["local", "faults", str(user_file)]) == 2
+    assert main(["local", "faults", str(user_file.with_name("nowhere.toml"))]) == 2
+    assert "unknown key sed; did you mean seed?" in capsys.readouterr().err
+    assert StateFolder.of_user().faults.read_text() == "seed = 1\n"
+
+
+def test_a_broken_file_in_force_is_told(
+    user_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = StateFolder.of_user()
+    folder.create()
+    folder.faults.write_text("boot_s = 'soon'\n")
+    assert main(["local", "faults"]) == 2
+    assert "boot_s = 'soon': expected" in capsys.readouterr().err

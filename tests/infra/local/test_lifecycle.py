@@ -117,7 +117,7 @@ def test_an_image_takes_its_time_and_its_snapshot_begins_earlier(cloud: FakeClou
     (instance_id,) = cloud.run(BlockDeviceMappings=[mapping])
     cloud.clock.sleep(20)
     image_id = cloud.once.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
-    cloud.backend._commits[image_id].future.result(5)
+    cloud.backend.images.copies[image_id].future.result(5)
 
     def image() -> Any:
         return cloud.once.describe_images(ImageIds=[image_id])["Images"][0]

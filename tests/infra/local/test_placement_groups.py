@@ -73,7 +73,7 @@ def test_a_group_with_machines_stays_until_they_have_ended(
         resumed.faults("")
         ec2.terminate_instances(InstanceIds=ids[1:])
         assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
-        resumed.backend.clock = Later()
+        resumed.backend.runtime.clock = Later()
         ec2.delete_placement_group(GroupName="near")
     assert podman.state == {}
 

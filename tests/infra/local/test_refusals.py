@@ -27,7 +27,7 @@ def test_names_are_given_once(fake_cloud: FakeCloud) -> None:
         call(**request)
         assert refusal(call, **request) == f"{code}.Duplicate"
     (image,) = ec2.describe_images(Owners=["self"])["Images"]
-    fake_cloud.backend._finish_commits()
+    fake_cloud.backend.images.finish_copies()
     ec2.deregister_image(ImageId=image["ImageId"])
     assert ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
 
@@ -51,7 +51,7 @@ def test_everything_takes_its_tags_from_the_call_that_makes_it(fake_cloud: FakeC
         NoReboot=True,
         TagSpecifications=[*tags("image", cluster="c"), *tags("snapshot", cluster="c")],
     )["ImageId"]
-    fake_cloud.backend._commits[image_id].future.result(5)
+    fake_cloud.backend.images.copies[image_id].future.result(5)
     shown = [
         *ec2.describe_security_groups(Filters=BY_TAG)["SecurityGroups"],
         *ec2.describe_key_pairs(Filters=BY_TAG)["KeyPairs"],

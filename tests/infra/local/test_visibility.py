@@ -67,7 +67,7 @@ def test_everything_new_is_hidden_for_a_while_and_then_shown(cloud: FakeCloud) -
     assert all_ids(cloud) == before
     cloud.clock.sleep(0.2)
     ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)
-    cloud.backend._commits[next(iter(cloud.backend._commits))].future.result(5)
+    cloud.backend.images.copies[next(iter(cloud.backend.images.copies))].future.result(5)
     kinds = {id_.split("-")[0] for id_ in all_ids(cloud) - before}
     assert kinds == {"i", "key", "pg", "sg", "lt", "sir", "vol", "eni"}
     cloud.clock.sleep(2)
@@ -139,7 +139,7 @@ def test_the_image_of_a_hidden_machine_keeps_its_disk(cloud: FakeCloud) -> None:
     (instance_id,) = cloud.run()
     cloud.clock.sleep(2)
     image_id = ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
-    cloud.backend._commits[image_id].future.result(5)
+    cloud.backend.images.copies[image_id].future.result(5)
     cloud.clock.sleep(2)
     (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
     (clone,) = cloud.run(ImageId=image_id)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +18,6 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.ssm.models import Parameter, ssm_backends
 
-from infra.local.clock import ServerClock, SystemTime
 from infra.local.cloud import CREDENTIALS
 from infra.local.containers import NodeContainers
 from infra.local.ec2 import LocalEC2Backend, hide_invented_addresses
@@ -27,6 +27,7 @@ from infra.local.host import gateway_of
 from infra.local.interceptors import Interceptor
 from infra.local.quotas import show_quotas
 from infra.local.requests import ApiCall, Reply, error_reply, read_call
+from infra.local.runtime import Runtime, ServerClock
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
 from infra.ubuntu import RELEASES, ubuntu_parameter
 
@@ -53,30 +54,26 @@ class Application:
         saving: bool = True,
     ) -> None:
         hide_invented_addresses()
-        self.faults = ActiveFaults(folder.faults)
+        self.runtime = Runtime(containers, clock or time, ActiveFaults(folder.faults))
         self.calls: Counter[str] = Counter()
         self.on_call: Moment | None = None
         self.lock = threading.RLock()
-        self._clock = clock or SystemTime()
         self._regions = ec2_backends[ACCOUNT]
-        self._regions.backend = functools.partial(
-            LocalEC2Backend, containers=containers, clock=self._clock, faults=self.faults
-        )
-        show_quotas(ACCOUNT, self.faults)
+        self._regions.backend = functools.partial(LocalEC2Backend, runtime=self.runtime)
+        show_quotas(ACCOUNT, self.runtime.faults)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
-        self._interceptor = Interceptor(self.faults, ACCOUNT, CREDENTIALS)
-        self._containers = containers
+        self._interceptor = Interceptor(self.runtime.faults, ACCOUNT, CREDENTIALS)
         self._folder = folder
         self._saving = saving
         self._open: set[str] = set()
 
     def load(self, *, suspended: bool) -> None:
         """Continue from the saved state; raises :class:`CloudError` if it can't be read."""
-        self.faults.refresh()
+        self.runtime.faults.refresh()
         for region, backend in load_snapshot(self._folder).items():
             self._regions[region] = backend
-            backend.resume(self._containers, self._clock, self.faults, suspended=suspended)
+            backend.resume(self.runtime, suspended=suspended)
         self.save()
 
     def open_region(self, region: str) -> None:
@@ -84,7 +81,7 @@ class Application:
         if region not in self._open:
             # The first look makes moto create the backend, and with it the network.
             self._regions[region]
-            publish_image_parameters(region, self._containers.base.ami_id)
+            publish_image_parameters(region, self.runtime.containers.base.ami_id)
             self.save()
             self._open.add(region)
 
@@ -94,7 +91,7 @@ class Application:
 
     def reconcile(self) -> None:
         """Apply what the nodes did themselves; a failure must not block the request."""
-        self.faults.refresh()
+        self.runtime.faults.refresh()
         try:
             changed = [backend.reconcile() for backend in list(self._regions.values())]
         except Exception:
@@ -123,7 +120,7 @@ class Application:
         self.reconcile()
         if refusal := self._interceptor.refuse(environ, call):
             return refusal
-        error = self.faults.find_error(call.action)
+        error = self.runtime.faults.find_error(call.action)
         if error and not error.effect:
             return error_reply(call, error.http_status, error.code, error.message)
         answer = self._act(environ, call)

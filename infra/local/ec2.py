@@ -15,8 +15,6 @@ from moto.ec2.models.elastic_network_interfaces import NetworkInterface
 from moto.ec2.models.instances import Instance
 
 from infra.local import ec2_tags, responses
-from infra.local.clock import ServerClock
-from infra.local.containers import NodeContainers
 from infra.local.ec2_images import LocalImages
 from infra.local.ec2_instances import InstanceContainers
 from infra.local.ec2_launches import Launches
@@ -25,7 +23,6 @@ from infra.local.ec2_placement_groups import PlacementGroups
 from infra.local.ec2_security_groups import SecurityGroups
 from infra.local.ec2_spot_requests import SpotRequests
 from infra.local.ec2_visibility import Visibility
-from infra.local.faults import ActiveFaults
 from infra.local.host import choose_range, used_ranges
 from infra.local.runtime import Runtime
 
@@ -48,18 +45,10 @@ def hide_invented_addresses() -> None:
 class LocalEC2Backend(EC2Backend):
     """One region's EC2; everything but ``runtime`` is saved, and survives the server."""
 
-    def __init__(
-        self,
-        region_name: str,
-        account_id: str,
-        *,
-        containers: NodeContainers,
-        clock: ServerClock,
-        faults: ActiveFaults,
-    ) -> None:
-        self.runtime = Runtime(containers, clock, faults)
-        self.vpc_range = choose_range([*used_ranges(), *containers.network_ranges()])
-        containers.ensure_network(region_name, self.vpc_range)
+    def __init__(self, region_name: str, account_id: str, *, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.vpc_range = choose_range([*used_ranges(), *runtime.containers.network_ranges()])
+        runtime.containers.ensure_network(region_name, self.vpc_range)
         self.visibility = Visibility(self)
         self.security_groups = SecurityGroups(self)
         self.placement_groups = PlacementGroups(self)
@@ -80,17 +69,10 @@ class LocalEC2Backend(EC2Backend):
 
     # The server
 
-    def resume(
-        self,
-        containers: NodeContainers,
-        clock: ServerClock,
-        faults: ActiveFaults,
-        *,
-        suspended: bool,
-    ) -> None:
+    def resume(self, runtime: Runtime, *, suspended: bool) -> None:
         """Continue from a saved state; ``suspended`` if the nodes were stopped from outside."""
-        self.runtime.attach(containers, clock, faults)
-        containers.ensure_network(self.region_name, self.vpc_range)
+        self.runtime.attach(runtime)
+        runtime.containers.ensure_network(self.region_name, self.vpc_range)
         self.instances.resume(suspended=suspended)
         self.images.resume()
         self.lifecycle.refresh_pids()

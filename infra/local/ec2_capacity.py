@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +45,9 @@ class CapacityPool:
         return rule.matches(self.zone, self.instance_type, self.market, grouped=self.grouped)
 
 
-def grant(
-    faults: Faults, instances: Iterable[Any], pool: CapacityPool, least: int, most: int
-) -> int:
+def grant(ec2: Any, pool: CapacityPool, least: int, most: int) -> int:
     """Return how many instances of a pool a launch gets, from ``least`` to ``most``, or refuse it."""
-    there = list(instances)
+    faults, there = ec2.runtime.faults.now, ec2.live_instances()
     allowed = _allowed(faults, there, pool)
     if allowed < least:
         raise _quota_refusal(pool, _quota(faults, pool.market))

@@ -15,7 +15,6 @@ from moto.ec2.models.instances import Instance
 from moto.ec2.utils import random_ami_id
 
 from infra.local import refusals
-from infra.local.clock import as_moto_time
 from infra.local.runtime import Runtime
 
 CANONICAL_ACCOUNT = "099720109477"
@@ -38,7 +37,7 @@ class LocalAmi(Ami):
     def __init__(self, backend: Any, ami_id: str, *, size_gib: int, **more: Any) -> None:
         super().__init__(backend, ami_id, root_device_type="ebs", **more)
         self.ebs_snapshot.volume.size = size_gib
-        now = as_moto_time(backend.runtime.clock.time())
+        now = backend.runtime.moto_now()
         self.creation_date = self.ebs_snapshot.start_time = now
 
     @property
@@ -142,12 +141,12 @@ class LocalImages:
     def _start_copy(self, image_id: str, instance_id: str, *, reboot: bool) -> None:
         self._saved.add(image_id)
         future = self._runtime.containers.save_image(instance_id, image_id, reboot=reboot)
-        ready_at = self._runtime.clock.time() + self._runtime.faults.now.times.image_s
+        ready_at = self._runtime.now() + self._runtime.faults.now.times.image_s
         self.copies[image_id] = DiskCopy(future, ready_at, instance_id if reboot else "")
 
     def finish_copies(self) -> bool:
         """Settle the images whose disks have been copied; return whether there were any."""
-        now = self._runtime.clock.time()
+        now = self._runtime.now()
         done = [i for i, c in self.copies.items() if c.future.done() and c.ready_at <= now]
         for image_id in done:
             error = self.copies.pop(image_id).future.exception()

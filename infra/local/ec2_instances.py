@@ -56,8 +56,7 @@ class InstanceContainers:
         stopped = [i for i in instances if i.state == "stopped"]
         for instance in stopped:
             # A stopped instance needs capacity again in its zone.
-            faults, there = self._runtime.faults.now, self._ec2.live_instances()
-            grant(faults, there, CapacityPool.of(instance), 1, 1)
+            grant(self._ec2, CapacityPool.of(instance), 1, 1)
         with podman_errors():
             self._runtime.containers.start(i.id for i in stopped)
         started = EC2Backend.start_instances(self._ec2, instance_ids)
@@ -157,7 +156,7 @@ class InstanceContainers:
 
     def forget_ended(self) -> bool:
         """Forget instances that EC2 no longer shows; return whether there were any."""
-        ec2, limit = self._ec2, self._runtime.clock.time() - _TERMINATED_VISIBLE_S
+        ec2, limit = self._ec2, self._runtime.now() - _TERMINATED_VISIBLE_S
         old = {id_ for id_, at in self._lifecycle.terminated_at.items() if at < limit}
         if not old:
             return False

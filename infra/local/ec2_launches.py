@@ -15,7 +15,6 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 
 from infra.local import refusals
-from infra.local.clock import as_moto_time
 from infra.local.containers import ContainerRequest
 from infra.local.ec2_capacity import CapacityPool, grant
 from infra.local.ec2_images import LocalImages
@@ -211,12 +210,11 @@ class Launches:
             grouped=bool(self._request.group),
         )
         refusals.require_offered(pool.zone, pool.instance_type)
-        faults, there = self._runtime.faults.now, self._ec2.live_instances()
-        return grant(faults, there, pool, least, max(least, self._request.most))
+        return grant(self._ec2, pool, least, max(least, self._request.most))
 
     def _complete(self, instance: Instance, arguments: Arguments) -> None:
         """Give a new instance what moto leaves out."""
-        instance.launch_time = as_moto_time(self._runtime.clock.time())
+        instance.launch_time = self._runtime.moto_now()
         asked = {int(nic.get("DeviceIndex", 0)): nic for nic in arguments["nics"]}
         for index, interface in instance.nics.items():
             interface.attach_time = instance.launch_time

@@ -13,14 +13,7 @@ from infra.local.faults import Fate, MachineRule
 from infra.local.runtime import Runtime
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html
-_CODES = {
-    "pending": 0,
-    "running": 16,
-    "shutting-down": 32,
-    "terminated": 48,
-    "stopping": 64,
-    "stopped": 80,
-}
+_CODES = {"pending": 0, "running": 16, "shutting-down": 32}
 _FATES_WITHOUT_CONTAINER = ("never-boots", "dies")
 
 Event = Literal["boots", "ends"] | Fate
@@ -115,7 +108,7 @@ class InstanceLifecycle:
 
     def pass_time(self) -> bool:
         """Let the events happen that are due by now; return whether there were any."""
-        now = self._runtime.clock.time()
+        now = self._runtime.now()
         due = sorted((e for e in self._pending if e.at <= now), key=lambda event: event.at)
         if not due:
             return False
@@ -140,7 +133,7 @@ class InstanceLifecycle:
         self.pids = {id_: container.pid for id_, container in found.items() if id_ in running}
 
     def _schedule(self, instance: Instance, event: Event, after_s: float) -> None:
-        at = self._runtime.clock.time() + after_s
+        at = self._runtime.now() + after_s
         self._pending.append(PendingEvent(at, instance.id, event))
 
     def _happen(self, instance: Instance, event: Event) -> None:
@@ -167,4 +160,4 @@ class InstanceLifecycle:
         instance.terminate()
         instance.state_reason = reason
         self.impaired.discard(instance.id)
-        self.terminated_at[instance.id] = self._runtime.clock.time()
+        self.terminated_at[instance.id] = self._runtime.now()

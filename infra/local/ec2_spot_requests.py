@@ -13,7 +13,6 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import random_spot_request_id
 
-from infra.local.clock import as_moto_time
 from infra.local.runtime import Runtime
 
 _MESSAGES = {
@@ -40,7 +39,7 @@ class SpotRequest(TaggedEC2Resource):
             "InstanceInterruptionBehavior", "terminate"
         )
         self.product_description = "Linux/UNIX"
-        self.create_time = as_moto_time(backend.runtime.clock.time())
+        self.create_time = backend.runtime.moto_now()
         self.state = "active"
         self.set_code("fulfilled")
         self.add_tags(tags)
@@ -50,7 +49,7 @@ class SpotRequest(TaggedEC2Resource):
         self.status = {
             "Code": code,
             "Message": _MESSAGES[code],
-            "UpdateTime": as_moto_time(self.ec2_backend.runtime.clock.time()),
+            "UpdateTime": self.ec2_backend.runtime.moto_now(),
         }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from moto.ec2.models.instances import Instance
 
-from infra.local.clock import as_moto_time
 from infra.local.runtime import Runtime
 
 Collection = MutableMapping[str, Any]
@@ -79,12 +78,12 @@ class Visibility:
         return [*by_id, self._ec2.volumes, self._ec2.enis]
 
     def _record(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        now = self._runtime.clock.time()
+        now, moto_now = self._runtime.now(), self._runtime.moto_now()
         for new_id in after.keys() - before.keys():
             self.created_at[new_id] = now
             for attribute in _CREATION_TIMES:
                 if attribute in vars(after[new_id]):
-                    setattr(after[new_id], attribute, as_moto_time(now))
+                    setattr(after[new_id], attribute, moto_now)
         for old_id in before.keys() - after.keys():
             self.created_at.pop(old_id, None)
             self._ec2.tags.pop(old_id, None)
@@ -92,7 +91,7 @@ class Visibility:
     @contextmanager
     def _hiding(self, action: str) -> Iterator[None]:
         """Remove what a call does not see from the state until the call has ended."""
-        limit = self._runtime.clock.time() - self._runtime.faults.now.visibility_s
+        limit = self._runtime.now() - self._runtime.faults.now.visibility_s
         new = {id_ for id_, at in self.created_at.items() if at > limit}
         if not new:
             yield

@@ -11,7 +11,6 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
 from infra.local import refusals
-from infra.local.clock import as_moto_time
 from infra.local.ec2_launches import LaunchRequest
 
 _HOME_REGION = "us-east-1"
@@ -73,7 +72,7 @@ class LocalEC2Response(EC2Response):
         return ActionResult(
             {
                 "InstanceId": instance.id,
-                "Timestamp": as_moto_time(ec2.runtime.clock.time()),
+                "Timestamp": ec2.runtime.moto_now(),
                 "Output": Base64EncodedString.from_raw_string(text) if text else None,
             }
         )

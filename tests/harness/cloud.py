@@ -156,7 +156,7 @@ def _serve(root: Path, commands: TextIO) -> None:
         folder = state_folder(root / f"cloud-{number}")
         with endpoint.serve(folder, engine, clock=time, saving=False) as cloud:
             engine.cloud = cloud
-            cloud.application._containers._background = AtOnce()  # type: ignore[assignment]
+            cloud.application.runtime.containers._background = AtOnce()  # type: ignore[assignment]
             line = _answer(cloud, line, commands)
 
 

@@ -27,7 +27,7 @@ def ec2_cloud(
         endpoint.serve(folder, FakePodman(), clock=HastyTime(), saving=False) as cloud,
         answered_directly(cloud.clients, cloud.application),
     ):
-        cloud.application._containers._background = AtOnce()  # type: ignore[assignment]
+        cloud.application.runtime.containers._background = AtOnce()  # type: ignore[assignment]
         yield cloud
 
 

@@ -27,10 +27,10 @@ from infra.cloud import Cloud
 from infra.errors import CloudError
 from infra.local.application import Application
 from infra.local.base_image import REPOSITORY, BaseImage
-from infra.local.clock import ServerClock
 from infra.local.containers import NodeContainers
 from infra.local.faults import parse_faults
 from infra.local.podman import Container, ContainerSpec, Podman, PodmanNetwork
+from infra.local.runtime import ServerClock
 from infra.local.state import StateFolder, write_atomically
 
 BASE = BaseImage(f"{REPOSITORY}:0123456789abcdef", "embedded base, Debian 12")
@@ -187,15 +187,15 @@ class FakeCloud:
 
     @property
     def clock(self) -> FakeTime:
-        assert isinstance(self.application._clock, FakeTime), "serve(…, clock=FakeTime())"
-        return self.application._clock
+        assert isinstance(self.application.runtime.clock, FakeTime), "serve(…, clock=FakeTime())"
+        return self.application.runtime.clock
 
     def faults(self, text: str) -> None:
         """Put a faults file in force at once; raises :class:`UsageError` where it is wrong."""
         parse_faults(text)
         with self.application.lock:
             write_atomically(self.folder.faults, text.encode())
-            self.application.faults.refresh()
+            self.application.runtime.faults.refresh()
 
     def fate_of(self, instance_id: str) -> str:
         """What the faults have in store for a machine, such as ``no-amx``; empty for most."""

@@ -1,4 +1,4 @@
-"""The embedded cloud as the command line manages it: open, status, stop, reset."""
+"""Management of the embedded cloud: open, status, stop, reset."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from infra.local.state import RESET_HINT, STATUS_PATH, ServerAddress, StateFolde
 from infra.progress import Progress, Silent
 from infra.wait import wait_until
 
-# moto knows one account, and takes any key for it.
+# moto has one account and accepts any key for it.
 CREDENTIALS = ("embedded", "embedded")
 _START_S = 180
 
 
 @dataclass(frozen=True)
 class LocalStatus:
-    """What exists of this user's embedded cloud."""
+    """This user's embedded cloud; ``faults`` is the file of the active faults."""
 
     running: bool
     pid: int | None
@@ -44,18 +44,17 @@ class LocalStatus:
     folder: str
     resources: LocalResources
     faults: str | None = None
-    """The file of the faults in force."""
 
 
 def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
-    """The embedded cloud, started or taken up again first where it does not run.
+    """Open the embedded cloud; start or resume it first if necessary.
 
-    Instances that ran when it was stopped run again. Raises :class:`UsageError` where this machine
-    can't have one, :class:`CloudError` where it does not start.
+    Instances that ran when it was stopped run again. Raises :class:`UsageError` if this machine can't
+    run it, and :class:`CloudError` if it does not start.
     """
     folder = StateFolder.of_user()
     with folder.command_lock():
-        # A server that is just being killed may still look alive.
+        # A server that is being killed can still look alive.
         address, gateway = wait_until(
             f"answer of the embedded cloud ({folder.log})",
             lambda: _find_server(folder, region, progress or Silent()),
@@ -87,7 +86,7 @@ def _start(folder: StateFolder, region: str, progress: Progress) -> None:
 
 
 def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
-    """Start the server; it returns when it answers, and goes on in the background."""
+    """Start the server; it returns when it is ready, and continues in the background."""
     command = [sys.executable, "-m", "infra.local.server", str(folder.root), region]
     hint = f"see {folder.log}; {RESET_HINT}"
     with folder.log.open("w") as log:
@@ -97,7 +96,7 @@ def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # From here the package is found, installed or not.
+                # Python finds the package from here, installed or not.
                 cwd=Path(__file__).parents[2],
                 timeout=_START_S,
             )
@@ -113,13 +112,13 @@ def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
 def _find_server(
     folder: StateFolder, region: str, progress: Progress
 ) -> tuple[ServerAddress, str] | None:
-    """The running server, started if need be, and this machine's address in a region."""
+    """Return the server, started if necessary, and this machine's address in a region."""
     if not folder.is_server_alive():
         _start(folder, region, progress)
     address = ServerAddress.read(folder)
     if address is None:
         raise CloudError(f"{folder.server_file} can't be read", hint=RESET_HINT)
-    # No proxy stands between this machine and itself.
+    # Loopback needs no proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{address.url}{STATUS_PATH}?region={region}", timeout=_START_S) as answer:
@@ -135,7 +134,7 @@ def _find_server(
 
 
 def status() -> LocalStatus:
-    """What there is now; changes nothing and needs no running server."""
+    """Return the current status; works without a server and changes nothing."""
     folder = StateFolder.of_user()
     running = folder.is_server_alive()
     address = ServerAddress.read(folder) if running else None
@@ -152,10 +151,7 @@ def status() -> LocalStatus:
 
 
 def stop() -> None:
-    """End the server and stop the instances; the state is kept.
-
-    The next command that opens the embedded cloud takes it up: what ran then runs again.
-    """
+    """Stop the server and the instances, which the next command with this cloud starts again."""
     folder = StateFolder.of_user()
     with folder.command_lock():
         if folder.is_server_alive():
@@ -166,9 +162,9 @@ def stop() -> None:
 
 
 def reset(*, keep_base: bool) -> None:
-    """Remove everything: server, containers, images, networks, state; from any half-made state.
+    """Remove the server, containers, images, networks, and state, whatever their condition.
 
-    The base image goes too, unless ``keep_base`` or another embedded cloud of this machine exists.
+    The base image goes too, unless ``keep_base`` is set or this machine has another embedded cloud.
     """
     folder = StateFolder.of_user()
     with folder.command_lock():
@@ -183,15 +179,15 @@ def _has_podman() -> bool:
 
 
 def _end_server(folder: StateFolder, how: signal.Signals) -> None:
-    """End the server and wait until it is gone; with SIGKILL also whatever podman it has in hand.
+    """End the server and wait for it; SIGKILL also ends the podman commands that it runs.
 
-    It is found by its command line, so that it is found with a broken or vanished state folder too.
+    The server is found by its command line, even if the state folder is broken or missing.
     """
     for pid in _server_pids(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, how)
         if how == signal.SIGKILL:
-            # The server leads a process group of its own.
+            # The server leads its process group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, how)
     wait_until(
@@ -203,10 +199,10 @@ def _end_server(folder: StateFolder, how: signal.Signals) -> None:
 
 
 def _server_pids(folder: StateFolder) -> list[int]:
-    wanted = {b"infra.local.server", os.fsencode(folder.root)}
+    expected = {b"infra.local.server", os.fsencode(folder.root)}
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if wanted <= set((process / "cmdline").read_bytes().split(b"\0")):
+            if expected <= set((process / "cmdline").read_bytes().split(b"\0")):
                 pids.append(int(process.name))
     return pids

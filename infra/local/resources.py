@@ -1,4 +1,4 @@
-"""What an embedded cloud has: found by label and name, so that nothing can be forgotten."""
+"""Everything that belongs to an embedded cloud, found by label and name rather than from its state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.local.state import StateFolder
 
 @dataclass(frozen=True)
 class LocalInstance:
-    """An instance of the embedded cloud, as its container shows it."""
+    """An instance as its container shows it."""
 
     id: str
     region: str
@@ -23,7 +23,7 @@ class LocalInstance:
 
 @dataclass(frozen=True)
 class LocalResources:
-    """Networks by name with their ranges, instances, images made here; base images are shared."""
+    """Networks (names and ranges), instances, images created here, and the shared base images."""
 
     networks: dict[str, str] = field(default_factory=dict)
     instances: tuple[LocalInstance, ...] = ()
@@ -32,7 +32,7 @@ class LocalResources:
 
 
 def find_resources(podman: Podman, folder: StateFolder) -> LocalResources:
-    """What there is of this cloud now."""
+    """List the resources of this cloud."""
     return LocalResources(
         networks={
             network.name: ", ".join(map(str, network.ranges))
@@ -53,23 +53,23 @@ def find_resources(podman: Podman, folder: StateFolder) -> LocalResources:
 
 
 def stop_containers(podman: Podman, folder: StateFolder) -> None:
-    """Stop this cloud's containers in good order."""
+    """Shut this cloud's containers down."""
     own = podman.containers(f"{CLOUD_LABEL}={folder.key}")
     at_once(podman.stop, [container.name for container in own if container.running])
 
 
 def remove_resources(podman: Podman, folder: StateFolder, *, keep_base: bool) -> None:
-    """Remove all that podman has of this cloud, and the base images where no other cloud is."""
+    """Remove this cloud from podman, and the base images unless another cloud exists."""
     podman.remove(c.name for c in podman.containers(f"{CLOUD_LABEL}={folder.key}"))
     networks = podman.networks()
     own = [n.name for n in networks if n.labels.get(CLOUD_LABEL) == folder.key]
     podman.remove_networks(own)
-    # Every embedded cloud has a network from its start on.
+    # Every embedded cloud has a network.
     others = [n for n in networks if CLOUD_LABEL in n.labels and n.name not in own]
     if not keep_base and not others:
         for image in podman.images(f"{REPOSITORY}:*"):
-            # Somebody's own container may use it; then it stays, and `local status` names it.
+            # A container of the user's can use it; then it stays, and `local status` shows it.
             with contextlib.suppress(CloudError):
                 podman.remove_image(image)
-        # One that lost its name to a newer build while it was in use.
+        # Images that lost their name to a newer build while they were in use.
         podman.prune_images(DESCRIPTION_LABEL)

@@ -1,4 +1,4 @@
-"""The folder in which an embedded cloud keeps everything: settings, snapshot of EC2's state, log."""
+"""The state folder of an embedded cloud: settings, snapshot of EC2's state, images, log."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from typing import Any
 from infra.errors import CloudError
 
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
-# Where the server tells about itself, beside EC2's API.
+# The server's own status page, next to EC2's API.
 STATUS_PATH = "/spr-cluster/status"
-# A snapshot is a pickle of moto's objects and ours, so no other release of either must load it.
+# A snapshot is a pickle of moto's objects and ours, so another release of either must not load it.
 _FORMAT = 3
 
 
 @dataclass(frozen=True)
 class StateFolder:
-    """Paths of one embedded cloud; ``key`` sets its containers apart from those of others."""
+    """The paths of one embedded cloud; ``key`` distinguishes its containers from those of others."""
 
     root: Path
 
     @staticmethod
     def of_user() -> StateFolder:
-        """The folder of whoever calls: below ``SPR_CLUSTER_HOME``, else ``~/.spr-cluster``.
+        """Return this user's folder: in ``SPR_CLUSTER_HOME``, which defaults to ``~/.spr-cluster``.
 
-        ``SPR_CLUSTER_LOCAL_CLOUD`` names another one: several homes, as laptops, with one cloud.
+        ``SPR_CLUSTER_LOCAL_CLOUD`` overrides it, so that several homes can share one cloud.
         """
         if chosen := os.environ.get("SPR_CLUSTER_LOCAL_CLOUD"):
             return StateFolder(Path(chosen).expanduser().resolve())
@@ -63,12 +63,12 @@ class StateFolder:
 
     @property
     def suspended(self) -> Path:
-        """Exists after ``local stop``: the nodes were stopped from outside, not by themselves."""
+        """A file that exists after ``local stop``, which stops the nodes from outside."""
         return self.root / "suspended"
 
     @property
     def faults(self) -> Path:
-        """What the server does slowly, badly or not at all; it follows the file."""
+        """The faults file, which the server follows."""
         return self.root / "faults.toml"
 
     @property
@@ -77,7 +77,7 @@ class StateFolder:
 
     @property
     def images(self) -> Path:
-        """A folder per AMI made here, which holds a whole disk."""
+        """A folder per AMI created here, which contains a whole disk."""
         return self.root / "images"
 
     def seed(self, instance_id: str) -> Path:
@@ -87,14 +87,14 @@ class StateFolder:
         shutil.rmtree(self.seed(instance_id), ignore_errors=True)
 
     def create(self) -> None:
-        """Make the folder, for its owner alone: user data can hold secrets."""
+        """Create the folder for its owner only: user data can contain secrets."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextmanager
     def command_lock(self) -> Iterator[None]:
-        """Only one command at a time starts, stops or resets this cloud.
+        """Let only one command at a time start, stop, or reset this cloud.
 
-        The lock lies beside the folder, because ``reset`` removes the folder itself.
+        The lock is a file next to the folder, because ``reset`` removes the folder.
         """
         path = self.root.with_name(f"{self.root.name}.lock")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class StateFolder:
             yield
 
     def is_server_alive(self) -> bool:
-        """The server holds its lock as long as it lives; the kernel frees it however it dies."""
+        """Return whether a server holds its lock, which the kernel releases however a server ends."""
         try:
             with self.server_lock.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +116,7 @@ class StateFolder:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where the running server is; the port is kept for the next start."""
+    """The process and port of the server; the next server uses the same port, if it is free."""
 
     pid: int
     port: int
@@ -132,7 +132,7 @@ class ServerAddress:
 
     @staticmethod
     def read(folder: StateFolder) -> ServerAddress | None:
-        """The address of the last server; ``None`` where there is none or the file is broken."""
+        """Return the last server's address; ``None`` without a valid file."""
         try:
             values = json.loads(folder.server_file.read_text())
             return ServerAddress(int(values["pid"]), int(values["port"]))
@@ -141,7 +141,7 @@ class ServerAddress:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that a crash at any moment leaves the old or the new content, whole."""
+    """Replace a file so that a crash leaves either the old or the new content, complete."""
     temporary = path.with_name(f"{path.name}.new")
     with temporary.open("wb") as file:
         file.write(content)
@@ -151,18 +151,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def save_snapshot(folder: StateFolder, backends: dict[str, Any]) -> None:
-    """Write the state of EC2 in every region that was used."""
+    """Save the state of EC2 in every region that was used."""
     envelope = {"format": _FORMAT, "moto": version("moto"), "backends": pickle.dumps(backends)}
     write_atomically(folder.snapshot, pickle.dumps(envelope))
 
 
 def load_snapshot(folder: StateFolder) -> dict[str, Any]:
-    """The state that was saved last, by region; nothing where nothing was saved.
-
-    Raises :class:`CloudError` where the file can't be used.
-    """
+    """Return the saved state by region; raises :class:`CloudError` if the file can't be used."""
     try:
-        # The folder belongs to this user alone, so its pickles are as trusted as their own files.
+        # Only this user can write to the folder, so its pickles are as trusted as the user's other files.
         envelope = pickle.loads(folder.snapshot.read_bytes())
         if (envelope["format"], envelope["moto"]) == (_FORMAT, version("moto")):
             return dict(pickle.loads(envelope["backends"]))

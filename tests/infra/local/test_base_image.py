@@ -154,7 +154,7 @@ def test_a_machine_without_a_mirror_of_its_own_is_refused(
     podman: BuildPodman, monkeypatch: pytest.MonkeyPatch, release: dict[str, str]
 ) -> None:
     monkeypatch.setattr(base_image, "read_os_release", lambda: release)
-    with pytest.raises(UsageError, match="no container registry gives one"):
+    with pytest.raises(UsageError, match="no container registry offers Ubuntu"):
         ensure_base_image(podman, Silent())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -132,7 +131,9 @@ class Application:
         self._notify(call, "before")
         answer = _call_wsgi(self._service(environ, call), environ)
         if not call.action.startswith(READS):
-            self._settle()
+            for backend in list(self._regions.values()):
+                # What takes no time happens before the call is answered.
+                backend.pass_time()
             self.save()
         self._notify(call, "after")
         return answer
@@ -145,11 +146,6 @@ class Application:
             self._services[call.service] = self._moto.get_application(environ)
         return self._services[call.service]
 
-    def _settle(self) -> None:
-        """Apply what takes no time before the call is answered."""
-        for backend in list(self._regions.values()):
-            backend.pass_time()
-
     def _notify(self, call: ApiCall, moment: str) -> None:
         if self.on_call and call.service == "ec2":
             self.on_call(call.action, moment)
@@ -157,16 +153,10 @@ class Application:
     def _answer_status(self, environ: dict[str, Any]) -> Reply:
         region = parse_qs(environ.get("QUERY_STRING", "")).get("region", [""])[0]
         try:
-            if region:
-                self.open_region(region)
+            self.open_region(region)
         except KeyError:
             return _NOT_FOUND
-        body = json.dumps(
-            {
-                "pid": os.getpid(),
-                "gateways": {r: gateway_of(b.vpc_range) for r, b in self._regions.items()},
-            }
-        ).encode()
+        body = json.dumps({"gateway": gateway_of(self._regions[region].vpc_range)}).encode()
         return Reply("200 OK", (("Content-Type", "application/json"),), body)
 
 
@@ -186,7 +176,7 @@ def _call_wsgi(application: Any, environ: dict[str, Any]) -> Reply:
 
 
 def publish_image_parameters(region: str, ami_id: str) -> None:
-    """Reply the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
+    """Publish the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
     parameters = ssm_backends[ACCOUNT][region]._parameters
     for name in map(ubuntu_parameter, RELEASES):
         parameters[name] = [

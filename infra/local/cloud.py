@@ -122,7 +122,7 @@ def _find_server(
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{address.url}{STATUS_PATH}?region={region}", timeout=_START_S) as answer:
-            return address, str(json.load(answer)["gateways"][region])
+            return address, str(json.load(answer)["gateway"])
     except urllib.error.HTTPError as error:
         if error.code == 404:
             raise UsageError(f"unknown region {region!r}") from None

@@ -62,10 +62,8 @@ class LocalEC2Backend(EC2Backend):
         super().__init__(region_name, account_id)
         self.images.offer_base_image()
 
-    @property
-    def _url_module(self) -> Any:
-        """moto looks for the API's URLs beside a backend's module; these lead to our responses."""
-        return responses
+    # moto looks for the API's URLs beside a backend's module; these lead to our responses.
+    _url_module = responses
 
     # The server
 

@@ -5,7 +5,7 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
@@ -13,6 +13,7 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import random_spot_request_id
 
+from infra.local import refusals
 from infra.local.runtime import Runtime
 
 _MESSAGES = {
@@ -106,10 +107,6 @@ class SpotRequests:
                 request.set_code("request-canceled-and-instance-running")
         return requests
 
-    def _require_known(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            if request_id not in self._ec2.spot_instance_requests:
-                raise EC2ClientError(
-                    "InvalidSpotInstanceRequestID.NotFound",
-                    f"The spot instance request ID '{request_id}' does not exist",
-                )
+    def _require_known(self, ids: Iterable[str]) -> None:
+        known, code = self._ec2.spot_instance_requests, "InvalidSpotInstanceRequestID.NotFound"
+        refusals.require_found(known, ids, code, "spot instance request ID")

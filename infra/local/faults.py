@@ -30,9 +30,7 @@ else:
 
 Profile = Literal["instant", "fast", "metal"]
 Market = Literal["spot", "on-demand", "*"]
-Fate = Literal[
-    "never-boots", "dies", "no-ssh", "no-amx", "impaired", "spot-notice", "stops"
-]  # fmt: skip
+Fate = Literal["never-boots", "dies", "no-ssh", "no-amx", "impaired", "spot-notice", "stops"]
 
 _SERVICES = ("ec2", "ssm", "sts", "service-quotas")
 # AWS's HTTP statuses of the codes that are worth a retry; every other code is the caller's fault:

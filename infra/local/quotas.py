@@ -26,10 +26,8 @@ class LocalQuotas(ServiceQuotasBackend):
         super().__init__(region_name, account_id)
         self._faults = faults
 
-    @property
-    def _url_module(self) -> Any:
-        """moto looks for the API's URLs beside a backend's module."""
-        return urls
+    # moto looks for the API's URLs beside a backend's module.
+    _url_module = urls
 
     def get_service_quota(self, service_code: str, quota_code: str) -> dict[str, Any]:
         if service_code != "ec2" or quota_code not in _NAMES:

@@ -12,6 +12,12 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
 
+def require_found(known: Container[str], ids: Iterable[str], code: str, kind: str) -> None:
+    for id_ in ids:
+        if id_ not in known:
+            raise EC2ClientError(code, f"The {kind} '{id_}' does not exist")
+
+
 def require_image(backend: Any, image_id: str) -> Any:
     """Return the AMI of that id, which must be available."""
     image = backend.amis.get(image_id)
@@ -36,8 +42,7 @@ def require_key_pair(backend: Any, name: str | None) -> str:
     """Return the public key of a key pair; empty without a name."""
     if not name:
         return ""
-    if name not in backend.key_pairs:
-        raise EC2ClientError("InvalidKeyPair.NotFound", f"The key pair '{name}' does not exist")
+    require_found(backend.key_pairs, [name], "InvalidKeyPair.NotFound", "key pair")
     return str(backend.key_pairs[name].public_key)
 
 
@@ -65,11 +70,7 @@ def require_offered(zone: str, instance_type: str) -> None:
 def require_groups(backend: Any, group_ids: Iterable[str]) -> None:
     """moto would create a group that does not exist."""
     known = {group_id for groups in backend.groups.values() for group_id in groups}
-    for group_id in group_ids:
-        if group_id not in known:
-            raise EC2ClientError(
-                "InvalidGroup.NotFound", f"The security group '{group_id}' does not exist"
-            )
+    require_found(known, group_ids, "InvalidGroup.NotFound", "security group")
 
 
 def require_root_size(image: Any, size_gib: int | None) -> int:
@@ -153,6 +154,5 @@ _NOT_FOUND = {
 def require_taggable(known: Container[str], resource_ids: Iterable[str]) -> None:
     """moto tags anything, even what does not exist."""
     for resource_id in resource_ids:
-        code = _NOT_FOUND.get(resource_id.partition("-")[0])
-        if code and resource_id not in known:
-            raise EC2ClientError(code, f"The ID '{resource_id}' does not exist")
+        if code := _NOT_FOUND.get(resource_id.partition("-")[0]):
+            require_found(known, [resource_id], code, "ID")

@@ -191,11 +191,11 @@ def test_a_file_is_put_in_force_shown_and_cleared(
 ) -> None:
     in_force = StateFolder.of_user().faults
     assert main(["local", "faults"]) == 0
-    assert capsys.readouterr().out == "no faults: everything works, and at once\n"
+    assert capsys.readouterr().out == "No faults: everything works, at once.\n"
 
     user_file.write_text('profile = "metal"\nboot_s = 1.5\n')
     assert main(["local", "faults", str(user_file)]) == 0
-    shown = f'# in force: {in_force}\nprofile = "metal"\nboot_s = 1.5\n'
+    shown = f'# active: {in_force}\nprofile = "metal"\nboot_s = 1.5\n'
     assert capsys.readouterr().out == shown
     assert main(["local", "faults", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

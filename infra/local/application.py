@@ -32,9 +32,6 @@ from infra.ubuntu import RELEASES, ubuntu_parameter
 
 ACCOUNT = "123456789012"
 
-StartResponse = Callable[..., Any]
-Moment = Callable[[str, str], None]
-
 
 class Application:
     """Handles one request at a time, and saves the state before it answers.
@@ -55,7 +52,7 @@ class Application:
         hide_invented_addresses()
         self.runtime = Runtime(containers, clock or time, ActiveFaults(folder.faults))
         self.calls: Counter[str] = Counter()
-        self.on_call: Moment | None = None
+        self.on_call: Callable[[str, str], None] | None = None
         self.lock = threading.RLock()
         self._regions = ec2_backends[ACCOUNT]
         self._regions.backend = functools.partial(LocalEC2Backend, runtime=self.runtime)
@@ -99,7 +96,7 @@ class Application:
             if any(changed):
                 self.save()
 
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         with self.lock:
             if path == STATUS_PATH:
@@ -133,7 +130,7 @@ class Application:
         if not call.action.startswith(READS):
             for backend in list(self._regions.values()):
                 # What takes no time happens before the call is answered.
-                backend.pass_time()
+                backend.lifecycle.pass_time()
             self.save()
         self._notify(call, "after")
         return answer
@@ -179,17 +176,6 @@ def publish_image_parameters(region: str, ami_id: str) -> None:
     """Publish the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
     parameters = ssm_backends[ACCOUNT][region]._parameters
     for name in map(ubuntu_parameter, RELEASES):
-        parameters[name] = [
-            Parameter(
-                account_id=ACCOUNT,
-                name=name,
-                value=ami_id,
-                parameter_type="String",
-                description=None,
-                allowed_pattern=None,
-                keyid=None,
-                last_modified_date=utcnow(),
-                version=1,
-                data_type="aws:ec2:image",
-            )
-        ]
+        unset = (None, None, None)  # description, allowed pattern, and encryption key
+        found = Parameter(ACCOUNT, name, ami_id, "String", *unset, utcnow(), 1, "aws:ec2:image")
+        parameters[name] = [found]

@@ -133,7 +133,7 @@ class NodeContainers:
         ids = list(instance_ids)
         self.podman.remove([self.container_of(i) for i in ids])
         for instance_id in ids:
-            self._folder.remove_seed(instance_id)
+            shutil.rmtree(self._folder.seed(instance_id), ignore_errors=True)
 
     def find(self, region: str) -> dict[str, Container]:
         """Return this cloud's containers in a region, by instance id."""
@@ -163,9 +163,6 @@ class NodeContainers:
     def host_keys(self, instance_id: str, pid: int) -> tuple[str, ...]:
         """Return a node's public SSH host keys, once its first boot has created them."""
         return self.podman.host_keys(pid, f"var/lib/cloud/instances/{instance_id}/sem/config_ssh")
-
-    def has_image(self, image_id: str) -> bool:
-        return self.image_of(image_id).is_dir()
 
     def remove_image(self, image_id: str) -> None:
         """Remove an image that no node uses, if it still exists.

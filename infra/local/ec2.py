@@ -75,12 +75,11 @@ class LocalEC2Backend(EC2Backend):
         self.images.resume()
         self.lifecycle.refresh_pids()
 
-    def pass_time(self) -> bool:
-        return self.lifecycle.pass_time()
-
     def reconcile(self) -> bool:
         """Apply what happened without a call; return whether the state changed."""
-        changed = self.pass_time() | self.images.finish_copies() | self.instances.forget_ended()
+        changed = (
+            self.lifecycle.pass_time() | self.images.finish_copies() | self.instances.forget_ended()
+        )
         return self.instances.follow_containers() or changed
 
     def live_instances(self) -> list[Instance]:
@@ -137,26 +136,20 @@ class LocalEC2Backend(EC2Backend):
     def _load_amis(self) -> None:
         """Leave out moto's 1,300 AMIs: no container could start from them."""
 
-    def create_image(
-        self, instance_id: str, name: str, description: str, tag_specifications: list[Any]
-    ) -> Any:
-        return self.images.create(instance_id, name, description, tag_specifications)
+    def create_image(self, *arguments: Any, **named: Any) -> Any:
+        return self.images.create(*arguments, **named)
 
     def deregister_image(self, ami_id: str) -> None:
         self.images.deregister(ami_id)
 
-    def describe_snapshots(
-        self, snapshot_ids: list[str] | None = None, filters: Any = None
-    ) -> list[Any]:
-        return self.images.describe_snapshots(snapshot_ids, filters)
+    def describe_snapshots(self, *arguments: Any, **named: Any) -> list[Any]:
+        return self.images.describe_snapshots(*arguments, **named)
 
     def delete_snapshot(self, snapshot_id: str) -> Any:
         return self.images.delete_snapshot(snapshot_id)
 
-    def describe_spot_instance_requests(
-        self, filters: Any = None, spot_instance_ids: list[str] | None = None
-    ) -> Any:
-        return self.spot_requests.describe(filters, spot_instance_ids)
+    def describe_spot_instance_requests(self, *arguments: Any, **named: Any) -> Any:
+        return self.spot_requests.describe(*arguments, **named)
 
     def cancel_spot_instance_requests(self, request_ids: list[str]) -> Any:
         return self.spot_requests.cancel(request_ids)
@@ -164,15 +157,11 @@ class LocalEC2Backend(EC2Backend):
     def delete_security_group(self, name: str | None = None, group_id: str | None = None) -> None:
         self.security_groups.delete(name, group_id)
 
-    def modify_network_interface_attribute(
-        self, eni_id: str, group_ids: list[str], *more: Any, **named: Any
-    ) -> None:
-        self.security_groups.set_of_interface(eni_id, group_ids, *more, **named)
+    def modify_network_interface_attribute(self, *arguments: Any, **named: Any) -> None:
+        self.security_groups.set_of_interface(*arguments, **named)
 
-    def modify_instance_security_groups(
-        self, instance_id: str, new_group_id_list: list[str]
-    ) -> Any:
-        return self.security_groups.set_of_instance(instance_id, new_group_id_list)
+    def modify_instance_security_groups(self, *arguments: Any) -> Any:
+        return self.security_groups.set_of_instance(*arguments)
 
     def describe_tags(self, filters: dict[str, list[str]] | None = None) -> Any:
         return ec2_tags.describe_tags(self, filters)

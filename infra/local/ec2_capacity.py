@@ -8,7 +8,7 @@ from typing import Any
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
-from infra.local.faults import CapacityRule, Faults
+from infra.local.faults import Faults
 
 # The states that occupy capacity, and those that count toward a quota ("running On-Demand Instances"):
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
@@ -41,40 +41,30 @@ class CapacityPool:
         known = INSTANCE_TYPES.get(self.instance_type, {})
         return int(known.get("VCpuInfo", {}).get("DefaultVCpus", 0))
 
-    def fits(self, rule: CapacityRule) -> bool:
-        return rule.matches(self.zone, self.instance_type, self.market, grouped=self.grouped)
-
 
 def grant(ec2: Any, pool: CapacityPool, least: int, most: int) -> int:
     """Return how many instances of a pool a launch gets, from ``least`` to ``most``, or refuse it."""
     faults, there = ec2.runtime.faults.now, ec2.live_instances()
-    allowed = _allowed(faults, there, pool)
+    quota = faults.quota.spot_vcpus if pool.market == "spot" else faults.quota.on_demand_vcpus
+    running = [CapacityPool.of(i) for i in there if i.state in _COUNTING]
+    used = sum(other.vcpus for other in running if other.market == pool.market)
+    # An instance type without known vCPUs uses none.
+    allowed = (quota - used) // max(pool.vcpus, 1)
     if allowed < least:
-        raise _quota_refusal(pool, _quota(faults, pool.market))
+        raise _quota_refusal(pool, quota)
     free = _free(faults, there, pool, most)
     if free < least:
         raise _capacity_refusal(pool)
     return min(most, allowed, free)
 
 
-def _quota(faults: Faults, market: str) -> int:
-    return faults.quota.spot_vcpus if market == "spot" else faults.quota.on_demand_vcpus
-
-
-def _allowed(faults: Faults, there: list[Any], pool: CapacityPool) -> int:
-    """Return how many more the quota allows; a type without known vCPUs uses none of it."""
-    running = [CapacityPool.of(i) for i in there if i.state in _COUNTING]
-    used = sum(other.vcpus for other in running if other.market == pool.market)
-    return (_quota(faults, pool.market) - used) // max(pool.vcpus, 1)
-
-
 def _free(faults: Faults, there: list[Any], pool: CapacityPool, most: int) -> int:
     """Return how many more the zone has: the first matching rule decides; without one, all fit."""
-    rule = next((rule for rule in faults.capacity if pool.fits(rule)), None)
+    rule = next((rule for rule in faults.capacity if rule.matches(pool)), None)
     if rule is None:
         return most
     holding = [CapacityPool.of(i) for i in there if i.state in _HOLDING]
-    return rule.free - sum(other.fits(rule) for other in holding)
+    return rule.free - sum(rule.matches(other) for other in holding)
 
 
 def _quota_refusal(pool: CapacityPool, quota: int) -> EC2ClientError:

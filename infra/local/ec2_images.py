@@ -77,7 +77,7 @@ class LocalImages:
         for image_id in self._saved:
             image = self._ec2.amis.get(image_id)
             if image is not None and image.state == "pending":
-                found = self._runtime.containers.has_image(image_id)
+                found = self._runtime.containers.image_of(image_id).is_dir()
                 image.finish("" if found else "the embedded cloud stopped during the copy")
 
     def offer_base_image(self) -> None:
@@ -112,12 +112,8 @@ class LocalImages:
             containers.image_of(image_id) if image_id in self._saved else containers.base.reference
         )
 
-    def rebooting(self) -> set[str]:
-        """Return the ids of the instances that reboot because of an image."""
-        return {copy.rebooting for copy in self.copies.values()}
-
     def create(
-        self, instance_id: str, name: str, description: str, tags: list[dict[str, Any]]
+        self, instance_id: str, name: str, description: str, tag_specifications: list[Any]
     ) -> Any:
         instance = self._ec2.get_instance(instance_id)
         refusals.require_running(instance)
@@ -133,16 +129,14 @@ class LocalImages:
             snapshot_description=f"Created by CreateImage({instance_id}) for {image_id}",
         )
         image.state = image.ebs_snapshot.status = "pending"
-        image.add_tags(_tags_of(tags, "image"))
-        image.ebs_snapshot.add_tags(_tags_of(tags, "snapshot"))
-        self._start_copy(image.id, instance_id, reboot=not _is_no_reboot())
-        return image
-
-    def _start_copy(self, image_id: str, instance_id: str, *, reboot: bool) -> None:
+        image.add_tags(_tags_of(tag_specifications, "image"))
+        image.ebs_snapshot.add_tags(_tags_of(tag_specifications, "snapshot"))
         self._saved.add(image_id)
+        reboot = not _is_no_reboot()
         future = self._runtime.containers.save_image(instance_id, image_id, reboot=reboot)
         ready_at = self._runtime.now() + self._runtime.faults.now.times.image_s
         self.copies[image_id] = DiskCopy(future, ready_at, instance_id if reboot else "")
+        return image
 
     def finish_copies(self) -> bool:
         """Settle the images whose disks have been copied; return whether there were any."""
@@ -161,13 +155,13 @@ class LocalImages:
         EC2Backend.deregister_image(self._ec2, image_id)
         self.remove_unused()
 
-    def describe_snapshots(self, snapshot_ids: list[str] | None, filters: Any) -> list[Any]:
+    def describe_snapshots(self, *arguments: Any, **named: Any) -> list[Any]:
         """Return snapshots; a snapshot appears when its disk has been copied.
 
         EC2's snapshots hold what the disk held when they appeared, and a copy takes a while.
         """
         copying = {id_ for id_, copy in self.copies.items() if not copy.future.done()}
-        found = EC2Backend.describe_snapshots(self._ec2, snapshot_ids, filters)
+        found = EC2Backend.describe_snapshots(self._ec2, *arguments, **named)
         return [snapshot for snapshot in found if snapshot.from_ami not in copying]
 
     def delete_snapshot(self, snapshot_id: str) -> Any:

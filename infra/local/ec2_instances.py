@@ -140,7 +140,8 @@ class InstanceContainers:
         containers = self._runtime.containers
         if all(map(containers.podman.is_alive, self._lifecycle.pids.values())):
             return False
-        found, rebooting = containers.find(self._ec2.region_name), self._images.rebooting()
+        found = containers.find(self._ec2.region_name)
+        rebooting = {disk_copy.rebooting for disk_copy in self._images.copies.values()}
         for instance in self._ec2.live_instances():
             container = found.get(instance.id)
             if instance.state != "running" or instance.id in rebooting:

@@ -30,7 +30,6 @@ from infra.local.seed import Seed, hostname_of
 # What moto passes for a request without a client token.
 _NO_CLIENT_TOKEN = "ABCDE"
 
-# The keyword arguments of moto's run_instances.
 Arguments = dict[str, Any]
 
 
@@ -238,7 +237,8 @@ class Launches:
         content = base64.b64decode(str(user_data)) if user_data else b""
         requests = []
         for instance, cpus in zip(instances, all_cpus, strict=True):
-            self._lifecycle.draw_fate(instance)
+            if rule := self._runtime.faults.next_fate():
+                self._lifecycle.fates[instance.id] = rule
             if not self._lifecycle.has_container(instance):
                 continue
             address = instance.private_ip

@@ -64,10 +64,6 @@ class InstanceLifecycle:
             and self.fate_of(instance.id) not in _FATES_WITHOUT_CONTAINER
         )
 
-    def draw_fate(self, instance: Instance) -> None:
-        if rule := self._runtime.faults.next_fate():
-            self.fates[instance.id] = rule
-
     def begin(self, instance: Instance) -> None:
         """Boot a new instance, or do with it what its fate says."""
         rule = self.fates.get(instance.id)

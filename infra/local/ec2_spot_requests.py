@@ -93,9 +93,9 @@ class SpotRequests:
         if request := self.find(instance_id):
             del self._ec2.spot_instance_requests[request.id]
 
-    def describe(self, filters: Any, request_ids: list[str] | None) -> Any:
-        self._require_known(request_ids or [])
-        return EC2Backend.describe_spot_instance_requests(self._ec2, filters, request_ids)
+    def describe(self, filters: Any = None, spot_instance_ids: list[str] | None = None) -> Any:
+        self._require_known(spot_instance_ids or [])
+        return EC2Backend.describe_spot_instance_requests(self._ec2, filters, spot_instance_ids)
 
     def cancel(self, request_ids: list[str]) -> list[SpotRequest]:
         """Cancel requests; their instances keep running."""

@@ -64,6 +64,12 @@ def _known_action(action: str) -> str:
     return action
 
 
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("an absolute path")
+    return path
+
+
 Action = Annotated[str, AfterValidator(_known_action)]
 Seconds = Annotated[float, Field(ge=0, le=86400)]
 
@@ -110,13 +116,13 @@ class CapacityRule(_Section):
     group: bool = False
     free: int = Field(ge=0)
 
-    def matches(self, zone: str, instance_type: str, market: str, *, grouped: bool) -> bool:
-        """Return whether this rule applies to such a machine."""
+    def matches(self, pool: Any) -> bool:
+        """Return whether this rule applies to a :class:`infra.local.ec2_capacity.CapacityPool`."""
         return (
-            fnmatch.fnmatchcase(zone, self.zone)
-            and fnmatch.fnmatchcase(instance_type, self.instance_type)
-            and self.market in ("*", market)
-            and (grouped or not self.group)
+            fnmatch.fnmatchcase(pool.zone, self.zone)
+            and fnmatch.fnmatchcase(pool.instance_type, self.instance_type)
+            and self.market in ("*", pool.market)
+            and (pool.grouped or not self.group)
         )
 
 
@@ -161,14 +167,7 @@ class MachineRule(_Section):
 class Iam(_Section):
     """The file with the IAM policy of the tool's user."""
 
-    policy: Path
-
-    @field_validator("policy")
-    @classmethod
-    def _absolute(cls, path: Path) -> Path:
-        if not path.is_absolute():
-            raise ValueError("an absolute path")
-        return path
+    policy: Annotated[Path, AfterValidator(_absolute)]
 
 
 class Faults(_Section):

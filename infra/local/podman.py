@@ -151,11 +151,7 @@ class Podman:
 
     def __init__(self) -> None:
         self._prefix = ["podman", *choose_runtime()]
-        self._environment = dict(os.environ)
-
-    def use_configuration(self, path: Path) -> None:
-        """Use this containers.conf instead of the host's."""
-        self._environment["CONTAINERS_CONF"] = str(path)
+        self.environment = dict(os.environ)
 
     def call(
         self, *arguments: str, timeout_s: float = _QUICK_S, stdin: Any = subprocess.DEVNULL
@@ -169,7 +165,7 @@ class Podman:
                 capture_output=True,
                 text=True,
                 timeout=timeout_s,
-                env=self._environment,
+                env=self.environment,
             )
         except subprocess.TimeoutExpired:
             raise CloudError(
@@ -288,10 +284,6 @@ class Podman:
         if names:
             self.call("network", "rm", "--force", *names)
 
-    def backend(self) -> str:
-        """Return podman's network stack: netavark, or the older cni."""
-        return self.call("info", "--format", "{{.Host.NetworkBackend}}").strip()
-
 
 def open_podman(folder: Path) -> Podman:
     """Return podman with netavark, which alone supports fixed addresses on networks of any range.
@@ -299,9 +291,9 @@ def open_podman(folder: Path) -> Podman:
     Debian 12's podman can be set to the older cni; the host's configuration stays unchanged.
     """
     podman = Podman()
-    if podman.backend() != "netavark":
+    if podman.call("info", "--format", "{{.Host.NetworkBackend}}").strip() != "netavark":
         configuration = folder / "containers.conf"
         configuration.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         configuration.write_text('[network]\nnetwork_backend = "netavark"\n')
-        podman.use_configuration(configuration)
+        podman.environment["CONTAINERS_CONF"] = str(configuration)
     return podman

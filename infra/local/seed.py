@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SEED_TARGET = "/var/lib/cloud/seed/nocloud"
 
@@ -23,10 +24,8 @@ class Seed:
 
     def meta_data(self) -> str:
         """Return the `meta-data` file as JSON, which is also YAML."""
-        values: dict[str, object] = {
-            "instance-id": self.instance_id,
-            "local-hostname": self.hostname,
-        }
+        values: dict[str, Any] = {"instance-id": self.instance_id}
+        values["local-hostname"] = self.hostname
         if self.public_key:
             values["public-keys"] = [self.public_key.strip()]
         return json.dumps(values, indent=2) + "\n"

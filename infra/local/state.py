@@ -7,10 +7,9 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,37 @@ STATUS_PATH = "/spr-cluster/status"
 _FORMAT = 3
 
 
+class _FolderPath:
+    """A file or folder inside a :class:`StateFolder`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: StateFolder, _: object = None) -> Path:
+        return folder.root / self._name
+
+
 @dataclass(frozen=True)
 class StateFolder:
     """The paths of one embedded cloud; ``key`` distinguishes its containers from those of others."""
 
     root: Path
+
+    server_lock = _FolderPath("server.lock")
+    server_file = _FolderPath("server.json")
+    log = _FolderPath("server.log")
+    snapshot = _FolderPath("ec2.pickle")
+    # Exists after `local stop`, which stops the nodes from outside.
+    suspended = _FolderPath("suspended")
+    # The server follows this file.
+    faults = _FolderPath("faults.toml")
+    pip_conf = _FolderPath("pip.conf")
+    # One folder with a whole disk per AMI created here.
+    images = _FolderPath("images")
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
 
     @staticmethod
     def of_user() -> StateFolder:
@@ -41,50 +66,8 @@ class StateFolder:
         home = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
         return StateFolder(Path(home).expanduser().resolve() / ".local-cloud")
 
-    @property
-    def key(self) -> str:
-        return hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
-
-    @property
-    def server_lock(self) -> Path:
-        return self.root / "server.lock"
-
-    @property
-    def server_file(self) -> Path:
-        return self.root / "server.json"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "server.log"
-
-    @property
-    def snapshot(self) -> Path:
-        return self.root / "ec2.pickle"
-
-    @property
-    def suspended(self) -> Path:
-        """A file that exists after ``local stop``, which stops the nodes from outside."""
-        return self.root / "suspended"
-
-    @property
-    def faults(self) -> Path:
-        """The faults file, which the server follows."""
-        return self.root / "faults.toml"
-
-    @property
-    def pip_conf(self) -> Path:
-        return self.root / "pip.conf"
-
-    @property
-    def images(self) -> Path:
-        """A folder per AMI created here, which contains a whole disk."""
-        return self.root / "images"
-
     def seed(self, instance_id: str) -> Path:
         return self.root / "seeds" / instance_id
-
-    def remove_seed(self, instance_id: str) -> None:
-        shutil.rmtree(self.seed(instance_id), ignore_errors=True)
 
     def create(self) -> None:
         """Create the folder for its owner only: user data can contain secrets."""
@@ -126,9 +109,7 @@ class ServerAddress:
         return f"http://127.0.0.1:{self.port}"
 
     def write(self, folder: StateFolder) -> None:
-        write_atomically(
-            folder.server_file, json.dumps({"pid": self.pid, "port": self.port}).encode()
-        )
+        write_atomically(folder.server_file, json.dumps(asdict(self)).encode())
 
     @staticmethod
     def read(folder: StateFolder) -> ServerAddress | None:

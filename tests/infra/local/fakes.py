@@ -159,9 +159,6 @@ class FakePodman(Podman):
     def remove_networks(self, names: Sequence[str]) -> None:
         self.network_list = [n for n in self.network_list if n.name not in names]
 
-    def backend(self) -> str:
-        return "netavark"
-
 
 @dataclass
 class FakeCloud:

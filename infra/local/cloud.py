@@ -64,7 +64,7 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
     return Cloud(
         name="local",
         region=region,
-        # NodeContainers see this machine at the gateway's address.
+        # Nodes see this machine at the gateway's address.
         caller_cidr=lambda: f"{gateway}/32",
         default_stack="upstream",
         billed=False,
@@ -138,14 +138,13 @@ def status() -> LocalStatus:
     folder = StateFolder.of_user()
     running = folder.is_server_alive()
     address = ServerAddress.read(folder) if running else None
+    podman = open_podman(folder.root) if _has_podman() else None
     return LocalStatus(
         running=running,
         pid=address.pid if address else None,
         endpoint=address.url if address else None,
         folder=str(folder.root),
-        resources=(
-            find_resources(open_podman(folder.root), folder) if _has_podman() else LocalResources()
-        ),
+        resources=find_resources(podman, folder) if podman else LocalResources(),
         faults=str(folder.faults) if folder.faults.exists() else None,
     )
 

@@ -30,9 +30,9 @@ from infra.local.state import ServerAddress, StateFolder
 _WATCH_S = 0.5
 
 
-def watch(application: Application, stop: threading.Event) -> None:
+def watch(application: Application) -> None:
     """Notice within half a second what the nodes do themselves."""
-    while not stop.wait(_WATCH_S):
+    while not threading.Event().wait(_WATCH_S):
         with application.lock:
             application.reconcile()
 
@@ -73,9 +73,7 @@ def serve(server: Any, application: Application) -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(
-        target=watch, args=(application, threading.Event()), name="watch", daemon=True
-    ).start()
+    threading.Thread(target=watch, args=(application,), name="watch", daemon=True).start()
     server.serve_forever()
 
 

@@ -1,4 +1,4 @@
-"""The base image: its recipe, its sources, and who is blamed when it can't be made."""
+"""The base image: recipe, sources, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 class BuildPodman(Podman):
-    """Writes down what building asks of podman; images exist once they are built."""
+    """Records the calls of a build; images exist once they are built."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -69,7 +69,7 @@ def podman(monkeypatch: pytest.MonkeyPatch) -> BuildPodman:
     return BuildPodman()
 
 
-def test_any_change_of_the_recipe_is_another_image() -> None:
+def test_every_recipe_change_changes_the_image_name() -> None:
     files = recipe()
     original = recipe_hash(files)
     assert recipe_hash(dict(reversed(files.items()))) == original
@@ -78,14 +78,14 @@ def test_any_change_of_the_recipe_is_another_image() -> None:
     assert recipe_hash({**files, "more": ""}) != original
 
 
-def test_the_recipe_has_no_placeholder_left_but_the_distribution() -> None:
+def test_the_recipe_fills_in_every_placeholder_but_the_distribution() -> None:
     files = recipe()
     assert set(files) == {"Containerfile", "cloud.cfg", "configure.sh", "sshd.conf"}
     assert PACKAGES in files["configure.sh"]
     assert "@PACKAGES@" not in "".join(files.values())
 
 
-def test_the_image_is_built_once_and_says_what_it_is(podman: BuildPodman) -> None:
+def test_the_image_is_built_once_with_a_description(podman: BuildPodman) -> None:
     image = ensure_base_image(podman, Silent())
     assert podman.archive == b"archive\n"
     assert podman.verbs() == ["import", "build", "image"]
@@ -100,7 +100,7 @@ def test_the_image_is_built_once_and_says_what_it_is(podman: BuildPodman) -> Non
 
 
 @pytest.mark.parametrize("had", [True, False])
-def test_ubuntu_is_pulled_where_a_registry_answers(
+def test_ubuntu_is_pulled_if_a_registry_answers(
     podman: BuildPodman, monkeypatch: pytest.MonkeyPatch, had: bool
 ) -> None:
     monkeypatch.setattr(base_image, "is_registry_reachable", lambda: True)
@@ -109,11 +109,11 @@ def test_ubuntu_is_pulled_where_a_registry_answers(
     image = ensure_base_image(podman, Silent())
     assert podman.verbs() == ["pull", "build", "image"]
     assert "--label=org.spr-cluster.description=embedded base, Ubuntu 24.04" in podman.calls[1]
-    # What was pulled for this alone does not stay.
+    # A base that was pulled for the build is removed.
     assert podman.existing == ({image.reference, UBUNTU} if had else {image.reference})
 
 
-def test_a_registry_that_refuses_is_no_registry(
+def test_a_refused_pull_falls_back_to_the_bootstrap(
     podman: BuildPodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_image, "is_registry_reachable", lambda: True)
@@ -122,7 +122,7 @@ def test_a_registry_that_refuses_is_no_registry(
     assert podman.verbs() == ["pull", "import", "build", "image"]
 
 
-def test_a_failed_bootstrap_is_told_in_its_own_words(
+def test_a_failed_bootstrap_reports_its_last_line(
     podman: BuildPodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["sh", "-c", "echo 'E: no mirror' >&2; exit 25"]
@@ -132,14 +132,14 @@ def test_a_failed_bootstrap_is_told_in_its_own_words(
     assert podman.existing == set()
 
 
-def test_a_failed_build_leaves_no_half_made_image(podman: BuildPodman) -> None:
+def test_a_failed_build_leaves_no_partial_image(podman: BuildPodman) -> None:
     podman.refuse = "build"
     with pytest.raises(CloudError, match="podman build: refused"):
         ensure_base_image(podman, Silent())
     assert podman.existing == set()
 
 
-def test_a_failed_import_is_told_and_ends_the_bootstrap(
+def test_a_failed_import_is_reported_and_ends_the_bootstrap(
     podman: BuildPodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_image, "bootstrap_command", lambda *_: ["sleep", "60"])
@@ -150,7 +150,7 @@ def test_a_failed_import_is_told_and_ends_the_bootstrap(
 
 
 @pytest.mark.parametrize("release", [{"ID": "fedora"}, {}])
-def test_a_machine_without_a_mirror_of_its_own_is_refused(
+def test_a_machine_without_a_package_mirror_is_refused(
     podman: BuildPodman, monkeypatch: pytest.MonkeyPatch, release: dict[str, str]
 ) -> None:
     monkeypatch.setattr(base_image, "read_os_release", lambda: release)

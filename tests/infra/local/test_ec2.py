@@ -1,4 +1,4 @@
-"""EC2's verbs on the embedded cloud: what the API says and what becomes of the containers."""
+"""EC2's calls on the embedded cloud: the answers, and what happens to the containers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_one_call_starts_many_and_tags_everything(fake_cloud: FakeCloud) -> None
     assert len(ec2.describe_network_interfaces(Filters=by_tag)["NetworkInterfaces"]) == 3
 
 
-def test_the_gateway_and_used_addresses_are_never_handed_out(
+def test_the_gateway_and_used_addresses_are_never_assigned(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     first = [fake_cloud.spec(i).address for i in fake_cloud.run(2)]
@@ -106,7 +106,7 @@ def test_the_default_vpc_is_as_in_a_new_account(fake_cloud: FakeCloud, podman: F
     assert [str(r) for r in network.ranges] == ["172.31.0.0/16"]
 
 
-def test_the_vpc_keeps_out_of_ranges_that_the_machine_uses(
+def test_the_vpc_avoids_ranges_that_the_machine_uses(
     endpoint: Endpoint, tmp_path: Path, podman: FakePodman
 ) -> None:
     podman.create_network("docker-like", "172.31.128.0/24", "172.31.128.1", {})
@@ -133,21 +133,21 @@ def test_a_launch_that_podman_refuses_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("wish", "code"),
+    ("parameters", "code"),
     [
         ({"ImageId": "ami-12345678"}, "InvalidAMIID.NotFound"),
         ({"InstanceType": "r7iz.huge"}, "InvalidParameterValue"),
-        ({"KeyName": "nobody"}, "InvalidKeyPair.NotFound"),
+        ({"KeyName": "missing"}, "InvalidKeyPair.NotFound"),
     ],
 )
 def test_what_ec2_refuses_is_refused(
-    fake_cloud: FakeCloud, podman: FakePodman, wish: dict[str, Any], code: str
+    fake_cloud: FakeCloud, podman: FakePodman, parameters: dict[str, Any], code: str
 ) -> None:
-    assert refusal(fake_cloud.run, **wish) == code
+    assert refusal(fake_cloud.run, **parameters) == code
     assert podman.state == {}
 
 
-def test_an_instance_outside_the_default_vpc_is_refused_whole(
+def test_an_instance_outside_the_default_vpc_is_refused(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2 = fake_cloud.clients.ec2
@@ -163,7 +163,7 @@ def test_the_same_client_token_launches_once(fake_cloud: FakeCloud, podman: Fake
     assert len(podman.state) == 2
 
 
-def test_nodes_get_cpus_of_their_own_in_turn(
+def test_nodes_get_the_least_used_cpus(
     fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
@@ -172,7 +172,7 @@ def test_nodes_get_cpus_of_their_own_in_turn(
     assert [fake_cloud.spec(i).cpus for i in (first, second, third)] == [(0,), (1,), (0,)]
 
 
-# The rest of a life
+# Start, stop, reboot, terminate
 
 
 def test_terminating_leaves_nothing_but_the_record(
@@ -228,7 +228,7 @@ def test_a_terminated_instance_neither_starts_nor_stops(fake_cloud: FakeCloud) -
     assert refusal(ec2.stop_instances, InstanceIds=ids) == "IncorrectInstanceState"
 
 
-def test_a_failed_start_is_told_and_changes_nothing(
+def test_a_failed_start_is_reported_and_changes_nothing(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
@@ -238,7 +238,7 @@ def test_a_failed_start_is_told_and_changes_nothing(
     assert fake_cloud.state_of(ids[0]) == "stopped"
 
 
-def test_reboot_starts_the_container_anew(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+def test_reboot_restarts_the_container(fake_cloud: FakeCloud, podman: FakePodman) -> None:
     (instance_id,) = fake_cloud.run()
     before = podman.state[fake_cloud.container(instance_id)].pid
     fake_cloud.clients.ec2.reboot_instances(InstanceIds=[instance_id])
@@ -262,14 +262,14 @@ def test_a_shutdown_inside_reaches_the_api(
     assert reason == "Client.InstanceInitiatedShutdown"
 
 
-def test_a_reboot_inside_is_a_reboot(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+def test_a_reboot_inside_restarts_the_container(fake_cloud: FakeCloud, podman: FakePodman) -> None:
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
     podman.end(fake_cloud.container(instance_id), 129)
     assert fake_cloud.state_of(instance_id) == "running"
     assert podman.state[fake_cloud.container(instance_id)].running
 
 
-def test_a_container_that_somebody_removed_is_a_lost_instance(
+def test_an_instance_without_its_container_is_terminated(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = fake_cloud.run()
@@ -281,7 +281,7 @@ def test_a_container_that_somebody_removed_is_a_lost_instance(
 # Images
 
 
-def test_the_base_image_is_found_as_canonicals_and_says_what_it_is(fake_cloud: FakeCloud) -> None:
+def test_the_base_image_is_published_as_canonicals(fake_cloud: FakeCloud) -> None:
     clients = fake_cloud.clients
     for release in ("20.04", "22.04", "24.04"):
         assert find_ubuntu_image(clients.ssm, clients.ec2, release).id == BASE.ami_id
@@ -301,7 +301,7 @@ def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
 ) -> None:
     ec2 = fake_cloud.clients.ec2
     (instance_id,) = fake_cloud.run()
-    podman.copy_gate.clear()
+    podman.copying_allowed.clear()
     image_id = ec2.create_image(
         InstanceId=instance_id,
         Name="my-image",
@@ -316,7 +316,7 @@ def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
     assert image["Tags"] == [{"Key": "kind", "Value": "image"}]
     assert refusal(fake_cloud.run, ImageId=image_id) == "InvalidAMIID.Unavailable"
 
-    podman.copy_gate.set()
+    podman.copying_allowed.set()
     assert wait_for_image(fake_cloud, image_id) == "available"
     assert podman.copied == [fake_cloud.container(instance_id)]
     (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
@@ -340,7 +340,7 @@ def test_an_image_without_no_reboot_reboots_the_instance(
     assert fake_cloud.state_of(instance_id) == "running"
 
 
-def test_a_stopped_instance_makes_no_image(fake_cloud: FakeCloud) -> None:
+def test_an_image_of_a_stopped_instance_is_refused(fake_cloud: FakeCloud) -> None:
     ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
     ec2.stop_instances(InstanceIds=ids)
     assert refusal(ec2.create_image, InstanceId=ids[0], Name="my-image") == "UnsupportedOperation"
@@ -351,16 +351,16 @@ def test_a_snapshot_appears_when_the_disk_is_copied(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
-    podman.copy_gate.clear()
+    podman.copying_allowed.clear()
     image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
     of_image: Any = [{"Name": "description", "Values": [f"*{image_id}*"]}]
     assert ec2.describe_snapshots(Filters=of_image)["Snapshots"] == []
-    podman.copy_gate.set()
+    podman.copying_allowed.set()
     wait_for_image(fake_cloud, image_id)
     assert len(ec2.describe_snapshots(Filters=of_image)["Snapshots"]) == 1
 
 
-def test_an_image_that_podman_refuses_is_failed_with_the_reason(
+def test_an_image_that_can_not_be_copied_fails_with_the_reason(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = fake_cloud.run()
@@ -373,7 +373,7 @@ def test_an_image_that_podman_refuses_is_failed_with_the_reason(
     assert "refused" in image["StateReason"]["Message"]
 
 
-def test_an_image_goes_with_the_last_that_needs_it(
+def test_an_images_disk_stays_until_nothing_needs_it(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2 = fake_cloud.clients.ec2
@@ -415,7 +415,7 @@ def test_a_security_group_in_use_stays(fake_cloud: FakeCloud) -> None:
     assert names == {"default"}
 
 
-def test_a_group_of_a_network_interface_request_is_in_use_and_shown(fake_cloud: FakeCloud) -> None:
+def test_the_group_of_a_requested_interface_is_shown_and_in_use(fake_cloud: FakeCloud) -> None:
     ec2 = fake_cloud.clients.ec2
     subnet_id = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
@@ -430,7 +430,7 @@ def test_a_group_of_a_network_interface_request_is_in_use_and_shown(fake_cloud: 
     assert refusal(ec2.delete_security_group, GroupName="g") == "DependencyViolation"
 
 
-# The server's end and return
+# Resume
 
 
 def test_the_state_survives_the_server(fake_cloud: FakeCloud, podman: FakePodman) -> None:
@@ -458,7 +458,7 @@ def test_the_state_survives_the_server(fake_cloud: FakeCloud, podman: FakePodman
         (137, False, "running"),  # the machine went down
     ],
 )
-def test_a_node_that_ended_meanwhile(
+def test_resume_handles_a_node_that_ended_without_a_server(
     fake_cloud: FakeCloud, podman: FakePodman, exit_code: int, suspended: bool, state: str
 ) -> None:
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
@@ -469,7 +469,7 @@ def test_a_node_that_ended_meanwhile(
             assert len(podman.state) == (state == "running")
 
 
-def test_a_node_that_can_not_run_again_is_stopped_and_says_why(
+def test_a_node_that_can_not_start_again_is_stopped_with_the_reason(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = fake_cloud.run()
@@ -482,7 +482,9 @@ def test_a_node_that_can_not_run_again_is_stopped_and_says_why(
     assert instance["StateReason"]["Message"] == "Server.InternalError: podman start: refused"
 
 
-def test_what_a_crash_left_behind_is_cleaned_up(fake_cloud: FakeCloud, podman: FakePodman) -> None:
+def test_resume_removes_containers_of_an_interrupted_launch(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
     before_launch = fake_cloud.folder.snapshot.read_bytes()
     (instance_id,) = fake_cloud.run()
     fake_cloud.folder.snapshot.write_bytes(before_launch)
@@ -491,11 +493,11 @@ def test_what_a_crash_left_behind_is_cleaned_up(fake_cloud: FakeCloud, podman: F
     assert podman.state == {}
 
 
-def test_an_image_that_was_pending_at_the_end_is_decided_by_what_podman_has(
+def test_resume_settles_pending_images_by_their_disks(
     fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
-    podman.copy_gate.clear()
+    podman.copying_allowed.clear()
     done, lost = (
         ec2.create_image(InstanceId=instance_id, Name=name, NoReboot=True)["ImageId"]
         for name in ("done", "lost")
@@ -509,11 +511,11 @@ def test_an_image_that_was_pending_at_the_end_is_decided_by_what_podman_has(
             i["ImageId"]: i["State"]
             for i in resumed.clients.ec2.describe_images(Owners=["self"])["Images"]
         }
-    podman.copy_gate.set()
+    podman.copying_allowed.set()
     assert states == {done: "available", lost: "failed"}
 
 
-def test_identity_and_offerings_answer(fake_cloud: FakeCloud) -> None:
+def test_identity_and_offerings_are_answered(fake_cloud: FakeCloud) -> None:
     sts = fake_cloud.endpoint.client("sts")
     assert sts.get_caller_identity()["Account"] == "123456789012"
     offerings = fake_cloud.clients.ec2.describe_instance_type_offerings(

@@ -1,4 +1,4 @@
-"""podman's command line: what is asked of it, and how its failures are told."""
+"""podman's command line: its arguments and failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fake_podman(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
     monkeypatch.setattr(podman_module, "choose_runtime", list)
 
 
-def test_a_node_is_asked_for_as_a_machine() -> None:
+def test_a_container_runs_as_a_machine() -> None:
     arguments = run_arguments(SPEC)
     assert arguments[-2:] == ["localhost/base:1", "/sbin/init"]
     assert {
@@ -57,7 +57,7 @@ def test_a_node_is_asked_for_as_a_machine() -> None:
     assert "--privileged" not in arguments
 
 
-def test_a_node_can_start_from_a_folder_that_stays_as_it_is() -> None:
+def test_a_node_can_start_from_a_folder_that_stays_unchanged() -> None:
     arguments = run_arguments(replace(SPEC, image=Path("/my images/ami-1")))
     assert arguments[-3:] == ["--rootfs", "/my images/ami-1:O", "/sbin/init"]
 
@@ -88,7 +88,7 @@ def test_a_failure_carries_podmans_last_line(
     assert caught.value.code == "InternalError"
 
 
-def test_a_podman_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_podman_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_podman(tmp_path, monkeypatch, "exec sleep 60")
     with pytest.raises(CloudError, match="no answer"):
         Podman().call("ps", timeout_s=0.2)
@@ -108,7 +108,9 @@ def test_containers_are_read_from_podmans_list(
     ]
 
 
-def test_removing_nothing_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_nothing_does_not_call_podman(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_podman(tmp_path, monkeypatch, f"touch {tmp_path}/called")
     podman = Podman()
     podman.remove([])
@@ -119,7 +121,7 @@ def test_removing_nothing_asks_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("backend", "own"), [("netavark", False), ("cni", True)])
-def test_netavark_is_used_without_touching_the_hosts_configuration(
+def test_netavark_is_used_without_changing_the_hosts_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, own: bool
 ) -> None:
     fake_podman(
@@ -135,7 +137,7 @@ def test_netavark_is_used_without_touching_the_hosts_configuration(
 # Host keys
 
 
-def test_host_keys_are_read_once_the_first_boot_has_made_them(
+def test_host_keys_are_read_once_the_first_boot_has_created_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(podman_module, "choose_runtime", list)

@@ -1,4 +1,4 @@
-"""EC2 is eventually consistent: what is new is not known everywhere at once."""
+"""Eventual consistency: calls do not see new resources at once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def cloud(endpoint: Endpoint, tmp_path: Path, podman: FakePodman) -> Iterator[Fa
 
 
 def all_ids(cloud: FakeCloud) -> set[str]:
-    """What describes show of instances, images, groups, keys, placement groups, tags, …"""
-    ec2 = cloud.once
+    """Return the ids that all describe calls show."""
+    ec2 = cloud.ec2
     own = {"Owners": ["self"]}
     answers: list[tuple[Callable[..., Any], dict[str, Any], str, str]] = [
         (ec2.describe_images, own, "Images", "ImageId"),
@@ -52,8 +52,8 @@ def all_ids(cloud: FakeCloud) -> set[str]:
     return found
 
 
-def test_everything_new_is_hidden_for_a_while_and_then_shown(cloud: FakeCloud) -> None:
-    ec2 = cloud.once
+def test_new_resources_are_hidden_and_then_shown(cloud: FakeCloud) -> None:
+    ec2 = cloud.ec2
     before = all_ids(cloud)
     ec2.import_key_pair(KeyName="k", PublicKeyMaterial=KEY)
     ec2.create_placement_group(GroupName="near", Strategy="cluster")
@@ -75,8 +75,8 @@ def test_everything_new_is_hidden_for_a_while_and_then_shown(cloud: FakeCloud) -
     assert kinds == {"i", "key", "pg", "sg", "lt", "sir", "vol", "eni", "ami", "snap"}
 
 
-def test_what_is_hidden_is_not_found_by_id_either(cloud: FakeCloud, podman: FakePodman) -> None:
-    ec2 = cloud.once
+def test_hidden_resources_are_not_found_by_id(cloud: FakeCloud, podman: FakePodman) -> None:
+    ec2 = cloud.ec2
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     ec2.import_key_pair(KeyName="k", PublicKeyMaterial=KEY)
     ec2.create_placement_group(GroupName="near", Strategy="cluster")
@@ -105,8 +105,8 @@ def test_what_is_hidden_is_not_found_by_id_either(cloud: FakeCloud, podman: Fake
     assert len(podman.state) == 2
 
 
-def test_names_and_tokens_that_are_taken_are_known_at_once(cloud: FakeCloud) -> None:
-    ec2 = cloud.once
+def test_taken_names_and_tokens_are_known_at_once(cloud: FakeCloud) -> None:
+    ec2 = cloud.ec2
     group: dict[str, Any] = {"GroupName": "g", "Description": "d"}
     near: dict[str, Any] = {"GroupName": "near", "Strategy": "cluster"}
     key: dict[str, Any] = {"KeyName": "k", "PublicKeyMaterial": KEY}
@@ -120,10 +120,8 @@ def test_names_and_tokens_that_are_taken_are_known_at_once(cloud: FakeCloud) -> 
     assert cloud.run(ClientToken="t") == cloud.run(ClientToken="t")
 
 
-def test_a_group_is_in_use_by_a_machine_that_nobody_sees_yet(
-    cloud: FakeCloud, podman: FakePodman
-) -> None:
-    ec2 = cloud.once
+def test_a_hidden_machine_uses_its_groups(cloud: FakeCloud, podman: FakePodman) -> None:
+    ec2 = cloud.ec2
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     ec2.create_placement_group(GroupName="near", Strategy="cluster")
     cloud.clock.sleep(2)
@@ -135,7 +133,7 @@ def test_a_group_is_in_use_by_a_machine_that_nobody_sees_yet(
 
 
 def test_the_image_of_a_hidden_machine_keeps_its_disk(cloud: FakeCloud) -> None:
-    ec2 = cloud.once
+    ec2 = cloud.ec2
     (instance_id,) = cloud.run()
     cloud.clock.sleep(2)
     image_id = ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]

@@ -16,6 +16,7 @@ from moto.core.utils import utcnow
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.ssm.models import Parameter, ssm_backends
+from werkzeug.test import run_wsgi_app
 
 from infra.local.cloud import CREDENTIALS
 from infra.local.containers import NodeContainers
@@ -162,14 +163,8 @@ _NOT_FOUND = Reply("404 Not Found", (("Content-Length", "0"),), b"")
 
 def _call_wsgi(application: Any, environ: dict[str, Any]) -> Reply:
     """Return the complete response of another WSGI application."""
-    started: list[tuple[str, tuple[tuple[str, str], ...]]] = []
-
-    def start_response(status: str, headers: list[tuple[str, str]], *_: Any) -> None:
-        started.append((status, tuple(headers)))
-
-    body = b"".join(application(environ, start_response))
-    status, headers = started[-1]
-    return Reply(status, headers, body)
+    body, status, headers = run_wsgi_app(application, environ, buffered=True)
+    return Reply(status, tuple(headers.items()), b"".join(body))
 
 
 def publish_image_parameters(region: str, ami_id: str) -> None:

@@ -21,9 +21,8 @@ class PlacementGroup(TaggedEC2Resource):
         self.group_name = name
         self.strategy = strategy
         self.state = "available"
-        self.group_arn = (
-            f"arn:aws:ec2:{backend.region_name}:{backend.account_id}:placement-group/{name}"
-        )
+        owner = f"{backend.region_name}:{backend.account_id}"
+        self.group_arn = f"arn:aws:ec2:{owner}:placement-group/{name}"
         self.add_tags(tags)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import botocore.session
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from infra.errors import UsageError
@@ -49,8 +50,6 @@ _STATUS = {
 @functools.cache
 def known_actions() -> frozenset[str]:
     """Return the API actions that the embedded cloud serves."""
-    import botocore.session  # noqa: PLC0415 - 0.1 s, and only a rule for one action needs it
-
     session = botocore.session.get_session()
     return frozenset(
         name for service in _SERVICES for name in session.get_service_model(service).operation_names
@@ -227,9 +226,6 @@ def _read_policy(path: Path) -> str:
     return text
 
 
-# This user's faults file
-
-
 @dataclass(frozen=True)
 class FaultsReport:
     """The active faults: their file with its text, and all values, defaults included."""
@@ -263,9 +259,6 @@ def put_faults(source: Path) -> None:
 
 def clear_faults() -> None:
     StateFolder.of_user().faults.unlink(missing_ok=True)
-
-
-# The server
 
 
 class ActiveFaults:

@@ -196,9 +196,9 @@ def test_a_file_is_activated_shown_and_cleared(
     shown = f'# active: {active_faults}\nprofile = "metal"\nboot_s = 1.5\n'
     assert capsys.readouterr().out == shown
     assert main(["local", "faults", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["file"] == str(active_faults)
-    assert [told["values"][name] for name in ("boot_s", "image_s", "seed")] == [1.5, 60, 0]
+    shown_values = json.loads(capsys.readouterr().out)
+    assert shown_values["file"] == str(active_faults)
+    assert [shown_values["values"][name] for name in ("boot_s", "image_s", "seed")] == [1.5, 60, 0]
 
     assert main(["local", "faults", "--clear"]) == 0
     assert not active_faults.exists()

@@ -50,11 +50,11 @@ def test_a_call_with_a_lost_answer_takes_effect(fake_cloud: FakeCloud) -> None:
 
 
 def test_on_call_runs_before_and_after_a_call_and_calls_are_counted(fake_cloud: FakeCloud) -> None:
-    told: list[tuple[str, str, int, int]] = []
+    moments: list[tuple[str, str, int, int]] = []
 
     def on_call(action: str, moment: str) -> None:
         groups = sum(len(g) for g in fake_cloud.backend.groups.values())
-        told.append((action, moment, groups, fake_cloud.folder.snapshot.stat().st_ino))
+        moments.append((action, moment, groups, fake_cloud.folder.snapshot.stat().st_ino))
 
     fake_cloud.application.calls.clear()
     fake_cloud.application.on_call = on_call
@@ -62,24 +62,24 @@ def test_on_call_runs_before_and_after_a_call_and_calls_are_counted(fake_cloud: 
     fake_cloud.ec2.describe_vpcs()
     fake_cloud.endpoint.client("sts").get_caller_identity()
 
-    assert [(action, moment, groups) for action, moment, groups, _ in told] == [
+    assert [(action, moment, groups) for action, moment, groups, _ in moments] == [
         ("CreateSecurityGroup", "before", 1),
         ("CreateSecurityGroup", "after", 2),
         ("DescribeVpcs", "before", 2),
         ("DescribeVpcs", "after", 2),
     ]
     # Each save is a new file.
-    assert told[0][3] != told[1][3] == told[3][3]
+    assert moments[0][3] != moments[1][3] == moments[3][3]
     assert fake_cloud.application.calls == {"CreateSecurityGroup": 1, "DescribeVpcs": 1}
 
 
 def test_a_refused_call_is_counted_without_on_call(fake_cloud: FakeCloud) -> None:
-    told: list[str] = []
-    fake_cloud.application.on_call = lambda action, moment: told.append(moment)
+    moments: list[str] = []
+    fake_cloud.application.on_call = lambda action, moment: moments.append(moment)
     fake_cloud.application.calls.clear()
     fake_cloud.faults("[[error]]\n")
     refusal(fake_cloud.ec2.describe_vpcs)
-    assert (told, fake_cloud.application.calls["DescribeVpcs"]) == ([], 1)
+    assert (moments, fake_cloud.application.calls["DescribeVpcs"]) == ([], 1)
 
 
 # Permissions
@@ -129,7 +129,7 @@ def test_a_deny_overrides_an_allow(fake_cloud: FakeCloud, tmp_path: Path) -> Non
     assert fake_cloud.ec2.describe_subnets()["Subnets"]
 
 
-@pytest.mark.parametrize(("key", "secret"), [("embedded", "wrong"), ("somebody", "embedded")])
+@pytest.mark.parametrize(("key", "secret"), [("embedded", "wrong"), ("stranger", "embedded")])
 def test_only_the_tools_credentials_are_accepted(
     fake_cloud: FakeCloud, tmp_path: Path, key: str, secret: str
 ) -> None:

@@ -44,7 +44,8 @@ class CapacityPool:
 
 def grant(ec2: Any, pool: CapacityPool, least: int, most: int) -> int:
     """Return how many instances of a pool a launch gets, from ``least`` to ``most``, or refuse it."""
-    faults, there = ec2.runtime.faults.now, ec2.live_instances()
+    faults: Faults = ec2.runtime.faults.now
+    there = ec2.live_instances()
     quota = faults.quota.spot_vcpus if pool.market == "spot" else faults.quota.on_demand_vcpus
     running = [CapacityPool.of(i) for i in there if i.state in _COUNTING]
     used = sum(other.vcpus for other in running if other.market == pool.market)

@@ -20,7 +20,7 @@ ON_DEMAND_QUOTA, SPOT_QUOTA = "L-1216C47A", "L-34B43A08"
 
 @dataclass(frozen=True)
 class CapacityPool:
-    """What instances share that compete for the same capacity. ``market`` is "spot" or "on-demand"."""
+    """A zone, type, and market ("spot" or "on-demand") whose instances compete for capacity."""
 
     zone: str
     instance_type: str

@@ -1,4 +1,4 @@
-"""What happens to instances over time: they boot, fail, stop, and end."""
+"""Instances over time: boots, failures, stops, and ends."""
 
 from __future__ import annotations
 

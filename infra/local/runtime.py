@@ -1,4 +1,4 @@
-"""What EC2's state needs from the running server, and what is never saved with it."""
+"""The part of EC2's state that belongs to the running server and is never saved."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from benchmarks.common import finish
-from jobs.experiments.published import EPOCH_S, FLOWS_GBIT_S, explain_published
+from jobs.experiments.published import EPOCH_S, FLOWS_GBIT_S, compare_with_published
 
 _NOT_EXPLAINED = (
     "which flow it was: the article does not say whether the nodes shared a placement group",
@@ -19,7 +19,7 @@ _NOT_EXPLAINED = (
 
 def main() -> None:
     """Four nodes' time from one node's and the network; the bar: some flow of EC2 explains it."""
-    found = [explain_published(gbit) for gbit in FLOWS_GBIT_S]
+    found = [compare_with_published(gbit) for gbit in FLOWS_GBIT_S]
     for each in found:
         needs = "unexplained" if each.overlap is None else f"overlap {each.overlap:.0%}"
         print(

@@ -15,8 +15,8 @@ from infra.errors import SprError, UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.inventory import describe_inventory
 from jobs.cli.context import open_job_context
-from jobs.experiments.bench import BenchRequest, bench, last_speeds
-from jobs.experiments.bench_results import NodeSpeed, Speeds
+from jobs.experiments.bench import BenchRequest, bench, read_last_speeds
+from jobs.experiments.bench_results import BenchResult, NodeSpeed
 from jobs.worker.bench.options import LONGEST, SECONDS, SHORTEST
 
 _EXAMPLES = """\
@@ -67,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(args: argparse.Namespace) -> tuple[Speeds, Context]:
+def _measure(args: argparse.Namespace) -> tuple[BenchResult, Context]:
     ctx = open_context(args, open_chosen_cloud(args))
     context = open_job_context(args, datetime.now(timezone.utc))
     if args.last:
-        return last_speeds(context.open_host(context.cluster.head), args.name), ctx
+        return read_last_speeds(context.open_host(context.cluster.head), args.name), ctx
     record = describe_inventory(ctx.clients.ec2, args.name, ("security_groups",)).record
     required = bool(record.options["amx_required"]) if record else True
     has_amx = ctx.cloud.has_amx
@@ -79,7 +79,7 @@ def _measure(args: argparse.Namespace) -> tuple[Speeds, Context]:
     return bench(context, request), ctx
 
 
-def render(speeds: Speeds, ctx: Context) -> Iterator[str]:
+def render(speeds: BenchResult, ctx: Context) -> Iterator[str]:
     """The figures as a table, what they are compared with, and what follows from them."""
     yield f"Cluster {speeds.cluster}, {speeds.when}, stack {speeds.stack}, torch {speeds.torch}"
     yield format_table([_HEADER.format(speeds.dtype).split("|"), *map(_row, speeds.nodes)])
@@ -113,7 +113,7 @@ def _row(node: NodeSpeed) -> Sequence[str]:
     )
 
 
-def _tell_peak(speeds: Speeds, *, real: bool) -> str:
+def _tell_peak(speeds: BenchResult, *, real: bool) -> str:
 
     if not real:
         return "No peak to compare with: these nodes are containers on this machine."
@@ -129,7 +129,7 @@ def _tell_peak(speeds: Speeds, *, real: bool) -> str:
     )
 
 
-def _tell_all_reduce(speeds: Speeds) -> Iterator[str]:
+def _tell_all_reduce(speeds: BenchResult) -> Iterator[str]:
     if not speeds.all_reduce:
         yield "All-reduce: left out, as the cluster has one node."
         return

@@ -11,7 +11,7 @@ from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_cont
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.nodes import find_cluster
-from jobs.launch.history import ListedJob, list_jobs
+from jobs.launch.history import JobSummary, list_jobs
 
 _EXAMPLES = """\
   spr-cluster jobs
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def render(found: Sequence[ListedJob], now: datetime) -> str:
+def render(found: Sequence[JobSummary], now: datetime) -> str:
     """The jobs as a table."""
     rows = [("JOB", "STATE", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")]
     for job in found:

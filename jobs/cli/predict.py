@@ -14,7 +14,7 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.nodes import find_cluster
 from infra.errors import UsageError
 from jobs.train.predict import (
-    Answered,
+    Prediction,
     answer_here,
     answer_on_head,
     can_answer_here,
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> Sequence[Answered]:
+def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> Sequence[Prediction]:
 
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
@@ -89,7 +89,7 @@ def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> Seq
         return answer_on_head(head, args.questions, context, model, args.model)
 
 
-def render(answers: Sequence[Answered]) -> str:
+def render(answers: Sequence[Prediction]) -> str:
     """The bare answer to one question; of several each below its question."""
     texts = [each.text or "(no answer)" for each in answers]
     if len(texts) == 1:

@@ -16,8 +16,8 @@ from jobs.cli.context import open_job_context
 from jobs.launch.plan import FABRICS, PLACEMENTS, PlacementOptions, new_job_id
 from jobs.launch.record import JobRecord
 from jobs.launch.session import run_job
-from jobs.launch.work_files import collect_files
 from jobs.train.program import ProgramRequest, check_variables, plan_program
+from jobs.train.program_files import collect_files
 from jobs.train.request import check_results, expand_home
 
 _EXAMPLES = """\

@@ -23,7 +23,13 @@ from jobs.cli.trial_options import (
     numbers,
 )
 from jobs.experiments.published import SQUAD_FEATURES, published_speedups
-from jobs.experiments.scaling import Row, ScalingRequest, Study, batch_per_rank, scaling
+from jobs.experiments.scaling import (
+    ScalingRequest,
+    ScalingRow,
+    ScalingStudy,
+    batch_per_rank,
+    scaling,
+)
 from jobs.experiments.step_model import StepModel
 from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.train.request import TrainRequest, check_inputs, check_results, expand_home
@@ -135,7 +141,7 @@ def _checked_batches(request: ScalingRequest) -> ScalingRequest:
     return request
 
 
-def render(study: Study, folder: Path) -> Iterator[str]:
+def render(study: ScalingStudy, folder: Path) -> Iterator[str]:
     """The study as a table, and what the model says."""
 
     # Those are against one node, too.
@@ -153,7 +159,7 @@ def render(study: Study, folder: Path) -> Iterator[str]:
     yield f"scaling.json: {folder}/, and ~/spr-scaling on the head"
 
 
-def _cells(row: Row, published: dict[int, float]) -> tuple[str, ...]:
+def _cells(row: ScalingRow, published: dict[int, float]) -> tuple[str, ...]:
 
     name = f"{row.nodes}*" if row.predicted else str(row.nodes)
     seen = published.get(row.nodes)
@@ -172,7 +178,7 @@ def _cells(row: Row, published: dict[int, float]) -> tuple[str, ...]:
     )
 
 
-def _tell_model(study: Study) -> Iterator[str]:
+def _tell_model(study: ScalingStudy) -> Iterator[str]:
     if study.fit is None:
         measured = {row.nodes for row in study.rows if row.step_s is not None}
         why = (

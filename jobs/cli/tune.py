@@ -22,11 +22,11 @@ from jobs.cli.trial_options import (
     check_seconds,
     numbers,
 )
-from jobs.experiments.trials import Grid, Outcome, as_row, estimate_minutes
+from jobs.experiments.trial_grid import Outcome, TrialGrid, as_row, estimate_minutes
 from jobs.experiments.tune import TuneRequest, tune
 from jobs.launch.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs
-from jobs.train.tuned import Tuned
+from jobs.train.tuned import TuningResult
 
 _EXAMPLES = """\
   spr-cluster tune squad --data train.json --model ./my-encoder     the job that you will run
@@ -82,7 +82,7 @@ def build_request(args: argparse.Namespace) -> TuneRequest:
     except ValueError as error:
         raise UsageError(str(error)) from None
     wish = PlacementOptions(fabric=args.fabric)
-    grid = Grid(args.ppn, args.ccl_workers, batch_sizes)
+    grid = TrialGrid(args.ppn, args.ccl_workers, batch_sizes)
     return TuneRequest(TrainRequest(options, Path("results"), wish), grid, args.seconds)
 
 
@@ -95,13 +95,13 @@ def announce(trials: int, seconds: int) -> str:
     return f"{trials} trials of {seconds} s each, and their start-up: about {about}"
 
 
-def as_dict(best: Tuned, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def as_dict(best: TuningResult, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """For ``--json``."""
 
     return {"best": asdict(best), "trials": [as_row(outcome) for outcome in outcomes]}
 
 
-def render(best: Tuned, outcomes: Sequence[Outcome]) -> str:
+def render(best: TuningResult, outcomes: Sequence[Outcome]) -> str:
     """The trials as a table, fastest first, and what was kept."""
 
     ranked = sorted(outcomes, key=lambda outcome: -(outcome.samples_per_second or 0))

@@ -11,7 +11,7 @@ from typing import Any
 from cluster.nodes import Cluster, Node
 from infra.errors import JobError, UsageError
 from infra.tags import render_time
-from jobs.experiments.bench_results import NodeSpeed, Speeds, find_peak, read_speeds
+from jobs.experiments.bench_results import BenchResult, NodeSpeed, find_peak, read_speeds
 from jobs.launch.plan import JobPaths, JobPlan
 from jobs.launch.session import JobContext, run_job
 from jobs.train.request import require_able_stack
@@ -32,7 +32,7 @@ class BenchRequest:
     real: bool
 
 
-def bench(context: JobContext, request: BenchRequest) -> Speeds:
+def bench(context: JobContext, request: BenchRequest) -> BenchResult:
     """Measure all nodes at once, then all together, and keep the figures on the head.
 
     Raises :class:`JobError` if that fails.
@@ -46,7 +46,7 @@ def bench(context: JobContext, request: BenchRequest) -> Speeds:
             "the measurement ended without a result", hint="`spr-cluster bench` repeats it"
         )
     speeds = read_result(result, context.cluster, context.stack, request, context.now)
-    keep_speeds(context.open_host(context.cluster.head), speeds, context.now)
+    save_speeds(context.open_host(context.cluster.head), speeds, context.now)
     return speeds
 
 
@@ -63,7 +63,7 @@ def plan_bench(request: BenchRequest, stack: Stack) -> JobPlan:
 
 def read_result(
     result: Mapping[str, Any], cluster: Cluster, stack: Stack, request: BenchRequest, now: datetime
-) -> Speeds:
+) -> BenchResult:
     """The ranks' figures by node. mpirun fills the nodes in the hostfile's order, ours."""
     ranks = sorted(result["ranks"], key=lambda rank: int(rank["rank"]))
     each = len(ranks) // len(cluster.nodes)
@@ -75,7 +75,7 @@ def read_result(
         )
         for node, group in zip(cluster.nodes, groups, strict=True)
     ]
-    return Speeds(
+    return BenchResult(
         when=render_time(now),
         cluster=cluster.name,
         stack=stack.name,
@@ -107,7 +107,7 @@ def _as_node(node: Node, ranks: Sequence[Mapping[str, Any]], peak: float | None)
     )
 
 
-def keep_speeds(head: Host, speeds: Speeds, now: datetime) -> None:
+def save_speeds(head: Host, speeds: BenchResult, now: datetime) -> None:
     """Keep a measurement with the cluster, on its head."""
     home = JobPaths("").home
     head.run(f"mkdir -p ~/{FOLDER}")
@@ -115,7 +115,7 @@ def keep_speeds(head: Host, speeds: Speeds, now: datetime) -> None:
     head.put(content.encode(), f"{home}/{FOLDER}/{now:%Y%m%d-%H%M%S}.json", 0o644)
 
 
-def last_speeds(head: Host, name: str) -> Speeds:
+def read_last_speeds(head: Host, name: str) -> BenchResult:
     """The last measurement that was kept; raises :class:`UsageError` where there is none."""
     text = head.run(f'cat "$(ls -1 ~/{FOLDER}/*.json 2>/dev/null | tail -n 1)" 2>/dev/null || true')
     if not text.stdout.strip():

@@ -44,7 +44,7 @@ class SlowNode:
 
 
 @dataclass(frozen=True)
-class Speeds:
+class BenchResult:
     """A finished `bench`. ``all_reduce`` holds bytes, seconds, bus_gb_s; empty on one node."""
 
     when: str
@@ -79,14 +79,14 @@ class Speeds:
         }
 
 
-def read_speeds(content: Mapping[str, Any]) -> Speeds:
-    """What :meth:`Speeds.as_dict` wrote. Raises ``KeyError`` or ``TypeError`` for anything else."""
-    own = {key: content[key] for key in Speeds.__dataclass_fields__}
+def read_speeds(content: Mapping[str, Any]) -> BenchResult:
+    """What :meth:`BenchResult.as_dict` wrote. Raises ``KeyError`` or ``TypeError`` for anything else."""
+    own = {key: content[key] for key in BenchResult.__dataclass_fields__}
     nodes = [
         NodeSpeed(**{key: node[key] for key in NodeSpeed.__dataclass_fields__})
         for node in content["nodes"]
     ]
-    return Speeds(**{**own, "nodes": tuple(nodes), "all_reduce": tuple(content["all_reduce"])})
+    return BenchResult(**{**own, "nodes": tuple(nodes), "all_reduce": tuple(content["all_reduce"])})
 
 
 def find_peak(instance_type: str, *, dtype: str, real: bool) -> float | None:

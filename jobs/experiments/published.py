@@ -33,7 +33,7 @@ def published_speedups() -> dict[int, float]:
 
 
 @dataclass(frozen=True)
-class Explained:
+class PublishedComparison:
     """Four nodes' epoch over a flow of some speed, from the figure for one node alone.
 
     Seconds if nothing of the exchange overlaps, and if all but the embeddings' gradient does.
@@ -48,7 +48,7 @@ class Explained:
     unexplained_s: float
 
 
-def explain_published(gbit_s: float) -> Explained:
+def compare_with_published(gbit_s: float) -> PublishedComparison:
     """What the model says of four nodes: a node computes a sample as fast as the one alone did."""
     most = 1 - _EMBEDDINGS / PARAMETERS
 
@@ -67,4 +67,4 @@ def explain_published(gbit_s: float) -> Explained:
     overlap = most * (slow - seen) / (slow - quick)
     inside = 0 <= overlap <= most
     rest = 0.0 if inside else (quick if seen < quick else slow) - seen
-    return Explained(gbit_s, slow, quick, overlap if inside else None, rest)
+    return PublishedComparison(gbit_s, slow, quick, overlap if inside else None, rest)

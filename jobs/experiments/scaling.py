@@ -14,8 +14,8 @@ from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.words import counted
 from jobs.experiments.published import SQUAD_FEATURES, published_speedups
-from jobs.experiments.step_model import Fit, Point, fit
-from jobs.experiments.trial_runs import TrialRun, TrialSeries, all_failed, open_trials
+from jobs.experiments.step_model import StepModelFit, StepTiming, fit_step_model
+from jobs.experiments.trials import TrialRun, TrialSeries, all_failed, open_trials
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.launch.session import JobContext, JobSession
 from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
@@ -45,7 +45,7 @@ class ScalingRequest:
 
 
 @dataclass(frozen=True)
-class Row:
+class ScalingRow:
     """One number of nodes, measured or (``predicted``) computed. ``batch_size`` is per rank.
 
     ``efficiency`` is the share of ideal speed, against the fewest nodes measured. ``epoch_s`` and
@@ -66,7 +66,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Study:
+class ScalingStudy:
     """All that was found; ``fit`` is ``None`` where too little was measured."""
 
     when: str
@@ -76,8 +76,8 @@ class Study:
     weak: bool
     samples: int
     instance_type: str
-    rows: tuple[Row, ...]
-    fit: Fit | None
+    rows: tuple[ScalingRow, ...]
+    fit: StepModelFit | None
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json`` and the files; ``runs`` are the measured rows that did not fail."""
@@ -106,7 +106,7 @@ def batch_per_rank(batch_size: int, fewest: int, nodes: int, *, weak: bool) -> i
     return share
 
 
-def scaling(context: JobContext, request: ScalingRequest) -> Study:
+def scaling(context: JobContext, request: ScalingRequest) -> ScalingStudy:
     """Run a trial on each number of nodes; keep the study on the head and in the results' folder.
 
     Raises :class:`JobError` if none succeeds. Ctrl-C stops the current trial.
@@ -119,7 +119,7 @@ def scaling(context: JobContext, request: ScalingRequest) -> Study:
     if all(done.failure for _, done in measured):
         raise all_failed(series.session, [done.failure for _, done in measured])
     study = make_study(context, request, measured)
-    keep_study(series.session.head, study, training.results, context.now)
+    save_study(series.session.head, study, training.results, context.now)
     return study
 
 
@@ -134,19 +134,21 @@ def _same_everywhere(session: JobSession, training: TrainRequest) -> PlacementOp
 
 def _measure(
     series: TrialSeries, request: ScalingRequest, placement: PlacementOptions, nodes: int
-) -> tuple[Row, TrialRun]:
+) -> tuple[ScalingRow, TrialRun]:
     options = request.training.options
     batch = batch_per_rank(options.batch_size, request.nodes[0], nodes, weak=request.weak)
     title = f"{counted(nodes, 'node')}, batch {batch} per rank"
     done = series.run(replace(options, batch_size=batch), placement, title, nodes)
     ranks = nodes * done.nproc_per_node if done.nproc_per_node else None
-    row = Row(nodes, batch, ranks, done.samples_per_second, done.step_s, failure=done.failure)
+    row = ScalingRow(
+        nodes, batch, ranks, done.samples_per_second, done.step_s, failure=done.failure
+    )
     return row, done
 
 
 def make_study(
-    context: JobContext, request: ScalingRequest, measured: Sequence[tuple[Row, TrialRun]]
-) -> Study:
+    context: JobContext, request: ScalingRequest, measured: Sequence[tuple[ScalingRow, TrialRun]]
+) -> ScalingStudy:
     """The measurements against ideal, the model fitted to them, and its predictions. Pure."""
     options = request.training.options
     ppn = next(done.nproc_per_node for _, done in measured if not done.failure) or 1
@@ -157,7 +159,7 @@ def make_study(
     found = fit_rows(rows, gradients, ppn, request.flow_gbit_s)
     if found:
         rows += [_predict(found, request, ppn, nodes) for nodes in request.predict]
-    return Study(
+    return ScalingStudy(
         when=context.now.isoformat(timespec="seconds"),
         cluster=cluster.name,
         stack=context.stack.name,
@@ -171,32 +173,34 @@ def make_study(
 
 
 def fit_rows(
-    rows: Sequence[Row], gradient_bytes: int, ppn: int, flow_gbit_s: float | None
-) -> Fit | None:
+    rows: Sequence[ScalingRow], gradient_bytes: int, ppn: int, flow_gbit_s: float | None
+) -> StepModelFit | None:
     """The model of the step time.
 
     ``None`` for fewer than two numbers of nodes, and where next to nothing of the steps on the fewest
     would be computing: what that says of fewer still is no prediction.
     """
     points = [
-        Point(row.nodes, row.batch_size * ppn, row.step_s) for row in rows if row.step_s is not None
+        StepTiming(row.nodes, row.batch_size * ppn, row.step_s)
+        for row in rows
+        if row.step_s is not None
     ]
     if len({point.nodes for point in points}) < 2:
         return None
     speed = flow_gbit_s * 1e9 / 8 if flow_gbit_s else None
-    found = fit(points, gradient_bytes, ppn, speed)
+    found = fit_step_model(points, gradient_bytes, ppn, speed)
     fewest = min(points, key=lambda point: point.nodes)
     computing = found.model.compute_s(fewest.node_batch) / fewest.step_s
     return found if computing >= _LEAST_COMPUTING else None
 
 
-def _predict(found: Fit, request: ScalingRequest, ppn: int, nodes: int) -> Row:
+def _predict(found: StepModelFit, request: ScalingRequest, ppn: int, nodes: int) -> ScalingRow:
     """On nodes that are not there; a global batch that does not divide is shared in thought."""
     batch: float = request.training.options.batch_size
     batch = batch if request.weak else batch * request.nodes[0] / nodes
     node_batch = batch * ppn
     model = found.model
-    return Row(
+    return ScalingRow(
         nodes,
         batch,
         nodes * ppn,
@@ -206,7 +210,9 @@ def _predict(found: Fit, request: ScalingRequest, ppn: int, nodes: int) -> Row:
     )
 
 
-def _compare(rows: Sequence[Row], samples: int, price: float | None) -> tuple[Row, ...]:
+def _compare(
+    rows: Sequence[ScalingRow], samples: int, price: float | None
+) -> tuple[ScalingRow, ...]:
     base = next(row for row in rows if row.samples_per_second)
     compared = []
     for row in rows:
@@ -233,7 +239,7 @@ def _price(cluster: Cluster, *, billed: bool | None) -> float | None:
     return kind.usd_per_hour if kind and billed is not False else None
 
 
-def keep_study(head: Host, study: Study, results: Path, now: datetime) -> None:
+def save_study(head: Host, study: ScalingStudy, results: Path, now: datetime) -> None:
     """Keep it with the cluster, on its head, and beside the results here."""
     text = json.dumps(study.as_dict(), indent=1) + "\n"
     results.mkdir(parents=True, exist_ok=True)

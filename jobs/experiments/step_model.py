@@ -27,7 +27,7 @@ _SCAN = 400
 
 
 @dataclass(frozen=True)
-class Point:
+class StepTiming:
     """A measurement: samples per step and node, and the seconds that a step took."""
 
     nodes: int
@@ -72,7 +72,7 @@ class StepModel:
         """For so many samples; the last step counts as the part that it is."""
         return samples / self.samples_per_second(nodes, node_batch)
 
-    def compute_of(self, point: Point) -> float:
+    def compute_of(self, point: StepTiming) -> float:
         """The computing that would explain a measurement, whatever this model's own is."""
         exchange = self.exchange_s(point.nodes)
         hidden = self.overlap * exchange
@@ -83,7 +83,7 @@ class StepModel:
 
 
 @dataclass(frozen=True)
-class Fit:
+class StepModelFit:
     """A model with what it can't explain: the largest of ``errors``, which are shares of the steps.
 
     ``parameters`` were fitted; with as many measurements as those, no error is no merit.
@@ -103,12 +103,12 @@ class Fit:
         return len(self.errors) > len(self.parameters)
 
 
-def fit(
-    points: Sequence[Point],
+def fit_step_model(
+    points: Sequence[StepTiming],
     gradient_bytes: float,
     ranks_per_node: int = 1,
     bytes_per_second: float | None = None,
-) -> Fit:
+) -> StepModelFit:
     """The model that comes closest to the measurements, in relative errors (least squares).
 
     Where the flow's speed is known, the overlap is fitted; otherwise the speed that it comes to if
@@ -152,7 +152,7 @@ def _scan(loss: Callable[[float], float], low: float, high: float) -> float:
     return best
 
 
-def _with_compute(model: StepModel, points: Sequence[Point], several: bool) -> StepModel:
+def _with_compute(model: StepModel, points: Sequence[StepTiming], several: bool) -> StepModel:
     """The model with the computing that its exchange leaves of the measurements (weighted)."""
     rows = [(p.node_batch / p.step_s, 1 / p.step_s, model.compute_of(p) / p.step_s) for p in points]
     xx = sum(x * x for x, _, _ in rows)
@@ -166,9 +166,11 @@ def _with_compute(model: StepModel, points: Sequence[Point], several: bool) -> S
     return replace(model, sample_s=sample, fixed_s=fixed) if min(sample, fixed) >= 0 else alone
 
 
-def _error(model: StepModel, point: Point) -> float:
+def _error(model: StepModel, point: StepTiming) -> float:
     return model.step_s(point.nodes, point.node_batch) / point.step_s - 1
 
 
-def _judge(model: StepModel, points: Sequence[Point], parameters: tuple[str, ...]) -> Fit:
-    return Fit(model, parameters, tuple(_error(model, point) for point in points))
+def _judge(
+    model: StepModel, points: Sequence[StepTiming], parameters: tuple[str, ...]
+) -> StepModelFit:
+    return StepModelFit(model, parameters, tuple(_error(model, point) for point in points))

@@ -1,117 +1,112 @@
-"""Which trials `tune` makes, and which of them was the best. Pure."""
+"""Short runs of a training job: placed, run for some seconds, and their speed read back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from infra.errors import UsageError
-from jobs.launch.cores import even_splits
-from provision.facts import HostFacts
-
-MOST_TRIALS = 64
-START_UP_S = 30
-"""About what a trial takes besides: ranks that start, load the model and read their texts."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """What to vary; ``None``: as the nodes suggest. ``batch_sizes`` are per rank."""
-
-    ppn: tuple[int, ...] | None
-    ccl_workers: tuple[int, ...] | None
-    batch_sizes: tuple[int, ...]
+from infra.errors import JobError, UsageError
+from jobs.launch.follow import Event, explain
+from jobs.launch.plan import STOP_SECONDS, PlacementOptions, new_job_id
+from jobs.launch.session import JobContext, JobSession, open_session
+from jobs.train.request import TrainRequest
+from jobs.train.train import plan_training
+from jobs.worker.squad.options import TrainOptions
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One way to place and feed the ranks; ``ccl_workers`` is 0 without oneCCL."""
+class TrialRun:
+    """The speed of a trial: features a second of all ranks and seconds a step, or why it failed.
 
-    nproc_per_node: int
-    ccl_workers: int
-    batch_size: int
-
-    def __str__(self) -> str:
-        workers = f", {self.ccl_workers} oneCCL workers" if self.ccl_workers else ""
-        return f"{self.nproc_per_node} per node{workers}, batch {self.batch_size}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a trial went: features a second of all ranks, or why it failed.
-
-    ``threads`` are those with which a rank computes.
+    ``threads`` are those with which a rank computes, ``nproc_per_node`` the ranks of a node,
+    ``gradient_bytes`` those that a rank exchanges in a step.
     """
 
-    trial: Trial
+    nproc_per_node: int | None = None
     threads: int | None = None
     samples_per_second: float | None = None
+    step_s: float | None = None
+    gradient_bytes: int = 0
     failure: str = ""
 
 
-def plan_trials(grid: Grid, facts: Iterable[HostFacts], backend: str) -> tuple[Trial, ...]:
-    """Every combination, the nodes' own default first.
+@dataclass(frozen=True)
+class TrialSeries:
+    """Trials of one training job that share a session and the files on the nodes."""
 
-    Raises :class:`UsageError` for more than can be meant, and for workers without oneCCL.
+    session: JobSession
+    training: TrainRequest
+    seconds: int
+
+    def run(
+        self,
+        options: TrainOptions,
+        placement: PlacementOptions,
+        title: str,
+        nodes: int | None = None,
+    ) -> TrialRun:
+        """Run one trial on the first ``nodes`` nodes. A failure is an outcome, too."""
+        progress = self.session.context.progress
+        with progress.phase(title):
+            request = replace(
+                self.training,
+                options=replace(options, trial_seconds=self.seconds),
+                placement=placement,
+                nodes=nodes or self.training.nodes,
+            )
+            done = self._run(request)
+            speed = done.samples_per_second
+            progress.note(f"failed: {done.failure}" if speed is None else f"{speed:.1f} samples/s")
+            return done
+
+    def _run(self, request: TrainRequest) -> TrialRun:
+        plan = replace(plan_training(request, self.session.context.stack), results=None)
+        try:
+            placed = self.session.plan_placement(plan.placement, plan.backend, plan.nodes)
+        except UsageError as error:
+            return TrialRun(failure=error.message)
+        plan = replace(plan, resume_command=(), stop_seconds=STOP_SECONDS)
+        result = self.session.run(plan, placed, quiet=True)
+        done = TrialRun(placed.ranks.nproc_per_node, placed.ranks.omp_threads)
+        trial = result.last_event("trial")
+        if result.exit_code != 0 or trial is None:
+            return replace(done, failure=explain(result.exit_code, result.output, "").message)
+        return replace(
+            done,
+            samples_per_second=float(trial["samples_per_second"]),
+            step_s=float(trial["seconds"]) / max(int(trial["steps"]), 1),
+            gradient_bytes=int(trial["gradient_bytes"]),
+        )
+
+
+def open_trials(
+    context: JobContext,
+    kind: str,
+    training: TrainRequest,
+    seconds: int,
+    check: Callable[[JobSession], None],
+) -> TrialSeries:
+    """Check the cluster and place the files of a series of trials.
+
+    ``check`` sees the session before anything is sent, and may refuse it.
     """
-    workers = _workers(grid, backend)
-    trials = tuple(
-        Trial(ppn, count, batch)
-        for ppn in grid.ppn or suggest_ppn(facts, min(workers))
-        for count in workers
-        for batch in grid.batch_sizes
+
+    def on_event(event: Event) -> None:
+        if event["event"] == "phase":
+            context.progress.note(event["name"])
+
+    job_id = new_job_id(kind, context.now)
+    with context.progress.phase(f"Prepare {job_id}"):
+        session = open_session(replace(context, on_event=on_event), job_id)
+        session.facts(training.nodes)
+        check(session)
+        session.place(replace(plan_training(training, context.stack), resume_command=()))
+    return TrialSeries(session, training, seconds)
+
+
+def all_failed(session: JobSession, failures: list[str]) -> JobError:
+    """Return the error for a series in which every trial failed; equal failures are named once."""
+    return JobError(
+        f"every trial failed: {'; '.join(dict.fromkeys(failures))}",
+        hint=f"the last log is {session.paths.log} on node0",
     )
-    if len(trials) > MOST_TRIALS:
-        raise UsageError(
-            f"{len(trials)} trials: expected at most {MOST_TRIALS}",
-            hint="shorter lists: the trials are all combinations of them",
-        )
-    return trials
-
-
-def _workers(grid: Grid, backend: str) -> tuple[int, ...]:
-    if backend == "ccl":
-        return grid.ccl_workers or (1, 2)
-    if grid.ccl_workers:
-        raise UsageError(
-            f"--ccl-workers: the backend is {backend}, which has none",
-            hint="--backend ccl, on a stack that has it, or leave --ccl-workers out",
-        )
-    return (0,)
-
-
-def suggest_ppn(facts: Iterable[HostFacts], workers: int) -> tuple[int, ...]:
-    """Ranks per node: one per NUMA node as by default, then one in all, then twice and four times.
-
-    Those alone that every node can share its cores among, with a core left to compute.
-    """
-    nodes = list(facts)
-    numa = min(len(fact.numa_nodes) for fact in nodes)
-    fitting = set.intersection(*(set(even_splits(fact)) for fact in nodes))
-    cores = min(len(fact.physical_cores) for fact in nodes)
-    wished = dict.fromkeys((numa, 1, 2 * numa, 4 * numa))
-    return tuple(n for n in wished if n in fitting and cores // n > workers) or (1,)
-
-
-def estimate_minutes(trials: int, seconds: float) -> float:
-    """About how long the trials take, start-up included."""
-    return trials * (seconds + START_UP_S) / 60
-
-
-def choose_best(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The fastest; of equal ones the first. ``None`` where all have failed."""
-    measured = [outcome for outcome in outcomes if outcome.samples_per_second is not None]
-    return max(measured, key=lambda outcome: outcome.samples_per_second or 0, default=None)
-
-
-def as_row(outcome: Outcome) -> Mapping[str, object]:
-    """An outcome for ``--json``."""
-    trial = outcome.trial
-    return {
-        "ppn": trial.nproc_per_node,
-        "ccl_workers": trial.ccl_workers,
-        "threads": outcome.threads,
-        "batch_size": trial.batch_size,
-        "samples_per_second": outcome.samples_per_second,
-        "failure": outcome.failure,
-    }

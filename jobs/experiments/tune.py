@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from infra.tags import render_time
-from jobs.experiments.trial_runs import TrialSeries, all_failed, open_trials
-from jobs.experiments.trials import Grid, Outcome, Trial, choose_best, plan_trials
+from jobs.experiments.trial_grid import Outcome, Trial, TrialGrid, choose_best, plan_trials
+from jobs.experiments.trials import TrialSeries, all_failed, open_trials
 from jobs.launch.session import JobContext, JobSession
 from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
-from jobs.train.tuned import Tuned, save_tuned, tuned_key
+from jobs.train.tuned import TuningResult, save_tuned, tuned_key
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class TuneRequest:
     """``training`` is the job to speed up; ``seconds`` is the length of each trial."""
 
     training: TrainRequest
-    grid: Grid
+    grid: TrialGrid
     seconds: int
 
 
 def tune(
     context: JobContext, request: TuneRequest, on_plan: Callable[[tuple[Trial, ...]], None]
-) -> tuple[Tuned, tuple[Outcome, ...]]:
+) -> tuple[TuningResult, tuple[Outcome, ...]]:
     """Run every trial and keep the fastest on the head.
 
     ``on_plan`` receives the trials before the first one. Raises :class:`JobError` if none succeeds.
@@ -63,10 +63,12 @@ def _run_trial(series: TrialSeries, trial: Trial, title: str) -> Outcome:
     return Outcome(trial, done.threads, done.samples_per_second, done.failure)
 
 
-def _as_tuned(session: JobSession, request: TuneRequest, best: Outcome, backend: str) -> Tuned:
+def _as_tuned(
+    session: JobSession, request: TuneRequest, best: Outcome, backend: str
+) -> TuningResult:
     training, trial, stack = request.training, best.trial, session.context.stack
     compared = len(request.grid.batch_sizes) > 1
-    return Tuned(
+    return TuningResult(
         key=tuned_key(
             stack.name,
             backend,

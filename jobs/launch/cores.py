@@ -10,7 +10,7 @@ from provision.facts import Cpu, HostFacts
 
 
 @dataclass(frozen=True)
-class Share:
+class CoreShare:
     """One rank's part of its node, in the kernel's CPU and NUMA numbers.
 
     ``cpus`` compute, ``workers`` are oneCCL's. ``numa`` is the NUMA node that all of them lie in,
@@ -78,7 +78,7 @@ def require_even(name: str, facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ..
 
 def share_cores(
     groups: tuple[tuple[Cpu, ...], ...], cores_per_rank: int, workers: int
-) -> tuple[Share, ...]:
+) -> tuple[CoreShare, ...]:
     """The ranks' shares: the first cores of each group to oneCCL's workers, the rest computes.
 
     So does Intel's ``ipexrun``. Only the first hyper-thread of each core is in a share: two busy
@@ -90,6 +90,6 @@ def share_cores(
         cpus = [core.cpu for core in mine]
         nodes = {core.node for core in mine}
         numa = nodes.pop() if len(nodes) == 1 else None
-        shares.append(Share(tuple(sorted(cpus[workers:])), tuple(cpus[:workers]), numa))
+        shares.append(CoreShare(tuple(sorted(cpus[workers:])), tuple(cpus[:workers]), numa))
     # Masks go out ascending, as Intel's tools write them; a rank's share goes with its mask.
     return tuple(sorted(shares, key=lambda share: cpu_mask(share.cpus)))

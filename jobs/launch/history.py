@@ -32,7 +32,7 @@ done
 
 
 @dataclass(frozen=True)
-class ListedJob:
+class JobSummary:
     """One job. ``ended`` and ``exit_code`` are ``None`` while it runs, and where nobody knows.
 
     ``state``: running, done, failed, or lost: it ended without an exit code, as when the node was
@@ -65,24 +65,24 @@ class ListedJob:
         }
 
 
-def list_jobs(head: Host) -> tuple[ListedJob, ...]:
+def list_jobs(head: Host) -> tuple[JobSummary, ...]:
     """The jobs of a head, oldest first."""
     return parse_jobs(head.run(_SCRIPT).stdout)
 
 
-def parse_jobs(text: str) -> tuple[ListedJob, ...]:
+def parse_jobs(text: str) -> tuple[JobSummary, ...]:
     """The jobs in what the head's script has printed, oldest first."""
     rows = (line.split(" ", 8) for line in text.splitlines() if line.count(" ") >= 8)
     return tuple(sorted(map(_parse, rows), key=lambda job: (job.began, job.job)))
 
 
-def _parse(row: list[str]) -> ListedJob:
+def _parse(row: list[str]) -> JobSummary:
     begin, end, alive, code, model, training, step, size, name = row
     exit_code = int(code) if code.lstrip("-").isdigit() else None
     state = DONE if exit_code == 0 else FAILED
     if exit_code is None:
         state = RUNNING if alive == "1" else LOST
-    return ListedJob(
+    return JobSummary(
         job=name,
         state=state,
         exit_code=exit_code,
@@ -108,7 +108,7 @@ def check_job_id(job: str) -> None:
         )
 
 
-def choose_job(jobs: tuple[ListedJob, ...], wish: str | None) -> ListedJob:
+def choose_job(jobs: tuple[JobSummary, ...], wish: str | None) -> JobSummary:
     """The job of that id, or the newest; raises :class:`UsageError` where there is none."""
     if not jobs:
         raise UsageError("there is no job on the head of this cluster")
@@ -121,7 +121,7 @@ def choose_job(jobs: tuple[ListedJob, ...], wish: str | None) -> ListedJob:
     return found
 
 
-def newest_model(jobs: tuple[ListedJob, ...]) -> ListedJob:
+def newest_model(jobs: tuple[JobSummary, ...]) -> JobSummary:
     """The newest job that has a model; raises :class:`JobError` where none has."""
     having = [job for job in jobs if job.has_model]
     if not having:
@@ -129,7 +129,7 @@ def newest_model(jobs: tuple[ListedJob, ...]) -> ListedJob:
     return having[-1]
 
 
-def choose_unfinished(jobs: tuple[ListedJob, ...], wish: str | None, cluster: str) -> ListedJob:
+def choose_unfinished(jobs: tuple[JobSummary, ...], wish: str | None, cluster: str) -> JobSummary:
     """The training job of that id, or the last unfinished one that has a checkpoint, or the last.
 
     Raises :class:`UsageError` where there is none, or it has nothing left to do.

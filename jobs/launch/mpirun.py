@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.nodes import Cluster
-from jobs.launch.cores import Share, cpu_mask
+from jobs.launch.cores import CoreShare, cpu_mask
 from jobs.launch.placement import Placement, RankLayout
 from jobs.launch.plan import JobPaths, JobPlan
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
@@ -128,7 +128,7 @@ def _openmp_environment(placement: Placement) -> dict[str, str]:
 
 
 def pinning_environment(
-    plan: JobPlan, layout: RankLayout, shares: Sequence[Share]
+    plan: JobPlan, layout: RankLayout, shares: Sequence[CoreShare]
 ) -> dict[str, str]:
     """What the ranks of one node find in theirs: their CPUs and what the check in them expects."""
     env = {
@@ -144,7 +144,7 @@ def pinning_environment(
     return env
 
 
-def _place(share: Share, threads: int) -> RankPlacement:
+def _place(share: CoreShare, threads: int) -> RankPlacement:
     memory = None if share.numa is None else f"prefer:{share.numa}"
     return RankPlacement(format_cpus(share.cpus), threads, memory, format_cpus(share.workers))
 

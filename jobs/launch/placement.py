@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from infra.errors import HostError, SprError, UsageError
-from jobs.launch.cores import Share, core_groups, require_even, share_cores
+from jobs.launch.cores import CoreShare, core_groups, require_even, share_cores
 from jobs.launch.plan import PlacementOptions
 from provision.facts import HostFacts
 
@@ -25,7 +25,7 @@ class RankLayout:
     nproc_per_node: int
     omp_threads: int
     ccl_workers: int
-    shares: tuple[tuple[Share, ...], ...]
+    shares: tuple[tuple[CoreShare, ...], ...]
     """By node, in the nodes' order, and by local rank; empty where nothing is pinned."""
     warnings: tuple[str, ...] = ()
 
@@ -48,7 +48,7 @@ def plan_placement(
     wish: PlacementOptions,
     backend: str,
 ) -> Placement:
-    """Share each node's physical cores among its ranks: never more threads than cores.
+    """CoreShare each node's physical cores among its ranks: never more threads than cores.
 
     ``addresses`` are the nodes' private addresses. The rule is that of Intel's ``ipexrun``: a rank
     per NUMA node, and the cores of oneCCL's workers taken off the computing threads. The smallest

@@ -31,7 +31,7 @@ _SPEAKER = "squad.answer: error: "
 
 
 @dataclass(frozen=True)
-class Answered:
+class Prediction:
     """An answer; ``start`` is its first character's place in the context, ``score`` as the job gives it."""
 
     question: str
@@ -96,7 +96,7 @@ def read_context(wish: str) -> str:
     return text
 
 
-def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Answered]:
+def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Prediction]:
     """Ask a model on this machine; raises :class:`JobError`."""
     # Before the libraries are loaded: nothing is asked of the hub, and no progress bar is drawn.
     for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
@@ -108,14 +108,14 @@ def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Ans
     except WorkerError as error:
         raise JobError(error.message, hint=error.hint) from None
     return [
-        Answered(question, each.text, float(each.score), int(each.start))
+        Prediction(question, each.text, float(each.score), int(each.start))
         for question, each in zip(questions, found, strict=True)
     ]
 
 
 def answer_on_head(
     head: Host, questions: Sequence[str], context: str, model: Path | None, job: str | None
-) -> list[Answered]:
+) -> list[Prediction]:
     """Ask on the head: a model of this machine, or a job's there (without a wish the newest).
 
     Nothing stays there. Raises :class:`UsageError` where there is no such job, :class:`JobError`
@@ -172,12 +172,12 @@ def _place(head: Host, folder: str, model: Path | None, asked: bytes) -> None:
     )
 
 
-def _parse(questions: Sequence[str], text: str) -> list[Answered]:
+def _parse(questions: Sequence[str], text: str) -> list[Prediction]:
     rows = [row for line in text.splitlines() if (row := _read(line)) is not None]
     if len(rows) != len(questions):
         raise JobError(f"the head gave {len(rows)} answers to {len(questions)} questions")
     return [
-        Answered(question, str(row["text"]), float(row["score"]), int(row["start"]))
+        Prediction(question, str(row["text"]), float(row["score"]), int(row["start"]))
         for question, row in zip(questions, rows, strict=True)
     ]
 

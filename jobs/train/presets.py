@@ -8,7 +8,7 @@ from jobs.worker.squad.options import TrainOptions
 
 
 @dataclass(frozen=True)
-class Launch:
+class PublishedLaunch:
     """How `run_qa.py` was started: ranks per node, and the switches that differ between commands.
 
     ``reference``: by the published thread numbers (``--placement reference``); otherwise each rank
@@ -31,9 +31,9 @@ class Preset:
     batch_size: int
     learning_rate: float
     flags: tuple[str, ...]
-    alone: Launch
+    alone: PublishedLaunch
     """On one node."""
-    together: Launch
+    together: PublishedLaunch
     """On several."""
 
     def as_options(self, base: TrainOptions) -> TrainOptions:
@@ -46,7 +46,7 @@ class Preset:
             learning_rate=self.learning_rate,
         )
 
-    def launch_on(self, nodes: int) -> Launch:
+    def launch_on(self, nodes: int) -> PublishedLaunch:
         return self.alone if nodes == 1 else self.together
 
 
@@ -63,8 +63,8 @@ PRESETS = {
             *("--do_train", "--do_eval", "--per_device_train_batch_size", "32"),
             *("--num_train_epochs", "1"),
         ),
-        alone=Launch(ppn=1, ipex=True, bf16=True),
-        together=Launch(ppn=2, reference=True, bf16=True, overwrite=True),
+        alone=PublishedLaunch(ppn=1, ipex=True, bf16=True),
+        together=PublishedLaunch(ppn=2, reference=True, bf16=True, overwrite=True),
     ),
     # https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many and later ones: two
     # processes on one node, four on two.
@@ -79,7 +79,7 @@ PRESETS = {
             *("--learning_rate", "3e-5", "--num_train_epochs", "2"),
             *("--max_seq_length", "384", "--doc_stride", "128"),
         ),
-        alone=Launch(ppn=2, ipex=True),
-        together=Launch(ppn=2, ipex=True, bf16=True),
+        alone=PublishedLaunch(ppn=2, ipex=True),
+        together=PublishedLaunch(ppn=2, ipex=True, bf16=True),
     ),
 }

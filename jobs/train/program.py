@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from jobs.launch.plan import JobPlan, PlacementOptions
-from jobs.launch.work_files import WorkFiles
+from jobs.train.program_files import ProgramFiles
 from provision.stacks import Stack
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
@@ -29,7 +29,7 @@ class ProgramRequest:
     """
 
     command: tuple[str, ...]
-    files: WorkFiles
+    files: ProgramFiles
     results: Path
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     nodes: int | None = None

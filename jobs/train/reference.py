@@ -16,9 +16,9 @@ from infra.errors import JobError, UsageError
 from jobs.launch.plan import JobPlan, PlacementOptions
 from jobs.launch.record import JobRecord
 from jobs.launch.session import JobContext, run_job
-from jobs.launch.work_files import WorkFiles
 from jobs.train.presets import Preset
 from jobs.train.program import ProgramRequest, plan_program
+from jobs.train.program_files import ProgramFiles
 from provision.install import EXAMPLES
 from provision.stacks import Stack
 from provision.stacks.flags import training_flags
@@ -116,12 +116,12 @@ def plan_reference(request: ReferenceRequest, stack: Stack, nodes: int) -> JobPl
     return replace(plan_program(program, stack), title="Train")
 
 
-def _script(stack: Stack, folder: Path | None) -> tuple[WorkFiles, str]:
+def _script(stack: Stack, folder: Path | None) -> tuple[ProgramFiles, str]:
     if folder is not None:
         names = sorted(path for path in folder.glob("*.py") if path.is_file())
-        return WorkFiles({path.name: path.resolve() for path in names}), SCRIPT
+        return ProgramFiles({path.name: path.resolve() for path in names}), SCRIPT
     if stack.examples:
-        return WorkFiles({}), f"{EXAMPLES}/{SCRIPT}"
+        return ProgramFiles({}), f"{EXAMPLES}/{SCRIPT}"
     version = stack.pin(TRANSFORMERS)
     archive = f"https://github.com/huggingface/transformers/archive/refs/tags/v{version}.tar.gz"
     raise UsageError(

@@ -17,7 +17,7 @@ from jobs.train.request import (
     options_on_nodes,
     require_able_stack,
 )
-from jobs.train.tuned import Tuned, read_tuned, tuned_key
+from jobs.train.tuned import TuningResult, read_tuned, tuned_key
 from jobs.worker.squad.options import TrainOptions
 from provision.stacks import Stack
 
@@ -101,7 +101,7 @@ def _with_tuned(session: JobSession, request: TrainRequest) -> TrainRequest:
     return changed
 
 
-def apply_tuned(found: Tuned, request: TrainRequest, nodes: int) -> tuple[TrainRequest, str]:
+def apply_tuned(found: TuningResult, request: TrainRequest, nodes: int) -> tuple[TrainRequest, str]:
     """Return the request with a saved result in it, and a line for the user; "" for no change."""
     flags = []
     options, placement = request.options, request.placement

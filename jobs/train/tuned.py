@@ -1,6 +1,6 @@
 """What `tune` has found, kept on the head node: any laptop's later job finds it there.
 
-A result counts for what it was measured with, and for nothing else: :class:`TunedKey`.
+A result counts for what it was measured with, and for nothing else: :class:`TuningKey`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = "/home/ubuntu/.spr-cluster-tuned.json"
 
 
 @dataclass(frozen=True)
-class TunedKey:
+class TuningKey:
     """What a result is for. ``nodes`` describes the machines, see :func:`describe_nodes`."""
 
     stack: str
@@ -34,13 +34,13 @@ class TunedKey:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """The fastest trial; ``ccl_workers`` is 0 without oneCCL, ``when`` is ISO 8601 in UTC.
 
     ``batch_size`` is ``None`` where only one was tried, so that it is not taken over.
     """
 
-    key: TunedKey
+    key: TuningKey
     nproc_per_node: int
     ccl_workers: int
     batch_size: int | None
@@ -59,10 +59,10 @@ def tuned_key(
     facts: Iterable[HostFacts],
     *,
     ipex: bool,
-) -> TunedKey:
+) -> TuningKey:
     """Return what a result is valid for: the same stack, model, and arithmetic on the same nodes."""
     options = request.options
-    return TunedKey(
+    return TuningKey(
         stack=stack,
         backend=backend,
         fabric=request.placement.fabric,
@@ -92,34 +92,35 @@ def describe_nodes(facts: Iterable[HostFacts]) -> str:
     return "; ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
 
 
-def parse_tuned(text: str) -> tuple[Tuned, ...]:
+def parse_tuned(text: str) -> tuple[TuningResult, ...]:
     """The file's results. One that can't be read is as good as none: `tune` makes it anew."""
     try:
         return tuple(
-            Tuned(**{**record, "key": TunedKey(**record["key"])}) for record in json.loads(text)
+            TuningResult(**{**record, "key": TuningKey(**record["key"])})
+            for record in json.loads(text)
         )
     except (ValueError, TypeError, KeyError):
         return ()
 
 
-def render_tuned(results: Iterable[Tuned]) -> str:
+def render_tuned(results: Iterable[TuningResult]) -> str:
     """The file, as :func:`parse_tuned` reads it."""
     return json.dumps([asdict(result) for result in results], indent=1) + "\n"
 
 
-def keep(known: Sequence[Tuned], new: Tuned) -> tuple[Tuned, ...]:
+def add_result(known: Sequence[TuningResult], new: TuningResult) -> tuple[TuningResult, ...]:
     """The results with a new one; those for other machines than there are now are forgotten."""
     others = (r for r in known if r.key != new.key and r.key.nodes == new.key.nodes)
     return (*others, new)
 
 
-def read_tuned(head: Host, key: TunedKey) -> Tuned | None:
+def read_tuned(head: Host, key: TuningKey) -> TuningResult | None:
     """The result for exactly this, if there is one."""
     known = parse_tuned(head.run(f"cat {FILE} 2>/dev/null || true").stdout)
     return next((result for result in known if result.key == key), None)
 
 
-def save_tuned(head: Host, new: Tuned) -> None:
+def save_tuned(head: Host, new: TuningResult) -> None:
     """Add a result to the head's file."""
     known = parse_tuned(head.run(f"cat {FILE} 2>/dev/null || true").stdout)
-    head.put(render_tuned(keep(known, new)).encode(), FILE, 0o644)
+    head.put(render_tuned(add_result(known, new)).encode(), FILE, 0o644)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from jobs.experiments.bench import BenchRequest, bench, last_speeds
-from jobs.experiments.bench_results import Speeds
+from jobs.experiments.bench import BenchRequest, bench, read_last_speeds
+from jobs.experiments.bench_results import BenchResult
 from jobs.launch.files import worker_files
 from tests.fakes import FakeHost
 from tests.jobs.context import event, job_context, make_hosts
@@ -47,7 +47,7 @@ def result(*ranks: dict[str, Any], dtype: str = "bf16") -> str:
 
 def run(
     hosts: dict[str, FakeHost], log: list[str] | None = None, *, real: bool = True
-) -> tuple[Speeds, FakeHost]:
+) -> tuple[BenchResult, FakeHost]:
     head = hosts["node0"]
     head.answers.append(("mkdir -p ~/spr-bench", ""))
     request = BenchRequest(3.0, amx_expected=True, real=real)
@@ -125,16 +125,16 @@ def test_the_last_measurement_is_shown_again() -> None:
     speeds, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
     again = FakeHost("node0", [("cat .*ls -1 ~/spr-bench", head.files[KEPT].decode())])
 
-    assert last_speeds(again, "bert") == speeds
+    assert read_last_speeds(again, "bert") == speeds
 
 
 @pytest.mark.parametrize("text", ["", "\n"])
 def test_nothing_kept_is_told_with_the_command(text: str) -> None:
     with pytest.raises(UsageError, match="nothing is kept on the head of cluster 'bert'"):
-        last_speeds(FakeHost("node0", [("cat", text)]), "bert")
+        read_last_speeds(FakeHost("node0", [("cat", text)]), "bert")
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"nodes": 3}'])
 def test_a_kept_file_that_is_broken_is_told(text: str) -> None:
     with pytest.raises(JobError, match="can't be read"):
-        last_speeds(FakeHost("node0", [("cat", text)]), "bert")
+        read_last_speeds(FakeHost("node0", [("cat", text)]), "bert")

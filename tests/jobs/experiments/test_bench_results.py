@@ -9,9 +9,9 @@ import pytest
 
 from infra.instance_types import INSTANCE_TYPES
 from jobs.experiments.bench_results import (
+    BenchResult,
     NodeSpeed,
     SlowNode,
-    Speeds,
     find_peak,
     find_slow,
     read_speeds,
@@ -33,9 +33,9 @@ def node(name: str = "node0", gemm: float = 100.0, memory: float = 200.0) -> Nod
     )
 
 
-def speeds(*nodes: NodeSpeed, **more: object) -> Speeds:
+def speeds(*nodes: NodeSpeed, **more: object) -> BenchResult:
     return replace(
-        Speeds(
+        BenchResult(
             when="2026-07-31T14:25:01+00:00",
             cluster="bert",
             stack="upstream",

@@ -14,7 +14,7 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from jobs.cli.scaling import add_parser, build_request, choose_nodes, render
-from jobs.experiments.scaling import FOLDER, ScalingRequest, Study, batch_per_rank, scaling
+from jobs.experiments.scaling import FOLDER, ScalingRequest, ScalingStudy, batch_per_rank, scaling
 from jobs.experiments.step_model import StepModel
 from jobs.launch.plan import PlacementOptions
 from jobs.launch.record import CloudInfo
@@ -69,7 +69,7 @@ def wish(folder: Path, **more: Any) -> ScalingRequest:
     return replace(ScalingRequest(training, (1, 2, 3), weak=False, seconds=7), **more)
 
 
-def go(hosts: dict[str, FakeHost], request: ScalingRequest) -> Study:
+def go(hosts: dict[str, FakeHost], request: ScalingRequest) -> ScalingStudy:
     return scaling(job_context(hosts), request)
 
 

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.experiments.published import EPOCH_S, FLOWS_GBIT_S, explain_published, published_speedups
-from jobs.experiments.step_model import BACKWARD, Point, StepModel, fit
+from jobs.experiments.published import (
+    EPOCH_S,
+    FLOWS_GBIT_S,
+    compare_with_published,
+    published_speedups,
+)
+from jobs.experiments.step_model import BACKWARD, StepModel, StepTiming, fit_step_model
 
 BYTES = 265e6
 MODEL = StepModel(0.02, BYTES, 1.25e9, fixed_s=0.1, latency_s=0.0, ranks_per_node=2)
@@ -44,8 +49,8 @@ def test_no_more_is_hidden_than_the_backward_pass_is_long() -> None:
 )
 def test_a_fit_finds_the_overlap_again(sample: float, overlap: float, gbit: float) -> None:
     true = StepModel(sample, BYTES, gbit * 1e9 / 8, overlap=overlap, ranks_per_node=2)
-    points = [Point(nodes, 64, true.step_s(nodes, 64)) for nodes in (1, 2, 4)]
-    found = fit(points, BYTES, 2, true.bytes_per_second)
+    points = [StepTiming(nodes, 64, true.step_s(nodes, 64)) for nodes in (1, 2, 4)]
+    found = fit_step_model(points, BYTES, 2, true.bytes_per_second)
 
     assert found.parameters == ("sample_s", "overlap")
     assert found.worst < 2e-3
@@ -61,8 +66,10 @@ def test_a_fit_of_strong_scaling_tells_the_constant_part_from_the_network(
     sample: float, fixed: float, gbit: float
 ) -> None:
     true = StepModel(sample, BYTES, gbit * 1e9 / 8, fixed_s=fixed)
-    points = [Point(nodes, 32 / nodes, true.step_s(nodes, 32 / nodes)) for nodes in (1, 2, 4, 8)]
-    found = fit(points, BYTES)
+    points = [
+        StepTiming(nodes, 32 / nodes, true.step_s(nodes, 32 / nodes)) for nodes in (1, 2, 4, 8)
+    ]
+    found = fit_step_model(points, BYTES)
 
     assert found.parameters == ("sample_s", "fixed_s", "bytes_per_second")
     assert found.worst < 1e-3
@@ -71,8 +78,8 @@ def test_a_fit_of_strong_scaling_tells_the_constant_part_from_the_network(
 
 
 def test_as_many_parameters_as_measurements_are_no_test() -> None:
-    points = [Point(1, 32, 1.0), Point(2, 32, 1.3)]
-    found = fit(points, BYTES)
+    points = [StepTiming(1, 32, 1.0), StepTiming(2, 32, 1.3)]
+    found = fit_step_model(points, BYTES)
     assert found.parameters == ("sample_s", "bytes_per_second")
     assert found.worst < 1e-6
     assert not found.is_tested
@@ -81,23 +88,25 @@ def test_as_many_parameters_as_measurements_are_no_test() -> None:
 def test_noise_is_told_as_what_the_model_misses() -> None:
     true = StepModel(0.02, BYTES, 1.25e9)
     noise = {1: 1.0, 2: 1.05, 4: 0.95, 8: 1.0}
-    points = [Point(n, 64, true.step_s(n, 64) * factor) for n, factor in noise.items()]
-    assert 0.02 < fit(points, BYTES).worst < 0.06
+    points = [StepTiming(n, 64, true.step_s(n, 64) * factor) for n, factor in noise.items()]
+    assert 0.02 < fit_step_model(points, BYTES).worst < 0.06
 
 
 def test_nodes_that_gain_from_each_other_are_not_explained_away() -> None:
-    found = fit([Point(1, 32, 1.0), Point(2, 32, 0.8), Point(4, 32, 0.7)], BYTES)
+    found = fit_step_model(
+        [StepTiming(1, 32, 1.0), StepTiming(2, 32, 0.8), StepTiming(4, 32, 0.7)], BYTES
+    )
     assert found.worst > 0.1
 
 
 def test_without_a_measurement_there_is_no_model() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
-        fit([], BYTES)
-    assert fit([Point(1, 8, 1.0)], BYTES).model.sample_s == pytest.approx(0.125)
+        fit_step_model([], BYTES)
+    assert fit_step_model([StepTiming(1, 8, 1.0)], BYTES).model.sample_s == pytest.approx(0.125)
 
 
 def test_26_minutes_become_7_and_a_half_over_a_flow_of_a_placement_group() -> None:
-    five, ten, twenty_five = (explain_published(gbit) for gbit in FLOWS_GBIT_S)
+    five, ten, twenty_five = (compare_with_published(gbit) for gbit in FLOWS_GBIT_S)
 
     assert ten.with_overlap_s < EPOCH_S[4] < ten.without_overlap_s
     assert ten.overlap == pytest.approx(0.54, abs=0.01)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from infra.errors import JobError, UsageError
-from jobs.experiments.trials import Grid, Outcome, Trial
+from jobs.experiments.trial_grid import Outcome, Trial, TrialGrid
 from jobs.experiments.tune import TuneRequest, tune
 from jobs.launch.plan import PlacementOptions
 from jobs.train.request import TrainRequest
 from jobs.train.train import train
-from jobs.train.tuned import FILE, Tuned
+from jobs.train.tuned import FILE, TuningResult
 from jobs.worker.squad.options import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import PATHS, RESULT, event, job_context, make_hosts
@@ -54,8 +54,8 @@ def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
 
 
 def run(
-    hosts: dict[str, FakeHost], grid: Grid, log: list[str] | None = None
-) -> tuple[Tuned, tuple[Outcome, ...]]:
+    hosts: dict[str, FakeHost], grid: TrialGrid, log: list[str] | None = None
+) -> tuple[TuningResult, tuple[Outcome, ...]]:
     training = TrainRequest(DEMO, Path("results"), PlacementOptions())
     return tune(
         job_context(hosts, log=log),
@@ -84,7 +84,7 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
 ) -> None:
     hosts = trial_hosts({f"{slow}/8": 10.0, f"{fast}/8": 20.0})
 
-    best, outcomes = run(hosts, Grid((1, 2), None, (8,)))
+    best, outcomes = run(hosts, TrialGrid((1, 2), None, (8,)))
 
     assert (best.nproc_per_node, best.batch_size, best.samples_per_second) == (fast, None, 20.0)
     assert {o.trial.nproc_per_node: o.samples_per_second for o in outcomes} == {slow: 10, fast: 20}
@@ -97,7 +97,7 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
 
 def test_a_job_whose_user_decides_is_left_alone(tmp_path: Path) -> None:
     hosts = trial_hosts({"1/8": 10.0, "2/8": 20.0})
-    run(hosts, Grid((1, 2), None, (8,)))
+    run(hosts, TrialGrid((1, 2), None, (8,)))
 
     script, log = next_train(hosts, tmp_path)
 
@@ -114,7 +114,7 @@ def test_nothing_is_taken_from_a_cluster_that_was_never_tuned(tmp_path: Path) ->
 
 def test_the_batch_is_kept_only_where_several_were_compared(tmp_path: Path) -> None:
     hosts = trial_hosts({"1/8": 10.0, "1/16": 20.0})
-    best, _ = run(hosts, Grid((1,), None, (8, 16)))
+    best, _ = run(hosts, TrialGrid((1,), None, (8, 16)))
 
     assert best.batch_size == 16
     script, log = next_train(hosts, tmp_path, "placement", "batch_size")
@@ -125,7 +125,7 @@ def test_the_batch_is_kept_only_where_several_were_compared(tmp_path: Path) -> N
 def test_a_failing_trial_is_a_row_and_not_the_end() -> None:
     hosts = trial_hosts({"1/8": None, "2/8": 5.0})
 
-    best, outcomes = run(hosts, Grid((1, 2, 3), None, (8,)))
+    best, outcomes = run(hosts, TrialGrid((1, 2, 3), None, (8,)))
 
     assert best.nproc_per_node == 2
     assert [bool(outcome.failure) for outcome in outcomes] == [True, False, True]
@@ -139,7 +139,7 @@ def test_where_all_fail_nothing_is_kept() -> None:
     hosts = trial_hosts({"1/8": None, "2/8": None})
 
     with pytest.raises(JobError, match="every trial failed: rank 0 on a: no memory") as caught:
-        run(hosts, Grid((1, 2), None, (8,)))
+        run(hosts, TrialGrid((1, 2), None, (8,)))
     # Once, though two failed by it.
     assert caught.value.message == "every trial failed: rank 0 on a: no memory"
     assert f"{TRIALS}/log on node0" in str(caught.value.hint)
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
     hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), ("kill -TERM", "")]
 
     with pytest.raises(KeyboardInterrupt):
-        run(hosts, Grid((1, 2), None, (8,)), log)
+        run(hosts, TrialGrid((1, 2), None, (8,)), log)
     assert f"pid=$(cat {TRIALS}/pid); pkill -TERM -g $pid" in hosts["node0"].commands[-1]
     assert log[-1] == "Job stopped on all nodes"
     assert FILE not in hosts["node0"].files
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
 def test_the_files_travel_once_and_the_plan_is_told_first() -> None:
     hosts, log = trial_hosts({"1/8": 5.0, "2/8": 6.0}), list[str]()
 
-    run(hosts, Grid((1, 2), None, (8,)), log)
+    run(hosts, TrialGrid((1, 2), None, (8,)), log)
 
     assert log[0] == "2 trials"
     commands = hosts["node0"].commands
@@ -176,7 +176,7 @@ def test_the_files_travel_once_and_the_plan_is_told_first() -> None:
 
 def test_what_is_kept_names_what_it_was_measured_with() -> None:
     hosts = trial_hosts({"1/8": 5.0})
-    best, _ = run(hosts, Grid((1,), None, (8,)))
+    best, _ = run(hosts, TrialGrid((1,), None, (8,)))
 
     (kept,) = json.loads(hosts["node0"].files[FILE])
     assert kept["key"]["nodes"] == "3 x Xeon, 2 cores in 1"
@@ -186,7 +186,7 @@ def test_what_is_kept_names_what_it_was_measured_with() -> None:
 
 def test_the_hub_is_not_asked_by_a_trial_that_needs_nothing_from_it() -> None:
     hosts = trial_hosts({"1/8": 5.0})
-    run(hosts, Grid((1,), None, (8,)))
+    run(hosts, TrialGrid((1,), None, (8,)))
     assert "HF_HUB_OFFLINE 1" in hosts["node0"].files[f"{TRIALS}/run.sh"].decode()
 
 
@@ -194,7 +194,7 @@ def test_while_a_job_runs_there_is_no_trial() -> None:
     hosts = trial_hosts({})
     hosts["node0"].answers.insert(0, ("for pid in", "squad-1"))
     with pytest.raises(UsageError, match="job squad-1 is still running"):
-        run(hosts, Grid((1,), None, (8,)))
+        run(hosts, TrialGrid((1,), None, (8,)))
 
 
 def test_a_trial_is_the_training_job_itself() -> None:
@@ -202,7 +202,7 @@ def test_a_trial_is_the_training_job_itself() -> None:
     options = replace(DEMO, dtype="fp32", max_length=128, stride=32)
     tune(
         job_context(hosts),
-        TuneRequest(TrainRequest(options, Path("x")), Grid((1,), None, (4,)), 7),
+        TuneRequest(TrainRequest(options, Path("x")), TrialGrid((1,), None, (4,)), 7),
         on_plan=lambda _: None,
     )
     script = hosts["node0"].files[f"{TRIALS}/run.sh"].decode()

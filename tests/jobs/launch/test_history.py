@@ -10,7 +10,7 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from jobs.launch.history import (
-    ListedJob,
+    JobSummary,
     check_job_id,
     choose_job,
     choose_unfinished,
@@ -87,9 +87,9 @@ def test_what_is_no_line_of_ours_is_passed_over() -> None:
 
 def job(
     name: str, *, has_model: bool = False, unfinished: bool = False, checkpoint: str = ""
-) -> ListedJob:
+) -> JobSummary:
     began = datetime(2026, 7, 31, tzinfo=timezone.utc)
-    return ListedJob(name, "done", 0, began, began, 4, has_model, checkpoint, unfinished)
+    return JobSummary(name, "done", 0, began, began, 4, has_model, checkpoint, unfinished)
 
 
 def test_one_is_chosen_by_its_id_or_as_the_last() -> None:
@@ -160,7 +160,7 @@ def test_the_last_unfinished_job_is_taken_where_none_is_named() -> None:
     ],
 )
 def test_a_job_that_cannot_be_resumed(
-    jobs: tuple[ListedJob, ...], wish: str | None, message: str, hint: str | None
+    jobs: tuple[JobSummary, ...], wish: str | None, message: str, hint: str | None
 ) -> None:
     with pytest.raises(UsageError) as caught:
         choose_unfinished(jobs, wish, "bert")

@@ -19,8 +19,8 @@ from jobs.cli.run import add_parser, build_request
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.launch.record import JobRecord
 from jobs.launch.session import run_job
-from jobs.launch.work_files import WorkFiles
 from jobs.train.program import ProgramRequest, check_variables, plan_program
+from jobs.train.program_files import ProgramFiles
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, event, job_context, make_hosts
 
@@ -52,14 +52,14 @@ def start(
 
 
 def wish(results: Path, *command: str, **more: Any) -> ProgramRequest:
-    return replace(ProgramRequest(command or ("hostname",), WorkFiles({}), results), **more)
+    return replace(ProgramRequest(command or ("hostname",), ProgramFiles({}), results), **more)
 
 
 def test_a_program_is_sent_placed_run_and_its_output_brought_home(tmp_path: Path) -> None:
     script = tmp_path / "my script.py"
     script.write_text("print(1)")
     hosts, log = hosts_for(["hello"]), list[str]()
-    files = WorkFiles({"my script.py": script})
+    files = ProgramFiles({"my script.py": script})
 
     done = start(
         hosts,

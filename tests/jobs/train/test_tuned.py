@@ -13,10 +13,10 @@ from jobs.train.request import TrainRequest, chosen_backend
 from jobs.train.train import apply_tuned
 from jobs.train.tuned import (
     FILE,
-    Tuned,
-    TunedKey,
+    TuningKey,
+    TuningResult,
+    add_result,
     describe_nodes,
-    keep,
     parse_tuned,
     read_tuned,
     render_tuned,
@@ -28,12 +28,12 @@ from provision.stacks import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.launch.topologies import machine
 
-KEY = TunedKey("upstream", "gloo", "tcp", "auto", False, "scratch", 384, "2 x Xeon, 32 cores in 1")
-BEST = Tuned(KEY, 2, 0, None, 57.5, "2026-11-21T08:00:00+00:00")
+KEY = TuningKey("upstream", "gloo", "tcp", "auto", False, "scratch", 384, "2 x Xeon, 32 cores in 1")
+BEST = TuningResult(KEY, 2, 0, None, 57.5, "2026-11-21T08:00:00+00:00")
 BOTH = frozenset({"placement", "batch_size"})
 
 
-def key(options: TrainOptions = DEMO, stack: str = "upstream", **more: Any) -> TunedKey:
+def key(options: TrainOptions = DEMO, stack: str = "upstream", **more: Any) -> TuningKey:
     facts = more.pop("facts", [machine(32), machine(32)])
     used = load_stack(stack)
     request = TrainRequest(options, Path("results"), PlacementOptions(**more))
@@ -55,12 +55,12 @@ def test_a_new_result_takes_the_place_of_the_old() -> None:
     other = replace(BEST, key=replace(KEY, dtype="fp32"))
     newer = replace(BEST, nproc_per_node=4)
 
-    assert keep((BEST, other), newer) == (other, newer)
+    assert add_result((BEST, other), newer) == (other, newer)
 
 
 def test_results_for_other_machines_are_forgotten() -> None:
     older = replace(BEST, key=replace(KEY, nodes="4 x Xeon, 32 cores in 1", dtype="fp32"))
-    assert keep((older,), BEST) == (BEST,)
+    assert add_result((older,), BEST) == (BEST,)
 
 
 def test_the_head_keeps_them() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from infra.errors import UsageError
-from jobs.experiments.trials import (
-    Grid,
+from jobs.experiments.trial_grid import (
     Outcome,
     Trial,
+    TrialGrid,
     choose_best,
     estimate_minutes,
     plan_trials,
@@ -18,7 +18,7 @@ from provision.facts import HostFacts
 from tests.jobs.launch.topologies import machine
 
 R7IZ = machine(32, smt=True)
-OPEN = Grid(None, None, (16,))
+OPEN = TrialGrid(None, None, (16,))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_ranks_per_node_that_suit_all_nodes(
 
 
 def test_every_combination_is_tried() -> None:
-    grid = Grid((1, 2), (1, 4), (8, 16))
+    grid = TrialGrid((1, 2), (1, 4), (8, 16))
     trials = plan_trials(grid, [R7IZ], "ccl")
 
     assert len(set(trials)) == 8
@@ -64,11 +64,11 @@ def test_by_default_placement_alone_is_varied() -> None:
 
 def test_workers_without_oneccl_are_refused() -> None:
     with pytest.raises(UsageError, match="--ccl-workers: the backend is gloo, which has none"):
-        plan_trials(Grid(None, (1,), (16,)), [R7IZ], "gloo")
+        plan_trials(TrialGrid(None, (1,), (16,)), [R7IZ], "gloo")
 
 
 def test_more_trials_than_can_be_meant_are_refused() -> None:
-    grid = Grid(tuple(range(1, 10)), (1, 2, 3, 4), (8, 16))
+    grid = TrialGrid(tuple(range(1, 10)), (1, 2, 3, 4), (8, 16))
     with pytest.raises(UsageError, match="72 trials: expected at most 64"):
         plan_trials(grid, [R7IZ], "ccl")
 

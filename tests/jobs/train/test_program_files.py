@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.launch.work_files import MOST_BYTES, collect_files, find_script, format_size
+from jobs.train.program_files import MOST_BYTES, collect_files, find_script, format_size
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ _SHELLS = frozenset({"python", "python3", "bash", "sh"})
 
 
 @dataclass(frozen=True)
-class WorkFiles:
+class ProgramFiles:
     """Files by their names below the folder where the program begins."""
 
     files: Mapping[str, Path]
@@ -48,7 +48,7 @@ def format_size(count: int) -> str:
 
 def collect_files(
     command: Sequence[str], wishes: Iterable[str], folder: Path, *, large: bool = False
-) -> WorkFiles:
+) -> ProgramFiles:
     """The command's script and what else is wished for, as they lie in ``folder``.
 
     A path inside the folder keeps its place on the nodes; one from elsewhere goes by its last name.
@@ -61,7 +61,7 @@ def collect_files(
         for name, path in _expand(wish, folder):
             if found.setdefault(name, path) != path:
                 raise UsageError(f"--files: {found[name]} and {path} would both be {name}")
-    files = WorkFiles(found)
+    files = ProgramFiles(found)
     if files.size > MOST_BYTES and not large:
         raise _too_large(files)
     return files
@@ -118,7 +118,7 @@ def _expand(wish: str, folder: Path) -> Iterable[tuple[str, Path]]:
                 yield (place / file.relative_to(root)).as_posix(), file.resolve()
 
 
-def _too_large(files: WorkFiles) -> UsageError:
+def _too_large(files: ProgramFiles) -> UsageError:
     parts: dict[str, int] = {}
     for name, path in files.files.items():
         top = name.partition("/")[0]

@@ -1,4 +1,4 @@
-"""``bench``: measure the nodes of a cluster, and keep the figures on its head."""
+"""``bench``: measure the nodes of a cluster, and keep the result on its head."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from provision.host import Host
 from provision.stacks import Stack
 
 FOLDER = "spr-bench"
-"""Below the login user's home on the head: a file per measurement, named by its time."""
+"""In the login user's home on the head: one file per measurement, named by its time."""
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """``seconds`` for each measurement. ``real``: the machines are what their type's name says."""
+    """``seconds`` per measurement. ``real`` means that the machines are of the type that they claim."""
 
     seconds: float
     amx_expected: bool
@@ -33,7 +33,7 @@ class BenchRequest:
 
 
 def bench(context: JobContext, request: BenchRequest) -> BenchResult:
-    """Measure all nodes at once, then all together, and keep the figures on the head.
+    """Measure each node and the network between them, and keep the result on the head.
 
     Raises :class:`JobError` if that fails.
     """
@@ -43,7 +43,7 @@ def bench(context: JobContext, request: BenchRequest) -> BenchResult:
     result = done.last_event("result")
     if result is None:
         raise JobError(
-            "the measurement ended without a result", hint="`spr-cluster bench` repeats it"
+            "the measurement ended without a result", hint="run `spr-cluster bench` again"
         )
     speeds = read_result(result, context.cluster, context.stack, request, context.now)
     save_speeds(context.open_host(context.cluster.head), speeds, context.now)
@@ -64,7 +64,7 @@ def plan_bench(request: BenchRequest, stack: Stack) -> JobPlan:
 def read_result(
     result: Mapping[str, Any], cluster: Cluster, stack: Stack, request: BenchRequest, now: datetime
 ) -> BenchResult:
-    """The ranks' figures by node. mpirun fills the nodes in the hostfile's order, ours."""
+    """Return the ranks' figures by node. mpirun fills the nodes in the order of the hostfile."""
     ranks = sorted(result["ranks"], key=lambda rank: int(rank["rank"]))
     each = len(ranks) // len(cluster.nodes)
     groups = [ranks[first : first + each] for first in range(0, len(ranks), each)]
@@ -91,7 +91,7 @@ def read_result(
 
 
 def _as_node(node: Node, ranks: Sequence[Mapping[str, Any]], peak: float | None) -> NodeSpeed:
-    # The rank that says the least speaks for its node: one without AMX slows all others down.
+    # One rank without AMX slows all others down, so it represents its node.
     worst = min(ranks, key=lambda rank: bool(rank["amx"]))
     return NodeSpeed(
         name=node.name,
@@ -108,7 +108,7 @@ def _as_node(node: Node, ranks: Sequence[Mapping[str, Any]], peak: float | None)
 
 
 def save_speeds(head: Host, speeds: BenchResult, now: datetime) -> None:
-    """Keep a measurement with the cluster, on its head."""
+    """Save a measurement on the cluster's head."""
     home = JobPaths("").home
     head.run(f"mkdir -p ~/{FOLDER}")
     content = json.dumps(speeds.as_dict(), indent=1) + "\n"
@@ -116,16 +116,14 @@ def save_speeds(head: Host, speeds: BenchResult, now: datetime) -> None:
 
 
 def read_last_speeds(head: Host, name: str) -> BenchResult:
-    """The last measurement that was kept; raises :class:`UsageError` where there is none."""
+    """Return the last saved measurement. Raises :class:`UsageError` if there is none."""
     text = head.run(f'cat "$(ls -1 ~/{FOLDER}/*.json 2>/dev/null | tail -n 1)" 2>/dev/null || true')
     if not text.stdout.strip():
         raise UsageError(
-            f"nothing is kept on the head of cluster {name!r}: it was not measured yet",
-            hint=f"spr-cluster bench --name {name}",
+            f"cluster {name!r} has not been measured yet",
+            hint=f"run `spr-cluster bench --name {name}`",
         )
     try:
         return read_speeds(json.loads(text.stdout))
     except (ValueError, KeyError, TypeError) as error:
-        raise JobError(
-            f"the last file in ~/{FOLDER} of the head can't be read: {error!r}"
-        ) from None
+        raise JobError(f"the last file in ~/{FOLDER} on node0 can't be read: {error!r}") from None

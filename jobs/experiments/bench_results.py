@@ -1,4 +1,4 @@
-"""What `bench` has measured, judged: the machine's peak, slow nodes, AMX or no AMX. Pure."""
+"""Results of `bench`: share of peak, slow nodes, and nodes without AMX. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from infra.instance_types import INSTANCE_TYPES
 
 SLOW_BELOW = 0.9
-"""Of the nodes' median: below, a node is called slow. Equal machines differ by a few percent."""
+"""A node below this share of the nodes' median is slow. Equal machines differ by a few percent."""
 
 
 @dataclass(frozen=True)
 class NodeSpeed:
-    """One node's figures, its ranks together. ``peak_tflops`` is ``None`` where none is known."""
+    """One node's figures, summed over its ranks. ``peak_tflops`` is ``None`` if unknown."""
 
     name: str
     instance: str
@@ -30,13 +30,13 @@ class NodeSpeed:
 
     @property
     def peak_share(self) -> float | None:
-        """Between 0 and 1; ``None`` where no peak is known."""
+        """Between 0 and 1; ``None`` if the peak is unknown."""
         return self.gemm_tflops / self.peak_tflops if self.peak_tflops else None
 
 
 @dataclass(frozen=True)
 class SlowNode:
-    """A node that makes every step of the whole job slow: ``share`` of the nodes' median."""
+    """A node that slows every step of a job; ``share`` is relative to the nodes' median."""
 
     node: str
     what: str
@@ -45,7 +45,7 @@ class SlowNode:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """A finished `bench`. ``all_reduce`` holds bytes, seconds, bus_gb_s; empty on one node."""
+    """A finished `bench`. ``all_reduce`` rows have bytes, seconds, bus_gb_s; none on one node."""
 
     when: str
     cluster: str
@@ -68,7 +68,7 @@ class BenchResult:
         return tuple(node for node in self.nodes if not node.amx)
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json`` and for the file on the head: what was measured, and what follows."""
+        """Return measurements and conclusions, for ``--json`` and the file on the head."""
         nodes = [{**asdict(node), "peak_share": node.peak_share} for node in self.nodes]
         return {
             **asdict(self),
@@ -80,7 +80,7 @@ class BenchResult:
 
 
 def read_speeds(content: Mapping[str, Any]) -> BenchResult:
-    """What :meth:`BenchResult.as_dict` wrote. Raises ``KeyError`` or ``TypeError`` for anything else."""
+    """Parse what :meth:`BenchResult.as_dict` wrote. Raises ``KeyError`` or ``TypeError`` otherwise."""
     own = {key: content[key] for key in BenchResult.__dataclass_fields__}
     nodes = [
         NodeSpeed(**{key: node[key] for key in NodeSpeed.__dataclass_fields__})
@@ -90,10 +90,10 @@ def read_speeds(content: Mapping[str, Any]) -> BenchResult:
 
 
 def find_peak(instance_type: str, *, dtype: str, real: bool) -> float | None:
-    """The peak in TFLOPS that figures in this arithmetic can be compared with, if there is one.
+    """Return the peak in TFLOPS to compare figures in ``dtype`` with, if there is one.
 
-    Only AMX's own in bf16, and only of a whole machine: a virtual one shares its processor, and the
-    embedded cloud's (``real`` is off) only bear the name.
+    Only bf16 on AMX, and only on a whole machine, has one: a virtual machine shares its processor, and
+    the embedded cloud's machines (not ``real``) have the name only.
     """
     machine = INSTANCE_TYPES.get(instance_type)
     if machine is None or not real or dtype != "bf16":
@@ -102,14 +102,14 @@ def find_peak(instance_type: str, *, dtype: str, real: bool) -> float | None:
 
 
 def find_slow(nodes: Sequence[NodeSpeed]) -> tuple[SlowNode, ...]:
-    """The nodes that are clearly slower than the others at products or in memory."""
+    """Return the nodes that are clearly slower than the others at matrix products or memory."""
     kinds: dict[str, Callable[[NodeSpeed], float]] = {
         "matrix products": lambda node: node.gemm_tflops,
         "memory": lambda node: node.memory_gb_s,
     }
     found = []
     for what, read in kinds.items():
-        # Of two, one is the measure of the other.
+        # With two nodes, the faster one is the reference.
         usual = max if len(nodes) == 2 else statistics.median
         middle = usual(map(read, nodes))
         found += [

@@ -1,4 +1,4 @@
-"""``scaling``: the same training on more and more nodes, by short trials; what it says of others."""
+"""``scaling``: trials of one training job on more and more nodes, and predictions for others."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from infra.instance_types import INSTANCE_TYPES
 from infra.words import counted
 from jobs.experiments.published import SQUAD_FEATURES, published_speedups
 from jobs.experiments.step_model import StepModelFit, StepTiming, fit_step_model
-from jobs.experiments.trials import TrialRun, TrialSeries, all_failed, open_trials
+from jobs.experiments.trial_grid import TrialResult
+from jobs.experiments.trials import TrialSeries, all_failed, open_trials
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.launch.session import JobContext, JobSession
 from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
 from provision.host import Host
 
 FOLDER = "spr-scaling"
-"""Below the login user's home on the head: a file per study, named by its time."""
+"""In the login user's home on the head: one file per study, named by its time."""
 FILE = "scaling.json"
-_LEAST_COMPUTING = 0.1
+_MIN_COMPUTING_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class ScalingRequest:
-    """``nodes`` ascending. ``weak``: the batch per rank stays; otherwise that of all ranks together.
+    """``nodes`` ascends. ``weak`` keeps the batch per rank; otherwise the global batch stays.
 
-    ``predict`` are numbers of nodes that are not there; ``flow_gbit_s`` is one flow's speed between
-    nodes, where it is known. ``samples`` make an epoch.
+    ``predict`` holds numbers of nodes to compute; ``flow_gbit_s`` is one flow's speed between nodes, if
+    known. An epoch has ``samples`` samples.
     """
 
     training: TrainRequest
@@ -48,8 +49,8 @@ class ScalingRequest:
 class ScalingRow:
     """One number of nodes, measured or (``predicted``) computed. ``batch_size`` is per rank.
 
-    ``efficiency`` is the share of ideal speed, against the fewest nodes measured. ``epoch_s`` and
-    ``epoch_usd`` are for the study's samples; ``None`` where nothing is billed, or the price unknown.
+    ``efficiency`` is the share of ideal speed, relative to the fewest nodes measured. ``epoch_s`` and
+    ``epoch_usd`` are for the study's samples; ``epoch_usd`` is ``None`` if free or unknown.
     """
 
     nodes: int
@@ -67,7 +68,7 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """All that was found; ``fit`` is ``None`` where too little was measured."""
+    """The results; ``fit`` is ``None`` if too little was measured."""
 
     when: str
     cluster: str
@@ -80,7 +81,7 @@ class ScalingStudy:
     fit: StepModelFit | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json`` and the files; ``runs`` are the measured rows that did not fail."""
+        """Return the study for ``--json`` and the files; ``runs`` are the measured rows that succeeded."""
         runs = [asdict(row) for row in self.rows if not row.predicted and not row.failure]
         return {
             **asdict(self),
@@ -90,9 +91,9 @@ class ScalingStudy:
 
 
 def batch_per_rank(batch_size: int, fewest: int, nodes: int, *, weak: bool) -> int:
-    """The batch of each rank on so many nodes; ``batch_size`` is that on the fewest.
+    """Return the batch of each rank on ``nodes`` nodes; ``batch_size`` is that on the fewest.
 
-    Raises :class:`UsageError` where the global batch can't be shared evenly.
+    Raises :class:`UsageError` if the global batch can't be divided evenly.
     """
     if weak:
         return batch_size
@@ -100,14 +101,14 @@ def batch_per_rank(batch_size: int, fewest: int, nodes: int, *, weak: bool) -> i
     if rest or not share:
         raise UsageError(
             f"--batch-size {batch_size}: the batch of {counted(fewest, 'node')} can't "
-            f"be shared evenly by {nodes}",
-            hint="a multiple of the numbers of nodes, or --weak, which keeps the batch of each rank",
+            f"be divided evenly among {nodes}",
+            hint="use a multiple of the numbers of nodes, or --weak, which keeps the batch of each rank",
         )
     return share
 
 
 def scaling(context: JobContext, request: ScalingRequest) -> ScalingStudy:
-    """Run a trial on each number of nodes; keep the study on the head and in the results' folder.
+    """Run a trial on each number of nodes; keep the study on the head and in the results folder.
 
     Raises :class:`JobError` if none succeeds. Ctrl-C stops the current trial.
     """
@@ -124,7 +125,7 @@ def scaling(context: JobContext, request: ScalingRequest) -> ScalingStudy:
 
 
 def _same_everywhere(session: JobSession, training: TrainRequest) -> PlacementOptions:
-    """Return the placement that all nodes together would have: another would be another experiment."""
+    """Return the placement of all nodes together, so that every trial has the same one."""
     backend = chosen_backend(training.options, session.context.stack)
     layout = session.plan_placement(training.placement, backend, training.nodes).ranks
     if training.placement.mode == "reference":
@@ -134,7 +135,7 @@ def _same_everywhere(session: JobSession, training: TrainRequest) -> PlacementOp
 
 def _measure(
     series: TrialSeries, request: ScalingRequest, placement: PlacementOptions, nodes: int
-) -> tuple[ScalingRow, TrialRun]:
+) -> tuple[ScalingRow, TrialResult]:
     options = request.training.options
     batch = batch_per_rank(options.batch_size, request.nodes[0], nodes, weak=request.weak)
     title = f"{counted(nodes, 'node')}, batch {batch} per rank"
@@ -147,9 +148,9 @@ def _measure(
 
 
 def make_study(
-    context: JobContext, request: ScalingRequest, measured: Sequence[tuple[ScalingRow, TrialRun]]
+    context: JobContext, request: ScalingRequest, measured: Sequence[tuple[ScalingRow, TrialResult]]
 ) -> ScalingStudy:
-    """The measurements against ideal, the model fitted to them, and its predictions. Pure."""
+    """Return the measurements relative to ideal, the fitted model, and its predictions. Pure."""
     options = request.training.options
     ppn = next(done.nproc_per_node for _, done in measured if not done.failure) or 1
     cluster = context.cluster
@@ -175,10 +176,10 @@ def make_study(
 def fit_rows(
     rows: Sequence[ScalingRow], gradient_bytes: int, ppn: int, flow_gbit_s: float | None
 ) -> StepModelFit | None:
-    """The model of the step time.
+    """Fit the model of the step time.
 
-    ``None`` for fewer than two numbers of nodes, and where next to nothing of the steps on the fewest
-    would be computing: what that says of fewer still is no prediction.
+    Returns ``None`` for fewer than two numbers of nodes, and if the fit leaves almost no computing in
+    the steps on the fewest nodes: such a model can't predict fewer nodes.
     """
     points = [
         StepTiming(row.nodes, row.batch_size * ppn, row.step_s)
@@ -191,11 +192,11 @@ def fit_rows(
     found = fit_step_model(points, gradient_bytes, ppn, speed)
     fewest = min(points, key=lambda point: point.nodes)
     computing = found.model.compute_s(fewest.node_batch) / fewest.step_s
-    return found if computing >= _LEAST_COMPUTING else None
+    return found if computing >= _MIN_COMPUTING_SHARE else None
 
 
 def _predict(found: StepModelFit, request: ScalingRequest, ppn: int, nodes: int) -> ScalingRow:
-    """On nodes that are not there; a global batch that does not divide is shared in thought."""
+    """Compute a row for a number of nodes; the batch of a rank need not be whole."""
     batch: float = request.training.options.batch_size
     batch = batch if request.weak else batch * request.nodes[0] / nodes
     node_batch = batch * ppn
@@ -234,13 +235,13 @@ def _compare(
 
 
 def _price(cluster: Cluster, *, billed: bool | None) -> float | None:
-    """US dollars an hour of one node, on demand in us-east-1; ``None``: free, or not known."""
+    """Return US dollars per hour of one node, on demand in us-east-1; ``None`` if free or unknown."""
     kind = INSTANCE_TYPES.get(cluster.head.instance.instance_type)
     return kind.usd_per_hour if kind and billed is not False else None
 
 
 def save_study(head: Host, study: ScalingStudy, results: Path, now: datetime) -> None:
-    """Keep it with the cluster, on its head, and beside the results here."""
+    """Save the study on the cluster's head and in the results folder."""
     text = json.dumps(study.as_dict(), indent=1) + "\n"
     results.mkdir(parents=True, exist_ok=True)
     (results / FILE).write_text(text)

@@ -1,14 +1,14 @@
-"""How long a step takes on so many nodes: compute, and what the exchange of gradients adds to it. Pure.
+"""A model of the step time on several nodes: computing, and the exchange of gradients. Pure.
 
-A node computes for ``fixed_s`` and ``sample_s`` per sample. The gradients then go round a ring of all
-ranks: each link carries 2 (R - 1) / R times their bytes, in 2 (R - 1) messages per bucket. Ranks of one
-node are neighbours in the ring, so one flow leaves each node, and one arrives. Part of the exchange runs
-beside the backward pass (``overlap``), as long as that lasts: two thirds of the computing.
+A node computes for ``fixed_s`` plus ``sample_s`` per sample. The gradients then travel around a ring of
+all ranks: each link carries 2 (R - 1) / R times their bytes, in 2 (R - 1) messages per bucket. Ranks of
+one node are neighbors in the ring, so one flow leaves each node, and one arrives. Part of the exchange
+(``overlap``) runs during the backward pass, which is two thirds of the computing.
 
     step = compute + exchange - min(overlap x exchange, 2/3 x compute)
 
-What it leaves out: slow ranks, input that waits, other users of the network, and that small batches
-may compute less well than by ``fixed_s``.
+Not modeled: slow ranks, waiting for input, other traffic, and small batches that are less efficient
+than ``fixed_s`` accounts for.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 BACKWARD = 2 / 3
-"""Of the computing: for every product of the forward pass the backward pass has two."""
+"""Share of the computing: the backward pass has two products for each of the forward pass."""
 LATENCY_S = 50e-6
-"""Of one message between two nodes of a cluster over TCP; an assumption, and small beside the rest."""
+"""Of one message between two nodes over TCP: an assumption, small compared with the rest."""
 BUCKET_BYTES = 25 << 20
 """DDP's: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"""
 _SCAN = 400
@@ -28,7 +28,7 @@ _SCAN = 400
 
 @dataclass(frozen=True)
 class StepTiming:
-    """A measurement: samples per step and node, and the seconds that a step took."""
+    """A measurement: samples per step and node, and seconds per step."""
 
     nodes: int
     node_batch: float
@@ -37,7 +37,7 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class StepModel:
-    """Times in seconds; ``bytes_per_second`` is one flow's from node to node."""
+    """Times in seconds; ``bytes_per_second`` is the speed of one flow between nodes."""
 
     sample_s: float
     gradient_bytes: float
@@ -51,7 +51,7 @@ class StepModel:
         return self.fixed_s + self.sample_s * node_batch
 
     def exchange_s(self, nodes: int) -> float:
-        """Of one node alone: nothing; what its own ranks exchange is part of its computing."""
+        """Return 0 for one node: the exchange between its ranks is part of its computing."""
         if nodes == 1:
             return 0.0
         ranks = nodes * self.ranks_per_node
@@ -69,11 +69,11 @@ class StepModel:
         return nodes * node_batch / self.step_s(nodes, node_batch)
 
     def epoch_s(self, samples: int, nodes: int, node_batch: float) -> float:
-        """For so many samples; the last step counts as the part that it is."""
+        """Return the time for ``samples``; a partial last step counts in proportion."""
         return samples / self.samples_per_second(nodes, node_batch)
 
     def compute_of(self, point: StepTiming) -> float:
-        """The computing that would explain a measurement, whatever this model's own is."""
+        """Return the computing time that would explain a measurement, given this model's exchange."""
         exchange = self.exchange_s(point.nodes)
         hidden = self.overlap * exchange
         compute = point.step_s - exchange + hidden
@@ -84,9 +84,9 @@ class StepModel:
 
 @dataclass(frozen=True)
 class StepModelFit:
-    """A model with what it can't explain: the largest of ``errors``, which are shares of the steps.
+    """A fitted model, with its relative error for each measurement.
 
-    ``parameters`` were fitted; with as many measurements as those, no error is no merit.
+    ``parameters`` were fitted; with as few measurements as parameters, the errors prove nothing.
     """
 
     model: StepModel
@@ -99,7 +99,7 @@ class StepModelFit:
 
     @property
     def is_tested(self) -> bool:
-        """There are more measurements than parameters."""
+        """Return whether there are more measurements than parameters."""
         return len(self.errors) > len(self.parameters)
 
 
@@ -109,10 +109,10 @@ def fit_step_model(
     ranks_per_node: int = 1,
     bytes_per_second: float | None = None,
 ) -> StepModelFit:
-    """The model that comes closest to the measurements, in relative errors (least squares).
+    """Fit the model to the measurements by least squares of the relative errors.
 
-    Where the flow's speed is known, the overlap is fitted; otherwise the speed that it comes to if
-    nothing overlapped. Raises ``ValueError`` without a measurement.
+    If the flow's speed is known, the overlap is fitted; otherwise the speed, assuming no overlap.
+    Raises ``ValueError`` without a measurement.
     """
     if not points:
         raise ValueError("nothing was measured")
@@ -135,14 +135,14 @@ def fit_step_model(
         model = vary(value)
         return sum(_error(model, point) ** 2 for point in points)
 
-    # From 1 KB/s to 10 TB/s, in powers of ten; or any share.
+    # Speeds from 1 KB/s to 10 TB/s as powers of ten, or an overlap from 0 to 1.
     best = _scan(loss, *((0.0, 1.0) if bytes_per_second else (3.0, 13.0)))
     name = "overlap" if bytes_per_second else "bytes_per_second"
     return _judge(vary(best), points, (*compute, name))
 
 
 def _scan(loss: Callable[[float], float], low: float, high: float) -> float:
-    """The least of a function of one number: a grid, then finer ones around its least."""
+    """Minimize a function of one number on a grid, then on finer grids around the minimum."""
     best = low
     for _ in range(4):
         grid = [low + (high - low) * i / _SCAN for i in range(_SCAN + 1)]
@@ -153,7 +153,7 @@ def _scan(loss: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _with_compute(model: StepModel, points: Sequence[StepTiming], several: bool) -> StepModel:
-    """The model with the computing that its exchange leaves of the measurements (weighted)."""
+    """Return the model with its computing fitted to what the exchange leaves of the measurements."""
     rows = [(p.node_batch / p.step_s, 1 / p.step_s, model.compute_of(p) / p.step_s) for p in points]
     xx = sum(x * x for x, _, _ in rows)
     xc = sum(x * c for x, _, c in rows)

@@ -1,22 +1,23 @@
-"""Which trials `tune` makes, and which of them was the best. Pure."""
+"""The grid of trials that `tune` runs, and the choice of the fastest. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from infra.errors import UsageError
 from jobs.launch.cores import even_splits
+from jobs.launch.placement import no_ccl_workers
 from provision.facts import HostFacts
 
-MOST_TRIALS = 64
+MAX_TRIALS = 64
 START_UP_S = 30
-"""About what a trial takes besides: ranks that start, load the model and read their texts."""
+"""Approximate start-up of a trial: ranks start, load the model, and read the data."""
 
 
 @dataclass(frozen=True)
 class TrialGrid:
-    """What to vary; ``None``: as the nodes suggest. ``batch_sizes`` are per rank."""
+    """What to vary; ``None`` uses what suits the nodes. ``batch_sizes`` are per rank."""
 
     ppn: tuple[int, ...] | None
     ccl_workers: tuple[int, ...] | None
@@ -25,7 +26,7 @@ class TrialGrid:
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to place and feed the ranks; ``ccl_workers`` is 0 without oneCCL."""
+    """One placement and batch size of the ranks; ``ccl_workers`` is 0 without oneCCL."""
 
     nproc_per_node: int
     ccl_workers: int
@@ -37,22 +38,25 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a trial went: features a second of all ranks, or why it failed.
+class TrialResult:
+    """The speed of a trial: features per second of all ranks and seconds per step, or why it failed.
 
-    ``threads`` are those with which a rank computes.
+    ``nproc_per_node`` is the number of ranks per node, ``threads`` that of a rank's computing threads,
+    ``gradient_bytes`` what a rank exchanges per step.
     """
 
-    trial: Trial
+    nproc_per_node: int | None = None
     threads: int | None = None
     samples_per_second: float | None = None
+    step_s: float | None = None
+    gradient_bytes: int = 0
     failure: str = ""
 
 
 def plan_trials(grid: TrialGrid, facts: Iterable[HostFacts], backend: str) -> tuple[Trial, ...]:
-    """Every combination, the nodes' own default first.
+    """Return every combination, the nodes' default first.
 
-    Raises :class:`UsageError` for more than can be meant, and for workers without oneCCL.
+    Raises :class:`UsageError` for more than :data:`MAX_TRIALS`, and for workers without oneCCL.
     """
     workers = _workers(grid, backend)
     trials = tuple(
@@ -61,10 +65,10 @@ def plan_trials(grid: TrialGrid, facts: Iterable[HostFacts], backend: str) -> tu
         for count in workers
         for batch in grid.batch_sizes
     )
-    if len(trials) > MOST_TRIALS:
+    if len(trials) > MAX_TRIALS:
         raise UsageError(
-            f"{len(trials)} trials: expected at most {MOST_TRIALS}",
-            hint="shorter lists: the trials are all combinations of them",
+            f"{len(trials)} trials: expected at most {MAX_TRIALS}",
+            hint="give shorter lists: the trials are all combinations of them",
         )
     return trials
 
@@ -73,45 +77,43 @@ def _workers(grid: TrialGrid, backend: str) -> tuple[int, ...]:
     if backend == "ccl":
         return grid.ccl_workers or (1, 2)
     if grid.ccl_workers:
-        raise UsageError(
-            f"--ccl-workers: the backend is {backend}, which has none",
-            hint="--backend ccl, on a stack that has it, or leave --ccl-workers out",
-        )
+        raise no_ccl_workers(backend)
     return (0,)
 
 
 def suggest_ppn(facts: Iterable[HostFacts], workers: int) -> tuple[int, ...]:
-    """Ranks per node: one per NUMA node as by default, then one in all, then twice and four times.
+    """Return ranks per node to try: one per NUMA node (the default), one in all, two and four per NUMA node.
 
-    Those alone that every node can share its cores among, with a core left to compute.
+    Only numbers that divide every node's cores evenly and leave a core to compute.
     """
     nodes = list(facts)
     numa = min(len(fact.numa_nodes) for fact in nodes)
     fitting = set.intersection(*(set(even_splits(fact)) for fact in nodes))
     cores = min(len(fact.physical_cores) for fact in nodes)
-    wished = dict.fromkeys((numa, 1, 2 * numa, 4 * numa))
-    return tuple(n for n in wished if n in fitting and cores // n > workers) or (1,)
+    candidates = dict.fromkeys((numa, 1, 2 * numa, 4 * numa))
+    return tuple(n for n in candidates if n in fitting and cores // n > workers) or (1,)
 
 
 def estimate_minutes(trials: int, seconds: float) -> float:
-    """About how long the trials take, start-up included."""
+    """Return about how long the trials take, including start-up."""
     return trials * (seconds + START_UP_S) / 60
 
 
-def choose_best(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The fastest; of equal ones the first. ``None`` where all have failed."""
-    measured = [outcome for outcome in outcomes if outcome.samples_per_second is not None]
-    return max(measured, key=lambda outcome: outcome.samples_per_second or 0, default=None)
+def choose_best(results: Mapping[Trial, TrialResult]) -> Trial | None:
+    """Return the fastest trial, the first of equal ones; ``None`` if all failed."""
+    speeds = {
+        t: r.samples_per_second for t, r in results.items() if r.samples_per_second is not None
+    }
+    return max(speeds, key=lambda trial: speeds[trial], default=None)
 
 
-def as_row(outcome: Outcome) -> Mapping[str, object]:
-    """An outcome for ``--json``."""
-    trial = outcome.trial
+def as_row(trial: Trial, result: TrialResult) -> Mapping[str, object]:
+    """Return a trial and its result for ``--json``."""
     return {
         "ppn": trial.nproc_per_node,
         "ccl_workers": trial.ccl_workers,
-        "threads": outcome.threads,
+        "threads": result.threads,
         "batch_size": trial.batch_size,
-        "samples_per_second": outcome.samples_per_second,
-        "failure": outcome.failure,
+        "samples_per_second": result.samples_per_second,
+        "failure": result.failure,
     }

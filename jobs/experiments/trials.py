@@ -1,4 +1,4 @@
-"""Short runs of a training job: placed, run for some seconds, and their speed read back."""
+"""Trials: runs of a training job for some seconds each, which measure its speed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from infra.errors import JobError, UsageError
+from jobs.experiments.trial_grid import TrialResult
 from jobs.launch.follow import Event, explain
 from jobs.launch.plan import STOP_SECONDS, PlacementOptions, new_job_id
 from jobs.launch.session import JobContext, JobSession, open_session
@@ -15,24 +16,8 @@ from jobs.worker.squad.options import TrainOptions
 
 
 @dataclass(frozen=True)
-class TrialRun:
-    """The speed of a trial: features a second of all ranks and seconds a step, or why it failed.
-
-    ``threads`` are those with which a rank computes, ``nproc_per_node`` the ranks of a node,
-    ``gradient_bytes`` those that a rank exchanges in a step.
-    """
-
-    nproc_per_node: int | None = None
-    threads: int | None = None
-    samples_per_second: float | None = None
-    step_s: float | None = None
-    gradient_bytes: int = 0
-    failure: str = ""
-
-
-@dataclass(frozen=True)
 class TrialSeries:
-    """Trials of one training job that share a session and the files on the nodes."""
+    """Trials of one training job, which share a session and the files on the nodes."""
 
     session: JobSession
     training: TrainRequest
@@ -44,8 +29,8 @@ class TrialSeries:
         placement: PlacementOptions,
         title: str,
         nodes: int | None = None,
-    ) -> TrialRun:
-        """Run one trial on the first ``nodes`` nodes. A failure is an outcome, too."""
+    ) -> TrialResult:
+        """Run one trial on the first ``nodes`` nodes. A failure is a result, too."""
         progress = self.session.context.progress
         with progress.phase(title):
             request = replace(
@@ -59,15 +44,15 @@ class TrialSeries:
             progress.note(f"failed: {done.failure}" if speed is None else f"{speed:.1f} samples/s")
             return done
 
-    def _run(self, request: TrainRequest) -> TrialRun:
+    def _run(self, request: TrainRequest) -> TrialResult:
         plan = replace(plan_training(request, self.session.context.stack), results=None)
         try:
             placed = self.session.plan_placement(plan.placement, plan.backend, plan.nodes)
         except UsageError as error:
-            return TrialRun(failure=error.message)
+            return TrialResult(failure=error.message)
         plan = replace(plan, resume_command=(), stop_seconds=STOP_SECONDS)
         result = self.session.run(plan, placed, quiet=True)
-        done = TrialRun(placed.ranks.nproc_per_node, placed.ranks.omp_threads)
+        done = TrialResult(placed.ranks.nproc_per_node, placed.ranks.omp_threads)
         trial = result.last_event("trial")
         if result.exit_code != 0 or trial is None:
             return replace(done, failure=explain(result.exit_code, result.output, "").message)
@@ -88,7 +73,7 @@ def open_trials(
 ) -> TrialSeries:
     """Check the cluster and place the files of a series of trials.
 
-    ``check`` sees the session before anything is sent, and may refuse it.
+    ``check`` receives the session before anything is sent, and may raise.
     """
 
     def on_event(event: Event) -> None:
@@ -105,7 +90,7 @@ def open_trials(
 
 
 def all_failed(session: JobSession, failures: list[str]) -> JobError:
-    """Return the error for a series in which every trial failed; equal failures are named once."""
+    """Return the error for a series in which every trial failed; equal failures appear once."""
     return JobError(
         f"every trial failed: {'; '.join(dict.fromkeys(failures))}",
         hint=f"the last log is {session.paths.log} on node0",

@@ -1,4 +1,4 @@
-"""``tune``: short trials of a training job on its cluster; the best is kept for later jobs."""
+"""``tune``: short trials of a training job; the fastest placement is kept for later jobs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from infra.tags import render_time
-from jobs.experiments.trial_grid import Outcome, Trial, TrialGrid, choose_best, plan_trials
+from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult, choose_best, plan_trials
 from jobs.experiments.trials import TrialSeries, all_failed, open_trials
 from jobs.launch.session import JobContext, JobSession
 from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
-from jobs.train.tuned import TuningResult, save_tuned, tuned_key
+from jobs.train.tuned import TuningResult, save_tuned, tuning_key
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class TuneRequest:
 
 def tune(
     context: JobContext, request: TuneRequest, on_plan: Callable[[tuple[Trial, ...]], None]
-) -> tuple[TuningResult, tuple[Outcome, ...]]:
+) -> tuple[TuningResult, dict[Trial, TrialResult]]:
     """Run every trial and keep the fastest on the head.
 
     ``on_plan`` receives the trials before the first one. Raises :class:`JobError` if none succeeds.
@@ -40,45 +40,37 @@ def tune(
         on_plan(tuple(trials))
 
     series = open_trials(context, "tune", training, request.seconds, check)
-    outcomes = tuple(
-        _run_trial(series, trial, f"Trial {number} of {len(trials)}: {trial}")
+    results = {
+        trial: _run_trial(series, trial, f"Trial {number} of {len(trials)}: {trial}")
         for number, trial in enumerate(trials, start=1)
-    )
-    best = choose_best(outcomes)
+    }
+    best = choose_best(results)
     if best is None:
-        raise all_failed(series.session, [outcome.failure for outcome in outcomes])
-    tuned = _as_tuned(series.session, request, best, backend)
+        raise all_failed(series.session, [result.failure for result in results.values()])
+    tuned = _as_tuned(series.session, request, best, results[best].samples_per_second or 0.0)
     save_tuned(series.session.head, tuned)
-    return tuned, outcomes
+    return tuned, results
 
 
-def _run_trial(series: TrialSeries, trial: Trial, title: str) -> Outcome:
+def _run_trial(series: TrialSeries, trial: Trial, title: str) -> TrialResult:
     training = series.training
     placement = replace(
         training.placement,
         nproc_per_node=trial.nproc_per_node,
         ccl_workers=trial.ccl_workers or None,
     )
-    done = series.run(replace(training.options, batch_size=trial.batch_size), placement, title)
-    return Outcome(trial, done.threads, done.samples_per_second, done.failure)
+    return series.run(replace(training.options, batch_size=trial.batch_size), placement, title)
 
 
 def _as_tuned(
-    session: JobSession, request: TuneRequest, best: Outcome, backend: str
+    session: JobSession, request: TuneRequest, trial: Trial, samples_per_second: float
 ) -> TuningResult:
-    training, trial, stack = request.training, best.trial, session.context.stack
     compared = len(request.grid.batch_sizes) > 1
     return TuningResult(
-        key=tuned_key(
-            stack.name,
-            backend,
-            training,
-            session.facts().values(),
-            ipex=training.options.ipex or stack.use_ipex,
-        ),
+        key=tuning_key(session.context.stack, request.training, session.facts().values()),
         nproc_per_node=trial.nproc_per_node,
         ccl_workers=trial.ccl_workers,
         batch_size=trial.batch_size if compared else None,
-        samples_per_second=best.samples_per_second or 0.0,
+        samples_per_second=samples_per_second,
         when=render_time(session.context.now),
     )

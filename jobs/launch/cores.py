@@ -1,4 +1,4 @@
-"""One node's cores, shared among its ranks: which CPUs compute, which carry oneCCL. Pure."""
+"""A node's cores divided among its ranks: CPUs that compute and CPUs for oneCCL's workers. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from provision.facts import Cpu, HostFacts
 
 @dataclass(frozen=True)
 class CoreShare:
-    """One rank's part of its node, in the kernel's CPU and NUMA numbers.
+    """One rank's cores, in the kernel's CPU and NUMA numbers.
 
-    ``cpus`` compute, ``workers`` are oneCCL's. ``numa`` is the NUMA node that all of them lie in,
-    ``None`` where they lie in several: memory then goes where the thread is that first writes it.
+    ``cpus`` compute, ``workers`` belong to oneCCL. ``numa`` is the NUMA node that contains all of them.
+    It is ``None`` if they span several; memory is then allocated where the first thread writes it.
     """
 
     cpus: tuple[int, ...]
@@ -23,14 +23,14 @@ class CoreShare:
 
 
 def cpu_mask(cpus: Iterable[int]) -> int:
-    """The CPUs as bits of a number."""
+    """Return the CPUs as a bit mask."""
     return sum(1 << cpu for cpu in cpus)
 
 
 def core_groups(facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ...], ...]:
-    """The node's physical cores in ``ranks`` equal groups along its NUMA nodes; empty if that fails.
+    """Divide the node's physical cores into ``ranks`` equal groups along NUMA nodes; empty if impossible.
 
-    A NUMA node goes to one rank, or in equal parts to several; or a rank gets several whole ones.
+    A rank gets a whole NUMA node, an equal part of one, or several whole ones.
     """
     nodes = _cores_by_numa_node(facts)
     if ranks == 1:
@@ -50,7 +50,7 @@ def core_groups(facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ...], ...]:
 
 
 def _cores_by_numa_node(facts: HostFacts) -> list[tuple[Cpu, ...]]:
-    """The physical cores of each NUMA node; the nodes of a socket (sub-NUMA) stay neighbours."""
+    """Return the physical cores of each NUMA node; the nodes of a socket (sub-NUMA) stay neighbors."""
     groups: dict[int, list[Cpu]] = {}
     for core in facts.physical_cores:
         groups.setdefault(core.node, []).append(core)
@@ -59,19 +59,19 @@ def _cores_by_numa_node(facts: HostFacts) -> list[tuple[Cpu, ...]]:
 
 
 def even_splits(facts: HostFacts) -> tuple[int, ...]:
-    """The numbers of ranks among which the node's cores can be shared evenly."""
+    """Return the numbers of ranks that divide the node's cores evenly."""
     return tuple(n for n in range(1, len(facts.physical_cores) + 1) if core_groups(facts, n))
 
 
-def require_even(name: str, facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ...], ...]:
-    """:func:`core_groups`, or :class:`UsageError` with what would go."""
+def require_even_groups(name: str, facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ...], ...]:
+    """Return :func:`core_groups`. Raises :class:`UsageError` with the numbers of ranks that work."""
     groups = core_groups(facts, ranks)
     if not groups:
         sizes = " and ".join(str(len(cores)) for cores in _cores_by_numa_node(facts))
         raise UsageError(
-            f"--ppn {ranks}: the cores of {name} (by NUMA node: {sizes}) can't be shared evenly "
+            f"--ppn {ranks}: the cores of {name} (by NUMA node: {sizes}) can't be divided evenly "
             f"among {ranks} ranks",
-            hint=f"these go: {', '.join(map(str, even_splits(facts)))}",
+            hint=f"use one of: {', '.join(map(str, even_splits(facts)))}",
         )
     return groups
 
@@ -79,10 +79,11 @@ def require_even(name: str, facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ..
 def share_cores(
     groups: tuple[tuple[Cpu, ...], ...], cores_per_rank: int, workers: int
 ) -> tuple[CoreShare, ...]:
-    """The ranks' shares: the first cores of each group to oneCCL's workers, the rest computes.
+    """Give the first cores of each group to oneCCL's workers and the rest to computing threads.
 
-    So does Intel's ``ipexrun``. Only the first hyper-thread of each core is in a share: two busy
-    threads of one core share its AMX unit, and with as many CPUs as threads none can meet another.
+    Intel's ``ipexrun`` does the same. Only the first hyper-thread of each core is used, because two
+    busy threads of one core share its AMX unit, and because a rank with as many CPUs as threads never
+    runs two of them on one CPU.
     """
     shares = []
     for group in groups:
@@ -91,5 +92,5 @@ def share_cores(
         nodes = {core.node for core in mine}
         numa = nodes.pop() if len(nodes) == 1 else None
         shares.append(CoreShare(tuple(sorted(cpus[workers:])), tuple(cpus[:workers]), numa))
-    # Masks go out ascending, as Intel's tools write them; a rank's share goes with its mask.
+    # Masks ascend, as Intel's tools write them; each share moves with its mask.
     return tuple(sorted(shares, key=lambda share: cpu_mask(share.cpus)))

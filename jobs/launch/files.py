@@ -1,4 +1,4 @@
-"""A job's files on their way: to every node before it starts, and home after it ends."""
+"""Transfer of a job's files: to every node before it starts, and home after it ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jobs import worker
 from jobs.launch.plan import MANIFEST, JobPaths
 from provision.host import Host
 
-# What a resumed job needs again on nodes that were replaced.
+# What a resumed job needs on nodes that were replaced.
 _PARTS = (MANIFEST, "code", "data", "model", "output/.keep")
-# The head sends the archive to each worker over the cluster's network.
+# The head sends the archive to the workers over the cluster's network.
 _DISTRIBUTE = """# distributing the job's files to the workers
 set -e -o pipefail
 tar -C ~ -xf %UPLOAD%
@@ -41,16 +41,22 @@ def place_files(
 ) -> None:
     """Put files, named relative to the job's folder, on every node, or on the first ``nodes``.
 
-    They travel once over the slow line to the head.
+    The slow connection to the head carries them once.
     """
+    named = {f"{paths.relative_root}/{name}": source for name, source in files.items()}
+    upload_archive(head, named, paths.upload)
+    _distribute(head, paths, nodes)
+
+
+def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -> None:
+    """Upload files and folders as one tar archive, under their names in it."""
     with tempfile.TemporaryDirectory() as folder:
-        bundle = Path(folder, "job.tar")
+        bundle = Path(folder, "upload.tar")
         # Links are followed: the hub's cache, for one, is made of links.
         with tarfile.open(bundle, "w", dereference=True) as archive:
             for name, source in files.items():
-                _add(archive, f"{paths.relative_root}/{name}", source)
-        head.upload(bundle, paths.upload)
-    _distribute(head, paths, nodes)
+                _add(archive, name, source)
+        head.upload(bundle, target)
 
 
 def place_again(head: Host, paths: JobPaths, nodes: int) -> None:
@@ -92,11 +98,11 @@ def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def gather_output(head: Host, paths: JobPaths, nodes: int, on_log: Callable[[str], None]) -> None:
-    """Copy the workers' output to the head, each worker's files into a folder named after it.
+    """Copy each worker's output to the head, into a folder named after the worker.
 
     A worker that can't be reached is reported; the others' files are kept.
     """
-    # The link between the nodes is fast. One folder each, because ranks may use the same names.
+    # One folder each, because ranks may use the same file names.
     pull = (
         f"mkdir -p {paths.output}/@ && ssh @ 'cd {paths.output} && find . -type f ! -name .keep "
         f"-print0 | tar --null -T - -cf -' | tar -C {paths.output}/@ -xf - "
@@ -114,9 +120,9 @@ def gather_output(head: Host, paths: JobPaths, nodes: int, on_log: Callable[[str
 
 
 def fetch(head: Host, paths: JobPaths, target: Path) -> None:
-    """Download the job's output folder and logs, every rank's from its own node; no checkpoints."""
+    """Download the job's output folder and every rank's logs, without checkpoints."""
     bundle = f"{paths.root}/output.tar"
-    # A worker that is gone must not cost the files of the others.
+    # A worker that is gone must not cost the others' files.
     collect = (
         "tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh -n -o ConnectTimeout=10 @ "
         f'"tar -C {paths.root} -cf - output/logs output/metrics 2>/dev/null" '
@@ -128,7 +134,7 @@ def fetch(head: Host, paths: JobPaths, target: Path) -> None:
         timeout_s=_TRANSFER_TIMEOUT_S,
     )
     target.mkdir(parents=True, exist_ok=True)
-    # Not in /tmp, which may be memory: a model may be larger than that.
+    # Not in /tmp, which may be in memory: a model can be larger than that.
     with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder:
         local = Path(folder, "output.tar")
         head.download(bundle, local)

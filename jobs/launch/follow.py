@@ -1,4 +1,4 @@
-"""A running job as this machine sees it: its output, Ctrl-C, and the reason for a failure."""
+"""Following a running job: its output, Ctrl-C, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _NOT_KEPT = {"step", "phase"}
 
 @dataclass
 class JobOutput:
-    """What a job reports: events for the display, the last log lines, errors."""
+    """A job's output: events for the display, the last log lines, and errors."""
 
     on_event: Callable[[Event], None]
     on_log: Callable[[str], None]
     quiet: bool = False
-    """Keep the job's log lines, and show neither them nor its command."""
+    """Keep the job's log lines without showing them or its command."""
     lines: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
-    def take(self, line: str) -> None:
-        """Take one line of the job's output."""
+    def add_line(self, line: str) -> None:
+        """Add one line of the job's output."""
         event = parse_event(line)
         if event is None:
             self.lines = [*self.lines[-_KEPT_LOG_LINES:], line]
@@ -65,7 +65,7 @@ def run_command(
             output.on_log(line)
     try:
         launcher.start(command, paths)
-        return launcher.follow(paths, output.take)
+        return launcher.follow(paths, output.add_line)
     except KeyboardInterrupt:
         _stop(launcher, paths, output, grace_s)
         raise
@@ -85,8 +85,8 @@ def _stop(launcher: Launcher, paths: JobPaths, output: JobOutput, grace_s: int) 
         gone = launcher.why_gone()
         if not gone:
             raise JobError(
-                f"job {paths.job_id} may still be running, and costs money: {error.message}",
-                hint=f"when the head can be reached again: {HOW_TO_END}, or `spr-cluster down`",
+                f"job {paths.job_id} may still be running and costing money: {error.message}",
+                hint=f"once the head is reachable: {HOW_TO_END}, or `spr-cluster down`",
             ) from None
         _log(output, f"the job ended with its head node: {gone}")
         return
@@ -94,13 +94,13 @@ def _stop(launcher: Launcher, paths: JobPaths, output: JobOutput, grace_s: int) 
 
 
 def _log(output: JobOutput, line: str) -> None:
-    # A closed terminal takes no more lines; the job must be stopped all the same.
+    # The job must be stopped even if the terminal is closed.
     with suppress(OSError):
         output.on_log(line)
 
 
 def explain(exit_code: int, output: JobOutput, hint: str) -> JobError:
-    """Return the first cause of a failure; a rank that only lost its peer comes last."""
+    """Return the root cause of a failure: errors of ranks that only lost a peer come last."""
     causes = sorted(output.errors, key=lambda event: bool(event.get("lost_peer")))
     if causes:
         first = causes[0]

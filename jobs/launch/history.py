@@ -1,9 +1,10 @@
-"""The jobs that are on a cluster's head: what became of them, and how much they left there."""
+"""The jobs on a cluster's head: state, disk use, model, and newest checkpoint."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 
 from infra.errors import JobError, UsageError
@@ -11,9 +12,10 @@ from provision.host import Host
 
 RUNNING, DONE, FAILED, LOST = "running", "done", "failed", "lost"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# A line a job: begin, end (or -), pid alive (0 or 1), exit code (or -), has a model, training (finished,
-# unfinished or -), newest checkpoint (or -), KiB, name. A pid may belong to anybody after a restart of
-# the node, so its command line is asked, too. A checkpoint is one when its folder has its final name.
+# One line per job: begin, end (or -), PID alive (0 or 1), exit code (or -), has a model, training
+# (finished, unfinished, or -), newest checkpoint (or -), KiB, name. After a reboot the PID may belong to
+# another process, so its command line is checked, too. A checkpoint is complete once its folder has its
+# final name.
 _SCRIPT = r"""# listing the jobs
 for d in ~/spr-jobs/*/; do
   [ -d "$d" ] || continue
@@ -33,11 +35,11 @@ done
 
 @dataclass(frozen=True)
 class JobSummary:
-    """One job. ``ended`` and ``exit_code`` are ``None`` while it runs, and where nobody knows.
+    """One job. ``ended`` and ``exit_code`` are ``None`` while it runs, and if they are unknown.
 
-    ``state``: running, done, failed, or lost: it ended without an exit code, as when the node was
-    shut down. ``checkpoint`` is the newest one's name, "" for none; ``unfinished`` is a training
-    job that `train squad --resume` can go on with.
+    ``state`` is running, done, failed, or lost (ended without an exit code, for example because the
+    node was shut down). ``checkpoint`` is the name of the newest one, "" for none. ``unfinished``
+    means that `train squad --resume` can resume it.
     """
 
     job: str
@@ -51,27 +53,19 @@ class JobSummary:
     unfinished: bool = False
 
     def as_dict(self) -> dict[str, object]:
-        """The job for ``--json``."""
-        return {
-            "job": self.job,
-            "state": self.state,
-            "exit_code": self.exit_code,
-            "began": self.began.isoformat(),
-            "ended": self.ended.isoformat() if self.ended else None,
-            "size_kib": self.size_kib,
-            "has_model": self.has_model,
-            "checkpoint": self.checkpoint or None,
-            "unfinished": self.unfinished,
-        }
+        """Return the job for ``--json``."""
+        began, ended = self.began.isoformat(), self.ended.isoformat() if self.ended else None
+        times = {"began": began, "ended": ended}
+        return {**asdict(self), **times, "checkpoint": self.checkpoint or None}
 
 
 def list_jobs(head: Host) -> tuple[JobSummary, ...]:
-    """The jobs of a head, oldest first."""
+    """Return the jobs on a head, oldest first."""
     return parse_jobs(head.run(_SCRIPT).stdout)
 
 
 def parse_jobs(text: str) -> tuple[JobSummary, ...]:
-    """The jobs in what the head's script has printed, oldest first."""
+    """Return the jobs in the output of the head's script, oldest first."""
     rows = (line.split(" ", 8) for line in text.splitlines() if line.count(" ") >= 8)
     return tuple(sorted(map(_parse, rows), key=lambda job: (job.began, job.job)))
 
@@ -100,53 +94,60 @@ def _time(seconds: str) -> datetime:
 
 
 def check_job_id(job: str) -> None:
-    """Raises :class:`UsageError` for what can't be a job's id: it becomes part of a command."""
+    """Raise :class:`UsageError` unless this can be a job ID: it becomes part of a command."""
     if not _NAME.fullmatch(job):
         raise UsageError(
-            f"{job!r} is no job's id",
-            hint="such as squad-20260731-142501; `spr-cluster jobs` lists them",
+            f"{job!r} is not a job ID",
+            hint="expected one such as squad-20260731-142501; `spr-cluster jobs` lists them",
         )
 
 
-def choose_job(jobs: tuple[JobSummary, ...], wish: str | None) -> JobSummary:
-    """The job of that id, or the newest; raises :class:`UsageError` where there is none."""
+def choose_job(jobs: tuple[JobSummary, ...], job_id: str | None) -> JobSummary:
+    """Return the job with that ID, or the newest. Raises :class:`UsageError` if there is none."""
     if not jobs:
         raise UsageError("there is no job on the head of this cluster")
-    if wish is None:
-        return jobs[-1]
-    found = next((job for job in jobs if job.job == wish), None)
+    return jobs[-1] if job_id is None else _find(jobs, job_id, jobs[-5:])
+
+
+def _find(
+    jobs: tuple[JobSummary, ...], job_id: str, candidates: Sequence[JobSummary]
+) -> JobSummary:
+    found = next((job for job in jobs if job.job == job_id), None)
     if found is None:
-        last = ", ".join(job.job for job in jobs[-5:])
-        raise UsageError(f"there is no job {wish} on the head", hint=f"the last ones are {last}")
+        names = ", ".join(job.job for job in candidates)
+        hint = f"the last ones are {names}" if names else "`spr-cluster jobs` lists all jobs"
+        raise UsageError(f"there is no job {job_id} on the head", hint=hint)
     return found
 
 
 def newest_model(jobs: tuple[JobSummary, ...]) -> JobSummary:
-    """The newest job that has a model; raises :class:`JobError` where none has."""
+    """Return the newest job that has a model. Raises :class:`JobError` if none has."""
     having = [job for job in jobs if job.has_model]
     if not having:
-        raise JobError("no job on this cluster has a model", hint="spr-cluster train squad")
+        raise JobError(
+            "no job on this cluster has a model", hint="`spr-cluster train squad` trains one"
+        )
     return having[-1]
 
 
-def choose_unfinished(jobs: tuple[JobSummary, ...], wish: str | None, cluster: str) -> JobSummary:
-    """The training job of that id, or the last unfinished one that has a checkpoint, or the last.
+def choose_unfinished(jobs: tuple[JobSummary, ...], job_id: str | None, cluster: str) -> JobSummary:
+    """Return the training job with that ID; by default the last unfinished one.
 
-    Raises :class:`UsageError` where there is none, or it has nothing left to do.
+    One with a checkpoint is preferred. Raises :class:`UsageError` if there is none, or it has nothing
+    left to do.
     """
     unfinished = [job for job in jobs if job.unfinished]
-    if wish is None and unfinished:
-        # One that failed in its first seconds must not hide hours of work.
+    if job_id is None and unfinished:
+        # A job that failed in its first seconds must not hide hours of work.
         return ([job for job in unfinished if job.checkpoint] or unfinished)[-1]
-    if wish is None:
+    if job_id is None:
         raise UsageError(
             f"no unfinished training job on cluster {cluster}",
             hint="`spr-cluster train squad` starts one",
         )
-    found = next((job for job in jobs if job.job == wish), None)
-    if found is None:
-        known = ", ".join(job.job for job in unfinished[-3:]) or "no other unfinished one"
-        raise UsageError(f"no job {wish!r} on cluster {cluster}", hint=f"there is {known}")
+    found = _find(jobs, job_id, unfinished[-3:])
     if not found.unfinished:
-        raise UsageError(f"job {wish} has nothing to resume: it is finished, or no training")
+        raise UsageError(
+            f"job {job_id} has nothing to resume: it is finished, or not a training job"
+        )
     return found

@@ -1,4 +1,4 @@
-"""The command that starts a job on all nodes: Intel MPI's mpirun, with its whole environment. Pure."""
+"""The mpirun command of a job, with the complete environment of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from provision.stacks.stack import BINDING
 
 MASTER_PORT = 29500
 _FIRST_WITH_NEW_NAME = "1.12"
-# Which threads run where is the placement's to say: a stack's own word would put more on a core.
+# Set by the placement: a stack's own values would put several threads on one core.
 _PLACED = frozenset(
     {
         *("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY"),
@@ -30,7 +30,7 @@ _PLACED = frozenset(
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """``argv`` of mpirun, the environment that it needs itself, and lines to run before it."""
+    """mpirun's ``argv`` and own environment, and the shell lines to run before it."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -77,7 +77,7 @@ def _ignored(stack: Stack, placement: Placement) -> frozenset[str]:
 
 def _warn_ignored(stack: Stack, placement: Placement) -> tuple[str, ...]:
     names = ", ".join(sorted(_ignored(stack, placement)))
-    return (f"ignoring {names} of the stack's environment: the placement decides",) if names else ()
+    return (f"ignoring {names} from the stack: the placement sets them",) if names else ()
 
 
 def _options(flag: str, env: Mapping[str, str]) -> list[str]:
@@ -87,13 +87,13 @@ def _options(flag: str, env: Mapping[str, str]) -> list[str]:
 def rank_environment(
     plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
 ) -> dict[str, str]:
-    """Return the environment that every rank on every node has in common."""
+    """Return the environment that all ranks on all nodes share."""
     env = {
         "MASTER_ADDR": cluster.head.private_ip,
         "MASTER_PORT": str(MASTER_PORT),
         "FI_PROVIDER": placement.fabric,
         "FI_TCP_IFACE": placement.interface if placement.fabric == "tcp" else "",
-        # Otherwise gloo binds to its hostname's address, which may be 127.0.1.1.
+        # Otherwise gloo binds to the hostname's address, which may be 127.0.1.1.
         "GLOO_SOCKET_IFNAME": placement.interface,
         "PYTHONPATH": paths.code,
         "PYTHONUNBUFFERED": "1",
@@ -116,23 +116,23 @@ def rank_environment(
 def _openmp_environment(placement: Placement) -> dict[str, str]:
     env = {"OMP_NUM_THREADS": str(placement.ranks.omp_threads)}
     if not placement.ranks.shares:
-        # As the published recipe has it; it counts with Intel's OpenMP only.
+        # As published; only Intel's OpenMP reads it.
         return env | {"KMP_HW_SUBSET": "1T"}
     if placement.iomp5:
-        # Of Intel's MLPerf runs. Not together with OMP_PROC_BIND: libgomp, loaded beside it, would
-        # then bind the main thread to one CPU, and libiomp5 put all its threads there [tried].
+        # From Intel's MLPerf runs. Not with OMP_PROC_BIND: libgomp, if also loaded, would bind the main
+        # thread to one CPU, and libiomp5 would put all its threads there [tried].
         return env | {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
     # libgomp would bind the main thread, whose children (gloo's and the tokenizer's threads)
-    # inherit that one CPU [tried: torch 2.13]. The rank's domain has no CPU more than threads.
+    # inherit that one CPU [tried: torch 2.13]. The rank's domain has exactly one CPU per thread.
     return env | {"OMP_PROC_BIND": "false"}
 
 
 def pinning_environment(
     plan: JobPlan, layout: RankLayout, shares: Sequence[CoreShare]
 ) -> dict[str, str]:
-    """What the ranks of one node find in theirs: their CPUs and what the check in them expects."""
+    """Return the environment of one node's ranks: their CPUs, and the plan that each rank checks."""
     env = {
-        # A mask needs its 0x: without, Intel MPI prints an IPL2 error and pins as it likes [tried].
+        # Without 0x, Intel MPI prints an IPL2 error and chooses the pinning itself [tried].
         "I_MPI_PIN_DOMAIN": f"[{','.join(hex(cpu_mask(share.cpus)) for share in shares)}]",
         VARIABLE: render_plan(_place(share, layout.omp_threads) for share in shares),
     }
@@ -156,7 +156,7 @@ def _unpinned(plan: JobPlan, layout: RankLayout) -> dict[str, str]:
 
 
 def _ccl_setup(lookup: str) -> tuple[str, ...]:
-    """Load oneCCL's own environment, from the place that the bindings name."""
+    """Return the lines that load oneCCL's environment from where the bindings find it."""
     return (
         f"ccl=$({VENV}/bin/python -c {shlex.quote(lookup)}) || exit 1",
         '. "$ccl/env/setvars.sh" || exit 1',
@@ -164,7 +164,7 @@ def _ccl_setup(lookup: str) -> tuple[str, ...]:
 
 
 def render_run_script(command: LaunchCommand, paths: JobPaths) -> str:
-    """The script that runs on the head, detached: it leaves the job's pid, log and exit code."""
+    """Return the script that runs on the head and writes the job's PID, log, and exit code."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in command.env.items()]
     return "\n".join(
         [
@@ -172,11 +172,11 @@ def render_run_script(command: LaunchCommand, paths: JobPaths) -> str:
             f"cd {shlex.quote(paths.root)} || exit 1",
             f"trap 'echo $? > {paths.exit_code}' EXIT",
             "trap 'exit 143' TERM",
-            # Last: whoever reads it may end the job at once.
+            # After the traps: as soon as the PID is there, the job may be cancelled.
             f"echo $$ > {paths.pid}",
             f"exec < /dev/null > {paths.log} 2>&1",
             *command.setup,
-            # After the set-up: oneCCL's own script points to an older MPI that it brings.
+            # After the setup: oneCCL's script points to the older MPI that it ships.
             *exports,
             f"{command}",
             "",

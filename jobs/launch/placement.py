@@ -1,4 +1,4 @@
-"""From what the nodes are to how many ranks and threads each gets, and on which CPUs. Pure."""
+"""Placement: ranks, threads, and CPUs of each node, planned from what the nodes are. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from infra.errors import HostError, SprError, UsageError
-from jobs.launch.cores import CoreShare, core_groups, require_even, share_cores
+from infra.words import counted
+from jobs.launch.cores import CoreShare, core_groups, require_even_groups, share_cores
 from jobs.launch.plan import PlacementOptions
 from provision.facts import HostFacts
 
 T = TypeVar("T")
 
 # https://huggingface.co/blog/intel-sapphire-rapids: two ranks per node, OMP_NUM_THREADS=24,
-# CCL_WORKER_COUNT=2. Its text means 24 threads a node, but the variable counts for every rank.
+# CCL_WORKER_COUNT=2. The article means 24 threads per node, but the variable applies to each rank.
 _REFERENCE_PPN, _REFERENCE_THREADS, _REFERENCE_WORKERS = 2, 24, 2
 
 
@@ -26,17 +27,17 @@ class RankLayout:
     omp_threads: int
     ccl_workers: int
     shares: tuple[tuple[CoreShare, ...], ...]
-    """By node, in the nodes' order, and by local rank; empty where nothing is pinned."""
+    """By node, in rank order, and by local rank; empty if nothing is pinned."""
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the ranks run, and what they find there: libraries to load first (paths), network."""
+    """Where the ranks run, the libraries to preload (paths), and the network to use."""
 
     ranks: RankLayout
     interface: str
-    """The network interface of the nodes' private addresses."""
+    """The network interface that has the nodes' private addresses."""
     tcmalloc: str | None = None
     iomp5: str | None = None
     fabric: str = "tcp"
@@ -45,39 +46,41 @@ class Placement:
 def plan_placement(
     facts: Mapping[str, HostFacts],
     addresses: Mapping[str, str],
-    wish: PlacementOptions,
+    options: PlacementOptions,
     backend: str,
 ) -> Placement:
-    """CoreShare each node's physical cores among its ranks: never more threads than cores.
+    """Divide each node's physical cores among its ranks: never more threads than cores.
 
-    ``addresses`` are the nodes' private addresses. The rule is that of Intel's ``ipexrun``: a rank
-    per NUMA node, and the cores of oneCCL's workers taken off the computing threads. The smallest
-    node decides, because every step waits for the slowest rank. Raises :class:`UsageError` where
-    the wish does not fit the nodes or the backend.
+    ``addresses`` are the nodes' private addresses. The rule is that of Intel's ``ipexrun``: one rank
+    per NUMA node, and oneCCL's workers take cores from the computing threads. The smallest node sets
+    the thread count, because every step waits for the slowest rank. Raises :class:`UsageError` if the
+    options don't fit the nodes or the backend.
     """
-    _require_fabric(wish, backend, facts)
-    workers = _workers(wish, backend)
-    lay_out = _as_published if wish.mode == "reference" else _share_out
+    _require_fabric(options, backend, facts)
+    workers = _workers(options, backend)
+    lay_out = _as_published if options.mode == "reference" else _share_out
     interfaces = {name: _interface(name, fact, addresses[name]) for name, fact in facts.items()}
     return Placement(
-        ranks=lay_out(facts, wish, workers),
+        ranks=lay_out(facts, options, workers),
         interface=_common("network interface", interfaces),
         tcmalloc=_common("tcmalloc", {name: fact.tcmalloc for name, fact in facts.items()}),
         iomp5=_common("libiomp5", {name: fact.iomp5 for name, fact in facts.items()}),
-        fabric=wish.fabric,
+        fabric=options.fabric,
     )
 
 
-def _share_out(facts: Mapping[str, HostFacts], wish: PlacementOptions, workers: int) -> RankLayout:
-    ppn = wish.nproc_per_node or _default_ppn(facts, workers)
+def _share_out(
+    facts: Mapping[str, HostFacts], options: PlacementOptions, workers: int
+) -> RankLayout:
+    ppn = options.nproc_per_node or _default_ppn(facts, workers)
     for name, fact in facts.items():
-        _require_cores(name, len(fact.physical_cores), ppn, workers, wish)
-    groups = {name: require_even(name, fact, ppn) for name, fact in facts.items()}
+        _require_cores(name, len(fact.physical_cores), ppn, workers, options)
+    groups = {name: require_even_groups(name, fact, ppn) for name, fact in facts.items()}
     # Of one node all groups are equal.
     cores = min(len(node[0]) for node in groups.values())
     warnings = tuple(
-        f"{name} computes on {ppn * cores} of its {len(fact.physical_cores)} cores: the smallest "
-        "node decides"
+        f"{name} computes on {ppn * cores} of its {len(fact.physical_cores)} cores, as many as "
+        "the smallest node has"
         for name, fact in facts.items()
         if ppn * cores < len(fact.physical_cores)
     )
@@ -86,38 +89,38 @@ def _share_out(facts: Mapping[str, HostFacts], wish: PlacementOptions, workers: 
 
 
 def _default_ppn(facts: Mapping[str, HostFacts], workers: int) -> int:
-    """A rank per NUMA node, where every node can do that; otherwise one with all cores."""
+    """Return one rank per NUMA node if every node can do that; otherwise 1."""
     ppn = min(len(fact.numa_nodes) for fact in facts.values())
     groups = [core_groups(fact, ppn) for fact in facts.values()]
     return ppn if all(node and len(node[0]) > workers for node in groups) else 1
 
 
-def _require_cores(name: str, cores: int, ppn: int, workers: int, wish: PlacementOptions) -> None:
+def _require_cores(
+    name: str, cores: int, ppn: int, workers: int, options: PlacementOptions
+) -> None:
     if cores // ppn > workers:
         return
-    flags = {"--ppn": wish.nproc_per_node, "--ccl-workers": wish.ccl_workers}
+    flags = {"--ppn": options.nproc_per_node, "--ccl-workers": options.ccl_workers}
     asked = " ".join(f"{flag} {value}" for flag, value in flags.items() if value)
-    beside = f" and {workers} oneCCL workers each" if workers else ""
+    beside = f" and {counted(workers, 'oneCCL worker')} each" if workers else ""
     raise UsageError(
-        f"{asked or '--backend ccl'}: {name} has {cores} physical cores, too few for {ppn} ranks "
-        f"of at least one thread{beside}",
-        hint="fewer ranks or workers, or --backend gloo, which needs no cores of its own"
+        f"{asked or '--backend ccl'}: {name} has {counted(cores, 'physical core')}, too few for "
+        f"{counted(ppn, 'rank')} of at least one thread{beside}",
+        hint="use fewer ranks or workers, or --backend gloo, which needs no worker cores"
         if workers
-        else "fewer ranks per node",
+        else "use fewer ranks per node",
     )
 
 
 def _as_published(
-    facts: Mapping[str, HostFacts], wish: PlacementOptions, workers: int
+    facts: Mapping[str, HostFacts], options: PlacementOptions, workers: int
 ) -> RankLayout:
-    if wish.nproc_per_node or wish.ccl_workers:
-        raise UsageError(
-            "--placement reference brings its own --ppn and --ccl-workers: leave them out"
-        )
+    if options.nproc_per_node or options.ccl_workers:
+        raise UsageError("--placement reference sets --ppn and --ccl-workers itself: omit them")
     busy = _REFERENCE_PPN * (_REFERENCE_THREADS + workers)
     warnings = [
         f"--placement reference: {_REFERENCE_PPN} ranks of {_REFERENCE_THREADS} threads, "
-        f"{workers} oneCCL workers each and no pinning, as published"
+        f"{workers} oneCCL workers each, and no pinning, as published"
     ]
     warnings += [
         f"{name} is oversubscribed: {busy} busy threads on {len(fact.physical_cores)} cores"
@@ -127,29 +130,36 @@ def _as_published(
     return RankLayout(_REFERENCE_PPN, _REFERENCE_THREADS, workers, (), tuple(warnings))
 
 
-def _workers(wish: PlacementOptions, backend: str) -> int:
+def _workers(options: PlacementOptions, backend: str) -> int:
     if backend == "ccl":
-        return wish.ccl_workers or (_REFERENCE_WORKERS if wish.mode == "reference" else 1)
-    if wish.ccl_workers:
-        raise UsageError(
-            f"--ccl-workers {wish.ccl_workers}: the backend is {backend}, which has none",
-            hint="--backend ccl, on a stack that has it, or leave --ccl-workers out",
-        )
+        return options.ccl_workers or (_REFERENCE_WORKERS if options.mode == "reference" else 1)
+    if options.ccl_workers:
+        raise no_ccl_workers(backend)
     return 0
 
 
-def _require_fabric(wish: PlacementOptions, backend: str, facts: Mapping[str, HostFacts]) -> None:
-    if wish.fabric != "efa":
+def no_ccl_workers(backend: str) -> UsageError:
+    """Return the error for ``--ccl-workers`` with a backend other than oneCCL."""
+    return UsageError(
+        f"--ccl-workers: the backend is {backend}, which has none",
+        hint="omit it, or use --backend ccl on a stack that has oneCCL",
+    )
+
+
+def _require_fabric(
+    options: PlacementOptions, backend: str, facts: Mapping[str, HostFacts]
+) -> None:
+    if options.fabric != "efa":
         return
     if backend != "ccl":
         raise UsageError(
-            f"--fabric efa: the backend {backend} speaks TCP only", hint="--backend ccl uses it"
+            f"--fabric efa: backend {backend} supports TCP only", hint="use --backend ccl"
         )
     without = [name for name, fact in facts.items() if not fact.efa]
     if without:
         raise UsageError(
             f"--fabric efa: no EFA device on {', '.join(without)}",
-            hint="the type must have EFA, its network interface must be one, and its driver there",
+            hint="needs an instance type with EFA, an EFA network interface, and the EFA driver",
         )
 
 
@@ -160,9 +170,9 @@ def _interface(name: str, facts: HostFacts, address: str) -> str:
 
 
 def _common(what: str, by_node: Mapping[str, T]) -> T:
-    """The value that all nodes share: mpirun gives one environment to all of them."""
+    """Return the value that all nodes share: mpirun gives one environment to all of them."""
     values = set(by_node.values())
     if len(values) > 1:
-        told = ", ".join(f"{name}: {value}" for name, value in by_node.items())
-        raise SprError(f"the nodes differ in their {what}: {told}")
+        found = ", ".join(f"{name}: {value}" for name, value in by_node.items())
+        raise SprError(f"the nodes differ in their {what}: {found}")
     return values.pop()

@@ -1,4 +1,4 @@
-"""A job as data, and the places of its files. Pure."""
+"""A job as data, and the paths of its files. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running jobs: the one place that checks the cluster, inspects nodes, places files, starts, and records.
+"""Running jobs: the only module that checks the cluster, inspects nodes, places files, starts, and records.
 
 :func:`run_job` runs one job from its plan to its results. A study that makes several short runs opens a
 :class:`JobSession` itself and places the files once.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from jobs.launch.manifest import JobManifest
 from jobs.launch.mpirun import LaunchCommand, build_launch_command
 from jobs.launch.placement import Placement, plan_placement
 from jobs.launch.plan import MANIFEST, JobPaths, JobPlan, PlacementOptions, new_job_id
-from jobs.launch.record import CloudInfo, JobRecord, Recorder, describe_placement, make_record
+from jobs.launch.record import CloudInfo, JobRecord, Recorder, describe_placement
 from jobs.worker.runtime.stopping import EXIT_CODE as STOPPED
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host, on_all
@@ -77,10 +77,10 @@ class JobSession:
     _facts: dict[str, HostFacts] = field(default_factory=dict)
 
     def facts(self, nodes: int | None = None) -> dict[str, HostFacts]:
-        """Inspect the first ``nodes`` nodes, or all, and return their facts by name; each node once."""
+        """Return the facts of the first ``nodes`` nodes, or all, by name. Each node is inspected once."""
         cluster = self.context.cluster.first(nodes)
         unknown = [node for node in cluster.nodes if node.name not in self._facts]
-        hint = f"`spr-cluster repair --name {cluster.name}` replaces nodes that do not answer"
+        hint = f"`spr-cluster repair --name {cluster.name}` replaces nodes that don't answer"
         hosts = [self.context.open_host(node) for node in unknown]
         self._facts |= on_all("inspecting the nodes", hosts, gather_facts, hint=hint)
         return {node.name: self._facts[node.name] for node in cluster.nodes}
@@ -96,7 +96,7 @@ class JobSession:
     def place(self, plan: JobPlan, placement: Placement | None = None) -> None:
         """Send the plan's files and the worker code to its nodes."""
         if plan.resumed_job:
-            # A node that was replaced has none of them.
+            # A node that was replaced has no files.
             count = len(self.context.cluster.first(plan.nodes).nodes)
             files.place_again(self.head, self.paths, count)
             return
@@ -115,9 +115,9 @@ class JobSession:
         return build_launch_command(plan, placement, self.paths, cluster, self.context.stack)
 
     def run(self, plan: JobPlan, placement: Placement, *, quiet: bool = False) -> JobResult:
-        """Run a job whose files are placed, to its end; a failure is a result, too.
+        """Run a job whose files are placed until it ends; a failure is a result, too.
 
-        Ctrl-C stops the job on all nodes. ``quiet`` keeps its log to itself.
+        Ctrl-C stops the job on all nodes. ``quiet`` does not show its log.
         """
         context, command = self.context, self.command(plan, placement)
         output = JobOutput(context.on_event, context.on_log, quiet)
@@ -134,18 +134,23 @@ class JobSession:
         return JobResult(recorder.end(output.first_exit_code(code)), code, output, placement)
 
     def _record(self, plan: JobPlan, placement: Placement, command: LaunchCommand) -> JobRecord:
-        cluster = self.context.cluster.first(plan.nodes)
-        record = make_record(
-            self.paths.job_id,
-            cluster,
-            self.context.stack,
-            self.context.cloud,
-            plan.recorded_command,
-            command,
-            self.context.now,
+        context, argv = self.context, plan.recorded_command
+        cluster, stack = context.cluster.first(plan.nodes), context.stack
+        return JobRecord(
+            job=self.paths.job_id,
+            kind=self.paths.job_id.partition("-")[0],
+            cluster=cluster.name,
+            **asdict(context.cloud),
+            command=shlex.join(argv),
+            argv=argv,
+            mpirun=str(command),
+            nodes=tuple(node.as_dict() for node in cluster.nodes),
+            placement=describe_placement(placement, plan.backend),
+            stack=stack.name,
+            packages=stack.python_packages,
+            when=context.now.isoformat(timespec="seconds"),
+            more=plan.details,
         )
-        described = describe_placement(placement, plan.backend)
-        return replace(record, placement=described, more=plan.details)
 
     def bring_home(self, plan: JobPlan) -> None:
         """Fetch the job's output, log, and metrics into the plan's results folder."""
@@ -225,7 +230,7 @@ def _require_success(session: JobSession, plan: JobPlan, result: JobResult) -> N
 
 
 def _require_all_nodes(cluster: Cluster) -> None:
-    """mpirun's hostfile names all nodes: if one is gone, mpirun waits for it in vain."""
+    """Require every node: mpirun would wait forever for one that is gone."""
     if cluster.is_whole:
         return
     is_missing = len(cluster.nodes) != cluster.wanted_nodes

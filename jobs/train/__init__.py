@@ -1,1 +1,1 @@
-"""Training and programs: requests from the command line, turned into job plans."""
+"""Training, programs, and predictions: requests from the command line, turned into job plans."""

@@ -1,14 +1,11 @@
-"""``predict``: questions put to a trained model, here where PyTorch is, else on a cluster's head."""
+"""``predict``: a trained model's answers, computed here if PyTorch is installed, else on a cluster's head."""
 
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import os
 import shlex
-import tarfile
-import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import JobError, UsageError
-from jobs.launch.files import worker_files
+from infra.words import counted
+from jobs.launch.files import upload_archive, worker_files
 from jobs.launch.history import check_job_id, choose_job, list_jobs, newest_model
 from jobs.launch.plan import JobPaths
 from jobs.train.request import expand_home
@@ -24,15 +22,15 @@ from jobs.worker.runtime.errors import WorkerError
 from provision.host import Host
 from provision.install import VENV
 
-_NEEDED = ("torch", "transformers")
+_REQUIRED = ("torch", "transformers")
 _HOME = JobPaths("").home
-_LONGEST_S = 1800
-_SPEAKER = "squad.answer: error: "
+_TIMEOUT_S = 1800
+_ERROR_PREFIX = "squad.answer: error: "
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """An answer; ``start`` is its first character's place in the context, ``score`` as the job gives it."""
+    """An answer; ``start`` is the offset of its first character, ``score`` is the model's probability."""
 
     question: str
     text: str
@@ -41,39 +39,39 @@ class Prediction:
 
 
 def can_answer_here() -> bool:
-    """What the model needs is installed beside this tool (the extra `job`)."""
-    return all(importlib.util.find_spec(name) for name in _NEEDED)
+    """Return whether what a model needs (the extra `job`) is installed with this tool."""
+    return all(importlib.util.find_spec(name) for name in _REQUIRED)
 
 
-def find_model(wish: str | None, root: Path = Path("results")) -> Path | None:
-    """A model's folder on this machine: the wish, or its job's below ``results/``, or the newest there.
+def find_model(model: str | None, root: Path = Path("results")) -> Path | None:
+    """Return a model's folder on this machine, given a folder or job; by default the newest in ``results/``.
 
-    ``None`` where it is not here. Raises :class:`UsageError` for a folder that holds no model.
+    Returns ``None`` if it is not here. Raises :class:`UsageError` if the folder holds no model.
     """
-    if wish is None:
+    if model is None:
         found = root.glob("*/model/config.json")
         newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
         return newest.parent if newest else None
-    for folder in (expand_home(wish), root / wish):
+    for folder in (expand_home(model), root / model):
         if folder.is_dir():
             for place in (folder, folder / "model"):
                 if (place / "config.json").is_file():
                     return place
             raise UsageError(
-                f"--model {wish}: no config.json in {folder} or {folder / 'model'}",
-                hint="a folder that `spr-cluster train` or `spr-cluster fetch` has filled",
+                f"--model {model}: no config.json in {folder} or {folder / 'model'}",
+                hint="give a folder that `spr-cluster train` or `spr-cluster fetch` has filled",
             )
-    if "/" in wish or wish.startswith((".", "~")):
-        raise UsageError(f"--model {wish}: no such folder")
+    if "/" in model or model.startswith((".", "~")):
+        raise UsageError(f"--model {model}: no such folder")
     return None
 
 
-def read_context(wish: str) -> str:
-    """The text in a file of that name, or else the wish itself as the text.
+def read_context(value: str) -> str:
+    """Return the text in the file of that name, or the value itself if there is no such file.
 
-    Raises :class:`UsageError` for a file that can't be read, and for what looks like one and isn't there.
+    Raises :class:`UsageError` if the file can't be read, or the value looks like a missing file.
     """
-    path = Path(wish)
+    path = Path(value)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
     except (OSError, ValueError):  # too long for a file's name
@@ -82,26 +80,26 @@ def read_context(wish: str) -> str:
         try:
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
-            raise UsageError(f"--context {wish}: is not UTF-8 (byte {error.start})") from None
+            raise UsageError(f"--context {value}: is not UTF-8 (byte {error.start})") from None
         except OSError as error:
-            raise UsageError(f"--context {wish}: can't be read: {error.strerror}") from None
+            raise UsageError(f"--context {value}: can't be read: {error.strerror}") from None
     elif is_folder:
-        raise UsageError(f"--context {wish}: is a folder")
-    elif " " not in wish.strip() and ("/" in wish or wish.endswith((".txt", ".md"))):
-        raise UsageError(f"--context {wish}: no such file")
+        raise UsageError(f"--context {value}: is a folder")
+    elif " " not in value.strip() and ("/" in value or value.endswith((".txt", ".md"))):
+        raise UsageError(f"--context {value}: no such file")
     else:
-        text = wish
+        text = value
     if not text.strip():
-        raise UsageError("--context has no text in it")
+        raise UsageError("--context contains no text")
     return text
 
 
 def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Prediction]:
-    """Ask a model on this machine; raises :class:`JobError`."""
-    # Before the libraries are loaded: nothing is asked of the hub, and no progress bar is drawn.
+    """Answer with a model on this machine. Raises :class:`JobError` if the model can't."""
+    # Read when the libraries are imported: no requests to the hub, no progress bars.
     for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
-    from jobs.worker.squad.answer import answer
+    from jobs.worker.squad.answer import answer  # noqa: PLC0415 - needs numpy, an optional package
 
     try:
         found = answer(str(model), [(question, context) for question in questions])
@@ -116,10 +114,10 @@ def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Pre
 def answer_on_head(
     head: Host, questions: Sequence[str], context: str, model: Path | None, job: str | None
 ) -> list[Prediction]:
-    """Ask on the head: a model of this machine, or a job's there (without a wish the newest).
+    """Answer on the head with a model of this machine, or that of a job there (by default the newest).
 
-    Nothing stays there. Raises :class:`UsageError` where there is no such job, :class:`JobError`
-    where the model gives no answers.
+    Leaves no files there. Raises :class:`UsageError` if there is no such job, :class:`JobError` if the
+    model gives no answers.
     """
     folder = f"{_HOME}/spr-predict-{uuid.uuid4().hex[:12]}"
     place = f"{folder}/model" if model else _model_on_head(head, job)
@@ -127,18 +125,18 @@ def answer_on_head(
     _place(head, folder, model, "".join(rows).encode())
     script = (
         f"cd {folder} && PYTHONPATH=code HF_HUB_OFFLINE=1 nice {VENV}/bin/python -m worker.squad.answer "
-        f"{shlex.quote(place)} < asked.jsonl"
+        f"{shlex.quote(place)} < questions.jsonl"
     )
     try:
-        told = head.run(script, timeout_s=_LONGEST_S, check=False)
+        done = head.run(script, timeout_s=_TIMEOUT_S, check=False)
     finally:
         head.run(f"rm -rf {folder}", check=False)
-    if told.exit_code != 0:
-        said = f"{told.stdout}\n{told.stderr}".splitlines()
-        lines = [line.strip() for line in said if line.strip()]
-        last = lines[-1] if lines else f"exit code {told.exit_code}"
-        raise JobError(f"the head could not answer: {last.removeprefix(_SPEAKER)}")
-    return _parse(questions, told.stdout)
+    if done.exit_code != 0:
+        output = f"{done.stdout}\n{done.stderr}".splitlines()
+        lines = [line.strip() for line in output if line.strip()]
+        last = lines[-1] if lines else f"exit code {done.exit_code}"
+        raise JobError(f"the head could not answer: {last.removeprefix(_ERROR_PREFIX)}")
+    return _parse(questions, done.stdout)
 
 
 def _model_on_head(head: Host, job: str | None) -> str:
@@ -153,18 +151,11 @@ def _model_on_head(head: Host, job: str | None) -> str:
     return f"{JobPaths(found.job).output}/model"
 
 
-def _place(head: Host, folder: str, model: Path | None, asked: bytes) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        bundle = Path(temporary, "predict.tar")
-        with tarfile.open(bundle, "w", dereference=True) as archive:
-            for name, source in worker_files().items():
-                archive.add(source, name)
-            info = tarfile.TarInfo("asked.jsonl")
-            info.size = len(asked)
-            archive.addfile(info, io.BytesIO(asked))
-            if model:
-                archive.add(model.resolve(), "model")
-        head.upload(bundle, f"{folder}.tar")
+def _place(head: Host, folder: str, model: Path | None, questions: bytes) -> None:
+    files: dict[str, Path | bytes] = {**worker_files(), "questions.jsonl": questions}
+    if model:
+        files["model"] = model.resolve()
+    upload_archive(head, files, f"{folder}.tar")
     head.run(
         f"mkdir -m 700 {folder}; tar --no-same-owner -C {folder} -xf {folder}.tar; rc=$?; "
         f"rm -f {folder}.tar; exit $rc",
@@ -175,7 +166,9 @@ def _place(head: Host, folder: str, model: Path | None, asked: bytes) -> None:
 def _parse(questions: Sequence[str], text: str) -> list[Prediction]:
     rows = [row for line in text.splitlines() if (row := _read(line)) is not None]
     if len(rows) != len(questions):
-        raise JobError(f"the head gave {len(rows)} answers to {len(questions)} questions")
+        raise JobError(
+            f"the head gave {counted(len(rows), 'answer')} to {counted(len(questions), 'question')}"
+        )
     return [
         Prediction(question, str(row["text"]), float(row["score"]), int(row["start"]))
         for question, row in zip(questions, rows, strict=True)
@@ -190,9 +183,9 @@ def _read(line: str) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and {"text", "score", "start"} <= row.keys() else None
 
 
-def require_cluster(error: UsageError) -> UsageError:
-    """What to say where the model can be asked nowhere."""
+def no_place_to_answer(error: UsageError) -> UsageError:
+    """Return the error for a machine without PyTorch and without a cluster."""
     return UsageError(
-        f"PyTorch is not installed here, and there is no cluster to ask: {error.message}",
-        hint="pip install 'spr-cluster[job]' answers on this machine",
+        f"PyTorch is not installed here, and there is no cluster: {error.message}",
+        hint="to answer on this machine: pip install 'spr-cluster[job]'",
     )

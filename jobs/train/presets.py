@@ -1,4 +1,4 @@
-"""Models with the settings that were published for them, for both recipes."""
+"""Models with their published settings, for both recipes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from jobs.worker.squad.options import TrainOptions
 
 @dataclass(frozen=True)
 class PublishedLaunch:
-    """How `run_qa.py` was started: ranks per node, and the switches that differ between commands.
+    """How `run_qa.py` was started: ranks per node, and the flags that differ between commands.
 
-    ``reference``: by the published thread numbers (``--placement reference``); otherwise each rank
-    on cores of its own.
+    ``reference`` means the published thread counts (``--placement reference``); otherwise each rank
+    has its own cores.
     """
 
     ppn: int
@@ -24,20 +24,18 @@ class PublishedLaunch:
 
 @dataclass(frozen=True)
 class Preset:
-    """A model and how it is trained; batch per rank. ``flags`` are those of the published command."""
+    """A model and its training settings; batch per rank. ``flags`` are the published command's."""
 
     model: str
     epochs: int
     batch_size: int
     learning_rate: float
     flags: tuple[str, ...]
-    alone: PublishedLaunch
-    """On one node."""
-    together: PublishedLaunch
-    """On several."""
+    one_node: PublishedLaunch
+    several_nodes: PublishedLaunch
 
     def as_options(self, base: TrainOptions) -> TrainOptions:
-        """Our own recipe's options with this preset in them."""
+        """Return the fast recipe's options with this preset's values."""
         return replace(
             base,
             model=self.model,
@@ -47,7 +45,7 @@ class Preset:
         )
 
     def launch_on(self, nodes: int) -> PublishedLaunch:
-        return self.alone if nodes == 1 else self.together
+        return self.one_node if nodes == 1 else self.several_nodes
 
 
 PRESETS = {
@@ -63,8 +61,8 @@ PRESETS = {
             *("--do_train", "--do_eval", "--per_device_train_batch_size", "32"),
             *("--num_train_epochs", "1"),
         ),
-        alone=PublishedLaunch(ppn=1, ipex=True, bf16=True),
-        together=PublishedLaunch(ppn=2, reference=True, bf16=True, overwrite=True),
+        one_node=PublishedLaunch(ppn=1, ipex=True, bf16=True),
+        several_nodes=PublishedLaunch(ppn=2, reference=True, bf16=True, overwrite=True),
     ),
     # https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many and later ones: two
     # processes on one node, four on two.
@@ -79,7 +77,7 @@ PRESETS = {
             *("--learning_rate", "3e-5", "--num_train_epochs", "2"),
             *("--max_seq_length", "384", "--doc_stride", "128"),
         ),
-        alone=PublishedLaunch(ppn=2, ipex=True),
-        together=PublishedLaunch(ppn=2, ipex=True, bf16=True),
+        one_node=PublishedLaunch(ppn=2, ipex=True),
+        several_nodes=PublishedLaunch(ppn=2, ipex=True, bf16=True),
     ),
 }

@@ -1,4 +1,4 @@
-"""``run``: any program over the nodes of a cluster, placed like a training job."""
+"""``run``: any program on the nodes of a cluster, placed like a training job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobs.train.program_files import ProgramFiles
 from provision.stacks import Stack
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
-# Set by the placement and the launcher: another value would contradict where the ranks are.
+# Set by the placement and the launcher.
 _RESERVED = re.compile(
     r"(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|(SPR|PMI|MPI|I_MPI|CCL_WORKER)_.*"
 )
@@ -22,10 +22,9 @@ _RESERVED = re.compile(
 
 @dataclass(frozen=True)
 class ProgramRequest:
-    """A program to run. ``results`` receives what it writes, its log, and ``job.json``.
+    """A program to run. ``results`` receives its output, log, and ``job.json``.
 
-    ``env`` are ``NAME=VALUE`` for the program. ``backend`` is what the placement assumes: oneCCL
-    needs cores for its workers.
+    ``env`` holds ``NAME=VALUE`` words for the program. The placement reserves cores for ``backend``.
     """
 
     command: tuple[str, ...]
@@ -46,7 +45,7 @@ def check_variables(words: Sequence[str]) -> tuple[str, ...]:
             raise UsageError(f"--env {word}: expected NAME=VALUE")
         if _RESERVED.fullmatch(match[1]):
             raise UsageError(
-                f"--env {match[1]}: it is set for each rank, according to where it runs",
+                f"--env {match[1]}: the placement sets it for each rank",
                 hint="--nodes, --ppn, --placement, and --ccl-workers control it",
             )
     return tuple(words)
@@ -55,7 +54,7 @@ def check_variables(words: Sequence[str]) -> tuple[str, ...]:
 def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
     """Return a plan in which every rank checks its placement and becomes the program. Pure.
 
-    The variables' values travel as a file: mpirun's arguments are visible to all users, and recorded.
+    Variables are sent in a file: mpirun's arguments are visible to all users, and recorded.
     """
     backend = stack.backend if request.backend == "auto" else request.backend
     files: dict[str, Path | bytes] = {"work/.keep": b""}

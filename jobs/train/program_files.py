@@ -1,4 +1,4 @@
-"""The user's own files for the nodes: which of them a command needs, and how large they are."""
+"""A program's files: its script and what ``--files`` names, checked before they are sent."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from infra.errors import UsageError
 from infra.words import counted
 
-MOST_BYTES = 256 << 20
-"""What is sent without being asked twice: some minutes over a laptop's line, and to every node."""
+MAX_BYTES = 256 << 20
+"""Largest total without ``--large-files``: minutes over a laptop's connection."""
 _LEFT_OUT = frozenset(
     {".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 )
@@ -21,7 +21,7 @@ _SHELLS = frozenset({"python", "python3", "bash", "sh"})
 
 @dataclass(frozen=True)
 class ProgramFiles:
-    """Files by their names below the folder where the program begins."""
+    """Files by name, relative to the folder in which the program starts."""
 
     files: Mapping[str, Path]
 
@@ -35,7 +35,7 @@ class ProgramFiles:
 
 
 def format_size(count: int) -> str:
-    """Bytes such as ``512 bytes``, ``3.4 MiB``."""
+    """Return a size such as ``512 bytes`` or ``3.4 MiB``."""
     if count < 1 << 10:
         return f"{count} bytes"
     shift, unit = next(
@@ -47,30 +47,30 @@ def format_size(count: int) -> str:
 
 
 def collect_files(
-    command: Sequence[str], wishes: Iterable[str], folder: Path, *, large: bool = False
+    command: Sequence[str], named: Iterable[str], folder: Path, *, large: bool = False
 ) -> ProgramFiles:
-    """The command's script and what else is wished for, as they lie in ``folder``.
+    """Return the command's script and the files and folders in ``named``.
 
-    A path inside the folder keeps its place on the nodes; one from elsewhere goes by its last name.
-    Raises :class:`UsageError` for what is not there, for two of one name, and, unless ``large``, for
-    more than :data:`MOST_BYTES`.
+    A path inside ``folder`` keeps its relative path on the nodes; any other keeps only its last part.
+    Raises :class:`UsageError` if a file is missing, if two have one name, and, unless ``large``, if
+    they exceed :data:`MAX_BYTES`.
     """
     found: dict[str, Path] = {}
     script = find_script(command, folder)
-    for wish in dict.fromkeys([*([script] if script else []), *wishes]):
-        for name, path in _expand(wish, folder):
+    for given in dict.fromkeys([*([script] if script else []), *named]):
+        for name, path in _expand(given, folder):
             if found.setdefault(name, path) != path:
                 raise UsageError(f"--files: {found[name]} and {path} would both be {name}")
     files = ProgramFiles(found)
-    if files.size > MOST_BYTES and not large:
+    if files.size > MAX_BYTES and not large:
         raise _too_large(files)
     return files
 
 
 def find_script(command: Sequence[str], folder: Path) -> str | None:
-    """The first word that names a file here; raises :class:`UsageError` where one seems meant.
+    """Return the first word that names a file here. Raises :class:`UsageError` if a script is missing.
 
-    An absolute path is one on the nodes, such as ``/usr/bin/env``.
+    An absolute path, such as ``/usr/bin/env``, is on the nodes.
     """
     for word in command:
         if not word.startswith(("/", "-")) and (folder / word).is_file():
@@ -83,13 +83,13 @@ def find_script(command: Sequence[str], folder: Path) -> str | None:
     if missing is not None and not missing.startswith("/"):
         raise UsageError(
             f"{missing}: no such file in {folder}",
-            hint="the command's script is looked for in the working folder",
+            hint="the command's script must be in the working folder",
         )
     return None
 
 
 def _absolute(path: Path) -> Path:
-    """Without ``..``; a link keeps its own name, under which the command knows it."""
+    """Return the path without ``..``; a link keeps its own name, which the command uses."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - pathlib's keeps the dots
 
 
@@ -97,14 +97,14 @@ def _require_inside(script: str, folder: Path) -> None:
     if not _absolute(folder / script).is_relative_to(_absolute(folder)):
         raise UsageError(
             f"{script} is outside the working folder {folder}",
-            hint="run it from a folder that holds the script and its files",
+            hint="run the command from a folder that contains the script and its files",
         )
 
 
-def _expand(wish: str, folder: Path) -> Iterable[tuple[str, Path]]:
-    root = _absolute(folder / os.path.expanduser(wish))  # noqa: PTH111 - pathlib's fails for nobody
+def _expand(given: str, folder: Path) -> Iterable[tuple[str, Path]]:
+    root = _absolute(folder / os.path.expanduser(given))  # noqa: PTH111 - pathlib's fails for unknown users
     if not root.exists():
-        raise UsageError(f"--files {wish}: no such file or folder")
+        raise UsageError(f"--files {given}: no such file or folder")
     base = _absolute(folder)
     place = root.relative_to(base) if root.is_relative_to(base) else Path(root.name)
     if root.is_file():
@@ -124,8 +124,8 @@ def _too_large(files: ProgramFiles) -> UsageError:
         top = name.partition("/")[0]
         parts[top] = parts.get(top, 0) + path.stat().st_size
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-    told = ", ".join(f"{shlex.quote(name)} {format_size(size)}" for name, size in largest)
+    sizes = ", ".join(f"{shlex.quote(name)} {format_size(size)}" for name, size in largest)
     return UsageError(
-        f"{files} for every node are more than {format_size(MOST_BYTES)}; the largest: {told}",
-        hint="name fewer with --files, or say --large-files if you mean it",
+        f"{files} for every node exceed {format_size(MAX_BYTES)}; the largest: {sizes}",
+        hint="name fewer with --files, or send them with --large-files",
     )

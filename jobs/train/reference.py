@@ -1,8 +1,8 @@
 """The published recipe: transformers' own ``run_qa.py``, unmodified, with the published flags.
 
 The script comes with the stack (key ``examples``: the source archive of its transformers), or from a
-folder of this machine. It is started as ``run`` starts any program, and its figures are put into the
-form of our own ``results.json``.
+local folder. It runs like any program of ``run``, and its results are converted to the format of our
+``results.json``.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from provision.stacks.stack import TRANSFORMERS
 SCRIPT = "run_qa.py"
 SMOKE_SECONDS = 60
 OUTPUT = "model"
-"""The script's own output folder, below the job's: where `predict` and `--push-to` look for a model.
+"""The script's output folder, below the job's: `predict` and `--push-to` look for a model there.
 
-It must not be there yet when it starts.
+The script refuses to start if it exists.
 """
-# 124 is what coreutils' timeout gives where the time was over, which is as it should be here.
+# coreutils' timeout exits with 124 when the time is over, which is the expected end here.
 _FOR_A_MINUTE = (
     'timeout --kill-after=20 "$0" "$@"; code=$?; [ $code = 124 ] || exit $code; echo "@smoke over"'
 )
-# With any of these a Trainer that is alone takes itself for one of several: transformers 4.24 then
-# refuses to start without --xpu_backend, which the published command for one node does not have.
-_OF_RANKS = (
+# With any of these, a single Trainer believes that it is one of several: transformers 4.24 then requires
+# --xpu_backend, which the published command for one node does not have.
+_RANK_VARIABLES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"),
     *("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
@@ -45,9 +45,9 @@ _OF_RANKS = (
 
 @dataclass(frozen=True)
 class ReferenceRequest:
-    """The published recipe as wished for. ``script``: a folder with ``run_qa.py`` on this machine.
+    """A run of the published recipe. ``script`` is a local folder with ``run_qa.py``.
 
-    ``smoke``: on one node, for a minute, to see that everything that it needs is there.
+    ``smoke`` runs it for a minute on one node, to check that everything it needs is there.
     """
 
     preset: Preset
@@ -61,9 +61,9 @@ class ReferenceRequest:
 def reference_argv(
     stack: Stack, preset: Preset, nodes: int, output: str, script: str = f"{EXAMPLES}/{SCRIPT}"
 ) -> tuple[str, ...]:
-    """The command of every rank on so many nodes, in the words of the stack's transformers. Pure.
+    """Return every rank's command on ``nodes`` nodes, in the flags of the stack's transformers. Pure.
 
-    Raises :class:`UsageError` where those can't say what the stack means.
+    Raises :class:`UsageError` if its transformers has no flags for what the stack needs.
     """
     launch = preset.launch_on(nodes)
     known = training_flags(stack)
@@ -74,21 +74,18 @@ def reference_argv(
         if not wanted
     }
     argv = ["python", script, *preset.flags, "--output_dir", output]
-    # Gone from transformers 5 on.
-    argv += ["--overwrite_output_dir"] if _overwrites(launch.overwrite, known.known) else []
+    # Removed in transformers 5.
+    overwrite = launch.overwrite and "--overwrite_output_dir" in known.known
+    argv += ["--overwrite_output_dir"] if overwrite else []
     argv += backend if nodes * launch.ppn > 1 else ()
     argv += [word for word in rest if word not in unwanted]
     if nodes * launch.ppn == 1:
-        return ("env", *(word for name in _OF_RANKS for word in ("-u", name)), *argv)
+        return ("env", *(word for name in _RANK_VARIABLES for word in ("-u", name)), *argv)
     return tuple(argv)
 
 
-def _overwrites(wanted: bool, known: frozenset[str]) -> bool:
-    return wanted and "--overwrite_output_dir" in known
-
-
 def reference_placement(preset: Preset, nodes: int, fabric: str) -> PlacementOptions:
-    """Where the published command has its ranks: by its own numbers, or each on its own cores."""
+    """Return the published command's placement: its own thread counts, or each rank on its own cores."""
     launch = preset.launch_on(nodes)
     if launch.reference:
         return PlacementOptions("reference", fabric=fabric)
@@ -126,20 +123,20 @@ def _script(stack: Stack, folder: Path | None) -> tuple[ProgramFiles, str]:
     archive = f"https://github.com/huggingface/transformers/archive/refs/tags/v{version}.tar.gz"
     raise UsageError(
         f"stack {stack.name} has no {SCRIPT}, which is not in transformers' wheel",
-        hint=f"--run-qa FOLDER with that of tag v{version}; or a cluster with a stack of your own, in "
+        hint=f"use --run-qa FOLDER with the script of tag v{version}, or a cluster with your own stack, in "
         f'spr-cluster.toml: base = "{stack.name}", examples = "{archive}", '
         'python_packages = ["accelerate", "evaluate"]',
     )
 
 
 def check_script(folder: Path) -> Path:
-    """The folder of ``run_qa.py``, which may be named itself; raises :class:`UsageError`."""
+    """Return the folder of ``run_qa.py``, given it or the script. Raises :class:`UsageError` if missing."""
     if folder.name == SCRIPT and folder.is_file():
         folder = folder.parent
     if not (folder / SCRIPT).is_file():
         raise UsageError(
             f"--run-qa {folder}: no {SCRIPT} in it",
-            hint="the folder examples/pytorch/question-answering of transformers' source",
+            hint="give the folder examples/pytorch/question-answering of transformers' source",
         )
     return folder
 
@@ -147,12 +144,12 @@ def check_script(folder: Path) -> Path:
 def train_reference(context: JobContext, request: ReferenceRequest) -> dict[str, Any]:
     """Run the published recipe and return the content of ``results.json``.
 
-    A smoke run returns only ``smoke``: what it did in its minute. Raises :class:`JobError` on failure.
+    A smoke run returns only ``smoke``: what happened in its minute. Raises :class:`JobError` on failure.
     """
     seen = {"training": False, "timed out": False}
 
     def listen(line: str) -> None:
-        # The Trainer's own words, in all versions so far.
+        # The Trainer's messages, in all versions so far.
         seen["training"] |= "Running training" in line or "'loss'" in line
         seen["timed out"] |= line == "@smoke over"
         context.on_log(line)
@@ -163,35 +160,35 @@ def train_reference(context: JobContext, request: ReferenceRequest) -> dict[str,
     if request.smoke:
         return {
             "recipe": "reference",
-            "smoke": tell_smoke(not seen["timed out"], seen["training"]),
+            "smoke": describe_smoke(not seen["timed out"], seen["training"]),
         }
     result = read_results(request.results / OUTPUT, request.preset, context.stack, done)
     (request.results / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 
-def tell_smoke(ended: bool, trained: bool) -> str:
-    """What a run of a minute has shown."""
+def describe_smoke(ended: bool, trained: bool) -> str:
+    """Return what a smoke run has shown."""
     if ended:
-        return "it ran to its end"
+        return "the script finished"
     if trained:
-        return f"it was training when its {SMOKE_SECONDS} s were over"
+        return f"the script was training when its {SMOKE_SECONDS} s were over"
     return (
-        f"nothing failed, but in its {SMOKE_SECONDS} s it did not come to train: it was still "
-        "loading the model or the data; a second run finds those on the node"
+        f"nothing failed, but the script did not start training in {SMOKE_SECONDS} s: it was still "
+        "loading the model or the data; they are cached on the node for the next run"
     )
 
 
 def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> dict[str, Any]:
-    """What ``run_qa.py`` left, in the form of our ``results.json``; what it does not tell is ``None``.
+    """Return the results of ``run_qa.py`` in the format of our ``results.json``; missing values are ``None``.
 
-    Raises :class:`JobError` where it left no figures.
+    Raises :class:`JobError` if it wrote none.
     """
     found = _read(folder / "train_results.json") | _read(folder / "eval_results.json")
     found |= _read(folder / "all_results.json")
     if "train_runtime" not in found:
         raise JobError(
-            f"{SCRIPT} ended well, but left no figures of a training in {folder}",
+            f"{SCRIPT} succeeded, but left no training results in {folder}",
             hint=f"the whole log is {folder.parent / 'log'}",
         )
     each = int(job.placement["nproc_per_node"])
@@ -199,7 +196,7 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
     seconds = {"train": found["train_runtime"], "evaluate": found.get("eval_runtime")}
     return {
         "recipe": "reference",
-        # "eval_" was put before them in transformers 4.12.
+        # transformers 4.12 added the prefix "eval_".
         "em": found.get("eval_exact_match", found.get("exact_match")),
         "f1": found.get("eval_f1", found.get("f1")),
         "eval_features": found.get("eval_samples"),
@@ -226,7 +223,7 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object that the script wrote; an empty one where it did not."""
+    """Return a JSON object that the script wrote; an empty one if it did not."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What to train, as wished for on this machine: checked here, then put into the nodes' terms."""
+"""A training request: checked on this machine, then translated into paths on the nodes."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from provision.stacks import Stack
 from provision.stacks.stack import TORCH
 from provision.stacks.versions import python_minor, release
 
-# The job's code uses zip's strict (Python 3.10) and the fused AdamW for CPUs (torch 2.4).
+# The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
 _OLDEST_PYTHON, _OLDEST_TORCH = "3.10", "2.4"
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """A training run as wished for, on this machine's paths; ``results`` receives what it makes."""
+    """A training run, with this machine's paths; ``results`` receives its output."""
 
     options: TrainOptions
     results: Path
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     may_tune: frozenset[str] = frozenset()
-    """What may come from `tune`, as the user gave no wish: ``placement``, ``batch_size``."""
+    """What `tune` may decide because the user left it open: ``placement``, ``batch_size``."""
     nodes: int | None = None
-    """The number of the cluster's first nodes to use; ``None``: all."""
+    """Use the first N nodes of the cluster; ``None`` uses all of them."""
 
 
 def check_request(request: TrainRequest) -> None:
-    """Look at everything that can be judged on this machine, before a cluster is touched.
+    """Check everything that can be checked on this machine, before a cluster is touched.
 
-    Raises :class:`UsageError` naming the file and record, or the model, that can't be used.
+    Raises :class:`UsageError` with the file and record, or the model, that can't be used.
     """
     check_inputs(request.options)
     check_results(request.results)
 
 
 def check_inputs(options: TrainOptions) -> None:
-    """The data and the model: raises :class:`UsageError` for what can't be used."""
+    """Raise :class:`UsageError` if the data or the model can't be used."""
     for path in filter(None, (options.data, options.eval)):
         try:
             questions = read_dataset(Path(path), [] if options.skip_bad_records else None)
@@ -54,48 +54,43 @@ def check_inputs(options: TrainOptions) -> None:
     model = local_model(options)
     if model and not (model / "config.json").is_file():
         raise UsageError(
-            f"--model {options.model}: no config.json in it, so it is not a model's folder",
-            hint="a folder written by save_pretrained, or a model's name on the hub",
+            f"--model {options.model}: not a model folder, because it has no config.json",
+            hint="give a folder written by save_pretrained, or the name of a model on the hub",
         )
 
 
-def check_results(folder: Path) -> None:
-    """Raises :class:`UsageError` for a folder that a new job's results can't go into."""
-    check_folder(folder)
-    check_holder(folder)
+def check_results(folder: Path, job: str = "") -> None:
+    """Raise :class:`UsageError` unless a job's results can go into this folder.
 
-
-def check_folder(folder: Path) -> None:
-    """Raises :class:`UsageError` for a folder that can't be made: not after hours of training."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise UsageError(f"--results {folder}: {there} is not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"--results {folder}: this user can't write into {there}")
-
-
-def check_holder(folder: Path, job: str = "") -> None:
-    """Raises :class:`UsageError` for a folder with another job's results.
-
-    A model of one job must not lie beside the figures of another.
+    A folder with another job's results is refused: a model must not end up beside another job's scores.
     """
-    held = read_job_id(folder)
-    if held not in ("", job):
+    check_writable(folder)
+    owner = read_job_id(folder)
+    if owner not in ("", job):
         raise UsageError(
-            f"--results {folder}: it holds the results of job {held}",
+            f"--results {folder}: it contains the results of job {owner}",
             hint="give another folder, or remove this one",
         )
 
 
+def check_writable(folder: Path) -> None:
+    """Raise :class:`UsageError` unless the folder can be made and written: not after hours of training."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise UsageError(f"--results {folder}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"--results {folder}: no permission to write to {there}")
+
+
 def expand_home(path: str) -> Path:
-    """A path as the shell would take it; a ``~name`` of nobody stays as it is."""
+    """Expand ``~`` as the shell does; an unknown user's ``~name`` stays as it is."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's fails for nobody
 
 
 def local_model(options: TrainOptions) -> Path | None:
-    """The model's folder on this machine; ``None`` for a name on the hub or a new model.
+    """Return the model's folder on this machine; ``None`` for a model on the hub or a new one.
 
-    Raises :class:`UsageError` for what is clearly a path, and isn't there.
+    Raises :class:`UsageError` if the name is clearly a path and the folder is missing.
     """
     if options.model == SCRATCH:
         return None
@@ -108,30 +103,30 @@ def local_model(options: TrainOptions) -> Path | None:
 
 
 def require_able_stack(stack: Stack, command: str = "train squad") -> None:
-    """Raises :class:`UsageError` where the stack is too old for our own code on the nodes."""
+    """Raise :class:`UsageError` if the stack is too old for ``jobs/worker``."""
     torch = stack.pin(TORCH) or "0"
     python_is_old = python_minor(stack.python) < python_minor(_OLDEST_PYTHON)
     if python_is_old or release(torch) < release(_OLDEST_TORCH):
         raise UsageError(
             f"`{command}` can't run on stack {stack.name}: it needs Python {_OLDEST_PYTHON} and "
-            f"torch {_OLDEST_TORCH} or newer, and this has Python {stack.python} and torch {torch}",
+            f"torch {_OLDEST_TORCH} or newer, and the stack has Python {stack.python} and torch {torch}",
             hint="use a cluster with --stack intel or upstream",
         )
 
 
 def chosen_backend(options: TrainOptions, stack: Stack) -> str:
-    """The backend that the options name, the stack's own for ``auto``."""
+    """Return the backend of the options; for ``auto`` the stack's own."""
     return stack.backend if options.backend == "auto" else options.backend
 
 
 def needs_hub(options: TrainOptions) -> bool:
-    """The ranks will ask the hub for a model or data."""
+    """Return whether the ranks need a model or data from the hub."""
     from_hub = options.model != SCRATCH and local_model(options) is None
     return from_hub or options.data is None
 
 
 def options_on_nodes(options: TrainOptions, stack: Stack) -> TrainOptions:
-    """Return the options in the nodes' terms: paths in the job's folder, the stack's own backend."""
+    """Return the options for the nodes: paths in the job's folder, the stack's backend."""
     return replace(
         options,
         model="model" if local_model(options) else options.model,

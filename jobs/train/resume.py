@@ -1,4 +1,4 @@
-"""``train squad --resume``: an interrupted job, continued from its last checkpoint."""
+"""``train squad --resume``: continue an interrupted job from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
+from infra.words import counted
 from jobs.launch.history import choose_unfinished, list_jobs
 from jobs.launch.manifest import JobManifest, read_manifest
 from jobs.launch.plan import JobPaths, JobPlan
 from jobs.launch.session import JobContext, JobSession, run_job
-from jobs.train.request import TrainRequest, check_holder, require_able_stack
+from jobs.train.request import TrainRequest, check_results, require_able_stack
 from jobs.train.train import plan_options, read_results
 from jobs.worker.squad.options import TrainOptions, parse_argv
 
@@ -31,9 +32,9 @@ class ResumeRequest:
 
 
 def resume(context: JobContext, request: ResumeRequest) -> tuple[dict[str, Any], Path]:
-    """Continue a job; returns the content of its ``results.json``, and the folder it is in.
+    """Continue a job; return the content of its ``results.json`` and the folder of that file.
 
-    Raises :class:`UsageError` for a job that can't be resumed, :class:`JobError` if it fails.
+    Raises :class:`UsageError` if the job can't be resumed, :class:`JobError` if it fails.
     """
     require_able_stack(context.stack)
     plans: list[JobPlan] = []
@@ -52,32 +53,29 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     found = choose_unfinished(list_jobs(session.head), request.job, cluster.name)
     paths = JobPaths(found.job)
     results = request.results or Path("results", found.job)
-    check_holder(results, found.job)
+    check_results(results, found.job)
     manifest = read_manifest(session.head, paths)
     nodes = len(cluster.nodes)
     if nodes > manifest.nnodes and request.nproc_per_node is None:
-        log(f"on the first {manifest.nnodes} nodes of {nodes}, as it began")
+        log(f"using the first {counted(manifest.nnodes, 'node')} of {nodes}, as before")
         nodes = manifest.nnodes
     plan = plan_again(manifest, request, nodes, found.job)
-    log(f"job {found.job} resumes from {found.checkpoint or 'its beginning'}")
+    log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
     return replace(plan, results=results, resumed_job=found.job)
 
 
 def plan_again(manifest: JobManifest, request: ResumeRequest, nodes: int, job: str) -> JobPlan:
-    """Return the job's plan for so many nodes. Raises :class:`UsageError` for other ranks. Pure."""
+    """Return the job's plan on ``nodes`` nodes. Raises :class:`UsageError` if the ranks change. Pure."""
     per_node = request.nproc_per_node or manifest.nproc_per_node
     if nodes * per_node != manifest.world_size:
-        was = (
-            f"{manifest.world_size} ranks ({manifest.nproc_per_node} on each of "
-            f"{manifest.nnodes} nodes)"
-        )
         fitting, rest = divmod(manifest.world_size, nodes)
-        way = f"--ppn {fitting}, or " if not rest and fitting else ""
+        ppn = f"--ppn {fitting}, or " if not rest and fitting else ""
         raise UsageError(
-            f"job {job} has {was}, and this would be {nodes * per_node} "
+            f"job {job} has {counted(manifest.world_size, 'rank')} ({manifest.nproc_per_node} on each of "
+            f"{counted(manifest.nnodes, 'node')}), and this cluster would run {nodes * per_node} "
             f"({per_node} on each of {nodes})",
-            hint=f"{way}a cluster of {manifest.nnodes} nodes (`spr-cluster up --nodes "
-            f"{manifest.nnodes}`), or a new job without --resume",
+            hint=f"use {ppn}a cluster of {counted(manifest.nnodes, 'node')} (`spr-cluster up --nodes "
+            f"{manifest.nnodes}`), or start a new job without --resume",
         )
     plan = plan_options(options_again(manifest, request), offline=bool(manifest.env))
     placement = replace(manifest.placement, nproc_per_node=per_node)
@@ -85,7 +83,7 @@ def plan_again(manifest: JobManifest, request: ResumeRequest, nodes: int, job: s
 
 
 def options_again(manifest: JobManifest, request: ResumeRequest) -> TrainOptions:
-    """Return the job's own options with the requested changes."""
+    """Return the job's options with the requested changes."""
     try:
         return replace(parse_argv(manifest.argv), **{**(request.changes or {}), "resume": True})
     except ValueError as error:

@@ -11,13 +11,12 @@ from jobs.launch.plan import JobPlan
 from jobs.launch.session import JobContext, JobResult, JobSession, run_job
 from jobs.train.request import (
     TrainRequest,
-    chosen_backend,
     data_files,
     needs_hub,
     options_on_nodes,
     require_able_stack,
 )
-from jobs.train.tuned import TuningResult, read_tuned, tuned_key
+from jobs.train.tuned import TuningResult, read_tuned, tuning_key
 from jobs.worker.squad.options import TrainOptions
 from provision.stacks import Stack
 
@@ -65,14 +64,14 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
 
 
 def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
-    """Return the plan of a run with options in the nodes' terms: a new one, or one to resume."""
+    """Return the plan of a new or resumed run, with options for the nodes."""
     return JobPlan(
         kind="squad",
         module="worker.squad",
         argv=tuple(options.to_argv()),
         backend=options.backend,
         title="Train",
-        # A hub that is not asked can't delay or fail a job that needs nothing from it.
+        # Without requests to the hub, it can't delay or fail a job that needs nothing from it.
         env={"HF_HUB_OFFLINE": "1"} if offline else {},
         details={"recipe": "fast"},
         stop_seconds=CHECKPOINT_SECONDS,
@@ -81,18 +80,11 @@ def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
 
 
 def _with_tuned(session: JobSession, request: TrainRequest) -> TrainRequest:
-    """Return the request with what ``tune`` found for it, where the user left that open."""
+    """Return the request with the result of ``tune`` in what the user left open."""
     if not request.may_tune:
         return request
     context, facts = session.context, session.facts(request.nodes)
-    key = tuned_key(
-        context.stack.name,
-        chosen_backend(request.options, context.stack),
-        request,
-        facts.values(),
-        ipex=request.options.ipex or context.stack.use_ipex,
-    )
-    found = read_tuned(session.head, key)
+    found = read_tuned(session.head, tuning_key(context.stack, request, facts.values()))
     if found is None:
         return request
     changed, line = apply_tuned(found, request, len(facts))
@@ -111,7 +103,7 @@ def apply_tuned(found: TuningResult, request: TrainRequest, nodes: int) -> tuple
         )
         flags.append(f"--ppn {found.nproc_per_node}")
         flags += [f"--ccl-workers {found.ccl_workers}"] if found.ccl_workers else []
-    # Another global batch changes what is learned, so it is used only if `tune` was asked about it.
+    # Another global batch changes what is learned: only if `tune` compared batch sizes.
     if "batch_size" in request.may_tune and found.batch_size:
         options = replace(options, batch_size=found.batch_size)
         flags.append(f"--batch-size {found.batch_size}")

@@ -1,6 +1,6 @@
-"""What `tune` has found, kept on the head node: any laptop's later job finds it there.
+"""Results of `tune`, kept on the head node, where a later job finds them from any machine.
 
-A result counts for what it was measured with, and for nothing else: :class:`TuningKey`.
+A result is valid only for what it was measured with: :class:`TuningKey`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from jobs.train.request import TrainRequest, local_model
+from jobs.train.request import TrainRequest, chosen_backend, local_model
 from jobs.worker.squad.options import TrainOptions
 from provision.facts import HostFacts
 from provision.host import Host
+from provision.stacks import Stack
 
 FILE = "/home/ubuntu/.spr-cluster-tuned.json"
 
 
 @dataclass(frozen=True)
 class TuningKey:
-    """What a result is for. ``nodes`` describes the machines, see :func:`describe_nodes`."""
+    """What a result is valid for. :func:`describe_nodes` makes ``nodes``."""
 
     stack: str
     backend: str
@@ -37,7 +38,7 @@ class TuningKey:
 class TuningResult:
     """The fastest trial; ``ccl_workers`` is 0 without oneCCL, ``when`` is ISO 8601 in UTC.
 
-    ``batch_size`` is ``None`` where only one was tried, so that it is not taken over.
+    ``batch_size`` is ``None`` unless several were compared.
     """
 
     key: TuningKey
@@ -52,22 +53,15 @@ class TuningResult:
         return self.when[:10]
 
 
-def tuned_key(
-    stack: str,
-    backend: str,
-    request: TrainRequest,
-    facts: Iterable[HostFacts],
-    *,
-    ipex: bool,
-) -> TuningKey:
+def tuning_key(stack: Stack, request: TrainRequest, facts: Iterable[HostFacts]) -> TuningKey:
     """Return what a result is valid for: the same stack, model, and arithmetic on the same nodes."""
     options = request.options
     return TuningKey(
-        stack=stack,
-        backend=backend,
+        stack=stack.name,
+        backend=chosen_backend(options, stack),
         fabric=request.placement.fabric,
         dtype=options.dtype,
-        ipex=ipex,
+        ipex=options.ipex or stack.use_ipex,
         model=_model_identity(options),
         max_length=options.max_length,
         nodes=describe_nodes(facts),
@@ -84,7 +78,7 @@ def _model_identity(options: TrainOptions) -> str:
 
 
 def describe_nodes(facts: Iterable[HostFacts]) -> str:
-    """The machines as far as placement depends on them, such as ``2 x Xeon, 32 cores in 1``."""
+    """Return what placement depends on, such as ``2 x Xeon, 32 cores in 1``."""
     kinds = Counter(
         f"{fact.model}, {len(fact.physical_cores)} cores in {len(fact.numa_nodes)}"
         for fact in facts
@@ -93,7 +87,7 @@ def describe_nodes(facts: Iterable[HostFacts]) -> str:
 
 
 def parse_tuned(text: str) -> tuple[TuningResult, ...]:
-    """The file's results. One that can't be read is as good as none: `tune` makes it anew."""
+    """Return the file's results; none if it can't be read, because `tune` can measure again."""
     try:
         return tuple(
             TuningResult(**{**record, "key": TuningKey(**record["key"])})
@@ -104,23 +98,25 @@ def parse_tuned(text: str) -> tuple[TuningResult, ...]:
 
 
 def render_tuned(results: Iterable[TuningResult]) -> str:
-    """The file, as :func:`parse_tuned` reads it."""
+    """Return the file's content, as :func:`parse_tuned` reads it."""
     return json.dumps([asdict(result) for result in results], indent=1) + "\n"
 
 
 def add_result(known: Sequence[TuningResult], new: TuningResult) -> tuple[TuningResult, ...]:
-    """The results with a new one; those for other machines than there are now are forgotten."""
+    """Return the results with a new one, and without those for other nodes than there are now."""
     others = (r for r in known if r.key != new.key and r.key.nodes == new.key.nodes)
     return (*others, new)
 
 
 def read_tuned(head: Host, key: TuningKey) -> TuningResult | None:
-    """The result for exactly this, if there is one."""
-    known = parse_tuned(head.run(f"cat {FILE} 2>/dev/null || true").stdout)
-    return next((result for result in known if result.key == key), None)
+    """Return the result for exactly this key, if there is one."""
+    return next((result for result in _read_all(head) if result.key == key), None)
 
 
 def save_tuned(head: Host, new: TuningResult) -> None:
     """Add a result to the head's file."""
-    known = parse_tuned(head.run(f"cat {FILE} 2>/dev/null || true").stdout)
-    head.put(render_tuned(add_result(known, new)).encode(), FILE, 0o644)
+    head.put(render_tuned(add_result(_read_all(head), new)).encode(), FILE, 0o644)
+
+
+def _read_all(head: Host) -> tuple[TuningResult, ...]:
+    return parse_tuned(head.run(f"cat {FILE} 2>/dev/null || true").stdout)

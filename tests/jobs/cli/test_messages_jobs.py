@@ -143,7 +143,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("fetch squad-1 --last", "which job? expected a job's id or --last\n  → spr-cluster jobs"),
     (
         "fetch ../squad-1",
-        "'../squad-1' is no job's id\n  → such as squad-20260731-142501; `spr-cluster jobs` lists them",
+        "'../squad-1' is not a job ID\n  → expected one such as squad-20260731-142501; `spr-cluster jobs` "
+        "lists them",
     ),
     ("fetch ''", "job" + f.EMPTY),
     ("fetch --last --results /dev/null", "--results /dev/null: /dev/null is not a folder"),

@@ -6,9 +6,9 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.experiments.trial_grid import (
-    Outcome,
     Trial,
     TrialGrid,
+    TrialResult,
     choose_best,
     estimate_minutes,
     plan_trials,
@@ -73,8 +73,11 @@ def test_more_trials_than_can_be_meant_are_refused() -> None:
         plan_trials(grid, [R7IZ], "ccl")
 
 
-def outcome(ppn: int, speed: float | None) -> Outcome:
-    return Outcome(Trial(ppn, 0, 16), 1, speed, "" if speed is not None else "why")
+def results(*speeds: float | None) -> dict[Trial, TrialResult]:
+    return {
+        Trial(ppn, 0, 16): TrialResult(ppn, 1, speed, failure="" if speed is not None else "why")
+        for ppn, speed in enumerate(speeds, start=1)
+    }
 
 
 @pytest.mark.parametrize(
@@ -88,12 +91,11 @@ def outcome(ppn: int, speed: float | None) -> Outcome:
     ],
 )
 def test_the_fastest_is_the_best(speeds: tuple[float | None, ...], best: int) -> None:
-    outcomes = [outcome(ppn, speed) for ppn, speed in enumerate(speeds, start=1)]
-    assert choose_best(outcomes) is outcomes[best]
+    assert choose_best(results(*speeds)) == Trial(best + 1, 0, 16)
 
 
 def test_without_a_success_there_is_no_best() -> None:
-    assert choose_best([outcome(1, None)]) is None
+    assert choose_best(results(None)) is None
 
 
 def test_the_estimate_counts_the_start_up() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import JobError, UsageError
-from jobs.experiments.trial_grid import Outcome, Trial, TrialGrid
+from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult
 from jobs.experiments.tune import TuneRequest, tune
 from jobs.launch.plan import PlacementOptions
 from jobs.train.request import TrainRequest
@@ -55,7 +55,7 @@ def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
 
 def run(
     hosts: dict[str, FakeHost], grid: TrialGrid, log: list[str] | None = None
-) -> tuple[TuningResult, tuple[Outcome, ...]]:
+) -> tuple[TuningResult, dict[Trial, TrialResult]]:
     training = TrainRequest(DEMO, Path("results"), PlacementOptions())
     return tune(
         job_context(hosts, log=log),
@@ -84,11 +84,12 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
 ) -> None:
     hosts = trial_hosts({f"{slow}/8": 10.0, f"{fast}/8": 20.0})
 
-    best, outcomes = run(hosts, TrialGrid((1, 2), None, (8,)))
+    best, results = run(hosts, TrialGrid((1, 2), None, (8,)))
 
     assert (best.nproc_per_node, best.batch_size, best.samples_per_second) == (fast, None, 20.0)
-    assert {o.trial.nproc_per_node: o.samples_per_second for o in outcomes} == {slow: 10, fast: 20}
-    assert {o.trial.nproc_per_node: o.threads for o in outcomes} == {1: 2, 2: 1}
+    speeds = {t.nproc_per_node: r.samples_per_second for t, r in results.items()}
+    assert speeds == {slow: 10, fast: 20}
+    assert {t.nproc_per_node: r.threads for t, r in results.items()} == {1: 2, 2: 1}
     script, log = next_train(hosts, tmp_path, "placement", "batch_size")
     assert f"-ppn {fast} " in script
     assert "--trial-seconds" not in script
@@ -125,13 +126,14 @@ def test_the_batch_is_kept_only_where_several_were_compared(tmp_path: Path) -> N
 def test_a_failing_trial_is_a_row_and_not_the_end() -> None:
     hosts = trial_hosts({"1/8": None, "2/8": 5.0})
 
-    best, outcomes = run(hosts, TrialGrid((1, 2, 3), None, (8,)))
+    best, results = run(hosts, TrialGrid((1, 2, 3), None, (8,)))
+    outcomes = list(results.values())
 
     assert best.nproc_per_node == 2
     assert [bool(outcome.failure) for outcome in outcomes] == [True, False, True]
     assert outcomes[0].failure == "rank 0 on a: no memory"
-    # Two cores can't be shared by three ranks: found out without asking the nodes.
-    assert outcomes[2] == Outcome(Trial(3, 0, 8), failure=outcomes[2].failure)
+    # Two cores can't be divided among three ranks, which is known without a run.
+    assert outcomes[2] == TrialResult(failure=outcomes[2].failure)
     assert "--ppn 3: node0 has 2 physical cores" in outcomes[2].failure
 
 

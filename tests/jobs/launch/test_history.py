@@ -92,7 +92,7 @@ def job(
     return JobSummary(name, "done", 0, began, began, 4, has_model, checkpoint, unfinished)
 
 
-def test_one_is_chosen_by_its_id_or_as_the_last() -> None:
+def test_a_job_is_chosen_by_its_id_or_is_the_newest() -> None:
     jobs = (job("a", has_model=True), job("b"))
     assert choose_job(jobs, "a").job == "a"
     assert choose_job(jobs, None).job == "b"
@@ -106,7 +106,7 @@ def test_one_is_chosen_by_its_id_or_as_the_last() -> None:
         newest_model((job("b"),))
 
 
-def test_what_was_trained_and_how_far_is_seen_in_the_jobs_folder(tmp_path: Path) -> None:
+def test_training_progress_is_read_from_the_job_folder(tmp_path: Path) -> None:
     make_job(tmp_path, "bench-0", "0\n")
     for name in ("squad-1", "squad-2", "squad-3"):
         folder = make_job(tmp_path, name, "1\n")
@@ -130,7 +130,7 @@ def test_what_was_trained_and_how_far_is_seen_in_the_jobs_folder(tmp_path: Path)
 JOBS = (job("squad-1", unfinished=True), job("squad-2"), job("squad-3", unfinished=True))
 
 
-def test_the_last_unfinished_job_is_taken_where_none_is_named() -> None:
+def test_the_last_unfinished_job_is_the_default() -> None:
     assert choose_unfinished(JOBS, None, "bert").job == "squad-3"
     assert choose_unfinished((*JOBS, job("squad-4")), None, "bert").job == "squad-3"
     failed_at_once = job("squad-5", checkpoint="", unfinished=True)
@@ -146,11 +146,16 @@ def test_the_last_unfinished_job_is_taken_where_none_is_named() -> None:
         (
             JOBS,
             "squad-2",
-            "job squad-2 has nothing to resume: it is finished, or no training",
+            "job squad-2 has nothing to resume: it is finished, or not a training job",
             None,
         ),
-        (JOBS, "squad-9", "no job 'squad-9' on cluster bert", "there is squad-1, squad-3"),
-        ((), "squad-9", "no job 'squad-9' on cluster bert", "there is no other unfinished one"),
+        (
+            JOBS,
+            "squad-9",
+            "there is no job squad-9 on the head",
+            "the last ones are squad-1, squad-3",
+        ),
+        ((), "squad-9", "there is no job squad-9 on the head", "`spr-cluster jobs` lists all jobs"),
         (
             JOBS[1:2],
             None,
@@ -168,6 +173,6 @@ def test_a_job_that_cannot_be_resumed(
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "$(id)", "-x", "a/b", "a\n", "é", "a" * 200])
-def test_what_could_do_harm_in_a_command_is_no_id(name: str) -> None:
-    with pytest.raises(UsageError, match="is no job's id"):
+def test_a_name_that_could_do_harm_in_a_command_is_not_a_job_id(name: str) -> None:
+    with pytest.raises(UsageError, match="is not a job ID"):
         check_job_id(name)

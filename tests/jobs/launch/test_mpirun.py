@@ -150,8 +150,8 @@ def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them()
     assert "KMP_HW_SUBSET" not in found
     assert found["CCL_LOG_LEVEL"] == "info"
     assert command.warnings == (
-        "ignoring CCL_WORKER_AFFINITY, CCL_WORKER_COUNT, KMP_HW_SUBSET, OMP_NUM_THREADS of the "
-        "stack's environment: the placement decides",
+        "ignoring CCL_WORKER_AFFINITY, CCL_WORKER_COUNT, KMP_HW_SUBSET, OMP_NUM_THREADS from the "
+        "stack: the placement sets them",
     )
 
 

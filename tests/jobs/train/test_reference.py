@@ -26,7 +26,7 @@ from jobs.train.reference import (
     plan_reference,
     reference_argv,
     reference_placement,
-    tell_smoke,
+    describe_smoke,
     train_reference,
 )
 from jobs.train.request import TrainRequest
@@ -142,9 +142,9 @@ def test_the_end_of_the_minute_is_no_failure(program: str, code: int, said: str)
 
 
 def test_what_a_minute_has_shown() -> None:
-    assert tell_smoke(True, True) == "it ran to its end"
-    assert tell_smoke(False, True) == "it was training when its 60 s were over"
-    assert "did not come to train" in tell_smoke(False, False)
+    assert describe_smoke(True, True) == "the script finished"
+    assert describe_smoke(False, True) == "the script was training when its 60 s were over"
+    assert "did not start training" in describe_smoke(False, False)
 
 
 ALL_RESULTS = {
@@ -232,7 +232,7 @@ def test_a_smoke_run_needs_no_figures(tmp_path: Path, script: Path) -> None:
     said = "***** Running training *****\n@smoke over"
     hosts["node0"].answers[:0] = [("tail -n \\+1 -F", said)]
     result = go(hosts, ReferenceRequest(DISTILBERT, tmp_path, script=script, smoke=True))
-    assert result["smoke"] == "it was training when its 60 s were over"
+    assert result["smoke"] == "the script was training when its 60 s were over"
     assert "smoke run of the published recipe: it was training" in render_result(result, tmp_path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.launch.plan import PlacementOptions
-from jobs.train.request import TrainRequest, chosen_backend
+from jobs.train.request import TrainRequest
 from jobs.train.train import apply_tuned
 from jobs.train.tuned import (
     FILE,
@@ -21,7 +21,7 @@ from jobs.train.tuned import (
     read_tuned,
     render_tuned,
     save_tuned,
-    tuned_key,
+    tuning_key,
 )
 from jobs.worker.squad.options import DEMO, TrainOptions
 from provision.stacks import load_stack
@@ -35,10 +35,8 @@ BOTH = frozenset({"placement", "batch_size"})
 
 def key(options: TrainOptions = DEMO, stack: str = "upstream", **more: Any) -> TuningKey:
     facts = more.pop("facts", [machine(32), machine(32)])
-    used = load_stack(stack)
     request = TrainRequest(options, Path("results"), PlacementOptions(**more))
-    backend = chosen_backend(options, used)
-    return tuned_key(used.name, backend, request, facts, ipex=options.ipex or used.use_ipex)
+    return tuning_key(load_stack(stack), request, facts)
 
 
 def test_what_is_kept_is_read_again() -> None:

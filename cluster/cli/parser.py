@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import textwrap
 from typing import Any, NoReturn
 
@@ -26,6 +27,13 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
                 paragraph = []
             parts.append(line)
         return "\n".join(parts).rstrip("\n")
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number of at least 1; a ``type`` for argparse."""
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
 
 
 class Parser(argparse.ArgumentParser):

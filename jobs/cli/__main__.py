@@ -1,4 +1,4 @@
-"""``python -m cluster.cli``."""
+"""``python -m jobs.cli``."""
 
 import sys
 

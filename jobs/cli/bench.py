@@ -14,6 +14,7 @@ from cluster.context import Context
 from infra.errors import SprError, UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.inventory import describe_inventory
+from infra.words import counted
 from jobs.cli.context import open_job_context
 from jobs.experiments.bench import BenchRequest, bench, read_last_speeds
 from jobs.experiments.bench_results import BenchResult, NodeSpeed
@@ -21,8 +22,8 @@ from jobs.worker.bench.options import LONGEST, SECONDS, SHORTEST
 
 _EXAMPLES = """\
   spr-cluster bench                   about a minute
-  spr-cluster bench --seconds 30      longer, so calmer figures
-  spr-cluster bench --last --json     what was measured before, kept on the head
+  spr-cluster bench --seconds 30      longer, for steadier figures
+  spr-cluster bench --last --json     the last result, kept on the head
 """
 
 
@@ -30,10 +31,10 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "bench",
-        "Measure matrix products (bf16 where the processor has it), memory and all-reduce on all\n"
-        "nodes, with the ranks, cores and backend that a training job has by default. oneDNN itself\n"
-        "says whether AMX ran. Exit code 1 where AMX is expected and did not run; a slow node is\n"
-        "named, and is no failure.",
+        "Measure matrix products (in bf16 if the processor has it), memory, and all-reduce on all\n"
+        "nodes, with the default ranks, cores, and backend of a training job. oneDNN itself reports\n"
+        "whether AMX ran. The exit code is 1 if AMX is expected and did not run; a slow node is\n"
+        "named, but is not a failure.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
@@ -41,28 +42,27 @@ def add_parser(subparsers: SubParsers) -> None:
         "--seconds",
         type=float,
         default=SECONDS,
-        help=f"for each of the three measurements (default: {SECONDS:g})",
+        help=f"seconds for each of the three measurements (default: {SECONDS:g})",
     )
     parser.add_argument(
-        "--last", action="store_true", help="show the last measurement again, and measure nothing"
+        "--last", action="store_true", help="show the last result without measuring"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-
     if not SHORTEST <= args.seconds <= LONGEST:
         raise UsageError(f"--seconds {args.seconds:g} is out of range: {SHORTEST:g} to {LONGEST:g}")
     speeds, ctx = _measure(args)
     print(json.dumps(speeds.as_dict()) if args.json else "\n".join(render(speeds, ctx)))
     lacking = speeds.without_amx if speeds.amx_expected else ()
     if lacking:
-        told = "; ".join(f"{node.name}: {node.onednn}" for node in lacking)
+        reports = "; ".join(f"{node.name}: {node.onednn}" for node in lacking)
         raise SprError(
-            f"AMX is expected on this cluster, and {len(lacking)} of {len(speeds.nodes)} nodes did "
-            f"not use it: {told}",
-            hint="is ONEDNN_MAX_CPU_ISA or ATEN_CPU_CAPABILITY set on the nodes, or by the stack? "
-            "Does `spr-cluster status` show the type that you want?",
+            f"{len(lacking)} of {counted(len(speeds.nodes), 'node')} did not use AMX, which this "
+            f"cluster requires: {reports}",
+            hint="check that neither the nodes nor the stack set ONEDNN_MAX_CPU_ISA or "
+            "ATEN_CPU_CAPABILITY, and the instance type in `spr-cluster status`",
         )
     return 0
 
@@ -80,19 +80,19 @@ def _measure(args: argparse.Namespace) -> tuple[BenchResult, Context]:
 
 
 def render(speeds: BenchResult, ctx: Context) -> Iterator[str]:
-    """The figures as a table, what they are compared with, and what follows from them."""
+    """Return the figures as a table, the peak, and the slow nodes."""
     yield f"Cluster {speeds.cluster}, {speeds.when}, stack {speeds.stack}, torch {speeds.torch}"
     yield format_table([_HEADER.format(speeds.dtype).split("|"), *map(_row, speeds.nodes)])
     side = speeds.matrix_size
     yield f"Products of {side} x {side} in {speeds.dtype}: {speeds.dtype_reason}."
-    yield _tell_peak(speeds, real=ctx.cloud.has_amx)
-    yield from _tell_all_reduce(speeds)
+    yield _render_peak(speeds, real=ctx.cloud.has_amx)
+    yield from _render_all_reduce(speeds)
     instances = {node.name: node.instance for node in speeds.nodes}
     usual = "the other node's figure" if len(speeds.nodes) == 2 else "the nodes' median"
     for slow in speeds.slow_nodes:
         yield (
-            f"SLOW: {slow.node} has {slow.share:.0%} of {usual} in {slow.what}; every step of a job "
-            "waits for it"
+            f"SLOW: {slow.node} reaches {slow.share:.0%} of {usual} in {slow.what}; every step of a "
+            "job waits for it"
         )
         yield f"  → {_remedy(instances[slow.node], ctx)}"
 
@@ -113,25 +113,24 @@ def _row(node: NodeSpeed) -> Sequence[str]:
     )
 
 
-def _tell_peak(speeds: BenchResult, *, real: bool) -> str:
-
+def _render_peak(speeds: BenchResult, *, real: bool) -> str:
     if not real:
-        return "No peak to compare with: these nodes are containers on this machine."
+        return "No peak to compare with: the nodes are containers on this machine."
     if speeds.dtype != "bf16":
-        return f"No peak to compare with: it counts bf16 on AMX, and this was {speeds.dtype}."
+        return f"No peak to compare with: the peak is for bf16 on AMX, and this was {speeds.dtype}."
     known = {node.type: node.peak_tflops for node in speeds.nodes if node.peak_tflops}
     if not known:
-        return "No peak to compare with: a virtual machine has a part of its processor."
+        return "No peak to compare with: a virtual machine has only part of a processor."
     return "Peak: " + "; ".join(
         f"{name} {peak:.1f} TFLOPS ({INSTANCE_TYPES[name].cores} cores at {INSTANCE_TYPES[name].ghz} GHz, "
-        "the clock that EC2 names; with AMX at work it may be lower)"
+        "the clock that EC2 states; it may be lower under AMX)"
         for name, peak in known.items()
     )
 
 
-def _tell_all_reduce(speeds: BenchResult) -> Iterator[str]:
+def _render_all_reduce(speeds: BenchResult) -> Iterator[str]:
     if not speeds.all_reduce:
-        yield "All-reduce: left out, as the cluster has one node."
+        yield "All-reduce: skipped, because the cluster has one node."
         return
     yield f"All-reduce over {speeds.backend}, bus bandwidth:"
     yield format_table(
@@ -152,8 +151,8 @@ def _bytes(count: int) -> str:
 
 def _remedy(instance: str, ctx: Context) -> str:
     if not ctx.cloud.billed:
-        return "these nodes share one machine with everything else on it: measure again"
+        return "the nodes share this machine with everything else on it: measure again"
     return (
         f"aws ec2 terminate-instances --region {ctx.cloud.region} --instance-ids {instance}, then "
-        f"spr-cluster repair --name {ctx.files.folder.name}; what is on that node is lost"
+        f"spr-cluster repair --name {ctx.files.folder.name}; data on that node is lost"
     )

@@ -1,4 +1,4 @@
-"""``spr-cluster fetch``, and ``--push-to`` for all commands that have it."""
+"""``spr-cluster fetch``, and the option ``--push-to``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jobs.launch.history import RUNNING, check_job_id, choose_job, list_jobs
 from jobs.launch.plan import JobPaths
 from jobs.launch.record import write_job_id
 from jobs.train.push import push_results
-from jobs.train.request import check_folder, check_holder, expand_home
+from jobs.train.request import check_results, check_writable, expand_home
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -37,12 +37,14 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "fetch",
-        "Bring the model, log and results of a job from the cluster's head: one that was followed\n"
-        "from another machine, or has ended while nobody looked. `spr-cluster jobs` lists them.",
+        "Download the model, log, and results of a job from the cluster's head, for example of a job\n"
+        "that was started on another machine. `spr-cluster jobs` lists the jobs.",
         _EXAMPLES,
     )
-    parser.add_argument("job", nargs="?", metavar="JOB", help="such as squad-20260731-142501")
-    parser.add_argument("--last", action="store_true", help="the newest job on the head")
+    parser.add_argument(
+        "job", nargs="?", metavar="JOB", help="job ID, such as squad-20260731-142501"
+    )
+    parser.add_argument("--last", action="store_true", help="fetch the newest job on the head")
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the files (default: results/JOB)"
     )
@@ -52,64 +54,61 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def add_push_option(parser: argparse.ArgumentParser) -> None:
-    """``--push-to``, which :func:`open_place` reads."""
+    """Add ``--push-to``, which :func:`open_push_target` reads."""
     parser.add_argument(
         "--push-to",
         metavar="s3://BUCKET/PREFIX",
-        help="store the model in S3, too, in a folder named like the job; with this machine's AWS "
-        "credentials, private and encrypted as the bucket is",
+        help="also store the model in S3, in a folder named after the job, with this machine's AWS "
+        "credentials and the bucket's privacy and encryption",
     )
 
 
-def open_place(args: argparse.Namespace) -> tuple[S3Client, S3Location] | None:
-    """Where to push to, and that one may; raises :class:`infra.errors.UsageError` before the work."""
+def open_push_target(args: argparse.Namespace) -> tuple[S3Client, S3Location] | None:
+    """Return the location of ``--push-to``. Raises :class:`UsageError` if it can't be written."""
     if args.push_to is None:
         return None
-
-    place = parse_s3_url(args.push_to)
+    location = parse_s3_url(args.push_to)
     s3 = connect_s3()
-    check_s3_location(s3, place)
-    return s3, place
+    check_s3_location(s3, location)
+    return s3, location
 
 
 def push(
-    opened: tuple[S3Client, S3Location] | None, results: Path, job: str, progress: Progress
+    target: tuple[S3Client, S3Location] | None, results: Path, job: str, progress: Progress
 ) -> str | None:
-    """Store the results where :func:`open_place` has led; returns that place."""
-    if opened is None:
+    """Store the results at the location of :func:`open_push_target`, and return it."""
+    if target is None:
         return None
-
-    s3, place = opened
+    s3, location = target
     try:
-        return str(push_results(s3, results, place, job, progress))
+        return str(push_results(s3, results, location, job, progress))
     except SprError as error:
         raise JobError(
             f"the results are in {results}/, but were not stored in S3: {error.message}",
-            hint=f"then again: spr-cluster fetch {job} --push-to {place}",
+            hint=f"to try again: spr-cluster fetch {job} --push-to {location}",
         ) from error
 
 
 def run(args: argparse.Namespace) -> int:
-
     if bool(args.job) == args.last:
-        raise UsageError("which job? expected a job's id or --last", hint="spr-cluster jobs")
+        raise UsageError("expected a job ID or --last", hint="`spr-cluster jobs` lists the jobs")
     if args.job:
         check_job_id(args.job)
     if args.results:
-        check_folder(expand_home(args.results))
-    opened = open_place(args)
+        check_writable(expand_home(args.results))
+    target = open_push_target(args)
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
     head = ctx.host_opener()(find_cluster(ctx.clients.ec2, args.name).head)
     found = choose_job(list_jobs(head), args.job)
     results = expand_home(args.results) if args.results else Path("results", found.job)
     if found.state == RUNNING:
-        print(f"{found.job} is still running: this is what it has so far", file=sys.stderr)
-    check_holder(results, found.job)
+        print(f"{found.job} is still running; fetching its output so far", file=sys.stderr)
+    check_results(results, found.job)
     with progress.phase(f"Fetch {found.job}"):
         write_job_id(results, found.job)
         fetch(head, JobPaths(found.job), results)
-    pushed = push(opened, results, found.job, progress)
+    pushed = push(target, results, found.job, progress)
     if args.json:
         print(json.dumps({**found.as_dict(), "results": str(results), "pushed_to": pushed}))
     else:

@@ -1,4 +1,4 @@
-"""How a training job looks from here: one live line, what it says beside, and its result."""
+"""Display of a training job: one live line, its log, and its result."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LISTED_SHARES = 4
 
 
 class JobDisplay:
-    """A job's events as a live line, its other output as it comes; ``cost`` is in USD so far."""
+    """Shows a job's events as a live line and its log as it arrives; ``cost`` is in USD so far."""
 
     def __init__(
         self, progress: PlainProgress | TreeProgress, cost: Callable[[], float] | None = None
     ) -> None:
         self._progress = progress
         self._cost = cost
-        self._told: tuple[float, float] | None = None
+        self._last_note: tuple[float, float] | None = None
 
     def log(self, line: str) -> None:
         console = getattr(self._progress, "console", None)
@@ -45,10 +45,10 @@ class JobDisplay:
         elif kind == "note":
             self.log(event["text"])
         elif kind == "resumed":
-            self.log(f"goes on after step {event['step']} of {event['total']}")
+            self.log(f"resuming after step {event['step']} of {event['total']}")
         elif kind == "stopped":
             self.log(
-                f"stopped after step {event['step']} of {event['total']}, which is in checkpoint "
+                f"stopped after step {event['step']} of {event['total']}, saved as checkpoint "
                 f"{event['checkpoint']}"
             )
         elif kind == "step":
@@ -61,21 +61,21 @@ class JobDisplay:
             self._progress.note(text)
 
     def _is_due(self, share: float) -> bool:
-        """Where every note is a line of its own: one per twentieth of the work, or ten seconds."""
+        """Without a live display, print a line per twentieth of the work or ten seconds."""
         now = time.monotonic()
         if (
             share < 1
-            and self._told is not None
-            and share < self._told[0] + 0.05
-            and now < self._told[1] + 10
+            and self._last_note is not None
+            and share < self._last_note[0] + 0.05
+            and now < self._last_note[1] + 10
         ):
             return False
-        self._told = (share, now)
+        self._last_note = (share, now)
         return True
 
 
 def render_step(event: Mapping[str, Any], usd: float | None) -> str:
-    """The live line: where training is, how fast, what each node has in it, how long and how much."""
+    """Return the live line: progress, speed, the nodes' shares, time left, and cost."""
     done, total = event["step"], event["total"]
     filled = _BAR * done // total
     parts = [
@@ -92,7 +92,7 @@ def render_step(event: Mapping[str, Any], usd: float | None) -> str:
 
 
 def render_shares(shares: list[float]) -> str:
-    """The nodes' shares in the computing power, in percent; of many the least and the most."""
+    """Return the nodes' shares of the computing power in percent; for many nodes the range."""
     percent = [f"{100 * share:.0f}" for share in shares]
     if len(shares) < 2:
         return ""
@@ -102,7 +102,7 @@ def render_shares(shares: list[float]) -> str:
 
 
 def render_result(result: dict[str, Any], folder: Path) -> str:
-    """The result in a few lines."""
+    """Return the result in a few lines."""
     if "smoke" in result:
         return f"smoke run of the published recipe: {result['smoke']}\nlog and job.json: {folder}/"
     if result.get("recipe") == "reference":
@@ -114,12 +114,12 @@ def render_result(result: dict[str, Any], folder: Path) -> str:
         f"backend {result['backend']}, {result['dtype']}\n"
         f"{result['samples_per_second']:.1f} samples/s, {result['tokens_per_second']:,.0f} tokens/s, "
         f"{result['seconds']['train']:.1f} s of training\n"
-        f"model, predictions and results.json: {folder}/"
+        f"model, predictions, and results.json: {folder}/"
     )
 
 
 def _render_reference(result: dict[str, Any], folder: Path) -> str:
-    """run_qa.py's own figures; it evaluates only where it is told to."""
+    """Return run_qa.py's results; it may not have evaluated the model."""
     f1, em = result["f1"], result["em"]
     quality = "not evaluated" if f1 is None else f"F1 {f1:.1f}, exact match {em:.1f}"
     hosts = {rank["hostname"] for rank in result["ranks"]}
@@ -128,5 +128,5 @@ def _render_reference(result: dict[str, Any], folder: Path) -> str:
         f"world size {result['world_size']} on {counted(len(hosts), 'node')}, backend {result['backend']}, "
         f"{result['dtype']}\n"
         f"{result['samples_per_second']:.1f} samples/s, {result['seconds']['train']:.1f} s of training\n"
-        f"model, predictions and results.json: {folder}/"
+        f"model, predictions, and results.json: {folder}/"
     )

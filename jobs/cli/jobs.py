@@ -23,9 +23,9 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "jobs",
-        "List the jobs on a cluster's head, oldest first: running, done, failed with their exit code,\n"
-        "or lost (ended without one, as when the node was shut down). One with a checkpoint and without a\n"
-        "model can go on: `spr-cluster train squad --resume JOB`.",
+        "List the jobs on a cluster's head, oldest first. A job is running, done, failed (with its\n"
+        "exit code), or lost (ended without one, for example because the node was shut down). A job\n"
+        "with a checkpoint and without a model can be resumed: `spr-cluster train squad --resume JOB`.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
@@ -33,7 +33,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-
     ctx = open_context(args, open_chosen_cloud(args))
     head = ctx.host_opener()(find_cluster(ctx.clients.ec2, args.name).head)
     found = list_jobs(head)
@@ -42,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
     elif found:
         print(render(found, ctx.now()))
     else:
-        print(f"No jobs on cluster {args.name} (`spr-cluster train squad` starts one).")
+        print(f"No jobs on cluster {args.name}. `spr-cluster train squad` starts one.")
     return 0
 
 
 def render(found: Sequence[JobSummary], now: datetime) -> str:
-    """The jobs as a table."""
+    """Return the jobs as a table."""
     rows = [("JOB", "STATE", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")]
     for job in found:
         failed = job.state == "failed"

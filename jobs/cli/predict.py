@@ -19,8 +19,8 @@ from jobs.train.predict import (
     answer_on_head,
     can_answer_here,
     find_model,
+    no_place_to_answer,
     read_context,
-    require_cluster,
 )
 
 _EXAMPLES = """\
@@ -34,26 +34,28 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "predict",
-        "Answer questions about a text with a trained model: on this machine where PyTorch and\n"
-        "transformers are installed beside this tool (the extra `job`), else on the cluster's head.",
+        "Answer questions about a text with a trained model: on this machine if PyTorch and\n"
+        "transformers are installed with this tool (the extra `job`), else on the cluster's head.",
         _EXAMPLES,
     )
     parser.add_argument("questions", nargs="+", metavar="TEXT", help="a question")
     parser.add_argument(
-        "--context", required=True, metavar="FILE|TEXT", help="the text in which the answers are"
+        "--context",
+        required=True,
+        metavar="FILE|TEXT",
+        help="text that contains the answers, or its file",
     )
     parser.add_argument(
         "--model",
         metavar="DIR|JOB",
-        help="a model's or results' folder, or a job's id (default: the newest in ./results, else "
-        "on the head)",
+        help="model or results folder, or job ID (default: the newest in ./results, else on the "
+        "head)",
     )
     add_cluster_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-
     if not all(question.strip() for question in args.questions):
         raise UsageError("a question is empty")
     context = read_context(args.context)
@@ -77,20 +79,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> Sequence[Prediction]:
-
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
     try:
         cluster = find_cluster(ctx.clients.ec2, args.name)
     except UsageError as error:
-        raise error if can_answer_here() else require_cluster(error) from None
+        raise error if can_answer_here() else no_place_to_answer(error) from None
     head = ctx.host_opener()(cluster.head)
     with progress.phase("Answer on the head"):
         return answer_on_head(head, args.questions, context, model, args.model)
 
 
 def render(answers: Sequence[Prediction]) -> str:
-    """The bare answer to one question; of several each below its question."""
+    """Return the bare answer to one question, or each of several below its question."""
     texts = [each.text or "(no answer)" for each in answers]
     if len(texts) == 1:
         return texts[0]

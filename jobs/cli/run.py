@@ -12,13 +12,14 @@ from cluster.cli.common import add_cluster_options
 from cluster.cli.display import format_seconds
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
+from infra.words import counted
 from jobs.cli.context import open_job_context
-from jobs.launch.plan import FABRICS, PLACEMENTS, PlacementOptions, new_job_id
+from jobs.cli.job_options import add_placement_options, read_placement, results_folder
 from jobs.launch.record import JobRecord
 from jobs.launch.session import run_job
 from jobs.train.program import ProgramRequest, check_variables, plan_program
 from jobs.train.program_files import collect_files
-from jobs.train.request import check_results, expand_home
+from jobs.train.request import check_results
 
 _EXAMPLES = """\
   spr-cluster run -- hostname                                 once per rank
@@ -31,10 +32,10 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "run",
-        "Run a program in every rank, placed and pinned as `train` does it. The command's script is\n"
-        "copied to the nodes from the working folder, and what --files names. Every rank finds torch's\n"
-        "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; what it writes into the folder\n"
-        "$SPR_OUTPUT comes home, that of other nodes than the first in folders of their names.",
+        "Run a program in every rank, placed and pinned like `train`. The nodes receive the command's\n"
+        "script from the working folder, and what --files names. Every rank has torch's RANK,\n"
+        "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, and MASTER_PORT. What it writes to the folder\n"
+        "$SPR_OUTPUT is fetched; that of each worker goes to a folder named after the node.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
@@ -45,43 +46,21 @@ def add_parser(subparsers: SubParsers) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="a file or folder that the program needs, beside its script; may be given again",
+        help="file or folder that the program needs; repeatable",
     )
-    add("--large-files", action="store_true", help="send more than 256 MiB")
+    add("--large-files", action="store_true", help="allow more than 256 MiB")
     add(
         "--env",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a variable for the program; may be given again",
+        help="environment variable for the program; repeatable",
     )
-    add("--results", metavar="DIR", help="local folder for its output (default: results/JOB)")
+    add("--results", metavar="DIR", help="local folder for the output (default: results/JOB)")
     parser.add_argument(
-        "program", nargs="+", metavar="PROGRAM", help="after --: the program and its arguments"
+        "program", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --"
     )
     parser.set_defaults(run=run)
-
-
-def add_placement_options(group: argparse._ArgumentGroup) -> None:
-    """``--nodes``, ``--ppn``, ``--placement``, ``--ccl-workers``, ``--backend``, ``--fabric``."""
-    add = group.add_argument
-    add("--nodes", type=int, metavar="N", help="use the first N nodes (default: all)")
-    add("--ppn", type=int, help="ranks per node (default: one per NUMA node)")
-    add(
-        "--placement",
-        choices=PLACEMENTS,
-        default="auto",
-        help="auto: each rank on cores of its own; reference: the published recipe's numbers "
-        "(default: auto)",
-    )
-    add("--ccl-workers", type=int, metavar="N", help="oneCCL's own cores per rank (default: 1)")
-    add(
-        "--backend",
-        choices=("auto", "ccl", "gloo"),
-        default="auto",
-        help="what the ranks will talk over: ccl has cores of its own (default: the stack's)",
-    )
-    add("--fabric", choices=FABRICS, default="tcp", help="as for train (default: tcp)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,25 +75,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
-    """The options as a request; raises :class:`UsageError` for what can't be."""
-
-    for flag in ("nodes", "ppn", "ccl_workers"):
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            raise UsageError(
-                f"--{flag.replace('_', '-')} {value}: expected a whole number from 1 on"
-            )
+    """Return the options as a request. Raises :class:`UsageError` for invalid ones."""
     for flag in ("program", "files"):
         if "" in getattr(args, flag):
             raise UsageError(f"{flag if flag == 'program' else '--files'}: a word is empty")
     variables = check_variables(args.env)
     files = collect_files(args.program, args.files, Path.cwd(), large=args.large_files)
-    results = expand_home(args.results) if args.results else Path("results", new_job_id("run", now))
     return ProgramRequest(
         command=tuple(args.program),
         files=files,
-        results=results,
-        placement=PlacementOptions(args.placement, args.ppn, args.ccl_workers, args.fabric),
+        results=results_folder(args, "run", now),
+        placement=read_placement(args),
         nodes=args.nodes,
         env=variables,
         backend=args.backend,
@@ -122,11 +93,10 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
 
 
 def render(done: JobRecord, folder: Path) -> str:
-    """The result in a few lines."""
-
-    ppn = int(done.placement["nproc_per_node"])
+    """Return the result in a few lines."""
     nodes = len(done.nodes)
+    ranks = nodes * int(done.placement["nproc_per_node"])
     return (
-        f"{nodes * ppn} ranks on {nodes} nodes, {format_seconds(done.seconds or 0.0)}\n"
-        f"output, log and job.json: {folder}/"
+        f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}, {format_seconds(done.seconds or 0.0)}\n"
+        f"output, log, and job.json: {folder}/"
     )

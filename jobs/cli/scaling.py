@@ -12,9 +12,11 @@ from pathlib import Path
 
 from cluster.cli.common import add_cluster_options
 from cluster.cli.display import format_seconds, format_table
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
+from infra.words import counted
 from jobs.cli.context import open_job_context
+from jobs.cli.job_options import results_folder
 from jobs.cli.train_requests import read_options
 from jobs.cli.trial_options import (
     add_training_arguments,
@@ -31,46 +33,61 @@ from jobs.experiments.scaling import (
     scaling,
 )
 from jobs.experiments.step_model import StepModel
-from jobs.launch.plan import PlacementOptions, new_job_id
-from jobs.train.request import TrainRequest, check_inputs, check_results, expand_home
+from jobs.launch.plan import PlacementOptions
+from jobs.train.request import TrainRequest, check_inputs, check_results
 
 _EXAMPLES = """\
   spr-cluster scaling squad --nodes 1,2,4 --predict 8,16
   spr-cluster scaling squad --weak --batch-size 32 --data train.json --model ./my-encoder
 """
-_MOST_NODES = 256
+_MAX_NODES = 256
 _NO_NETWORK_GBIT_S = 3200
-"""More than any machine's: a fitted speed beyond it is that of no exchange."""
+"""Above any machine's speed: a faster fitted flow means that the exchange is invisible."""
 
 
 def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "scaling",
-        "Run a short trial of a training job on the first 1, 2, 4… nodes of the cluster, compare its\n"
-        "speed with ideal and with the published figures, and fit a model of the step time, which\n"
-        "predicts other numbers of nodes. Strong scaling by default: the batch of all ranks together\n"
-        "stays as it is on the fewest nodes; --weak keeps the batch of each rank.",
+        "Measure how a training job scales: run a short trial on the first 1, 2, 4… nodes, compare\n"
+        "the speed with ideal and published speedups, and fit a model of the step time that predicts\n"
+        "other numbers of nodes. Strong scaling is the default: the global batch stays as on the\n"
+        "fewest nodes; --weak keeps the batch of each rank.",
         _EXAMPLES,
     )
-    parser.add_argument("job", choices=("squad",), help="what will be trained")
+    parser.add_argument("job", choices=("squad",), help="the job to measure")
     add_cluster_options(parser)
     study = parser.add_argument_group("study")
     add = study.add_argument
-    add("--nodes", type=numbers, metavar="LIST", help="(default: 1, 2, 4… and all)")
-    add("--weak", action="store_true", help="keep the batch of each rank, not that of all")
-    add("--predict", type=numbers, default=(), metavar="LIST", help="nodes that are not there")
+    add(
+        "--nodes", type=numbers, metavar="LIST", help="numbers of nodes (default: 1, 2, 4… and all)"
+    )
+    add("--weak", action="store_true", help="keep the batch of each rank, not the global batch")
+    add(
+        "--predict",
+        type=numbers,
+        default=(),
+        metavar="LIST",
+        help="predict these numbers of nodes, too",
+    )
     add_trial_arguments(add)
-    add("--samples", type=int, help="that make an epoch (default: SQuAD's 88500)")
+    add(
+        "--samples",
+        type=positive_int,
+        metavar="N",
+        help=f"samples per epoch (default: SQuAD's {SQUAD_FEATURES})",
+    )
     add(
         "--flow-gbit-s",
         type=float,
         metavar="X",
-        help="one flow's speed between two nodes: the model then tells how much of the exchange "
-        "overlaps (default: it tells the speed that it comes to)",
+        help="known speed of one flow between two nodes: the model then estimates the overlap "
+        "(default: it estimates the speed)",
     )
-    add("--ppn", type=int, help="ranks per node (default: one per NUMA node)")
-    add("--ccl-workers", type=int, metavar="N", help="with oneCCL (default: 1)")
+    add("--ppn", type=positive_int, metavar="N", help="ranks per node (default: one per NUMA node)")
+    add(
+        "--ccl-workers", type=positive_int, metavar="N", help="oneCCL workers per rank (default: 1)"
+    )
     add("--results", metavar="DIR", help="local folder for scaling.json (default: results/STUDY)")
     add_training_arguments(parser)
     parser.set_defaults(run=run)
@@ -89,14 +106,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def build_request(args: argparse.Namespace, now: datetime) -> ScalingRequest:
-    """The options as a request; raises :class:`UsageError` for one that is out of its range."""
-
+    """Return the options as a request. Raises :class:`UsageError` for one out of range."""
     _check(args)
-    options = read_options(args)
-    results = expand_home(args.results or str(Path("results", new_job_id("scaling", now))))
-    wish = PlacementOptions("auto", args.ppn, args.ccl_workers, args.fabric)
+    placement = PlacementOptions("auto", args.ppn, args.ccl_workers, args.fabric)
     request = ScalingRequest(
-        TrainRequest(options, results, wish),
+        TrainRequest(read_options(args), results_folder(args, "scaling", now), placement),
         nodes=tuple(sorted(args.nodes or ())),
         weak=args.weak,
         seconds=args.seconds,
@@ -108,24 +122,18 @@ def build_request(args: argparse.Namespace, now: datetime) -> ScalingRequest:
 
 
 def _check(args: argparse.Namespace) -> None:
-
     check_seconds(args.seconds)
-    for flag in ("ppn", "ccl_workers", "samples"):
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            name = flag.replace("_", "-")
-            raise UsageError(f"--{name} {value}: expected a whole number from 1 on")
     for flag in ("nodes", "predict"):
         for value in getattr(args, flag) or ():
-            if value > _MOST_NODES:
-                raise UsageError(f"--{flag} {value} is out of range: 1 to {_MOST_NODES}")
+            if value > _MAX_NODES:
+                raise UsageError(f"--{flag} {value} is out of range: 1 to {_MAX_NODES}")
     speed = args.flow_gbit_s
     if speed is not None and not (0 < speed < math.inf):
         raise UsageError(f"--flow-gbit-s {speed:g} is out of range: more than 0")
 
 
 def choose_nodes(request: ScalingRequest, there: int) -> ScalingRequest:
-    """1, 2, 4… and all nodes that are there, where the user named none."""
+    """Use 1, 2, 4… and all nodes of the cluster if the user named none."""
     if request.nodes:
         return request
     powers = [2**power for power in range(there.bit_length()) if 2**power < there]
@@ -133,8 +141,7 @@ def choose_nodes(request: ScalingRequest, there: int) -> ScalingRequest:
 
 
 def _checked_batches(request: ScalingRequest) -> ScalingRequest:
-    """A batch that can't be shared must not be found out after the first trials."""
-
+    """Refuse a batch that can't be divided before the first trial, not after it."""
     size = request.training.options.batch_size
     for nodes in request.nodes:
         batch_per_rank(size, request.nodes[0], nodes, weak=request.weak)
@@ -142,25 +149,23 @@ def _checked_batches(request: ScalingRequest) -> ScalingRequest:
 
 
 def render(study: ScalingStudy, folder: Path) -> Iterator[str]:
-    """The study as a table, and what the model says."""
-
-    # Those are against one node, too.
+    """Return the study as a table, and the model."""
+    # The published speedups are relative to one node.
     from_one = any(row.nodes == 1 and row.samples_per_second for row in study.rows)
     published = published_speedups() if from_one else {}
-    kind = "weak: the batch of each rank stays" if study.weak else "strong: the whole batch stays"
-    yield f"Scaling of {study.model} on {study.instance_type}, stack {study.stack}; {kind}"
-    header = ("nodes", "batch", "samples/s", "step", "times as fast", "of ideal", "published")
+    kind = "weak: same batch per rank" if study.weak else "strong: same global batch"
+    yield f"Scaling of {study.model} on {study.instance_type}, stack {study.stack} ({kind})"
+    header = ("nodes", "batch", "samples/s", "step", "speedup", "of ideal", "published")
     yield format_table(
         [(*header, "epoch", "cost"), *(_cells(row, published) for row in study.rows)]
     )
     yield f"An epoch has {study.samples} samples. Published: DistilBERT on r7iz.metal-16xl, an epoch of"
-    yield "SQuAD in 26 min on 1 node and 7 min 30 on 4. Rows with * are computed by the model."
-    yield from _tell_model(study)
+    yield "SQuAD in 26 min on 1 node and 7 min 30 s on 4. Rows with * are predicted by the model."
+    yield from _render_model(study)
     yield f"scaling.json: {folder}/, and ~/spr-scaling on the head"
 
 
 def _cells(row: ScalingRow, published: dict[int, float]) -> tuple[str, ...]:
-
     name = f"{row.nodes}*" if row.predicted else str(row.nodes)
     seen = published.get(row.nodes)
     if row.samples_per_second is None or row.step_s is None:
@@ -178,13 +183,13 @@ def _cells(row: ScalingRow, published: dict[int, float]) -> tuple[str, ...]:
     )
 
 
-def _tell_model(study: ScalingStudy) -> Iterator[str]:
+def _render_model(study: ScalingStudy) -> Iterator[str]:
     if study.fit is None:
         measured = {row.nodes for row in study.rows if row.step_s is not None}
         why = (
             "the exchange alone would explain these steps; measure one node, too"
             if len(measured) > 1
-            else "that takes measurements on two numbers of nodes"
+            else "it needs measurements on two numbers of nodes"
         )
         yield f"No model of the step time: {why}."
         return
@@ -192,21 +197,21 @@ def _tell_model(study: ScalingStudy) -> Iterator[str]:
     yield (
         f"Model of the step time: {model.sample_s * 1e3:.2f} ms per sample and node"
         + (f" + {model.fixed_s * 1e3:.1f} ms per step" if model.fixed_s else "")
-        + f"; {_tell_exchange(model)}."
+        + f"; {_render_exchange(model)}."
     )
-    told = f"It misses the measured steps by up to {study.fit.worst:.1%}"
+    error = f"Largest error for a measured step: {study.fit.worst:.1%}"
     few = (
-        f", with {len(study.fit.parameters)} parameters for {len(study.fit.errors)} measurements: "
-        "little is proved by that, measure more sizes"
+        f", but with {counted(len(study.fit.parameters), 'parameter')} for "
+        f"{counted(len(study.fit.errors), 'measurement')} it proves little; measure more sizes"
     )
-    yield told + ("" if study.fit.is_tested else few) + "."
+    yield error + ("" if study.fit.is_tested else few) + "."
 
 
-def _tell_exchange(model: StepModel) -> str:
+def _render_exchange(model: StepModel) -> str:
     gbit_s = model.bytes_per_second * 8e-9
     if gbit_s > _NO_NETWORK_GBIT_S:
-        return "nothing of the steps shows that gradients are exchanged"
+        return "the steps show no cost of exchanging gradients"
     return (
-        f"gradients of {model.gradient_bytes / 1e6:.0f} MB per step and rank go round a ring at "
-        f"{gbit_s:.2f} Gbit/s, {model.overlap:.0%} of it beside the backward pass"
+        f"{model.gradient_bytes / 1e6:.0f} MB of gradients per step and rank travel around a ring at "
+        f"{gbit_s:.2f} Gbit/s, {model.overlap:.0%} of it during the backward pass"
     )

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from datetime import datetime, timezone
-from pathlib import Path
 
 from cluster.cli.common import add_cluster_options
 from cluster.cli.parser import SubParsers, add_command
 from jobs.cli import train_squad
 from jobs.cli.context import open_job_context
-from jobs.cli.run import add_placement_options
-from jobs.cli.train_requests import _check_counts as check_counts
-from jobs.launch.plan import PlacementOptions, new_job_id
+from jobs.cli.job_options import add_placement_options, read_placement, results_folder
 from jobs.launch.session import run_job
 from jobs.train.job_types import JOB_TYPES, JobTypeRequest, add_job_arguments, plan_job_type
-from jobs.train.request import check_results, expand_home, require_able_stack
+from jobs.train.request import check_results, require_able_stack
 
 _EXAMPLES = """\
   spr-cluster train squad                     DistilBERT on SQuAD
@@ -51,13 +48,11 @@ def _add_job_type(jobs: SubParsers, name: str, help_: str) -> None:
 
 def run(name: str, own: list[str], args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
-    check_counts(args)
-    job_id = new_job_id(name, now)
     request = JobTypeRequest(
         name,
         {option: getattr(args, option) for option in own},
-        expand_home(args.results) if args.results else Path("results", job_id),
-        PlacementOptions(args.placement, args.ppn, args.ccl_workers, args.fabric),
+        results_folder(args, name, now),
+        read_placement(args),
         args.nodes,
         args.backend,
     )

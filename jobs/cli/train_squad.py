@@ -11,10 +11,10 @@ from typing import Any
 from cluster.cli.common import add_cluster_options
 from cluster.cli.parser import SubParsers, add_command
 from jobs.cli.context import open_job_context
-from jobs.cli.fetch import add_push_option, open_place, push
+from jobs.cli.fetch import add_push_option, open_push_target, push
 from jobs.cli.job_display import render_result
+from jobs.cli.job_options import add_placement_options
 from jobs.cli.train_requests import LAST, build_reference, build_request, build_resume
-from jobs.launch.plan import FABRICS, PLACEMENTS
 from jobs.launch.record import read_job_id
 from jobs.launch.session import JobContext
 from jobs.train.presets import PRESETS
@@ -24,12 +24,12 @@ from jobs.train.resume import ResumeRequest, resume
 from jobs.train.train import train
 from jobs.worker.squad.options import add_arguments
 
-_NOT_HERE = {"output", "trial_seconds", "resume"}
+_HIDDEN = {"output", "trial_seconds", "resume"}
 _EXAMPLES = """\
   spr-cluster train squad                                     DistilBERT on SQuAD, from the hub
   spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
   spr-cluster train squad --demo                              a small new model on a small sample
-  spr-cluster train squad --resume                            go on with the last unfinished job
+  spr-cluster train squad --resume                            resume the last unfinished job
   spr-cluster train squad --recipe reference --smoke          the published recipe, for a minute
 """
 _RECIPES = ("fast", "reference")
@@ -47,7 +47,11 @@ def add_parser(jobs: SubParsers) -> None:
     )
     add_cluster_options(parser)
     _add_recipe(parser.add_argument_group("recipe"))
-    _add_placement(parser.add_argument_group("placement"))
+    placement = parser.add_argument_group("placement")
+    add_placement_options(placement, "the result of `tune`, else one per NUMA node", backend=False)
+    placement.add_argument(
+        "--no-tuned", action="store_true", help="ignore the result of `spr-cluster tune`"
+    )
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the results (default: results/JOB)"
     )
@@ -58,13 +62,13 @@ def add_parser(jobs: SubParsers) -> None:
         const=LAST,
         default=argparse.SUPPRESS,
         metavar="JOB",
-        help="go on with an interrupted job from its last checkpoint, with its own options "
+        help="continue an interrupted job from its last checkpoint, with its own options "
         "(default: the last unfinished one)",
     )
     parser.add_argument(
-        "--demo", action="store_true", help="train a small new model on the sample that we ship"
+        "--demo", action="store_true", help="train a small new model on the bundled sample"
     )
-    add_arguments(parser.add_argument_group("training"), without=_NOT_HERE)
+    add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
     parser.set_defaults(run=run)
 
 
@@ -73,68 +77,36 @@ def _add_recipe(group: argparse._ArgumentGroup) -> None:
         "--recipe",
         choices=_RECIPES,
         default="fast",
-        help="fast: ours; reference: transformers' own run_qa.py with the published flags and "
-        "placement, which leave nothing else to choose (default: fast)",
+        help="fast: this tool's own; reference: transformers' run_qa.py with the published flags "
+        "and placement, and no other options (default: fast)",
     )
     group.add_argument(
         "--preset",
         choices=tuple(PRESETS),
-        help="model, batch, learning rate and epochs as published (recipe reference: distilbert)",
+        help="published model, batch size, learning rate, and epochs (default with --recipe "
+        "reference: distilbert)",
     )
     group.add_argument(
         "--smoke",
         action="store_true",
-        help="recipe reference: on one node for a minute, to see that all it needs is there",
+        help="recipe reference: run a minute on one node, to check that everything is there",
     )
     group.add_argument(
         "--run-qa",
         metavar="DIR",
-        help="recipe reference: the folder of run_qa.py here (default: the stack's, on the nodes)",
-    )
-
-
-def _add_placement(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--nodes", type=int, metavar="N", help="use the first N nodes (default: all)"
-    )
-    group.add_argument(
-        "--ppn",
-        type=int,
-        help="ranks per node (default: what `tune` has found, else one per NUMA node)",
-    )
-    group.add_argument(
-        "--placement",
-        choices=PLACEMENTS,
-        default="auto",
-        help="auto: each rank on cores of its own; reference: the published recipe's numbers, "
-        "which start more threads than there are cores (default: auto)",
-    )
-    group.add_argument(
-        "--ccl-workers",
-        type=int,
-        metavar="N",
-        help="oneCCL's own cores per rank, taken off the computing ones (default: 1)",
-    )
-    group.add_argument(
-        "--no-tuned", action="store_true", help="leave out what `spr-cluster tune` has found"
-    )
-    group.add_argument(
-        "--fabric",
-        choices=FABRICS,
-        default="tcp",
-        help="how oneCCL reaches other nodes; efa where the nodes have it (default: tcp)",
+        help="recipe reference: local folder with run_qa.py (default: the stack's, on the nodes)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
     request = _build_request(args, now)
-    place = open_place(args)
+    target = open_push_target(args)
     context = open_job_context(args, now, show_cost=True)
     result, folder = _train(context, request)
     if not args.json:
         print(render_result(result, folder), flush=True)
-    pushed = push(place, folder, read_job_id(folder), context.progress)
+    pushed = push(target, folder, read_job_id(folder), context.progress)
     if args.json:
         print(json.dumps({**result, "pushed_to": pushed} if pushed else result))
     elif pushed:
@@ -143,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_request(args: argparse.Namespace, now: datetime) -> Request:
-    """Return what to do, checked as far as possible here. Raises :class:`UsageError`."""
+    """Return what to do, checked as far as possible on this machine. Raises :class:`UsageError`."""
     if "resume" in args:
         return build_resume(args)
     if args.recipe == "reference":
@@ -156,7 +128,7 @@ def _build_request(args: argparse.Namespace, now: datetime) -> Request:
 
 
 def _train(context: JobContext, request: Request) -> tuple[dict[str, Any], Path]:
-    """Start the job, or resume it; returns its results, and their folder."""
+    """Start or resume the job; return its results and their folder."""
     if isinstance(request, ResumeRequest):
         return resume(context, request)
     if isinstance(request, ReferenceRequest):

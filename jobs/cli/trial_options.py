@@ -1,4 +1,4 @@
-"""What the commands that run short trials of a training job have in common."""
+"""Options of the commands that run short trials of a training job."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from infra.errors import UsageError
 from jobs.launch.plan import FABRICS
 from jobs.worker.squad.options import add_arguments
 
-_SECONDS, _MOST_SECONDS = 20, 3600
-# A trial ends before these would count.
-_MEANINGLESS = {
+_SECONDS, _MAX_SECONDS = 20, 3600
+# Without effect in a trial.
+_WITHOUT_EFFECT = {
     "output",
     "eval",
     "epochs",
@@ -27,33 +27,32 @@ _MEANINGLESS = {
 
 
 def add_trial_arguments(add: Any) -> None:
-    """What decides about each trial; ``add`` is a group's ``add_argument``."""
+    """Add the options of each trial; ``add`` is a group's ``add_argument``."""
     add(
         "--seconds",
         type=int,
         default=_SECONDS,
-        help=f"of measured training in each trial (default: {_SECONDS})",
+        help=f"seconds of measured training per trial (default: {_SECONDS})",
     )
     add("--fabric", choices=FABRICS, default="tcp", help="as for train (default: tcp)")
-    add("--demo", action="store_true", help="the job of `train squad --demo`")
+    add("--demo", action="store_true", help="try the job of `train squad --demo`")
 
 
 def add_training_arguments(
     parser: argparse.ArgumentParser, without: frozenset[str] = frozenset()
 ) -> None:
-    """The training options that mean something in a trial."""
-    add_arguments(parser.add_argument_group("training"), without=_MEANINGLESS | without)
+    """Add the training options that have an effect in a trial."""
+    add_arguments(parser.add_argument_group("training"), without=_WITHOUT_EFFECT | without)
 
 
 def check_seconds(seconds: int) -> None:
-    """Raises :class:`infra.errors.UsageError` for a length that no trial can have."""
-
-    if not 1 <= seconds <= _MOST_SECONDS:
-        raise UsageError(f"--seconds {seconds} is out of range: 1 to {_MOST_SECONDS}")
+    """Raise :class:`infra.errors.UsageError` if no trial can be that long."""
+    if not 1 <= seconds <= _MAX_SECONDS:
+        raise UsageError(f"--seconds {seconds} is out of range: 1 to {_MAX_SECONDS}")
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """``1,2,4`` as numbers, each once; for argparse."""
+    """Parse ``1,2,4`` into distinct numbers; a ``type`` for argparse."""
     if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
         raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers such as 1,2,4")
     return tuple(dict.fromkeys(map(int, text.split(","))))

@@ -48,7 +48,7 @@ def test_a_killed_and_resumed_job_learns_the_same_to_the_bit(
 
     done = cluster.cli.run("train", "squad", "--resume", "--results", str(killed))
 
-    after = re.search(r"goes on after step (\d+) of", done.stderr)
+    after = re.search(r"resuming after step (\d+) of", done.stderr)
     assert after, done.stderr
     assert int(after[1]) >= 28
     assert losses(killed) == losses(whole)

@@ -128,8 +128,8 @@ def test_a_job_tells_where_it_went_on_and_where_it_stopped(
     show.event({"event": "stopped", "step": 7, "total": 9, "checkpoint": "step-000007"})
     show.event({"event": "checkpoint", "step": 7, "name": "step-000007", "seconds": 0.1})
     assert capsys.readouterr().err.splitlines() == [
-        "goes on after step 4 of 9",
-        "stopped after step 7 of 9, which is in checkpoint step-000007",
+        "resuming after step 4 of 9",
+        "stopped after step 7 of 9, saved as checkpoint step-000007",
     ]
 
 

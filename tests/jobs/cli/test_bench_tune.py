@@ -96,13 +96,13 @@ def test_the_table_has_a_row_for_each_node(line: CommandLine) -> None:
     assert "SLOW" not in told.out
 
 
-def test_where_amx_is_expected_its_absence_is_a_failure(line: CommandLine) -> None:
+def test_missing_amx_is_a_failure_if_expected(line: CommandLine) -> None:
     measured(line, figures(AMX, NONE))
 
     told = line.run("bench")
 
     assert told.code == 1
-    assert f"1 of 2 nodes did not use it: node1: {NONE}" in told.err
+    assert f"1 of 2 nodes did not use AMX, which this cluster requires: node1: {NONE}" in told.err
     # The figures are told all the same.
     assert NONE in told.out
 
@@ -123,7 +123,7 @@ def test_a_slow_node_is_named_with_its_remedy_and_is_no_failure(line: CommandLin
 
     told = line.must("bench")
 
-    assert "SLOW: node1 has 60% of the other node's figure in matrix products" in told.out
+    assert "SLOW: node1 reaches 60% of the other node's figure in matrix products" in told.out
     (remedy,) = [row for row in told.out.splitlines() if row.startswith("  → ")]
     instance = re.search(r"--instance-ids (i-\w+), then spr-cluster repair --name spr;", remedy)
     assert instance
@@ -146,8 +146,7 @@ def test_the_last_measurement_of_a_cluster_that_has_none(line: CommandLine) -> N
 
     assert told.code == 2
     assert told.message == (
-        "nothing is kept on the head of cluster 'spr': it was not measured yet\n"
-        "  → spr-cluster bench --name spr"
+        "cluster 'spr' has not been measured yet\n  → spr-cluster bench --name spr"
     )
 
 
@@ -173,20 +172,20 @@ def tune(*more: str) -> tuple[str, ...]:
     return ("tune", "squad", "--demo", "--seconds=2", "--backend=gloo", *more)
 
 
-def test_tune_tells_its_plan_its_trials_and_what_it_keeps(line: CommandLine) -> None:
+def test_tune_shows_its_plan_trials_and_result(line: CommandLine) -> None:
     speeds_by_ppn(line, {1: 10.0, 2: 12.5})
 
     told = line.must(*tune())
 
     # Two cores: one rank or two.
-    assert "2 trials of 2 s each, and their start-up: about 1 min 04 s" in told.err
+    assert "2 trials of 2 s each: about 1 min 04 s including start-up" in told.err
     rows = [row.split() for row in told.out.splitlines()]
     assert rows[0] == ["ppn", "workers", "threads", "batch", "samples/s"]
     assert rows[1:3] == [["2", "-", "1", "8", "12.5"], ["1", "-", "2", "8", "10.0"]]
     assert "Kept on the head for scratch on stack intel: --ppn 2." in told.out
 
 
-def test_tune_tells_failed_trials_in_their_row(line: CommandLine) -> None:
+def test_tune_shows_failed_trials_in_their_rows(line: CommandLine) -> None:
     speeds_by_ppn(line, {1: 10.0})
 
     told = line.must(*tune("--ppn", "1,3", "--json"))
@@ -198,13 +197,13 @@ def test_tune_tells_failed_trials_in_their_row(line: CommandLine) -> None:
     assert re.search(r"^3 +- +- +8 +failed: --ppn 3: node0 has 2 physical cores", table, re.M)
 
 
-def test_one_trial_is_nothing_to_choose_from(line: CommandLine) -> None:
+def test_a_single_trial_suggests_more(line: CommandLine) -> None:
     speeds_by_ppn(line, {1: 10.0})
     told = line.must(*tune("--ppn", "1"))
-    assert "There was nothing to choose from: --ppn 1,2 gives more trials." in told.out
+    assert "Only one trial ran; --ppn 1,2 compares two." in told.out
 
 
-def test_without_a_cluster_both_say_how_to_make_one(line: CommandLine) -> None:
+def test_without_a_cluster_both_name_up(line: CommandLine) -> None:
     for argv in (("bench", "--name", "none"), (*tune(), "--name", "none")):
         told = line.run(*argv)
         assert told.code == 2

@@ -196,7 +196,7 @@ def _settings(examples: int) -> settings:
     argv=["train", "squad", "--demo", "--results", "~nobody-here/x"], reachable=True, has_key=True
 )
 @example(argv=["gc", "--all", "--yes"], reachable=True, has_key=True)
-def test_whatever_is_typed_is_answered(
+def test_any_input_is_answered(
     line: CommandLine, argv: list[str], reachable: bool, has_key: bool
 ) -> None:
     _check(line, argv, reachable=reachable, has_key=has_key)
@@ -205,7 +205,7 @@ def test_whatever_is_typed_is_answered(
 @pytest.mark.full
 @_settings(1500)
 @given(argv=_argv(), reachable=st.booleans(), has_key=st.booleans())
-def test_whatever_is_typed_is_answered_at_length(
+def test_any_input_is_answered_at_length(
     line: CommandLine, argv: list[str], reachable: bool, has_key: bool
 ) -> None:
     _check(line, argv, reachable=reachable, has_key=has_key)
@@ -249,7 +249,7 @@ _WISHES = st.dictionaries(
 
 @_settings(300)
 @given(name=st.one_of(_ODD, _TEXT, st.just("spr")), cidr=st.one_of(_ODD, _TEXT), wishes=_WISHES)
-def test_whatever_is_wished_for_is_a_spec_or_a_mistake(
+def test_any_options_make_a_spec_or_a_usage_error(
     name: str, cidr: str, wishes: dict[str, Any]
 ) -> None:
     for ssh_cidr in (cidr, "203.0.113.7/32"):
@@ -272,7 +272,7 @@ _VALUES = st.one_of(_ODD, _TEXT, st.sampled_from([v for values in _GOOD.values()
     gone=st.sets(st.sampled_from(sorted(_LABELS)), max_size=1),
     wishes=_WISHES,
 )
-def test_whatever_somebody_has_made_of_a_record_is_read_or_refused(
+def test_any_record_is_read_or_refused(
     changed: dict[str, str], gone: set[str], wishes: dict[str, Any]
 ) -> None:
     labels = {key: value for key, value in {**_LABELS, **changed}.items() if key not in gone}

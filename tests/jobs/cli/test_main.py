@@ -75,7 +75,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
         (["train", "squad", "--demo", "--model", "./nowhere"], "--model ./nowhere: no such folder"),
     ],
 )
-def test_a_mistake_is_answered_in_one_line_before_anything_is_asked_or_bought(
+def test_a_usage_error_is_one_line_before_any_request(
     capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     told = run(capsys, *argv)
@@ -86,7 +86,7 @@ def test_a_mistake_is_answered_in_one_line_before_anything_is_asked_or_bought(
     assert "Traceback" not in told.err
 
 
-def test_a_wrong_record_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_invalid_record_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "train.json"
     path.write_text(json.dumps(SAMPLE))
 
@@ -212,7 +212,7 @@ def test_on_a_terminal_up_asks(
         assert not line.changes
 
 
-def test_where_nobody_can_be_asked_yes_must_be_said(line: CommandLine) -> None:
+def test_without_a_terminal_yes_is_required(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes")
     line.lose(line.ids()[-1])
     before = line.changes
@@ -251,7 +251,7 @@ sys.exit(cli.main(["status"]))
     [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)],
     ids=lambda value: str(value),
 )
-def test_a_signal_ends_it_with_its_code_and_one_word(number: signal.Signals, code: int) -> None:
+def test_a_signal_exits_with_its_code_and_one_word(number: signal.Signals, code: int) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SLEEPER],
         stdout=subprocess.PIPE,
@@ -271,7 +271,7 @@ def test_a_signal_ends_it_with_its_code_and_one_word(number: signal.Signals, cod
 @pytest.mark.parametrize(
     ("interrupt", "code"), [(KeyboardInterrupt(), 130), (TerminatedError(), 143)]
 )
-def test_an_interrupted_up_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
+def test_an_interrupted_up_lists_resources_and_next_steps(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, interrupt: BaseException, code: int
 ) -> None:
     def end(code: int) -> None:
@@ -289,11 +289,11 @@ def test_an_interrupted_up_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_i
     flags = "--name spr --cloud aws --region us-east-1"
     assert f"To continue:           spr-cluster up {flags}" in told.err
     assert f"To remove what exists: spr-cluster down {flags}" in told.err
-    assert "It exists now and costs money: 2 instances (" in told.err
+    assert "It exists now and costing money: 2 instances (" in told.err
     assert told.err.endswith("interrupted\n")
 
 
-def test_a_pipe_that_is_closed_is_no_traceback() -> None:
+def test_a_closed_pipe_prints_no_traceback() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "jobs.cli", "iam-policy"],
         stdout=subprocess.PIPE,

@@ -36,8 +36,14 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     # Training
     ("train", "the following arguments are required: job" + f.help_of("train")),
     ("train bert", f.choice("argument job: invalid choice: 'bert'", "train", "squad")),
-    ("train squad --ppn 0", "--ppn 0: expected a whole number from 1 on"),
-    ("train squad --ppn x", "argument --ppn: invalid int value: 'x'" + f.help_of("train")),
+    (
+        "train squad --ppn 0",
+        "argument --ppn: '0': expected a whole number of at least 1" + f.help_of("train squad"),
+    ),
+    (
+        "train squad --ppn x",
+        "argument --ppn: 'x': expected a whole number of at least 1" + f.help_of("train squad"),
+    ),
     ("train squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
     ("train squad --eval .", ".: can't be read: Is a directory"),
     ("train squad --epochs 0", "--epochs 0 is out of range: 1 to 10000"),
@@ -64,8 +70,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("train squad --model ~nobody-here/model", "--model ~nobody-here/model: no such folder"),
     (
         "train squad --model .",
-        "--model .: no config.json in it, so it is not a model's folder\n  → a folder written "
-        "by save_pretrained, or a model's name on the hub",
+        "--model .: not a model folder, because it has no config.json\n  → give a folder written "
+        "by save_pretrained, or the name of a model on the hub",
     ),
     ("train squad --model ''", "--model" + f.EMPTY),
     (
@@ -77,19 +83,28 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "train squad --demo --results /dev/null/x",
         "--results /dev/null/x: /dev/null is not a folder",
     ),
-    ("train squad --trial-seconds 3", "unknown option '--trial-seconds'" + f.help_of("train")),
+    (
+        "train squad --trial-seconds 3",
+        "unknown option '--trial-seconds'" + f.help_of("train squad"),
+    ),
     (
         "train squad --resume --seed 3 --demo --fabric efa",
-        "--demo, --fabric, --seed: a resumed job keeps its own\n  → leave it out, or start a new job "
+        "--demo, --fabric, --seed: a resumed job keeps its own\n  → omit it, or start a new job "
         "without --resume",
     ),
     ("train squad --resume --learning-rate 2", "--learning-rate 2.0 is out of range: 1e-08 to 1"),
-    ("train squad --resume --ppn 0", "--ppn 0: expected a whole number from 1 on"),
+    (
+        "train squad --resume --ppn 0",
+        "argument --ppn: '0': expected a whole number of at least 1" + f.help_of("train squad"),
+    ),
     ("train squad --resume ''", "--resume" + f.EMPTY),
     ("train squad --checkpoint-every 0", "--checkpoint-every 0 is out of range: 1 to 1000000000"),
     ("train squad --keep-checkpoints 0", "--keep-checkpoints 0 is out of range: 1 to 1000"),
     # The published recipe
-    ("train squad --nodes 0", "--nodes 0: expected a whole number from 1 on"),
+    (
+        "train squad --nodes 0",
+        "argument --nodes: '0': expected a whole number of at least 1" + f.help_of("train squad"),
+    ),
     (
         "train squad --recipe slow",
         f.choice("argument --recipe: invalid choice: 'slow'", "train", "fast", "reference"),
@@ -101,32 +116,35 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     (
         "train squad --recipe reference --epochs 3 --ppn 2",
         "--epochs, --ppn: --recipe reference is the published command, with its own settings\n"
-        "  → --preset and --nodes choose among those; --recipe fast takes the options",
+        "  → use --preset and --nodes to choose among those, or --recipe fast with these options",
     ),
     (
         "train squad --recipe reference --smoke --nodes 2",
-        "--smoke is for one node: leave --nodes out",
+        "--smoke runs on one node: omit --nodes",
     ),
-    ("train squad --smoke", "--smoke goes with --recipe reference"),
+    ("train squad --smoke", "--smoke requires --recipe reference"),
     (
         "train squad --recipe reference --run-qa .",
-        "--run-qa .: no run_qa.py in it\n  → the folder examples/pytorch/question-answering of "
+        "--run-qa .: no run_qa.py in it\n  → give the folder examples/pytorch/question-answering of "
         "transformers' source",
     ),
     # Any program
     ("run", "the following arguments are required: PROGRAM" + f.help_of("run")),
-    ("run --nodes 0 -- hostname", "--nodes 0: expected a whole number from 1 on"),
+    (
+        "run --nodes 0 -- hostname",
+        "argument --nodes: '0': expected a whole number of at least 1" + f.help_of("run"),
+    ),
     ("run python x.py --lr 1", "unknown option '--lr'" + f.help_of("run")),
     ("run -- ''", "program: a word is empty"),
     (
         "run -- python x.py",
-        re.compile(r"x\.py: no such file in .*\n  → the command's script is looked for in .*"),
+        re.compile(r"x\.py: no such file in .*\n  → the command's script must be in .*"),
     ),
     ("run --files nowhere -- hostname", "--files nowhere: no such file or folder"),
     ("run --env A -- hostname", "--env A: expected NAME=VALUE"),
     (
         "run --env RANK=1 -- hostname",
-        "--env RANK: it is set for each rank, according to where it runs\n"
+        "--env RANK: the placement sets it for each rank\n"
         "  → --nodes, --ppn, --placement, and --ccl-workers control it",
     ),
     ("run --results /dev/null -- hostname", "--results /dev/null: /dev/null is not a folder"),
@@ -139,8 +157,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--push-to s3://models/../x" + _S3 + ", without empty parts, `.` and `..`",
     ),
     # Brought home
-    ("fetch", "which job? expected a job's id or --last\n  → spr-cluster jobs"),
-    ("fetch squad-1 --last", "which job? expected a job's id or --last\n  → spr-cluster jobs"),
+    ("fetch", "expected a job ID or --last\n  → `spr-cluster jobs` lists the jobs"),
+    ("fetch squad-1 --last", "expected a job ID or --last\n  → `spr-cluster jobs` lists the jobs"),
     (
         "fetch ../squad-1",
         "'../squad-1' is not a job ID\n  → expected one such as squad-20260731-142501; `spr-cluster jobs` "
@@ -216,11 +234,15 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("scaling", "the following arguments are required: job" + f.help_of("scaling")),
     (
         "scaling squad --nodes 1,3",
-        "--batch-size 16: the batch of 1 node can't be shared evenly by 3\n  → a multiple of the "
-        "numbers of nodes, or --weak, which keeps the batch of each rank",
+        "--batch-size 16: the batch of 1 node can't be divided evenly among 3\n  → use a multiple of "
+        "the numbers of nodes, or --weak, which keeps the batch of each rank",
     ),
     ("scaling squad --predict 257", "--predict 257 is out of range: 1 to 256"),
     ("scaling squad --flow-gbit-s 0", "--flow-gbit-s 0 is out of range: more than 0"),
+    (
+        "scaling squad --samples 0",
+        "argument --samples: '0': expected a whole number of at least 1" + f.help_of("scaling"),
+    ),
     ("scaling squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     ("tune squad --epochs 3", re.compile("unknown option '--epochs'.*", re.DOTALL)),
 )
@@ -238,7 +260,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("argv", "message"), _ROWS, ids=numbered(row[0] for row in _ROWS))
-def test_a_mistake_is_answered_with_what_fits(
+def test_a_usage_error_names_what_is_valid(
     line: CommandLine, argv: str, message: f.Message
 ) -> None:
     f.expect_refusal(line, shlex.split(argv), message)

@@ -91,17 +91,15 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
     )
 
 
-def test_what_a_running_job_has_so_far_is_fetched_and_called_so(
-    line: CommandLine, fetched: list[str]
-) -> None:
+def test_a_running_jobs_output_so_far_is_fetched(line: CommandLine, fetched: list[str]) -> None:
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, "100 - 1 - 0 unfinished - 4 squad-3\n", ""))
     told = line.must("fetch", "--last")
-    assert "squad-3 is still running: this is what it has so far" in told.err
+    assert "squad-3 is still running; fetching its output so far" in told.err
     assert fetched == ["squad-3"]
 
 
-def test_a_model_is_pushed_after_the_bucket_was_asked(
+def test_the_bucket_is_checked_before_a_model_is_pushed(
     line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[object] = []
@@ -124,7 +122,7 @@ def test_a_model_is_pushed_after_the_bucket_was_asked(
     assert told.out == "squad-1 (done): results/squad-1/\ns3://models/squad/squad-1\n"
 
 
-def test_what_could_not_be_pushed_is_here_and_can_be_pushed_later(
+def test_a_failed_push_keeps_the_results_and_names_the_command(
     line: CommandLine, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -144,7 +142,7 @@ def test_what_could_not_be_pushed_is_here_and_can_be_pushed_later(
     )
 
 
-def test_a_folder_with_another_jobs_results_is_left_alone(
+def test_a_folder_with_another_jobs_results_is_refused(
     line: CommandLine, fetched: list[str]
 ) -> None:
     line.must("fetch", "squad-1", "--results", "best")
@@ -157,7 +155,7 @@ def test_a_folder_with_another_jobs_results_is_left_alone(
     ):
         told = line.run(*command)
         assert told.code == 2, command
-        assert told.message.startswith("--results best: it holds the results of job squad-1")
+        assert told.message.startswith("--results best: it contains the results of job squad-1")
     assert fetched == ["squad-1", "squad-1"]
 
 
@@ -176,7 +174,7 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
     assert Path("a/b.html").is_file()
 
 
-def test_a_question_is_put_to_the_head_where_there_is_no_pytorch(
+def test_the_head_answers_if_pytorch_is_not_installed_here(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.cli.predict.can_answer_here", lambda: False)

@@ -74,7 +74,7 @@ def test_the_ranks_are_placed_like_a_training_jobs() -> None:
     assert "-genv SPR_PLACEMENT" in script
 
 
-def test_ranks_of_one_node_count_together_and_the_one_without_amx_speaks() -> None:
+def test_a_node_sums_its_ranks_and_has_amx_only_if_all_do() -> None:
     ranks = [rank(0), rank(1, onednn="no AMX (Intel AVX2)"), *(rank(n) for n in range(2, 6))]
     speeds, _ = run(make_hosts([result(*ranks)]))
 
@@ -91,7 +91,7 @@ def test_the_embedded_cloud_has_no_peak() -> None:
     )
 
 
-def test_a_rank_that_fails_is_told_and_nothing_is_kept() -> None:
+def test_a_failed_measurement_is_reported_and_not_kept() -> None:
     failed = event(event="error", message="no libmpi", hint=None, rank=1, host="b", lost_peer=False)
     hosts = make_hosts([failed], exit_code=1)
 
@@ -104,7 +104,7 @@ def test_a_rank_that_fails_is_told_and_nothing_is_kept() -> None:
     assert KEPT not in hosts["node0"].files
 
 
-def test_while_a_job_runs_nothing_is_measured() -> None:
+def test_nothing_is_measured_while_a_job_runs() -> None:
     with pytest.raises(UsageError, match="job squad-1 is still running"):
         run(make_hosts([], busy="squad-1"))
 
@@ -129,12 +129,12 @@ def test_the_last_measurement_is_shown_again() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n"])
-def test_nothing_kept_is_told_with_the_command(text: str) -> None:
-    with pytest.raises(UsageError, match="nothing is kept on the head of cluster 'bert'"):
+def test_a_missing_measurement_names_the_command(text: str) -> None:
+    with pytest.raises(UsageError, match="cluster 'bert' has not been measured yet"):
         read_last_speeds(FakeHost("node0", [("cat", text)]), "bert")
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"nodes": 3}'])
-def test_a_kept_file_that_is_broken_is_told(text: str) -> None:
+def test_a_broken_saved_file_is_reported(text: str) -> None:
     with pytest.raises(JobError, match="can't be read"):
         read_last_speeds(FakeHost("node0", [("cat", text)]), "bert")

@@ -73,7 +73,7 @@ def test_every_whole_machine_with_amx_has_a_peak() -> None:
     assert all(entry.peak_bf16_tflops for entry in metal)
 
 
-def test_figures_are_compared_with_a_peak_of_their_own_kind_alone() -> None:
+def test_only_bf16_on_whole_machines_has_a_peak() -> None:
     assert find_peak("r7iz.metal-16xl", dtype="bf16", real=True) == pytest.approx(127.8, abs=0.05)
     assert find_peak("r7iz.metal-16xl", dtype="fp32", real=True) is None
     assert find_peak("r7iz.metal-16xl", dtype="bf16", real=False) is None

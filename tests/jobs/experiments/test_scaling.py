@@ -114,7 +114,7 @@ def test_the_study_is_kept_on_the_head_and_here(tmp_path: Path) -> None:
     assert here["published_speedup"] == {"1": 1.0, "4": 3.467}
 
 
-def test_files_travel_once_and_only_to_the_nodes_that_take_part(tmp_path: Path) -> None:
+def test_files_are_sent_once_and_only_to_participating_nodes(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
     go(hosts, wish(tmp_path, nodes=(1, 2)))
     (sent,) = [c for c in hosts["node0"].commands if "distributing" in c]
@@ -130,14 +130,14 @@ def test_a_trial_that_fails_is_a_row(tmp_path: Path) -> None:
     assert re.search(r"^2 +6 +failed: the job ended with exit code 1: no memory", shown, re.M)
 
 
-def test_where_all_fail_there_is_no_study(tmp_path: Path) -> None:
+def test_no_study_is_kept_if_all_trials_fail(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts(lambda *_: None)
     with pytest.raises(JobError, match="every trial failed: the job ended with exit code 1"):
         go(hosts, wish(tmp_path))
     assert not (tmp_path / "scaling.json").exists()
 
 
-def test_one_size_is_measured_and_makes_no_model(tmp_path: Path) -> None:
+def test_one_number_of_nodes_makes_no_model(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
     study = go(hosts, wish(tmp_path, nodes=(2,), predict=(4,)))
     assert study.fit is None
@@ -145,18 +145,18 @@ def test_one_size_is_measured_and_makes_no_model(tmp_path: Path) -> None:
     assert "No model of the step time" in "\n".join(render(study, tmp_path))
 
 
-def test_what_is_shown(tmp_path: Path) -> None:
+def test_the_study_is_rendered_as_a_table(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
     request = wish(tmp_path, weak=True, predict=(4, 8), flow_gbit_s=10.0)
     shown = "\n".join(render(go(hosts, request), tmp_path))
 
     assert re.search(r"^4\* +12 .* 3\.47 ", shown, re.M)
     assert re.search(r"^1 +12 .* 1\.00 +100% +1\.00 .* \$\d+\.\d\d$", shown, re.M)
-    assert "round a ring at 10.00 Gbit/s, 0% of it beside the backward pass" in shown
-    assert "It misses the measured steps by up to 0.0%" in shown
+    assert "around a ring at 10.00 Gbit/s, 0% of it during the backward pass" in shown
+    assert "Largest error for a measured step: 0.0%" in shown
 
 
-def test_steps_that_would_be_all_exchange_make_no_model(tmp_path: Path) -> None:
+def test_steps_explained_by_exchange_alone_make_no_model(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts(lambda nodes, _: {2: 1.0, 3: 1.6}[nodes])
     study = go(hosts, wish(tmp_path, nodes=(2, 3), weak=True, predict=(1,)))
     assert study.fit is None
@@ -166,12 +166,12 @@ def test_steps_that_would_be_all_exchange_make_no_model(tmp_path: Path) -> None:
     assert "3.47" not in shown
 
 
-def test_more_than_ideal_speed_is_no_speed_of_a_network(tmp_path: Path) -> None:
+def test_superlinear_speedup_implies_no_network_speed(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts(lambda nodes, _: 1.0 / (nodes * 1.1))
     shown = "\n".join(render(go(hosts, wish(tmp_path, nodes=(1, 2))), tmp_path))
-    assert "nothing of the steps shows that gradients are exchanged" in shown
+    assert "the steps show no cost of exchanging gradients" in shown
     assert "Gbit/s" not in shown
-    assert "with 2 parameters for 2 measurements: little is proved by that" in shown
+    assert "with 2 parameters for 2 measurements it proves little" in shown
 
 
 def test_containers_cost_nothing(tmp_path: Path) -> None:
@@ -180,12 +180,12 @@ def test_containers_cost_nothing(tmp_path: Path) -> None:
     assert {row.epoch_usd for row in scaling(free, wish(tmp_path)).rows} == {None}
 
 
-def test_a_batch_that_can_not_be_shared_is_refused() -> None:
+def test_an_indivisible_batch_is_refused() -> None:
     assert batch_per_rank(32, 1, 4, weak=False) == 8
     assert batch_per_rank(32, 2, 4, weak=False) == 16
     assert batch_per_rank(32, 1, 3, weak=True) == 32
     for size, nodes in ((32, 3), (2, 4)):
-        with pytest.raises(UsageError, match=f"can't be shared evenly by {nodes}"):
+        with pytest.raises(UsageError, match=f"can't be divided evenly among {nodes}"):
             batch_per_rank(size, 1, nodes, weak=False)
 
 
@@ -202,17 +202,15 @@ def test_the_command_line() -> None:
     assert asked.training.options.batch_size == 24
     all_of = [choose_nodes(typed("--weak"), there).nodes for there in (1, 2, 3, 4)]
     assert all_of == [(1,), (1, 2), (1, 2, 3), (1, 2, 4)]
-    with pytest.raises(UsageError, match="can't be shared evenly by 3"):
+    with pytest.raises(UsageError, match="can't be divided evenly among 3"):
         choose_nodes(typed(), 3)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--nodes=1,3", "--batch-size 16: the batch of 1 node can't be shared evenly by 3"),
+        ("--nodes=1,3", "--batch-size 16: the batch of 1 node can't be divided evenly among 3"),
         ("--seconds=0", "--seconds 0 is out of range: 1 to 3600"),
-        ("--ppn=0", "--ppn 0: expected a whole number from 1 on"),
-        ("--samples=0", "--samples 0: expected a whole number from 1 on"),
         ("--predict=257", "--predict 257 is out of range: 1 to 256"),
         ("--flow-gbit-s=nan", "--flow-gbit-s nan is out of range"),
         ("--batch-size=0", "--batch-size 0 is out of range"),

@@ -34,7 +34,7 @@ def test_latency_counts_for_every_bucket_and_round() -> None:
     assert slow.exchange_s(4) == pytest.approx(66e-3, rel=0.02)
 
 
-def test_no_more_is_hidden_than_the_backward_pass_is_long() -> None:
+def test_overlap_is_limited_by_the_backward_pass() -> None:
     slow = StepModel(0.02, BYTES, 1e6, overlap=1.0)
     assert slow.step_s(4, 30) == pytest.approx(0.6 * (1 - BACKWARD) + slow.exchange_s(4))
     quick = StepModel(0.02, BYTES, 1e12, overlap=1.0, latency_s=0.0)
@@ -47,7 +47,7 @@ def test_no_more_is_hidden_than_the_backward_pass_is_long() -> None:
     overlap=st.floats(0.0, 1.0),
     gbit=st.floats(1.0, 100.0),
 )
-def test_a_fit_finds_the_overlap_again(sample: float, overlap: float, gbit: float) -> None:
+def test_a_fit_recovers_the_overlap(sample: float, overlap: float, gbit: float) -> None:
     true = StepModel(sample, BYTES, gbit * 1e9 / 8, overlap=overlap, ranks_per_node=2)
     points = [StepTiming(nodes, 64, true.step_s(nodes, 64)) for nodes in (1, 2, 4)]
     found = fit_step_model(points, BYTES, 2, true.bytes_per_second)
@@ -62,7 +62,7 @@ def test_a_fit_finds_the_overlap_again(sample: float, overlap: float, gbit: floa
 
 @settings(max_examples=30, deadline=None)
 @given(sample=st.floats(1e-3, 1.0), fixed=st.floats(0.01, 1.0), gbit=st.floats(1.0, 50.0))
-def test_a_fit_of_strong_scaling_tells_the_constant_part_from_the_network(
+def test_a_fit_of_strong_scaling_separates_fixed_cost_and_network(
     sample: float, fixed: float, gbit: float
 ) -> None:
     true = StepModel(sample, BYTES, gbit * 1e9 / 8, fixed_s=fixed)
@@ -77,7 +77,7 @@ def test_a_fit_of_strong_scaling_tells_the_constant_part_from_the_network(
     assert found.model.step_s(16, 2) == pytest.approx(true.step_s(16, 2), rel=1e-2)
 
 
-def test_as_many_parameters_as_measurements_are_no_test() -> None:
+def test_a_fit_with_as_many_parameters_as_measurements_is_untested() -> None:
     points = [StepTiming(1, 32, 1.0), StepTiming(2, 32, 1.3)]
     found = fit_step_model(points, BYTES)
     assert found.parameters == ("sample_s", "bytes_per_second")
@@ -85,21 +85,21 @@ def test_as_many_parameters_as_measurements_are_no_test() -> None:
     assert not found.is_tested
 
 
-def test_noise_is_told_as_what_the_model_misses() -> None:
+def test_noise_appears_as_the_models_error() -> None:
     true = StepModel(0.02, BYTES, 1.25e9)
     noise = {1: 1.0, 2: 1.05, 4: 0.95, 8: 1.0}
     points = [StepTiming(n, 64, true.step_s(n, 64) * factor) for n, factor in noise.items()]
     assert 0.02 < fit_step_model(points, BYTES).worst < 0.06
 
 
-def test_nodes_that_gain_from_each_other_are_not_explained_away() -> None:
+def test_superlinear_nodes_remain_unexplained() -> None:
     found = fit_step_model(
         [StepTiming(1, 32, 1.0), StepTiming(2, 32, 0.8), StepTiming(4, 32, 0.7)], BYTES
     )
     assert found.worst > 0.1
 
 
-def test_without_a_measurement_there_is_no_model() -> None:
+def test_a_fit_needs_a_measurement() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         fit_step_model([], BYTES)
     assert fit_step_model([StepTiming(1, 8, 1.0)], BYTES).model.sample_s == pytest.approx(0.125)

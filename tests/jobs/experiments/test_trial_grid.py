@@ -53,7 +53,7 @@ def test_every_combination_is_tried() -> None:
     assert trials[-1] == Trial(2, 4, 16)
 
 
-def test_by_default_placement_alone_is_varied() -> None:
+def test_only_placement_varies_by_default() -> None:
     assert plan_trials(OPEN, [R7IZ], "gloo") == tuple(Trial(n, 0, 16) for n in (1, 2, 4))
     over_ccl = plan_trials(OPEN, [R7IZ], "ccl")
     assert {(t.nproc_per_node, t.ccl_workers) for t in over_ccl} == {
@@ -67,7 +67,7 @@ def test_workers_without_oneccl_are_refused() -> None:
         plan_trials(TrialGrid(None, (1,), (16,)), [R7IZ], "gloo")
 
 
-def test_more_trials_than_can_be_meant_are_refused() -> None:
+def test_too_many_trials_are_refused() -> None:
     grid = TrialGrid(tuple(range(1, 10)), (1, 2, 3, 4), (8, 16))
     with pytest.raises(UsageError, match="72 trials: expected at most 64"):
         plan_trials(grid, [R7IZ], "ccl")
@@ -94,7 +94,7 @@ def test_the_fastest_is_the_best(speeds: tuple[float | None, ...], best: int) ->
     assert choose_best(results(*speeds)) == Trial(best + 1, 0, 16)
 
 
-def test_without_a_success_there_is_no_best() -> None:
+def test_no_trial_is_best_if_all_fail() -> None:
     assert choose_best(results(None)) is None
 
 

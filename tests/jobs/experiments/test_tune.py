@@ -96,7 +96,7 @@ def test_the_faster_trial_is_kept_and_the_next_job_uses_it(
     assert f"--ppn {fast} from `spr-cluster tune` of 2026-07-31; --no-tuned ignores it" in log
 
 
-def test_a_job_whose_user_decides_is_left_alone(tmp_path: Path) -> None:
+def test_the_users_placement_is_kept(tmp_path: Path) -> None:
     hosts = trial_hosts({"1/8": 10.0, "2/8": 20.0})
     run(hosts, TrialGrid((1, 2), None, (8,)))
 
@@ -106,14 +106,14 @@ def test_a_job_whose_user_decides_is_left_alone(tmp_path: Path) -> None:
     assert not [line for line in log if "tune" in line]
 
 
-def test_nothing_is_taken_from_a_cluster_that_was_never_tuned(tmp_path: Path) -> None:
+def test_an_untuned_cluster_has_the_default_placement(tmp_path: Path) -> None:
     script, log = next_train(trial_hosts({}), tmp_path, "placement", "batch_size")
 
     assert "-ppn 1 " in script
     assert not [line for line in log if "tune" in line]
 
 
-def test_the_batch_is_kept_only_where_several_were_compared(tmp_path: Path) -> None:
+def test_the_batch_is_kept_only_if_several_were_compared(tmp_path: Path) -> None:
     hosts = trial_hosts({"1/8": 10.0, "1/16": 20.0})
     best, _ = run(hosts, TrialGrid((1,), None, (8, 16)))
 
@@ -123,7 +123,7 @@ def test_the_batch_is_kept_only_where_several_were_compared(tmp_path: Path) -> N
     assert "--batch-size 16 (a global batch of 48 features)" in "".join(log)
 
 
-def test_a_failing_trial_is_a_row_and_not_the_end() -> None:
+def test_a_failed_trial_does_not_end_the_study() -> None:
     hosts = trial_hosts({"1/8": None, "2/8": 5.0})
 
     best, results = run(hosts, TrialGrid((1, 2, 3), None, (8,)))
@@ -137,7 +137,7 @@ def test_a_failing_trial_is_a_row_and_not_the_end() -> None:
     assert "--ppn 3: node0 has 2 physical cores" in outcomes[2].failure
 
 
-def test_where_all_fail_nothing_is_kept() -> None:
+def test_nothing_is_kept_if_all_trials_fail() -> None:
     hosts = trial_hosts({"1/8": None, "2/8": None})
 
     with pytest.raises(JobError, match="every trial failed: rank 0 on a: no memory") as caught:
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
     assert FILE not in hosts["node0"].files
 
 
-def test_the_files_travel_once_and_the_plan_is_told_first() -> None:
+def test_files_are_sent_once_and_the_plan_is_shown_first() -> None:
     hosts, log = trial_hosts({"1/8": 5.0, "2/8": 6.0}), list[str]()
 
     run(hosts, TrialGrid((1, 2), None, (8,)), log)
@@ -176,7 +176,7 @@ def test_the_files_travel_once_and_the_plan_is_told_first() -> None:
     assert all(f"; rm -f {TRIALS}/pid {TRIALS}/exit {TRIALS}/log; " in c for c in started)
 
 
-def test_what_is_kept_names_what_it_was_measured_with() -> None:
+def test_a_result_records_what_it_was_measured_with() -> None:
     hosts = trial_hosts({"1/8": 5.0})
     best, _ = run(hosts, TrialGrid((1,), None, (8,)))
 
@@ -186,13 +186,13 @@ def test_what_is_kept_names_what_it_was_measured_with() -> None:
     assert (kept["when"], best.day) == ("2026-07-31T14:25:01Z", "2026-07-31")
 
 
-def test_the_hub_is_not_asked_by_a_trial_that_needs_nothing_from_it() -> None:
+def test_a_trial_that_needs_no_hub_is_offline() -> None:
     hosts = trial_hosts({"1/8": 5.0})
     run(hosts, TrialGrid((1,), None, (8,)))
     assert "HF_HUB_OFFLINE 1" in hosts["node0"].files[f"{TRIALS}/run.sh"].decode()
 
 
-def test_while_a_job_runs_there_is_no_trial() -> None:
+def test_no_trial_runs_while_a_job_runs() -> None:
     hosts = trial_hosts({})
     hosts["node0"].answers.insert(0, ("for pid in", "squad-1"))
     with pytest.raises(UsageError, match="job squad-1 is still running"):

@@ -34,7 +34,7 @@ def make_job(home: Path, name: str, exit_code: str | None = None, model: bool = 
     return folder
 
 
-def test_each_job_is_listed_with_what_became_of_it(tmp_path: Path) -> None:
+def test_each_job_is_listed_with_its_state(tmp_path: Path) -> None:
     make_job(tmp_path, "squad-1", "0\n", model=True)
     make_job(tmp_path, "squad-2", "143\n")
     make_job(tmp_path, "squad-3")
@@ -65,12 +65,12 @@ def test_a_head_without_jobs_has_none(tmp_path: Path) -> None:
     assert list_jobs(ThisMachine(tmp_path)) == ()
 
 
-def test_an_exit_file_that_is_still_empty_is_no_exit_code(tmp_path: Path) -> None:
+def test_an_empty_exit_file_is_not_an_exit_code(tmp_path: Path) -> None:
     make_job(tmp_path, "squad-1", "")
     assert [job.state for job in list_jobs(ThisMachine(tmp_path))] == ["lost"]
 
 
-def test_what_is_no_line_of_ours_is_passed_over() -> None:
+def test_unknown_lines_are_skipped() -> None:
     assert parse_jobs("Welcome to Ubuntu\n") == ()
     assert parse_jobs("100 - 1 - 0 unfinished - 4 squad-1\n")[0].as_dict() == {
         "job": "squad-1",
@@ -164,7 +164,7 @@ def test_the_last_unfinished_job_is_the_default() -> None:
         ),
     ],
 )
-def test_a_job_that_cannot_be_resumed(
+def test_an_unsuitable_job_is_not_resumed(
     jobs: tuple[JobSummary, ...], wish: str | None, message: str, hint: str | None
 ) -> None:
     with pytest.raises(UsageError) as caught:

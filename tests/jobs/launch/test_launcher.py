@@ -96,7 +96,7 @@ def start(head: ThisMachine, script: str, job_id: str = "squad-1") -> JobPaths:
     return paths
 
 
-def test_a_job_is_followed_to_its_end_with_every_line_and_its_exit_code(head: ThisMachine) -> None:
+def test_a_job_is_followed_until_it_ends(head: ThisMachine) -> None:
     paths = start(head, 'for i in 1 2 3; do echo "$GREETING $i"; sleep 0.3; done; exit 7')
     heard: list[str] = []
 
@@ -130,7 +130,7 @@ def test_a_head_that_is_gone_for_good_is_not_waited_for(head: ThisMachine) -> No
     HeadLauncher(head).cancel(paths, STOP_SECONDS)
 
 
-def test_while_a_job_runs_no_other_may_start(head: ThisMachine) -> None:
+def test_no_job_starts_while_another_runs(head: ThisMachine) -> None:
     paths = start(head, "sleep 60")
 
     assert find_running_job(head) == "squad-1"
@@ -140,7 +140,7 @@ def test_while_a_job_runs_no_other_may_start(head: ThisMachine) -> None:
     require_idle(head)
 
 
-def test_of_two_that_start_at_once_one_is_refused(head: ThisMachine) -> None:
+def test_one_of_two_simultaneous_starts_is_refused(head: ThisMachine) -> None:
     first = start(head, "sleep 60")
     with pytest.raises(UsageError, match="job squad-1 is still running"):
         start(head, "echo never > ran", "squad-2")
@@ -151,7 +151,7 @@ def test_of_two_that_start_at_once_one_is_refused(head: ThisMachine) -> None:
     HeadLauncher(head).cancel(second, STOP_SECONDS)
 
 
-def test_a_job_that_can_not_be_started_says_why(head: ThisMachine) -> None:
+def test_a_failed_start_names_its_cause(head: ThisMachine) -> None:
     paths = JobPaths("squad-1", home=str(head.home))
     place_files(head, paths, {"output/.keep": b""})
     (head.home / "spr-jobs" / ".lock").mkdir()
@@ -159,9 +159,7 @@ def test_a_job_that_can_not_be_started_says_why(head: ThisMachine) -> None:
         HeadLauncher(head).start(LaunchCommand(("true",), {}), paths)
 
 
-def test_what_is_linked_to_travels_and_nothing_of_the_upload_stays(
-    head: ThisMachine, tmp_path: Path
-) -> None:
+def test_links_are_followed_and_the_upload_is_removed(head: ThisMachine, tmp_path: Path) -> None:
     (tmp_path / "blob").write_text("weights")
     model = tmp_path / "model"
     model.mkdir()
@@ -176,7 +174,7 @@ def test_what_is_linked_to_travels_and_nothing_of_the_upload_stays(
     assert not Path(paths.upload).exists()
 
 
-def test_a_pid_that_belongs_to_somebody_else_now_is_no_running_job(head: ThisMachine) -> None:
+def test_a_reused_pid_is_not_a_running_job(head: ThisMachine) -> None:
     folder = head.home / "spr-jobs" / "squad-0"
     folder.mkdir(parents=True)
     (folder / "pid").write_text(str(os.getpid()))
@@ -184,7 +182,7 @@ def test_a_pid_that_belongs_to_somebody_else_now_is_no_running_job(head: ThisMac
     assert find_running_job(head) is None
 
 
-def test_cancel_ends_also_what_does_not_listen(head: ThisMachine) -> None:
+def test_cancel_kills_processes_that_ignore_signals(head: ThisMachine) -> None:
     paths = start(head, "trap '' TERM; echo $$ > stubborn; while :; do sleep 0.2; done")
     stubborn = Path(paths.root, "stubborn")
     deadline = time.monotonic() + 10
@@ -200,7 +198,7 @@ def test_cancel_ends_also_what_does_not_listen(head: ThisMachine) -> None:
     assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
-def test_a_job_may_keep_a_checkpoint_before_it_ends(head: ThisMachine) -> None:
+def test_a_cancelled_job_has_time_to_save_a_checkpoint(head: ThisMachine) -> None:
     """mpirun's script and the job's own would die of the signal at once, and end everything."""
     programs = head.home / "bin"
     programs.mkdir()
@@ -227,7 +225,7 @@ def test_a_cancelled_job_leaves_an_exit_code(head: ThisMachine) -> None:
     assert Path(paths.exit_code).read_text().strip() == "143"
 
 
-def test_a_job_without_an_exit_code_is_told_as_such(head: ThisMachine) -> None:
+def test_a_job_without_an_exit_code_is_reported(head: ThisMachine) -> None:
     paths = start(head, "kill -KILL 0")
     with pytest.raises(JobError, match="ended without an exit code"):
         HeadLauncher(head).follow(paths, lambda _: None)
@@ -247,7 +245,7 @@ def test_a_worker_that_cannot_be_reached_is_named(
         place_files(head, JobPaths("squad-1", home=str(head.home)), {"x": b"y"})
 
 
-def test_results_come_home_and_nothing_leads_out(head: ThisMachine, tmp_path: Path) -> None:
+def test_results_are_fetched_and_stay_inside_the_target(head: ThisMachine, tmp_path: Path) -> None:
     paths = start(
         head, "mkdir -p output/model; echo '{}' > output/results.json; echo w > output/model/w"
     )
@@ -277,7 +275,7 @@ def two_nodes(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
     return other
 
 
-def test_every_rank_s_files_come_home_and_no_checkpoint(
+def test_every_ranks_files_are_fetched_without_checkpoints(
     head: ThisMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = two_nodes(head, monkeypatch)
@@ -297,7 +295,7 @@ def test_every_rank_s_files_come_home_and_no_checkpoint(
     assert found == {"log", "results.json", *ranks}
 
 
-def test_a_job_is_placed_again_on_a_node_that_has_nothing_of_it(
+def test_a_resumed_job_is_placed_on_a_replaced_node(
     head: ThisMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = start(head, "echo the first time")
@@ -318,7 +316,7 @@ def test_a_job_is_placed_again_on_a_node_that_has_nothing_of_it(
     assert (tmp_path / "here" / "log.earlier").read_text() == "the first time\n"
 
 
-def test_an_archive_that_leads_out_is_not_followed(tmp_path: Path) -> None:
+def test_archive_members_outside_the_target_are_skipped(tmp_path: Path) -> None:
     archive = tmp_path / "evil.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(__file__, "output/../../outside")

@@ -68,7 +68,7 @@ def test_run_script(backend: str, ppn: int) -> None:
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
 
 
-def test_a_value_that_is_not_there_is_not_exported() -> None:
+def test_an_empty_value_is_not_exported() -> None:
     placement = replace(place(machine(2), backend="gloo"), tcmalloc=None)
     command = build_launch_command(
         make_plan("gloo"), placement, PATHS, cluster_of(1), load_stack("upstream")
@@ -101,7 +101,7 @@ def test_a_mask_may_be_longer_than_a_word() -> None:
     assert masks == sorted(masks)
 
 
-def test_nodes_whose_cpus_differ_get_an_argument_set_each() -> None:
+def test_nodes_with_different_cpus_get_separate_argument_sets() -> None:
     command = command_for(machine(2, allowed="0"), machine(2, allowed="1"))
     sets = " ".join(command.argv).split(" : ")
 
@@ -117,7 +117,7 @@ def test_nodes_whose_cpus_differ_get_an_argument_set_each() -> None:
     assert shared["OMP_NUM_THREADS"] == "1"
 
 
-def test_intels_openmp_is_loaded_first_and_told_alone() -> None:
+def test_intels_openmp_is_preloaded_and_alone_configured() -> None:
     iomp5 = "/opt/spr-cluster/venv/lib/libiomp5.so"
     found = environment(command_for(machine(4, iomp5=iomp5)).argv)
 
@@ -128,7 +128,7 @@ def test_intels_openmp_is_loaded_first_and_told_alone() -> None:
     assert not [name for name in without if name.startswith("KMP_")]
 
 
-def test_the_fabric_is_the_one_that_was_asked_for() -> None:
+def test_the_requested_fabric_is_used() -> None:
     facts = machine(4, efa=True)
     over_efa = environment(command_for(facts, backend="ccl", fabric="efa").argv)
 
@@ -155,7 +155,7 @@ def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them()
     )
 
 
-def test_the_published_recipe_keeps_its_own_words() -> None:
+def test_the_published_recipe_keeps_its_own_variables() -> None:
     stack = with_environment("intel", KMP_HW_SUBSET="1T")
     placement = place(machine(32), backend="ccl", mode="reference")
 

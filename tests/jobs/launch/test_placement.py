@@ -60,7 +60,9 @@ def test_the_first_cores_of_each_rank_carry_oneccl_and_siblings_stay_idle() -> N
         ({"cores": 192, "sockets": 2, "numa": 6}, 6, 31),
     ],
 )
-def test_a_rank_per_numa_node(facts: dict[str, Any], ppn: int, threads: int, smt: bool) -> None:
+def test_one_rank_per_numa_node_is_the_default(
+    facts: dict[str, Any], ppn: int, threads: int, smt: bool
+) -> None:
     placement = plan(machine(**facts, smt=smt), workers=1)
 
     assert (placement.ranks.nproc_per_node, placement.ranks.omp_threads) == (ppn, threads)
@@ -86,12 +88,12 @@ def test_a_rank_gets_whole_numa_nodes_of_one_socket() -> None:
     ]
 
 
-def test_interleaved_numbers() -> None:
+def test_interleaved_cpu_numbers() -> None:
     assert cpus(plan(interleaved(8))) == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert cpus(plan(interleaved(8, smt=True))) == [(0, 4, 8, 12), (2, 6, 10, 14)]
 
 
-def test_numbers_with_gaps() -> None:
+def test_cpu_numbers_with_gaps() -> None:
     rows = [(8 + 3 * i, 40 + 2 * i, 0, 7) for i in range(4)]
 
     (share,) = plan(from_rows(rows), workers=1).ranks.shares[0]
@@ -108,19 +110,19 @@ def test_masks_ascend_even_where_the_numa_nodes_do_not() -> None:
     ]
 
 
-def test_only_allowed_cpus_are_used_a_sibling_in_place_of_its_core() -> None:
+def test_only_allowed_cpus_are_used_even_if_only_a_sibling_is() -> None:
     placement = plan(machine(4, smt=True, allowed="1,2,6-7"))
 
     assert cpus(placement) == [(1, 2, 7)]
 
 
-def test_nodes_of_different_numbers_each_get_their_own() -> None:
+def test_nodes_with_different_cpu_numbers_get_separate_masks() -> None:
     placement = plan(machine(4, allowed="0-1"), machine(4, allowed="2-3"), ppn=2)
 
     assert [cpus(placement, node) for node in (0, 1)] == [[(0,), (1,)], [(2,), (3,)]]
 
 
-def test_the_smallest_node_decides_and_the_idle_cores_are_told() -> None:
+def test_the_smallest_node_decides_and_idle_cores_are_reported() -> None:
     placement = plan(machine(32), machine(8))
 
     assert placement.ranks.omp_threads == 8
@@ -157,7 +159,7 @@ def test_a_refusal_of_an_uneven_split_names_the_even_ones() -> None:
     assert caught.value.hint == "use one of: 1, 2, 4, 6, 12"
 
 
-def test_more_ranks_than_cores_name_the_node() -> None:
+def test_more_ranks_than_cores_are_refused_with_the_node() -> None:
     with pytest.raises(UsageError, match="--ppn 3: node1 has 2 physical cores"):
         plan(machine(6), machine(2), ppn=3)
 
@@ -199,7 +201,7 @@ def test_the_published_numbers_can_not_be_changed() -> None:
         plan(R7IZ, mode="reference", ppn=4)
 
 
-def test_efa_is_taken_where_oneccl_and_the_nodes_have_it() -> None:
+def test_efa_is_used_if_oneccl_and_the_nodes_support_it() -> None:
     with_efa = machine(4, efa=True)
 
     assert plan(with_efa, workers=1, fabric="efa").fabric == "efa"

@@ -15,19 +15,19 @@ from tests.jobs.context import whole_cluster
 from tests.jobs.launch.topologies import machine
 
 
-def test_our_own_job_is_refused_where_its_code_can_not_run() -> None:
+def test_worker_code_is_refused_on_a_stack_that_is_too_old() -> None:
     with pytest.raises(UsageError) as caught:
         require_able_stack(load_stack("reference"))
 
     assert str(caught.value) == (
         "`train squad` can't run on stack reference: it needs Python 3.10 and torch 2.4 or newer, "
-        "and this has Python 3.8 and torch 1.13.0\n"
+        "and the stack has Python 3.8 and torch 1.13.0\n"
         "  → use a cluster with --stack intel or upstream"
     )
 
 
 @pytest.mark.parametrize("name", ["intel", "upstream"])
-def test_it_runs_on_the_others(name: str) -> None:
+def test_worker_code_runs_on_other_stacks(name: str) -> None:
     require_able_stack(load_stack(name))
 
 
@@ -39,9 +39,7 @@ def test_an_old_torch_is_refused_on_a_new_python() -> None:
 
 
 @pytest.mark.parametrize(("version", "module"), [("1.11.0", "torch_ccl"), ("1.12.0", "oneccl_")])
-def test_oneccls_environment_is_sourced_from_where_its_version_has_it(
-    version: str, module: str
-) -> None:
+def test_oneccl_environment_is_sourced_from_its_versions_path(version: str, module: str) -> None:
     paths = JobPaths("squad-20260731-142501")
     packages = [f"oneccl-bind-pt=={version}"]
     stack = load_stack("reference").model_copy(update={"python_packages": packages})

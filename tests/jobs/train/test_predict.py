@@ -78,13 +78,13 @@ def test_the_head_answers_with_a_model_of_this_machine_and_keeps_nothing(
     assert list(head.home.glob("spr-predict*")) == []
 
 
-def test_what_the_head_says_to_a_bad_model_is_told(head: Head, tmp_path: Path) -> None:
+def test_an_error_about_the_model_is_passed_on(head: Head, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the head could not answer"):
         answer_on_head(head, ["Where?"], TEXT, tmp_path, None)
     assert list(head.home.glob("spr-predict*")) == []
 
 
-def test_a_jobs_model_on_the_head_is_asked_where_it_lies(tmp_path: Path) -> None:
+def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None:
     def listing(_: str) -> str:
         return (
             "100 200 0 0 1 finished - 4 squad-1\n"
@@ -106,7 +106,7 @@ def test_a_jobs_model_on_the_head_is_asked_where_it_lies(tmp_path: Path) -> None
     assert "/home/ubuntu/spr-jobs/squad-1/output/model <" in host.commands[-2]
     with pytest.raises(UsageError, match="job squad-3 has no model: it is failed"):
         answer_on_head(host, ["Where?"], TEXT, None, "squad-3")
-    with pytest.raises(JobError, match="the head gave 1 answers to 2 questions"):
+    with pytest.raises(JobError, match="the head gave 1 answer to 2 questions"):
         answer_on_head(host, ["Where?", "When?"], TEXT, None, None)
 
 
@@ -136,10 +136,10 @@ def test_a_context_is_a_file_or_a_text(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_context("x" * 5000) == "x" * 5000
     for wish, told in (
         ("b.txt", r"b\.txt: is not UTF-8 \(byte 0\)"),
-        ("c.txt", "--context has no text in it"),
+        ("c.txt", "--context contains no text"),
         ("nowhere.txt", r"--context nowhere\.txt: no such file"),
         ("./nowhere", "no such file"),
-        (" ", "--context has no text in it"),
+        (" ", "--context contains no text"),
     ):
         with pytest.raises(UsageError, match=told):
             read_context(wish)

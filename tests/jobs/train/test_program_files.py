@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.train.program_files import MOST_BYTES, collect_files, find_script, format_size
+from jobs.train.program_files import MAX_BYTES, collect_files, find_script, format_size
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return work
 
 
-def test_the_script_goes_along_by_itself(folder: Path) -> None:
+def test_the_script_is_sent_automatically(folder: Path) -> None:
     command = ("python", "-u", "train.py", "--data", "data")
     found = collect_files(command, ("src", "data/a.csv", "src/model.py"), folder)
 
@@ -35,12 +35,12 @@ def test_the_script_goes_along_by_itself(folder: Path) -> None:
     assert str(found) == "3 files, 15 bytes"
 
 
-def test_everything_is_without_what_no_node_needs(folder: Path) -> None:
+def test_caches_and_environments_are_not_sent(folder: Path) -> None:
     found = collect_files(("hostname",), (".",), folder)
     assert sorted(found.files) == ["data/a.csv", "src/model.py", "train.py"]
 
 
-def test_a_file_from_elsewhere_goes_by_its_name(folder: Path) -> None:
+def test_a_file_outside_the_folder_keeps_its_name(folder: Path) -> None:
     found = collect_files(("hostname",), ("../elsewhere.txt",), folder)
     assert list(found.files) == ["elsewhere.txt"]
     (folder / "elsewhere.txt").write_text("another")
@@ -48,7 +48,7 @@ def test_a_file_from_elsewhere_goes_by_its_name(folder: Path) -> None:
         collect_files(("hostname",), ("../elsewhere.txt", "elsewhere.txt"), folder)
 
 
-def test_a_link_keeps_its_name_and_its_target_travels(folder: Path) -> None:
+def test_a_link_keeps_its_name_and_its_target_is_sent(folder: Path) -> None:
     (folder / "link.py").symlink_to("../elsewhere.txt")
     (path,) = collect_files(("python", "link.py"), (), folder).files.items()
     assert path == ("link.py", folder.parent / "elsewhere.txt")
@@ -92,16 +92,16 @@ def test_a_path_that_is_not_there(folder: Path) -> None:
         collect_files(("hostname",), ("nothing",), folder)
 
 
-def test_what_is_absurdly_large_is_asked_about_and_its_parts_named(folder: Path) -> None:
+def test_large_files_are_refused_with_the_largest_named(folder: Path) -> None:
     with (folder / "data" / "huge").open("wb") as file:
-        file.truncate(MOST_BYTES + 1)  # of holes
+        file.truncate(MAX_BYTES + 1)  # of holes
 
     with pytest.raises(UsageError, match=r"4 files, 256\.0 MiB .* the largest: data 256\.0 MiB"):
         collect_files(("hostname",), (".",), folder)
-    assert collect_files(("hostname",), (".",), folder, large=True).size > MOST_BYTES
+    assert collect_files(("hostname",), (".",), folder, large=True).size > MAX_BYTES
 
 
-def test_sizes_are_told_in_units() -> None:
+def test_sizes_have_units() -> None:
     sizes = (0, 1023, 1536, 5 << 20, 3 << 30)
     assert [format_size(n) for n in sizes] == [
         "0 bytes",

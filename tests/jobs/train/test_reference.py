@@ -23,10 +23,10 @@ from jobs.train.reference import (
     _FOR_A_MINUTE,
     ReferenceRequest,
     check_script,
+    describe_smoke,
     plan_reference,
     reference_argv,
     reference_placement,
-    describe_smoke,
     train_reference,
 )
 from jobs.train.request import TrainRequest
@@ -90,14 +90,14 @@ def test_the_published_commands_word_for_word() -> None:
     )
 
 
-def test_a_process_that_is_alone_does_not_hear_of_ranks() -> None:
+def test_a_single_process_has_no_rank_variables() -> None:
     alone = reference_argv(load_stack("reference"), DISTILBERT, 1, "o")
     assert alone[:3] == ("env", "-u", "RANK")
     assert {"LOCAL_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "WORLD_SIZE"} <= set(alone)
     assert reference_argv(load_stack("reference"), BERT, 1, "o")[0] == "python"
 
 
-def test_what_a_version_can_not_say_is_refused() -> None:
+def test_flags_that_a_version_lacks_are_refused() -> None:
     with pytest.raises(UsageError, match="does not know --use_ipex"):
         reference_argv(with_transformers("intel", "4.57.0"), BERT, 2, "o")
     with pytest.raises(UsageError, match="does not know --ddp_backend ccl"):
@@ -110,11 +110,11 @@ def test_the_ranks_are_where_the_published_ones_were() -> None:
     assert reference_placement(BERT, 2, "efa") == PlacementOptions("auto", 2, fabric="efa")
 
 
-def test_a_stack_without_the_script_names_the_ways_to_it(tmp_path: Path) -> None:
+def test_a_stack_without_the_script_names_the_alternatives(tmp_path: Path) -> None:
     request = ReferenceRequest(DISTILBERT, tmp_path)
     with pytest.raises(UsageError, match=r"stack upstream has no run_qa\.py") as caught:
         plan_reference(request, load_stack("upstream"), 2)
-    assert "--run-qa FOLDER with that of tag v5.23.0" in str(caught.value.hint)
+    assert "--run-qa FOLDER with the script of tag v5.23.0" in str(caught.value.hint)
     assert "refs/tags/v5.23.0.tar.gz" in str(caught.value.hint)
     planned = plan_reference(request, load_stack("reference"), 2)
     assert planned.command[1] == "/opt/spr-cluster/examples/run_qa.py"
@@ -135,13 +135,13 @@ def test_a_smoke_run_is_a_minute_on_one_node(tmp_path: Path) -> None:
     ("program", "code", "said"),
     [("sleep 9", 0, "@smoke over\n"), ("true", 0, ""), ("exit 7", 7, "")],
 )
-def test_the_end_of_the_minute_is_no_failure(program: str, code: int, said: str) -> None:
+def test_the_smoke_timeout_is_not_a_failure(program: str, code: int, said: str) -> None:
     argv = ["sh", "-c", _FOR_A_MINUTE, "0.2", "sh", "-c", program]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (code, said)
 
 
-def test_what_a_minute_has_shown() -> None:
+def test_smoke_runs_are_described() -> None:
     assert describe_smoke(True, True) == "the script finished"
     assert describe_smoke(False, True) == "the script was training when its 60 s were over"
     assert "did not start training" in describe_smoke(False, False)
@@ -187,7 +187,7 @@ def script(tmp_path: Path) -> Path:
     return folder
 
 
-def test_its_figures_become_ours(tmp_path: Path, script: Path) -> None:
+def test_results_are_converted_to_our_format(tmp_path: Path, script: Path) -> None:
     state = {"log_history": [{"step": 10, "loss": 2.5}, {"step": 20, "eval_f1": 1}]}
     hosts = script_hosts({"all_results.json": ALL_RESULTS, "trainer_state.json": state})
 
@@ -214,7 +214,7 @@ def test_its_figures_become_ours(tmp_path: Path, script: Path) -> None:
     assert sent == {"run_qa.py", "utils_qa.py", ".keep"}
 
 
-def test_figures_of_a_training_alone(tmp_path: Path, script: Path) -> None:
+def test_results_without_an_evaluation(tmp_path: Path, script: Path) -> None:
     trained = {key: value for key, value in ALL_RESULTS.items() if key.startswith("train")}
     hosts = script_hosts({"train_results.json": trained})
     result = go(hosts, ReferenceRequest(BERT, tmp_path, nodes=1, script=script))
@@ -222,18 +222,20 @@ def test_figures_of_a_training_alone(tmp_path: Path, script: Path) -> None:
     assert "published recipe: not evaluated" in render_result(result, tmp_path)
 
 
-def test_a_script_that_leaves_nothing_is_a_failure(tmp_path: Path, script: Path) -> None:
-    with pytest.raises(JobError, match=r"run_qa\.py ended well, but left no figures"):
+def test_a_script_without_results_is_a_failure(tmp_path: Path, script: Path) -> None:
+    with pytest.raises(JobError, match=r"run_qa\.py succeeded, but left no training results"):
         go(script_hosts({}), ReferenceRequest(DISTILBERT, tmp_path, script=script))
 
 
-def test_a_smoke_run_needs_no_figures(tmp_path: Path, script: Path) -> None:
+def test_a_smoke_run_needs_no_results(tmp_path: Path, script: Path) -> None:
     hosts = script_hosts({})
     said = "***** Running training *****\n@smoke over"
     hosts["node0"].answers[:0] = [("tail -n \\+1 -F", said)]
     result = go(hosts, ReferenceRequest(DISTILBERT, tmp_path, script=script, smoke=True))
     assert result["smoke"] == "the script was training when its 60 s were over"
-    assert "smoke run of the published recipe: it was training" in render_result(result, tmp_path)
+    assert "smoke run of the published recipe: the script was training" in render_result(
+        result, tmp_path
+    )
 
 
 def typed(*flags: str) -> Any:
@@ -266,15 +268,14 @@ def test_the_command_line(script: Path) -> None:
         ("--recipe=reference --epochs=2 --data=x", "--data, --epochs: --recipe reference is the"),
         ("--recipe=reference --ppn=2 --demo", "--ppn, --demo: --recipe reference is the"),
         ("--recipe=reference --no-tuned", "--no-tuned: --recipe reference is the"),
-        ("--recipe=reference --smoke --nodes=2", "--smoke is for one node"),
-        ("--recipe=reference --nodes=0", "--nodes 0: expected a whole number from 1 on"),
+        ("--recipe=reference --smoke --nodes=2", "--smoke runs on one node"),
         ("--recipe=reference --run-qa=/nowhere", "--run-qa /nowhere: no run_qa.py in it"),
-        ("--smoke", "--smoke goes with --recipe reference"),
-        ("--run-qa=x", "--run-qa goes with --recipe reference"),
-        ("--demo --preset=distilbert", "--demo and --preset exclude each other"),
+        ("--smoke", "--smoke requires --recipe reference"),
+        ("--run-qa=x", "--run-qa requires --recipe reference"),
+        ("--demo --preset=distilbert", "--demo and --preset can't be used together"),
     ],
 )
-def test_what_makes_no_sense_is_refused(flags: str, message: str) -> None:
+def test_contradictory_options_are_refused(flags: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         typed(*flags.split())
     assert caught.value.message.startswith(message)

@@ -32,7 +32,7 @@ RECORD = JobManifest(
 )
 
 
-def test_a_record_comes_back_as_it_was() -> None:
+def test_a_manifest_round_trips() -> None:
     assert parse_manifest(RECORD.render().decode()) == RECORD
 
 
@@ -53,7 +53,7 @@ def run(
     return resume(job_context(hosts, log=log), request)
 
 
-def test_a_job_goes_on_with_its_own_options_and_files(tmp_path: Path) -> None:
+def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))
     log: list[str] = []
 
@@ -73,7 +73,7 @@ def test_a_job_goes_on_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert any("distributing the job's files" in each for each in hosts["node0"].commands)
 
 
-def test_it_may_learn_slower_and_lie_otherwise_on_as_many_ranks(tmp_path: Path) -> None:
+def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> None:
     two_each = replace(RECORD, nnodes=1, nproc_per_node=3)
     hosts = hosts_with(two_each, listed(PATHS.job_id, ""))
     changes = {"learning_rate": 1e-5}
@@ -83,13 +83,13 @@ def test_it_may_learn_slower_and_lie_otherwise_on_as_many_ranks(tmp_path: Path) 
     assert "--learning-rate=1e-05" in hosts["node0"].files[PATHS.script].decode()
 
 
-def test_of_a_larger_cluster_it_takes_the_nodes_that_it_had(tmp_path: Path) -> None:
+def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path) -> None:
     hosts = hosts_with(replace(RECORD, nnodes=2), listed(PATHS.job_id, "step-000001"))
     log: list[str] = []
 
     run(hosts, ResumeRequest(None, tmp_path), log)
 
-    assert "on the first 2 nodes of 3, as it began" in log
+    assert "using the first 2 nodes of 3, as before" in log
     assert "-n 2 -ppn 1" in hosts["node0"].files[PATHS.script].decode()
 
 
@@ -98,13 +98,14 @@ def test_of_a_larger_cluster_it_takes_the_nodes_that_it_had(tmp_path: Path) -> N
     [
         (
             replace(RECORD, nnodes=4, nproc_per_node=1),
-            r"has 4 ranks \(1 on each of 4 nodes\), and this would be 3 \(1 on each of 3\)",
-            "a cluster of 4 nodes (`spr-cluster up --nodes 4`), or a new job without --resume",
+            r"has 4 ranks \(1 on each of 4 nodes\), and this cluster would run 3 \(1 on each of 3\)",
+            "use a cluster of 4 nodes (`spr-cluster up --nodes 4`), or start a new job without "
+            "--resume",
         ),
         (
             replace(RECORD, nnodes=6),
-            r"has 6 ranks \(1 on each of 6 nodes\), and this would be 3",
-            "--ppn 2, or a cluster of 6 nodes (`spr-cluster up --nodes 6`), or a new job without "
+            r"has 6 ranks \(1 on each of 6 nodes\), and this cluster would run 3",
+            "use --ppn 2, or a cluster of 6 nodes (`spr-cluster up --nodes 6`), or start a new job without "
             "--resume",
         ),
     ],
@@ -115,7 +116,7 @@ def test_another_number_of_ranks_is_refused(record: JobManifest, message: str, h
     assert caught.value.hint == hint
 
 
-def test_a_job_that_runs_is_not_started_twice() -> None:
+def test_a_running_job_is_not_resumed() -> None:
     hosts = hosts_with(RECORD, listed(PATHS.job_id, ""))
     hosts["node0"].answers[:0] = [("for pid in", PATHS.job_id)]
     with pytest.raises(UsageError, match=f"job {PATHS.job_id} is still running"):

@@ -45,23 +45,23 @@ def test_what_is_kept_is_read_again() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[1]", '[{"key": {}}]', '{"a": 1}', "null"])
-def test_a_file_that_can_not_be_read_is_as_good_as_none(text: str) -> None:
+def test_an_unreadable_file_counts_as_empty(text: str) -> None:
     assert parse_tuned(text) == ()
 
 
-def test_a_new_result_takes_the_place_of_the_old() -> None:
+def test_a_new_result_replaces_the_old_one() -> None:
     other = replace(BEST, key=replace(KEY, dtype="fp32"))
     newer = replace(BEST, nproc_per_node=4)
 
     assert add_result((BEST, other), newer) == (other, newer)
 
 
-def test_results_for_other_machines_are_forgotten() -> None:
+def test_results_for_other_nodes_are_dropped() -> None:
     older = replace(BEST, key=replace(KEY, nodes="4 x Xeon, 32 cores in 1", dtype="fp32"))
     assert add_result((older,), BEST) == (BEST,)
 
 
-def test_the_head_keeps_them() -> None:
+def test_results_are_kept_on_the_head() -> None:
     head = FakeHost("node0", [(f"cat {FILE}", lambda _: head.files.get(FILE, b"").decode())])
 
     assert read_tuned(head, KEY) is None
@@ -95,7 +95,7 @@ def test_the_key_names_what_a_speed_depends_on(tmp_path: Path) -> None:
     assert key(replace(DEMO, backend="gloo")) == base
 
 
-def test_a_model_of_the_same_shape_elsewhere_is_the_same(tmp_path: Path) -> None:
+def test_a_model_of_the_same_shape_has_the_same_key(tmp_path: Path) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"dim": 768}')
@@ -114,7 +114,7 @@ def request(may_tune: frozenset[str]) -> TrainRequest:
     return TrainRequest(DEMO, Path("results"), PlacementOptions(fabric="efa"), may_tune)
 
 
-def test_train_takes_the_placement_and_says_so() -> None:
+def test_train_uses_the_tuned_placement_and_logs_it() -> None:
     changed, told = apply_tuned(BEST, request(BOTH), 2)
 
     assert changed.placement == PlacementOptions(nproc_per_node=2, fabric="efa")
@@ -122,7 +122,7 @@ def test_train_takes_the_placement_and_says_so() -> None:
     assert told == "--ppn 2 from `spr-cluster tune` of 2026-11-21; --no-tuned ignores it"
 
 
-def test_train_takes_the_batch_with_what_it_means() -> None:
+def test_train_uses_the_tuned_batch_and_logs_the_global_batch() -> None:
     changed, told = apply_tuned(replace(BEST, batch_size=32, ccl_workers=1), request(BOTH), 4)
 
     assert changed.placement.ccl_workers == 1
@@ -132,7 +132,7 @@ def test_train_takes_the_batch_with_what_it_means() -> None:
     )
 
 
-def test_what_the_user_gave_stays() -> None:
+def test_the_users_options_are_kept() -> None:
     best = replace(BEST, batch_size=32)
 
     changed, told = apply_tuned(best, request(frozenset({"placement"})), 2)

@@ -130,7 +130,7 @@ def test_a_failure_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
     flags = "--name spr --cloud aws --region us-east-1"
     assert f"To continue:           spr-cluster up {flags}" in told.err
     assert f"To remove what exists: spr-cluster down {flags}" in told.err
-    assert "It exists now and costing money: 2 instances (" in told.err
+    assert "It exists now and costs money: 2 instances (" in told.err
     assert line.must("up", "--nodes", "2", "--allow-no-amx", "--yes").code == 0
 
 

@@ -146,7 +146,7 @@ def test_the_last_measurement_of_a_cluster_that_has_none(line: CommandLine) -> N
 
     assert told.code == 2
     assert told.message == (
-        "cluster 'spr' has not been measured yet\n  → spr-cluster bench --name spr"
+        "cluster 'spr' has not been measured yet\n  → run `spr-cluster bench --name spr`"
     )
 
 

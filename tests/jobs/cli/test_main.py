@@ -71,7 +71,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
         (["train", "bert"], "invalid choice: 'bert'"),
         (["train", "squad", "--data", "/nowhere.json"], "/nowhere.json"),
         (["train", "squad", "--epochs", "0"], "--epochs 0 is out of range: 1 to 10000"),
-        (["train", "squad", "--ppn", "0"], "--ppn 0"),
+        (["train", "squad", "--ppn", "0"], "--ppn: '0'"),
         (["train", "squad", "--demo", "--model", "./nowhere"], "--model ./nowhere: no such folder"),
     ],
 )
@@ -289,7 +289,7 @@ def test_an_interrupted_up_lists_resources_and_next_steps(
     flags = "--name spr --cloud aws --region us-east-1"
     assert f"To continue:           spr-cluster up {flags}" in told.err
     assert f"To remove what exists: spr-cluster down {flags}" in told.err
-    assert "It exists now and costing money: 2 instances (" in told.err
+    assert "It exists now and costs money: 2 instances (" in told.err
     assert told.err.endswith("interrupted\n")
 
 

@@ -34,8 +34,11 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "argument --clear: not allowed with argument FILE" + f.help_of("local faults"),
     ),
     # Training
-    ("train", "the following arguments are required: job" + f.help_of("train")),
-    ("train bert", f.choice("argument job: invalid choice: 'bert'", "train", "squad")),
+    ("train", "the following arguments are required: JOB" + f.help_of("train")),
+    (
+        "train bert",
+        f.choice("argument JOB: invalid choice: 'bert'", "train", "squad", "digits"),
+    ),
     (
         "train squad --ppn 0",
         "argument --ppn: '0': expected a whole number of at least 1" + f.help_of("train squad"),
@@ -59,11 +62,11 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("train squad --seed -1", "--seed -1 is out of range: 0 to 2147483647"),
     (
         "train squad --dtype fp16",
-        f.choice("argument --dtype: invalid choice: 'fp16'", "train", "auto", "bf16", "fp32"),
+        f.choice("argument --dtype: invalid choice: 'fp16'", "train squad", "auto", "bf16", "fp32"),
     ),
     (
         "train squad --backend nccl",
-        f.choice("argument --backend: invalid choice: 'nccl'", "train", "auto", "ccl", "gloo"),
+        f.choice("argument --backend: invalid choice: 'nccl'", "train squad", "auto", "ccl", "gloo"),
     ),
     ("train squad --max-steps 0", "--max-steps 0 is out of range: 1 to 1000000000"),
     ("train squad --model ./nowhere", "--model ./nowhere: no such folder"),
@@ -107,11 +110,11 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     (
         "train squad --recipe slow",
-        f.choice("argument --recipe: invalid choice: 'slow'", "train", "fast", "reference"),
+        f.choice("argument --recipe: invalid choice: 'slow'", "train squad", "fast", "reference"),
     ),
     (
         "train squad --preset bert",
-        f.choice("argument --preset: invalid choice: 'bert'", "train", "distilbert", "bert-large"),
+        f.choice("argument --preset: invalid choice: 'bert'", "train squad", "distilbert", "bert-large"),
     ),
     (
         "train squad --recipe reference --epochs 3 --ppn 2",
@@ -201,7 +204,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("predict Where? --context here --model ./x", "--model ./x: no such folder"),
     (
         "predict Where? --context here --model .",
-        f"--model .: no config.json in . or model{_FILLED}",
+        "--model .: no config.json in . or model" + _FILLED.replace("→ a", "→ give a"),
     ),
     # Measuring and trials
     ("bench --seconds 0", "--seconds 0 is out of range: 0.1 to 600"),

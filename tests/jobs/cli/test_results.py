@@ -138,7 +138,7 @@ def test_a_failed_push_keeps_the_results_and_names_the_command(
     assert told.code == 1
     assert told.message == (
         "the results are in results/squad-1/, but were not stored in S3: the token has expired\n"
-        "  → then again: spr-cluster fetch squad-1 --push-to s3://models"
+        "  → to try again: spr-cluster fetch squad-1 --push-to s3://models"
     )
 
 
@@ -195,6 +195,6 @@ def test_the_head_answers_if_pytorch_is_not_installed_here(
     nobody = line.run(*asked, "--name", "other")
     assert nobody.code == 2
     assert nobody.message == (
-        "PyTorch is not installed here, and there is no cluster to ask: no cluster 'other' is "
-        "running in us-east-1\n  → pip install 'spr-cluster[job]' answers on this machine"
+        "PyTorch is not installed here, and there is no cluster: no cluster 'other' is "
+        "running in us-east-1\n  → to answer on this machine: pip install 'spr-cluster[job]'"
     )

@@ -13,6 +13,12 @@ from infra.words import counted
 
 _BAR = 20
 _LISTED_SHARES = 4
+_LINES = {
+    "start": "{world_size} ranks on {hosts}; backend {backend}, {dtype}",
+    "note": "{text}",
+    "resumed": "resuming after step {step} of {total}",
+    "stopped": "stopped after step {step} of {total}, saved as checkpoint {checkpoint}",
+}
 
 
 class JobDisplay:
@@ -35,22 +41,11 @@ class JobDisplay:
     def event(self, event: dict[str, Any]) -> None:
         """Show one event of the job."""
         kind = event["event"]
-        if kind == "start":
-            hosts = ", ".join(event["hosts"])
-            self.log(
-                f"{event['world_size']} ranks on {hosts}; backend {event['backend']}, {event['dtype']}"
-            )
+        if kind in _LINES:
+            hosts = ", ".join(event.get("hosts", ()))
+            self.log(_LINES[kind].format_map({**event, "hosts": hosts}))
         elif kind == "phase":
             self._progress.note(event["name"])
-        elif kind == "note":
-            self.log(event["text"])
-        elif kind == "resumed":
-            self.log(f"resuming after step {event['step']} of {event['total']}")
-        elif kind == "stopped":
-            self.log(
-                f"stopped after step {event['step']} of {event['total']}, saved as checkpoint "
-                f"{event['checkpoint']}"
-            )
         elif kind == "step":
             self._step(event)
 
@@ -105,28 +100,25 @@ def render_result(result: dict[str, Any], folder: Path) -> str:
     """Return the result in a few lines."""
     if "smoke" in result:
         return f"smoke run of the published recipe: {result['smoke']}\nlog and job.json: {folder}/"
-    if result.get("recipe") == "reference":
-        return _render_reference(result, folder)
     hosts = sorted({rank["hostname"] for rank in result["ranks"]})
+    speed = [f"{result['samples_per_second']:.1f} samples/s"]
+    # run_qa.py does not count tokens.
+    if result["tokens_per_second"] is not None:
+        speed.append(f"{result['tokens_per_second']:,.0f} tokens/s")
     return (
-        f"F1 {result['f1']:.1f}, exact match {result['em']:.1f} on {result['eval_questions']} questions\n"
+        f"{_render_quality(result)}\n"
         f"world size {result['world_size']} on {counted(len(hosts), 'host')} ({', '.join(hosts)}), "
         f"backend {result['backend']}, {result['dtype']}\n"
-        f"{result['samples_per_second']:.1f} samples/s, {result['tokens_per_second']:,.0f} tokens/s, "
-        f"{result['seconds']['train']:.1f} s of training\n"
+        f"{', '.join(speed)}, {result['seconds']['train']:.1f} s of training\n"
         f"model, predictions, and results.json: {folder}/"
     )
 
 
-def _render_reference(result: dict[str, Any], folder: Path) -> str:
-    """Return run_qa.py's results; it may not have evaluated the model."""
-    f1, em = result["f1"], result["em"]
-    quality = "not evaluated" if f1 is None else f"F1 {f1:.1f}, exact match {em:.1f}"
-    hosts = {rank["hostname"] for rank in result["ranks"]}
-    return (
-        f"published recipe: {quality}\n"
-        f"world size {result['world_size']} on {counted(len(hosts), 'node')}, backend {result['backend']}, "
-        f"{result['dtype']}\n"
-        f"{result['samples_per_second']:.1f} samples/s, {result['seconds']['train']:.1f} s of training\n"
-        f"model, predictions, and results.json: {folder}/"
-    )
+def _render_quality(result: dict[str, Any]) -> str:
+    """Return F1 and exact match; run_qa.py may not have evaluated the model."""
+    quality = "not evaluated"
+    if result["f1"] is not None:
+        quality = f"F1 {result['f1']:.1f}, exact match {result['em']:.1f}"
+    if result.get("recipe") == "reference":
+        return f"published recipe: {quality}"
+    return f"{quality} on {result['eval_questions']} questions"

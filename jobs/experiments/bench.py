@@ -12,7 +12,8 @@ from cluster.nodes import Cluster, Node
 from infra.errors import JobError, UsageError
 from infra.tags import render_time
 from jobs.experiments.bench_results import BenchResult, NodeSpeed, find_peak, read_speeds
-from jobs.launch.plan import JobPaths, JobPlan
+from jobs.launch.files import save_on_head
+from jobs.launch.plan import JobPlan
 from jobs.launch.session import JobContext, run_job
 from jobs.train.request import require_able_stack
 from jobs.worker.bench.options import BenchOptions
@@ -46,7 +47,8 @@ def bench(context: JobContext, request: BenchRequest) -> BenchResult:
             "the measurement ended without a result", hint="run `spr-cluster bench` again"
         )
     speeds = read_result(result, context.cluster, context.stack, request, context.now)
-    save_speeds(context.open_host(context.cluster.head), speeds, context.now)
+    text = json.dumps(speeds.as_dict(), indent=1) + "\n"
+    save_on_head(context.open_host(context.cluster.head), FOLDER, text, context.now)
     return speeds
 
 
@@ -105,14 +107,6 @@ def _as_node(node: Node, ranks: Sequence[Mapping[str, Any]], peak: float | None)
         amx=worst["amx"],
         onednn=worst["onednn"],
     )
-
-
-def save_speeds(head: Host, speeds: BenchResult, now: datetime) -> None:
-    """Save a measurement on the cluster's head."""
-    home = JobPaths("").home
-    head.run(f"mkdir -p ~/{FOLDER}")
-    content = json.dumps(speeds.as_dict(), indent=1) + "\n"
-    head.put(content.encode(), f"{home}/{FOLDER}/{now:%Y%m%d-%H%M%S}.json", 0o644)
 
 
 def read_last_speeds(head: Host, name: str) -> BenchResult:

@@ -17,7 +17,8 @@ from jobs.experiments.published import SQUAD_FEATURES, published_speedups
 from jobs.experiments.step_model import StepModelFit, StepTiming, fit_step_model
 from jobs.experiments.trial_grid import TrialResult
 from jobs.experiments.trials import TrialSeries, all_failed, open_trials
-from jobs.launch.plan import JobPaths, PlacementOptions
+from jobs.launch.files import save_on_head
+from jobs.launch.plan import PlacementOptions
 from jobs.launch.session import JobContext, JobSession
 from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
 from provision.host import Host
@@ -245,5 +246,4 @@ def save_study(head: Host, study: ScalingStudy, results: Path, now: datetime) ->
     text = json.dumps(study.as_dict(), indent=1) + "\n"
     results.mkdir(parents=True, exist_ok=True)
     (results / FILE).write_text(text)
-    head.run(f"mkdir -p ~/{FOLDER}")
-    head.put(text.encode(), f"{JobPaths('').home}/{FOLDER}/{now:%Y%m%d-%H%M%S}.json", 0o644)
+    save_on_head(head, FOLDER, text, now)

@@ -8,6 +8,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 from jobs import worker
@@ -141,6 +142,12 @@ def fetch(head: Host, paths: JobPaths, target: Path) -> None:
         with tarfile.open(local) as archive:
             _extract(archive, target)
     head.run(f"rm -f {bundle}")
+
+
+def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:
+    """Save a text on the head, in a folder of the login user's home, named by its time."""
+    head.run(f"mkdir -p ~/{folder}")
+    head.put(text.encode(), f"{JobPaths('').home}/{folder}/{now:%Y%m%d-%H%M%S}.json", 0o644)
 
 
 def _extract(archive: tarfile.TarFile, target: Path) -> None:

@@ -99,7 +99,7 @@ def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Pre
     # Read when the libraries are imported: no requests to the hub, no progress bars.
     for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
-    from jobs.worker.squad.answer import answer
+    from jobs.worker.squad.answer import answer  # noqa: PLC0415 - needs numpy, an optional package
 
     try:
         found = answer(str(model), [(question, context) for question in questions])

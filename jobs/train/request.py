@@ -84,7 +84,7 @@ def check_writable(folder: Path) -> None:
 
 def expand_home(path: str) -> Path:
     """Expand ``~`` as the shell does; an unknown user's ``~name`` stays as it is."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's fails for nobody
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's fails for unknown users
 
 
 def local_model(options: TrainOptions) -> Path | None:

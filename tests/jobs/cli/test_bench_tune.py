@@ -1,4 +1,4 @@
-"""`bench` and `tune` as commands: what they print, keep and end with. The nodes' answers are staged."""
+"""`bench` and `tune` as commands: output, saved results, exit codes. The nodes' answers are staged."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_missing_amx_is_a_failure_if_expected(line: CommandLine) -> None:
 
     assert told.code == 1
     assert f"1 of 2 nodes did not use AMX, which this cluster requires: node1: {NONE}" in told.err
-    # The figures are told all the same.
+    # The figures are printed all the same.
     assert NONE in told.out
 
 

@@ -1,4 +1,4 @@
-"""Whatever is typed: an exit code, and one clear message for every failure; never a traceback.
+"""Any input has an exit code, and one clear message for every failure; never a traceback.
 
 The command lines are made from the real parser: every option of every command, with values that are
 right, nearly right, or nonsense. They run against a cloud where one may only look, or against none.
@@ -162,7 +162,7 @@ def _render_looking() -> str:
 
 
 def _check(line: CommandLine, argv: list[str], *, reachable: bool, has_key: bool) -> None:
-    """Run a command line at a home of its own; whatever it is, it ends well or says why not."""
+    """Run a command line with a separate home; it succeeds or explains why not."""
     before, line.url = line.changes, "" if reachable else _NOBODY
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPR_CLUSTER_HOME", folder)
@@ -225,7 +225,7 @@ def test_every_command_and_option_is_tried() -> None:
     }
 
 
-# The same below the command line: wishes and records
+# Below the command line: options and records
 
 _NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
 _ANY = st.one_of(

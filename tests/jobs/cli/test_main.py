@@ -1,4 +1,4 @@
-"""The command line as a whole: help, one clear line for a mistake, exit codes, signals."""
+"""The command line: help, one-line usage errors, exit codes, signals."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
         ),
         (["up", "--ttl", "forever"], "--ttl 'forever': expected a duration"),
         (["up", "--max-price", "2"], "--max-price is for --spot machines"),
-        (["up", "--name", "My Cluster"], "--name My Cluster: expected lower-case"),
+        (["up", "--name", "My Cluster"], "--name My Cluster: expected at most 32 lowercase"),
         (["up", "--cloud", "azure"], "argument --cloud: invalid choice: 'azure'"),
         (["up", "--region", "mars-1"], "unknown region 'mars-1'"),
         (["extend", "0h"], "extend 0h: expected"),
@@ -183,7 +183,7 @@ class Keyboard(io.StringIO):
 
 
 class Terminal:
-    """In place of ``sys``: a terminal at which somebody answers."""
+    """Replaces ``sys``: a terminal with a user who answers."""
 
     def __init__(self, answer: str) -> None:
         self.stdin = Keyboard(answer + "\n")

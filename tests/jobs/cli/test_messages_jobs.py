@@ -1,6 +1,6 @@
-"""What a user is told whose training job or embedded cloud can't be had as wished, and nothing done.
+"""Messages for usage errors in commands on jobs and the embedded cloud.
 
-Each row is a command line, or a file, and the message that it must have, word for word.
+Each row is a command line, or a file, and its exact message.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     (
         "train squad --backend nccl",
-        f.choice("argument --backend: invalid choice: 'nccl'", "train squad", "auto", "ccl", "gloo"),
+        f.choice(
+            "argument --backend: invalid choice: 'nccl'", "train squad", "auto", "ccl", "gloo"
+        ),
     ),
     ("train squad --max-steps 0", "--max-steps 0 is out of range: 1 to 1000000000"),
     ("train squad --model ./nowhere", "--model ./nowhere: no such folder"),
@@ -114,7 +116,9 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     (
         "train squad --preset bert",
-        f.choice("argument --preset: invalid choice: 'bert'", "train squad", "distilbert", "bert-large"),
+        f.choice(
+            "argument --preset: invalid choice: 'bert'", "train squad", "distilbert", "bert-large"
+        ),
     ),
     (
         "train squad --recipe reference --epochs 3 --ppn 2",
@@ -157,9 +161,9 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("fetch --last --push-to ''", "--push-to" + f.EMPTY),
     (
         "iam-policy --push-to s3://models/../x",
-        "--push-to s3://models/../x" + _S3 + ", without empty parts, `.` and `..`",
+        "--push-to s3://models/../x" + _S3 + ", without empty parts, `.`, or `..`",
     ),
-    # Brought home
+    # Fetched
     ("fetch", "expected a job ID or --last\n  → `spr-cluster jobs` lists the jobs"),
     ("fetch squad-1 --last", "expected a job ID or --last\n  → `spr-cluster jobs` lists the jobs"),
     (
@@ -169,8 +173,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("fetch ''", "job" + f.EMPTY),
     ("fetch --last --results /dev/null", "--results /dev/null: /dev/null is not a folder"),
-    ("jobs --name A", re.compile("--name A: expected lower-case letters.*")),
-    # Told
+    ("jobs --name A", re.compile("--name A: expected at most 32 lowercase letters.*")),
+    # Reported
     ("report", "no results in ./results\n  → name a results folder, or train first"),
     ("report ''", "folder" + f.EMPTY),
     (
@@ -191,7 +195,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--price and --instance-type can't be used together",
     ),
     ("report . --instance-type x", re.compile("unknown instance type 'x'.*", re.DOTALL)),
-    # Asked
+    # Predicted
     ("predict", re.compile("the following arguments are required: TEXT, --context.*", re.DOTALL)),
     (
         "predict Where?",

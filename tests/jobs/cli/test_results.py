@@ -1,4 +1,4 @@
-"""`jobs`, `fetch`, `report` and `predict` as commands: what they print, write and end with."""
+"""`jobs`, `fetch`, `report`, and `predict` as commands: output, files, exit codes."""
 
 from __future__ import annotations
 

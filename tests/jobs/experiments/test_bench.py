@@ -1,4 +1,4 @@
-"""`bench` from the cluster to the figures kept on its head, with the nodes' SSH faked."""
+"""`bench` from the cluster to the result on its head, with SSH faked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from the figures: peaks, slow nodes, AMX or no AMX."""
+"""Conclusions from measurements: share of peak, slow nodes, missing AMX."""
 
 from __future__ import annotations
 

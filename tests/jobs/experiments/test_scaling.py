@@ -1,4 +1,4 @@
-"""The scaling study from its trials to what is kept and told; SSH faked."""
+"""The scaling study from its trials to its table, with SSH faked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def step_s(nodes: int, batch: int) -> float | None:
 def scaling_hosts(
     speed: Callable[[int, int], float | None] = step_s,
 ) -> tuple[dict[str, FakeHost], list[tuple[int, int]]]:
-    """Nodes on which a step takes so long with so many nodes and so large a batch, or fails."""
+    """Nodes whose step time depends on the number of nodes and the batch, or which fail."""
     hosts = make_hosts([])
     head, seen = hosts["node0"], list[tuple[int, int]]()
 
@@ -64,7 +64,7 @@ def scaling_hosts(
     return hosts, seen
 
 
-def wish(folder: Path, **more: Any) -> ScalingRequest:
+def scaling_request(folder: Path, **more: Any) -> ScalingRequest:
     training = TrainRequest(replace(DEMO, batch_size=12), folder)
     return replace(ScalingRequest(training, (1, 2, 3), weak=False, seconds=7), **more)
 
@@ -76,7 +76,7 @@ def go(hosts: dict[str, FakeHost], request: ScalingRequest) -> ScalingStudy:
 def test_strong_scaling_keeps_the_whole_batch(tmp_path: Path) -> None:
     hosts, seen = scaling_hosts()
 
-    study = go(hosts, wish(tmp_path, predict=(6,)))
+    study = go(hosts, scaling_request(tmp_path, predict=(6,)))
 
     assert seen == [(1, 12), (2, 6), (3, 4)]
     assert [row.batch_size for row in study.rows] == [12, 6, 4, 2]
@@ -94,14 +94,14 @@ def test_strong_scaling_keeps_the_whole_batch(tmp_path: Path) -> None:
 
 def test_weak_scaling_keeps_the_batch_of_each_rank(tmp_path: Path) -> None:
     hosts, seen = scaling_hosts()
-    study = go(hosts, wish(tmp_path, weak=True, nodes=(1, 3)))
+    study = go(hosts, scaling_request(tmp_path, weak=True, nodes=(1, 3)))
     assert seen == [(1, 12), (3, 12)]
     assert study.rows[1].efficiency == pytest.approx(TRUE.step_s(1, 12) / TRUE.step_s(3, 12))
 
 
 def test_the_study_is_kept_on_the_head_and_here(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
-    study = go(hosts, wish(tmp_path / "new"))
+    study = go(hosts, scaling_request(tmp_path / "new"))
 
     here = json.loads((tmp_path / "new" / "scaling.json").read_text())
     kept = hosts["node0"].files[f"/home/ubuntu/{FOLDER}/20260731-142501.json"]
@@ -116,7 +116,7 @@ def test_the_study_is_kept_on_the_head_and_here(tmp_path: Path) -> None:
 
 def test_files_are_sent_once_and_only_to_participating_nodes(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
-    go(hosts, wish(tmp_path, nodes=(1, 2)))
+    go(hosts, scaling_request(tmp_path, nodes=(1, 2)))
     (sent,) = [c for c in hosts["node0"].commands if "distributing" in c]
     assert "NR <= 2" in sent
     assert hosts["node2"].commands == []
@@ -124,7 +124,7 @@ def test_files_are_sent_once_and_only_to_participating_nodes(tmp_path: Path) -> 
 
 def test_a_trial_that_fails_is_a_row(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts(lambda nodes, batch: None if nodes == 2 else step_s(nodes, batch))
-    study = go(hosts, wish(tmp_path))
+    study = go(hosts, scaling_request(tmp_path))
     assert [bool(row.failure) for row in study.rows] == [False, True, False]
     shown = "\n".join(render(study, tmp_path))
     assert re.search(r"^2 +6 +failed: the job ended with exit code 1: no memory", shown, re.M)
@@ -133,13 +133,13 @@ def test_a_trial_that_fails_is_a_row(tmp_path: Path) -> None:
 def test_no_study_is_kept_if_all_trials_fail(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts(lambda *_: None)
     with pytest.raises(JobError, match="every trial failed: the job ended with exit code 1"):
-        go(hosts, wish(tmp_path))
+        go(hosts, scaling_request(tmp_path))
     assert not (tmp_path / "scaling.json").exists()
 
 
 def test_one_number_of_nodes_makes_no_model(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
-    study = go(hosts, wish(tmp_path, nodes=(2,), predict=(4,)))
+    study = go(hosts, scaling_request(tmp_path, nodes=(2,), predict=(4,)))
     assert study.fit is None
     assert [row.nodes for row in study.rows] == [2]
     assert "No model of the step time" in "\n".join(render(study, tmp_path))
@@ -147,7 +147,7 @@ def test_one_number_of_nodes_makes_no_model(tmp_path: Path) -> None:
 
 def test_the_study_is_rendered_as_a_table(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
-    request = wish(tmp_path, weak=True, predict=(4, 8), flow_gbit_s=10.0)
+    request = scaling_request(tmp_path, weak=True, predict=(4, 8), flow_gbit_s=10.0)
     shown = "\n".join(render(go(hosts, request), tmp_path))
 
     assert re.search(r"^4\* +12 .* 3\.47 ", shown, re.M)
@@ -158,7 +158,7 @@ def test_the_study_is_rendered_as_a_table(tmp_path: Path) -> None:
 
 def test_steps_explained_by_exchange_alone_make_no_model(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts(lambda nodes, _: {2: 1.0, 3: 1.6}[nodes])
-    study = go(hosts, wish(tmp_path, nodes=(2, 3), weak=True, predict=(1,)))
+    study = go(hosts, scaling_request(tmp_path, nodes=(2, 3), weak=True, predict=(1,)))
     assert study.fit is None
     shown = "\n".join(render(study, tmp_path))
     assert "the exchange alone would explain these steps; measure one node, too" in shown
@@ -168,7 +168,7 @@ def test_steps_explained_by_exchange_alone_make_no_model(tmp_path: Path) -> None
 
 def test_superlinear_speedup_implies_no_network_speed(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts(lambda nodes, _: 1.0 / (nodes * 1.1))
-    shown = "\n".join(render(go(hosts, wish(tmp_path, nodes=(1, 2))), tmp_path))
+    shown = "\n".join(render(go(hosts, scaling_request(tmp_path, nodes=(1, 2))), tmp_path))
     assert "the steps show no cost of exchanging gradients" in shown
     assert "Gbit/s" not in shown
     assert "with 2 parameters for 2 measurements it proves little" in shown
@@ -177,7 +177,7 @@ def test_superlinear_speedup_implies_no_network_speed(tmp_path: Path) -> None:
 def test_containers_cost_nothing(tmp_path: Path) -> None:
     hosts, _ = scaling_hosts()
     free = job_context(hosts, cloud=CloudInfo("local", "x", False))
-    assert {row.epoch_usd for row in scaling(free, wish(tmp_path)).rows} == {None}
+    assert {row.epoch_usd for row in scaling(free, scaling_request(tmp_path)).rows} == {None}
 
 
 def test_an_indivisible_batch_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The model of the step time: its parts, what a fit finds again, and the published figures."""
+"""The model of the step time: its parts, its fit, and the published figures."""
 
 from __future__ import annotations
 

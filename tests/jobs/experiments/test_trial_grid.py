@@ -1,4 +1,4 @@
-"""Which trials are made, and which is best."""
+"""The grid of trials, and the choice of the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tune` from the cluster to what is kept, and the next `train` that takes it; SSH faked."""
+"""`tune` from its trials to its result, and the next `train` that uses it, with SSH faked."""
 
 from __future__ import annotations
 

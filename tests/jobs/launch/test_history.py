@@ -1,4 +1,4 @@
-"""The jobs on a head: the very shell command, run by this machine's own bash."""
+"""The jobs on a head, listed by the real shell script in this machine's bash."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_job_is_listed_with_its_state(tmp_path: Path) -> None:
     make_job(tmp_path, "squad-3")
     running = make_job(tmp_path, "squad-4")
     with subprocess.Popen(["sleep", "30"]) as other:
-        # A pid that belongs to somebody else by now.
+        # A PID that belongs to another process by now.
         (tmp_path / "spr-jobs/squad-3/pid").write_text(str(other.pid))
         script = f"exec -a {running}/run.sh sleep 30"
         with subprocess.Popen(["bash", "-c", script]) as job:

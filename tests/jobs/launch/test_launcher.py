@@ -1,4 +1,4 @@
-"""A job's life on the head node: the very shell commands, run by this machine's own bash."""
+"""A job on the head node: the real shell commands in this machine's bash."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from provision.host import LineSink, Result
 
 @dataclass
 class ThisMachine:
-    """A host whose commands run here, in a home folder of their own."""
+    """A host whose commands run here, with a separate home folder."""
 
     home: Path
     name: str = "node0"
     drop_after: list[int] = field(default_factory=list)
-    """After so many lines of the next followed commands the connection breaks."""
+    """The number of lines after which the next followed commands lose the connection."""
     refuse: HostError | None = None
     """What followed commands meet instead of the machine."""
     gone: str = ""
@@ -259,7 +259,7 @@ def test_results_are_fetched_and_stay_inside_the_target(head: ThisMachine, tmp_p
 
 
 def two_nodes(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The worker's home folder; ssh goes there."""
+    """The worker's home folder, which ssh enters."""
     programs, other = head.home / "bin", head.home / "worker"
     programs.mkdir()
     other.mkdir()

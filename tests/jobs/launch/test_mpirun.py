@@ -1,4 +1,4 @@
-"""The mpirun line and the script around it, as golden files."""
+"""The mpirun command and its script, as golden files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From facts to a placement: FACTS' own table, and machines of every shape."""
+"""Placement from facts: a table of machines of every shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ R7IZ = machine(32, smt=True)
 def plan(
     *facts: HostFacts, ppn: int | None = None, workers: int = 0, mode: str = "auto", **more: str
 ) -> Placement:
-    """A placement on these nodes; over oneCCL where it has workers."""
+    """Plan a placement on these nodes; over oneCCL if it has workers."""
     by_name = {f"node{rank}": fact for rank, fact in enumerate(facts)}
     addresses = dict.fromkeys(by_name, "172.31.0.10")
     wish = PlacementOptions(mode, ppn, workers or None, **more)

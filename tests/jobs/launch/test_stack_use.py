@@ -1,4 +1,4 @@
-"""What a job takes from its cluster's stack."""
+"""What a job uses of its cluster's stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines as ``lscpu`` shows them, made up: sockets, sub-NUMA clusters, odd numbers, SMT."""
+"""Invented machines as ``lscpu`` shows them: sockets, sub-NUMA clusters, odd numbers, SMT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions put to a model: here, and on a head that is this machine's own bash and Python."""
+"""Questions to a model: here, and on a head that is this machine's bash and Python."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_folder_that_is_no_model_is_explained(tmp_path: Path) -> None:
 
 @dataclass
 class Head(ThisMachine):
-    """A head whose login user's home is a folder here, and whose venv is ours."""
+    """A head whose home is a local folder and whose venv is this one."""
 
     def run(self, command: str, **more: Any) -> Result:
         python = command.replace("/opt/spr-cluster/venv/bin/python", sys.executable)

@@ -1,4 +1,4 @@
-"""`run` from the command line to what is kept, with the nodes' SSH faked."""
+"""`run` from the command line to its results, with SSH faked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def start(
     return run_job(context, plan.kind, lambda _: plan).record
 
 
-def wish(results: Path, *command: str, **more: Any) -> ProgramRequest:
+def program_request(results: Path, *command: str, **more: Any) -> ProgramRequest:
     return replace(ProgramRequest(command or ("hostname",), ProgramFiles({}), results), **more)
 
 
@@ -63,7 +63,9 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
 
     done = start(
         hosts,
-        wish(tmp_path / "out", "python", "my script.py", "--lr", "1", files=files, env=("A=b c",)),
+        program_request(
+            tmp_path / "out", "python", "my script.py", "--lr", "1", files=files, env=("A=b c",)
+        ),
         log,
     )
 
@@ -98,19 +100,19 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
 def test_only_the_first_nodes_are_used(tmp_path: Path) -> None:
     hosts = hosts_for([])
 
-    start(hosts, wish(tmp_path, nodes=2, placement=PlacementOptions(nproc_per_node=2)))
+    start(hosts, program_request(tmp_path, nodes=2, placement=PlacementOptions(nproc_per_node=2)))
 
     assert hosts["node2"].commands == []
     assert "-n 4 -ppn 2" in hosts["node0"].files[PATHS.script].decode()
     (sent,) = [c for c in hosts["node0"].commands if "distributing" in c]
     assert "awk 'NR > 1 && NR <= 2' ~/hosts |" in sent
     with pytest.raises(UsageError, match="--nodes 4: cluster bert has 3 nodes"):
-        start(hosts_for([]), wish(tmp_path, nodes=4))
+        start(hosts_for([]), program_request(tmp_path, nodes=4))
 
 
 def test_a_failure_keeps_the_record_and_names_the_cause(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the job ended with exit code 3: ValueError: no") as caught:
-        start(hosts_for(["Traceback", "ValueError: no"], 3), wish(tmp_path))
+        start(hosts_for(["Traceback", "ValueError: no"], 3), program_request(tmp_path))
 
     assert str(tmp_path / "log") in str(caught.value.hint)
     assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 3
@@ -119,13 +121,13 @@ def test_a_failure_keeps_the_record_and_names_the_cause(tmp_path: Path) -> None:
 def test_a_misplaced_rank_reports_itself(tmp_path: Path) -> None:
     said = event(event="error", message="not here", hint="why", rank=1, host="b", lost_peer=False)
     with pytest.raises(JobError, match="rank 1 on b: not here"):
-        start(hosts_for([said], 1), wish(tmp_path))
+        start(hosts_for([said], 1), program_request(tmp_path))
 
 
 def test_the_programs_own_exit_code_is_kept_and_not_mpiruns(tmp_path: Path) -> None:
     said = event(event="error", message="x ended with exit code 3", rank=1, host="b", exit_code=3)
     with pytest.raises(JobError, match="rank 1 on b: x ended with exit code 3"):
-        start(hosts_for([said], 255), wish(tmp_path))
+        start(hosts_for([said], 255), program_request(tmp_path))
     assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 3
 
 
@@ -135,7 +137,7 @@ def test_ctrl_c_stops_the_program_and_keeps_its_record(tmp_path: Path) -> None:
 
     hosts = hosts_for([], follow=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        start(hosts, wish(tmp_path))
+        start(hosts, program_request(tmp_path))
 
     assert (
         f"pid=$(cat {PATHS.pid}); pkill -TERM -g $pid -x mpiexec.hydra"

@@ -1,4 +1,4 @@
-"""Which of the user's files go to the nodes."""
+"""Which files of a program go to the nodes."""
 
 from __future__ import annotations
 

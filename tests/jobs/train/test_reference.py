@@ -1,4 +1,4 @@
-"""The published recipe: its commands by version, its way onto the nodes, its figures as ours."""
+"""The published recipe: its commands by version, its files on the nodes, its results."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_smoke_run_is_a_minute_on_one_node(tmp_path: Path) -> None:
     assert planned.command[:2] == ("sh", "-c")
     assert planned.command[3:5] == ("60", "env")
     assert (planned.nodes, planned.backend) == (1, "gloo")
-    # Its stack's OMP_NUM_THREADS=24 is for two processes beside one another.
+    # Its stack's OMP_NUM_THREADS=24 is for two processes on a node.
     assert planned.placement == PlacementOptions("auto", 1)
 
 

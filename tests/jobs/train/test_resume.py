@@ -1,4 +1,4 @@
-"""An interrupted job, continued from here: which one, with what, and what is refused."""
+"""Resuming an interrupted job: which one, with which options, and what is refused."""
 
 from __future__ import annotations
 

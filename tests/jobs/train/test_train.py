@@ -1,4 +1,4 @@
-"""Submitting, following and explaining a job, with the nodes' SSH faked."""
+"""Submitting, following, and explaining a job, with SSH faked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tune` keeps: for what it counts, when it is forgotten, how `train` takes it."""
+"""Results of `tune`: what they are valid for, when they are dropped, how `train` uses them."""
 
 from __future__ import annotations
 

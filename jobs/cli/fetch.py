@@ -59,7 +59,7 @@ def add_push_option(parser: argparse.ArgumentParser) -> None:
         "--push-to",
         metavar="s3://BUCKET/PREFIX",
         help="also store the model in S3, in a folder named after the job, with this machine's AWS "
-        "credentials and the bucket's privacy and encryption",
+        "credentials",
     )
 
 

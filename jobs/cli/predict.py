@@ -25,8 +25,8 @@ from jobs.train.predict import (
 
 _EXAMPLES = """\
   spr-cluster predict "Who wrote it?" --context article.txt
-  spr-cluster predict "Where?" "Since when?" --context "The mill has stood in Delft since 1692." --json
-  spr-cluster predict "Where?" --context article.txt --model squad-20260731-142501
+  spr-cluster predict "Where?" --context "The mill stands in Delft." --json
+  spr-cluster predict "Where?" "When?" --context article.txt --model ./my-model
 """
 
 
@@ -60,25 +60,19 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("a question is empty")
     context = read_context(args.context)
     model = find_model(args.model)
-    here = model is not None and can_answer_here()
-    answers = (
-        answer_here(model, args.questions, context)
-        if model is not None and here
-        else _ask_head(args, context, model)
-    )
+    if model is not None and can_answer_here():
+        where, answers = "here", answer_here(model, args.questions, context)
+    else:
+        where, answers = "head", _ask_head(args, context, model)
     if args.json:
         rows = [asdict(each) for each in answers]
-        print(
-            json.dumps(
-                {"where": "here" if here else "head", "model": str(model or ""), "answers": rows}
-            )
-        )
+        print(json.dumps({"where": where, "model": str(model or ""), "answers": rows}))
     else:
         print(render(answers))
     return 0
 
 
-def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> Sequence[Prediction]:
+def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> list[Prediction]:
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
     try:

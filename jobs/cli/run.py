@@ -24,7 +24,7 @@ from jobs.train.request import check_results
 _EXAMPLES = """\
   spr-cluster run -- hostname                                 once per rank
   spr-cluster run --nodes 2 --ppn 2 -- python my_script.py --epochs 3
-  spr-cluster run --files src --files data.csv --env SEED=7 -- python src/main.py
+  spr-cluster run --files src --env SEED=7 -- python src/main.py
 """
 
 

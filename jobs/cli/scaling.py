@@ -38,7 +38,7 @@ from jobs.train.request import TrainRequest, check_inputs, check_results
 
 _EXAMPLES = """\
   spr-cluster scaling squad --nodes 1,2,4 --predict 8,16
-  spr-cluster scaling squad --weak --batch-size 32 --data train.json --model ./my-encoder
+  spr-cluster scaling squad --weak --batch-size 32 --model ./my-encoder
 """
 _MAX_NODES = 256
 _NO_NETWORK_GBIT_S = 3200
@@ -57,8 +57,13 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     parser.add_argument("job", choices=("squad",), help="the job to measure")
     add_cluster_options(parser)
-    study = parser.add_argument_group("study")
-    add = study.add_argument
+    _add_study_options(parser.add_argument_group("study"))
+    add_training_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_study_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--nodes", type=numbers, metavar="LIST", help="numbers of nodes (default: 1, 2, 4… and all)"
     )
@@ -89,8 +94,6 @@ def add_parser(subparsers: SubParsers) -> None:
         "--ccl-workers", type=positive_int, metavar="N", help="oneCCL workers per rank (default: 1)"
     )
     add("--results", metavar="DIR", help="local folder for scaling.json (default: results/STUDY)")
-    add_training_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,18 +19,18 @@ from jobs.launch.record import read_job_id
 from jobs.launch.session import JobContext
 from jobs.train.presets import PRESETS
 from jobs.train.reference import ReferenceRequest, train_reference
-from jobs.train.request import TrainRequest, check_request, check_results
+from jobs.train.request import TrainRequest, check_inputs, check_results
 from jobs.train.resume import ResumeRequest, resume
 from jobs.train.train import train
 from jobs.worker.squad.options import add_arguments
 
 _HIDDEN = {"output", "trial_seconds", "resume"}
 _EXAMPLES = """\
-  spr-cluster train squad                                     DistilBERT on SQuAD, from the hub
+  spr-cluster train squad                             DistilBERT on SQuAD
   spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
-  spr-cluster train squad --demo                              a small new model on a small sample
-  spr-cluster train squad --resume                            resume the last unfinished job
-  spr-cluster train squad --recipe reference --smoke          the published recipe, for a minute
+  spr-cluster train squad --demo                      small model, small sample
+  spr-cluster train squad --resume                    the last unfinished job
+  spr-cluster train squad --recipe reference --smoke  try the published recipe
 """
 _RECIPES = ("fast", "reference")
 Request = TrainRequest | ReferenceRequest | ResumeRequest
@@ -119,11 +119,11 @@ def _build_request(args: argparse.Namespace, now: datetime) -> Request:
     if "resume" in args:
         return build_resume(args)
     if args.recipe == "reference":
-        reference = build_reference(args, now)
-        check_results(reference.results)
-        return reference
-    request = build_request(args, now)
-    check_request(request)
+        request: TrainRequest | ReferenceRequest = build_reference(args, now)
+    else:
+        request = build_request(args, now)
+        check_inputs(request.options)
+    check_results(request.results)
     return request
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from cluster.cli.common import add_cluster_options
 from cluster.cli.display import format_seconds, format_table
@@ -30,9 +29,9 @@ from jobs.train.request import TrainRequest, check_inputs
 from jobs.train.tuned import TuningResult
 
 _EXAMPLES = """\
-  spr-cluster tune squad --data train.json --model ./my-encoder     the job that you will run
+  spr-cluster tune squad --data train.json --model ./my-encoder
   spr-cluster tune squad --ppn 1,2,4 --ccl-workers 1,2,4 --seconds 30
-  spr-cluster tune squad --batch-size 8,16,32                       the batch per rank, too
+  spr-cluster tune squad --batch-size 8,16,32      compare batch sizes, too
 """
 
 
@@ -71,7 +70,11 @@ def run(args: argparse.Namespace) -> int:
         request,
         on_plan=lambda trials: context.on_log(describe_trials(len(trials), request.seconds)),
     )
-    print(json.dumps(as_dict(best, results)) if args.json else render(best, results))
+    if args.json:
+        rows = [as_row(*each) for each in results.items()]
+        print(json.dumps({"best": asdict(best), "trials": rows}))
+    else:
+        print(render(best, results))
     return 0
 
 
@@ -94,11 +97,6 @@ def describe_trials(trials: int, seconds: int) -> str:
     """Return one line: how many trials, and about how long they take."""
     about = format_seconds(60 * estimate_minutes(trials, seconds))
     return f"{counted(trials, 'trial')} of {seconds} s each: about {about} including start-up"
-
-
-def as_dict(best: TuningResult, results: Mapping[Trial, TrialResult]) -> dict[str, Any]:
-    """Return the result for ``--json``."""
-    return {"best": asdict(best), "trials": [as_row(*each) for each in results.items()]}
 
 
 def render(best: TuningResult, results: Mapping[Trial, TrialResult]) -> str:

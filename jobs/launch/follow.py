@@ -75,7 +75,7 @@ def _stop(launcher: Launcher, paths: JobPaths, output: JobOutput, grace_s: int) 
     launcher.disconnect()
     try:
         if grace_s > STOP_SECONDS:
-            _log(output, "saving a checkpoint and stopping; press Ctrl-C again to stop at once")
+            _log(output, "saving a checkpoint and stopping; press Ctrl-C again to stop immediately")
         try:
             launcher.cancel(paths, grace_s)
         except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from provision.host import Host, LineSink
 
 _BUSY = 75
 """Exit code of a start that found another job: EX_TEMPFAIL in BSD's sysexits.h."""
-# Counted from the job's start: as long as a laptop may sleep, or a job may take.
+# Counted from the job's start: the longest that a laptop sleeps or a job runs.
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 
 
@@ -75,7 +75,7 @@ class HeadLauncher:
             raise JobError(f"job {paths.job_id} did not start on the head: {why}")
 
     def follow(self, paths: JobPaths, on_line: LineSink) -> int:
-        """The job goes on when the connection breaks; following continues at the next line.
+        """The job survives a broken connection; following continues at the next line.
 
         Raises :class:`JobError` if the head is gone for good, :class:`HostKeyError` if another
         machine answers at its address.

@@ -76,7 +76,7 @@ def _share_out(
     for name, fact in facts.items():
         _require_cores(name, len(fact.physical_cores), ppn, workers, options)
     groups = {name: require_even_groups(name, fact, ppn) for name, fact in facts.items()}
-    # Of one node all groups are equal.
+    # All groups of one node are equal.
     cores = min(len(node[0]) for node in groups.values())
     warnings = tuple(
         f"{name} computes on {ppn * cores} of its {len(fact.physical_cores)} cores, as many as "

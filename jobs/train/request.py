@@ -33,17 +33,8 @@ class TrainRequest:
     """Use the first N nodes of the cluster; ``None`` uses all of them."""
 
 
-def check_request(request: TrainRequest) -> None:
-    """Check everything that can be checked on this machine, before a cluster is touched.
-
-    Raises :class:`UsageError` with the file and record, or the model, that can't be used.
-    """
-    check_inputs(request.options)
-    check_results(request.results)
-
-
 def check_inputs(options: TrainOptions) -> None:
-    """Raise :class:`UsageError` if the data or the model can't be used."""
+    """Raise :class:`UsageError` with the file and record, or the model, that can't be used."""
     for path in filter(None, (options.data, options.eval)):
         try:
             questions = read_dataset(Path(path), [] if options.skip_bad_records else None)

@@ -15,7 +15,7 @@ from infra.errors import HostError, JobError, UsageError
 from jobs.cli.train import add_parser
 from jobs.cli.train_requests import build_request
 from jobs.launch.plan import PlacementOptions
-from jobs.train.request import TrainRequest, check_request, data_files, options_on_nodes
+from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes
 from jobs.train.train import train
 from jobs.worker.squad.options import DEMO, TrainOptions
 from provision.stacks import load_stack
@@ -233,7 +233,7 @@ def test_tune_decides_what_the_user_leaves_open(flags: tuple[str, ...], expected
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a model folder, because it has no config"):
-        check_request(TrainRequest(TrainOptions(model=str(tmp_path)), tmp_path))
+        check_inputs(TrainOptions(model=str(tmp_path)))
 
 
 def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_ctrl_c_stops_the_job_on_all_nodes(tmp_path: Path) -> None:
         run(hosts, tmp_path, log=log)
     assert f"pid=$(cat {PATHS.pid}); pkill -TERM -g $pid" in hosts["node0"].commands[-2]
     assert log[-3:-1] == [
-        "saving a checkpoint and stopping; press Ctrl-C again to stop at once",
+        "saving a checkpoint and stopping; press Ctrl-C again to stop immediately",
         "Job stopped on all nodes",
     ]
     assert log[-1] == (

@@ -1,4 +1,4 @@
-"""Bad input: one clear line, and nothing done."""
+"""The cluster spec: validation, durations, and instance types."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import ipaddress
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 
 import boto3
 from botocore.exceptions import BotoCoreError
@@ -30,7 +29,15 @@ def open_aws_cloud(region: str | None) -> Cloud:
     except BotoCoreError as error:
         raise UsageError(f"AWS configuration can't be used: {error}") from None
     if not _REGION.fullmatch(chosen):
-        raise _unknown_region(chosen, session().get_available_regions("ec2"))
+        known = session().get_available_regions("ec2")
+        if chosen[:-1] in known:
+            raise UsageError(
+                f"--region {chosen}: this is a zone", hint=f"use its region: --region {chosen[:-1]}"
+            )
+        raise UsageError(
+            f"unknown region {chosen!r}{nearest(chosen, known, 2)}",
+            hint=f"one of {', '.join(known)}",
+        )
     return Cloud(
         name="aws",
         region=chosen,
@@ -39,17 +46,6 @@ def open_aws_cloud(region: str | None) -> Cloud:
         billed=True,
         has_amx=True,
         default_bake="none",
-    )
-
-
-def _unknown_region(chosen: str, known: Sequence[str]) -> UsageError:
-    """Explain a name that does not look like a region, not even like a new one."""
-    if chosen[:-1] in known:
-        return UsageError(
-            f"--region {chosen}: this is a zone", hint=f"use its region: --region {chosen[:-1]}"
-        )
-    return UsageError(
-        f"unknown region {chosen!r}{nearest(chosen, known, 2)}", hint=f"one of {', '.join(known)}"
     )
 
 

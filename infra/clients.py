@@ -91,10 +91,7 @@ def when_visible(call: Callable[..., T], **parameters: Any) -> T:
     EC2 is eventually consistent:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/query-api-troubleshooting.html#eventual-consistency
     """
-
-    return retry(
-        lambda: call(**parameters), is_invisible, deadline_s=_VISIBLE_DEADLINE_S, every_s=3
-    )
+    return retry(lambda: call(**parameters), is_invisible, deadline_s=_VISIBLE_DEADLINE_S)
 
 
 def retry(
@@ -103,7 +100,6 @@ def retry(
     *,
     deadline_s: float,
     clock: Clock | None = None,
-    every_s: float = 5.0,
 ) -> T:
     """Repeat a call while its errors are retryable. Raises the last one at the deadline."""
     failures: list[Exception] = []
@@ -118,7 +114,7 @@ def retry(
             return None
 
     try:
-        return wait_until("", attempt, deadline_s=deadline_s, clock=clock, every_s=every_s)[0]
+        return wait_until("", attempt, deadline_s=deadline_s, clock=clock, every_s=3)[0]
     except DeadlineError:
         raise failures[-1] from None
 

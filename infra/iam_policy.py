@@ -71,6 +71,7 @@ def build_policy(push_to: S3Location | None = None) -> dict[str, Any]:
     makers = sorted(action.removeprefix("ec2:") for action in (*_MAKE, *_COPY))
     in_the_making = {"StringEquals": {"ec2:CreateAction": makers}}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
+    objects = f"arn:*:s3:::{push_to.bucket}/{push_to.below('*').prefix}" if push_to else ""
     return {
         "Version": "2012-10-17",
         "Statement": [
@@ -80,13 +81,9 @@ def build_policy(push_to: S3Location | None = None) -> dict[str, Any]:
             _allow("IntoImages", _COPY, None, ["arn:*:ec2:*::image/*", "arn:*:ec2:*::snapshot/*"]),
             _allow("TagWhatIsBeingMade", _TAG, in_the_making),
             _allow("ChangeOurOwn", _CHANGE_OUR_OWN, ours),
-            *([_allow("Push", _PUSH, None, [_objects(push_to)])] if push_to else []),
+            *([_allow("Push", _PUSH, None, [objects])] if push_to else []),
         ],
     }
-
-
-def _objects(place: S3Location) -> str:
-    return f"arn:*:s3:::{place.bucket}/{place.below('*').prefix}"
 
 
 def _allow(

@@ -154,14 +154,12 @@ def wait_until_available(
             )
         return image if image.state == "available" else None
 
-    def report(passed: float) -> None:
-        progress.note(f"{image_id}: {passed / 60:.0f} of at most {IMAGE_DEADLINE_S // 60} min")
-
+    limit = IMAGE_DEADLINE_S // 60
     return wait_until(
         f"image {image_id}",
         patient(probe),
         deadline_s=IMAGE_DEADLINE_S,
         clock=clock,
         every_s=15,
-        on_wait=report,
+        on_wait=lambda s: progress.note(f"{image_id}: {s / 60:.0f} of at most {limit} min"),
     )

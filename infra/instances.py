@@ -106,15 +106,10 @@ def _describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
 
     With a filter, an unknown id does not fail the whole call.
     """
-    found = [
-        instance
-        for first in range(0, len(ids), _FILTER_VALUES)
-        for instance in describe_instances(
-            ec2,
-            [{"Name": "instance-id", "Values": ids[first : first + _FILTER_VALUES]}],
-            _ANY_STATE,
-        )
-    ]
+    found: list[Instance] = []
+    for first in range(0, len(ids), _FILTER_VALUES):
+        some = ids[first : first + _FILTER_VALUES]
+        found += describe_instances(ec2, [{"Name": "instance-id", "Values": some}], _ANY_STATE)
     return tuple(sorted(found, key=lambda instance: ids.index(instance.id)))
 
 
@@ -158,20 +153,19 @@ _SPOT_NOTICES = {
 
 def describe_spot_notices(ec2: EC2Client, machines: Iterable[Instance]) -> dict[str, str]:
     """Return EC2's notices about spot machines that it is about to reclaim, by instance id."""
-    requests = {i.spot_request: i.id for i in machines if i.spot_request}
-    if not requests:
+    ids = sorted(i.id for i in machines if i.spot_request)
+    if not ids:
         return {}
     # With a filter, an unknown id does not fail the whole call.
     pages = ec2.get_paginator("describe_spot_instance_requests").paginate(
-        Filters=[{"Name": "instance-id", "Values": sorted(requests.values())[:_FILTER_VALUES]}]
+        Filters=[{"Name": "instance-id", "Values": ids[:_FILTER_VALUES]}]
     )
-    notices = {}
-    for page in pages:
-        for request in page["SpotInstanceRequests"]:
-            status = request.get("Status", {})
-            if (code := status.get("Code", "")) in _SPOT_NOTICES:
-                notices[request.get("InstanceId", "")] = status.get("Message") or code
-    return notices
+    return {
+        request.get("InstanceId", ""): status.get("Message") or status["Code"]
+        for page in pages
+        for request in page["SpotInstanceRequests"]
+        if (status := request.get("Status", {})).get("Code", "") in _SPOT_NOTICES
+    }
 
 
 @dataclass(frozen=True)
@@ -186,7 +180,7 @@ def wait_until_running(
     ec2: EC2Client,
     ids: Sequence[str],
     *,
-    on_wait: Callable[[float, str], None] | None = None,
+    on_wait: Callable[[float, str], None] = lambda _seconds, _states: None,
     clock: Clock | None = None,
 ) -> Boot:
     """Wait up to 40 minutes until each machine runs or has failed.
@@ -200,10 +194,6 @@ def wait_until_running(
         settled = (id_ in seen and seen[id_].state != "pending" for id_ in ids)
         return True if all(settled) else None
 
-    def report(passed: float) -> None:
-        if on_wait:
-            on_wait(passed, _summarize(ids, seen))
-
     late = ""
     try:
         wait_until(
@@ -212,7 +202,7 @@ def wait_until_running(
             deadline_s=BOOT_DEADLINE_S,
             clock=clock,
             every_s=_WAIT_EVERY_S,
-            on_wait=report,
+            on_wait=lambda passed: on_wait(passed, _summarize(ids, seen)),
         )
     except DeadlineError as error:
         late = str(error)
@@ -233,7 +223,7 @@ def _summarize(ids: Sequence[str], seen: dict[str, Instance]) -> str:
 
 def _why_not(instance: Instance | None, late: str) -> str:
     if instance is None:
-        return f"EC2 does not show it; {late}" if late else "EC2 does not show it"
+        return f"EC2 does not show it; {late}"
     why = late if instance.state == "pending" else instance.reason
     return f"{instance.state}: {why or 'no reason given'}"
 

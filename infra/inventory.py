@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -61,13 +62,12 @@ class Inventory:
 
     def __str__(self) -> str:
         return "; ".join(
-            f"{len(ids)} {_count_of(kind, ids)} ({', '.join(ids)})"
-            for kind, ids in self.ids().items()
+            f"{_count(kind, ids)} ({', '.join(ids)})" for kind, ids in self.ids().items()
         )
 
     def counts(self) -> str:
         """Return the number of resources of each kind as text."""
-        return ", ".join(f"{len(ids)} {_count_of(kind, ids)}" for kind, ids in self.ids().items())
+        return ", ".join(_count(kind, ids) for kind, ids in self.ids().items())
 
     def without_image(self) -> Inventory:
         """Return the inventory without images and their snapshots, which users can keep."""
@@ -97,9 +97,9 @@ class Inventory:
         return parse_record(self.group.tags) if self.group else None
 
 
-def _count_of(kind: str, ids: Sequence[str]) -> str:
-    words = kind.replace("_", " ")
-    return words.removesuffix("s") if len(ids) == 1 else words
+def _count(kind: str, ids: Sequence[str]) -> str:
+    plural = kind.replace("_", " ")
+    return f"{len(ids)} {plural if len(ids) != 1 else re.sub('(?<=ss)es$|s$', '', plural)}"
 
 
 Fetch = Callable[["EC2Client", list[Any]], Iterable[Any]]

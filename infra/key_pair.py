@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 class KeyPair:
     """An ed25519 key pair in OpenSSH's formats."""
 
-    private: str
+    private: str = field(repr=False)
     public: str
-
-    def __repr__(self) -> str:
-        return f"KeyPair({self.public!r})"
 
 
 def generate_key_pair(comment: str) -> KeyPair:

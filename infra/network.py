@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from infra.spec import ClusterSpec
 
-_SSH_PORT = 22
-
 
 @dataclass(frozen=True)
 class Network:
@@ -58,8 +56,7 @@ class SecurityGroup:
         ssh = [
             rule
             for rule in ingress
-            if (rule.get("IpProtocol"), rule.get("FromPort"), rule.get("ToPort"))
-            == ("tcp", _SSH_PORT, _SSH_PORT)
+            if (rule.get("IpProtocol"), rule.get("FromPort"), rule.get("ToPort")) == ("tcp", 22, 22)
         ]
         return SecurityGroup(
             id=group["GroupId"],
@@ -114,9 +111,7 @@ def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, Typ
     infos = ec2.get_paginator("describe_instance_types").paginate(
         Filters=[{"Name": "instance-type", "Values": sorted(zones)}]
     )
-    known: dict[str, Any] = {
-        info["InstanceType"]: info for page in infos for info in page["InstanceTypes"]
-    }
+    known: dict[str, Any] = {i["InstanceType"]: i for page in infos for i in page["InstanceTypes"]}
     support = {}
     for name, places in zones.items():
         info = known.get(name, {})
@@ -210,12 +205,7 @@ def open_security_group(ec2: EC2Client, group: SecurityGroup, ssh_cidr: str) -> 
 
 def _ssh_rule(*cidrs: str) -> IpPermissionTypeDef:
     ranges: Any = [{"CidrIp": cidr, "Description": "SSH from the caller"} for cidr in cidrs]
-    return {
-        "IpProtocol": "tcp",
-        "FromPort": _SSH_PORT,
-        "ToPort": _SSH_PORT,
-        "IpRanges": ranges,
-    }
+    return {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": ranges}
 
 
 def create_placement_group(ec2: EC2Client, cluster: str) -> None:

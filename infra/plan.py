@@ -83,15 +83,12 @@ def mesh_digest(nodes: Sequence[Instance]) -> str:
 
 def _in_place(given: PlanInput) -> list[Instance]:
     """Return the healthy machines of the type and zone that most of the cluster has."""
-    alive = [
-        instance
-        for instance in given.found.alive
-        if instance.state in ("pending", "running") and instance.id not in given.unhealthy
-    ]
-    places = Counter(instance.place for instance in alive)
-    heads = {instance.place for instance in alive if instance.role == HEAD}
+    running = [i for i in given.found.alive if i.state in ("pending", "running")]
+    healthy = [instance for instance in running if instance.id not in given.unhealthy]
+    places = Counter(instance.place for instance in healthy)
+    heads = {instance.place for instance in healthy if instance.role == HEAD}
     place = max(places, key=lambda p: (places[p], p in heads, p), default=None)
-    return [instance for instance in alive if instance.place == place]
+    return [instance for instance in healthy if instance.place == place]
 
 
 def _sort_machines(given: PlanInput) -> tuple[tuple[Instance, ...], dict[str, str]]:
@@ -277,17 +274,9 @@ _REMOVALS = (
     (ActionKind.DELETE_GROUPS, "security_groups"),
     (ActionKind.DELETE_KEYS, "key_pairs"),
 )
-
-
 # EC2 deletes a machine's disks and interfaces with it and only then releases its groups, so the next
 # round of `down` finds what is left of these.
-_AFTER_MACHINES = (
-    "volumes",
-    "interfaces",
-    "addresses",
-    "placement_groups",
-    "security_groups",
-)
+_AFTER_MACHINES = ("volumes", "interfaces", "addresses", "placement_groups", "security_groups")
 
 
 def plan_down(found: Inventory) -> Plan:
@@ -298,10 +287,5 @@ def plan_down(found: Inventory) -> Plan:
     image_snapshots = [s for image in found.images for s in image.snapshot_ids]
     if image_snapshots:
         ids["snapshots"] = sorted({*ids.get("snapshots", []), *image_snapshots})
-    return Plan(
-        tuple(
-            Action(kind, ", ".join(ids[name]), tuple(ids[name]))
-            for kind, name in _REMOVALS
-            if name in ids
-        )
-    )
+    named = [(kind, ids[name]) for kind, name in _REMOVALS if name in ids]
+    return Plan(tuple(Action(kind, ", ".join(listed), tuple(listed)) for kind, listed in named))

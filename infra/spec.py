@@ -97,8 +97,8 @@ def _render_option(key: str, value: Any) -> str:
     """Return an option and its value as typed on the command line."""
     option = "--instance-type" if key == "instance_types" else "--" + key.replace("_", "-")
     if isinstance(value, timedelta):
-        return f"{option} {render_duration(value)}"
-    if isinstance(value, tuple):
+        value = render_duration(value)
+    elif isinstance(value, tuple):
         value = ",".join(map(str, value))
     return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value or repr(value)}"
 

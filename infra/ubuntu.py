@@ -10,11 +10,7 @@ Release = Literal["20.04", "22.04", "24.04"]
 
 @dataclass(frozen=True)
 class UbuntuRelease:
-    """``python`` is the release's ``python3``, ``glibc_minor`` the x of its C library 2.x.
-
-    ``disk`` ends Canonical's SSM parameter: gp3 images exist from 24.04 on, see
-    https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
-    """
+    """``python`` is its ``python3``, ``glibc_minor`` the x of glibc 2.x, ``disk`` that of its AMI."""
 
     python: str
     glibc_minor: int
@@ -22,6 +18,7 @@ class UbuntuRelease:
     free_updates_ended: str = ""
 
 
+# https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
 RELEASES: dict[str, UbuntuRelease] = {
     "20.04": UbuntuRelease("3.8", 31, "ebs-gp2", free_updates_ended="May 2025"),
     "22.04": UbuntuRelease("3.10", 35, "ebs-gp2"),
@@ -31,7 +28,5 @@ RELEASES: dict[str, UbuntuRelease] = {
 
 def ubuntu_parameter(release: str) -> str:
     """The SSM parameter that holds the current AMI id of an Ubuntu release."""
-    return (
-        f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/"
-        f"{RELEASES[release].disk}/ami-id"
-    )
+    disk = RELEASES[release].disk
+    return f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/{disk}/ami-id"

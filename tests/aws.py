@@ -1,4 +1,4 @@
-"""EC2 as moto serves it in this process, with every request written down."""
+"""EC2 as served by moto in this process, with every request recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Recorder:
 
     @contextmanager
     def watching(self, clients: Clients) -> Iterator[None]:
-        """Write down what these clients send to EC2; a request that is sent again counts once."""
+        """Record what these clients send to EC2; a retried request counts once."""
         all_events: list[Any] = [client.meta.events for client in (clients.ec2, clients.buyer)]
         for events in all_events:
             events.register("provide-client-params.ec2.*", self._record)
@@ -66,7 +66,7 @@ class _Body(io.BytesIO):
 
 @contextmanager
 def answered_directly(clients: Clients, application: Any) -> Iterator[None]:
-    """Have a WSGI application answer what these clients send, without HTTP: a third of the time."""
+    """Let a WSGI application answer these clients without HTTP, in a third of the time."""
 
     def answer(request: Any, **_: Any) -> AWSResponse:
         headers = {key: _text(value) for key, value in request.headers.items()}
@@ -106,7 +106,7 @@ def fake_aws(*, has_amx: bool = True) -> Cloud:
 
 
 def connect_moto(cloud: Cloud) -> Clients:
-    """Clients whose SSM knows Canonical's parameters, which moto does not let anybody write."""
+    """Clients whose SSM knows Canonical's parameters, which moto does not let clients write."""
     clients = connect(cloud)
     backend = ssm_backends["123456789012"]["us-east-1"]
     image = clients.ec2.describe_images(Filters=[{"Name": "owner-id", "Values": ["099720109477"]}])[

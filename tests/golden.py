@@ -1,4 +1,4 @@
-"""Golden files: what the tool writes for others to read, kept so that a change of it shows in review."""
+"""Golden files: expected output, so that changes show up in review."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def check_golden(path: Path, text: str) -> None:
-    """Compare with a golden file; ``UPDATE_GOLDEN=1`` writes it anew."""
+    """Compare with a golden file; ``UPDATE_GOLDEN=1`` rewrites it."""
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

@@ -20,7 +20,7 @@ from tests.infra.local.fakes import (
 def ec2_cloud(
     endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeCloud]:
-    """The embedded cloud in this process, in a time that passes when somebody sleeps."""
+    """The embedded cloud in this process, on a clock that only ``sleep`` advances."""
     leave_moto_as_it_was(monkeypatch)
     folder = state_folder(tmp_path)
     with (

@@ -1,4 +1,4 @@
-"""Time for tests of what takes long."""
+"""Clocks for tests of long waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters as EC2 could show them, for tests of what is decided about them."""
+"""Existing clusters as inputs of the planner."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PUBLIC_KEY = "ssh-ed25519 AAAAmine"
 PLACE = ("r7iz.metal-16xl", "us-east-1a")
 
 
-def make_spec(nodes: int = 3, **wishes: Any) -> ClusterSpec:
+def make_spec(nodes: int = 3, **options: Any) -> ClusterSpec:
     return build_spec(
-        **{"name": "bert", "nodes": nodes, "stack": "intel", "ssh_cidr": CALLER, **wishes}
+        **{"name": "bert", "nodes": nodes, "stack": "intel", "ssh_cidr": CALLER, **options}
     )
 
 
@@ -79,7 +79,7 @@ PLACEMENT = Resource("spr-cluster-bert", {})
 
 
 def make_plan_input(spec: ClusterSpec, found: Inventory | None = None, **changes: Any) -> PlanInput:
-    """A wish and what is there, with the key on this machine."""
+    """A desired cluster and what exists, with the key on this machine."""
     wanted: dict[str, Any] = {
         "spec": spec,
         "record": new_record(spec, NOW, None),
@@ -91,7 +91,7 @@ def make_plan_input(spec: ClusterSpec, found: Inventory | None = None, **changes
 
 
 def make_found(spec: ClusterSpec, **changes: Any) -> Inventory:
-    """A whole cluster as the spec wishes it."""
+    """A complete cluster that matches the spec."""
     whole: dict[str, Any] = {
         "instances": make_machines(spec.nodes),
         "security_groups": (make_group(spec),),

@@ -1,4 +1,4 @@
-"""EC2's market as a function, and what is bought there."""
+"""A fake of RunInstances with prices, capacity, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaves one resource of each kind behind, as somebody or something may have."""
+"""Leftover resources, one of each kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def specification(kind: str, cluster: str) -> Any:
 
 
 class ResourceFactory:
-    """Makes one resource of each kind, tagged as a cluster's, as somebody may have left it."""
+    """Creates leftover resources of each kind, with a cluster's tag."""
 
     def __init__(self, cloud: FakeCloud, cluster: str) -> None:
         self._cloud, self._cluster = cloud, cluster
@@ -42,7 +42,7 @@ class ResourceFactory:
 
     def addresses(self) -> str:
         backend = self._cloud.backend
-        # The embedded cloud gives out none, so that nobody can dial one that moto has invented.
+        # The embedded cloud allocates none, so that no test dials an address that moto invented.
         address = ElasticAddress(backend, domain="vpc", address="192.0.2.1")
         backend.addresses.append(address)
         self._ec2.create_tags(

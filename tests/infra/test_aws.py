@@ -1,4 +1,4 @@
-"""AWS itself: its regions, and the address by which it sees this machine."""
+"""AWS: regions, and this machine's public address."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_region_that_exists_is_opened(region: str) -> None:
     assert cloud.credentials is None
 
 
-def test_without_a_wish_the_configurations_region_is_taken(
+def test_the_configurations_region_is_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert open_aws_cloud(None).region == "us-east-1"
@@ -56,7 +56,7 @@ def test_the_callers_address_is_a_range_of_one(monkeypatch: pytest.MonkeyPatch) 
     "content",
     [b"", b"<html>sign in</html>", b"2001:db8::1", b"\xff\xff", urllib.error.URLError("offline")],
 )
-def test_where_it_can_not_be_learned_the_user_can_name_it(
+def test_an_unknown_address_asks_for_ssh_cidr(
     monkeypatch: pytest.MonkeyPatch, content: bytes | Exception
 ) -> None:
     answer(monkeypatch, content)

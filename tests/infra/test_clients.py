@@ -1,4 +1,4 @@
-"""AWS's errors: which pass by themselves, and what each of the others tells the user."""
+"""AWS errors: which are retried, and the messages for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ubuntu's image through SSM, and images of our own: which are fit, and how long is waited."""
+"""Images: Ubuntu's parameter, the fitness of our own, and the wait for them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_current_ubuntu_image_of_the_region(ec2_cloud: FakeCloud) -> None:
         ("available", {tags.INSTALLED: "ffffffffffff"}, False),
     ],
 )
-def test_only_a_clean_image_of_the_very_software_is_fit(
+def test_only_a_clean_image_of_the_same_software_fits(
     state: str, labels: dict[str, str], fits: bool
 ) -> None:
     assert make_image("ami-1", state, **labels).holds(RECIPE) is fits

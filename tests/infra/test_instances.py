@@ -1,4 +1,4 @@
-"""Machines at EC2's edges: what is not visible yet, what never comes, and more than a filter takes."""
+"""Instances: invisible ones, failed boots, terminations, and more ids than a filter takes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_more_machines_than_a_filter_takes(
     assert asked == [3, 3, 1]
 
 
-def test_a_machine_that_died_at_its_start_is_told_with_ec2s_reason(ec2_cloud: FakeCloud) -> None:
+def test_a_failed_boot_reports_ec2s_reason(ec2_cloud: FakeCloud) -> None:
     ec2_cloud.faults('profile = "metal"\n[[machine]]\nn = 1\nfate = "dies"\n')
     first, second = ec2_cloud.run(2)
 
@@ -152,7 +152,7 @@ def test_impaired_machines_of_ours_are_found_among_all_others(ec2_cloud: FakeClo
     assert describe_impaired(ec2, [mine, other]) == {mine, other}
 
 
-def test_a_spot_notice_is_told_in_ec2s_words(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
+def test_a_spot_notice_keeps_ec2s_message(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
     ec2_cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
     ec2_cloud.run(2, InstanceMarketOptions={"MarketType": "spot"})
     ec2 = ec2_cloud.clients.ec2
@@ -163,7 +163,9 @@ def test_a_spot_notice_is_told_in_ec2s_words(ec2_cloud: FakeCloud, ec2_calls: Re
     assert notices == {machines[1].id: "Your Spot instance is marked for termination."}
 
 
-def test_without_spot_machines_nobody_is_asked(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
+def test_without_spot_machines_no_request_is_sent(
+    ec2_cloud: FakeCloud, ec2_calls: Recorder
+) -> None:
     assert describe_spot_notices(ec2_cloud.clients.ec2, [make_machine(1)]) == {}
     assert ec2_calls.calls == []
 

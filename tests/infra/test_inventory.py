@@ -1,4 +1,4 @@
-"""Everything that a cluster could have left, found by its tag and by nothing else."""
+"""The inventory of a cluster: every kind of resource, found by tag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster's key: its private half is in one file that only its owner can read."""
+"""The key pair: only its owner can read the private key file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group that lets in the caller alone, the networks, and what EC2 says of a type."""
+"""Security group, subnets, and the support of instance types."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_what_a_type_can_do_is_ec2s_word(
         ),
     ],
 )
-def test_where_nothing_can_be_bought_that_is_said_first(
+def test_require_offers_explains_why_nothing_can_be_bought(
     support: dict[str, TypeSupport], networks: tuple[Network, ...], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:

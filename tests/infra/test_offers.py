@@ -1,4 +1,4 @@
-"""In which order machines are tried to be bought, and exactly what EC2 is asked for."""
+"""The order of offers, and the exact parameters of RunInstances."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.infra.plan_inputs import make_spec
 from tests.infra.price_market import AB, METAL, NETWORKS, SECOND, make_purchase, offers_of
 
 
-def told(offers: tuple[Offer, ...]) -> list[str]:
+def rendered(offers: tuple[Offer, ...]) -> list[str]:
     return [str(offer).replace("us-east-1", "") for offer in offers]
 
 
 def test_the_group_in_every_zone_then_without_it_then_the_next_type() -> None:
-    assert told(offers_of(make_spec(2, instance_types=(METAL, SECOND)))) == [
+    assert rendered(offers_of(make_spec(2, instance_types=(METAL, SECOND)))) == [
         f"{METAL} in a, in the placement group",
         f"{METAL} in b, in the placement group",
         f"{METAL} in a",
@@ -31,7 +31,7 @@ def test_the_group_in_every_zone_then_without_it_then_the_next_type() -> None:
 def test_spot_first_and_then_all_of_it_again_on_demand() -> None:
     spec = make_spec(2, instance_types=(SECOND,), spot=True, on_demand_allowed=True)
 
-    assert told(offers_of(spec)) == [
+    assert rendered(offers_of(spec)) == [
         f"{SECOND} in b, spot, in the placement group",
         f"{SECOND} in b, spot",
         f"{SECOND} in b, in the placement group",
@@ -46,9 +46,9 @@ def test_spot_alone_never_becomes_on_demand() -> None:
     assert {offer.market for offer in offers_of(make_spec(2))} == {"on-demand"}
 
 
-@pytest.mark.parametrize("wishes", [{"nodes": 1}, {"nodes": 2, "placement_group": False}])
-def test_no_group_where_none_is_needed_or_wished(wishes: dict[str, Any]) -> None:
-    assert not any(offer.in_group for offer in offers_of(make_spec(**wishes)))
+@pytest.mark.parametrize("options", [{"nodes": 1}, {"nodes": 2, "placement_group": False}])
+def test_no_placement_group_for_one_node_or_if_disabled(options: dict[str, Any]) -> None:
+    assert not any(offer.in_group for offer in offers_of(make_spec(**options)))
 
 
 def test_no_group_for_types_that_can_not_be_in_one() -> None:
@@ -138,9 +138,7 @@ def test_a_spot_machine_is_bought_once_with_its_ceiling_and_its_request_is_tagge
 
 
 @pytest.mark.parametrize(("nodes", "has"), [(2, True), (1, False)])
-def test_ena_express_where_the_type_has_it_and_there_is_somebody_to_talk_to(
-    nodes: int, has: bool
-) -> None:
+def test_ena_express_needs_a_supporting_type_and_two_nodes(nodes: int, has: bool) -> None:
     spec = make_spec(nodes)
     support = {METAL: TypeSupport(AB, ena_express=True)}
     offer = list_offers(spec, support, NETWORKS)[0]

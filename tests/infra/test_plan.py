@@ -1,4 +1,4 @@
-"""What ``up`` and ``down`` decide, as a pure function of the wish and of what is there."""
+"""The planner: one case per combination of desired and existing cluster."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ CASES = {
         (*FRESH, K.RUN_HEAD, K.INSTALL, K.CONNECT, K.VERIFY),
         keep=(),
     ),
-    "nothing is there, no placement group wished": Case(
+    "nothing exists, no placement group requested": Case(
         make_plan_input(make_spec(3, placement_group=False)), (*FRESH, *FROM_HEAD), keep=()
     ),
     "everything is there": Case(there(), (K.VERIFY,)),
@@ -113,7 +113,7 @@ CASES = {
         there(security_groups=(make_group(SPEC, ssh_cidrs=("198.51.100.1/32",)),)),
         (K.OPEN_GROUP, K.VERIFY),
     ),
-    "somebody else was let in, too": Case(
+    "another address has access, too": Case(
         there(security_groups=(make_group(SPEC, ssh_cidrs=("0.0.0.0/0", CALLER)),)),
         (K.OPEN_GROUP, K.VERIFY),
     ),

@@ -1,4 +1,4 @@
-"""What a plan tells, what it keeps, and in which order ``down`` takes things away."""
+"""The planner: explanations, prices, software, and the order of ``down``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.infra.test_plan import ELSEWHERE, GROWTH, SPEC, changed, ids_of, kind
 K = ActionKind
 
 
-def test_it_is_said_why_each_machine_goes() -> None:
+def test_every_termination_has_a_reason() -> None:
     machines = (
         *changed(1, state="stopped"),
         make_machine(3),
@@ -65,12 +65,12 @@ def test_a_wider_range_that_has_the_caller_in_it_stays(found: tuple[str, ...], c
 
 
 def test_the_price_is_that_of_the_type_that_is_there() -> None:
-    wish = make_spec(3, instance_types=("m7i.metal-24xl", "r7iz.metal-16xl"))
-    found = make_found(wish)
+    spec = make_spec(3, instance_types=("m7i.metal-24xl", "r7iz.metal-16xl"))
+    found = make_found(spec)
 
-    assert plan_up(make_plan_input(wish, found)).usd_per_hour == pytest.approx(3 * 6.5472)
+    assert plan_up(make_plan_input(spec, found)).usd_per_hour == pytest.approx(3 * 6.5472)
     # Before anything is there: of the types that it could become, the dearest.
-    assert plan_up(make_plan_input(wish)).usd_per_hour == pytest.approx(3 * 6.5472)
+    assert plan_up(make_plan_input(spec)).usd_per_hour == pytest.approx(3 * 6.5472)
     cheap = make_spec(3, instance_types=("m7i.metal-24xl",))
     assert plan_up(make_plan_input(cheap)).usd_per_hour == pytest.approx(3 * 5.3222)
 

@@ -1,4 +1,4 @@
-"""Whatever is there: no plan throws away what is good, and any plan, cut off anywhere, leads to the end."""
+"""Properties of the planner: it keeps good machines, and interrupted plans converge."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def image_of(draw: st.DrawFn, number: int) -> Any:
 
 @st.composite
 def plan_inputs(draw: st.DrawFn) -> PlanInput:
-    """Any mixture of what several interrupted and changed wishes could have left."""
+    """Any mixture that interrupted and changed commands could have left."""
     bake = draw(st.sampled_from(["head", "none"]))
     spec = make_spec(draw(st.integers(1, 5)), instance_types=TYPES, bake=bake)
     count, connected = draw(st.integers(0, 7)), draw(st.booleans())
@@ -98,7 +98,7 @@ def taken(plan: Plan) -> set[str]:
 
 
 @given(plan_inputs())
-def test_what_is_kept_is_good_together_and_no_more_than_wished(plan_input: PlanInput) -> None:
+def test_kept_machines_are_healthy_and_at_most_as_many_as_desired(plan_input: PlanInput) -> None:
     keep = plan_up(plan_input).keep
 
     assert len(keep) <= plan_input.spec.nodes
@@ -109,7 +109,7 @@ def test_what_is_kept_is_good_together_and_no_more_than_wished(plan_input: PlanI
 
 
 @given(plan_inputs())
-def test_every_machine_is_kept_or_goes(plan_input: PlanInput) -> None:
+def test_every_machine_is_kept_or_terminated(plan_input: PlanInput) -> None:
     plan = plan_up(plan_input)
 
     alive = {machine.id for machine in plan_input.found.alive}
@@ -118,7 +118,7 @@ def test_every_machine_is_kept_or_goes(plan_input: PlanInput) -> None:
 
 
 @given(plan_inputs())
-def test_nothing_good_is_thrown_away_that_is_needed(plan_input: PlanInput) -> None:
+def test_no_needed_healthy_machine_is_terminated(plan_input: PlanInput) -> None:
     plan = plan_up(plan_input)
     # A bare one would get newer software than the others have.
     mixed = plan_input.software != plan_input.recipe
@@ -285,7 +285,7 @@ class World:
 
 
 @given(plan_inputs())
-def test_a_plan_that_was_applied_leaves_nothing_to_do(plan_input: PlanInput) -> None:
+def test_an_applied_plan_leaves_nothing_to_do(plan_input: PlanInput) -> None:
     after = World(plan_input).apply(plan_up(plan_input))
 
     again = plan_up(after)
@@ -295,7 +295,7 @@ def test_a_plan_that_was_applied_leaves_nothing_to_do(plan_input: PlanInput) -> 
 
 
 @given(plan_inputs(), st.integers(0, 12), st.integers(0, 12))
-def test_a_plan_that_was_cut_off_twice_still_comes_to_its_end(
+def test_a_plan_interrupted_twice_still_converges(
     plan_input: PlanInput, first: int, second: int
 ) -> None:
     for cut in (first, second, 99):

@@ -1,4 +1,4 @@
-"""How machines are bought: one call for all of them, and a way on from every refusal."""
+"""The purchase: one call for all machines, fallbacks, retries, and tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_first_offer_that_is_accepted_is_taken_whole() -> None:
         "Unsupported",
     ],
 )
-def test_where_there_is_no_room_the_next_way_is_tried(code: str) -> None:
+def test_without_capacity_the_next_offer_is_tried(code: str) -> None:
     market = Market(lambda r: error(code) if r["InstanceType"] == METAL else "pending")
 
     offer, _ = purchase_by(market, make_spec(2, instance_types=(METAL, SECOND)))
@@ -123,7 +123,7 @@ def test_the_way_out_fits_the_refusal(code: str, hint: str) -> None:
     assert hint in str(caught.value)
 
 
-def test_with_nothing_to_try_that_is_said() -> None:
+def test_without_offers_the_error_says_so() -> None:
     client: Any = Market()
 
     with pytest.raises(NoCapacityError, match="no single zone has capacity for 2 machines"):
@@ -141,7 +141,7 @@ def test_any_other_refusal_ends_it_at_once() -> None:
 # Once, and only once
 
 
-def test_the_token_names_the_wish_and_the_situation() -> None:
+def test_the_token_depends_on_the_request_and_the_known_machines() -> None:
     spec = make_spec(2)
     first = make_purchase(spec)
     offer, other = offers_of(spec)[:2]
@@ -185,7 +185,7 @@ def test_the_very_same_request_is_sent_again_until_it_is_answered(failure: Excep
     assert first == second == third
 
 
-def test_what_never_passes_is_told_in_the_end() -> None:
+def test_a_permanent_error_is_raised_at_the_deadline() -> None:
     market = Market(lambda _: error("InvalidAMIID.NotFound"))
 
     with pytest.raises(ClientError, match=r"InvalidAMIID\.NotFound"):

@@ -1,4 +1,4 @@
-"""What a cluster was asked to be, through the tags of its group and back."""
+"""The record: options to tags and back, and their combination."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CALLER = "203.0.113.7/32"
 TAG_VALUE = re.compile(r"[\w \d_.:/=+\-@]{0,256}")
 
 
-def make(**wishes: Any) -> tuple[ClusterSpec, Record]:
+def make(**options: Any) -> tuple[ClusterSpec, Record]:
     spec = build_spec(
-        **{"name": "bert", "nodes": 3, "stack": "intel", "ssh_cidr": CALLER, **wishes}
+        **{"name": "bert", "nodes": 3, "stack": "intel", "ssh_cidr": CALLER, **options}
     )
     return spec, new_record(spec, NOW, None)
 
 
-def labels_of(**wishes: Any) -> dict[str, str]:
-    return record_tags(*make(**wishes))
+def labels_of(**options: Any) -> dict[str, str]:
+    return record_tags(*make(**options))
 
 
 whole_minutes = st.integers(5, 43_200).map(lambda minutes: timedelta(minutes=minutes))
@@ -58,15 +58,15 @@ any_wishes = st.fixed_dictionaries(
 
 
 @given(any_wishes)
-def test_every_part_of_a_wish_comes_back(wishes: dict[str, Any]) -> None:
-    spec, record = make(**wishes)
+def test_every_option_survives_the_tags(options: dict[str, Any]) -> None:
+    spec, record = make(**options)
 
     labels = record_tags(spec, record)
     read = parse_record(labels)
 
     assert read == record
     assert read is not None
-    assert read.options == wishes
+    assert read.options == options
     assert merge_options("bert", CALLER, {}, read) == spec
     for key, value in labels.items():
         assert TAG_VALUE.fullmatch(value), f"{key}={value}"
@@ -111,7 +111,7 @@ def test_a_group_without_a_record_has_none() -> None:
         ("subnet", None),
     ],
 )
-def test_a_record_that_somebody_broke_is_named(key: str, value: str | None) -> None:
+def test_an_invalid_record_is_reported(key: str, value: str | None) -> None:
     labels = labels_of()
     if value is None:
         del labels[f"spr-cluster:{key}"]
@@ -121,7 +121,7 @@ def test_a_record_that_somebody_broke_is_named(key: str, value: str | None) -> N
     with pytest.raises(SprError, match=r"invalid cluster record in the tags") as it:
         parse_record(labels)
     assert it.value.exit_code == 1
-    assert "`spr-cluster down` still removes the cluster" in str(it.value)
+    assert "remove the cluster with `spr-cluster down`" in str(it.value)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(labels_of())), st.text(max_size=20)))

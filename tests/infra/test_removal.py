@@ -1,4 +1,4 @@
-"""Giving back: once EC2 lets go of it, also when it is gone already, and never without an end."""
+"""The removal: resources in use, missing ones, and the deadline."""
 
 from __future__ import annotations
 

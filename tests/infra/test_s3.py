@@ -1,4 +1,4 @@
-"""Models into S3, against moto: what is stored, what is asked for, and every way it can't be."""
+"""Uploads to S3, against moto."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def refuse(operation: str, code: str, monkeypatch: pytest.MonkeyPatch, s3: Any) 
 
 
 @pytest.mark.parametrize(
-    ("wish", "place"),
+    ("url", "place"),
     [
         ("s3://models", S3Location("models", "")),
         ("s3://models/", S3Location("models", "")),
         ("s3://my.models-1/a/b c/", S3Location("my.models-1", "a/b c")),
     ],
 )
-def test_places(wish: str, place: S3Location) -> None:
-    assert parse_s3_url(wish) == place
+def test_valid_urls(url: str, place: S3Location) -> None:
+    assert parse_s3_url(url) == place
     assert str(place.below("job")).endswith("/job")
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "url",
     [
         *(
             "models",
@@ -67,9 +67,9 @@ def test_places(wish: str, place: S3Location) -> None:
         *("s3://arn:aws:s3:us-east-1:1:accesspoint/x", "s3://models/" + "a" * 800),
     ],
 )
-def test_no_places(wish: str) -> None:
+def test_invalid_urls(url: str) -> None:
     with pytest.raises(UsageError, match="--push-to"):
-        parse_s3_url(wish)
+        parse_s3_url(url)
 
 
 def test_to_look_whether_one_may_write_leaves_nothing(s3: Any) -> None:
@@ -78,17 +78,17 @@ def test_to_look_whether_one_may_write_leaves_nothing(s3: Any) -> None:
     assert s3.list_multipart_uploads(Bucket="models").get("Uploads", []) == []
 
 
-def test_a_bucket_that_is_not_there_is_told_with_what_makes_it(s3: Any) -> None:
-    with pytest.raises(UsageError, match="there is no bucket 'elsewhere'") as caught:
+def test_a_missing_bucket_is_reported_with_the_command_that_creates_it(s3: Any) -> None:
+    with pytest.raises(UsageError, match="bucket 'elsewhere' does not exist") as caught:
         check_s3_location(s3, S3Location("elsewhere", "x"))
     assert "aws s3 mb s3://elsewhere" in str(caught.value.hint)
 
 
-def test_a_bucket_that_is_closed_is_told_with_the_rights(
+def test_a_denied_bucket_is_reported_with_the_required_permissions(
     s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse("create_multipart_upload", "AccessDenied", monkeypatch, s3)
-    with pytest.raises(UsageError, match=r"s3://models/x: this user may not write there") as caught:
+    with pytest.raises(UsageError, match=r"s3://models/x: no permission to write") as caught:
         check_s3_location(s3, S3Location("models", "x"))
     assert "iam-policy --push-to s3://models/x" in str(caught.value.hint)
 
@@ -179,7 +179,7 @@ def test_a_folder_without_a_model_is_refused(s3: Any, tmp_path: Path) -> None:
         push_results(s3, tmp_path, S3Location("models", ""), "squad-1", Silent())
 
 
-def test_the_policy_allows_it_only_where_that_is_wished_for() -> None:
+def test_the_policy_allows_uploads_only_with_push_to() -> None:
     assert "s3:" not in str(build_policy())
     statement = build_policy(S3Location("models", "squad"))["Statement"][-1]
     assert statement["Resource"] == ["arn:*:s3:::models/squad/*"]

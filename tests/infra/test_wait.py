@@ -22,7 +22,7 @@ def test_a_deadline_is_kept_to_the_second_and_named() -> None:
     assert 120 <= clock.seconds < 121
 
 
-def test_pauses_grow_up_to_their_limit_and_progress_is_told() -> None:
+def test_pauses_grow_up_to_their_limit_and_progress_is_reported() -> None:
     clock, told, answers = FakeClock(), list[float](), iter([None] * 6 + [1])
     wait_until(
         "x", lambda: next(answers), deadline_s=100, clock=clock, every_s=2, on_wait=told.append

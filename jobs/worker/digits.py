@@ -24,9 +24,9 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
 
 def train(context: RankContext[argparse.Namespace]) -> dict[str, Any]:
     """Train one model on all ranks and return its results; rank 0's are saved."""
-    import torch
-    from torch.nn import functional
-    from torch.nn.parallel import DistributedDataParallel
+    import torch  # noqa: PLC0415 - the laptop has none
+    from torch.nn import functional  # noqa: PLC0415
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
     options, ranks = context.options, context.ranks
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from cluster.cli import stacks_check, stacks_lock
 from cluster.cli.display import wrap
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
+from infra.words import counted
 from provision.install import stack_digest
 from provision.stacks import Stack, load_stack, stack_names
 from provision.stacks.flags import training_flags
@@ -19,14 +20,14 @@ from provision.stacks.state import explain_state
 
 _EXAMPLES = """\
   spr-cluster stacks
-  spr-cluster stacks check                    every stack: are all its packages to be had?
-  spr-cluster stacks check intel --isolated   as a machine on AWS would ask
-  spr-cluster stacks lock intel --isolated    the same packages, by their hashes, on all later nodes
+  spr-cluster stacks check                    are the packages of every stack available?
+  spr-cluster stacks check intel --isolated   without this machine's pip configuration
+  spr-cluster stacks lock intel --isolated    the same packages, by hash, on all later nodes
 
-your own, in spr-cluster.toml of the working folder:
+your own stacks, in spr-cluster.toml in the working folder:
   [stacks.mine]
-  base = "intel"                              every other key changes what this one has
-  python_packages = ["datasets==4.1.0"]       takes the place of that package, or is added
+  base = "intel"                              the other keys change this stack
+  python_packages = ["datasets==4.1.0"]       replaces that package, or adds it
 """
 
 
@@ -34,8 +35,8 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "stacks",
-        "List the stacks that ship and your own: what is in them, what they train with, and the\n"
-        "state of their parts. Versions that don't match are refused here as in `up`.",
+        "List the shipped stacks and your own: their packages, training flags, and support state.\n"
+        "Versions that don't match are rejected here as in `up`.",
         _EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
@@ -46,19 +47,17 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-
     stacks = [load_stack(name, locked=False) for name in stack_names()]
     if args.json:
         print(json.dumps([describe(stack) for stack in stacks]))
     else:
         print("\n\n".join(render(stack) for stack in stacks))
-        print("\nTo see whether all of it can be had: spr-cluster stacks check")
+        print("\nTo check that everything is available: spr-cluster stacks check")
     return 0
 
 
 def describe(stack: Stack) -> dict[str, Any]:
     """A stack for ``--json``."""
-
     lock, problem = _find_lock(stack)
     locked = stack.model_copy(update={"lock": lock.lines}) if lock else stack
     return {
@@ -72,27 +71,25 @@ def describe(stack: Stack) -> dict[str, Any]:
 
 
 def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
-    """Its lock, if it has one of use, and what is wrong with it, if anything."""
-
+    """A stack's lock, if it is usable, and what is wrong with it, if anything."""
     try:
         return read_lock(stack, Path()), ""
     except UsageError as error:
         return None, error.message
 
 
-def _tell_lock(stack: Stack) -> str:
-
+def _describe_lock(stack: Stack) -> str:
     lock, problem = _find_lock(stack)
-    make = f"spr-cluster stacks lock {stack.name}"
+    command = f"spr-cluster stacks lock {stack.name}"
     if problem:
-        return f"refused: {problem} ({make} makes it anew)"
+        return f"rejected: {problem} (to update it: {command})"
     if lock is None:
-        return f"none: {make} pins all packages by their hashes"
-    return f"{len(lock.packages)} packages by their hashes, in {lock_path(stack.name, Path())}"
+        return f"none; to pin all packages by hash: {command}"
+    count = counted(len(lock.packages), "package")
+    return f"{count} pinned by hash, in {lock_path(stack.name, Path())}"
 
 
 def _flags(stack: Stack) -> tuple[str, ...]:
-
     try:
         return training_flags(stack).argv
     except UsageError:
@@ -112,9 +109,9 @@ def render(stack: Stack) -> str:
         "trainer": " ".join(_flags(stack)),
         "variables": " ".join(f"{name}={value}" for name, value in stack.environment.items()),
         "examples": stack.examples,
-        "lock": _tell_lock(stack),
+        "lock": _describe_lock(stack),
     }
     lines = [f"{stack.name}: {stack.summary}"]
-    told = [(key, text) for key, text in rows.items() if text]
-    told += [("note", sentence) for sentence in explain_state(stack)]
-    return "\n".join([*lines, *(wrap(f"  {key:<10}{text}", 12) for key, text in told)])
+    shown = [(key, text) for key, text in rows.items() if text]
+    shown += [("note", sentence) for sentence in explain_state(stack)]
+    return "\n".join([*lines, *(wrap(f"  {key:<10}{text}", 12) for key, text in shown)])

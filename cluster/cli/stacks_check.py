@@ -9,9 +9,10 @@ import math
 from cluster.cli.display import make_progress, wrap
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
-from provision.pip import Pip, find_pip
+from infra.words import counted
+from provision.resolver import Resolver, find_resolver
 from provision.stack_check import SourcesReport, check_sources
-from provision.stacks import load_stack, stack_names
+from provision.stacks import Stack, load_stack, stack_names
 
 _EXAMPLES = """\
   spr-cluster stacks check
@@ -24,31 +25,30 @@ def add_parser(actions: SubParsers) -> None:
     check = add_command(
         actions,
         "check",
-        "Ask every index that a stack names, look for each of its packages as the node's Python and\n"
-        "Ubuntu would, and let pip resolve them together without installing. It asks from this\n"
-        "machine, about Python packages; Ubuntu's own packages are not asked for. Exit code 1\n"
-        "with a sentence per problem.",
+        "Query every index that a stack names and resolve its Python packages together, for the\n"
+        "node's Python and Ubuntu, without installing them. The queries come from this machine.\n"
+        "Ubuntu's own packages are not checked. Exit code 1 if there are problems.",
         _EXAMPLES,
-        help_="ask every index and for every package; installs nothing",
+        help_="check that all packages are available; installs nothing",
     )
-    add_asking_options(check)
+    add_resolver_options(check)
     check.set_defaults(run=run)
 
 
-def add_asking_options(parser: argparse.ArgumentParser) -> None:
-    """Which stacks to ask about, and how; ``--json``."""
+def add_resolver_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `check` and `lock` have in common."""
     parser.add_argument("names", nargs="*", metavar="STACK", help="stacks (default: all)")
     parser.add_argument(
         "--timeout",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="end at the latest after this time for each stack (default: 600)",
+        help="limit for each stack (default: 600)",
     )
     parser.add_argument(
         "--isolated",
         action="store_true",
-        help="leave out this machine's pip configuration, as machines on AWS have none",
+        help="ignore this machine's pip configuration, as machines on AWS have none",
     )
     # SUPPRESS: otherwise its absence here would take back a --json before `check`.
     parser.add_argument(
@@ -59,52 +59,48 @@ def add_asking_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_timeout(args: argparse.Namespace) -> None:
-    """Raises :class:`UsageError` for a time that is none."""
-
+def load_named_stacks(args: argparse.Namespace) -> list[Stack]:
+    """Load the stacks on the command line, or all. Raises :class:`UsageError`."""
     if not (0 < args.timeout < math.inf):
         raise UsageError(f"--timeout {args.timeout:g}: expected seconds, more than 0")
+    return [load_stack(name, locked=False) for name in dict.fromkeys(args.names or stack_names())]
 
 
 def run(args: argparse.Namespace) -> int:
-
-    check_timeout(args)
-    stacks = [load_stack(name, locked=False) for name in dict.fromkeys(args.names or stack_names())]
-    pip = find_pip(isolated=args.isolated)
+    stacks = load_named_stacks(args)
+    resolver = find_resolver(isolated=args.isolated)
     progress = make_progress()
     reports = []
     for stack in stacks:
         with progress.phase(f"Check stack {stack.name}"):
-            reports.append(check_sources(stack, pip, progress, limit_s=args.timeout))
+            reports.append(check_sources(stack, resolver, progress, limit_s=args.timeout))
     if args.json:
         print(json.dumps([report.as_dict() for report in reports]))
     else:
-        print("\n".join([*map(render_report, reports), *say_configuration(pip)]))
+        print("\n".join([*map(render_report, reports), *render_configuration(resolver)]))
     return 1 if any(report.problems for report in reports) else 0
 
 
 def render_report(report: SourcesReport) -> str:
-    """One line where all is well, else a sentence per problem."""
+    """One line if there are no problems, else a sentence per problem."""
     if not report.problems:
-        return (
-            f"{report.stack}: all there; {len(report.resolved)} packages fit together for Python "
-            f"{report.target.python} on Ubuntu {report.target.ubuntu}"
-        )
-    told = (wrap(f"  {problem.sentence}", 4) for problem in report.problems)
-    lines = [f"{report.stack}:", *told]
-    if not report.resolved:
-        lines.append("  Whether the packages fit together is not known until that is mended.")
+        count = counted(len(report.packages), "package")
+        return f"{report.stack}: {count} available and compatible, for {report.target}"
+    problems = (wrap(f"  {problem.sentence}", 4) for problem in report.problems)
+    lines = [f"{report.stack}:", *problems]
+    if any(problem.index for problem in report.problems) and not report.packages:
+        lines.append("  The packages were not resolved. Fix the other problems first.")
     return "\n".join(lines)
 
 
-def say_configuration(pip: Pip) -> list[str]:
-    """That what was found may not be what machines on AWS find, where that is so."""
-    more = pip.configured_sources()
-    if not more:
+def render_configuration(resolver: Resolver) -> list[str]:
+    """A warning if the result may differ from what machines on AWS find."""
+    sources = resolver.configuration.sources
+    if not sources.indexes and not sources.find_links:
         return []
     return [
         wrap(
-            f"This machine's pip configuration adds {', '.join(more)}, which machines on AWS do not "
-            "have; --isolated leaves it out."
+            f"This machine's pip configuration adds {', '.join(sources.indexes + sources.find_links)}, "
+            "which machines on AWS do not have. To ignore it: --isolated."
         )
     ]

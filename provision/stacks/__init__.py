@@ -1,17 +1,16 @@
-"""Stacks as data: each file beside this one names what a node's software is made of.
+"""Stacks as data: the TOML files in this folder, and the user's own in ``spr-cluster.toml``.
 
-``spr-cluster.toml`` in the working folder adds own ones, each of which changes one of these;
-``spr-cluster.locks`` beside it pins the packages of any of them.
+Each of the user's stacks changes a shipped one; ``spr-cluster.locks`` pins the packages of any stack.
 """
 
 from __future__ import annotations
 
-import difflib
 import sys
 from importlib import resources
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.validation import nearest
 from provision.stacks.lock import read_lock
 from provision.stacks.matrix import check_stack
 from provision.stacks.own import OWN_FILE, apply_changes, read_own_stacks
@@ -32,28 +31,27 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def stack_names(own: Path = Path(OWN_FILE)) -> tuple[str, ...]:
-    """The stacks that ship, then those of a file."""
+    """The stacks that ship, then the user's own."""
     return (*shipped_names(), *sorted(read_own_stacks(own, shipped_names())))
 
 
 def load_stack(name: str, own: Path = Path(OWN_FILE), *, locked: bool = True) -> Stack:
-    """A stack by its name, its versions checked against one another, with its lock where it has one.
+    """Return a stack by its name, checked, with its lock if it has one.
 
-    Raises :class:`UsageError` where there is none, where its parts don't fit together, or, if
-    ``locked``, where its lock is not of the stack as it is now.
+    Raises :class:`UsageError` if the name is unknown, if versions don't match, or, if ``locked``,
+    if the stack has changed since it was locked.
     """
-    changes = {} if name in shipped_names() else read_own_stacks(own, shipped_names())
-    if name in shipped_names():
+    shipped = shipped_names()
+    changes = {} if name in shipped else read_own_stacks(own, shipped)
+    if name in shipped:
         stack = _load_shipped(name)
     elif name in changes:
         stack = apply_changes(name, _load_shipped(changes[name].base), changes[name])
     else:
-        names = (*shipped_names(), *sorted(changes))
-        near = difflib.get_close_matches(name, names, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        names = (*shipped, *sorted(changes))
         raise UsageError(
-            f"unknown stack {name!r}: one of {', '.join(names)}",
-            hint=f"{meant}your own stacks are read from {OWN_FILE} in the working folder",
+            f"unknown stack {name!r}: one of {', '.join(names)}{nearest(name, names)}",
+            hint=f"your own stacks are read from {OWN_FILE} in the working folder",
         )
     check_stack(stack)
     lock = read_lock(stack, own.parent) if locked else None

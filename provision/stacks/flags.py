@@ -1,6 +1,6 @@
-"""Which flags the trainer of a stack's transformers knows, and which of them the stack means. Pure.
+"""The training flags of each release of transformers, and those that a stack needs. Pure.
 
-Read from ``training_args.py`` in the wheels of the releases on both sides of every boundary.
+Source: ``training_args.py`` in the wheels of the releases on both sides of every boundary.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from provision.stacks.stack import TRANSFORMERS, Stack
 from provision.stacks.versions import release
 
 OLDEST = "4.24.0"
-"""Of older releases nothing is claimed."""
+"""The oldest release whose flags are known."""
 
-# (flag, the first release that knows it, the first that does not any more)
+# (flag, the first release that has it, the first that no longer does)
 _SPANS: tuple[tuple[str, str, str | None], ...] = (
     ("--bf16", OLDEST, None),
     ("--xpu_backend", OLDEST, "4.32.0"),
@@ -27,24 +27,24 @@ _SPANS: tuple[tuple[str, str, str | None], ...] = (
     ("--train_sampling_strategy", "5.2.0", None),
 )
 _LAST_WITH_IPEX = "4.56.2"
-# --ddp_backend takes another list of names from then on.
+# From 5.1.0 on, --ddp_backend accepts other names.
 _FIRST_WITHOUT_CCL, _LAST_WITH_CCL = "5.1.0", "5.0.0"
 
 
 @dataclass(frozen=True)
 class TrainingFlags:
-    """``known``: the flags' names. ``argv``: what makes a trainer run as the stack means it."""
+    """``known``: the flags of the release. ``argv``: those that select the stack's backend and precision."""
 
     known: frozenset[str]
     argv: tuple[str, ...]
 
 
 def known_flags(transformers: str) -> frozenset[str]:
-    """The flags that we care for and this release knows; raises :class:`UsageError` before 4.24.0."""
+    """Return the flags that a release has. Raises :class:`UsageError` before 4.24.0."""
     found = release(transformers)
     if found < release(OLDEST):
         raise UsageError(
-            f"transformers {transformers}: its training flags are not known here",
+            f"transformers {transformers}: its training flags are unknown",
             hint=f"use transformers {OLDEST} or newer",
         )
     return frozenset(
@@ -55,9 +55,9 @@ def known_flags(transformers: str) -> frozenset[str]:
 
 
 def training_flags(stack: Stack) -> TrainingFlags:
-    """What a script over transformers' Trainer, such as run_qa.py, is told on this stack.
+    """Return the flags with which a script such as run_qa.py uses this stack.
 
-    Raises :class:`UsageError`, naming the release that fits, where it could not be told.
+    Raises :class:`UsageError`, naming the last release that fits, if there are none.
     """
     version = stack.pin(TRANSFORMERS) or ""
     known = known_flags(version)
@@ -68,7 +68,7 @@ def training_flags(stack: Stack) -> TrainingFlags:
     backend = "--ddp_backend" if "--ddp_backend" in known else "--xpu_backend"
     argv = [backend, stack.backend]
     argv += ["--use_ipex"] if stack.use_ipex else []
-    # Only --no_cuda keeps these versions from asking for a GPU until --use_cpu came.
+    # Without either flag, the trainer asks for a GPU.
     argv += ["--use_cpu" if "--use_cpu" in known else "--no_cuda", "--bf16"]
     return TrainingFlags(known, tuple(argv))
 

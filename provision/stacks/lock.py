@@ -1,7 +1,7 @@
-"""A stack's lock: every package of it with exact version and hashes, in a file of the working folder. Pure.
+"""A stack's lock: all its packages with exact versions and hashes, in a file of the working folder.
 
-The file is in pip's format (https://pip.pypa.io/en/stable/topics/secure-installs/). Its first lines
-keep what was resolved, so that a lock whose stack has changed since is refused.
+The file has pip's format (https://pip.pypa.io/en/stable/topics/secure-installs/). Its first lines
+record the stack's inputs, so that a lock is rejected after the stack changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PIN = re.compile(rf"([a-z0-9][a-z0-9-]*)==([A-Za-z0-9.!+_-]+)((?: {_HASH})+)", 
 
 @dataclass(frozen=True)
 class Pinned:
-    """One package: its name in PyPI's normal form, its version, the SHA-256 of each file that may be it."""
+    """One package: its name in PyPI's normal form, its version, and the SHA-256 of each allowed file."""
 
     name: str
     version: str
@@ -40,7 +40,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock as it was read; ``inputs`` are the stack's own words that it was resolved from."""
+    """A lock file's content; ``inputs`` are the keys of the stack that it was resolved from."""
 
     inputs: Mapping[str, list[str]]
     packages: tuple[Pinned, ...]
@@ -51,17 +51,17 @@ class Lock:
 
 
 def lock_path(stack: str, folder: Path) -> Path:
-    """Where the lock of a stack is, if it has one."""
+    """The path of a stack's lock."""
     return folder / LOCK_FOLDER / f"{stack}.txt"
 
 
 def requirements(stack: Stack) -> tuple[str, ...]:
-    """What is resolved together: the stack's packages, and the pip that installs them."""
+    """What is resolved together: the stack's packages and the pip that installs them."""
     return (*stack.python_packages, *([f"pip=={stack.pip}"] if stack.pip else []))
 
 
 def render_lock(stack: Stack, packages: Iterable[Pinned]) -> str:
-    """The file's text: the same for the same packages, whoever makes it and when."""
+    """Render the file, the same text for the same packages."""
     header = [
         f"# The packages of stack {stack.name} for x86-64, as `spr-cluster stacks lock {stack.name}` "
         "resolved them from:",
@@ -81,7 +81,7 @@ def _listed(value: str | Iterable[str]) -> list[str]:
 
 
 def parse_lock(text: str, where: str) -> Lock:
-    """A lock's text, read; raises :class:`UsageError` with the line that is none of a lock."""
+    """Parse a lock. Raises :class:`UsageError` with the first invalid line."""
     inputs, packages = dict[str, list[str]](), []
     for number, line in enumerate(text.splitlines(), 1):
         given, pin = _INPUT.fullmatch(line), _PIN.fullmatch(line.strip())
@@ -95,39 +95,39 @@ def parse_lock(text: str, where: str) -> Lock:
                 raise ValueError
         except (TypeError, ValueError):
             raise UsageError(
-                f"{where}, line {number}: {line[:60]!r} is no line of a lock, such as "
+                f"{where}, line {number}: {line[:60]!r} is not a line of a lock, such as "
                 "name==1.0 --hash=sha256:…",
             ) from None
     return Lock(inputs, tuple(packages))
 
 
 def check_lock(stack: Stack, lock: Lock, where: str) -> None:
-    """Raises :class:`UsageError` where a lock is not of this stack as it is now, and says why."""
+    """Raises :class:`UsageError` if the stack has changed since, or lacks packages in the lock."""
     changes = [
-        _tell_change(key, lock.inputs.get(key, []), now)
+        _describe_change(key, lock.inputs.get(key, []), now)
         for key, now in _inputs(stack).items()
         if lock.inputs.get(key) != now
     ]
     versions = {package.name: package.version for package in lock.packages}
-    wanted = [found for found in map(parse_requirement, requirements(stack)) if found]
-    lacks = [r.text for r in wanted if r.name not in versions or not r.accepts(versions[r.name])]
+    needed = [found for found in map(parse_requirement, requirements(stack)) if found]
+    lacks = [r.text for r in needed if r.name not in versions or not r.accepts(versions[r.name])]
     if changes or lacks:
         why = f"the stack has changed since: {'; '.join(changes)}"
         raise UsageError(
             f"{where}: {why if changes else 'it lacks ' + ', '.join(lacks)}",
-            hint=f"spr-cluster stacks lock {stack.name} makes it anew; "
-            "without the file every node resolves by itself",
+            hint=f"to update it: spr-cluster stacks lock {stack.name}. Without the file, every node "
+            "resolves the packages itself",
         )
 
 
-def _tell_change(key: str, then: list[str], now: list[str]) -> str:
+def _describe_change(key: str, then: list[str], now: list[str]) -> str:
     gone = ", ".join(word for word in then if word not in now) or "nothing"
     come = ", ".join(word for word in now if word not in then) or "nothing"
-    return f"{key} has {come} in the place of {gone}"
+    return f"{key} has {come} instead of {gone}"
 
 
 def read_lock(stack: Stack, folder: Path) -> Lock | None:
-    """The lock of a stack as it is now, ``None`` without one; raises :class:`UsageError` for a wrong one."""
+    """Read a stack's lock; ``None`` without one. Raises :class:`UsageError` if it does not match."""
     path = lock_path(stack.name, folder)
     try:
         text = path.read_text()

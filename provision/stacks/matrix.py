@@ -1,9 +1,9 @@
-"""Which versions go together, and the refusal of a stack whose versions don't. Pure.
+"""Which versions match, and the rejection of a stack whose versions don't. Pure.
 
 Sources: the tables of https://github.com/intel/torch-ccl (torch and its bindings), of
 https://github.com/intel/intel-extension-for-pytorch (torch and IPEX), of
 https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many (Python), and PyPI's own
-list of torch's wheels as it was in November 2026.
+list of torch's wheels in November 2026.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from provision.stacks.stack import BINDING, IPEX, MPI, TORCH, TRANSFORMERS, Stac
 from provision.stacks.versions import fits, is_final, parse_requirement, python_minor, release
 
 UBUNTU_PYTHON = {name: ubuntu.python for name, ubuntu in RELEASES.items()}
-"""What ``python3`` is on each release that we know."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,17 @@ _TORCH_PYTHONS = (
     ("1.11", "3.7", "3.10"),
     ("1.10", "3.6", "3.9"),
 )
-# It asks for a libfabric that PyPI does not have.
+# It requires a libfabric that PyPI does not have.
 _BROKEN_MPI, _GOOD_MPI = "2021.19.0", "2021.18.1"
 
 
 def check_stack(stack: Stack) -> None:
-    """Raises :class:`UsageError`, naming what fits, where a stack's parts don't go together."""
+    """Raises :class:`UsageError`, naming versions that match, if a stack's parts don't."""
     for text in stack.python_packages:
         if not parse_requirement(text):
-            raise _refusal(stack, f"{text!r} is no requirement such as torch==2.7.0 or numpy<2.4")
+            raise _refusal(
+                stack, f"{text!r}: expected a requirement such as torch==2.7.0 or numpy<2.4"
+            )
     _check_pins(stack)
     match = _find_match(stack)
     if match:
@@ -86,8 +87,8 @@ def _check_pins(stack: Stack) -> None:
         elif not requirement.pinned or not is_final(requirement.pinned):
             raise _refusal(
                 stack,
-                f"{requirement.text} names no exact release",
-                f"its version decides about others, so pin it: {package}==VERSION",
+                f"{requirement.text} is not an exact release",
+                f"other packages depend on its version, so pin it: {package}==VERSION",
             )
 
 
@@ -97,7 +98,7 @@ def _intel_pins(stack: Stack) -> dict[str, str]:
 
 
 def _find_match(stack: Stack) -> Match | None:
-    """The row of the stack's torch; ``None`` where it has nothing of Intel's that must match."""
+    """The row of the stack's torch; ``None`` if it has no package of Intel's that must match."""
     intel = _intel_pins(stack)
     torch = stack.pin(TORCH) or ""
     if not intel:
@@ -111,24 +112,21 @@ def _find_match(stack: Stack) -> Match | None:
         for match in MATRIX
         if any(fits(version, p) for name, version in intel.items() for p in patterns(match, name))
     ]
-    hint = f"that is built for torch {' or '.join(fitting)}" if fitting else ""
+    hint = f"use torch {' or '.join(fitting)}" if fitting else ""
     if release(torch) > release("2.8"):
         hint = (
             f"{hint + '; ' if hint else ''}both of Intel's projects ended with 2.8.0: "
-            "for a newer torch use stack upstream"
+            "for a newer torch, use stack upstream"
         )
     raise _refusal(
-        stack, f"no release of {names} matches torch {torch}", hint or f"torch {known_torches()}"
+        stack,
+        f"no release of {names} matches torch {torch}",
+        hint or f"use torch {', '.join(match.torch for match in MATRIX)}",
     )
 
 
-def known_torches() -> str:
-    """The versions of torch for which Intel's packages exist."""
-    return ", ".join(match.torch for match in MATRIX)
-
-
 def patterns(match: Match, package: str) -> tuple[str, ...]:
-    """What fits of IPEX or the bindings in one row."""
+    """The versions of IPEX or of the bindings in one row."""
     return match.ipex if package == IPEX else (match.binding,)
 
 
@@ -160,7 +158,7 @@ def _check_python(stack: Stack, match: Match | None) -> None:
         span = f"from {low} on" if high is None else f"{low} to {high}"
         raise _refusal(
             stack,
-            f"Python {python} has no wheels of {what}, which is for Python {span}",
+            f"{what} has no wheels for Python {python}, only for Python {span}",
             f"use {' or '.join(fitting)}" if fitting else None,
         )
     own = UBUNTU_PYTHON.get(stack.ubuntu)
@@ -177,7 +175,7 @@ def _check_python(stack: Stack, match: Match | None) -> None:
 
 
 def torch_pythons(torch: str) -> tuple[str, str | None]:
-    """The first and the last Python (``None``: not known) with wheels of a torch without Intel's."""
+    """The first and the last Python (``None``: unknown) with wheels of torch alone."""
     for first, low, high in _TORCH_PYTHONS:
         if release(torch) >= release(first):
             return low, high
@@ -201,6 +199,6 @@ def _check_parts(stack: Stack) -> None:
     if stack.pin(MPI) == _BROKEN_MPI:
         raise _refusal(
             stack,
-            f"{MPI} {_BROKEN_MPI} can't be installed: PyPI lacks the libfabric that it asks for",
+            f"{MPI} {_BROKEN_MPI} can't be installed: PyPI lacks the libfabric that it requires",
             f"use {MPI} {_GOOD_MPI}",
         )

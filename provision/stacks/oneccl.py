@@ -1,4 +1,4 @@
-"""Where oneCCL's bindings keep the script that sets its environment, by their version. Pure."""
+"""oneCCL's bindings: their module, and their environment script, by version. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BEFORE_1_12 = (
 
 
 def binding_module(version: str) -> str:
-    """The bindings' module: ``torch_ccl`` before 1.12."""
+    """The bindings' import name: ``torch_ccl`` before 1.12."""
     return "torch_ccl" if release(version) < release(_RENAMED) else "oneccl_bindings_for_pytorch"
 
 
 def environment_lookup(version: str) -> str:
-    """Python code, for the node, that prints the folder of which ``env/setvars.sh`` is to be sourced.
+    """Python code, for the node, that prints the folder with ``env/setvars.sh``.
 
     Both rules: https://huggingface.co/docs/transformers/v4.28.1/en/perf_train_cpu_many
     """

@@ -1,4 +1,4 @@
-"""The user's own stacks: ``[stacks.NAME]`` in ``spr-cluster.toml``, each a change of one that ships."""
+"""The user's own stacks: ``[stacks.NAME]`` in ``spr-cluster.toml``, each a change of a shipped one."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _Url = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
 _SystemPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
 _Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 _EXPECTED = {
-    "base": "the name of a stack that ships",
+    "base": "the name of a shipped stack",
     "summary": "a line of text",
     "ubuntu": f"one of {', '.join(UBUNTU_PYTHON)}, in quotes",
     "python": f"one of {', '.join(UBUNTU_PYTHON.values())}, in quotes",
     "backend": "ccl or gloo",
     "use_ipex": "true or false",
-    "indexes": "a list of addresses that begin with https://",
-    "find_links": "a list of addresses that begin with https://",
-    "system_packages": "a list of names of Ubuntu packages",
+    "indexes": "a list of URLs that begin with https://",
+    "find_links": "a list of URLs that begin with https://",
+    "system_packages": "a list of Ubuntu package names",
     "python_packages": 'a list of requirements such as "torch==2.7.0"',
-    "remove_packages": "a list of names of Python packages",
+    "remove_packages": "a list of Python package names",
     "pip": "a version such as 25.0.1",
-    "environment": "variables with their values in quotes",
-    "examples": "the address of a source archive of transformers, .tar.gz",
+    "environment": "variables, with their values in quotes",
+    "examples": "the URL of a source archive of transformers, .tar.gz",
 }
 
 
 class Changes(BaseModel):
-    """What an own stack has otherwise than its base; ``None`` leaves it as it is."""
+    """The changes to the base; ``None`` keeps its value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,18 +61,18 @@ class Changes(BaseModel):
     find_links: tuple[_Url, ...] | None = None
     system_packages: tuple[_SystemPackage, ...] | None = None
     python_packages: tuple[str, ...] = ()
-    """Each takes the place of the base's requirement of that package, or is added."""
+    """Each replaces the base's requirement of that package, or is added."""
     remove_packages: tuple[str, ...] = ()
     pip: str | None = Field(default=None, pattern=r"^[0-9]+(\.[0-9]+)*$")
     examples: _Url | None = None
     environment: dict[_Variable, str] = {}
-    """Added to the base's; an empty value takes a variable away."""
+    """Added to the base's; an empty value removes a variable."""
 
 
 def read_own_stacks(path: Path, shipped: Sequence[str]) -> dict[str, Changes]:
-    """The own stacks in a file; none where there is no file.
+    """Read the stacks in a file; none if there is no file.
 
-    Raises :class:`UsageError` naming the key, its value, what was expected and the nearest name.
+    Raises :class:`UsageError` with the key, its value, what was expected, and the closest valid name.
     """
     try:
         content = tomllib.loads(path.read_text())
@@ -83,28 +83,26 @@ def read_own_stacks(path: Path, shipped: Sequence[str]) -> dict[str, Changes]:
     for key in content:
         if key != "stacks":
             raise UsageError(
-                f"{path}: [{key}] is not read by this tool{nearest(key, ['stacks'])}",
-                hint="it holds [stacks.NAME] and nothing else",
+                f"{path}: unknown table [{key}]{nearest(key, ['stacks'])}",
+                hint="the file may contain only [stacks.NAME] tables",
             )
     tables = content.get("stacks", {})
     if not isinstance(tables, dict):
-        raise UsageError(f"{path}: stacks is no table", hint="write [stacks.NAME]")
+        raise UsageError(f"{path}: stacks is not a table", hint="write [stacks.NAME]")
     return {name: _read_one(path, name, table, shipped) for name, table in tables.items()}
 
 
 def _read_one(path: Path, name: str, table: Any, shipped: Sequence[str]) -> Changes:
     where = f"{path}: [stacks.{name}]"
     if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{where}: a name is of lower-case letters, digits and hyphens, at most 32"
-        )
+        raise UsageError(f"{where}: a name has at most 32 lower-case letters, digits, and hyphens")
     if name in shipped:
         raise UsageError(
-            f"{where}: a stack of that name ships with this tool",
-            hint=f'give yours another name, and base = "{name}"',
+            f"{where}: a shipped stack has this name",
+            hint=f'use another name, with base = "{name}"',
         )
     if not isinstance(table, dict):
-        raise UsageError(f"{where}: write it as a table of its own")
+        raise UsageError(f"{where}: expected a table")
     try:
         changes = Changes(**table)
     except ValidationError as error:
@@ -118,13 +116,14 @@ def _read_one(path: Path, name: str, table: Any, shipped: Sequence[str]) -> Chan
         )
     for text in changes.python_packages:
         if not parse_requirement(text):
-            expected = _EXPECTED["python_packages"]
-            raise UsageError(f"{where}: python_packages: {text!r}: expected {expected}")
+            raise UsageError(
+                f"{where}: python_packages: {text!r}: expected {_EXPECTED['python_packages']}"
+            )
     return changes
 
 
 def apply_changes(name: str, base: Stack, changes: Changes) -> Stack:
-    """The base with the changes. Raises :class:`UsageError` where one takes away what isn't there."""
+    """Return the base with the changes. Raises :class:`UsageError` if one removes a missing package."""
     given = changes.model_dump(
         exclude_none=True,
         exclude={"base", "python_packages", "remove_packages", "environment"},
@@ -150,7 +149,7 @@ def _merge(name: str, packages: Sequence[str], changes: Changes) -> tuple[str, .
         if by_name.pop(_package(text), None) is None:
             raise UsageError(
                 f"stack {name}: remove_packages: {text!r} is not in its base"
-                f"{nearest(text, by_name)}"
+                f"{nearest(text, list(by_name))}"
             )
     by_name |= {_package(text): text for text in changes.python_packages}
     return tuple(by_name.values())

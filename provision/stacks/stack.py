@@ -1,4 +1,4 @@
-"""A stack: everything that a node's software is made of, as one value."""
+"""A stack: all of a node's software as one value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MPI = "impi-rt"
 
 
 class Stack(BaseModel):
-    """A matched set of software. ``indexes`` are asked besides PyPI, ``find_links`` are pages of links."""
+    """A matched set of software. ``indexes`` are searched besides PyPI; ``find_links`` are pages of links."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,7 +25,7 @@ class Stack(BaseModel):
     summary: str
     ubuntu: str
     python: str
-    """The release's own ``python3``, which the node's environment is made with."""
+    """The release's own ``python3``, which runs the node's environment."""
     launcher: Literal["mpirun"] = "mpirun"
     backend: Literal["ccl", "gloo"]
     use_ipex: bool
@@ -34,16 +34,16 @@ class Stack(BaseModel):
     system_packages: tuple[str, ...]
     python_packages: tuple[str, ...]
     pip: str = ""
-    """The pip to install with, where the release's own is too old for today's wheels."""
+    """The pip to install with, if the release's own is too old for today's wheels."""
     environment: dict[str, str] = {}
-    """What every rank of a job finds in its environment; nothing of it is in the image."""
+    """Environment variables of every rank of a job; they are not in the image."""
     examples: str = ""
-    """A source archive of transformers, whose examples for question answering are kept on the nodes."""
+    """A source archive of transformers; its question-answering examples are installed on the nodes."""
     lock: tuple[str, ...] = ()
-    """Every package with its version and hashes, as lines for pip; empty where nodes resolve themselves."""
+    """Every package with its version and hashes, as lines for pip; empty if nodes resolve themselves."""
 
     def requirement(self, package: str) -> Requirement | None:
-        """What the stack asks of a package, by its name as PyPI writes it."""
+        """The stack's requirement of a package, by its name in PyPI's normal form."""
         for text in self.python_packages:
             found = parse_requirement(text)
             if found and found.name == package:
@@ -51,13 +51,13 @@ class Stack(BaseModel):
         return None
 
     def pin(self, package: str) -> str | None:
-        """A package's exact version; ``None`` where it is not pinned to one."""
+        """A package's exact version; ``None`` if it is not pinned."""
         found = self.requirement(package)
         return found.pinned if found else None
 
     @property
     def versions(self) -> dict[str, str]:
-        """Modules, and what their ``__version__`` begins with; torch first, which others need."""
+        """Modules, and what their ``__version__`` begins with; torch first, which the others import."""
         pins = {package: self.pin(package) for package in (TORCH, IPEX, BINDING, TRANSFORMERS)}
         return {
             module_name(package, version): version for package, version in pins.items() if version
@@ -65,5 +65,5 @@ class Stack(BaseModel):
 
 
 def module_name(package: str, version: str) -> str:
-    """What a package is imported as: https://github.com/intel/torch-ccl renamed its own in 1.12."""
+    """The import name of a package."""
     return binding_module(version) if package == BINDING else package.replace("-", "_")

@@ -1,4 +1,4 @@
-"""What is to be said openly about a stack's parts, as of November 2026. Pure."""
+"""The support state of a stack's parts, as of November 2026. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from provision.stacks.versions import release
 # https://github.com/intel/intel-extension-for-pytorch and https://github.com/intel/torch-ccl
 IPEX_STATE = (
     "intel-extension-for-pytorch ended with 2.8.0: archived by Intel in March 2026, with known "
-    "security issues that nobody will mend; Intel's advice is upstream PyTorch"
+    "security issues that remain unfixed; Intel recommends upstream PyTorch"
 )
 BINDING_STATE = (
     "oneccl-bind-pt ended with 2.8.0: deprecated by Intel in November 2025; it was never on PyPI, "
-    "only on indexes of Intel's, which have had outages"
+    "only on Intel's own indexes, which have had outages"
 )
-_XPU_ONLY = "oneccl-bind-pt 2.8.0 is on Intel's index for GPUs only (.../stable/xpu/us/)"
+_XPU_ONLY = "oneccl-bind-pt 2.8.0 is only on Intel's index for GPUs (.../stable/xpu/us/)"
 
 
 def explain_state(stack: Stack) -> tuple[str, ...]:
-    """Sentences about what in a stack is at its end, or can't be used as asked."""
+    """Sentences about parts of a stack that are no longer supported, or can't be used together."""
     sentences = []
     if stack.requirement(IPEX):
         sentences.append(IPEX_STATE)
@@ -35,5 +35,5 @@ def explain_state(stack: Stack) -> tuple[str, ...]:
     try:
         training_flags(stack)
     except UsageError as error:
-        sentences.append(f"scripts over transformers' Trainer can't be told it: {error.message}")
+        sentences.append(f"scripts with transformers' Trainer can't use it: {error.message}")
     return tuple(sentences)

@@ -1,87 +1,70 @@
-"""Requirements and versions, as far as stacks need them: names, exact pins, simple bounds. Pure."""
+"""Requirements and versions of stacks, by ``packaging``'s rules. Pure."""
 
 from __future__ import annotations
 
-import operator
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
-_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-_VERSION = r"[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc|\.post|\.dev)[0-9]+)?(?:\+[A-Za-z0-9.]+)?"
-_BOUND = re.compile(rf"\s*(==|!=|<=|>=|<|>)\s*({_VERSION})\s*", re.ASCII)
-_REQUIREMENT = re.compile(rf"\s*({_NAME})(\[[A-Za-z0-9,._ -]+\])?\s*(.*)", re.ASCII)
-_COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+from packaging.requirements import InvalidRequirement
+from packaging.requirements import Requirement as PackagingRequirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package's name, in PyPI's normal form, and the bounds of its version: (operator, version)."""
+    """A package's name, in PyPI's normal form, and the versions that fit."""
 
     text: str
     name: str
-    bounds: tuple[tuple[str, str], ...]
+    versions: SpecifierSet
 
     @property
     def pinned(self) -> str | None:
-        """The one version that fits, without its local part (``+cpu``)."""
-        exact = [version for sign, version in self.bounds if sign == "=="]
-        return exact[0].split("+")[0] if len(self.bounds) == 1 and exact else None
+        """The one version that fits, without its local part (``+cpu``); ``None`` if more may fit."""
+        exact = [one.version for one in self.versions if one.operator == "=="]
+        one = len(self.versions) == 1 and exact and not exact[0].endswith(".*")
+        return exact[0].split("+")[0] if one else None
 
     def accepts(self, version: str) -> bool:
-        found = release(version)
-        return all(_COMPARE[sign](found, release(bound)) for sign, bound in self.bounds)
+        try:
+            return self.versions.contains(version, prereleases=True)
+        except InvalidVersion:
+            return False
 
 
 def parse_requirement(text: str) -> Requirement | None:
-    """A requirement such as ``torch==2.7.0`` or ``numpy>=1.2,<2.4``; ``None`` for anything else.
+    """Parse a requirement such as ``torch==2.7.0`` or ``numpy>=1.2,<2.4``; ``None`` for anything else.
 
-    Markers, URLs and options of pip are no requirements of a stack: it is for one platform alone.
+    A stack is for one platform, so its requirements have neither markers nor URLs.
     """
-    match = _REQUIREMENT.fullmatch(text)
-    if not match:
+    try:
+        found = PackagingRequirement(text)
+    except InvalidRequirement:
         return None
-    bounds = []
-    for part in filter(None, match[3].split(",")):
-        bound = _BOUND.fullmatch(part)
-        if not bound:
-            return None
-        bounds.append((bound[1], bound[2]))
-    # https://packaging.python.org/en/latest/specifications/name-normalization/
-    return Requirement(text.strip(), re.sub(r"[-_.]+", "-", match[1]).lower(), tuple(bounds))
+    if found.marker or found.url:
+        return None
+    return Requirement(text.strip(), canonicalize_name(found.name), found.specifier)
 
 
-def release(version: str) -> tuple[int, ...]:
-    """A version's numbers without zeros at the end, so that 1.13 is 1.13.0; the local part is left out."""
-    match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
-    numbers = [int(number) for number in match[0].split(".")] if match else [0]
-    while len(numbers) > 1 and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
+def release(version: str) -> Version:
+    """A version's numbers alone, without ``rc1`` or ``+cpu``; 0 for text that is no version."""
+    try:
+        return Version(Version(version).base_version)
+    except InvalidVersion:
+        return Version("0")
 
 
 def is_final(version: str) -> bool:
-    """Numbers and dots alone, as every matched release has."""
-    return bool(re.fullmatch(r"[0-9]+(\.[0-9]+)*", version, re.ASCII))
+    """Whether a version is numbers and dots alone, as every matched release is."""
+    return str(release(version)) == version
 
 
 def fits(version: str, pattern: str) -> bool:
     """Whether a version is the one that a pattern names, or of its series (``2.0.*``)."""
-    if not pattern.endswith(".*"):
-        return release(version) == release(pattern)
-    series = [int(number) for number in pattern.removesuffix(".*").split(".")]
-    numbers = [*release(version), 0, 0, 0]
-    return numbers[: len(series)] == series
+    return SpecifierSet(f"=={pattern}").contains(release(version))
 
 
 def python_minor(version: str) -> tuple[int, int]:
-    """(3, 10) of ``3.10``, whose zero counts."""
-    major, _, minor = version.partition(".")
-    return int(major), int(minor.split(".")[0] or 0)
+    """(3, 10) of ``3.10.12``."""
+    return Version(version).major, Version(version).minor

@@ -12,10 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote
 
 
-def make_wheel(name: str, version: str, needs: Sequence[str] = ()) -> bytes:
+def make_wheel(
+    name: str, version: str, needs: Sequence[str] = (), extras: Sequence[str] = ()
+) -> bytes:
     """A wheel whose only content is its metadata."""
     info = f"{name}-{version}.dist-info"
-    requires = "".join(f"Requires-Dist: {need}\n" for need in needs)
+    requires = "".join(f"Provides-Extra: {extra}\n" for extra in extras)
+    requires += "".join(f"Requires-Dist: {need}\n" for need in needs)
     files = {
         "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
         "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: py3-none-any\n",
@@ -41,12 +44,17 @@ class PackageIndex:
     released: threading.Event = field(default_factory=threading.Event)
 
     def add(
-        self, name: str, version: str, tag: str = "py3-none-any", needs: Sequence[str] = ()
+        self,
+        name: str,
+        version: str,
+        tag: str = "py3-none-any",
+        needs: Sequence[str] = (),
+        extras: Sequence[str] = (),
     ) -> None:
         """Add a release; ``name`` is normal, the wheel's own has underscores."""
         wheel = name.replace("-", "_")
         page = self.pages.setdefault(f"/{name}/", {})
-        page[f"{wheel}-{version}-{tag}.whl"] = make_wheel(wheel, version, needs)
+        page[f"{wheel}-{version}-{tag}.whl"] = make_wheel(wheel, version, needs, extras)
 
     def answer(self, path: str) -> tuple[int, bytes]:
         self.asked.append(path)
@@ -80,7 +88,7 @@ def serve_index() -> Iterator[PackageIndex]:
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             if index.without_head:
-                self.send_error(501)
+                self.send_error(405)
             else:
                 self.do_GET()
 

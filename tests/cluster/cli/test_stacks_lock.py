@@ -15,7 +15,10 @@ from tests.provision.package_index import PackageIndex
 
 __all__ = ["index"]
 LOCK = Path("spr-cluster.locks/mine.txt")
-_MAKE = "spr-cluster stacks lock mine makes it anew; without the file every node resolves by itself"
+_UPDATE = (
+    "to update it: spr-cluster stacks lock mine. Without the file, every node resolves the packages "
+    "itself"
+)
 
 
 def test_a_lock_has_every_package_with_its_hash(
@@ -29,7 +32,7 @@ def test_a_lock_has_every_package_with_its_hash(
 
     assert (code, out) == (
         0,
-        f"mine: {LOCK} has 4 packages with their hashes, for Python 3.12 on Ubuntu 24.04\n",
+        f"mine: wrote {LOCK}: 4 packages with hashes, for Python 3.12 on Ubuntu 24.04\n",
     )
     assert "Lock stack mine" in err
     wheel = index.pages["/tokenizers/"]["tokenizers-0.22.0-py3-none-any.whl"]
@@ -48,23 +51,23 @@ def test_stacks_shows_whether_there_is_a_lock(
         return line.removeprefix("  lock").strip(), mine
 
     line, before = told()
-    assert line == "none: spr-cluster stacks lock mine pins all packages by their hashes"
+    assert line == "none; to pin all packages by hash: spr-cluster stacks lock mine"
     assert (before["lock"], before["lock_problem"]) == (None, "")
 
     run(capsys, "stacks", "lock", "mine")
     line, after = told()
-    assert line == f"3 packages by their hashes, in {LOCK}"
+    assert line == f"3 packages pinned by hash, in {LOCK}"
     assert len(after["lock"]) == 3  # type: ignore[arg-type]
     assert after["digest"] != before["digest"]
 
     Path("spr-cluster.toml").write_text(OWN.replace("5.0.0", "5.0.1"))
     line, _ = told()
-    assert line.startswith(f"refused: {LOCK}: the stack has changed since: python_packages has ")
-    assert line.endswith("(spr-cluster stacks lock mine makes it anew)")
+    assert line.startswith(f"rejected: {LOCK}: the stack has changed since: python_packages has ")
+    assert line.endswith("(to update it: spr-cluster stacks lock mine)")
 
 
 @pytest.mark.parametrize("argv", ["up --yes", "plan", "bake --yes"])
-def test_a_lock_of_another_time_is_refused_before_anything_is_bought(
+def test_an_outdated_lock_is_rejected_before_anything_is_bought(
     capsys: pytest.CaptureFixture[str], index: PackageIndex, argv: str
 ) -> None:
     run(capsys, "stacks", "lock", "mine")
@@ -75,14 +78,14 @@ def test_a_lock_of_another_time_is_refused_before_anything_is_bought(
     assert (code, out) == (2, "")
     assert err == (
         f"spr-cluster: {LOCK}: the stack has changed since: python_packages has "
-        f"transformers==5.0.1 in the place of transformers==5.0.0\n  → {_MAKE}\n"
+        f"transformers==5.0.1 instead of transformers==5.0.0\n  → {_UPDATE}\n"
     )
     index.add("transformers", "5.0.1")
     assert run(capsys, "stacks", "lock", "mine")[0] == 0
     assert load_stack("mine").lock
 
 
-def test_nothing_is_locked_where_something_is_missing(
+def test_nothing_is_locked_if_something_is_missing(
     capsys: pytest.CaptureFixture[str], index: PackageIndex
 ) -> None:
     index.statuses["/"] = 503

@@ -62,12 +62,12 @@ def test_a_lock_is_found_beside_the_own_stacks(mine: Stack, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new", "change"),
     [
-        ("5.0.0", "5.1.0", "python_packages has transformers==5.1.0 in the place of "),
-        ('base = "upstream"', 'base = "upstream"\nindexes = []', "indexes has nothing in the "),
-        ('base = "upstream"', 'base = "upstream"\npip = "25.3"', "pip has 25.3 in the place of n"),
+        ("5.0.0", "5.1.0", "python_packages has transformers==5.1.0 instead of "),
+        ('base = "upstream"', 'base = "upstream"\nindexes = []', "indexes has nothing instead "),
+        ('base = "upstream"', 'base = "upstream"\npip = "25.3"', "pip has 25.3 instead of n"),
     ],
 )
-def test_a_lock_of_another_time_is_refused(mine: Stack, old: str, new: str, change: str) -> None:
+def test_an_outdated_lock_is_rejected(mine: Stack, old: str, new: str, change: str) -> None:
     write_lock(mine)
     OWN.write_text(MINE.replace(old, new))
 
@@ -77,7 +77,7 @@ def test_a_lock_of_another_time_is_refused(mine: Stack, old: str, new: str, chan
     told = f"spr-cluster.locks/mine.txt: the stack has changed since: {change}"
     assert refused.value.message.startswith(told)
     assert refused.value.hint is not None
-    assert refused.value.hint.startswith("spr-cluster stacks lock mine makes it anew")
+    assert refused.value.hint.startswith("to update it: spr-cluster stacks lock mine")
 
 
 def test_what_does_not_decide_about_packages_may_change(mine: Stack) -> None:
@@ -97,10 +97,10 @@ def test_what_does_not_decide_about_packages_may_change(mine: Stack) -> None:
         ("--hash=sha256:" + "e5" * 32, "", "line 9: 'numpy==2.3.0"),
         ('# python: ["3.12"]', "# python: 3.12]", "line 3: '# python: 3.12]'"),
         ('# python: ["3.12"]', "# python: 3", "line 3: '# python: 3'"),
-        ('# python: ["3.12"]', "# python", "python has 3.12 in the place of nothing"),
+        ('# python: ["3.12"]', "# python", "python has 3.12 instead of nothing"),
     ],
 )
-def test_a_lock_that_is_none_is_refused(mine: Stack, old: str, new: str, why: str) -> None:
+def test_an_invalid_lock_is_rejected(mine: Stack, old: str, new: str, why: str) -> None:
     write_lock(mine, old, new)
 
     with pytest.raises(UsageError, match=r"spr-cluster\.locks/mine\.txt") as refused:

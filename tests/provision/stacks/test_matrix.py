@@ -57,13 +57,13 @@ WRONG = [
 ]
 # torch without a row of its own; what its packages are built for
 ORPHANS = [
-    ("1.13.1", "1.13.0", "that is built for torch 1.13.0"),
-    ("2.1.1", "2.1.100", "that is built for torch 2.1.0"),
+    ("1.13.1", "1.13.0", "use torch 1.13.0"),
+    ("2.1.1", "2.1.100", "use torch 2.1.0"),
     ("2.2.0", "2.2.0", "torch 1.10.*, 1.11.0, 1.12.0"),
-    ("2.4.0", "2.3.0", "that is built for torch 2.3.*"),
-    ("2.7.1", "2.7.0", "that is built for torch 2.7.0"),
-    ("2.9.0", "2.8.0", "that is built for torch 2.8.0; both of Intel's projects ended with 2.8.0"),
-    ("2.13.0", "2.13.0", "ended with 2.8.0: for a newer torch use stack upstream"),
+    ("2.4.0", "2.3.0", "use torch 2.3.*"),
+    ("2.7.1", "2.7.0", "use torch 2.7.0"),
+    ("2.9.0", "2.8.0", "use torch 2.8.0; both of Intel's projects ended with 2.8.0"),
+    ("2.13.0", "2.13.0", "ended with 2.8.0: for a newer torch, use stack upstream"),
 ]
 _UBUNTU = {python: ubuntu for ubuntu, python in UBUNTU_PYTHON.items()}
 
@@ -116,7 +116,7 @@ def test_versions_that_do_not_match_are_refused(
 
 
 @pytest.mark.parametrize(("torch", "intel", "hint"), ORPHANS)
-def test_a_torch_that_nothing_of_intels_matches_is_refused(
+def test_a_torch_without_matching_intel_packages_is_rejected(
     torch: str, intel: str, hint: str
 ) -> None:
     error = refused(make_stack(torch, intel, intel))
@@ -154,8 +154,8 @@ def test_only_pythons_with_wheels_pass(match: object, minor: int) -> None:
         assert error.message == f"stack mine: Ubuntu 22.04 comes with Python 3.10, not {python}"
     else:
         assert error.message == (
-            f"stack mine: Python {python} has no wheels of torch {torch} with Intel's packages, "
-            f"which is for Python 3.{first} to 3.{last}"
+            f"stack mine: torch {torch} with Intel's packages has no wheels for Python {python}, "
+            f"only for Python 3.{first} to 3.{last}"
         )
         assert all(f"Python 3.{m}" in str(error.hint) for m in (8, 10, 12) if first <= m <= last)
 
@@ -178,13 +178,13 @@ def test_only_pythons_with_wheels_pass(match: object, minor: int) -> None:
         ("2.15.0", "3.12", True),
     ],
 )
-def test_torch_alone_has_pythons_of_its_own(torch: str, python: str, fine: bool) -> None:
+def test_torch_alone_has_other_pythons(torch: str, python: str, fine: bool) -> None:
     stack = make_stack(torch, python=python)
     if fine:
         check_stack(stack)
         return
     error = refused(stack)
-    assert f"Python {python} has no wheels of torch {torch}, which is for Python" in error.message
+    assert f"torch {torch} has no wheels for Python {python}, only for Python" in error.message
 
 
 @pytest.mark.parametrize(
@@ -200,16 +200,16 @@ def test_torch_alone_has_pythons_of_its_own(torch: str, python: str, fine: bool)
             {"python_packages": ["torch==2.7.0", "transformers==4.40.0"]},
             "launcher mpirun needs impi-rt",
         ),
-        ({"python_packages": ["torch>=2.7", "transformers==4.40.0"]}, "torch>=2.7 names no exact"),
-        ({"python_packages": ["torch==2.7.0rc1"]}, "torch==2.7.0rc1 names no exact release"),
-        ({"python_packages": ["torch==2.7.0", "--pre"]}, "'--pre' is no requirement"),
+        ({"python_packages": ["torch>=2.7", "transformers==4.40.0"]}, "torch>=2.7 is not an exact"),
+        ({"python_packages": ["torch==2.7.0rc1"]}, "torch==2.7.0rc1 is not an exact release"),
+        ({"python_packages": ["torch==2.7.0", "--pre"]}, "'--pre': expected a requirement"),
         (
             {"python_packages": ["torch==2.7.0", "transformers==4.40.0", "impi-rt==2021.19.0"]},
             "impi-rt 2021.19.0 can't be installed",
         ),
     ],
 )
-def test_other_mistakes_are_refused(changes: dict[str, object], message: str) -> None:
+def test_other_mistakes_are_rejected(changes: dict[str, object], message: str) -> None:
     assert message in str(refused(make_stack("2.7.0", **changes)))  # type: ignore[arg-type]
 
 

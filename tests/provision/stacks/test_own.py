@@ -77,12 +77,12 @@ def test_versions_that_do_not_match_are_refused(own: Path) -> None:
     ("text", "message"),
     [
         ("[stacks.mine]\nbase = intel", "spr-cluster.toml: Invalid value"),
-        ("[stack.mine]\n", "[stack] is not read by this tool; did you mean stacks?"),
-        ("stacks = 3", "stacks is no table"),
-        ("[stacks]\nmine = 3", "[stacks.mine]: write it as a table of its own"),
-        ("[stacks.mine]\n", "[stacks.mine]: base is missing: expected the name of a stack"),
-        ("[stacks.Mine]\nbase = 'intel'", "[stacks.Mine]: a name is of lower-case letters"),
-        ("[stacks.intel]\nbase = 'upstream'", "[stacks.intel]: a stack of that name ships"),
+        ("[stack.mine]\n", "unknown table [stack]; did you mean stacks?"),
+        ("stacks = 3", "stacks is not a table"),
+        ("[stacks]\nmine = 3", "[stacks.mine]: expected a table"),
+        ("[stacks.mine]\n", "[stacks.mine]: base is missing: expected the name of a shipped stack"),
+        ("[stacks.Mine]\nbase = 'intel'", "[stacks.Mine]: a name has at most 32 lower-case"),
+        ("[stacks.intel]\nbase = 'upstream'", "[stacks.intel]: a shipped stack has this name"),
         (
             "[stacks.mine]\nbase = 'intell'",
             "base = 'intell': expected one of intel, reference, upstream; did you mean intel?",
@@ -100,7 +100,7 @@ def test_versions_that_do_not_match_are_refused(own: Path) -> None:
         ("[stacks.mine]\nbase = 'intel'\npython = '3'", "python = '3': expected one of 3.8, 3.10"),
         (
             "[stacks.mine]\nbase = 'intel'\nindexes = ['pypi.org']",
-            "indexes[0] = 'pypi.org': expected a list of addresses that begin with https://",
+            "indexes[0] = 'pypi.org': expected a list of URLs that begin with https://",
         ),
         (
             "[stacks.mine]\nbase = 'intel'\npython_packages = ['torch=2.7']",
@@ -108,11 +108,11 @@ def test_versions_that_do_not_match_are_refused(own: Path) -> None:
         ),
         (
             "[stacks.mine]\nbase = 'intel'\nsystem_packages = ['-y']",
-            "system_packages[0] = '-y': expected a list of names",
+            "system_packages[0] = '-y': expected a list of Ubuntu",
         ),
         (
             "[stacks.mine]\nbase = 'intel'\nenvironment = { A = 1 }",
-            "environment.A = 1: expected variables with their values in quotes",
+            "environment.A = 1: expected variables, with their values in quotes",
         ),
         (
             "[stacks.mine]\nbase = 'intel'\nremove_packages = ['nump']",
@@ -129,13 +129,13 @@ def test_a_mistake_is_named(own: Path, text: str, message: str) -> None:
     assert message in caught.value.message
 
 
-def test_an_unknown_stack_names_the_nearest_and_the_file(own: Path) -> None:
+def test_an_unknown_stack_names_the_closest_and_the_file(own: Path) -> None:
     own.write_text('[stacks.mine]\nbase = "intel"\n')
 
     with pytest.raises(UsageError) as caught:
         load_stack("mime")
 
     assert str(caught.value) == (
-        "unknown stack 'mime': one of intel, reference, upstream, mine\n"
-        "  → did you mean mine? your own stacks are read from spr-cluster.toml in the working folder"
+        "unknown stack 'mime': one of intel, reference, upstream, mine; did you mean mine?\n"
+        "  → your own stacks are read from spr-cluster.toml in the working folder"
     )

@@ -1,0 +1,207 @@
+"""uv as a resolver: the packages that a node would install, found without installing any.
+
+Options: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.errors import SprError
+from infra.ubuntu import RELEASES
+from provision.stacks.lock import Pinned
+
+# Of the Ubuntu releases with these Pythons.
+_PYTHON_PATCHES = {"3.8": "3.8.10", "3.10": "3.10.12", "3.12": "3.12.3"}
+_PYPI = "https://pypi.org/simple"
+# Nodes install with pip, so only pip's configuration counts; these change nothing in a resolution.
+_KEPT_VARIABLES = ("UV_CACHE_DIR", "UV_NO_CACHE", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS")
+_SETTING = re.compile(r"^(global|install|:env:)\.([a-z-]+)=(.*)$", re.MULTILINE)
+# The frame that uv draws around errors.
+_FRAME = str.maketrans(dict.fromkeys("×╰├─▶│", " "))
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machine that the packages are for."""
+
+    ubuntu: str
+    python: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        platform = f"x86_64-manylinux_2_{RELEASES[self.ubuntu].glibc_minor}"
+        # Markers can depend on the patch release, too.
+        python = _PYTHON_PATCHES.get(self.python, self.python)
+        return ("--python-version", python, "--python-platform", platform)
+
+    def __str__(self) -> str:
+        return f"Python {self.python} on Ubuntu {self.ubuntu}"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Package indexes, the main one first, and pages of links."""
+
+    indexes: tuple[str, ...]
+    find_links: tuple[str, ...] = ()
+
+    def __add__(self, other: Sources) -> Sources:
+        return Sources(self.indexes + other.indexes, self.find_links + other.find_links)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        main, *others = self.indexes
+        extra = (f"--extra-index-url={url}" for url in others)
+        links = (f"--find-links={url}" for url in self.find_links)
+        # As pip does: the best version of all indexes, not the first index that has the package.
+        return (f"--index-url={main}", *extra, *links, "--index-strategy=unsafe-best-match")
+
+
+@dataclass(frozen=True)
+class PipConfiguration:
+    """This machine's pip configuration: the main index, further sources, and how to connect."""
+
+    index: str = _PYPI
+    sources: Sources = Sources(())
+    options: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Packages that fit together, or why there are none. ``unsolvable``: no packages would fit."""
+
+    packages: tuple[Pinned, ...] = ()
+    error: str = ""
+    unsolvable: bool = False
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """uv with a pip configuration. ``answer_s`` limits each request."""
+
+    uv: str
+    configuration: PipConfiguration
+    answer_s: float = 10
+
+    def resolve(
+        self,
+        requirements: Sequence[str],
+        target: Target,
+        sources: Sources,
+        limit_s: float,
+        *options: str,
+    ) -> Resolution:
+        """Find versions that fit together, with everything that they need on the target."""
+        sources += self.configuration.sources
+        argv = [self.uv, "pip", "compile", "-", "--quiet", "--no-config", "--color=never"]
+        argv += ["--no-header", "--no-annotate", "--python", sys.executable]
+        argv += ["--only-binary", ":all:", *target.options, *sources.options]
+        try:
+            done = subprocess.run(
+                [*argv, *self.configuration.options, *options],
+                input="\n".join(requirements),
+                env=self._environment(),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Resolution(error=f"uv did not finish within {limit_s:.0f} s")
+        if done.returncode:
+            return Resolution((), explain(done.stderr), "No solution found" in done.stderr)
+        return Resolution(parse_pins(done.stdout))
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("UV_") or name in _KEPT_VARIABLES
+        }
+        patience = {"UV_HTTP_TIMEOUT": str(math.ceil(self.answer_s)), "UV_HTTP_RETRIES": "0"}
+        return {**self.configuration.environment, **inherited, **patience}
+
+
+def find_resolver(*, isolated: bool = False, answer_s: float = 10) -> Resolver:
+    """Return uv with pip's configuration, or with none if ``isolated``.
+
+    Raises :class:`SprError` if there is no uv.
+    """
+    path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
+    uv = shutil.which("uv", path=path)
+    if not uv:
+        raise SprError("uv is not installed here", hint=f"{sys.executable} -m pip install uv")
+    configuration = PipConfiguration() if isolated else read_pip_configuration()
+    return Resolver(uv, configuration, answer_s)
+
+
+def read_pip_configuration() -> PipConfiguration:
+    """Return the part of pip's configuration that decides what it finds."""
+    has_pip = importlib.util.find_spec("pip") is not None
+    pip = [sys.executable, "-m", "pip"] if has_pip else ["pip3"]
+    try:
+        done = subprocess.run(
+            [*pip, "config", "list"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return PipConfiguration()
+    return parse_pip_configuration(done.stdout)
+
+
+def parse_pip_configuration(text: str) -> PipConfiguration:
+    """Parse the output of ``pip config list``; the environment overrides ``install``, that ``global``."""
+    found = _SETTING.findall(text)
+    known: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):
+        known |= {key: ast.literal_eval(value) for where, key, value in found if where == section}
+
+    def sources(key: str) -> tuple[str, ...]:
+        # pip passes over folders that do not exist; uv would fail.
+        return tuple(url for url in known.get(key, "").split() if not is_missing_folder(url))
+
+    trusted = known.get("trusted-host", "").split()
+    variables = {"SSL_CERT_FILE": known.get("cert", ""), "ALL_PROXY": known.get("proxy", "")}
+    return PipConfiguration(
+        known.get("index-url", _PYPI),
+        Sources(sources("extra-index-url"), sources("find-links")),
+        tuple(f"--allow-insecure-host={host}" for host in trusted),
+        {name: value for name, value in variables.items() if value},
+    )
+
+
+def is_missing_folder(url: str) -> bool:
+    """Whether an address names a local folder that does not exist."""
+    path = url.removeprefix("file://")
+    return "://" not in path and not Path(path).exists()
+
+
+def parse_pins(text: str) -> tuple[Pinned, ...]:
+    """Parse ``uv pip compile``'s output: ``name==version``, with ``--hash`` options on later lines."""
+    pins = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.startswith("#"):
+            pin, *hashes = line.split()
+            name, _, version = pin.partition("==")
+            sha256 = (each.removeprefix("--hash=sha256:") for each in hashes if "=sha256:" in each)
+            pins.append(Pinned(name, version, tuple(sha256)))
+    return tuple(pins)
+
+
+def explain(errors: str) -> str:
+    """Return uv's error output as one line."""
+    words = " ".join(errors.translate(_FRAME).split()).removeprefix("error: ")
+    return words.replace(" cause: ", ": ").replace(" Caused by: ", ": ") or "uv failed silently"

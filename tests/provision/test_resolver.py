@@ -1,0 +1,170 @@
+"""uv as it is found, configured, and understood."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.errors import SprError
+from provision.resolver import (
+    PipConfiguration,
+    Resolver,
+    Sources,
+    Target,
+    explain,
+    find_resolver,
+    parse_pins,
+    parse_pip_configuration,
+)
+from provision.stacks.lock import Pinned
+from tests.provision.package_index import PackageIndex, serve_index
+
+TARGET = Target("22.04", "3.10")
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    monkeypatch.setenv("UV_NO_CACHE", "1")
+    with serve_index() as index:
+        index.add("torch", "2.7.0")
+        yield index
+
+
+def resolve(index: PackageIndex, *texts: str, target: Target = TARGET) -> dict[str, str]:
+    resolver = find_resolver(isolated=True)
+    found = resolver.resolve(texts, target, Sources((index.url,)), 60)
+    assert found.error == ""
+    return {package.name: package.version for package in found.packages}
+
+
+def test_a_missing_uv_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+
+    with pytest.raises(SprError, match="uv is not installed here") as error:
+        find_resolver()
+
+    assert error.value.hint
+    assert error.value.hint.endswith("-m pip install uv")
+
+
+@pytest.mark.parametrize(
+    ("marker", "needed"),
+    [
+        ("python_version < '3.11'", True),
+        ("python_full_version >= '3.10.12'", True),
+        ("python_full_version < '3.10.12'", False),
+        ("python_version >= '3.11'", False),
+        ("sys_platform == 'win32'", False),
+        ("platform_machine == 'x86_64' and sys_platform == 'linux'", True),
+        ("extra == 'test'", False),
+        ("extra == 'http'", True),
+    ],
+)
+def test_markers_are_evaluated_for_the_node(index: PackageIndex, marker: str, needed: bool) -> None:
+    index.add("fsspec", "2025.1", needs=[f"more>=1; {marker}"], extras=["test", "http"])
+    index.add("more", "1.2")
+
+    found = resolve(index, "fsspec[http]")
+
+    assert ("more" in found) == needed
+
+
+@pytest.mark.parametrize(
+    ("release", "python", "newest"),
+    [("20.04", "3.8", "3.1"), ("22.04", "3.10", "3.5"), ("24.04", "3.12", "3.9")],
+)
+def test_wheels_run_on_the_c_library_of_the_release(
+    index: PackageIndex, release: str, python: str, newest: str
+) -> None:
+    for minor in (31, 32, 35, 36, 39, 40):
+        index.add("math", f"3.{minor % 30}", f"py3-none-manylinux_2_{minor}_x86_64")
+    # As PyTorch's and Intel's own indexes name it.
+    index.add("binding", "1.0", "py3-none-linux_x86_64")
+
+    found = resolve(index, "math", "binding", target=Target(release, python))
+
+    assert found == {"math": newest, "binding": "1.0"}
+
+
+def test_the_best_version_of_all_indexes_is_chosen(index: PackageIndex) -> None:
+    with serve_index() as other:
+        other.add("torch", "2.7.0+cpu")
+        for urls in ((index.url, other.url), (other.url, index.url)):
+            found = find_resolver(isolated=True).resolve(
+                ["torch==2.7.0"], TARGET, Sources(urls), 60
+            )
+            assert [package.version for package in found.packages] == ["2.7.0+cpu"]
+
+
+def test_pips_configuration_counts_unless_isolated(
+    index: PackageIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://mirror/simple\n"
+        f"find-links =\n    {index.url}/links\n    {tmp_path}/gone\n"
+    )
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://nearer/simple")
+    # uv's own configuration is no concern of nodes that install with pip.
+    monkeypatch.setenv("UV_INDEX_URL", "https://else/simple")
+
+    found = find_resolver().configuration
+
+    assert found.index == "https://nearer/simple"
+    assert f"{index.url}/links" in found.sources.find_links
+    assert f"{tmp_path}/gone" not in found.sources.find_links
+    assert find_resolver(isolated=True).configuration == PipConfiguration()
+
+
+def test_configured_sources_are_searched(index: PackageIndex) -> None:
+    with serve_index() as main:
+        own = PipConfiguration(sources=Sources((), (f"{index.url}/links",)))
+        resolver = Resolver(find_resolver(isolated=True).uv, own)
+        found = resolver.resolve(["torch"], TARGET, Sources((main.url,)), 60)
+    assert [package.name for package in found.packages] == ["torch"]
+
+
+def test_the_environment_overrides_the_files() -> None:
+    found = parse_pip_configuration(
+        ":env:.index-url='https://nearer/simple'\n:env:.proxy='http://proxy:1'\n"
+        "global.cert='/ca.pem'\nglobal.extra-index-url='\\nfile:///gone\\nhttps://b/'\n"
+        "global.index-url='https://mirror/simple'\ninstall.trusted-host='a b'\n"
+        "install.index-url='https://middle/simple'\n"
+    )
+
+    assert found == PipConfiguration(
+        "https://nearer/simple",
+        Sources(("https://b/",)),
+        ("--allow-insecure-host=a", "--allow-insecure-host=b"),
+        {"SSL_CERT_FILE": "/ca.pem", "ALL_PROXY": "http://proxy:1"},
+    )
+
+
+def test_pins_with_and_without_hashes() -> None:
+    text = "a==1.0+cpu \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nb==2\n"
+    assert parse_pins(text) == (Pinned("a", "1.0+cpu", ("aa", "bb")), Pinned("b", "2", ()))
+
+
+@pytest.mark.parametrize(
+    ("errors", "line"),
+    [
+        (
+            "error: No solution found\n  cause: Because a\n       and b.\n\nhint: try c\n",
+            "No solution found: Because a and b. hint: try c",
+        ),
+        (
+            "  × No solution found:\n  ╰─▶ Because a\n      and b.\n",
+            "No solution found: Because a and b.",
+        ),
+        ("", "uv failed silently"),
+    ],
+)
+def test_an_error_is_one_line(errors: str, line: str) -> None:
+    assert explain(errors) == line

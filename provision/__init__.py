@@ -1,1 +1,1 @@
-"""One machine: reached over SSH, known by its facts, given its software, made into an image."""
+"""One machine: SSH, facts and health, installation of its software, and images."""

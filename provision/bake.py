@@ -1,4 +1,4 @@
-"""Making an AMI of a running machine, without its private keys and its identity in it."""
+"""Creation of an AMI from a running machine, without its private keys and identity."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import FilterTypeDef
 
-# The machine's identity goes to memory while the disk is copied: an image must hold no host keys,
-# no key that opens other nodes, no machine id that two machines would share. Where this tool dies
-# meanwhile, its SSH session ends, and with that the seal; where it only hangs, the limit ends it.
+# The machine's identity moves to memory while the disk is copied: an image must hold no host keys,
+# no key to other nodes, and no machine id that two machines would share. If this tool dies
+# meanwhile, its SSH session ends, and with it the seal; if it hangs, the limit ends the seal.
 _SEAL_LIMIT_S = 15 * 60
 _SEAL_DEADLINE_S = 10 * 60
 # EC2 begins the copy within seconds of the call; until then the disk must stay as it is.
@@ -39,10 +39,10 @@ def begin_image(
     labels: Mapping[str, str] | None = None,
     clock: Clock | None = None,
 ) -> str:
-    """Begin an image; returns its id when its content can no longer change and is tagged as clean.
+    """Begin an image; return its id once its content is fixed and tagged as clean.
 
-    ``labels``, such as the recipe of the software that the machine has, become tags. Raises
-    :class:`CloudError` where private keys may have got into it; what was begun is deleted.
+    ``labels``, such as the recipe of the machine's software, become tags. Raises
+    :class:`CloudError` if private keys may be in it; the unfinished image is deleted.
     """
     image_id, snapshots = "", tuple[str, ...]()
     token = secrets.token_hex(8)
@@ -53,13 +53,13 @@ def begin_image(
             image_id = images.create_image(ec2, instance_id, cluster, name, labels or {})
             snapshots = _wait_until_copy_begins(ec2, image_id, clock)
         except BaseException:
-            with suppress(HostError):  # the machine does it itself if it can't be reached now
+            with suppress(HostError):  # if unreachable, the machine unseals itself
                 _unseal(host, token)
             raise
         if not _unseal(host, token):
             raise CloudError(
-                f"image {image_id} was given up: {host.name} had its keys back before its disk was "
-                "copied, since the connection to it broke or something made new ones",
+                f"image {image_id} was discarded: {host.name} had keys again before its disk was "
+                "copied, because the connection broke or something created new ones",
                 hint="run the same command again",
             )
         clean = [{"Key": tags.SEALED, "Value": "yes"}]
@@ -77,7 +77,7 @@ def _render_seal(token: str) -> str:
 
 
 def _unseal(host: Host, token: str) -> bool:
-    """Give the machine its identity back; whether it was without it all the time until now."""
+    """Restore the machine's identity; return whether it was sealed all the time until now."""
     unseal = (
         f"said=$(sh /run/spr-cluster/unseal {token}) && echo $said && "
         f'[ "$said" = {_UNBROKEN} ] && systemctl stop spr-cluster-seal.service; true'
@@ -86,8 +86,8 @@ def _unseal(host: Host, token: str) -> bool:
 
 
 def _wait_until_copy_begins(ec2: EC2Client, image_id: str, clock: Clock | None) -> tuple[str, ...]:
-    """Wait for the image's snapshots, whose content is that of the moment in which they start."""
-    # EC2 names the image in the description of the snapshots that it makes for it.
+    """Wait for the image's snapshots; their content is fixed when they start."""
+    # EC2 names the image in the descriptions of its snapshots.
     of_image: list[FilterTypeDef] = [{"Name": "description", "Values": [f"*{image_id}*"]}]
 
     def probe() -> tuple[str, ...] | None:
@@ -103,7 +103,7 @@ def _wait_until_copy_begins(ec2: EC2Client, image_id: str, clock: Clock | None) 
 
 
 def _discard(ec2: EC2Client, image_id: str, snapshots: tuple[str, ...]) -> None:
-    """Delete what was begun of an image, as far as EC2 lets go of it now."""
+    """Delete an unfinished image, as far as EC2 allows it now."""
     if image_id:
         with suppress(ClientError, BotoCoreError):
             ec2.deregister_image(ImageId=image_id)

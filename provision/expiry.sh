@@ -1,18 +1,18 @@
-# Ends this machine when its time is up; with `show` it prints that time instead, in epoch seconds.
-# provision/user_data.py puts the values before these lines: launch_expires, expires_file.
+# Powers this machine off when it has expired; with `show`, prints the expiry in epoch seconds.
+# provision/user_data.py sets the variables before these lines: launch_expires, expires_file.
 
-told=
-# Builtins only: a machine without memory for another process must not fall back to the earlier time.
-read -r told 2>/dev/null <"$expires_file"
-case $told in
-    [1-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]) expires=$told ;;
+later=
+# Builtins only: a machine without memory for a new process must not fall back to the earlier time.
+read -r later 2>/dev/null <"$expires_file"
+case $later in
+    [1-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]) expires=$later ;;
     *) expires=$launch_expires ;;
 esac
 if [ "${1-}" = show ]; then
     echo "$expires"
     exit 0
 fi
-# What could not find out the time must not end the machine; it is asked again in half a minute.
+# If the clock can't be read, keep the machine running; the next check is in half a minute.
 now=$(date +%s) && [ "$now" -ge "$expires" ] || exit 0
-echo "<4>the time to live is over: powering off"
+echo "<4>expired: powering off"
 systemctl poweroff || systemctl poweroff --force --force

@@ -1,34 +1,20 @@
-"""What a machine is: one command that asks it, and pure parsers of the answer."""
+"""Facts about a machine: its own answer to :mod:`provision.probe`, as far as jobs and the mesh need it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from infra.errors import HostError
 from provision.host import Host
-from provision.install import VENV
+from provision.install import STACK_FILE, VENV
 
 AMX_FLAGS = frozenset({"amx_bf16", "amx_tile", "amx_int8"})
-
-_MARK = "--- spr-cluster: "
-_QUESTIONS = {
-    "hostname": "hostname",
-    "kernel": "uname -r",
-    "lscpu": "lscpu -J",
-    "topology": "lscpu --parse=CPU,Core,Socket,Node",
-    "allowed": "grep Cpus_allowed_list /proc/self/status",
-    "memory": "grep MemTotal /proc/meminfo",
-    "addresses": "ip -j -4 address show",
-    "tcmalloc": "ls -1 /usr/lib/*/libtcmalloc.so.* /usr/lib/*/libtcmalloc_minimal.so.* 2>/dev/null || true",
-    # As PyPI's intel-openmp leaves it.
-    "iomp5": f"ls -1 {VENV}/lib/libiomp5.so 2>/dev/null || true",
-    "efa": "grep -ls DRIVER=efa /sys/class/infiniband/*/device/uevent || true",
-    "host_key": "cat /etc/ssh/ssh_host_ed25519_key.pub",
-}
-FACTS_COMMAND = "; ".join(f"echo '{_MARK}{key}'; {ask}" for key, ask in _QUESTIONS.items())
+_GRANTED = "granted"
 
 
 @dataclass(frozen=True)
@@ -43,26 +29,30 @@ class Cpu:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """A machine as it describes itself. ``cpus`` are those that it may use; memory in KiB."""
+    """A machine as it describes itself. ``cpus`` are those that its processes may use."""
 
     hostname: str
     kernel: str
     model: str
-    flags: frozenset[str]
+    amx: frozenset[str]
+    tile_data: str
+    """``granted`` if the kernel lets a process use AMX's registers, else the name of its error."""
     cpus: tuple[Cpu, ...]
-    memory_kib: int
-    interfaces: dict[str, str]
+    interfaces: Mapping[str, str]
     """Interface name by IPv4 address."""
     tcmalloc: str | None
+    iomp5: str | None
+    efa: bool
+    """It has an Elastic Fabric Adapter and the driver for it."""
     host_key: str
-    iomp5: str | None = None
-    efa: bool = False
-    """It has an Elastic Fabric Adapter, and the driver for it."""
 
     @property
     def missing_amx(self) -> tuple[str, ...]:
-        """The AMX flags that the processor does not show; empty where AMX is there."""
-        return tuple(sorted(AMX_FLAGS - self.flags))
+        """What AMX lacks here: processor flags, else the kernel's permission; empty if it works."""
+        flags = tuple(sorted(AMX_FLAGS - self.amx))
+        if flags or self.tile_data == _GRANTED:
+            return flags
+        return (f"the kernel's permission ({self.tile_data})",)
 
     @property
     def physical_cores(self) -> tuple[Cpu, ...]:
@@ -81,69 +71,82 @@ class HostFacts:
         return tuple(sorted({cpu.node for cpu in self.cpus}))
 
 
+def probe_source() -> str:
+    """The program that answers; it runs on the machine with ``render_question`` as its argument."""
+    return resources.files("provision").joinpath("probe.py").read_text()
+
+
+def render_question(packages: Sequence[str] | None = None, modules: Sequence[str] = ()) -> str:
+    """The probe's argument: facts alone, or with ``packages`` also the machine's health."""
+    question: dict[str, Any] = {"venv": VENV, "mark": STACK_FILE}
+    if packages is not None:
+        question |= {"packages": list(packages), "modules": list(modules)}
+    return json.dumps(question)
+
+
 def gather_facts(host: Host) -> HostFacts:
-    """Ask a machine what it is, in one command."""
-    answer = host.run(FACTS_COMMAND, timeout_s=60).stdout
+    """Query a machine for its facts, in one command. Raises :class:`HostError`."""
+    # The system's Python: the stack's may not be there yet, or be broken.
+    argv = ["python3", "-c", probe_source(), render_question()]
+    answer = host.run(f"# querying the facts\n{shlex.join(argv)}", timeout_s=60).stdout
     try:
         return parse_facts(answer)
-    except (KeyError, ValueError, IndexError) as error:
-        raise HostError(host.name, f"its facts could not be read: {error!r}") from error
+    except ValueError as error:
+        raise HostError(host.name, f"its facts can't be read: {error}") from None
 
 
-def parse_facts(answer: str) -> HostFacts:
-    """The answer to :data:`FACTS_COMMAND` as a value."""
-    parts: dict[str, str] = {}
-    for part in answer.split(_MARK)[1:]:
-        key, _, text = part.partition("\n")
-        parts[key.strip()] = text.strip()
-    fields = parse_lscpu_json(parts["lscpu"])
-    allowed = parse_cpu_list(parts["allowed"].split(":", 1)[1].strip())
-    tcmalloc = sorted(parts["tcmalloc"].split(), key=lambda path: ("minimal" in path, path))
-    return HostFacts(
-        hostname=parts["hostname"],
-        kernel=parts["kernel"],
-        model=fields.get("Model name", "unknown"),
-        flags=frozenset(fields.get("Flags", "").split()),
-        cpus=tuple(cpu for cpu in parse_topology(parts["topology"]) if cpu.cpu in allowed),
-        memory_kib=int(parts["memory"].split()[1]),
-        interfaces=parse_addresses(parts["addresses"]),
-        tcmalloc=tcmalloc[0] if tcmalloc else None,
-        host_key=" ".join(parts["host_key"].split()[:2]),
-        iomp5=parts["iomp5"] or None,
-        efa=bool(parts["efa"]),
-    )
+def parse_facts(text: str) -> HostFacts:
+    """Parse the probe's answer. Raises :class:`ValueError`."""
+    facts = HostFacts(**read_facts(read_answer(text)))
+    if not facts.cpus:
+        raise ValueError("lscpu shows no CPU that its processes may use")
+    return facts
 
 
-def parse_lscpu_json(text: str) -> dict[str, str]:
-    """``lscpu -J``'s fields by name; newer versions nest them under ``children``."""
+def read_answer(text: str) -> Mapping[str, Any]:
+    """Parse the probe's JSON. Raises :class:`ValueError` with the text if it is none."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ValueError(f"unexpected answer {text.strip()[:80]!r}")
+    return answer
 
-    def walk(entries: Iterable[dict[str, Any]]) -> Iterable[tuple[str, str]]:
-        for entry in entries:
-            yield str(entry["field"]).rstrip(":"), str(entry.get("data") or "")
-            yield from walk(entry.get("children", ()))
 
-    return dict(walk(json.loads(text)["lscpu"]))
+def read_facts(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of :class:`HostFacts`. Raises :class:`ValueError` if the answer lacks one."""
+    try:
+        processor, network = answer["processor"], answer["network"]
+        allowed = parse_cpu_list(processor["allowed"])
+        topology = parse_topology(processor["topology"])
+        return {
+            "hostname": network["hostname"],
+            "kernel": answer["kernel"],
+            "model": processor["model"],
+            "amx": frozenset(processor["amx"]),
+            "tile_data": processor["tile_data"],
+            "cpus": tuple(cpu for cpu in topology if cpu.cpu in allowed),
+            "interfaces": {a: found["name"] for a, found in network["interfaces"].items()},
+            "tcmalloc": answer["tcmalloc"]["path"],
+            "iomp5": answer["iomp5"],
+            "efa": bool(answer["efa"]),
+            "host_key": " ".join((answer["host_key"] or "").split()[:2]),
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"incomplete answer: {error!r}") from None
 
 
 def parse_topology(text: str) -> tuple[Cpu, ...]:
-    """``lscpu --parse=CPU,Core,Socket,Node``; a blank NUMA node is node 0."""
+    """Parse ``lscpu --parse=CPU,Core,Socket,Node``; a blank NUMA node is node 0."""
     rows = [line.split(",") for line in text.splitlines() if line and not line.startswith("#")]
     return tuple(Cpu(*(int(cell or 0) for cell in row)) for row in rows)
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """The kernel's list format, such as ``0-3,8``."""
+    """Parse the kernel's list format, such as ``0-3,8``."""
     numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         low, _, high = part.partition("-")
         numbers.update(range(int(low), int(high or low) + 1))
     return frozenset(numbers)
-
-
-def parse_addresses(text: str) -> dict[str, str]:
-    """Interface name by IPv4 address, from ``ip -j -4 address show``."""
-    return {
-        address["local"]: interface["ifname"]
-        for interface in json.loads(text)
-        for address in interface.get("addr_info", ())
-    }

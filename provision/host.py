@@ -1,4 +1,4 @@
-"""A machine as the rest of the tool sees it: runs commands, takes files; alone or many at once."""
+"""A machine over SSH: the protocol that runs commands and copies files, and work on many machines."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from infra.errors import (
 from infra.wait import BOOT_DEADLINE_S, Clock, wait_until
 
 SSH_USER = "ubuntu"
-# Measured on 256 hosts: more than about 64 logins at once only wait for each other's cryptography.
+# Measured on 256 hosts: beyond about 64 simultaneous logins, cryptography is the bottleneck.
 FAN_OUT = 64
 CONNECT_TIMEOUT_S = 15
 _NO_ANSWER_HINT = (
-    "does its subnet route to an internet gateway, and is --ssh-cidr this machine's address?"
+    "does its subnet have a route to an internet gateway, and is --ssh-cidr this machine's address?"
 )
 
 
@@ -41,7 +41,7 @@ LineSink = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended."""
+    """The outcome of a command."""
 
     exit_code: int
     stdout: str
@@ -74,17 +74,17 @@ class Host(Protocol):
         """Copy a local file, of any size, to the machine."""
 
     def download(self, path: str, target: Path) -> None:
-        """Copy a file of the machine here."""
+        """Copy a file from the machine."""
 
     def close(self) -> None: ...
 
     def why_gone(self) -> str:
-        """Why it will never answer again, as the cloud says; "" where it may."""
+        """Why it will never answer again, according to the cloud; "" if it may."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """How to enter a machine: the key's path, and the file of known host keys."""
+    """How to log in: the private key's path, and the file of known host keys."""
 
     key_file: Path
     known_hosts: Path
@@ -92,18 +92,17 @@ class Login:
 
 
 def sudo(script: str) -> str:
-    """A shell script as one command that root runs."""
+    """Render a shell script as one command that runs as root."""
     return f"sudo bash -c {shlex.quote(script)}"
 
 
 def on_all(
     what: str, hosts: Iterable[N], work: Callable[[N], T], *, hint: str | None = None
 ) -> dict[str, T]:
-    """Do the same on many machines at once; returns the results by machine name.
+    """Do the same on many machines at once; return the results by machine name.
 
-    Raises :class:`HostsError` with every failed machine's outcome; without a ``hint`` of its own it
-    has that of the first machine that has one. A :class:`HostKeyError` is raised as it is, since it
-    weighs more than whatever else went wrong.
+    Raises :class:`HostsError` with every failed machine's outcome, and with ``hint`` or else the
+    first machine's hint. A :class:`HostKeyError` is raised as it is: it outweighs other failures.
     """
     targets = tuple(hosts)
     if not targets:
@@ -143,46 +142,37 @@ def wait_until_reachable(
 ) -> None:
     """Wait until a machine answers over SSH.
 
-    A refused login is waited out, too: cloud-init may not have placed the key yet. ``on_wait`` is
-    told the seconds passed and the last reason. Raises :class:`HostKeyError` at once for a changed
-    host key, else in the end :class:`HostError` with the last reason.
+    A rejected login is retried, too: cloud-init may not have written the key yet. ``on_wait``
+    receives the seconds passed and the last reason. Raises :class:`HostKeyError` at once for a
+    changed host key, and :class:`HostError` with the last reason at the deadline.
     """
-    knock = _Knock(host)
+    last: list[HostError] = []
+
+    def answers() -> bool | None:
+        try:
+            return host.run("true", timeout_s=CONNECT_TIMEOUT_S).exit_code == 0
+        except HostKeyError:
+            raise
+        except HostError as error:
+            last[:] = [error]
+            return None
 
     def report(passed: float) -> None:
         if on_wait:
-            on_wait(passed, knock.reason)
+            on_wait(passed, last[0].message if last else "")
 
     try:
         wait_until(
             f"SSH on {host.name}",
-            knock,
+            answers,
             deadline_s=deadline_s,
             clock=clock,
             every_s=4,
             on_wait=report,
         )
     except DeadlineError as error:
+        reason = last[0].message.removeprefix(f"[{host.name}] ") if last else ""
+        hint = last[0].hint if last else None
         raise HostError(
-            host.name,
-            f"{error.message}: {knock.reason.removeprefix(f'[{host.name}] ')}",
-            hint=knock.hint or _NO_ANSWER_HINT,
+            host.name, f"{error.message}: {reason}", hint=hint or _NO_ANSWER_HINT
         ) from None
-
-
-@dataclass
-class _Knock:
-    """Whether a machine answers, and the last reason why it did not."""
-
-    host: Host
-    reason: str = ""
-    hint: str | None = None
-
-    def __call__(self) -> bool | None:
-        try:
-            return self.host.run("true", timeout_s=CONNECT_TIMEOUT_S).exit_code == 0
-        except HostKeyError:
-            raise
-        except HostError as error:
-            self.reason, self.hint = error.message, error.hint
-            return None

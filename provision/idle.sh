@@ -1,12 +1,12 @@
-# Ends the whole cluster when nobody has used it for a while. Runs as root on every node; each notes
-# when it was last used, and the head decides. provision/user_data.py puts the values before these
-# lines: idle_timeout (seconds), state (a folder), homes.
+# Powers an idle cluster off. Runs as root on every node; each records its last use, and the head
+# decides. provision/user_data.py sets the variables before these lines: idle_timeout (seconds),
+# state (a folder), homes.
 
-# Who is the head stands in /etc/hosts once the cluster is connected; until then nothing is idle.
+# /etc/hosts names the head once the cluster is connected; until then nothing is idle.
 head=$(getent -s files hosts node0 | while read -r address _; do echo "$address"; break; done)
 
 in_session() {
-    # What can't be found out counts as use. The head's own connections are a job's, or a question below.
+    # A failing query counts as use. The head's own connections belong to a job or to the query below.
     found=$(ss -Htn state established '( sport = :22 )') || return 0
     [ -n "$(echo "$found" | awk -v head="$head" 'NF {
         peer = $4
@@ -15,8 +15,8 @@ in_session() {
     }')" ]
 }
 
-# A job is a process group whose commands name its own folder (jobs/launch.py, jobs/mpirun.py). After
-# a restart of the node the same number may be anybody's.
+# A job is a process group whose commands name its folder (jobs/launch). After a restart of the node,
+# another process may have its id.
 in_job() {
     for pid in "$homes"/*/spr-jobs/*/pid; do
         [ -s "$pid" ] || continue
@@ -27,7 +27,7 @@ in_job() {
     return 1
 }
 
-# Has every other node run a command, at the same time; one that can't be reached is passed over.
+# Runs a command on all other nodes at the same time; skips unreachable ones.
 others() {
     grep -vx node0 "$homes/ubuntu/hosts" | timeout 120 runuser -u ubuntu -- \
         xargs -r -P 64 -I@ sh -c 'timeout 30 ssh -o ConnectTimeout=10 @ "$0" || true' "$1"
@@ -42,8 +42,8 @@ idle_for() {
 }
 
 if [ -z "$(ip -o -4 address show to "$head")" ]; then
-    # A worker waits for the head's word; where there is no head any more, it decides for itself. Only
-    # the port is asked: a head under full load still takes the connection.
+    # A worker leaves the decision to the head, and decides only if there is no head. It tests only
+    # the port: a head under full load still accepts the connection.
     if [ ! -e "$state/last-head" ] || timeout 10 bash -c ": </dev/tcp/$head/22" 2>/dev/null; then
         touch "$state/last-head"
         exit 0
@@ -54,9 +54,9 @@ if [ -z "$(ip -o -4 address show to "$head")" ]; then
     exit 0
 fi
 idle_for "$state/last-busy" || exit 0
-# Somebody may work on another node, past the head.
+# Another node may be in use without the head.
 [ -z "$(others "find $state/last-busy -newermt '-$idle_timeout seconds'")" ] || exit 0
 if in_session || in_job; then exit 0; fi
-echo "<4>not used for $idle_timeout s: powering off all nodes"
+echo "<4>idle for $idle_timeout s: powering off all nodes"
 others 'sudo systemctl poweroff'
 systemctl poweroff || systemctl poweroff --force --force

@@ -1,4 +1,4 @@
-"""Putting a stack on a machine: one script, rendered from data, run over one connection."""
+"""Installation of a stack on a machine: one script, rendered from data, run over SSH."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ T = TypeVar("T")
 _ROOT = "/opt/spr-cluster"
 VENV = f"{_ROOT}/venv"
 STACK_FILE = f"{_ROOT}/stack"
-"""On the node: the digest of the stack that it has, whole."""
-LOCK_FILE = f"{_ROOT}/lock.txt"
-"""On the node, unless its pip is too old to tell: what its environment was installed from, with hashes."""
+"""On the node: the digest of its stack, once that is installed completely."""
 EXAMPLES = f"{_ROOT}/examples"
-"""On the node, where the stack has them: run_qa.py and what lies beside it."""
+"""On the node, if the stack has them: run_qa.py and the files beside it."""
 LOG = "/var/log/spr-cluster-install.log"
 _STEP = "@step "
 _INSTALL_DEADLINE_S = 45 * 60
@@ -39,7 +37,7 @@ def _persist(
     clock: Clock | None,
     on_break: Callable[[str], None] | None = None,
 ) -> T:
-    """Do again what a broken connection interrupted here, though not on the machine."""
+    """Repeat work whose connection broke; on the machine, it may have continued."""
     for attempt in range(2, _ATTEMPTS + 1):
         try:
             return work()
@@ -51,7 +49,7 @@ def _persist(
 
 
 def wait_for_cloud_init(host: Host, clock: Clock | None = None) -> None:
-    """Wait for the first boot's own work; raises :class:`HostError` where it failed."""
+    """Wait until cloud-init has finished the first boot. Raises :class:`HostError` if it failed."""
 
     def wait() -> Result:
         return host.run("cloud-init status --wait", timeout_s=_CLOUD_INIT_DEADLINE_S, check=False)
@@ -67,7 +65,7 @@ def wait_for_cloud_init(host: Host, clock: Clock | None = None) -> None:
 
 
 def render_install_script(stack: Stack) -> str:
-    """The bash script that installs a stack. It can run again after any interruption."""
+    """Render the bash script that installs a stack. It can run again after any interruption."""
     values = {"root": _ROOT, "venv": VENV, "python": stack.python}
     values |= {"pip": stack.pip, "examples": stack.examples}
     arrays = {
@@ -81,20 +79,19 @@ def render_install_script(stack: Stack) -> str:
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     lines += [f"{name}=({shlex.join(array)})" for name, array in arrays.items()]
     script = resources.files("provision").joinpath("install.sh").read_text()
-    # In one group, so that a second upload of the file changes nothing under a run of the first.
+    # In one group, which bash reads whole: a second upload must not change a run of the first.
     return "\n".join(["{", *lines, script, "exit", "}", ""])
 
 
 def stack_digest(stack: Stack) -> str:
-    """Names what an installation of this stack does; another stack or another script has another."""
+    """Identify an installation: any change of the stack or of the script changes the digest."""
     return hashlib.sha256(render_install_script(stack).encode()).hexdigest()[:12]
 
 
 def install_stack(host: Host, stack: Stack, progress: Progress, clock: Clock | None = None) -> None:
-    """Install a stack; at once where the machine has just that already. Its log stays on the machine.
+    """Install a stack; a no-op if the machine already has it. The log stays on the machine.
 
-    An installation goes on when the connection breaks, and so does this. Raises
-    :class:`HostError` with the last lines.
+    The installation survives a broken connection. Raises :class:`HostError` with its last lines.
     """
     _persist(host, lambda: _install(host, stack, progress), clock, progress.note)
 

@@ -1,30 +1,30 @@
-# Installs a stack. provision/install.py puts the values before these lines, and the whole into one
-# group, which bash reads to its end before it begins: root, venv, python, pip, examples,
-# system_packages, python_packages, indexes, find_links, lock, versions. Runs as the login user, with
-# sudo; $1 is the stack's digest.
+# Installs a stack, as the login user with sudo; $1 is the stack's digest. provision/install.py sets
+# the variables before these lines, and puts everything into one group, which bash reads to its end
+# before it starts: root, venv, python, pip, examples, system_packages, python_packages, indexes,
+# find_links, lock, versions.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
 sudo install -d -o "$(id -un)" "$root"
-# An earlier run, whose connection broke, may still be at work here.
+# An earlier run whose connection broke may still be running.
 exec 9<"$root"
 if ! flock -n 9; then
-    echo "@step an earlier installation still runs; waiting for it"
-    flock -w 2400 9 || { echo 'an earlier installation does not end'; exit 1; }
+    echo "@step waiting for an earlier installation"
+    flock -w 2400 9 || { echo 'an earlier installation does not finish'; exit 1; }
 fi
 
 check() {
     compgen -G '/usr/lib/*/libtcmalloc*.so.*' >/dev/null || {
-        echo 'tcmalloc is not there after its installation'
+        echo 'tcmalloc is missing after its installation'
         return 1
     }
-    # A real import also leaves the compiled files behind, which the image then carries to every node.
+    # A real import also writes the compiled files, which the image carries to every node.
     "$venv/bin/python" - "${versions[@]}" <<'CHECK'
 import importlib
 import sys
 
 def numbers(version):
-    """A version without its local part and its last zeros: 1.13 is 1.13.0."""
+    """A version without its local part and trailing zeros: 1.13 is 1.13.0."""
     parts = version.split("+")[0].split(".")
     while len(parts) > 1 and parts[-1] == "0":
         parts.pop()
@@ -35,7 +35,7 @@ wrong = []
 for module, wanted in (pair.split("=") for pair in sys.argv[1:]):
     found = importlib.import_module(module).__version__
     if numbers(found) != numbers(wanted):
-        wrong.append(f"{module}: wanted {wanted}, found {found}")
+        wrong.append(f"{module}: expected {wanted}, found {found}")
 sys.exit("; ".join(wrong) or 0)
 CHECK
 }
@@ -46,10 +46,10 @@ if [ "$(cat "$root/stack" 2>/dev/null)" = "$1" ] && check; then
 fi
 rm -f "$root/stack"
 
-# Interrupted, dpkg refuses all further work until it has ended what it began. Not while another one
-# is at it, though: these are the locks that apt and dpkg take.
+# After an interruption, dpkg refuses all further work until it is configured. Take the locks of apt
+# and dpkg first, in case another process is doing that.
 if [ -n "$(sudo dpkg --audit)" ] || sudo bash -c 'compgen -G "/var/lib/dpkg/updates/*"' >/dev/null; then
-    echo "@step ending an interrupted installation of system packages"
+    echo "@step finishing an interrupted installation of system packages"
     sudo timeout 900 python3 -c 'import fcntl
 for name in ("lock-frontend", "lock"):
     fcntl.lockf(open(f"/var/lib/dpkg/{name}", "w"), fcntl.LOCK_EX)'
@@ -62,16 +62,16 @@ done
 if ((${#missing[@]})); then
     echo "@step system packages: ${missing[*]}"
     apt() { sudo -E apt-get -q -o DPkg::Lock::Timeout=900 -o Acquire::Retries=5 "$@"; }
-    # The lists have a lock of their own, for which apt has no timeout.
+    # The package lists have another lock, for which apt has no timeout.
     for attempt in {1..30}; do apt update && break; [ "$attempt" = 30 ] && exit 1; sleep 10; done
     apt install -y --no-install-recommends "${missing[@]}"
 fi
 
 echo "@step Python environment"
-# The mark stays where this is interrupted: nobody knows then what is in it.
+# The mark stays after an interruption: the environment's content is then unknown.
 [ ! -e "$venv.unfinished" ] || rm -rf "$venv"
 touch "$venv.unfinished"
-# What an environment was installed from is known from its beginning on, or not at all.
+# The record of an environment starts with its first package, or does not exist.
 record="$root/lock.txt"
 if [ -x "$venv/bin/pip" ]; then
     [ -e "$record" ] || record=
@@ -83,14 +83,14 @@ pip_install() {
     "$venv/bin/pip" install --disable-pip-version-check --no-input --no-cache-dir --retries 5 "$@"
 }
 
-# A lock's wheels are for one Python; another one needs others.
+# A lock's wheels are for one Python version.
 if ((${#lock[@]})) && here=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])') \
     && [ "$here" != "$python" ]; then
-    echo "@step the lock is for Python $python, here is $here: resolving without it"
+    echo "@step the lock is for Python $python, this is $here: resolving without it"
     lock=()
 fi
-# Its packages are all that is needed, and pip, asked to look, would stumble over extras that others
-# want of them: https://github.com/pypa/pip/issues/9644
+# The lock is complete, and pip's own check would fail on extras that packages require of others:
+# https://github.com/pypa/pip/issues/9644
 locked=(--require-hashes --no-deps -r)
 
 if [ -n "$pip" ]; then
@@ -102,8 +102,8 @@ if [ -n "$pip" ]; then
     fi
 fi
 
-# What can't be reached is left out only where the machine's own pip configuration names sources: from
-# the others pip would take other builds without a word, such as PyPI's torch for CUDA.
+# Skip an unreachable source only if the machine's pip configuration names sources: otherwise pip
+# would silently take another build, such as PyPI's torch for CUDA.
 own_sources=$("$venv/bin/pip" config list 2>/dev/null | grep -E '(index-url|find-links)=' || true)
 probe() {
     python3 - "$1" 2>&1 <<'PROBE'
@@ -111,7 +111,7 @@ import sys, urllib.error, urllib.request
 try:
     urllib.request.urlopen(sys.argv[1], timeout=10).close()
 except urllib.error.HTTPError:
-    pass  # it answers; pip asks for other pages than this one
+    pass  # it answers; pip requests other pages
 except OSError as error:
     sys.exit(str(error))
 PROBE
@@ -125,7 +125,7 @@ use() {
             return
         fi
         if [ -n "$own_sources" ]; then
-            echo "@step $2 can't be reached ($reason); going on with this machine's own pip configuration"
+            echo "@step $2 can't be reached ($reason); continuing with this machine's pip configuration"
             return
         fi
         sleep "$pause"
@@ -149,7 +149,7 @@ if [ -n "$record" ]; then
     "$venv/bin/python" - "$venv.report" "$record" <<'RECORD'
 import json, pathlib, re, sys
 report, record = map(pathlib.Path, sys.argv[1:])
-# The report has what this run installed; the rest is there from an earlier one.
+# The report has what this run installed; earlier runs recorded the rest.
 lines = record.read_text().splitlines() if record.exists() else []
 by_name = {line.partition("==")[0]: line for line in lines}
 for item in json.loads(report.read_text())["install"]:

@@ -1,4 +1,4 @@
-"""Intel MPI as PyPI's ``impi-rt`` installs it: its environment, and what its failures mean. Pure."""
+"""Intel MPI from PyPI's ``impi-rt``: its environment, and the causes of its failures. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def explain_mpi_failure(lines: Sequence[str]) -> str | None:
                 f"mpirun can't start on {match[1].rstrip('.,')}: does the head reach it over SSH?"
             )
         if match := re.search(r"@(\S+?)\] HYD_spawn .* unable to bind process", line):
-            return f"mpirun can't pin a rank on {match[1]}: may it still use the CPUs it showed before?"
+            return f"mpirun can't pin a rank on {match[1]}: have its usable CPUs changed?"
         if "cannot open shared object file" in line or "mpirun: not found" in line:
             return line.strip()
         if match := re.search(r"KILLED BY SIGNAL: (\d+) \(([^)]*)\)", line):

@@ -1,4 +1,4 @@
-"""The recipe of an image: the name of everything that decides what is in it."""
+"""The recipe of an image: a digest of everything that determines its content."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from provision.stacks import Stack
 
 
 def recipe_digest(stack: Stack, base: str = "") -> str:
-    """Names what an image of a stack holds; the same on every machine and in every cluster.
+    """Identify the content of an image; the same on every machine and in every cluster.
 
     It covers the stack with all its versions and indexes, the Ubuntu release, our installation and
-    sealing scripts, and ``base``: what a cloud starts machines from besides that release. Canonical's
-    rebuilds of a release are not in it: they would make every image useless some times a month.
+    sealing scripts, and ``base``: what else a cloud starts machines from. It leaves out Canonical's
+    rebuilds of a release, which would invalidate every image several times a month.
     """
     parts = {
         "base": base,

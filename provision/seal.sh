@@ -1,17 +1,17 @@
-# Takes out of this machine's disk what an image must not hold, until the SSH session that runs this
-# ends. provision/bake.py puts the values before these lines: token, limit_s.
+# Removes from this machine's disk what an image must not hold, until the SSH session that runs this
+# ends. provision/bake.py sets the variables before these lines: token, limit_s.
 set -e
 state=/run/spr-cluster
 umask 077
 mkdir -p -m 755 $state
 
-# The slow part first: while it lasts, the machine still has its keys.
+# The slow part first, while the machine still has its keys.
 rm -f /root/.*_history /home/*/.*_history
 apt-get clean
 rm -rf /var/lib/apt/lists/* /home/*/.cache/pip /root/.cache/pip
 sync
 
-# The session: sshd's own process of this connection, which ends with it.
+# The session: the sshd process of this connection, which ends with it.
 session=$$
 until grep -q '^sshd' /proc/$session/comm; do
     session=$(awk '/^PPid/{print $2}' /proc/$session/status)
@@ -19,8 +19,7 @@ until grep -q '^sshd' /proc/$session/comm; do
 done
 
 cat >$state/unseal <<'END'
-# Gives the machine back what seal.sh took. With a token it does so for that seal alone, and says
-# whether it held until now.
+# Restores what seal.sh removed. With a token, only for that seal; prints whether it is unbroken.
 state=/run/spr-cluster
 umask 077
 exec 8>$state/seal-lock
@@ -28,7 +27,7 @@ flock 8
 said=broken
 if [ -e $state/sealed ] && { [ -z "$1" ] || [ "$(cat $state/sealed)" = "$1" ]; }; then
     said=unbroken
-    # What was made anew meanwhile is newer than what we took, and may be in the image.
+    # A file created meanwhile is newer than ours, and may be in the image.
     while read -r path; do [ ! -s "/$path" ] || said=broken; done <$state/taken
     tar -C / --skip-old-files -xpf $state/taken.tar
     [ -s /etc/machine-id ] || tar -C / --overwrite -xpf $state/taken.tar etc/machine-id
@@ -37,17 +36,17 @@ fi
 echo $said
 END
 
-# An earlier run's seal gives back first what it took.
+# First restore what an earlier run's seal removed.
 systemctl stop spr-cluster-seal.service 2>/dev/null || true
 sh $state/unseal >/dev/null
 exec 8>$state/seal-lock
 flock 8
 {
     ls -d /etc/machine-id /etc/ssh/ssh_host_* || true
-    # Who may enter is each machine's own: cloud-init writes it from the key that it is started with.
+    # Each machine has its own authorized keys: cloud-init writes them from its key pair.
     ls -d /home/*/.ssh/authorized_keys /root/.ssh/authorized_keys || true
     grep -ls 'PRIVATE KEY-----' /home/*/.ssh/* /root/.ssh/* || true
-    # What a user may have signed in to since.
+    # Credentials of a user's other accounts.
     for home in /home/* /root; do
         find "$home"/{.aws,.kaggle,.netrc,.git-credentials,.docker/config.json} \
             "$home"/.cache/huggingface/{token,stored_tokens} -type f 2>/dev/null || true
@@ -55,12 +54,12 @@ flock 8
 } | sed 's|^/||' >$state/taken
 tar -C / -cpf $state/taken.tar -T $state/taken
 echo "$token" >$state/sealed
-# It gives everything back when the session ends, at the latest after limit_s, and at a shutdown.
+# It restores everything when the session ends, after limit_s at the latest, and at a shutdown.
 systemd-run --quiet --collect --unit=spr-cluster-seal \
     --property="ExecStopPost=/bin/sh $state/unseal" \
     timeout "$limit_s" tail --pid="$session" -s 1 -f /dev/null 8>&-
 : >/etc/machine-id
-# A disk is copied block by block: what is only deleted is still in the copy.
+# The disk is copied block by block: deleted files would still be in the copy.
 grep -vx etc/machine-id $state/taken | (cd / && xargs -d '\n' shred -u -n 1)
 exec 8>&-
 sync

@@ -1,4 +1,4 @@
-"""The one door to a machine: SSH through fabric, with host keys pinned at the first contact."""
+"""SSH to a machine, through fabric, with host keys pinned at the first contact."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from provision.host_keys import fingerprint, pin_host_keys, pinned_host_keys
 
 _KEEPALIVE_S = 20
 _PORT = 22
-# paramiko's exit code where the connection ended before the command did.
+# paramiko's exit code if the connection ended before the command did.
 _NO_EXIT_CODE = -1
-# It writes tracebacks of its own for connections that a booting machine refuses; we tell the reason.
+# It logs tracebacks for connections that a booting machine refuses; our errors name the reason.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 class _LearnOnce(paramiko.MissingHostKeyPolicy):
-    """Pins a host's key at the first contact. A key that changes later is refused by paramiko."""
+    """Pins a host's key at the first contact; paramiko rejects a key that changes later."""
 
     def __init__(self, known_hosts: Path, alias: str) -> None:
         self._known_hosts, self._alias = known_hosts, alias
@@ -35,27 +35,27 @@ class _LearnOnce(paramiko.MissingHostKeyPolicy):
     def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
         shown = f"{key.get_name()} {key.get_base64()}"
         pinned = pinned_host_keys(self._known_hosts, self._alias)
-        if pinned and shown not in pinned:  # paramiko could make nothing of those
+        if pinned and shown not in pinned:  # paramiko could not parse those
             raise HostKeyError(
                 self._alias,
                 f"the host keys pinned for it can't be read, and {fingerprint(shown)} is none of them",
-                hint=f"if {self._known_hosts} was edited, put its lines right",
+                hint=f"if {self._known_hosts} was edited, correct its lines",
             )
         pin_host_keys(self._known_hosts, self._alias, [*pinned, shown])
         client.get_host_keys().add(hostname, key.get_name(), key)
 
 
 class _InterruptibleRun(Remote):
-    """fabric's way to run a command, but Ctrl-C ends it at once, not when the command does."""
+    """fabric's runner, except that Ctrl-C ends it at once, not when the command ends."""
 
     def send_interrupt(self, interrupt: KeyboardInterrupt) -> None:
-        # Without this, fabric's readers wait for the end of the remote command's output.
+        # Otherwise fabric's readers wait for the end of the remote command's output.
         self.channel.close()
         raise interrupt
 
 
 class _Lines(io.TextIOBase):
-    """A text stream that hands on whole lines."""
+    """A text stream that passes on whole lines."""
 
     def __init__(self, sink: LineSink) -> None:
         self._sink, self._rest = sink, ""
@@ -72,10 +72,10 @@ class _Lines(io.TextIOBase):
 
 
 class SshHost:
-    """A :class:`Host` over fabric. It connects at the first use and then keeps the connection.
+    """A :class:`Host` over fabric. It connects at the first use and keeps the connection.
 
     ``alias`` is the name of its host keys in the file of known hosts: the instance id, since an
-    address may belong to another machine tomorrow. ``ask_why_gone`` is what :meth:`why_gone` says.
+    address may belong to another machine tomorrow. ``ask_why_gone`` implements :meth:`why_gone`.
     """
 
     def __init__(
@@ -106,15 +106,15 @@ class SshHost:
         except paramiko.AuthenticationException as error:
             raise HostError(
                 self._name,
-                f"SSH does not accept the cluster's key: {error}",
-                hint="cloud-init places it early at the first boot; later it is refused where "
+                f"SSH rejects the cluster's key: {error}",
+                hint="cloud-init writes it early in the first boot; later, a rejection means that "
                 "~/.ssh/authorized_keys on the node was changed",
             ) from None
         except (OSError, paramiko.SSHException, EOFError) as error:
             raise HostError(
                 self._name,
                 f"no SSH at {self._address}: {error}",
-                hint="SSH is open to the address that this machine had at `up`; has it changed, or "
+                hint="SSH is open to the address that this machine had at `up`. Has it changed, or "
                 "is port 22 blocked?",
             ) from None
         connection.transport.set_keepalive(_KEEPALIVE_S)
@@ -122,12 +122,12 @@ class SshHost:
         return connection
 
     def _prepare(self) -> Connection:
-        """A connection with everything that decides whom it trusts and as whom it comes."""
+        """Build a connection with its host keys and credentials."""
         connection = Connection(
             self._address,
             user=self._login.user,
             port=_PORT,
-            # The user's own ~/.ssh/config is for other machines: no ports, proxies or agents of it.
+            # The user's ~/.ssh/config is for other machines: its ports, proxies, and agents do not apply.
             forward_agent=False,
             config=Config(
                 overrides={"runners": {"remote": _InterruptibleRun}, "load_ssh_configs": False}
@@ -156,13 +156,13 @@ class SshHost:
         file = self._login.known_hosts
         return HostKeyError(
             self._name,
-            f"{self._address} shows another SSH host key than {self._alias} had: {shown} came, "
-            f"{expected} was expected. The connection was not made",
-            hint="Somebody may stand between this machine and the node. It is innocent where the "
-            "node stopped a moment ago and its address went to another machine (then run the "
-            "command again), or where its keys in /etc/ssh were made anew on purpose: then "
-            f"compare with the node's console (`aws ec2 get-console-output --instance-id "
-            f"{self._alias}`) and forget the old one: ssh-keygen -R {self._alias} -f '{file}'",
+            f"{self._address} shows another SSH host key than {self._alias} had: received {shown}, "
+            f"expected {expected}. Not connected",
+            hint="The connection may be intercepted. It is harmless if the node stopped a moment ago "
+            "and its address went to another machine: run the command again. If its keys in /etc/ssh "
+            "were regenerated on purpose, compare with the node's console (`aws ec2 "
+            f"get-console-output --instance-id {self._alias}`) and remove the old one: "
+            f"ssh-keygen -R {self._alias} -f '{file}'",
         )
 
     def run(
@@ -182,7 +182,7 @@ class SshHost:
             done = connection.run(command, warn=True, in_stream=False, timeout=timeout_s, **options)
         except CommandTimedOut:
             raise HostError(
-                self._name, f"`{_short(command)}`: no end after {timeout_s} s"
+                self._name, f"`{_short(command)}` did not finish within {timeout_s} s"
             ) from None
         except (OSError, paramiko.SSHException, EOFError) as error:
             self.close()
@@ -218,13 +218,13 @@ class SshHost:
 
     @contextmanager
     def _files(self, path: str) -> Iterator[Any]:
-        """The machine's files; a failure names the one in question."""
+        """The machine's files; a failure names ``path``."""
         try:
             yield self._open().sftp()
         except FileNotFoundError:
             raise HostError(self._name, f"there is no {path}") from None
         except (OSError, paramiko.SSHException, EOFError) as error:
-            # The machine's own refusals, such as a full disk, are errors of a connection that holds.
+            # An error such as a full disk leaves the connection intact.
             connected = self._connection is not None and self._connection.is_connected
             lost = not isinstance(error, OSError) or not connected
             self.close()
@@ -241,15 +241,15 @@ class SshHost:
 
 
 def _trust(known: paramiko.HostKeys, address: str, key: str) -> None:
-    """Have paramiko expect a key at an address, under the name that it gives it itself."""
+    """Make paramiko expect a key at an address, under paramiko's own name for it."""
     name = address if _PORT == paramiko.config.SSH_PORT else f"[{address}]:{_PORT}"
     with suppress(paramiko.hostkeys.InvalidHostKey, paramiko.SSHException):
         entry = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {key}")
-        if entry is not None:  # a type of key that paramiko does not know
+        if entry is not None:  # ``None``: a key type that paramiko does not support
             known.add(name, entry.key.get_name(), entry.key)
 
 
 def _short(command: str) -> str:
-    """A command's first line, fit for a message."""
+    """A command's first line, shortened for messages."""
     first = command.strip().split("\n", 1)[0]
     return first if len(first) <= 80 else first[:77] + "..."

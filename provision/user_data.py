@@ -1,6 +1,6 @@
-"""The cloud-init user data of every node: quiet, and gone when its time is up or nobody uses it. Pure.
+"""The cloud-init user data of every node: shutdown at expiry and when idle, no background updates. Pure.
 
-Nothing secret is ever in it: user data can be read by everybody on the machine.
+It never holds secrets: every user of the machine can read it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import shlex
 from datetime import datetime, timedelta
 from importlib import resources
 
-# cloud-init reads JSON as the YAML that it is, so no template can break it.
+# JSON is YAML, so no value can break the document.
 _HEADER = "#cloud-config\n"
 _STATE = "/run/spr-cluster"
 EXPIRY_SCRIPT = f"{_STATE}/expiry"
 EXPIRY_TIMER = "spr-cluster-expiry.timer"
-# The instance's own folder, which is another one on every copy of this machine:
+# In the folder of this instance, which a copy of the machine does not share:
 # https://docs.cloud-init.io/en/latest/reference/persistent-data.html
 EXPIRES_FILE = "/var/lib/cloud/instance/spr-cluster-expires"
 
-# bootcmd runs in the middle of the boot: a unit that waited for basic.target would wait for cloud-init.
+# bootcmd runs during the boot: a unit that waits for basic.target would wait for cloud-init.
 _UNIT = "[Unit]\nDefaultDependencies=no\nConflicts=shutdown.target\nBefore=shutdown.target\n"
 _TIMER = f"{_UNIT}[Timer]\nOnActiveSec=30s\nOnUnitInactiveSec=30s\nAccuracySec=1s\n"
-# LogLevelMax leaves systemd's own two lines per run out of the journal.
+# LogLevelMax keeps systemd's two lines per run out of the journal.
 _SERVICE = f"{_UNIT}[Service]\nType=oneshot\nTimeoutStartSec=10min\nLogLevelMax=notice\n"
-# Fresh Ubuntu's own updates would hold the package lock and steal cores from training.
+# Ubuntu's automatic updates would hold the package lock and take cores from training.
 _QUIET = "systemctl mask --now apt-daily.timer apt-daily-upgrade.timer || true"
-# A laptop that went to sleep must not count as a user for two hours: tcp(7).
+# A sleeping laptop must not count as a user for two hours: tcp(7).
 _NOTICE_DEAD_SESSIONS = (
     "sysctl -qw net.ipv4.tcp_keepalive_time=300 net.ipv4.tcp_keepalive_intvl=30 "
     "net.ipv4.tcp_keepalive_probes=5 || true"
@@ -34,11 +34,11 @@ _NOTICE_DEAD_SESSIONS = (
 
 
 def render_user_data(expires: datetime, idle_timeout: timedelta | None = None) -> str:
-    """User data that powers the machine off at ``expires``; EC2 then terminates it.
+    """Render user data that powers the machine off at ``expires``; EC2 then terminates it.
 
-    With ``idle_timeout`` the head powers the whole cluster off after so long without an SSH session
-    or a job. Everything lies in memory and is written at every boot from this machine's own user
-    data (cloud-init's bootcmd), so that no image carries one machine's time over to another.
+    With ``idle_timeout``, the head powers the whole cluster off after that time without an SSH
+    session or a job. All files are in memory, written at every boot from this machine's user data
+    (cloud-init's bootcmd), so that no image carries one machine's expiry over to another.
     ``EXPIRES_FILE`` on the machine overrides ``expires``: see :mod:`provision.lifetime`.
     """
     guards = {"expiry": render_expiry_script(expires)}
@@ -52,20 +52,20 @@ def render_user_data(expires: datetime, idle_timeout: timedelta | None = None) -
 
 
 def render_expiry_script(expires: datetime) -> str:
-    """The script that ends a machine when its time is up; with ``show`` it prints that time."""
+    """Render the script that powers an expired machine off; with ``show``, it prints the expiry."""
     values = _render_values(launch_expires=int(expires.timestamp()), expires_file=EXPIRES_FILE)
     return values + _read("expiry.sh")
 
 
 def render_idle_script(idle_timeout: timedelta) -> str:
-    """The script that ends an unused cluster."""
+    """Render the script that powers an idle cluster off."""
     seconds = int(idle_timeout.total_seconds())
     values = _render_values(idle_timeout=seconds, state=_STATE, homes="/home")
     return values + _read("idle.sh")
 
 
 def _render_start(guards: dict[str, str]) -> str:
-    """A shell script that writes the guards and their units, and starts them."""
+    """Render a shell script that writes the guards and their systemd units, and starts them."""
     units = "/run/systemd/system"
     files = {}
     for name, script in guards.items():
@@ -81,7 +81,7 @@ def _render_start(guards: dict[str, str]) -> str:
             *(f"cat >{path} <<'_END_'\n{text}_END_" for path, text in files.items()),
             "systemctl daemon-reload",
             f"systemctl restart --no-block {timers}",
-            # A machine without its guard is a failed boot; what follows is of less weight.
+            # A machine without its guard is a failed boot; the rest may fail.
             "set +e",
         ]
     )

@@ -1,4 +1,4 @@
-"""Stand-ins for the two outsides: a machine over SSH, and time."""
+"""Stand-ins for a machine over SSH and for time."""
 
 from __future__ import annotations
 
@@ -29,31 +29,33 @@ def facts_answer(
     iomp5: str = "",
     efa: str = "",
 ) -> str:
-    """What a machine answers to the question for its facts."""
-    lscpu = {
-        "lscpu": [{"field": "Model name:", "data": "Xeon"}, {"field": "Flags:", "data": flags}]
-    }
-    addresses = [
-        {"ifname": "lo", "addr_info": [{"local": "127.0.0.1"}]},
-        {"ifname": interface, "addr_info": [{"local": address}]},
-    ]
-    parts = {
-        "hostname": hostname,
-        "kernel": "6.8.0",
-        "lscpu": json.dumps(lscpu),
-        "topology": f"# CPU,Core,Socket,Node\n{topology}",
-        "allowed": f"Cpus_allowed_list:\t{allowed}",
-        "memory": "MemTotal:       527951364 kB",
-        "addresses": json.dumps(addresses),
-        "tcmalloc": "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
-        "iomp5": iomp5,
-        "efa": efa,
-        "host_key": "ssh-ed25519 AAAAC3Nz root@host",
-    }
-    return "".join(f"--- spr-cluster: {key}\n{text}\n" for key, text in parts.items())
+    """The probe's answer to the question for a machine's facts."""
+    return json.dumps(
+        {
+            "kernel": "6.8.0",
+            "processor": {
+                "model": "Xeon",
+                "amx": [flag for flag in flags.split() if flag.startswith("amx_")],
+                "tile_data": "granted",
+                "topology": f"# CPU,Core,Socket,Node\n{topology}",
+                "allowed": allowed,
+            },
+            "network": {
+                "hostname": hostname,
+                "interfaces": {
+                    "127.0.0.1": {"name": "lo", "mtu": 65536},
+                    address: {"name": interface, "mtu": 9001},
+                },
+            },
+            "tcmalloc": {"path": "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4", "error": None},
+            "iomp5": iomp5 or None,
+            "efa": bool(efa),
+            "host_key": "ssh-ed25519 AAAAC3Nz root@host",
+        }
+    )
 
 
-_HYPERTHREADS = "".join(f"{cpu},{cpu % 32},0,0\n" for cpu in range(64))
+_HYPERTHREADS = "\n".join(f"{cpu},{cpu % 32},0,0" for cpu in range(64))
 _ANY_VERSIONS = ("2.3.0", "1.26.4")
 
 
@@ -65,24 +67,19 @@ def health_answer(
     time: float = 1_800_000_000.0,
     **parts: dict[str, Any],
 ) -> dict[str, Any]:
-    """What a good r7iz.metal-16xl with a stack says of itself; ``parts`` change parts of it."""
-    wanted = [r for r in map(parse_requirement, stack.python_packages) if r]
+    """The probe's answer about a healthy r7iz.metal-16xl with a stack; ``parts`` change parts of it."""
+    needed = [r for r in map(parse_requirement, stack.python_packages) if r]
     good: dict[str, Any] = {
-        "kernel": "6.8.0",
+        **json.loads(
+            facts_answer(hostname=hostname, address=address, topology=_HYPERTHREADS, allowed="0-63")
+        ),
         "python": f"{stack.python}.3",
         "in_venv": True,
         "mark": stack_digest(stack),
         "versions": {
-            r.name: r.pinned or next(v for v in _ANY_VERSIONS if r.accepts(v)) for r in wanted
+            r.name: r.pinned or next(v for v in _ANY_VERSIONS if r.accepts(v)) for r in needed
         },
         "modules": stack.versions,
-        "processor": {
-            "model": "Xeon",
-            "amx": AMX.split(),
-            "tile_data": "granted",
-            "topology": f"# CPU,Core,Socket,Node\n{_HYPERTHREADS}",
-            "allowed": "0-63",
-        },
         "power": {
             "governors": ["performance"],
             "turbo": True,
@@ -90,16 +87,11 @@ def health_answer(
             "clocksource": "tsc",
             "clock_kept": True,
         },
-        "tcmalloc": {"path": "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4", "error": None},
         "disk": {"size": 100 << 30, "free": 80 << 30, "error": None},
         "memory": {"total": 527951364, "available": 520000000},
-        "network": {
-            "hostname": hostname,
-            "own_addresses": [address],
-            "interfaces": {address: {"name": "ens5", "mtu": 9001}},
-        },
         "time": time,
     }
+    good["network"]["own_addresses"] = [address]
     for name, changed in parts.items():
         good[name] = {**good[name], **changed} if isinstance(good[name], dict) else changed
     return good
@@ -107,7 +99,7 @@ def health_answer(
 
 @dataclass
 class FakeHost:
-    """A machine whose answers are scripted; a command that nobody expected fails the test."""
+    """A machine with scripted answers; an unexpected command fails the test."""
 
     name: str
     answers: list[tuple[str, str | Exception | Callable[[str], str]]]
@@ -154,7 +146,7 @@ class FakeHost:
 
 @dataclass
 class FakeClock:
-    """Time that passes only when somebody sleeps."""
+    """Time that passes only in ``sleep``."""
 
     seconds: float = 0.0
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from cluster.nodes import Cluster
 from infra.errors import HostError
-from provision.facts import AMX_FLAGS, HostFacts
-from provision.health import NodeHealth, parse_health, probe_source, render_question
+from provision.facts import AMX_FLAGS, HostFacts, probe_source
+from provision.health import NodeHealth, parse_health, render_question
 from provision.host import Host
 from provision.install import VENV
 from provision.stacks import Stack

@@ -134,7 +134,7 @@ class SimulatedHost:
         self._answers: list[tuple[str, Callable[[str], Result]]] = [
             ("^true$", self._greet),
             ("cloud-init status --wait", lambda _: Result(0, "status: done", "")),
-            ("echo '--- spr-cluster: hostname'", self._facts),
+            ("^# querying the facts", self._facts),
             ("spr-cluster-install.sh", self._install),
             ("# sealing the disk", self._seal),
             ("/run/spr-cluster/unseal", self._unseal),

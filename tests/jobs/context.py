@@ -48,7 +48,7 @@ def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[st
     for node in NODES:
         facts = facts_answer(hostname=f"host-of-{node.name}", address=node.private_ip)
         answers: list[Any] = [
-            ("spr-cluster: hostname", facts),
+            ("^# querying the facts", facts),
             ("for pid in", busy),
             ("listing the jobs", ""),
             ("tail -n \\+2 ~/hosts", ""),

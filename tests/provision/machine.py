@@ -1,4 +1,4 @@
-"""A folder that stands in for a machine: the scripts for nodes run in it for real, with bash."""
+"""A folder that stands in for a machine: the scripts for nodes run in it, with the real bash."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from infra.errors import HostError
 from provision.host import LineSink, Result
 
+LOCK_FILE = "/opt/spr-cluster/lock.txt"
+"""What a node's environment was installed from, with hashes, unless its pip is too old to report it."""
 # What a script calls with its full name or by way of "/": moved below the machine's folder.
 _MOVED = re.compile(r"(?<![\w./}])/(?=(?:etc|home|opt|root|run|tmp|var)\b)")
 # No mistake in that may ever delete a file of the machine that the tests run on.
@@ -24,7 +26,7 @@ exec /bin/rm "$@"
 
 @dataclass(frozen=True)
 class Machine:
-    """A root folder, a folder of replaced commands, and what those wrote down: ``calls``."""
+    """A root folder, a folder of replaced commands, and the record of their ``calls``."""
 
     folder: Path
 
@@ -51,13 +53,13 @@ class Machine:
         return path.read_text().splitlines() if path.exists() else []
 
     def replace(self, command: str, body: str = "") -> None:
-        """Have a command do something else, besides writing down how it was called."""
+        """Replace a command, which also records its calls."""
         path = self.folder / "bin" / command
         path.write_text(f'#!/bin/bash\necho {command} "$*" >> {self.folder}/calls\n{body}\n')
         path.chmod(0o755)
 
     def path(self, absolute: str) -> Path:
-        """Where a file of the machine really lies."""
+        """The real path of a file of the machine."""
         return self.root / absolute.lstrip("/")
 
     def move(self, script: str) -> str:

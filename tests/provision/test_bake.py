@@ -77,7 +77,7 @@ def bakery(clients: Clients) -> Bakery:
     return Bakery(clients)
 
 
-def test_the_keys_are_away_until_the_disk_is_copied_and_then_the_image_is_called_clean(
+def test_the_keys_are_sealed_until_the_disk_is_copied_and_the_image_is_tagged_clean(
     bakery: Bakery,
 ) -> None:
     image_id = bakery.begin()
@@ -91,7 +91,7 @@ def test_the_keys_are_away_until_the_disk_is_copied_and_then_the_image_is_called
         assert labels[tags.INSTALLED] == "0123456789ab"
 
 
-def test_an_image_is_not_called_clean_before_its_content_is_sure(bakery: Bakery) -> None:
+def test_an_image_is_not_tagged_clean_before_its_content_is_fixed(bakery: Bakery) -> None:
     def look(_: str) -> str:
         (image,) = bakery.images()
         assert tags.SEALED not in tags.from_aws(image["Tags"])
@@ -102,10 +102,10 @@ def test_an_image_is_not_called_clean_before_its_content_is_sure(bakery: Bakery)
     bakery.begin()
 
 
-def test_an_image_that_may_hold_keys_is_given_up(bakery: Bakery) -> None:
+def test_an_image_that_may_hold_keys_is_discarded(bakery: Bakery) -> None:
     bakery.unseal = "broken\n"
 
-    with pytest.raises(CloudError, match=r"image ami-\w+ was given up: node0 had its keys back"):
+    with pytest.raises(CloudError, match=r"image ami-\w+ was discarded: node0 had keys again"):
         bakery.begin()
 
     assert "CreateTags" not in bakery.happened
@@ -125,7 +125,7 @@ def test_a_connection_that_breaks_leaves_no_image(bakery: Bakery, where: str) ->
 
 
 @pytest.mark.parametrize("operation", ["CreateImage", "DescribeSnapshots", "CreateTags"])
-def test_a_refusal_of_ec2_unseals_and_leaves_no_image(bakery: Bakery, operation: str) -> None:
+def test_an_ec2_error_unseals_and_leaves_no_image(bakery: Bakery, operation: str) -> None:
     def refuse(**_: Any) -> None:
         bakery.happened.append("refused")
         raise ClientError({"Error": {"Code": "UnauthorizedOperation"}}, operation)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 
 import pytest
 
@@ -10,18 +13,9 @@ from provision.facts import (
     gather_facts,
     parse_cpu_list,
     parse_facts,
-    parse_lscpu_json,
     parse_topology,
 )
 from tests.fakes import FakeHost, facts_answer
-
-
-def test_flat_and_nested_lscpu() -> None:
-    flat = {"lscpu": [{"field": "Flags:", "data": "amx_bf16"}]}
-    nested = {"lscpu": [{"field": "Vendor ID:", "data": "x", "children": flat["lscpu"]}]}
-
-    assert parse_lscpu_json(json.dumps(flat))["Flags"] == "amx_bf16"
-    assert parse_lscpu_json(json.dumps(nested)) == {"Vendor ID": "x", "Flags": "amx_bf16"}
 
 
 def test_a_blank_numa_node_is_node_0() -> None:
@@ -36,7 +30,7 @@ def test_cpu_lists(text: str, numbers: set[int]) -> None:
     assert parse_cpu_list(text) == numbers
 
 
-def test_only_the_cores_that_may_be_used_count() -> None:
+def test_only_usable_cores_count() -> None:
     topology = "0,0,0,0\n1,1,0,0\n2,0,0,0\n3,1,0,0"
 
     facts = parse_facts(facts_answer(topology=topology, allowed="1,3"))
@@ -55,7 +49,7 @@ def test_hyper_threads_are_not_cores() -> None:
 
 
 def test_facts_of_a_machine() -> None:
-    facts = gather_facts(FakeHost("node0", [("lscpu", facts_answer())]))
+    facts = gather_facts(FakeHost("node0", [("^# querying the facts", facts_answer())]))
 
     assert facts.missing_amx == ()
     assert facts.interfaces["172.31.0.10"] == "ens5"
@@ -63,12 +57,41 @@ def test_facts_of_a_machine() -> None:
     assert facts.tcmalloc == "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"
 
 
-def test_an_answer_that_makes_no_sense_names_the_host() -> None:
-    with pytest.raises(HostError, match=r"\[node3\] its facts could not be read"):
-        gather_facts(FakeHost("node3", [("lscpu", "bash: lscpu: command not found")]))
+def test_the_probe_describes_this_machine() -> None:
+    def run(command: str) -> str:
+        return subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, check=True
+        ).stdout
+
+    facts = gather_facts(FakeHost("node0", [("", run)]))
+
+    assert {cpu.cpu for cpu in facts.cpus} == os.sched_getaffinity(0)
+    assert (facts.hostname, facts.kernel) == (socket.gethostname(), os.uname().release)
+    assert facts.interfaces["127.0.0.1"] == "lo"
 
 
-def test_what_is_not_there_is_none() -> None:
+def test_amx_needs_the_kernels_permission() -> None:
+    answer = json.loads(facts_answer())
+    answer["processor"]["tile_data"] = "EINVAL"
+    assert parse_facts(json.dumps(answer)).missing_amx == ("the kernel's permission (EINVAL)",)
+    assert parse_facts(facts_answer(flags="fpu amx_tile")).missing_amx == ("amx_bf16", "amx_int8")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("bash: python3: not found", "unexpected answer 'bash: python3: not found'"),
+        ("[]", r"unexpected answer '\[\]'"),
+        ('{"kernel": "6.8"}', r"incomplete answer: KeyError\('processor'\)"),
+        (facts_answer(allowed="7"), "lscpu shows no CPU that its processes may use"),
+    ],
+)
+def test_an_unusable_answer_names_the_host(answer: str, reason: str) -> None:
+    with pytest.raises(HostError, match=rf"^\[node3\] its facts can't be read: {reason}"):
+        gather_facts(FakeHost("node3", [("^# querying the facts", answer)]))
+
+
+def test_missing_libraries_and_devices_are_none() -> None:
     facts = parse_facts(facts_answer())
     assert (facts.iomp5, facts.efa) == (None, False)
     found = parse_facts(facts_answer(iomp5="/venv/lib/libiomp5.so", efa="/sys/x/uevent"))

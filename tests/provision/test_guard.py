@@ -69,14 +69,14 @@ def check_idle(machine: Machine) -> list[str]:
 
 
 @pytest.mark.parametrize(("seconds_left", "ends"), [(3600, False), (-1, True), (-(10**6), True)])
-def test_a_machine_ends_itself_however_late_it_looks(
+def test_an_expired_machine_shuts_down_however_late_the_check(
     machine: Machine, seconds_left: int, ends: bool
 ) -> None:
     assert check_expiry(machine, in_(seconds_left)) == ([OFF, OFF] if ends else [])
 
 
 @pytest.mark.parametrize(("told", "ends"), [(3600, False), (-1, True)])
-def test_a_time_told_later_overrides_that_of_the_launch(
+def test_a_later_expiry_overrides_that_of_the_launch(
     machine: Machine, told: int, ends: bool
 ) -> None:
     machine.path(EXPIRES_FILE).write_text(epoch(told))
@@ -85,14 +85,14 @@ def test_a_time_told_later_overrides_that_of_the_launch(
 
 
 @pytest.mark.parametrize("text", ["", "\n", "never\n", "-1\n", "12\n", "9" * 30 + "\n", "0 0\n"])
-def test_a_broken_file_counts_as_the_time_of_the_launch(machine: Machine, text: str) -> None:
+def test_a_broken_file_leaves_the_expiry_of_the_launch(machine: Machine, text: str) -> None:
     machine.path(EXPIRES_FILE).write_text(text)
 
     assert check_expiry(machine, in_(60)) == []
     assert check_expiry(machine, in_(-1)) == [OFF, OFF]
 
 
-def test_a_machine_that_can_not_tell_the_time_goes_on(machine: Machine) -> None:
+def test_a_machine_without_a_clock_keeps_running(machine: Machine) -> None:
     machine.replace("date", "exit 1")
 
     assert OFF not in check_expiry(machine, in_(-60))
@@ -106,7 +106,7 @@ def test_a_refused_shutdown_is_forced(machine: Machine) -> None:
     assert machine.calls == [OFF, f"{OFF} --force --force"]
 
 
-def test_the_guard_shows_the_time_that_it_follows(machine: Machine) -> None:
+def test_the_guard_shows_its_expiry(machine: Machine) -> None:
     script = render_expiry_script(in_(60))
     launch = str(int(in_(60).timestamp()))
 
@@ -116,7 +116,7 @@ def test_the_guard_shows_the_time_that_it_follows(machine: Machine) -> None:
     assert machine.calls == []
 
 
-def test_an_unused_cluster_ends_workers_first(quiet: Machine) -> None:
+def test_an_idle_cluster_shuts_down_workers_first(quiet: Machine) -> None:
     calls = check_idle(quiet)
 
     ask, tell, own = calls
@@ -127,26 +127,26 @@ def test_an_unused_cluster_ends_workers_first(quiet: Machine) -> None:
     assert not any("node0" in call for call in calls)
 
 
-def test_a_cluster_used_lately_goes_on(quiet: Machine) -> None:
+def test_a_recently_used_cluster_keeps_running(quiet: Machine) -> None:
     used(quiet, ago_s=3500)
 
     assert check_idle(quiet) == []
     assert idle_for(quiet) > 3000
 
 
-def test_a_cluster_of_one_ends_itself(quiet: Machine) -> None:
+def test_a_cluster_of_one_node_shuts_down(quiet: Machine) -> None:
     quiet.path("/home/ubuntu/hosts").write_text("node0\n")
 
     assert check_idle(quiet) == [OFF]
 
 
-def test_a_worker_that_can_not_be_reached_saves_no_cluster(quiet: Machine) -> None:
+def test_an_unreachable_worker_does_not_keep_the_cluster_running(quiet: Machine) -> None:
     quiet.replace("ssh", "exit 255")
 
     assert check_idle(quiet)[-1] == OFF
 
 
-def test_somebody_on_a_worker_is_somebody(quiet: Machine) -> None:
+def test_a_session_on_a_worker_is_use(quiet: Machine) -> None:
     (quiet.folder / "told-node1").write_text("/run/spr-cluster/last-busy\n")
 
     calls = check_idle(quiet)
@@ -154,7 +154,7 @@ def test_somebody_on_a_worker_is_somebody(quiet: Machine) -> None:
     assert [call.split()[4] for call in calls] == ["find"]
 
 
-def test_a_worker_decides_nothing(quiet: Machine) -> None:
+def test_a_worker_with_a_head_decides_nothing(quiet: Machine) -> None:
     quiet.replace("ip", "")
 
     assert check_idle(quiet) == []
@@ -164,7 +164,7 @@ def test_a_worker_decides_nothing(quiet: Machine) -> None:
     ("answers", "heard_ago_s", "ends"),
     [(True, 9000, False), (False, 3000, False), (False, 9000, True), (False, None, False)],
 )
-def test_a_worker_without_a_head_ends_itself_in_the_end(
+def test_a_worker_without_a_head_shuts_down_after_the_timeout(
     quiet: Machine, answers: bool, heard_ago_s: int | None, ends: bool
 ) -> None:
     quiet.replace("ip", "")
@@ -205,14 +205,14 @@ def test_the_heads_own_connections_are_not_use(quiet: Machine, peer: str) -> Non
     assert check_idle(quiet)[-1] == OFF
 
 
-def test_what_can_not_be_found_out_counts_as_use(quiet: Machine) -> None:
+def test_a_failing_query_counts_as_use(quiet: Machine) -> None:
     quiet.replace("ss", "exit 1")
 
     assert check_idle(quiet) == []
     assert idle_for(quiet) < 60
 
 
-def test_the_first_look_begins_the_count(quiet: Machine) -> None:
+def test_the_first_check_starts_the_timeout(quiet: Machine) -> None:
     quiet.path("/run/spr-cluster/last-busy").unlink()
 
     assert check_idle(quiet) == []
@@ -237,9 +237,7 @@ def test_a_running_job_is_use(quiet: Machine, job: subprocess.Popen[bytes]) -> N
     assert idle_for(quiet) < 60
 
 
-def test_another_process_of_a_dead_jobs_number_is_not(
-    quiet: Machine, job: subprocess.Popen[bytes]
-) -> None:
+def test_a_reused_process_id_is_not_a_job(quiet: Machine, job: subprocess.Popen[bytes]) -> None:
     folder = quiet.path("/home/ubuntu/spr-jobs/squad-1")
     folder.rename(folder.with_name("squad-2"))
 

@@ -40,7 +40,7 @@ def test_results_come_by_name_in_the_order_of_the_machines() -> None:
     assert on_all("asking", [], lambda host: host.name) == {}
 
 
-def test_a_machine_that_never_answers_is_given_up_at_its_deadline() -> None:
+def test_a_machine_that_never_answers_fails_at_the_deadline() -> None:
     host = FakeHost("node1", [("true", HostError("node1", "no SSH at 198.51.100.1"))])
     heard: list[str] = []
 
@@ -55,7 +55,7 @@ def test_a_machine_that_never_answers_is_given_up_at_its_deadline() -> None:
     assert "--ssh-cidr" in str(caught.value.hint)
 
 
-def test_a_changed_host_key_is_not_waited_out() -> None:
+def test_a_changed_host_key_fails_at_once() -> None:
     host = FakeHost("node1", [("true", HostKeyError("node1", "another key"))])
 
     with pytest.raises(HostKeyError):

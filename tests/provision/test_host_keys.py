@@ -53,7 +53,7 @@ def test_the_keys_on_a_console(prefix: str, end: str) -> None:
     assert parse_console_host_keys(end.join(prefix + line for line in lines)) == (ECDSA, ED25519)
 
 
-def test_the_last_whole_block_counts() -> None:
+def test_the_last_complete_block_counts() -> None:
     first, second = f"{BEGIN}\n{OTHER}\n{END}\n", f"{BEGIN}\n{ED25519}\n{END}\n"
 
     assert parse_console_host_keys(first + second) == (ED25519,)
@@ -63,7 +63,7 @@ def test_the_last_whole_block_counts() -> None:
     assert parse_console_host_keys("") == ()
 
 
-def test_a_line_that_another_message_cut_is_left_out() -> None:
+def test_an_interrupted_line_is_skipped() -> None:
     cut = [ED25519[:40], ED25519[:-9] + "=" + ED25519[-9:], ED25519.replace("ed25519", "rsa", 1)]
 
     text = "\n".join([BEGIN, *cut, ECDSA, END])
@@ -94,7 +94,7 @@ def test_keys_are_pinned_by_alias(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"known_hosts", ".known_hosts.lock"}
 
 
-def test_many_at_once_lose_no_key(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_key(tmp_path: Path) -> None:
     file, names = tmp_path / "known_hosts", [f"i-{n}" for n in range(40)]
 
     with ThreadPoolExecutor(16) as pool:
@@ -118,7 +118,7 @@ def test_openssh_finds_what_was_pinned(tmp_path: Path) -> None:
     assert fingerprint(ED25519) in found.stdout
 
 
-def test_the_head_sees_its_neighbours(machine: Machine) -> None:
+def test_the_head_scans_its_neighbors(machine: Machine) -> None:
     answer = (
         f"echo '# 172.31.0.4:22 SSH-2.0'; echo '172.31.0.4 {ED25519}'; echo '172.31.0.6 {OTHER}'"
     )
@@ -133,13 +133,13 @@ def test_the_head_sees_its_neighbours(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("code", "fine"), [(0, True), (1, True), (127, False)])
-def test_nobody_answers_or_nobody_asks(machine: Machine, code: int, fine: bool) -> None:
+def test_scans_without_answers_or_addresses(machine: Machine, code: int, fine: bool) -> None:
     machine.replace("ssh-keyscan", f"exit {code}")
 
     if fine:
         assert scan_host_keys(ShellHost(machine), ["172.31.0.4"]) == {}
     else:
-        with pytest.raises(HostError, match=r"\[node0\] ssh-keyscan ended with 127"):
+        with pytest.raises(HostError, match=r"\[node0\] ssh-keyscan failed with exit code 127"):
             scan_host_keys(ShellHost(machine), ["172.31.0.4"])
 
 
@@ -156,7 +156,7 @@ def test_nobody_answers_or_nobody_asks(machine: Machine, code: int, fine: bool) 
         ((), (ED25519,), False),
     ],
 )
-def test_what_is_pinned_is_what_others_see(
+def test_pinned_keys_must_match_those_seen_elsewhere(
     tmp_path: Path, pinned: tuple[str, ...], seen: tuple[str, ...], fine: bool
 ) -> None:
     file = tmp_path / "known_hosts"
@@ -164,7 +164,7 @@ def test_what_is_pinned_is_what_others_see(
         check_pinned_keys("node1", "i-0a", pinned, seen, file)
         return
     with pytest.raises(
-        HostKeyError, match=r"^\[node1\] this machine knows i-0a by another"
+        HostKeyError, match=r"^\[node1\] the SSH host key pinned here for i-0a is not the node's"
     ) as caught:
         check_pinned_keys("node1", "i-0a", pinned, seen, file)
     text = str(caught.value)

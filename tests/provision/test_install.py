@@ -23,7 +23,6 @@ from infra.wait import wait_until
 from provision.host import Result
 from provision.install import (
     EXAMPLES,
-    LOCK_FILE,
     STACK_FILE,
     VENV,
     install_stack,
@@ -33,7 +32,7 @@ from provision.install import (
 )
 from provision.stacks import Stack, load_stack, shipped_names
 from tests.fakes import FakeClock, FakeHost
-from tests.provision.machine import Machine
+from tests.provision.machine import LOCK_FILE, Machine
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def pip_installs(calls: list[str]) -> list[str]:
     return [call for call in calls if call.startswith("pip install")]
 
 
-def test_an_index_that_cannot_be_reached_ends_it(node: Machine) -> None:
+def test_an_unreachable_index_fails_the_installation(node: Machine) -> None:
     """Other builds of the same versions would come from PyPI, and into an image for everybody."""
     node.replace("sleep")
     stack = make_stack(indexes=["https://unreachable.test/"])
@@ -100,7 +99,7 @@ def test_an_index_that_cannot_be_reached_ends_it(node: Machine) -> None:
     assert not node.path(STACK_FILE).exists()
 
 
-def test_it_is_left_out_where_the_machine_has_sources_of_its_own(node: Machine) -> None:
+def test_an_unreachable_index_is_skipped_if_pip_is_configured(node: Machine) -> None:
     node.replace("pip", """[ "$*" != "config list" ] || echo "global.find-links='/wheels'"\n""")
     stack = make_stack(indexes=["https://good.test/", "https://unreachable.test/"])
 
@@ -121,7 +120,7 @@ def test_missing_system_packages_are_installed_waiting_for_the_lock(node: Machin
     assert apt[1].endswith(f"--no-install-recommends {packages}")
 
 
-def test_packages_that_are_there_are_not_asked_for(node: Machine) -> None:
+def test_installed_system_packages_are_skipped(node: Machine) -> None:
     node.replace("dpkg-query", "echo install ok installed")
 
     assert not any(call.startswith("apt-get") for call in run_script(node, make_stack()))
@@ -135,7 +134,7 @@ def test_a_package_name_cannot_run_a_command(node: Machine) -> None:
     assert pip.endswith("torch; touch @tmp@/owned $(id)".replace("@tmp@", str(node.path("/tmp"))))
 
 
-def test_the_last_step_is_to_say_what_is_installed(node: Machine) -> None:
+def test_the_digest_is_written_last(node: Machine) -> None:
     calls = run_script(node, make_stack(), "0123456789ab")
 
     assert node.path(STACK_FILE).read_text() == "0123456789ab\n"
@@ -144,7 +143,7 @@ def test_the_last_step_is_to_say_what_is_installed(node: Machine) -> None:
     assert {path.name for path in node.path("/opt/spr-cluster").iterdir()} == {"venv", "stack"}
 
 
-def test_a_machine_that_has_just_that_is_done_at_once(node: Machine) -> None:
+def test_an_installed_stack_is_a_no_op(node: Machine) -> None:
     run_script(node, make_stack())
 
     calls = run_script(node, make_stack())
@@ -153,7 +152,7 @@ def test_a_machine_that_has_just_that_is_done_at_once(node: Machine) -> None:
 
 
 @pytest.mark.parametrize("what", ["digest", "check"])
-def test_another_stack_or_a_broken_one_is_installed(node: Machine, what: str) -> None:
+def test_another_or_broken_stack_is_installed(node: Machine, what: str) -> None:
     run_script(node, make_stack())
     if what == "check":
         # It fails once, as it does where a package was removed by hand.
@@ -168,7 +167,7 @@ def test_another_stack_or_a_broken_one_is_installed(node: Machine, what: str) ->
 
 
 @pytest.mark.parametrize("step", ["pip", "python-of-venv"])
-def test_a_half_made_environment_is_made_anew(node: Machine, step: str) -> None:
+def test_an_unfinished_environment_is_recreated(node: Machine, step: str) -> None:
     node.replace(step, "exit 1")
     assert start(node, make_stack()).returncode != 0
     assert not node.path(STACK_FILE).exists()
@@ -183,7 +182,7 @@ def test_a_half_made_environment_is_made_anew(node: Machine, step: str) -> None:
     assert len(pip_installs(calls)) == 1
 
 
-def test_an_interrupted_change_of_a_good_machine_takes_its_digest_away(node: Machine) -> None:
+def test_an_interrupted_change_removes_the_digest(node: Machine) -> None:
     run_script(node, make_stack())
     node.replace("pip", "exit 1")
 
@@ -193,7 +192,7 @@ def test_an_interrupted_change_of_a_good_machine_takes_its_digest_away(node: Mac
 
 
 @pytest.mark.parametrize("sign", ["audit", "updates", "none"])
-def test_what_dpkg_was_at_is_ended_first(node: Machine, sign: str) -> None:
+def test_interrupted_dpkg_work_is_finished_first(node: Machine, sign: str) -> None:
     if sign == "audit":
         node.replace("dpkg", '[ "$1" != --audit ] || echo half configured: numactl')
     if sign == "updates":
@@ -233,7 +232,7 @@ def test_a_second_installation_waits_for_the_first(node: Machine) -> None:
         go.touch()
         outputs = [future.result().stdout for future in (first, second)]
 
-    assert "@step an earlier installation still runs; waiting for it" in outputs[1]
+    assert "@step waiting for an earlier installation" in outputs[1]
     assert "@step already installed" in outputs[1]
     assert len(pip_installs(node.calls)) == 1
 
@@ -259,7 +258,7 @@ def keep_requirements(node: Machine) -> Path:
     return kept
 
 
-def test_a_locked_stack_is_installed_by_its_hashes_alone(node: Machine) -> None:
+def test_a_locked_stack_is_installed_by_hash(node: Machine) -> None:
     kept = keep_requirements(node)
 
     upgrade, install = pip_installs(run_script(node, make_stack(pip="25.0.1", lock=LOCK)))
@@ -277,7 +276,7 @@ def test_a_lock_is_for_one_python(node: Machine, python: str, locked: bool) -> N
     done = start(node, make_stack(lock=LOCK, python="3.12"))
 
     (install,) = pip_installs(node.calls)
-    said = "@step the lock is for Python 3.12, here is 3.11: resolving without it" in done.stdout
+    said = "@step the lock is for Python 3.12, this is 3.11: resolving without it" in done.stdout
     assert ("--require-hashes" in install, said) == (locked, not locked)
     assert ("torch==2.13.0" in install) is not locked
 
@@ -318,7 +317,7 @@ def test_a_lock_is_part_of_the_digest() -> None:
     assert len(digests) == 3
 
 
-def test_a_digest_names_what_is_done() -> None:
+def test_a_digest_identifies_the_installation() -> None:
     upstream = stack_digest(load_stack("upstream"))
 
     assert re.fullmatch("[0-9a-f]{12}", upstream)
@@ -349,7 +348,7 @@ class Notes(Silent):
         self.heard.append(text)
 
 
-def test_an_installation_goes_on_after_broken_connections() -> None:
+def test_an_installation_survives_broken_connections() -> None:
     host, notes = Flaky(breaks=2), Notes()
 
     install_stack(host, load_stack("intel"), notes, FakeClock())
@@ -365,7 +364,7 @@ def test_an_installation_goes_on_after_broken_connections() -> None:
     ]
 
 
-def test_a_first_boot_is_waited_for_through_broken_connections() -> None:
+def test_waiting_for_the_first_boot_survives_broken_connections() -> None:
     host = Flaky(breaks=2)
 
     wait_for_cloud_init(host, FakeClock())
@@ -373,7 +372,7 @@ def test_a_first_boot_is_waited_for_through_broken_connections() -> None:
     assert [c for c in host.commands if c != "true"] == ["cloud-init status --wait"] * 3
 
 
-def test_a_connection_that_never_holds_is_given_up() -> None:
+def test_a_connection_that_keeps_breaking_is_an_error() -> None:
     host = Flaky(breaks=9)
 
     with pytest.raises(ConnectionLostError):
@@ -381,7 +380,7 @@ def test_a_connection_that_never_holds_is_given_up() -> None:
     assert host.breaks == 6
 
 
-def test_a_failed_installation_ends_with_its_last_lines() -> None:
+def test_a_failed_installation_reports_its_last_lines() -> None:
     class Failing(FakeHost):
         def run(self, command: str, **options: object) -> Result:
             on_line = options["on_line"]
@@ -409,7 +408,7 @@ def test_cloud_init_may_end_with_warnings_but_not_with_an_error(code: int, fine:
             wait_for_cloud_init(Booted("node0", []))
 
 
-def test_the_stacks_that_ship() -> None:
+def test_the_shipped_stacks() -> None:
     assert shipped_names() == ("intel", "reference", "upstream")
     reference, intel, upstream = (load_stack(n) for n in ("reference", "intel", "upstream"))
     assert [s.backend for s in (reference, intel, upstream)] == ["ccl", "ccl", "gloo"]
@@ -474,7 +473,7 @@ def test_a_version_is_checked_by_its_numbers(
     done = start(node, make_stack(python_packages=[f"torch=={wanted}"]))
 
     assert (done.returncode == 0) is fine, done.stdout + done.stderr
-    assert fine or "torch: wanted 2.7.0, found 2.7.1" in done.stdout + done.stderr
+    assert fine or "torch: expected 2.7.0, found 2.7.1" in done.stdout + done.stderr
 
 
 DIGESTS = """

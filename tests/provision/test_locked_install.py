@@ -1,4 +1,4 @@
-"""A lock from an index to a machine: pip itself resolves, and installs by the script for nodes."""
+"""A lock from an index to a machine: uv resolves, and pip installs through the script for nodes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.errors import SprError
 from infra.progress import Silent
-from provision.install import LOCK_FILE, STACK_FILE, VENV, render_install_script
-from provision.needs import Wheel
-from provision.pip import Pip, find_pip, hash_wheel
+from provision.install import STACK_FILE, VENV, render_install_script
+from provision.resolver import find_resolver
 from provision.stack_check import check_sources
 from provision.stacks import Stack, load_stack
-from provision.stacks.lock import Pinned
-from tests.provision.machine import Machine
+from tests.provision.machine import LOCK_FILE, Machine
 from tests.provision.package_index import PackageIndex, serve_index
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
-LATER = 1e12
 
 
 @pytest.fixture
@@ -33,6 +29,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
         monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
         monkeypatch.setenv("PIP_INDEX_URL", index.url)
         monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        monkeypatch.setenv("UV_NO_CACHE", "1")
         index.add("model", "1.0", needs=["sums>=1", 'fewer; python_version < "3.9"'])
         index.add("sums", "1.1")
         index.add("fewer", "0.1", needs=['least; python_version < "3.9"'])
@@ -56,11 +53,10 @@ def make_stack(index: PackageIndex, **changes: object) -> Stack:
     return Stack.model_validate({**base, **own, **changes})
 
 
-def lock(stack: Stack, pip: Pip) -> Stack:
-    report = check_sources(stack, pip, Silent(), limit_s=60)
+def lock(stack: Stack) -> Stack:
+    report = check_sources(stack, find_resolver(), Silent(), limit_s=60, hashes=True)
     assert report.problems == ()
-    pins = [Pinned(w.name, w.version, (hash_wheel(w, LATER),)) for w in report.wheels]
-    return stack.model_copy(update={"lock": tuple(map(str, pins))})
+    return stack.model_copy(update={"lock": tuple(map(str, report.packages))})
 
 
 def install(node: Machine, stack: Stack, index: PackageIndex) -> subprocess.CompletedProcess[str]:
@@ -69,7 +65,7 @@ def install(node: Machine, stack: Stack, index: PackageIndex) -> subprocess.Comp
 
 
 def test_a_node_has_what_the_lock_says(node: Machine, index: PackageIndex) -> None:
-    locked = lock(make_stack(index), find_pip())
+    locked = lock(make_stack(index))
     index.add("sums", "1.2")
 
     done = install(node, locked, index)
@@ -83,7 +79,7 @@ def test_a_node_has_what_the_lock_says(node: Machine, index: PackageIndex) -> No
 
 
 def test_another_file_of_that_name_is_refused(node: Machine, index: PackageIndex) -> None:
-    locked = lock(make_stack(index), find_pip())
+    locked = lock(make_stack(index))
     index.add("sums", "1.1", needs=["something-else"])
 
     done = install(node, locked, index)
@@ -94,18 +90,10 @@ def test_another_file_of_that_name_is_refused(node: Machine, index: PackageIndex
     assert not node.path(STACK_FILE).exists()
 
 
-def test_a_lock_has_what_the_nodes_own_python_needs(index: PackageIndex) -> None:
-    """pip here reads markers as for the Python that it runs on."""
+def test_a_lock_has_what_the_nodes_python_needs(index: PackageIndex) -> None:
     stack = make_stack(index, ubuntu="20.04", python="3.8")
 
-    locked = lock(stack, find_pip())
+    locked = lock(stack)
 
     names = [line.partition("==")[0] for line in locked.lock]
     assert sorted(names) == ["fewer", "least", "model", "sums"]
-
-
-def test_a_file_without_a_hash_that_cannot_be_had_is_named(index: PackageIndex) -> None:
-    with pytest.raises(SprError, match=r"gone\.whl, whose index gives no SHA-256: HTTP Error 404"):
-        hash_wheel(Wheel("gone", "1", f"{index.url}/files/gone.whl"), LATER)
-    with pytest.raises(SprError, match="the time was over before the file was there"):
-        hash_wheel(Wheel("sums", "1.1", f"{index.url}/files/sums-1.1-py3-none-any.whl"), 0)

@@ -43,7 +43,7 @@ def test_another_checkout_has_the_same_recipe(tmp_path: Path) -> None:
     assert recipe_in(tmp_path) == recipe_digest(load_stack("intel"))
 
 
-def test_every_change_of_what_is_in_it_is_another_recipe() -> None:
+def test_every_change_of_content_changes_the_recipe() -> None:
     stack = load_stack("upstream")
     packages = [*stack.python_packages]
     packages[0] = packages[0] + ".1"
@@ -61,7 +61,7 @@ def test_every_change_of_what_is_in_it_is_another_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", ["install.sh", "seal.sh"])
-def test_one_line_of_a_provisioning_step_is_another_recipe(name: str, tmp_path: Path) -> None:
+def test_one_changed_line_of_a_script_changes_the_recipe(name: str, tmp_path: Path) -> None:
     checkout(tmp_path)
     with (tmp_path / "provision" / name).open("a") as script:
         script.write("true\n")

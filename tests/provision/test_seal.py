@@ -99,7 +99,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     wait_until("it", lambda: True if condition() else None, deadline_s=10, every_s=0.1)
 
 
-def test_a_sealed_disk_has_no_private_key_and_gets_them_back(node: Machine) -> None:
+def test_a_sealed_disk_has_no_private_keys_until_it_is_unsealed(node: Machine) -> None:
     with session(node, "abc"):
         assert there(node) == {}
         assert node.path("/etc/machine-id").exists()  # an empty one is what makes systemd write it
@@ -152,14 +152,14 @@ def test_a_session_that_ends_while_it_seals_loses_nothing(node: Machine) -> None
     assert unseal(node, "abc") == "broken"
 
 
-def test_a_session_that_hangs_breaks_it_too(node: Machine) -> None:
+def test_a_hanging_session_breaks_the_seal(node: Machine) -> None:
     with session(node, "abc", limit_s=1) as process:
         wait_for(lambda: there(node) == IDENTITY)
         assert process.poll() is None
         assert unseal(node, "abc") == "broken"
 
 
-def test_a_key_made_meanwhile_stays_and_may_be_in_the_image(node: Machine) -> None:
+def test_a_key_created_while_sealed_is_kept_and_breaks_the_seal(node: Machine) -> None:
     with session(node, "abc"):
         node.path("/home/ubuntu/.ssh/spr-cluster").write_text("newer\n")
 
@@ -167,7 +167,7 @@ def test_a_key_made_meanwhile_stays_and_may_be_in_the_image(node: Machine) -> No
         assert there(node) == {**IDENTITY, "/home/ubuntu/.ssh/spr-cluster": "newer\n"}
 
 
-def test_nobody_breaks_the_seal_of_another(node: Machine) -> None:
+def test_only_its_own_token_confirms_a_seal(node: Machine) -> None:
     with session(node, "abc"):
         assert unseal(node, "xyz") == "broken"
         assert there(node) == {}
@@ -195,7 +195,7 @@ def test_histories_and_package_lists_are_left_out(node: Machine) -> None:
         assert unseal(node, "abc") == "unbroken"
 
 
-def test_what_runs_through_no_ssh_session_is_refused(node: Machine) -> None:
+def test_sealing_outside_an_ssh_session_is_rejected(node: Machine) -> None:
     # A parent of every process that is no session.
     node.replace("awk", "echo 1")
     done = node.shell(_render_seal("abc"))

@@ -30,7 +30,9 @@ def boot(machine: Machine, idle_timeout: timedelta | None = None) -> None:
 
 
 @pytest.mark.parametrize("idle_timeout", [None, HOUR])
-def test_it_is_json_that_cloud_init_runs_at_every_boot(idle_timeout: timedelta | None) -> None:
+def test_user_data_is_json_that_cloud_init_runs_at_every_boot(
+    idle_timeout: timedelta | None,
+) -> None:
     header, _, body = render_user_data(EXPIRES, idle_timeout).partition("\n")
     config = json.loads(body)
 
@@ -42,7 +44,7 @@ def test_it_is_json_that_cloud_init_runs_at_every_boot(idle_timeout: timedelta |
     assert len(header + body) < 12_000
 
 
-def test_nothing_that_an_image_could_hold_is_written(machine: Machine) -> None:
+def test_nothing_is_written_that_an_image_could_hold(machine: Machine) -> None:
     boot(machine, HOUR)
 
     made = {
@@ -91,7 +93,7 @@ def test_a_guard_that_does_not_start_is_a_failed_boot(machine: Machine) -> None:
     assert done.returncode != 0
 
 
-def test_values_of_python_arrive_in_the_scripts(machine: Machine) -> None:
+def test_values_reach_the_scripts(machine: Machine) -> None:
     boot(machine, timedelta(minutes=45))
 
     assert f"launch_expires={int(EXPIRES.timestamp())}\n" in (

@@ -87,8 +87,8 @@ def check_cores(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResu
 
 
 def _describe_shape(health: NodeHealth) -> str:
-    parts = [counted(health.cores, "core"), counted(health.sockets, "socket")]
-    parts += [counted(health.numa_nodes, "NUMA node"), counted(len(health.cpus), "CPU")]
+    parts = [counted(len(health.physical_cores), "core"), counted(health.sockets, "socket")]
+    parts += [counted(len(health.numa_nodes), "NUMA node"), counted(len(health.cpus), "CPU")]
     return ", ".join(parts)
 
 
@@ -100,14 +100,14 @@ def _judge_shape(
     if len(health.cpus) < health.logical_cpus:
         limit = f"processes may use {len(health.cpus)} of {health.logical_cpus} CPUs"
         return Verdict.FAIL, f"{wanted}; {limit}", _show_limits(node, expected)
-    if (health.cores, health.sockets) != (machine.cores, machine.sockets):
+    if (len(health.physical_cores), health.sockets) != (machine.cores, machine.sockets):
         reason = "The machine does not match its instance type"
         return Verdict.FAIL, wanted, expected.replacement(node, reason)
     if len(health.cpus) != machine.vcpus:
         script = "echo on | sudo tee /sys/devices/system/cpu/smt/control"
         remedy = "Hyper-threads are off; training does not need them. To enable them on bare metal:"
         return Verdict.WARN, wanted, f"{remedy}\n{expected.on_node(node, script)}"
-    if health.numa_nodes < machine.sockets:
+    if len(health.numa_nodes) < machine.sockets:
         reason = "NUMA is off in the firmware, so remote memory counts as local"
         wanted = f"{wanted}, one NUMA node per socket"
         return Verdict.WARN, wanted, expected.replacement(node, reason)

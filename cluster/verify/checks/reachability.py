@@ -64,16 +64,16 @@ def restore_names(node: str, expected: Expected) -> str:
 
 def check_mtu(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
     """Check that all nodes have the same MTU, and jumbo frames on AWS."""
-    interfaces = {n: health.interfaces.get(expected.addresses[n]) for n, health in by_node.items()}
-    known = [interface[1] for interface in interfaces.values() if interface]
-    for node, interface in interfaces.items():
+    mtus = {n: health.mtus.get(expected.addresses[n]) for n, health in by_node.items()}
+    known = [mtu for mtu in mtus.values() if mtu]
+    for node, mtu in mtus.items():
         address = expected.addresses[node]
-        if interface is None:
+        if mtu is None:
             found, wanted = f"no interface has {address}", f"an interface with {address}"
             remedy = expected.on_node(node, "ip address")
             yield CheckResult(node, "mtu", Verdict.FAIL, found, wanted, remedy)
             continue
-        name, mtu = interface
+        name = by_node[node].interfaces[address]
         found, verdict, wanted, remedy = f"{name}: {mtu}", Verdict.OK, "", ""
         usual = max(typical(known), _JUMBO) if expected.machine else typical(known)
         if mtu != usual:

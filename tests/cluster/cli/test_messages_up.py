@@ -29,11 +29,11 @@ _CODES = (
     "\n  → error codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 )
 _WRONG_KEY = (
-    "this machine knows i-0 by another SSH host key than the node has: here ssh-ed25519 "
-    "SHA256:0; there ssh-ed25519 SHA256:0\n  → Somebody may have stood between this machine "
-    "and the node since their first contact: do not use the node; end it, and go on from "
-    "another network. It is innocent where the node's keys in /etc/ssh were made anew on "
-    "purpose: then forget the old one: ssh-keygen -R i-0 -f 'HOME/spr/known_hosts'"
+    "the SSH host key pinned here for i-0 is not the node's: pinned ssh-ed25519 SHA256:0; the "
+    "node's ssh-ed25519 SHA256:0\n  → The connections since the first contact may have been "
+    "intercepted: do not use the node; terminate it, and continue from another network. If the "
+    "node's keys in /etc/ssh were regenerated on purpose, remove the old one: "
+    "ssh-keygen -R i-0 -f 'HOME/spr/known_hosts'"
 )
 _WHILE_MAKING = (
     f.Row(
@@ -92,8 +92,8 @@ _WHILE_MAKING = (
     f.Row(
         "facts that nobody understands",
         _UP,
-        _DID_NOT_COME + f"node0 (i-0): its facts could not be read: KeyError('lscpu'){_AGAIN}",
-        act=f.stage("node0", "--- spr-cluster: hostname", Result(0, "what?", "")),
+        _DID_NOT_COME + f"node0 (i-0): its facts can't be read: unexpected answer 'what?'{_AGAIN}",
+        act=f.stage("node0", "# querying the facts", Result(0, "what?", "")),
         left=f.HEAD,
     ),
     f.Row(

@@ -140,7 +140,7 @@ def test_a_head_that_stops_while_a_worker_is_replaced_is_not_thrown_away(
     simulated_cloud.clock.pace = 60
     plan_input = simulated_cloud.plan_input(nodes=3)
     answering = threading.Event()
-    simulated_cloud.steps.before["spr-cluster: hostname"] = answering.set
+    simulated_cloud.steps.before["# querying the facts"] = answering.set
 
     def stop_head(action: str, moment: str) -> None:
         # Asked while the worker is waited for; the head, in a thread of its own, has to answer first.

@@ -38,7 +38,7 @@ def test_answers_are_parsed_in_rank_order() -> None:
     assert two.reason == "ssh: connect to host node2: no route"
     assert (ten.node, ten.reached, ten.reason) == ("node10", True, "")
     assert ten.health is not None
-    assert ten.health.cores == 32
+    assert len(ten.health.physical_cores) == 32
     # The node's time was 11.5 between 10 and 12 by the head's clock.
     assert (ten.clock_s, ten.clock_error_s) == (0.5, 1.0)
 

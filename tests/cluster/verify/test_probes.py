@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cluster.verify.network_agent
-import provision.health_probe
+import provision.probe
 from cluster.verify.network_probe import NetworkReport, probe_network
 from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
 from infra.errors import HostError
@@ -180,7 +180,7 @@ def test_a_failure_on_the_head_is_raised_with_its_reason(head: LocalShell) -> No
         measure(head, NODES)
 
 
-@pytest.mark.parametrize("module", [provision.health_probe, cluster.verify.network_agent])
+@pytest.mark.parametrize("module", [provision.probe, cluster.verify.network_agent])
 def test_programs_for_the_nodes_import_only_the_standard_library(module: object) -> None:
     source = Path(str(module.__file__)).read_text()  # type: ignore[attr-defined]
     # Stack `reference` has Python 3.8 on its nodes.

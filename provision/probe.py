@@ -1,8 +1,8 @@
-"""A node's description of itself as one line of JSON.
+"""The program that runs on a node and describes it as one line of JSON.
 
-It runs on the node, from standard input, with the Python that jobs use there: standard library only,
-from Python 3.8 on (stack ``reference``). What a machine does not have is ``null``. Its argument, as
-JSON: ``packages`` and ``modules`` whose versions are asked for, and the paths ``mark`` and ``venv``.
+It needs Python 3.8 (stack ``reference``) and the standard library alone. Its argument is JSON: the
+paths ``venv`` and ``mark``, and, for the node's health, ``packages`` and ``modules`` whose versions
+are reported. ``null`` is what a machine does not have.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _CPU = "/sys/devices/system/cpu"
 # Linux gives a process AMX's registers only on request, from 5.16 on. The numbers are those of
 # arch/x86/include/uapi/asm/prctl.h: https://docs.kernel.org/arch/x86/xstate.html
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
-# adjtimex(2): where `status` lies in struct timex on x86-64, and its flag for a clock that nobody sets.
+# adjtimex(2): the offset of `status` in struct timex on x86-64, and its flag for a clock that runs free.
 _TIMEX_SIZE, _TIMEX_STATUS, _STA_UNSYNC = 208, 40, 0x40
 _ANSWER_S = 15
 
 
 def read(path: str) -> str | None:
-    """A file's text without the space around it; ``None`` where it can't be read."""
+    """A file's text without the space around it; ``None`` if it can't be read."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -40,7 +40,7 @@ def read(path: str) -> str | None:
 
 
 def output(*argv: str, **env: str) -> str:
-    """What a command prints; empty where it fails or is not there."""
+    """What a command prints; empty if it fails or does not exist."""
     try:
         done = subprocess.run(
             argv,
@@ -69,7 +69,7 @@ def ask_tile_data() -> str:
 
 
 def is_clock_kept() -> bool | None:
-    """Whether the kernel says that something, such as chrony, keeps its clock in step."""
+    """Whether something, such as chrony, synchronizes the clock, by the kernel's flag."""
     buffer = ctypes.create_string_buffer(_TIMEX_SIZE)
     if ctypes.CDLL(None).adjtimex(buffer) < 0:
         return None
@@ -78,7 +78,7 @@ def is_clock_kept() -> bool | None:
 
 
 def describe_processor() -> dict[str, Any]:
-    """What ``lscpu`` says, since placement goes by it; and what this process may use of it."""
+    """What ``lscpu`` reports, which placement uses, and which CPUs this process may use."""
     text = output("lscpu")
     model = re.search(r"^Model name:\s*(.*)$", text, re.MULTILINE)
     status = read("/proc/self/status") or ""
@@ -109,8 +109,8 @@ def describe_power() -> dict[str, Any]:
 
 
 def find_tcmalloc() -> dict[str, str | None]:
-    """The library that jobs preload, and why it can't be, if so."""
-    # As provision/facts.py chooses it for a job; the file's name changes with the release.
+    """The library that jobs preload, and the error if it can't be loaded."""
+    # The file's name changes with the release.
     patterns = ("*/libtcmalloc.so.*", "*/libtcmalloc_minimal.so.*")
     names = [str(path) for pattern in patterns for path in Path("/usr/lib").glob(pattern)]
     if not names:
@@ -128,7 +128,7 @@ def find_tcmalloc() -> dict[str, str | None]:
 
 
 def find_versions(packages: list[str]) -> dict[str, str | None]:
-    """Versions of installed packages; ``None`` for one that is not there."""
+    """Versions of installed packages; ``None`` for a missing one."""
     found: dict[str, str | None] = {}
     for package in packages:
         try:
@@ -139,7 +139,7 @@ def find_versions(packages: list[str]) -> dict[str, str | None]:
 
 
 def find_module_versions(modules: list[str]) -> dict[str, str | None]:
-    """What modules call themselves, read from their files: an import of torch takes seconds."""
+    """Versions that modules report, read from their files: importing torch takes seconds."""
     found = {}
     for module in modules:
         spec = importlib.util.find_spec(module)
@@ -152,7 +152,7 @@ def find_module_versions(modules: list[str]) -> dict[str, str | None]:
 
 
 def describe_disk() -> dict[str, Any]:
-    """Bytes of the root disk, and why a job could not write its files, if so."""
+    """Bytes of the root disk, and the error if a job could not write its files."""
     disk = os.statvfs("/")
     error = None
     try:
@@ -167,23 +167,17 @@ def describe_disk() -> dict[str, Any]:
 
 
 def describe_memory() -> dict[str, int]:
-    """KiB of memory: all of it, and what a job could have now."""
+    """KiB of memory: total, and available to a job now."""
     pairs = re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", read("/proc/meminfo") or "", re.M)
     known = {name: int(number) for name, number in pairs}
     return {"total": known.get("MemTotal", 0), "available": known.get("MemAvailable", 0)}
 
 
 def describe_network() -> dict[str, Any]:
-    """The node's interfaces by address, and the addresses that its own name has on it."""
+    """The node's name, and its interfaces by address."""
     interfaces = json.loads(output("ip", "-j", "-4", "address", "show") or "[]")
-    name = socket.gethostname()
-    try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError:
-        found = []
     return {
-        "hostname": name,
-        "own_addresses": sorted({str(entry[4][0]) for entry in found}),
+        "hostname": socket.gethostname(),
         "interfaces": {
             address["local"]: {"name": interface["ifname"], "mtu": interface["mtu"]}
             for interface in interfaces
@@ -192,22 +186,49 @@ def describe_network() -> dict[str, Any]:
     }
 
 
-def describe(question: dict[str, Any]) -> dict[str, Any]:
-    """Everything, in parts."""
+def find_own_addresses(name: str) -> list[str]:
+    """The addresses that the node's own name has on it."""
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return sorted({str(entry[4][0]) for entry in found})
+
+
+def describe_facts(venv: str) -> dict[str, Any]:
+    """What jobs and the mesh need, quickly and without writing anything."""
+    # As PyPI's intel-openmp leaves it.
+    iomp5 = Path(venv, "lib/libiomp5.so")
+    drivers = Path("/sys/class/infiniband").glob("*/device/uevent")
     return {
         "kernel": os.uname().release,
+        "processor": describe_processor(),
+        "network": describe_network(),
+        "tcmalloc": find_tcmalloc(),
+        "iomp5": str(iomp5) if iomp5.exists() else None,
+        "efa": any("DRIVER=efa" in (read(str(path)) or "") for path in drivers),
+        "host_key": read("/etc/ssh/ssh_host_ed25519_key.pub"),
+    }
+
+
+def describe(question: dict[str, Any]) -> dict[str, Any]:
+    """The facts, and the node's health if packages are asked for."""
+    facts = describe_facts(question["venv"])
+    if "packages" not in question:
+        return facts
+    network = facts["network"]
+    return {
+        **facts,
         "python": ".".join(map(str, sys.version_info[:3])),
         "in_venv": sys.prefix == question["venv"],
         "mark": read(question["mark"]),
         "versions": find_versions(question["packages"]),
         "modules": find_module_versions(question["modules"]),
-        "processor": describe_processor(),
+        "network": {**network, "own_addresses": find_own_addresses(network["hostname"])},
         "power": describe_power(),
-        "tcmalloc": find_tcmalloc(),
         "disk": describe_disk(),
         "memory": describe_memory(),
-        "network": describe_network(),
-        # Last: whoever asks compares it with the moment of the answer.
+        # Last: the caller compares it with the moment of the answer.
         "time": time.time(),
     }
 

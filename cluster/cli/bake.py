@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import timedelta
 from typing import Any
 
-from cluster.cli.common import add_cloud_options, confirm, open_context
+from cluster.cli.common import add_cloud_options, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.proposal import propose
-from cluster.cli.up import apply_proposal
+from cluster.cli.up import apply_proposal, confirm_purchase
 from cluster.context import Context
 from cluster.lifecycle.down import down
 from cluster.lifecycle.reconcile import prepare
@@ -104,9 +103,7 @@ def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bo
     if image is None or image.state != "available":
         proposal = propose(ctx, plan_input)
         if ctx.cloud.billed:
-            print(proposal.render(), file=sys.stderr)
-            proposal.require_quota()
-            confirm("Do it?", yes=args.yes)
+            confirm_purchase(proposal, yes=args.yes)
         apply_proposal(proposal, yes=True, again=f"bake --stack {stack}")
     elif image.tags.get(KEPT) == "yes" and not plan_input.found.without_image():
         return image, False

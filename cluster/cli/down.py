@@ -6,10 +6,17 @@ import argparse
 import json
 import sys
 
-from cluster.cli.common import add_cluster_options, confirm, open_chosen_cloud, open_context
+from cluster.cli.common import (
+    add_cluster_options,
+    confirm,
+    open_chosen_cloud,
+    open_context,
+    record_failure,
+)
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from cluster.lifecycle.down import down
+from cluster.context import Context
+from cluster.lifecycle.down import Removed, down
 from infra.inventory import describe_inventory
 
 _EXAMPLES = """\
@@ -36,6 +43,13 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.set_defaults(run=run)
 
 
+def _down(ctx: Context, args: argparse.Namespace) -> Removed:
+    try:
+        return down(ctx, args.name, keep_image=args.keep_image)
+    except BaseException as failure:
+        raise record_failure(ctx, failure) from None
+
+
 def run(args: argparse.Namespace) -> int:
 
     progress = make_progress()
@@ -48,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"Cluster {args.name} in {cloud.region}: {found}", file=sys.stderr)
                 confirm("Remove all of it?", yes=False)
         with progress.phase(f"Remove cluster {args.name}"):
-            removed = down(ctx, args.name, keep_image=args.keep_image)
+            removed = _down(ctx, args)
     kept = removed.kept
     if args.json:
         print(json.dumps({"cluster": args.name, "removed": removed.ids, "kept": kept.ids()}))

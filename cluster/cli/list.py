@@ -164,4 +164,5 @@ def _remove(cloud: Cloud, cluster: Overview) -> None:
     progress = make_progress()
     files = ClusterFiles.of(cluster.name)
     with files.lock(), progress.phase(f"Remove cluster {cluster.name}"):
-        down(Context(there, connect(there), files, progress), cluster.name)
+        ctx = Context(there, connect(there), files, progress, command="gc")
+        down(ctx, cluster.name)

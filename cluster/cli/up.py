@@ -17,6 +17,7 @@ from cluster.cli.common import (
     confirm,
     open_chosen_cloud,
     open_context,
+    record_failure,
 )
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
@@ -25,7 +26,7 @@ from cluster.cli.spec_options import add_wishes, read_wishes
 from cluster.context import Context
 from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
 from cluster.nodes import Cluster, rank_nodes
-from cluster.running_job import require_idle
+from cluster.running_job import find_running_job, job_is_running
 from infra.actions import Plan
 from infra.errors import SprError, UsageError
 from infra.inventory import describe_inventory
@@ -126,9 +127,7 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
             return _show(proposal, as_json=args.json)
         _check_no_job_loses_its_nodes(proposal)
         if proposal.plan.changes and cloud.billed:
-            print(proposal.render(), file=sys.stderr)
-            proposal.require_quota()
-            confirm("Do it?", yes=args.yes)
+            confirm_purchase(proposal, yes=args.yes)
         cluster = apply_proposal(proposal, yes=args.yes)
     _report(cluster, proposal, as_json=args.json)
     return 0
@@ -145,7 +144,23 @@ def _check_no_job_loses_its_nodes(proposal: Proposal) -> None:
     }
     going = {id_ for action in proposal.plan.terminations for id_ in action.ids}
     if going & healthy and nodes and nodes[0].instance.state == "running":
-        require_idle(proposal.ctx.host_opener()(nodes[0]))
+        job = find_running_job(proposal.ctx.host_opener()(nodes[0]))
+        found = f"job {job} is running" if job else "no job is running"
+        proposal.ctx.events.record("checked", found, resources=sorted(going & healthy))
+        if job:
+            raise job_is_running(job)
+
+
+def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
+    """Show a plan that costs money, and ask. Raises :class:`UsageError` if the answer is no."""
+    print(proposal.render(), file=sys.stderr)
+    proposal.require_quota()
+    confirm("Continue?", yes=yes)
+    proposal.ctx.events.record(
+        "accepted",
+        f"${proposal.plan.usd_per_hour:.2f} an hour, at most ${proposal.usd_at_most:.2f}",
+        reason="--yes" if yes else "confirmed on the terminal",
+    )
 
 
 def _show(proposal: Proposal, *, as_json: bool) -> int:
@@ -191,9 +206,9 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
     except BaseException as failure:
         say_what_exists(ctx, spec.name, again)
         if isinstance(failure, UsageError):
-            # Exit code 2 would say that nothing was changed.
-            raise SprError(failure.message, hint=failure.hint) from None
-        raise
+            # Exit code 2 would claim that nothing was changed.
+            failure = SprError(failure.message, hint=failure.hint)
+        raise record_failure(ctx, failure) from None
 
 
 def say_what_exists(ctx: Context, name: str, again: str = "up") -> None:

@@ -29,7 +29,7 @@ from provision.stacks import Stack
 _ASK_AGAIN_S = 10.0
 
 
-class Up:
+class PlanApplier:
     """One plan on its way: applies the actions and carries what each leaves for the next."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Up:
             ActionKind.BEGIN_IMAGE: self._begin_image_for_next_time,
         }
         for action in self.plan.actions:
-            with self.ctx.progress.phase(action.title):
+            with self.ctx.perform(action):
                 if action.kind in steps:
                     self._take(steps[action.kind])
                 else:
@@ -122,6 +122,7 @@ class Up:
         labels = record_tags(self.spec, self.record)
         ec2 = self.ctx.clients.ec2
         self._group = network.create_security_group(ec2, self.spec.name, vpc_id, labels)
+        self._record_created("security group", self._group.id)
 
     def _open_group(self) -> None:
         network.open_security_group(self.ctx.clients.ec2, self.group, self.spec.ssh_cidr)
@@ -139,9 +140,14 @@ class Up:
             files.remember(cloud.name, cloud.region)
         public = f"{key_pair.read_public(files.key)} {tags.resource_name(self.spec.name)}"
         key_pair.import_key_pair(self.ctx.clients.ec2, self.spec.name, public)
+        self._record_created("key pair", key_pair.key_name(self.spec.name))
 
     def _create_placement(self) -> None:
         network.create_placement_group(self.ctx.clients.ec2, self.spec.name)
+        self._record_created("placement group", network.placement_group_name(self.spec.name))
+
+    def _record_created(self, what: str, resource: str) -> None:
+        self.ctx.events.record("created", what, resources=[resource])
 
     # Machines, software, image
 
@@ -176,7 +182,7 @@ class Up:
         head = self.machines.cluster.head
         labels = {tags.INSTALLED: self.plan_input.software, tags.STACK: self.spec.stack}
         labels |= {tags.USED: "yes"} if self._has_jobs else {}
-        return begin_image(
+        image = begin_image(
             self.ctx.clients.ec2,
             self.machines.head_host,
             head.instance.id,
@@ -186,6 +192,8 @@ class Up:
             labels=labels,
             clock=self.ctx.clock,
         )
+        self._record_created(f"image with stack {self.spec.stack}", image)
+        return image
 
     def _begin_image_for_next_time(self) -> None:
         try:
@@ -251,4 +259,6 @@ class Up:
         with_amx = sum(bool(a.health and not a.health.missing_amx) for a in answers)
         text = f"{len(answers)} of {self.spec.nodes} nodes answer the head, {with_amx} have AMX"
         expected = expect(self.ctx.cloud, cluster, self.spec, self.stack)
-        self.ctx.progress.note(text + summarize_problems(check_nodes(answers, expected), expected))
+        text += summarize_problems(check_nodes(answers, expected), expected)
+        self.ctx.progress.note(text)
+        self.ctx.events.record("verified", text)

@@ -41,7 +41,7 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
     kept = Inventory()
     denied: set[str] = set()
     # Without a trace of it anywhere, one look is proof enough.
-    clean, wanted = 0, 2 if ctx.files.folder.exists() else 1
+    clean, wanted = 0, 2 if ctx.files.exist else 1
     start, rounds, reason = ctx.clock.monotonic(), 0, ""
     while clean < wanted:
         found = _look(ctx, name, again=clean > 0)
@@ -63,6 +63,13 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
         reason = _remove_all(ctx, plan_down(rest), denied)
     if remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region)):
         ctx.files.remove(keep_cloud=bool(kept))
+    if removed:
+        gone = sorted(id_ for ids in removed.values() for id_ in ids)
+        ctx.events.record(
+            "removed",
+            f"cluster {name}; kept: {kept}" if kept else f"cluster {name}",
+            resources=gone,
+        )
     return Removed({kind: sorted(ids) for kind, ids in removed.items()}, kept)
 
 
@@ -119,7 +126,7 @@ def _remove_all(ctx: Context, plan: Plan, denied: set[str]) -> str:
         def note(passed: float, limit: float = limit) -> None:
             ctx.progress.note(f"ending, {passed / 60:.0f} min of at most {limit / 60:.0f}")
 
-        with ctx.progress.phase(action.title):
+        with ctx.perform(action):
             try:
                 remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
             except DeadlineError as error:

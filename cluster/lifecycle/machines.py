@@ -93,6 +93,9 @@ class Machines:
             # The next plan buys all nodes at once, from the image, wherever there is room. The head
             # has to go first: its placement group belongs to its zone.
             why = f"no room for the workers in {head.zone}: {error.code}"
+            self.ctx.events.record(
+                "moved", f"away from {head.zone}", reason=error.message, resources=[head.id]
+            )
             raise PlanAgainError(why, {head.id: why}, is_move=True) from None
 
     def _buy(
@@ -129,13 +132,36 @@ class Machines:
             purchase,
             offers,
             clock=self.ctx.clock,
-            on_refusal=self._tell_refusal,
+            on_refusal=self._report_refusal,
         )
         self.ctx.progress.note(f"bought: {offer}")
+        self._record_purchase(offer, bought)
         return bought
 
-    def _tell_refusal(self, refusal: Refusal) -> None:
+    def _record_purchase(self, offer: Offer, bought: Sequence[Instance]) -> None:
+        replaced = self._replaced
+        self.ctx.events.record(
+            "bought",
+            f"{len(bought)} x {offer}",
+            reason="; ".join(f"replaces {id_}: {why}" for id_, why in replaced.items()),
+            resources=[instance.id for instance in bought],
+            replaces=replaced,
+            type=offer.machine.name,
+            zone=offer.network.zone,
+            market=offer.market,
+            usd_per_hour=offer.machine.usd_per_hour if self.ctx.cloud.billed else 0.0,
+        )
+
+    @property
+    def _replaced(self) -> dict[str, str]:
+        """Why machines that the plan terminates do not stay, by instance ID."""
+        found, unhealthy = self.plan_input.found, self.plan_input.unhealthy
+        return {i.id: unhealthy[i.id] for i in found.alive if i.id in unhealthy}
+
+    def _report_refusal(self, refusal: Refusal) -> None:
         self.ctx.progress.note(f"{refusal.offer}: {refusal.code}")
+        reason = f"{refusal.code}: {refusal.message}"
+        self.ctx.events.record("refused", str(refusal.offer), reason=reason)
 
     # Reaching and checking
 
@@ -184,6 +210,9 @@ class Machines:
             return
         nodes = self.cluster.nodes
         head = nodes[0].instance
+        names = {node.instance.id: node.name for node in nodes}
+        for id_, why in faults.items():
+            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_])
         if head.id in faults and head.role == HEAD and head.tags.get(tags.MESH):
             raise HostError(
                 nodes[0].name,
@@ -192,7 +221,6 @@ class Machines:
                 f"aws ec2 terminate-instances --instance-ids {head.id}, and then "
                 f"`spr-cluster repair {self.ctx.flags}` makes a worker the head",
             )
-        names = {node.instance.id: node.name for node in nodes}
         what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())
         raise PlanAgainError(what, faults)
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from cluster.context import Context, missing_key
-from cluster.lifecycle.apply import Up
+from cluster.lifecycle.apply import PlanApplier
 from cluster.lifecycle.machines import PlanAgainError
 from cluster.local_files import remembered_cloud
 from cluster.nodes import Cluster, find_cluster
@@ -23,6 +23,7 @@ from infra.purchase import Offer, list_offers
 from infra.record import Record, merge_options, new_record
 from infra.spec import LONGEST_TTL, ClusterSpec
 from infra.wait import SETTLE_S
+from infra.words import counted
 from provision.host import on_all
 from provision.lifetime import extend_life
 from provision.recipe import recipe_digest
@@ -173,10 +174,12 @@ def bring_up(
     Raises :class:`SprError` naming the machines that do not work even after their replacement.
     """
     stack: Stack = load_stack(plan_input.spec.stack)
-    replacements, reason, had_group = 0, "", plan_input.found.group is not None
+    replacements, had_group = 0, plan_input.found.group is not None
+    reason = _first_reason(plan_input)
     for number in range(_MOST_ROUNDS):
+        _record_plan(ctx, plan_input, plan, reason)
         try:
-            return Up(ctx, plan_input, stack, plan, offers).apply()
+            return PlanApplier(ctx, plan_input, stack, plan, offers).apply()
         except PlanAgainError as again:
             reason = str(again)
             replacements += bool(again.unhealthy) and not again.is_move
@@ -202,6 +205,28 @@ def bring_up(
         hint="another --instance-type or --region; `spr-cluster ssh` into a node may show more"
         if replacements
         else "something that is not the cluster's is in its way: remove it, or choose another --name",
+    )
+
+
+def _first_reason(plan_input: PlanInput) -> str:
+    """Return what the first plan has to change, as the event log's reason."""
+    alive, nodes = plan_input.found.alive, plan_input.spec.nodes
+    running = sum(instance.state == "running" for instance in alive)
+    faults = "".join(f"; {id_}: {why}" for id_, why in plan_input.unhealthy.items())
+    return f"{running} of {counted(nodes, 'node')} running{faults}"
+
+
+def _record_plan(ctx: Context, plan_input: PlanInput, plan: Plan, reason: str) -> None:
+    spec = plan_input.spec
+    ctx.events.record(
+        "plan",
+        f"{counted(spec.nodes, 'node')} in {ctx.cloud.name} {ctx.cloud.region}",
+        reason=reason,
+        resources=[instance.id for instance in plan.keep],
+        actions=[action.title for action in plan.actions],
+        options=spec.model_dump(mode="json", exclude={"name"}),
+        usd_per_hour=round(plan.usd_per_hour, 4) if ctx.cloud.billed else 0.0,
+        expires=tags.render_time(plan_input.record.expires),
     )
 
 
@@ -245,4 +270,6 @@ def extend(ctx: Context, cluster: str, more: timedelta) -> Record:
         label = {tags.EXPIRES: tags.render_time(record.expires)}
         instances.label_instances(ctx.clients.ec2, ids, label)
         on_all("extending", hosts, lambda host: extend_life(host, record.expires), hint=hint)
+    until = tags.render_time(record.expires)
+    ctx.events.record("extended", f"until {until}", resources=ids, expires=until)
     return record

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.local_files import ClusterFiles, clusters_of, home, remembered_cloud
+from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
 from infra.errors import UsageError
 from infra.key_pair import write_private
 
@@ -53,12 +53,12 @@ def test_a_file_that_is_not_ours_tells_nothing(content: str) -> None:
 
 
 def test_clusters_are_listed_by_their_cloud() -> None:
-    assert clusters_of("local") == []
+    assert cluster_names("local") == []
     for name, cloud in (("zeta", "local"), ("bert", "local"), ("bought", "aws")):
         ClusterFiles.of(name).remember(cloud, "us-east-1")
 
-    assert clusters_of("local") == ["bert", "zeta"]
-    assert clusters_of("aws") == ["bought"]
+    assert cluster_names("local") == ["bert", "zeta"]
+    assert cluster_names("aws") == ["bought"]
 
 
 def test_what_is_removed_is_gone_and_its_cloud_may_stay_known() -> None:
@@ -91,7 +91,7 @@ def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
             pass
         with pytest.raises(UsageError) as caught, files.lock():
             raise AssertionError("two at a time")
-        assert f"process {other.pid}" in caught.value.message
+        assert f"PID {other.pid}" in caught.value.message
         assert "Ctrl-C" in str(caught.value)
         # The kernel frees the lock of a process that is killed.
         other.kill()

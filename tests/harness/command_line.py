@@ -207,10 +207,11 @@ class CommandLine:
         )
 
 
-def files_at_home() -> list[str]:
-    """What the tool keeps on this machine, less its locks."""
-    kept = (path for path in home().rglob("*") if path.is_file())
-    return sorted(str(p.relative_to(home())) for p in kept if not p.name.endswith(".lock"))
+def files_at_home(*, event_logs: bool = False) -> list[str]:
+    """The tool's files on this machine, without locks and, by default, without event logs."""
+    found = (path for path in home().rglob("*") if path.is_file())
+    omitted = (".lock",) if event_logs else (".lock", "events.jsonl")
+    return sorted(str(p.relative_to(home())) for p in found if not p.name.endswith(omitted))
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ BUSY = (
 )
 
 
+EVENTS_HINT = "\n  → spr-cluster events --name spr shows what was done and why"
 # What there is when the groups are made, when the first machine has failed, and when a worker has.
 GROUPS = "1 security group, 1 placement group, 1 key pair"
 HEAD = f"1 instance, 1 volume, 1 interface, {GROUPS}"
@@ -208,7 +209,7 @@ def expect_refusal(line: CommandLine, argv: Sequence[str], message: Message) -> 
     assert told.err.count("spr-cluster: ") == 1
     assert told.out == ""
     assert line.changes == before
-    assert files_at_home() == []
+    assert files_at_home(event_logs=True) == []
 
 
 _DID_NOT = (
@@ -226,7 +227,7 @@ def expect_failed_up(line: CommandLine, row: Row) -> None:
     told = line.run(*shlex.split(row.argv))
 
     assert told.code == row.code, told.err
-    assert plain(told.message) == row.message, told.message
+    assert plain(told.message) == row.message + EVENTS_HINT, told.message
     assert "Traceback" not in told.err
     assert _DID_NOT in told.err, told.err
     kinds, ids, costs = _what_it_lists(told.err)

@@ -191,7 +191,7 @@ def test_a_cluster_that_lost_nodes_says_how_to_get_them_back(line: CommandLine) 
     told = line.run("train", "squad", "--demo")
     assert (told.code, told.message) == (
         1,
-        "cluster spr is not whole: 2 of 3 nodes are running\n  → `spr-cluster repair --name spr` "
+        "cluster spr is degraded: 2 of 3 nodes running\n  → `spr-cluster repair --name spr` "
         "replaces and connects them, `spr-cluster status` shows them",
     )
 

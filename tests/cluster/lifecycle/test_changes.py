@@ -196,7 +196,7 @@ class Told:
 def test_a_plan_changes_nothing_and_is_what_up_then_does(simulated_cloud: SimulatedCloud) -> None:
     plan = simulated_cloud.plan(nodes=3)
     assert simulated_cloud.writes() == []
-    assert not simulated_cloud.ctx.files.folder.exists()
+    assert not simulated_cloud.ctx.files.exist
 
     simulated_cloud.up(nodes=3)
 

@@ -42,7 +42,7 @@ def test_down_leaves_nothing_and_says_what_there_was(simulated_cloud: SimulatedC
     assert not removed.kept
     assert set(removed.ids) >= {"instances", "security_groups", "key_pairs", "images", "snapshots"}
     assert removed.ids["instances"] == sorted(found.ids()["instances"])
-    assert not simulated_cloud.ctx.files.folder.exists()
+    assert not simulated_cloud.ctx.files.exist
 
 
 def test_machines_end_before_anything_that_they_hold(simulated_cloud: SimulatedCloud) -> None:
@@ -100,7 +100,7 @@ def test_every_half_made_state_is_removed(
     simulated_cloud.down()
 
     assert simulated_cloud.left() == []
-    assert not simulated_cloud.ctx.files.folder.exists()
+    assert not simulated_cloud.ctx.files.exist
 
 
 def test_it_works_from_any_machine_and_in_any_state(
@@ -166,7 +166,7 @@ def test_a_volume_that_a_foreign_machine_uses_is_waited_for_and_then_named(
     assert "spr-cluster down --name bert --cloud local --region us-east-1" in str(it.value)
     assert "VolumeInUse" in str(it.value)
     assert simulated_cloud.fake.state_of(stranger) == "running"
-    assert simulated_cloud.ctx.files.folder.exists()
+    assert simulated_cloud.ctx.files.exist
 
     simulated_cloud.ec2.terminate_instances(InstanceIds=[stranger])
     simulated_cloud.down()

@@ -22,7 +22,7 @@ _CLOUD_LINE = "# spr-cluster lives in:"
 def home() -> Path:
     """``$SPR_CLUSTER_HOME``, else ``~/.spr-cluster``."""
     place = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
-    return Path(os.path.expanduser(place))  # noqa: PTH111 - pathlib's fails for a ~name of nobody
+    return Path(os.path.expanduser(place))  # noqa: PTH111 - pathlib raises for an unknown ~name
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ def add_cloud_options(parser: argparse.ArgumentParser) -> None:
         "--cloud",
         choices=("aws", "local"),
         help="aws, or local: the embedded cloud on this machine "
-        "(default: where the cluster was made, else aws)",
+        "(default: where the cluster was made, or aws)",
     )
-    parser.add_argument("--region", help="AWS region (default: your AWS configuration's)")
+    parser.add_argument("--region", help="AWS region (default: from your AWS configuration)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
 
 

@@ -29,17 +29,18 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "down",
-        "Remove a cluster: its nodes, image, snapshots, groups and keys. It is found by its tags, so\n"
-        "this works from any machine, in any half-made state. In the end EC2 is asked what is left.",
+        "Remove a cluster: its nodes, image, snapshots, groups, and keys. It is found by its tags, so\n"
+        "`down` works from any machine and in any unfinished state. At the end, EC2 is searched for\n"
+        "anything that is left.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
     parser.add_argument(
         "--keep-image",
         action="store_true",
-        help="keep the image and its snapshot: any later `up` with this stack starts from it",
+        help="keep the image and its snapshot, so a later `up` with this stack starts from it",
     )
-    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--yes", "-y", action="store_true", help="remove without asking")
     parser.set_defaults(run=run)
 
 
@@ -51,7 +52,6 @@ def _down(ctx: Context, args: argparse.Namespace) -> Removed:
 
 
 def run(args: argparse.Namespace) -> int:
-
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             found = describe_inventory(ctx.clients.ec2, args.name)
             if found:
                 print(f"Cluster {args.name} in {cloud.region}: {found}", file=sys.stderr)
-                confirm("Remove all of it?", yes=False)
+                confirm("Remove everything?", yes=False)
         with progress.phase(f"Remove cluster {args.name}"):
             removed = _down(ctx, args)
     kept = removed.kept

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.cli.common import DEFAULT_NAME
-from cluster.cli.display import wrap
 from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import wrap
 from cluster.events import EventLog
 from cluster.local_files import ClusterFiles
 from infra.errors import UsageError

@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from cluster.cli.parser import HelpFormatter, Parser
+from cluster.cli.wrapping import wrap
 from infra.errors import SprError, UsageError
 from jobs.cli.commands import COMMANDS, render_commands
 
@@ -125,7 +126,7 @@ def _terminate(_number: int, _frame: object) -> None:
 
 
 def _report(error: SprError) -> int:
-    print(f"spr-cluster: {error}", file=sys.stderr)
+    print(wrap(f"spr-cluster: {error}", stream=sys.stderr), file=sys.stderr)
     return error.exit_code
 
 

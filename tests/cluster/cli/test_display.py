@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster.cli.display import PlainProgress, TreeProgress, format_seconds, wrap
+from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
+from cluster.cli.wrapping import wrap
 from cluster.nodes import Cluster
 from jobs.cli.context import usd_so_far
 from jobs.cli.job_display import JobDisplay, render_result, render_shares, render_step

@@ -141,11 +141,11 @@ class PlanApplier:
             files.remember(cloud.name, cloud.region)
         public = f"{key_pair.read_public(files.key)} {tags.resource_name(self.spec.name)}"
         key_pair.import_key_pair(self.ctx.clients.ec2, self.spec.name, public)
-        self._record_created("key pair", key_pair.key_name(self.spec.name))
+        self._record_created("key pair", tags.resource_name(self.spec.name))
 
     def _create_placement(self) -> None:
         network.create_placement_group(self.ctx.clients.ec2, self.spec.name)
-        self._record_created("placement group", network.placement_group_name(self.spec.name))
+        self._record_created("placement group", tags.resource_name(self.spec.name))
 
     def _record_created(self, what: str, resource: str) -> None:
         self.ctx.events.record("created", what, resources=[resource])

@@ -146,7 +146,7 @@ def test_a_forgotten_cluster_ends_itself_and_gc_removes_the_rest(cli: CommandLin
     assert "volumes" not in left
     assert "security_groups" in left
     clusters = cli.json("list", "--cloud", "local")["clusters"]
-    assert [c["state"] for c in clusters if c["cluster"] == "brief"] == ["over"]
+    assert [c["state"] for c in clusters if c["cluster"] == "brief"] == ["expired"]
     assert cli.json("gc", "--cloud", "local")["removed"] == ["brief"]
     assert resources(cli, "brief") == {}
 

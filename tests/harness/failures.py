@@ -28,9 +28,7 @@ EMPTY = " is empty\n  → give it a value, or omit it"
 Act = Callable[[CommandLine], None]
 
 FLAGS = "--name spr --cloud aws --region us-east-1"
-BUSY = (
-    "\n  → EC2 is busy or throttles this account: run the same command again in a few minutes"
-)
+BUSY = "\n  → EC2 is busy or throttles this account: run the same command again in a few minutes"
 
 
 EVENTS_HINT = "\n  → spr-cluster events --name spr shows what was done and why"
@@ -170,6 +168,7 @@ def plain(text: str) -> str:
     text = re.sub(r"\b(i|ami|sg|snap|vol|eni|sir|subnet|vpc)-[0-9a-f]{17}\b", r"\1-0", text)
     text = re.sub(r"\bSHA256:[\w+/]{43}", "SHA256:0", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text)
+    text = re.sub(r"(\w{3} \d+ at )?\d\d:\d\d UTC \(in [\w ]+\)", "TIME", text)
     return text.replace(str(home()), "HOME")
 
 

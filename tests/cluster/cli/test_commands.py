@@ -13,6 +13,7 @@ from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+UNTIL = r"(\w{3} \d+ at )?\d\d:\d\d UTC \(in \d+ (h|min).*\)"
 
 
 def parsed(told: CommandResult) -> dict[str, Any]:
@@ -34,12 +35,12 @@ def test_before_yes_everything_is_told_that_one_wants_to_know(line: CommandLine)
         "Cluster spr of 4 nodes, aws us-east-1:",
         "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from Ubuntu's own "
         "image  [5 to 20 min]",
-        "Way to the software: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
-        "$26.19 an hour (4 x $6.5472",  # the dearer of the two
+        "Software: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
+        "$26.19 an hour (4 x $6.5472",  # the more expensive of the two
         "At most $209.5",
         "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
         "us-east-1a",
-        "8 h from now",
+        "UTC (in 8 h)",
     ):
         assert text in told.err
     assert not line.changes
@@ -101,13 +102,13 @@ def test_up_and_the_same_again(line: CommandLine) -> None:
         ["node0", line.ids()[0]],
         ["node1", line.ids()[1]],
     ]
-    assert re.search(rf"end themselves at {STAMP} \(`spr-cluster extend 2h`\)", first.out)
+    assert re.search(rf"^Nodes shut down automatically at {UNTIL}. To extend: ", first.out, re.M)
 
     before = line.changes
     again = line.must("up")  # without --yes: there is nothing to buy
     told = parsed(line.run("up", "--json"))
 
-    assert "Nothing to change: 2 nodes" in again.out
+    assert "Up to date: 2 nodes, verified\n" in again.out
     assert line.changes == before
     assert told["changed"] is False
     assert [node["name"] for node in told["nodes"]] == ["node0", "node1"]
@@ -145,8 +146,8 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     head, worker = line.ids()
     assert re.search(rf"^node0 +running +r7iz.metal-16xl +{head} ", text, re.MULTILINE)
     assert re.search(rf"^node1 +running +r7iz.metal-16xl +{worker} ", text, re.MULTILINE)
-    assert "running: 2 of 2 nodes, stack intel" in text
-    assert "ends itself in 7 h" in text
+    assert "Cluster spr is running: 2 of 2 nodes, stack intel" in text
+    assert re.search(rf"^Nodes shut down automatically at {UNTIL}$", text, re.M)
     assert "Resources: 2 instances" in text
     assert (told["state"], told["wanted_nodes"], told["stack"]) == ("running", 2, "intel")
     assert [node["spot_notice"] for node in told["nodes"]] == [None, None]
@@ -163,7 +164,7 @@ def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) ->
     (warned,) = [row for row in text.splitlines() if "SPOT NOTICE" in row]
     assert warned.startswith("node1 ")
     assert "Your Spot instance is marked for termination." in warned
-    assert "then: spr-cluster repair" in text
+    assert "Then: spr-cluster repair --name spr" in text
     assert [bool(node["spot_notice"]) for node in told["nodes"]] == [False, True]
 
 
@@ -178,8 +179,8 @@ def test_list_shows_all_clusters(line: CommandLine) -> None:
     rows = [row.split() for row in text.splitlines()]
     assert rows[0][:4] == ["NAME", "REGION", "STATE", "NODES"]
     assert rows[1][:4] == ["bert", "us-east-1", "running", "2/2"]
-    assert rows[2][:4] == ["forgotten", "us-east-1", "over", "0/?"]
-    assert "What is over can be removed: spr-cluster gc" in text
+    assert rows[2][:4] == ["forgotten", "us-east-1", "expired", "0/?"]
+    assert "To remove expired clusters: spr-cluster gc" in text
     assert [cluster["cluster"] for cluster in told["clusters"]] == ["bert", "forgotten"]
 
 
@@ -192,9 +193,9 @@ def test_gc_takes_what_was_forgotten_and_nothing_else(line: CommandLine) -> None
     told = line.must("gc", "--yes")
 
     assert told.out == "Removed: forgotten, lost.\n"
-    assert "lost (us-east-1, over): 1 volume (vol-" in told.err
+    assert "lost (us-east-1, expired): 1 volume (vol-" in told.err
     assert line.cloud.left() == alive
-    assert line.must("gc").out == "Nothing was forgotten.\n"
+    assert line.must("gc").out == "No forgotten clusters.\n"
     assert parsed(line.run("gc", "--json")) == {"cloud": "aws", "removed": []}
 
 
@@ -208,8 +209,8 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_unless_all_are_wished(
 
     told = line.must("gc", "--yes")
 
-    assert "Nothing was forgotten." in told.out
-    assert "(--all takes them, too): kept, unfinished" in told.out
+    assert "No forgotten clusters." in told.out
+    assert "Not removed (use --all): kept, unfinished" in told.out
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["kept", "unfinished"]
     assert line.cloud.left() == []
@@ -221,7 +222,7 @@ def test_extend_moves_the_end(line: CommandLine) -> None:
     text = line.must("extend", "90m").out
     after = parsed(line.run("extend", "30m", "--json"))["expires"]
 
-    assert re.fullmatch(rf"The nodes of cluster spr end themselves at {STAMP}.\n", text)
+    assert re.fullmatch(rf"Nodes of cluster spr shut down automatically at {UNTIL}\n", text)
     assert after > before
     assert parsed(line.run("status", "--json"))["left_s"] > 3.9 * 3600
 
@@ -237,14 +238,14 @@ def test_repair_replaces_what_is_gone(line: CommandLine) -> None:
     assert [node["instance"] for node in told["nodes"]] == line.ids()
     assert line.ids()[0] == head
     assert worker not in line.ids()
-    assert "Nothing to change" in line.must("repair").out
+    assert "Up to date: 2 nodes" in line.must("repair").out
 
 
 def test_repair_needs_a_cluster(line: CommandLine) -> None:
     told = line.run("repair", "--yes")
 
     assert told.code == 2
-    assert "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` makes one" in told.err
+    assert "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` creates one" in told.err
     assert not line.changes
 
 
@@ -330,6 +331,6 @@ def test_another_command_at_work_is_named(line: CommandLine) -> None:
         for argv in (["up", "--yes"], ["down", "--yes"], ["repair"], ["extend", "1h"]):
             told = line.run(*argv)
             assert told.code == 2
-            assert "is at work on cluster 'spr'" in told.err
+            assert "is using cluster 'spr'" in told.err
         assert line.must("plan").code == 0, "a look needs no lock"
     assert not line.changes

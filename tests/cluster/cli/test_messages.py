@@ -25,10 +25,10 @@ _NODES = "expected a whole number from 1 to 256"
 _PRICE = "expected US dollars per machine and hour, above 0 and at most 1000"
 _CIDR = "\n  → use an IPv4 range such as 203.0.113.7/32"
 _TYPES = "\n  → types with AMX: " + ", ".join(t.name for t in INSTANCE_TYPES.values() if t.amx)
-_YES = "not on a terminal, so nobody can be asked\n  → --yes says yes"
+_YES = "this needs confirmation, but there is no terminal\n  → --yes confirms"
 _NO_CLUSTER = (
-    "no cluster 'spr' is running in us-east-1\n  → `spr-cluster up` makes one; --name, --cloud "
-    "and --region say where to look"
+    "no cluster 'spr' is running in us-east-1\n  → `spr-cluster up` creates one; --name, --cloud, "
+    "and --region choose another"
 )
 
 
@@ -130,15 +130,15 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --ttl 0m", "--ttl 0m: expected from 1m to 30d"),
     (
         "up --ttl 5m --yes",
-        "only 5 min to live: bare metal may take that long to start\n  → --ttl of 30m or more for a new "
-        f"cluster; for one that exists, first: spr-cluster extend 2h {f.FLAGS}",
+        "the time to live is only 5 min: bare metal may take that long to start\n  → new cluster: "
+        f"--ttl 30m or more; existing cluster: spr-cluster extend 2h {f.FLAGS}",
     ),
     ("up --ttl 31d", "--ttl 31d: expected from 1m to 30d"),
     ("up --ttl 999999999999999999d", "--ttl 999999999999999999d: expected at most 30d"),
     ("up --idle-timeout soon", f"--idle-timeout 'soon': {_DURATION}"),
     ("up --idle-timeout 1m", "--idle-timeout 1m: expected from 5m to 30d"),
     ("plan --idle-timeout 31d", "--idle-timeout 31d: expected from 5m to 30d"),
-    ("up --max-price 3", "--max-price is for --spot machines; on demand has one price"),
+    ("up --max-price 3", "--max-price requires --spot; on-demand prices are fixed"),
     ("up --spot --max-price 0", f"--max-price 0: {_PRICE}"),
     ("up --spot --max-price -1", f"--max-price -1: {_PRICE}"),
     ("up --spot --max-price nan", f"--max-price nan: {_PRICE}"),
@@ -170,8 +170,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("fly", f.choice("argument COMMAND: invalid choice: 'fly'", "", *_VERBS)),
     (
         "repair",
-        "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` makes one, `spr-cluster list` "
-        "shows them all",
+        "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` creates one, `spr-cluster list` "
+        "shows all clusters",
     ),
     ("ssh", _NO_CLUSTER),
     ("ssh node7 -- hostname", _NO_CLUSTER),

@@ -13,8 +13,7 @@ from tests.harness.command_line import CommandLine
 # The head first, then an image, then the workers: the way with the most that can fail.
 _UP = "up --nodes 2 --yes --bake head"
 _CODES = (
-    "\n  → error codes: "
-    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
+    "\n  → error codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 )
 _SUPPORT = "only AWS's support can change that: https://console.aws.amazon.com/support"
 _ANOTHER = (
@@ -68,7 +67,8 @@ _WHILE_BUYING = (
     f.Row(
         "quota that can't be asked for",
         "up --yes --no-placement-group",
-        "no zone has capacity for 1 machine; tried:" + _tried("us-east-1a", reason=_NO_VCPUS.format(32)),
+        "no zone has capacity for 1 machine; tried:"
+        + _tried("us-east-1a", reason=_NO_VCPUS.format(32)),
         faults="[quota]\non_demand_vcpus = 32\n"
         + f.error("GetServiceQuota", "AccessDeniedException"),
         left="1 security group, 1 key pair",
@@ -128,8 +128,8 @@ _WHILE_BUYING = (
     f.Row(
         "time over before the workers",
         f"{_UP} --ttl 31m",
-        "the time to live is over before the worker nodes were bought\n  → bare metal takes up "
-        "to 20 minutes to start, an image may take an hour: a longer --ttl",
+        "the time to live ended before the worker nodes were bought\n  → use a longer --ttl: bare "
+        "metal takes up to 20 minutes to start, and an image may take an hour",
         faults="boot_s = 1900\n",
         left=f.HEAD_AND_IMAGE,
     ),

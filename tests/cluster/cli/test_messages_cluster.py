@@ -26,10 +26,10 @@ from tests.infra.local.fakes import Endpoint
 
 _UP = "up --nodes 2 --yes"
 _NEW = "up --name other --nodes 2 --yes"
-_NO_KEY = "\n  → use the machine that made the cluster; `spr-cluster down` works from any"
+_NO_KEY = "\n  → use the machine that made the cluster; `spr-cluster down` works from any machine"
 _OVER = (
-    "the time to live of cluster 'spr' is over; its machines are ending themselves\n  → "
-    "`spr-cluster up` makes a new one in two minutes; to remove the rest: spr-cluster down "
+    "the time to live of cluster 'spr' is over; its nodes are shutting down\n  → in two minutes, "
+    "`spr-cluster up` creates a new one; to remove the rest: spr-cluster down "
     f"{f.FLAGS}"
 )
 _LONG_AGO = f.record("expires", "2020-01-01T00:00:00Z")
@@ -102,8 +102,7 @@ _ON_A_CLUSTER = (
     f.Row(
         "stack changed",
         "up --stack upstream --yes",
-        "--stack upstream: cluster 'spr' was created with intel\n  → omit --stack, "
-        f"{_BEGIN_ANEW}",
+        f"--stack upstream: cluster 'spr' was created with intel\n  → omit --stack, {_BEGIN_ANEW}",
         code=2,
     ),
     f.Row(
@@ -130,21 +129,21 @@ _ON_A_CLUSTER = (
     f.Row(
         "name of another cloud",
         "up --cloud local",
-        "this machine holds the key of a cluster 'spr' in aws us-east-1\n  → choose another "
-        f"--name, or remove that one first: spr-cluster down {f.FLAGS}",
+        "this machine has the key of another cluster 'spr', in aws us-east-1\n  → choose another "
+        f"--name, or remove that cluster: spr-cluster down {f.FLAGS}",
         code=2,
     ),
     f.Row(
         "not on a terminal",
         "down",
-        "not on a terminal, so nobody can be asked\n  → --yes says yes",
+        "this needs confirmation, but there is no terminal\n  → --yes confirms",
         code=2,
     ),
     f.Row(
         "too long a life",
         "extend 30d",
-        "cluster 'spr' would live until TIME: at most 30 days from now on are possible\n  → it "
-        "lives until TIME now",
+        "cluster 'spr' would live until TIME; the maximum is 30 days from now\n  → its nodes shut "
+        "down at TIME now",
         code=2,
     ),
     f.Row("time over", _UP, _OVER, act=_LONG_AGO),
@@ -198,7 +197,9 @@ _OF_THE_CLOUD = (
         faults=f.error("*", "OptInRequired"),
     ),
     f.Row("AWS not reachable", "status", _UNREACHABLE, act=f.be_unreachable),
-    f.Row("AWS not reachable, down", "down --yes", _UNREACHABLE, act=f.be_unreachable),
+    f.Row(
+        "AWS not reachable, down", "down --yes", _UNREACHABLE + f.EVENTS_HINT, act=f.be_unreachable
+    ),
     f.Row(
         "a network's login page",
         _UP,
@@ -293,8 +294,8 @@ def test_while_another_command_is_at_work_that_is_said(line: CommandLine, argv: 
         told = line.run(*shlex.split(argv))
 
     assert (told.code, line.changes) == (2, before)
-    text = r"another spr-cluster command \(process \d+\) is at work on cluster 'spr'"
-    assert re.fullmatch(f"{text}\n  → wait for its end, or end it with Ctrl-C first", told.message)
+    text = r"another spr-cluster command \(PID \d+\) is using cluster 'spr'"
+    assert re.fullmatch(f"{text}\n  → wait for it to finish, or stop it with Ctrl-C", told.message)
 
 
 @pytest.mark.parametrize("argv", [_NEW, "down --yes"])

@@ -23,11 +23,12 @@ from tests.harness.command_line import CommandLine
 # The head first, then an image, then the workers: the way with the most that can fail.
 _UP = "up --nodes 2 --yes --bake head"
 _DID_NOT_COME = "the cluster did not come up: "
-_AGAIN = "\n  → another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+_AGAIN = (
+    "\n  → try another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+)
 _GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('intel')))}"
 _CODES = (
-    "\n  → error codes: "
-    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
+    "\n  → error codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 )
 _WRONG_KEY = (
     "this machine knows i-0 by another SSH host key than the node has: here ssh-ed25519 "
@@ -55,7 +56,7 @@ _WHILE_MAKING = (
         "name taken by something else",
         _UP,
         _DID_NOT_COME
-        + "told by EC2\n  → something that is not the cluster's is in its way: remove it, or "
+        + "told by EC2\n  → a resource without the cluster's tag has the same name: remove it, or "
         "choose another --name",
         faults=f.error("CreateSecurityGroup", "InvalidGroup.Duplicate"),
     ),
@@ -167,9 +168,9 @@ _WHILE_MAKING = (
         "a head that has been connected, and is silent",
         "up --nodes 3 --yes",
         "[node0] the head i-0 does not answer: SSH on node0 timed out after 40 min: no SSH at "
-        "172.31.0.4: timed out\n  → is --ssh-cidr this machine's address? If it is lost: aws "
-        f"ec2 terminate-instances --instance-ids i-0, and then `spr-cluster repair {f.FLAGS}` "
-        "makes a worker the head",
+        "172.31.0.4: timed out\n  → is this machine's address in --ssh-cidr? If the head is lost, run "
+        f"`aws ec2 terminate-instances --instance-ids i-0`, then `spr-cluster repair {f.FLAGS}`, "
+        "which makes a worker the head",
         act=f.all_of(
             f.run(_UP), f.stage("node0", ".", HostError("node0", "no SSH at 172.31.0.4: timed out"))
         ),
@@ -219,7 +220,7 @@ def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine)
     assert f.plain(told.message) == (
         "still there after `down`: 1 security group (sg-0)\n  deleting sg-0 timed out after 20 s: "
         "An error occurred (DependencyViolation) when calling the DeleteSecurityGroup "
-        f"operation: {reason}\n  → run `spr-cluster down {f.FLAGS}` again; these may still cost "
+        f"operation: {reason}\n  → run `spr-cluster down {f.FLAGS}` again; these resources may still cost "
         "money"
     )
     line.cloud.faults("")
@@ -242,7 +243,7 @@ def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
     )
     assert message.endswith(
         "\n  termination of i-0, i-0 timed out after 20 min\n"
-        f"  → run `spr-cluster down {f.FLAGS}` again; these may still cost money"
+        f"  → run `spr-cluster down {f.FLAGS}` again; these resources may still cost money"
     )
 
 

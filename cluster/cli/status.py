@@ -18,7 +18,7 @@ from infra import tags
 from infra.cloud import Cloud
 from infra.instances import describe_spot_notices
 from infra.inventory import describe_inventory
-from infra.words import spoken_time
+from infra.words import counted, spoken_time
 
 _EXAMPLES = """\
   spr-cluster status
@@ -88,11 +88,12 @@ def _summary(overview: Overview, now: datetime) -> str:
     """Return the cluster's state, cost, and remaining time in two lines at most."""
     row, name = overview.as_dict(now), overview.name
     stack = overview.found.alive[0].tags.get(tags.STACK, "?")
-    wanted = "?" if row["wanted_nodes"] is None else row["wanted_nodes"]
+    wanted = row["wanted_nodes"]
     running = sum(instance.state == "running" for instance in overview.found.alive)
     # An interrupted `up` and a lost node have the same remedy.
     degraded = row["state"] == "degraded"
-    nodes = f"{running if degraded else row['nodes']} of {wanted} nodes"
+    nodes = f"{running if degraded else row['nodes']} of "
+    nodes += "? nodes" if wanted is None else counted(wanted, "node")
     state = f"degraded: {nodes} running" if degraded else f"{row['state']}: {nodes}"
     lines = [
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "

@@ -258,7 +258,8 @@ class PlanApplier:
             raise HostError(cluster.head.name, faults[cluster.head.name])
         self.machines.give_up({cluster.node(n).instance.id: why for n, why in faults.items()})
         with_amx = sum(bool(a.health and not a.health.missing_amx) for a in answers)
-        text = f"{len(answers)} of {counted(self.spec.nodes, 'node')} answer the head, {with_amx} have AMX"
+        nodes = counted(self.spec.nodes, "node")
+        text = f"{len(answers)} of {nodes} reachable from the head, {with_amx} with AMX"
         expected = expect(self.ctx.cloud, cluster, self.spec, self.stack)
         text += summarize_problems(check_nodes(answers, expected), expected)
         self.ctx.progress.note(text)

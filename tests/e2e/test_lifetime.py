@@ -64,7 +64,7 @@ def test_up_on_a_finished_cluster_changes_nothing(cluster: LiveCluster) -> None:
     assert again["changed"] is False
     assert again["nodes"] == cluster.told["nodes"]
     assert resources(cluster.cli, "spr") == before
-    assert "Nothing to change: 3 nodes" in cluster.cli.run("up").stdout
+    assert "Up to date: 3 nodes" in cluster.cli.run("up").stdout
 
 
 def test_a_cluster_grows_and_shrinks(cluster: LiveCluster) -> None:

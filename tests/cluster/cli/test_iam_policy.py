@@ -25,7 +25,7 @@ from tests.infra.local.fakes import Endpoint
 _ACTIONS = policy_actions()
 # Their absence stops nothing; what the user is told instead.
 _INFORMATIVE = {
-    "ec2:GetConsoleOutput": "its host key was taken at the first contact: the console does not show",
+    "ec2:GetConsoleOutput": "its host key was accepted on first contact: the console does not show",
     "servicequotas:GetServiceQuota": "you have unknown (no permission to ask)",
 }
 # The parameters by which calls name what they change. What is not named by its id is looked up.

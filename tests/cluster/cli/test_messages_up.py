@@ -202,7 +202,7 @@ def test_a_cluster_that_lost_nodes_says_how_to_get_them_back(line: CommandLine) 
         assert (told.code, told.message) == (
             2,
             "cluster 'spr' has no running head node\n  → `spr-cluster repair --name spr` makes "
-            "a worker the head, `spr-cluster down --name spr` removes what is left",
+            "a worker the head, `spr-cluster down --name spr` removes the cluster",
         )
 
     line.must("repair", "--yes")
@@ -221,7 +221,7 @@ def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine)
         "still there after `down`: 1 security group (sg-0)\n  deleting sg-0 timed out after 20 s: "
         "An error occurred (DependencyViolation) when calling the DeleteSecurityGroup "
         f"operation: {reason}\n  → run `spr-cluster down {f.FLAGS}` again; these resources may still cost "
-        "money"
+        f"money{f.EVENTS_HINT}"
     )
     line.cloud.faults("")
     line.must("down", *f.FLAGS.split(), "--yes")
@@ -274,9 +274,8 @@ def test_nodes_that_do_not_hear_of_their_new_end_are_named(line: CommandLine) ->
     assert told.code == 1
     assert told.message == (
         "extending failed on 1 of 2 nodes:\n  [node1] no SSH at 172.31.0.5: timed out\n  → the tags "
-        "have the new end, some nodes still the old one: `spr-cluster extend 1m "
-        f"{f.FLAGS}` tells all of them again; `spr-cluster repair {f.FLAGS}` replaces nodes that are "
-        "lost"
+        "have the new time, but some nodes still have the old one: `spr-cluster extend 1m "
+        f"{f.FLAGS}` sets it on all nodes; `spr-cluster repair {f.FLAGS}` replaces lost nodes"
     )
     line.machines.staged.clear()
     line.must("extend", "1m", *f.FLAGS.split())

@@ -92,7 +92,7 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
     before = simulated_cloud.writes()
     with pytest.raises(SprError, match="the time to live of cluster 'bert' is over") as caught:
         simulated_cloud.up(nodes=1)
-    assert "makes a new one in two minutes" in str(caught.value)
+    assert "in two minutes, `spr-cluster up` creates a new one" in str(caught.value)
     assert simulated_cloud.writes() == before
 
     simulated_cloud.end(simulated_cloud.found("instances").alive[0].id)
@@ -150,6 +150,8 @@ def test_the_key_of_another_clouds_cluster_is_never_overwritten(
     key = simulated_cloud.ctx.files.key.read_text()
     elsewhere = simulated_cloud.seen_as(name="aws", region="eu-west-1")
 
-    with pytest.raises(UsageError, match="holds the key of a cluster 'bert' in local us-east-1"):
+    with pytest.raises(
+        UsageError, match="has the key of another cluster 'bert', in local us-east-1"
+    ):
         elsewhere.up(nodes=1)
     assert simulated_cloud.ctx.files.key.read_text() == key

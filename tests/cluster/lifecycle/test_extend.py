@@ -105,7 +105,7 @@ def test_a_node_that_can_not_be_told_is_named_and_the_tags_promise_no_less_than_
 def test_thirty_days_from_now_on_are_the_most(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=1, ttl=2 * HOUR)
 
-    with pytest.raises(UsageError, match="at most 30 days from now on"):
+    with pytest.raises(UsageError, match="the maximum is 30 days from now"):
         run(simulated_cloud, timedelta(days=30))
     assert ends(simulated_cloud) == {simulated_cloud.expires(2 * HOUR)}
     assert told(simulated_cloud) == {0}

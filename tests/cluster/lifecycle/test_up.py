@@ -269,14 +269,14 @@ def test_nodes_without_amx_are_accepted_where_the_user_says_so(
     cluster = simulated_cloud.up(nodes=2, amx_required=False)
 
     assert len(cluster.nodes) == 2
-    assert "0 have AMX" in simulated_cloud.progress.notes[-1]
+    assert "0 with AMX" in simulated_cloud.progress.notes[-1]
 
 
 def test_a_time_to_live_that_is_over_buys_nothing_more(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.faults("image_s = 4000")
     simulated_cloud.clock.pace = 10
 
-    with pytest.raises(SprError, match="time to live is over before the worker nodes"):
+    with pytest.raises(SprError, match="time to live ended before the worker nodes"):
         simulated_cloud.up(nodes=2, ttl=HOURS)
     assert len(simulated_cloud.recorder.of("RunInstances")) == 1
 

@@ -221,7 +221,7 @@ def test_where_nobody_can_be_asked_yes_must_be_said(line: CommandLine) -> None:
         told = line.run(*argv)
 
         assert told.code == 2
-        assert "not on a terminal, so nobody can be asked\n  → --yes says yes" in told.err
+        assert "this needs confirmation, but there is no terminal\n  → --yes confirms" in told.err
     line.lose(line.ids()[-1])
     assert line.run("gc", "--all").code == 2
     assert line.changes == before

@@ -28,9 +28,7 @@ EMPTY = " is empty\n  → give it a value, or omit it"
 Act = Callable[[CommandLine], None]
 
 FLAGS = "--name spr --cloud aws --region us-east-1"
-BUSY = (
-    "\n  → EC2 is busy or throttles this account: run the same command again in a few minutes"
-)
+BUSY = "\n  → EC2 is busy or throttles this account: run the same command again in a few minutes"
 
 
 # What there is when the groups are made, when the first machine has failed, and when a worker has.

@@ -26,8 +26,7 @@ _DID_NOT_COME = "the cluster did not come up: "
 _AGAIN = "\n  → another --instance-type or --region; `spr-cluster ssh` into a node may show more"
 _GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('intel')))}"
 _CODES = (
-    "\n  → error codes: "
-    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
+    "\n  → error codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 )
 _WRONG_KEY = (
     "this machine knows i-0 by another SSH host key than the node has: here ssh-ed25519 "
@@ -134,7 +133,7 @@ _WHILE_MAKING = (
     f.Row(
         "image failed",
         _UP,
-        "image ami-0 failed: no reason given\n  → run the same command again: it makes a new one",
+        "image ami-0 failed: no reason given\n  → run the same command again to create a new image",
         act=f.fail_images,
         left=f.HEAD_AND_IMAGE,
     ),
@@ -258,8 +257,8 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
     assert (told.code, told.out) == (1, "Removed: older.\n")
     assert told.message == (
         "1 of 2 clusters were not removed:\n  old (us-east-1): no permission for DeleteVolume: told by "
-        "EC2\n  → ask an administrator to allow DeleteVolume (`spr-cluster iam-policy` prints all that "
-        "is needed), or choose another AWS_PROFILE"
+        "EC2\n  → ask an administrator to allow DeleteVolume (`spr-cluster iam-policy` prints the full "
+        "policy), or choose another AWS_PROFILE"
     )
     assert len(line.cloud.left()) == 1
 

@@ -121,7 +121,7 @@ def test_a_record_that_somebody_broke_is_named(key: str, value: str | None) -> N
     with pytest.raises(SprError, match=r"invalid cluster record in the tags") as it:
         parse_record(labels)
     assert it.value.exit_code == 1
-    assert "`spr-cluster down` still removes the cluster" in str(it.value)
+    assert "remove the cluster with `spr-cluster down`" in str(it.value)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(labels_of())), st.text(max_size=20)))

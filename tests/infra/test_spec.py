@@ -22,11 +22,11 @@ GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr"
         ({"nodes": 0}, "--nodes 0: expected a whole number from 1 to 256"),
         ({"nodes": -3}, "--nodes -3: expected a whole number"),
         ({"nodes": 257}, "--nodes 257"),
-        ({"name": "Bert"}, "--name Bert: expected lower-case letters"),
+        ({"name": "Bert"}, "--name Bert: expected at most 32 lowercase letters"),
         ({"name": "../x"}, "--name ../x"),
         ({"name": ""}, "--name '': expected"),
         ({"name": "a" * 33}, "at most 32"),
-        ({"name": "bert\n"}, "expected lower-case letters"),
+        ({"name": "bert\n"}, "expected at most 32 lowercase letters"),
         ({"volume_gib": 5}, "--volume-gib 5: expected from 20"),
         ({"ssh_cidr": "everywhere"}, "--ssh-cidr 'everywhere'"),
         ({"ssh_cidr": "10.0.0.1/8"}, "--ssh-cidr '10.0.0.1/8': 10.0.0.1/8 has host bits set"),
@@ -37,7 +37,7 @@ GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr"
         ({"max_price": 0}, "--max-price 0: expected US dollars per machine and hour, above 0"),
         ({"max_price": float("nan")}, "--max-price nan: expected US dollars"),
         ({"instance_types": ("r7iz.metal-16x",)}, "did you mean r7iz.metal-16xl"),
-        ({"instance_types": ()}, "--instance-type '': expected from 1 to 12 EC2 types"),
+        ({"instance_types": ()}, "--instance-type '': expected 1 to 12 EC2 types"),
         ({"instance_types": tuple(INSTANCE_TYPES)}, "expected 1 to 12 EC2 types separated"),
         ({"node": 1}, "unknown key node; did you mean nodes?"),
     ],
@@ -85,7 +85,7 @@ def test_duration(text: str, hours: float) -> None:
     "text", ["", "8", "h", "-1h", "8 hours", "1w", "1h30m", "٣h", "1e3h", "nanh"]
 )
 def test_a_wrong_duration(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--ttl .* such as 90m, 8h or 2d$"):
+    with pytest.raises(UsageError, match=r"^--ttl .* such as 90m, 8h, or 2d$"):
         parse_duration(text, "--ttl")
 
 

@@ -33,8 +33,8 @@ def test_before_yes_everything_is_told_that_one_wants_to_know(line: CommandLine)
     assert told.out == ""
     for text in (
         "Cluster spr of 4 nodes, aws us-east-1:",
-        "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from Ubuntu's own "
-        "image  [5 to 20 min]",
+        "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from "
+        "Canonical's Ubuntu image  [5 to 20 min]",
         "Software: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
         "$26.19 an hour (4 x $6.5472",  # the more expensive of the two
         "At most $209.5",

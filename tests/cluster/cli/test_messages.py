@@ -86,8 +86,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --nodes", "argument --nodes: expected one argument" + f.help_of("up")),
     (
         "up --instance-type r7iz.metal",
-        "unknown instance type 'r7iz.metal'; did you mean r7iz.metal-32xl, r7iz.metal-16xl, "
-        "r7i.metal-48xl?" + _TYPES,
+        "unknown instance type 'r7iz.metal'; did you mean r7iz.metal-32xl or r7iz.metal-16xl "
+        "or r7i.metal-48xl?" + _TYPES,
     ),
     ("up --instance-type c7i.metal-24xl,nonsense", "unknown instance type 'nonsense'" + _TYPES),
     (
@@ -121,7 +121,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     (
         "up --subnet-id subnet-0 --yes",
         "--subnet-id subnet-0: no such subnet in us-east-1\n  → `aws ec2 describe-subnets "
-        "--region us-east-1` shows them; without --subnet-id it is one of the default VPC",
+        "--region us-east-1` lists them; without --subnet-id, the default VPC is used",
     ),
     # For how long, for how much
     ("up --ttl forever", f"--ttl 'forever': {_DURATION}"),
@@ -211,7 +211,7 @@ def test_a_mistake_is_answered_with_what_fits(
 
 
 _CREDENTIALS_HINT = (
-    "\n  → run `aws configure` or `aws sso login`, or set AWS_PROFILE; or try everything "
+    "\n  → run `aws configure` or `aws sso login`, or set AWS_PROFILE; to try the tool "
     "without an account: --cloud local"
 )
 

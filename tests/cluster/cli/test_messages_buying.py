@@ -15,16 +15,15 @@ _UP = "up --nodes 2 --yes --bake head"
 _CODES = (
     "\n  → error codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 )
-_SUPPORT = "only AWS's support can change that: https://console.aws.amazon.com/support"
+_SUPPORT = "only AWS Support can change that: https://console.aws.amazon.com/support"
 _ANOTHER = (
-    "\n  → another type or several (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another "
+    "\n  → try several types (--instance-type r7iz.metal-16xl,m7i.metal-24xl), another "
     "--region, or later"
 )
 _NO_VCPUS = (
     "VcpuLimitExceeded: You have requested more vCPU capacity than your current vCPU limit of "
-    "{} allows for the instance bucket that the specified instance type belongs to\n  → the "
-    "quota counts vCPUs (on-demand standard: L-1216C47A): ask for more in the console's "
-    "Service Quotas, or use fewer --nodes"
+    "{} allows for the instance bucket that the specified instance type belongs to\n  → request more "
+    "on-demand vCPUs (quota L-1216C47A) in the Service Quotas console, or use fewer --nodes"
 )
 _NO_ROLE = (
     "The provided credentials do not have permission to create the service-linked role for EC2 "
@@ -78,7 +77,7 @@ _WHILE_BUYING = (
         f"{_UP} --spot --max-price 1",
         "no zone has capacity for 1 machine; tried:\n  r7iz.metal-16xl in us-east-1a, spot, in the placement "
         "group: SpotMaxPriceTooLow: Your Spot request price of 1 is lower than the minimum "
-        "required Spot request fulfillment price of 3.5\n  → a higher --max-price, or "
+        "required Spot request fulfillment price of 3.5\n  → raise --max-price, or add "
         "--spot-or-on-demand",
         faults="[spot]\nusd_per_hour = 3.5\n",
         left=f.GROUPS,
@@ -87,7 +86,7 @@ _WHILE_BUYING = (
         "no role for spot",
         f"{_UP} --spot",
         f"RunInstances failed: AuthFailure.ServiceLinkedRoleCreationNotPermitted: {_NO_ROLE}\n  "
-        "→ spot needs a role that every account makes once: aws iam create-service-linked-role "
+        "→ spot needs a role that is created once per account: aws iam create-service-linked-role "
         "--aws-service-name spot.amazonaws.com",
         faults=f.error(
             "RunInstances", "AuthFailure.ServiceLinkedRoleCreationNotPermitted", _NO_ROLE
@@ -104,7 +103,7 @@ _WHILE_BUYING = (
     f.Row(
         "account not verified",
         _UP,
-        "RunInstances failed: PendingVerification: told by EC2\n  → it takes some minutes, at "
+        "RunInstances failed: PendingVerification: told by EC2\n  → this takes minutes, at "
         f"most four hours; after that {_SUPPORT}",
         faults=f.error("RunInstances", "PendingVerification"),
         left=f.GROUPS,
@@ -143,7 +142,7 @@ _WHILE_BUYING = (
     f.Row(
         "no image of Ubuntu",
         _UP,
-        "no image of Ubuntu 22.04 in us-east-1: Canonical names none there\n  → another --region",
+        "Canonical publishes no image of Ubuntu 22.04 in us-east-1\n  → use another --region",
         faults=f.error("GetParameter", "ParameterNotFound"),
         left=f.GROUPS,
     ),

@@ -34,9 +34,8 @@ _OVER = (
 )
 _LONG_AGO = f.record("expires", "2020-01-01T00:00:00Z")
 _BROKEN_RECORD = (
-    "the cluster's record, in the tags of its security group, can't be read: "
-    "spr-cluster:{}\n  → somebody changed these tags; `spr-cluster down` still removes the "
-    "cluster"
+    "invalid cluster record in the tags of the security group: spr-cluster:{}\n"
+    "  → restore the tags, or remove the cluster with `spr-cluster down`"
 )
 _STOPPED = (
     "the head node i-0 is stopped; it was not changed\n  → start it: aws ec2 start-instances "
@@ -47,7 +46,7 @@ _TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")
 _THROTTLED = f"DescribeInstances failed: RequestLimitExceeded: Request limit exceeded.{f.BUSY}"
 _ALL_THROTTLED = "[[throttle]]\nrate = 1\n"
 _UNREACHABLE = (
-    'AWS can\'t be reached: Could not connect to the endpoint URL: "http://127.0.0.1:9/"\n'
+    'cannot reach AWS: Could not connect to the endpoint URL: "http://127.0.0.1:9/"\n'
     "  → check the network and --region"
 )
 
@@ -192,8 +191,8 @@ _OF_THE_CLOUD = (
     f.Row(
         "region not enabled",
         "status",
-        "DescribeInstances failed: OptInRequired: told by EC2\n  → enable the region for the "
-        "account in the console (Account, AWS Regions), or finish the account's registration",
+        "DescribeInstances failed: OptInRequired: told by EC2\n  → enable the region in the "
+        "console (Account, AWS Regions), or complete the account's registration",
         faults=f.error("*", "OptInRequired"),
     ),
     f.Row("AWS not reachable", "status", _UNREACHABLE, act=f.be_unreachable),
@@ -203,15 +202,15 @@ _OF_THE_CLOUD = (
     f.Row(
         "a network's login page",
         _UP,
-        "what came back is not from AWS\n  → is a proxy or a network's login page between this "
-        "machine and AWS?",
+        "the response is not from AWS\n  → check for a proxy or a network login page between this "
+        "machine and AWS",
         act=f.show_login_page,
     ),
     f.Row(
         "no default VPC",
         _NEW,
         "no default subnet in us-east-1: the account has no default VPC there\n  → create one: "
-        "`aws ec2 create-default-vpc --region us-east-1`; or name a subnet with --subnet-id",
+        "`aws ec2 create-default-vpc --region us-east-1`; or choose a subnet with --subnet-id",
         act=f.remove_default_vpc,
         code=2,
     ),
@@ -234,8 +233,8 @@ _OF_THE_CLOUD = (
     f.Row(
         "type not in the region",
         f"{_NEW} --region sa-east-1",
-        "r7iz.metal-16xl: not offered in sa-east-1\n  → another --region (us-east-1 has all of "
-        "them) or another --instance-type",
+        "r7iz.metal-16xl: not offered in sa-east-1\n  → use another --region (us-east-1 offers all "
+        "of them) or another --instance-type",
         code=2,
     ),
 )

@@ -135,7 +135,7 @@ _WHILE_MAKING = (
     f.Row(
         "image failed",
         _UP,
-        "image ami-0 failed: no reason given\n  → run the same command again: it makes a new one",
+        "image ami-0 failed: no reason given\n  → run the same command again to create a new image",
         act=f.fail_images,
         left=f.HEAD_AND_IMAGE,
     ),
@@ -259,8 +259,8 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
     assert (told.code, told.out) == (1, "Removed: older.\n")
     assert told.message == (
         "1 of 2 clusters were not removed:\n  old (us-east-1): no permission for DeleteVolume: told by "
-        "EC2\n  → ask an administrator to allow DeleteVolume (`spr-cluster iam-policy` prints all that "
-        "is needed), or choose another AWS_PROFILE"
+        "EC2\n  → ask an administrator to allow DeleteVolume (`spr-cluster iam-policy` prints the full "
+        "policy), or choose another AWS_PROFILE"
     )
     assert len(line.cloud.left()) == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -297,6 +296,5 @@ class Empty:
     def paginate(self, **_: Any) -> Any:
         return ()
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        assert name.startswith("describe_"), name
-        return lambda **_: {"Addresses": [], "PlacementGroups": [], "KeyPairs": []}
+    def can_paginate(self, _: str) -> bool:
+        return True

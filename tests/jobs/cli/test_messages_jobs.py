@@ -136,7 +136,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("fetch --last --push-to ''", "--push-to" + f.EMPTY),
     (
         "iam-policy --push-to s3://models/../x",
-        "--push-to s3://models/../x" + _S3 + ", without empty parts, `.` and `..`",
+        "--push-to s3://models/../x" + _S3 + ", without empty parts, `.`, or `..`",
     ),
     # Brought home
     ("fetch", "which job? expected a job's id or --last\n  → spr-cluster jobs"),
@@ -147,7 +147,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("fetch ''", "job" + f.EMPTY),
     ("fetch --last --results /dev/null", "--results /dev/null: /dev/null is not a folder"),
-    ("jobs --name A", re.compile("--name A: expected lower-case letters.*")),
+    ("jobs --name A", re.compile("--name A: expected at most 32 lowercase letters.*")),
     # Told
     ("report", "no results in ./results\n  → name a results folder, or train first"),
     ("report ''", "folder" + f.EMPTY),

@@ -169,15 +169,15 @@ _ON_A_CLUSTER = (
     f.Row(
         "a job runs",
         "train squad --demo",
-        "job squad-1 is still running on this cluster\n  → wait for it to end, or have it "
-        "keep a checkpoint and end: spr-cluster ssh -- pkill -x -TERM mpiexec.hydra",
+        "job squad-1 is still running on this cluster\n  → wait for it to end, or stop it "
+        "and save a checkpoint: spr-cluster ssh -- pkill -x -TERM mpiexec.hydra",
         act=f.stage("node0", "for pid in", Result(0, "squad-1\n", "")),
         code=2,
     ),
     f.Row(
         "a silent worker, train",
         "train squad --demo",
-        "asking the nodes for their facts failed on 1 of 2 nodes:\n  [node1] no SSH at "
+        "inspecting the nodes failed on 1 of 2 nodes:\n  [node1] no SSH at "
         "172.31.0.5: timed out\n  → `spr-cluster repair --name spr` replaces nodes that do not "
         "answer",
         act=f.all_of(
@@ -217,16 +217,16 @@ _OF_THE_CLOUD = (
     f.Row(
         "quota too small",
         _NEW,
-        "quota L-1216C47A is 32 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → ask for more in "
-        "the console's Service Quotas, or take fewer --nodes or a smaller --instance-type",
+        "quota L-1216C47A is 32 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → request more in "
+        "the console's Service Quotas, or use fewer --nodes or a smaller --instance-type",
         faults="[quota]\non_demand_vcpus = 32\n",
         code=2,
     ),
     f.Row(
         "quota for spot too small",
         f"{_NEW} --spot",
-        "quota L-34B43A08 is 64 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → ask for more in "
-        "the console's Service Quotas, or take fewer --nodes or a smaller --instance-type",
+        "quota L-34B43A08 is 64 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → request more in "
+        "the console's Service Quotas, or use fewer --nodes or a smaller --instance-type",
         faults="[quota]\nspot_vcpus = 64\n",
         code=2,
     ),
@@ -308,8 +308,8 @@ def test_a_home_that_can_not_be_used_is_named(
 
     assert (told.code, line.changes) == (1, before)
     assert told.message == (
-        "/dev/null/x: Not a directory\n  → does it exist, is there room, and may this user use "
-        "it? SPR_CLUSTER_HOME says where this tool keeps its files"
+        "/dev/null/x: Not a directory\n  → does it exist, is there space, and may this user access "
+        "it? SPR_CLUSTER_HOME sets where this tool keeps its files"
     )
 
 

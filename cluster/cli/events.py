@@ -31,8 +31,12 @@ def add_parser(subparsers: SubParsers) -> None:
         "replaced, zones left, and errors. The log survives `down`. Times are in UTC.",
         _EXAMPLES,
     )
-    parser.add_argument("cluster", nargs="?", help="the cluster's name (default: spr)")
-    parser.add_argument("--name", default=DEFAULT_NAME, help="the same as an option")
+    parser.add_argument(
+        "cluster", nargs="?", metavar="NAME", help="the cluster's name (default: spr)"
+    )
+    parser.add_argument(
+        "--name", default=DEFAULT_NAME, help="the cluster's name, as for other commands"
+    )
     parser.add_argument("--tail", type=int, metavar="N", help="only the last N events")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     parser.set_defaults(run=run)

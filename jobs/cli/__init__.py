@@ -30,7 +30,7 @@ The same without an account and at no cost, in containers on this machine (Linux
 _EPILOG = """\
 `spr-cluster COMMAND --help` shows a command's options and examples.
 Exit codes: 0 done, 1 failed, 2 usage error and nothing changed, 130 interrupted by Ctrl-C."""
-_POSITIONAL = {"file", "folder", "job", "node", "time"}
+_POSITIONAL = {"cluster", "file", "folder", "job", "node", "time"}
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:

@@ -112,7 +112,7 @@ def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
     assert look(found).is_orphan(NOW + 10 * HOUR)
 
 
-def test_what_it_has_cost_is_told_where_it_costs() -> None:
+def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     now = NOW + 2 * HOUR
 
     assert look(WHOLE).usd_so_far(now) == pytest.approx(3 * 2 * 6.5472, rel=0.001)
@@ -177,7 +177,7 @@ def test_the_regions_are_ec2s_and_each_is_looked_into(
     assert closed == {}
 
 
-def test_a_region_that_is_closed_is_named_and_the_others_are_told(
+def test_a_closed_region_is_named_and_the_others_are_listed(
     simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ResourceFactory(simulated_cloud.fake, "bert").key_pairs()

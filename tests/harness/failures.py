@@ -1,4 +1,4 @@
-"""What goes wrong on a :class:`CommandLine`'s cloud, its machines and around them, and how it is told."""
+"""Failures on a :class:`CommandLine`'s cloud and machines, and checks of their messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BOTH = f"2 instances, 2 volumes, 2 interfaces, {GROUPS}, 1 image, 1 snapshot"
 
 
 def nothing(_: CommandLine) -> None:
-    """All is well."""
+    """No fault."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def backend(line: CommandLine) -> Any:
 
 
 def record(key: str, value: str) -> Act:
-    """Somebody changes a tag of the cluster's record."""
+    """Change a tag of the cluster's record."""
 
     def change(line: CommandLine) -> None:
         groups = [g for groups in backend(line).groups.values() for g in groups.values()]
@@ -118,7 +118,7 @@ def stop_head(line: CommandLine) -> None:
 
 
 def pin_wrong_key(number: int) -> Act:
-    """Somebody stands between this machine and a node at their first contact."""
+    """Pin a wrong host key, as an attacker on the network would at first contact."""
 
     def prepare(line: CommandLine) -> None:
         def hello(_: Any) -> Result:
@@ -164,7 +164,7 @@ def damage_key(_: CommandLine) -> None:
 
 
 def plain(text: str) -> str:
-    """A message without what is another in every run: ids, fingerprints, places, times."""
+    """Replace the parts of a message that differ in every run: IDs, fingerprints, paths, times."""
     text = re.sub(r"\b(i|ami|sg|snap|vol|eni|sir|subnet|vpc)-[0-9a-f]{17}\b", r"\1-0", text)
     text = re.sub(r"\bSHA256:[\w+/]{43}", "SHA256:0", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text)
@@ -195,7 +195,7 @@ def choice(text: str, verb: str, *choices: str) -> Message:
 
 
 def expect_refusal(line: CommandLine, argv: Sequence[str], message: Message) -> None:
-    """A mistake is told in one message, and nothing has changed: in EC2, and on this machine."""
+    """Check that a mistake gives one message and changes nothing, in EC2 and on this machine."""
     before = line.changes
 
     told = line.run(*argv)
@@ -219,7 +219,7 @@ _DID_NOT = (
 
 
 def expect_failed_up(line: CommandLine, row: Row) -> None:
-    """The message names what failed and all that is left, and the command that it names removes it."""
+    """Check that `up` names the failure and all that is left, and that its `down` removes that."""
     row.act(line)
     line.cloud.faults(row.faults)
 
@@ -241,7 +241,7 @@ def expect_failed_up(line: CommandLine, row: Row) -> None:
 
 
 def _what_it_lists(text: str) -> tuple[str, set[str], bool]:
-    """What a failed `up` says that there is: counts by kind, ids, and whether it costs money."""
+    """Return what a failed `up` lists: counts by kind, IDs, and whether it costs money."""
     listed = re.search(r"^It exists now( and costs money)?: (.*)$", text, re.MULTILINE)
     if not listed:
         assert "EC2 shows nothing of it now." in text

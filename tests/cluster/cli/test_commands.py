@@ -24,7 +24,7 @@ def parsed(told: CommandResult) -> dict[str, Any]:
     return content
 
 
-def test_before_yes_everything_is_told_that_one_wants_to_know(line: CommandLine) -> None:
+def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
     line.cloud.faults("[quota]\non_demand_vcpus = 128\n")
 
     told = line.run("up", "--nodes", "4", "--instance-type", "r7iz.metal-16xl,m7i.metal-24xl")
@@ -61,7 +61,7 @@ def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) ->
 
 
 @pytest.mark.parametrize("argv", [["plan"], ["up", "--dry-run"], ["repair", "--dry-run"]])
-def test_a_look_changes_nothing_and_tells_what_would_be_done(
+def test_a_dry_run_changes_nothing_and_shows_the_actions(
     line: CommandLine, argv: list[str]
 ) -> None:
     if argv[0] == "repair":
@@ -95,7 +95,7 @@ def test_the_plan_is_what_up_then_shows_and_does(line: CommandLine) -> None:
         assert f"done in 0.0 s: {title}" in re.sub(r"in \S+ s:", "in 0.0 s:", shown)
 
 
-def test_up_and_the_same_again(line: CommandLine) -> None:
+def test_a_second_up_changes_nothing(line: CommandLine) -> None:
     first = line.must("up", "--nodes", "2", "--yes")
     rows = first.out.splitlines()
     assert [row.split()[:2] for row in rows[:2]] == [
@@ -118,7 +118,7 @@ def test_up_and_the_same_again(line: CommandLine) -> None:
     assert re.fullmatch(STAMP, told["expires"])
 
 
-def test_a_failure_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
+def test_a_failure_lists_what_exists_and_how_to_continue_or_remove_it(
     line: CommandLine,
 ) -> None:
     line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
@@ -184,7 +184,7 @@ def test_list_shows_all_clusters(line: CommandLine) -> None:
     assert [cluster["cluster"] for cluster in told["clusters"]] == ["bert", "forgotten"]
 
 
-def test_gc_takes_what_was_forgotten_and_nothing_else(line: CommandLine) -> None:
+def test_gc_removes_forgotten_clusters_and_nothing_else(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes", "--name", "alive")
     alive = line.cloud.left()
     ResourceFactory(line.cloud.fake, "forgotten").key_pairs()
@@ -199,7 +199,7 @@ def test_gc_takes_what_was_forgotten_and_nothing_else(line: CommandLine) -> None
     assert parsed(line.run("gc", "--json")) == {"cloud": "aws", "removed": []}
 
 
-def test_gc_leaves_kept_images_and_unfinished_clusters_unless_all_are_wished(
+def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(
     line: CommandLine,
 ) -> None:
     line.must("up", "--nodes", "2", "--yes", "--name", "kept")
@@ -216,7 +216,7 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_unless_all_are_wished(
     assert line.cloud.left() == []
 
 
-def test_extend_moves_the_end(line: CommandLine) -> None:
+def test_extend_moves_the_expiry(line: CommandLine) -> None:
     before = parsed(line.run("up", "--nodes", "1", "--ttl", "2h", "--yes", "--json"))["expires"]
 
     text = line.must("extend", "90m").out
@@ -227,7 +227,7 @@ def test_extend_moves_the_end(line: CommandLine) -> None:
     assert parsed(line.run("status", "--json"))["left_s"] > 3.9 * 3600
 
 
-def test_repair_replaces_what_is_gone(line: CommandLine) -> None:
+def test_repair_replaces_missing_nodes(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes")
     head, worker = line.ids()
     line.lose(worker)
@@ -261,7 +261,7 @@ def test_nodes_are_not_taken_from_under_a_job(line: CommandLine) -> None:
     assert len(line.ids()) == 2
 
 
-def test_down_proves_that_nothing_is_left(line: CommandLine) -> None:
+def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes")
     machines = line.ids()
     refused = line.run("down")
@@ -325,7 +325,7 @@ def test_ssh_becomes_the_machines_own_ssh_with_the_clusters_configuration(
     assert "Host node1" in Path(config).read_text()
 
 
-def test_another_command_at_work_is_named(line: CommandLine) -> None:
+def test_commands_report_a_locked_cluster(line: CommandLine) -> None:
     files = line.cloud.ctx.files.of("spr")
     with files.lock():
         for argv in (["up", "--yes"], ["down", "--yes"], ["repair"], ["extend", "1h"]):

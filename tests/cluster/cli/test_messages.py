@@ -199,7 +199,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("argv", "message"), _ROWS, ids=numbered(row[0] for row in _ROWS))
-def test_a_mistake_is_answered_with_what_fits(
+def test_a_usage_error_names_what_is_expected(
     line: CommandLine, argv: str, message: f.Message
 ) -> None:
     f.expect_refusal(line, shlex.split(argv), message)
@@ -212,7 +212,7 @@ _CREDENTIALS_HINT = (
 
 
 @pytest.mark.parametrize("verb", ["up --yes", "plan", "status", "ssh", "down --yes", "list", "gc"])
-def test_without_credentials_every_verb_says_so(
+def test_missing_credentials_are_reported_by_every_command(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setattr(line, "open_cloud", lambda name, region, _: open_aws_cloud(region))
@@ -220,9 +220,7 @@ def test_without_credentials_every_verb_says_so(
     f.expect_refusal(line, verb.split(), "no AWS credentials found" + _CREDENTIALS_HINT)
 
 
-def test_a_profile_that_is_not_there_is_named(
-    line: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_profile_is_named(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "work")
     f.expect_refusal(
         line, ["status"], re.compile(r"AWS configuration can't be used: .*\(work\).*not be found")
@@ -237,9 +235,7 @@ def test_a_profile_that_is_not_there_is_named(
         ("AuthFailure", "AWS was not able to validate the provided access credentials"),
     ],
 )
-def test_credentials_that_aws_does_not_take_any_more(
-    line: CommandLine, code: str, text: str
-) -> None:
+def test_rejected_credentials_are_reported(line: CommandLine, code: str, text: str) -> None:
     line.cloud.faults(f"[[error]]\ncode = '{code}'\nmessage = '{text}'\ntimes = 100\n")
     try:
         message = f"AWS rejected the credentials: {text}{_CREDENTIALS_HINT}"

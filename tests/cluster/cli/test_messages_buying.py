@@ -150,7 +150,7 @@ _WHILE_BUYING = (
 
 
 @f.rows(_WHILE_BUYING)
-def test_a_refused_purchase_says_what_was_tried_what_is_left_and_how_to_be_rid_of_it(
+def test_a_refused_purchase_lists_what_was_tried_what_is_left_and_how_to_remove_it(
     line: CommandLine, row: f.Row
 ) -> None:
     f.expect_failed_up(line, row)

@@ -269,9 +269,7 @@ def line(standing: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Com
 
 
 @f.rows(_ON_A_CLUSTER, _OF_THE_CLOUD)
-def test_where_nothing_can_be_done_nothing_is_and_the_message_says_why(
-    line: CommandLine, row: f.Row
-) -> None:
+def test_a_refusal_changes_nothing_and_gives_the_reason(line: CommandLine, row: f.Row) -> None:
     row.act(line)
     line.cloud.faults(row.faults)
     before, files = line.changes, files_at_home()
@@ -287,7 +285,7 @@ def test_where_nothing_can_be_done_nothing_is_and_the_message_says_why(
 
 
 @pytest.mark.parametrize("argv", [_UP, "down --yes", "repair --yes", "extend 2h"])
-def test_while_another_command_is_at_work_that_is_said(line: CommandLine, argv: str) -> None:
+def test_a_locked_cluster_is_reported(line: CommandLine, argv: str) -> None:
     before = line.changes
     with ClusterFiles.of("spr").lock():
         told = line.run(*shlex.split(argv))
@@ -298,7 +296,7 @@ def test_while_another_command_is_at_work_that_is_said(line: CommandLine, argv: 
 
 
 @pytest.mark.parametrize("argv", [_NEW, "down --yes"])
-def test_a_home_that_can_not_be_used_is_named(
+def test_an_unusable_home_is_named(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, argv: str
 ) -> None:
     monkeypatch.setenv("SPR_CLUSTER_HOME", "/dev/null/x")
@@ -313,7 +311,7 @@ def test_a_home_that_can_not_be_used_is_named(
     )
 
 
-def test_an_address_that_can_not_be_learned_is_asked_of_the_user(
+def test_an_unknown_public_address_is_requested_from_the_user(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:

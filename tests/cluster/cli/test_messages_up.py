@@ -180,13 +180,13 @@ _WHILE_MAKING = (
 
 
 @f.rows(_WHILE_MAKING)
-def test_a_failed_up_says_what_failed_what_is_left_and_how_to_be_rid_of_it(
+def test_a_failed_up_names_the_failure_what_is_left_and_how_to_remove_it(
     line: CommandLine, row: f.Row
 ) -> None:
     f.expect_failed_up(line, row)
 
 
-def test_a_cluster_that_lost_nodes_says_how_to_get_them_back(line: CommandLine) -> None:
+def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:
     line.must("up", "--nodes", "3", "--yes")
     line.lose(line.ids()[1])
     told = line.run("train", "squad", "--demo")
@@ -209,7 +209,7 @@ def test_a_cluster_that_lost_nodes_says_how_to_get_them_back(line: CommandLine) 
     assert len(line.ids()) == 3
 
 
-def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine) -> None:
+def test_resources_that_ec2_does_not_delete_are_named_with_the_reason(line: CommandLine) -> None:
     line.must(*shlex.split(_UP))
     reason = "resource sg-1 has a dependent object"
     line.cloud.faults(f.error("DeleteSecurityGroup", "DependencyViolation", reason))
@@ -265,7 +265,7 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
     assert len(line.cloud.left()) == 1
 
 
-def test_nodes_that_do_not_hear_of_their_new_end_are_named(line: CommandLine) -> None:
+def test_nodes_that_cannot_be_extended_are_named(line: CommandLine) -> None:
     line.must(*shlex.split(_UP))
     line.stage("node1", ".", HostError("node1", "no SSH at 172.31.0.5: timed out"))
 

@@ -66,7 +66,7 @@ def test_an_installation_that_fails_on_one_node_is_done_again_there_alone(
     assert purchases(simulated_cloud) == 1
 
 
-def test_more_nodes_start_from_the_image_that_was_made_meanwhile(
+def test_new_nodes_start_from_the_image_made_in_the_background(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.up(nodes=2, bake="none")
@@ -91,7 +91,7 @@ def test_an_image_that_is_not_ready_is_not_waited_for(simulated_cloud: Simulated
     assert len(simulated_cloud.found("images").images) == 1
 
 
-def test_a_cluster_is_whole_also_where_its_image_fails(simulated_cloud: SimulatedCloud) -> None:
+def test_a_failed_image_leaves_the_cluster_usable(simulated_cloud: SimulatedCloud) -> None:
     def fail() -> None:
         raise HostError("node0", "no space left")
 
@@ -104,7 +104,7 @@ def test_a_cluster_is_whole_also_where_its_image_fails(simulated_cloud: Simulate
     assert kinds(simulated_cloud.plan()) == [ActionKind.VERIFY, ActionKind.BEGIN_IMAGE]
 
 
-def test_a_head_with_somebodys_data_is_not_copied_for_others(
+def test_a_head_with_user_data_is_not_copied_for_others(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.up(nodes=1, bake="none")

@@ -89,7 +89,7 @@ def test_without_a_trace_one_look_is_enough(simulated_cloud: SimulatedCloud) -> 
         ("DescribeSnapshots", "after"),
     ],
 )
-def test_every_half_made_state_is_removed(
+def test_every_unfinished_state_is_removed(
     simulated_cloud: SimulatedCloud, action: str, moment: str
 ) -> None:
     stop_at(simulated_cloud, action, moment)
@@ -131,7 +131,7 @@ def test_what_is_still_starting_or_ending_is_removed_too(simulated_cloud: Simula
 LABELS = {tags.CLUSTER: "bert"}
 
 
-def test_whatever_somebody_left_with_its_tag_goes_and_nothing_else(
+def test_everything_with_the_tag_is_removed_and_nothing_else(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.prepared(nodes=1)

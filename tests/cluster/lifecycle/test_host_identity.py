@@ -58,7 +58,7 @@ def test_a_head_whose_console_shows_another_key_is_not_trusted(
     assert len(simulated_cloud.recorder.of("RunInstances")) == 1
 
 
-def test_a_console_that_shows_nothing_yet_is_said(simulated_cloud: SimulatedCloud) -> None:
+def test_an_empty_console_is_reported(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.engine.keys = ()
     simulated_cloud.engine.host_keys = lambda *_: ()  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""``spr-cluster local``: the embedded cloud of this machine."""
+"""``spr-cluster local``: the embedded cloud on this machine."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ from pathlib import Path
 
 from cluster.cli.parser import SubParsers, add_command
 from cluster.local_files import ClusterFiles, cluster_names
-from infra.local import LocalStatus
+from infra.local import (
+    LocalStatus,
+    clear_faults,
+    put_faults,
+    reset,
+    show_faults,
+    status,
+    stop,
+)
 
 _EXAMPLES = """\
   spr-cluster local status
-  spr-cluster local stop                  # until the next command with --cloud local
-  spr-cluster local reset --keep-base     # remove everything but the base image
-  spr-cluster local faults bad-day.toml   # slow machines, full zones, lost answers
+  spr-cluster local stop                 # resumes with the next --cloud local
+  spr-cluster local reset --keep-base    # remove all but the base image
+  spr-cluster local faults bad-day.toml  # make it slow, full, unreliable
 """
 _FAULTS_EXAMPLES = """\
-  spr-cluster local faults                # what is in force
-  spr-cluster local faults bad-day.toml   # put a file in force, also while a command runs
-  spr-cluster local faults --clear        # a perfect cloud again
+  spr-cluster local faults               # show the active faults
+  spr-cluster local faults bad-day.toml  # works while a command runs
+  spr-cluster local faults --clear       # no faults
 
-a file (every part is optional; docs/embedded-cloud.md has all of them):
-  profile = "metal"                       # boot 20 s, image 60 s, end 5 s; or instant, fast
-  visibility_s = 2                        # what is new is not known everywhere at once
-  [[capacity]]                            # a full zone
+a file (every part is optional; docs/embedded-cloud.md describes them all):
+  profile = "metal"                      # boot 20 s, image 60 s, end 5 s
+  visibility_s = 2                       # new resources stay hidden that long
+  [[capacity]]                           # a full zone
   zone = "us-east-1a"
   free = 0
-  [[error]]                               # the next launch acts, and its answer is lost
-  action = "RunInstances"
+  [[error]]                              # the next launch succeeds, but
+  action = "RunInstances"                # its answer is lost
   effect = true
-  [[machine]]                             # the third machine from now on never boots
-  n = 2
+  [[machine]]                            # the third machine from now on
+  n = 2                                  # never boots
   fate = "never-boots"
 """
 
@@ -49,35 +57,35 @@ def add_parser(subparsers: SubParsers) -> None:
     status = add_command(
         actions,
         "status",
-        "Show the server, and what the embedded cloud has: networks, instances, images.",
+        "Show the server and everything in the embedded cloud: networks, instances, and images.",
         "  spr-cluster local status --json\n",
-        help_="show what there is of it",
+        help_="show the server, networks, instances, and images",
     )
-    status.add_argument("--json", action="store_true", help="print it as JSON on stdout")
+    status.add_argument("--json", action="store_true", help="print the status as JSON")
     status.set_defaults(run=run_status)
     stop = add_command(
         actions,
         "stop",
-        "End the server and stop the instances. The next command that uses the embedded cloud "
-        "takes it up again: what ran then runs again, with the same disks and addresses.",
+        "Stop the server and the instances. The next command with `--cloud local` starts them again, "
+        "with the same disks and addresses.",
         "  spr-cluster local stop\n",
-        help_="end the server and stop the instances; the state is kept",
+        help_="stop the server and the instances; keep their state",
     )
-    stop.add_argument("--json", action="store_true", help="print what is left as JSON on stdout")
+    stop.add_argument("--json", action="store_true", help="print the new status as JSON")
     stop.set_defaults(run=run_stop)
     reset = add_command(
         actions,
         "reset",
-        "Remove the embedded cloud with all its instances and images, running or not.",
+        "Remove the embedded cloud with all its instances and images, whatever their condition.",
         "  spr-cluster local reset\n",
-        help_="remove it, whatever state it is in",
+        help_="remove the embedded cloud",
     )
     reset.add_argument(
         "--keep-base",
         action="store_true",
         help="keep the base image, which takes a minute or two to build",
     )
-    reset.add_argument("--json", action="store_true", help="print what is left as JSON on stdout")
+    reset.add_argument("--json", action="store_true", help="print the new status as JSON")
     reset.set_defaults(run=run_reset)
     _add_faults(actions)
 
@@ -86,36 +94,30 @@ def _add_faults(actions: SubParsers) -> None:
     faults = add_command(
         actions,
         "faults",
-        "Show what the embedded cloud does slowly, badly or not at all, or put a file in force "
-        "that says it. A wrong file is refused and changes nothing.",
+        "Show or set the faults of the embedded cloud: what is slow, full, or unreliable. "
+        "An invalid file changes nothing.",
         _FAULTS_EXAMPLES,
-        help_="make it slow, full or unreliable, as AWS can be",
+        help_="make it slow, full, or unreliable, as AWS can be",
     )
     choice = faults.add_mutually_exclusive_group()
-    choice.add_argument("file", nargs="?", metavar="FILE", help="put this TOML file in force")
-    choice.add_argument("--clear", action="store_true", help="no faults from now on")
-    faults.add_argument("--json", action="store_true", help="print what is in force as JSON")
+    choice.add_argument("file", nargs="?", metavar="FILE", help="activate this TOML file")
+    choice.add_argument("--clear", action="store_true", help="deactivate all faults")
+    faults.add_argument("--json", action="store_true", help="print the active faults as JSON")
     faults.set_defaults(run=run_faults)
 
 
 def run_status(args: argparse.Namespace) -> int:
-    from infra.local import status
-
     _print(status(), as_json=args.json)
     return 0
 
 
 def run_stop(args: argparse.Namespace) -> int:
-    from infra.local import status, stop
-
     stop()
     _print(status(), as_json=args.json)
     return 0
 
 
 def run_reset(args: argparse.Namespace) -> int:
-    from infra.local import reset, status
-
     reset(keep_base=args.keep_base)
     for name in cluster_names("local"):
         ClusterFiles.of(name).remove()
@@ -124,8 +126,6 @@ def run_reset(args: argparse.Namespace) -> int:
 
 
 def run_faults(args: argparse.Namespace) -> int:
-    from infra.local import clear_faults, put_faults, show_faults
-
     if args.clear:
         clear_faults()
     elif args.file:
@@ -134,29 +134,29 @@ def run_faults(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(asdict(shown)))
     elif shown.file:
-        print(f"# in force: {shown.file}\n{shown.text.rstrip()}")
+        print(f"# active: {shown.file}\n{shown.text.rstrip()}")
     else:
-        print("no faults: everything works, and at once")
+        print("No faults: everything works, at once.")
     return 0
 
 
-def _print(status: LocalStatus, *, as_json: bool) -> None:
+def _print(found: LocalStatus, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(asdict(status)))
+        print(json.dumps(asdict(found)))
         return
-    found = status.possessions
-    server = f"running at {status.endpoint} (pid {status.pid})" if status.running else "not running"
+    resources = found.resources
+    server = f"running at {found.endpoint} (pid {found.pid})" if found.running else "not running"
     print(f"{'server':12} {server}")
-    print(f"{'state':12} {status.folder}")
-    if status.faults:
-        print(f"{'faults':12} {status.faults}")
-    for name, ranges in found.networks.items():
+    print(f"{'state':12} {found.folder}")
+    if found.faults:
+        print(f"{'faults':12} {found.faults}")
+    for name, ranges in resources.networks.items():
         print(f"{'network':12} {ranges} ({name})")
-    for instance in found.instances:
+    for instance in resources.instances:
         print(f"{'instance':12} {instance.id} {instance.state} ({instance.region})")
-    for image in found.images:
+    for image in resources.images:
         print(f"{'image':12} {image}")
-    for image in found.base_images:
+    for image in resources.base_images:
         print(f"{'base image':12} {image}")
-    if not (found.networks or found.instances or found.images):
-        print("It has no networks, instances or images.")
+    if not (resources.networks or resources.instances or resources.images):
+        print("No networks, instances, or images.")

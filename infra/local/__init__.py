@@ -1,14 +1,14 @@
 """The embedded cloud: EC2's API on this machine, with containers as instances.
 
-moto answers as EC2, SSM, STS and Service Quotas in a background process; podman runs the instances.
-Everything outside this package sees only :class:`infra.cloud.Cloud`'s endpoint URL, as if it were AWS's.
+A background process answers as EC2, SSM, STS, and Service Quotas through moto; podman runs the
+instances. Code outside this package sees only the endpoint URL in :class:`infra.cloud.Cloud`.
 """
 
 from infra.local.cloud import LocalStatus, open_local_cloud, reset, status, stop
-from infra.local.faults_file import FaultsShown, clear_faults, put_faults, show_faults
+from infra.local.faults import FaultsReport, clear_faults, put_faults, show_faults
 
 __all__ = [
-    "FaultsShown",
+    "FaultsReport",
     "LocalStatus",
     "clear_faults",
     "open_local_cloud",

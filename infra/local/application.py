@@ -1,89 +1,84 @@
-"""The WSGI application of the embedded cloud: what happens around each call of moto's EC2."""
+"""The WSGI application of the embedded cloud: what happens around each of moto's API calls."""
 
 from __future__ import annotations
 
 import functools
 import json
 import logging
-import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs
 
-from infra.local.clock import ServerClock, SystemTime
+from moto.core.utils import utcnow
+from moto.ec2.models import ec2_backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.ssm.models import Parameter, ssm_backends
+from werkzeug.test import run_wsgi_app
+
 from infra.local.cloud import CREDENTIALS
+from infra.local.containers import NodeContainers
+from infra.local.ec2 import LocalEC2Backend, hide_invented_addresses
 from infra.local.ec2_visibility import READS
-from infra.local.faults_in_force import FaultsInForce
-from infra.local.gate import Gate
+from infra.local.faults import ActiveFaults
 from infra.local.host import gateway_of
-from infra.local.nodes import Nodes
+from infra.local.interceptors import Interceptor
+from infra.local.quotas import show_quotas
+from infra.local.requests import ApiCall, Reply, error_reply, read_call
+from infra.local.runtime import Runtime, ServerClock
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
-from infra.local.wire import Answer, Call, error_answer, read_call
 from infra.ubuntu import RELEASES, ubuntu_parameter
 
 ACCOUNT = "123456789012"
 
-StartResponse = Callable[..., Any]
-Moment = Callable[[str, str], None]
-
 
 class Application:
-    """One request at a time, and nothing is answered before it is saved.
+    """Handles one request at a time, and saves the state before it answers.
 
-    For tests: ``saving`` off keeps the state in memory alone; ``on_call`` is told an EC2 action with
-    "before" just before it takes effect, and with "after" when it has and is saved, but not answered;
-    ``calls`` counts EC2's calls by action, refused ones, too.
+    For tests: without ``saving`` the state stays in memory; ``on_call`` receives each EC2 action with
+    "before" just before it takes effect, and with "after" when it is saved but not yet answered;
+    ``calls`` counts EC2's calls by action, including refused ones.
     """
 
     def __init__(
         self,
-        nodes: Nodes,
+        containers: NodeContainers,
         folder: StateFolder,
         *,
         clock: ServerClock | None = None,
         saving: bool = True,
     ) -> None:
-        from moto.ec2.models import ec2_backends
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-
-        from infra.local.ec2 import LocalEC2Backend, hide_invented_addresses
-        from infra.local.quotas import show_quotas
-
         hide_invented_addresses()
-        self.faults = FaultsInForce(folder.faults)
+        self.runtime = Runtime(containers, clock or time, ActiveFaults(folder.faults))
         self.calls: Counter[str] = Counter()
-        self.on_call: Moment | None = None
+        self.on_call: Callable[[str, str], None] | None = None
         self.lock = threading.RLock()
-        self._clock = clock or SystemTime()
         self._regions = ec2_backends[ACCOUNT]
-        self._regions.backend = functools.partial(
-            LocalEC2Backend, nodes=nodes, clock=self._clock, faults=self.faults
-        )
-        show_quotas(ACCOUNT, self.faults)
+        self._regions.backend = functools.partial(LocalEC2Backend, runtime=self.runtime)
+        show_quotas(ACCOUNT, self.runtime.faults)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
-        self._gate = Gate(self.faults, ACCOUNT, CREDENTIALS)
-        self._nodes = nodes
+        self._interceptor = Interceptor(self.runtime.faults, ACCOUNT, CREDENTIALS)
         self._folder = folder
         self._saving = saving
         self._open: set[str] = set()
 
     def load(self, *, suspended: bool) -> None:
-        """Take up the saved state; raises :class:`CloudError` where it can't be read."""
-        self.faults.refresh()
+        """Continue from the saved state; raises :class:`CloudError` if it can't be read."""
+        self.runtime.faults.refresh()
         for region, backend in load_snapshot(self._folder).items():
             self._regions[region] = backend
-            backend.resume(self._nodes, self._clock, self.faults, suspended=suspended)
+            backend.resume(self.runtime, suspended=suspended)
         self.save()
 
     def open_region(self, region: str) -> None:
         """Set up a region's EC2: its network, and Ubuntu's image in its parameter store."""
         if region not in self._open:
-            # moto makes it, and with it the network, when it is first looked at.
+            # The first look makes moto create the backend, and with it the network.
             self._regions[region]
-            publish_image_parameters(region, self._nodes.base.ami_id)
+            publish_image_parameters(region, self.runtime.containers.base.ami_id)
             self.save()
             self._open.add(region)
 
@@ -92,119 +87,90 @@ class Application:
             save_snapshot(self._folder, dict(self._regions))
 
     def reconcile(self) -> None:
-        """Take note of what the nodes did by themselves; it must not keep a request from its answer."""
-        self.faults.refresh()
+        """Apply what the nodes did themselves; a failure must not block the request."""
+        self.runtime.faults.refresh()
         try:
             changed = [backend.reconcile() for backend in list(self._regions.values())]
         except Exception:
-            logging.exception("keeping up with the nodes")
+            logging.exception("reconciling with the nodes")
         else:
             if any(changed):
                 self.save()
 
-    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         with self.lock:
             if path == STATUS_PATH:
                 answer = self._answer_status(environ)
             elif path.startswith("/moto-api"):
-                # It would wipe the state and leave the containers.
+                # It would erase the state and leave the containers.
                 answer = _NOT_FOUND
             else:
                 answer = self._answer_call(environ)
         start_response(answer.status, list(answer.headers))
         return [answer.body]
 
-    def _answer_call(self, environ: dict[str, Any]) -> Answer:
+    def _answer_call(self, environ: dict[str, Any]) -> Reply:
         call = read_call(environ)
         if call.service == "ec2":
             self.calls[call.action] += 1
         self.reconcile()
-        if refusal := self._gate.refuse(environ, call):
+        if refusal := self._interceptor.refuse(environ, call):
             return refusal
-        error = self.faults.find_error(call.action)
+        error = self.runtime.faults.find_error(call.action)
         if error and not error.effect:
-            return error_answer(call, error.http_status, error.code, error.message)
+            return error_reply(call, error.http_status, error.code, error.message)
         answer = self._act(environ, call)
         if error:
-            return error_answer(call, error.http_status, error.code, error.message)
+            return error_reply(call, error.http_status, error.code, error.message)
         return answer
 
-    def _act(self, environ: dict[str, Any], call: Call) -> Answer:
-        self._tell(call, "before")
-        answer = _ask(self._service(environ, call), environ)
+    def _act(self, environ: dict[str, Any], call: ApiCall) -> Reply:
+        self._notify(call, "before")
+        answer = _call_wsgi(self._service(environ, call), environ)
         if not call.action.startswith(READS):
-            self._settle()
+            for backend in list(self._regions.values()):
+                # What takes no time happens before the call is answered.
+                backend.lifecycle.pass_time()
             self.save()
-        self._tell(call, "after")
+        self._notify(call, "after")
         return answer
 
-    def _service(self, environ: dict[str, Any], call: Call) -> Any:
-        """moto's application of the call's service; moto itself searches its whole disk each time."""
+    def _service(self, environ: dict[str, Any], call: ApiCall) -> Any:
+        """Return moto's application for the call's service; moto itself searches its files each time."""
         if not call.service:
             return self._moto
         if call.service not in self._services:
             self._services[call.service] = self._moto.get_application(environ)
         return self._services[call.service]
 
-    def _settle(self) -> None:
-        """What takes no time has happened when a call is answered."""
-        for backend in list(self._regions.values()):
-            backend.pass_time()
-
-    def _tell(self, call: Call, moment: str) -> None:
+    def _notify(self, call: ApiCall, moment: str) -> None:
         if self.on_call and call.service == "ec2":
             self.on_call(call.action, moment)
 
-    def _answer_status(self, environ: dict[str, Any]) -> Answer:
+    def _answer_status(self, environ: dict[str, Any]) -> Reply:
         region = parse_qs(environ.get("QUERY_STRING", "")).get("region", [""])[0]
         try:
-            if region:
-                self.open_region(region)
+            self.open_region(region)
         except KeyError:
             return _NOT_FOUND
-        body = json.dumps(
-            {
-                "pid": os.getpid(),
-                "gateways": {r: gateway_of(b.vpc_range) for r, b in self._regions.items()},
-            }
-        ).encode()
-        return Answer("200 OK", (("Content-Type", "application/json"),), body)
+        body = json.dumps({"gateway": gateway_of(self._regions[region].vpc_range)}).encode()
+        return Reply("200 OK", (("Content-Type", "application/json"),), body)
 
 
-_NOT_FOUND = Answer("404 Not Found", (("Content-Length", "0"),), b"")
+_NOT_FOUND = Reply("404 Not Found", (("Content-Length", "0"),), b"")
 
 
-def _ask(application: Any, environ: dict[str, Any]) -> Answer:
-    """Another WSGI application's whole answer."""
-    started: list[tuple[str, tuple[tuple[str, str], ...]]] = []
-
-    def start_response(status: str, headers: list[tuple[str, str]], *_: Any) -> None:
-        started.append((status, tuple(headers)))
-
-    body = b"".join(application(environ, start_response))
-    status, headers = started[-1]
-    return Answer(status, headers, body)
+def _call_wsgi(application: Any, environ: dict[str, Any]) -> Reply:
+    """Return the complete response of another WSGI application."""
+    body, status, headers = run_wsgi_app(application, environ, buffered=True)
+    return Reply(status, tuple(headers.items()), b"".join(body))
 
 
 def publish_image_parameters(region: str, ami_id: str) -> None:
-    """Answer the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
-    from moto.core.utils import utcnow
-    from moto.ssm.models import Parameter, ssm_backends
-
+    """Publish the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
     parameters = ssm_backends[ACCOUNT][region]._parameters
     for name in map(ubuntu_parameter, RELEASES):
-        parameters[name] = [
-            Parameter(
-                account_id=ACCOUNT,
-                name=name,
-                value=ami_id,
-                parameter_type="String",
-                description=None,
-                allowed_pattern=None,
-                keyid=None,
-                last_modified_date=utcnow(),
-                version=1,
-                data_type="aws:ec2:image",
-            )
-        ]
+        unset = (None, None, None)  # description, allowed pattern, and encryption key
+        found = Parameter(ACCOUNT, name, ami_id, "String", *unset, utcnow(), 1, "aws:ec2:image")
+        parameters[name] = [found]

@@ -1,4 +1,4 @@
-"""The image that stands in for Canonical's: Ubuntu where a registry answers, else the host's Debian."""
+"""The base image in place of Canonical's: Ubuntu from a registry, or else the host's distribution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from infra.errors import CloudError, UsageError
-from infra.local.engine import Engine
+from infra.local.podman import Podman
 from infra.progress import Progress
 
 REPOSITORY = "localhost/spr-cluster-base"
@@ -27,11 +27,11 @@ RECIPE_FOLDER = Path(__file__).parent / "base"
 PACKAGES = (
     "systemd systemd-sysv dbus openssh-server openssh-client cloud-init sudo python3-venv "
     "iproute2 ca-certificates procps netbase util-linux less "
-    # Large, and wanted by stacks on every node: once for all instead.
+    # Large, and required by stacks on every node.
     "g++ python3-dev"
 )  # fmt: skip
 
-# One layer: an image without parents leaves nothing behind when it is removed.
+# A single layer: removing an image without parents leaves nothing behind.
 _BUILD_OPTIONS = (
     *("--quiet", "--pull=never", "--isolation=chroot", "--network=host"),
     *("--layers=false", "--squash-all"),
@@ -49,13 +49,13 @@ _LOCK = Path(tempfile.gettempdir(), "spr-cluster-base.lock")
 
 
 def recipe() -> dict[str, str]:
-    """The files that make the base image, by name, with the package list filled in."""
+    """Return the files of the recipe by name, with the package list filled in."""
     files = {p.name: p.read_text() for p in sorted(RECIPE_FOLDER.iterdir()) if p.is_file()}
     return {name: text.replace("@PACKAGES@", PACKAGES) for name, text in files.items()}
 
 
 def recipe_hash(files: dict[str, str]) -> str:
-    """Names one recipe: a changed recipe is another image."""
+    """Return a hash that changes with the recipe, and so names its image."""
     digest = hashlib.sha256(repr((bootstrap_command([], ""), _BUILD_OPTIONS)).encode())
     for name, text in sorted(files.items()):
         digest.update(f"{name}\0{text}\0".encode())
@@ -64,7 +64,7 @@ def recipe_hash(files: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class BaseImage:
-    """A base image that podman has; ``description`` says what it really is."""
+    """A base image in podman; ``description`` names the distribution in it."""
 
     reference: str
     description: str
@@ -74,71 +74,71 @@ class BaseImage:
         return f"ami-0{self.reference.rsplit(':', 1)[1]}"
 
 
-def ensure_base_image(engine: Engine, progress: Progress) -> BaseImage:
-    """The base image of today's recipe, built where podman does not have it yet (over a minute)."""
+def ensure_base_image(podman: Podman, progress: Progress) -> BaseImage:
+    """Return the base image of the current recipe; build it if necessary (over a minute)."""
     files = recipe()
     reference = f"{REPOSITORY}:{recipe_hash(files)}"
-    if not engine.images(reference):
+    if not podman.images(reference):
         with progress.phase("embedded cloud: base image (once per machine)"), _alone(progress):
-            if not engine.images(reference):
-                _build(engine, files, reference, progress)
-    return BaseImage(reference, engine.image_label(reference, DESCRIPTION_LABEL))
+            if not podman.images(reference):
+                _build(podman, files, reference, progress)
+    return BaseImage(reference, podman.image_label(reference, DESCRIPTION_LABEL))
 
 
 @contextmanager
 def _alone(progress: Progress) -> Iterator[None]:
-    """One base image at a time on this machine, whatever home folder it is for."""
+    """Let only one process on this machine build a base image."""
     with _LOCK.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            progress.note("another embedded cloud of this machine makes it; waiting")
+            progress.note("another process is building it; waiting")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _build(engine: Engine, files: dict[str, str], reference: str, progress: Progress) -> None:
-    had = engine.images(_UBUNTU)
-    root, description = _fetch_root(engine, reference, progress)
+def _build(podman: Podman, files: dict[str, str], reference: str, progress: Progress) -> None:
+    had = podman.images(_UBUNTU)
+    root, description = _fetch_root(podman, reference, progress)
     progress.note("configuring")
     try:
         with tempfile.TemporaryDirectory() as folder:
             for file, text in files.items():
                 (Path(folder) / file).write_text(text)
-            engine.call(
+            podman.call(
                 *("build", *_BUILD_OPTIONS, f"--label={DESCRIPTION_LABEL}={description}"),
                 *(f"--build-arg=ROOT={root}", f"--tag={reference}", folder),
                 timeout_s=_BUILD_S,
             )
     finally:
         if root not in had:
-            engine.remove_image(root)
+            podman.remove_image(root)
 
 
-def _fetch_root(engine: Engine, reference: str, progress: Progress) -> tuple[str, str]:
-    """A plain system as an image of podman's, and what the base image made from it is."""
+def _fetch_root(podman: Podman, reference: str, progress: Progress) -> tuple[str, str]:
+    """Import a plain system into podman; return its image, and the base image's description."""
     if is_registry_reachable():
         progress.note(f"pulling {_UBUNTU}")
         try:
-            engine.call("pull", "--quiet", _UBUNTU, timeout_s=_PULL_S)
+            podman.call("pull", "--quiet", _UBUNTU, timeout_s=_PULL_S)
         except CloudError as error:
             progress.note(error.message)
         else:
             return _UBUNTU, "embedded base, Ubuntu 24.04"
     system = read_os_release()
     name = f"{system.get('NAME', 'Linux').split()[0]} {system.get('VERSION_ID', '')}".strip()
-    progress.note(f"no container registry gives Ubuntu: installing {name} from its mirror")
+    progress.note(f"no container registry offers Ubuntu: installing {name} from its mirror")
     root = f"{reference}-root"
-    _bootstrap(engine, root, system)
+    _bootstrap(podman, root, system)
     return root, f"embedded base, {name} in place of Ubuntu 24.04"
 
 
 def is_registry_reachable() -> bool:
-    """Whether the registry that has Ubuntu's images answers at once (any answer will do)."""
+    """Return whether the registry with Ubuntu's images answers within seconds."""
     try:
         urllib.request.urlopen(_REGISTRY, timeout=_REGISTRY_TIMEOUT_S).close()
     except urllib.error.HTTPError as answer:
-        # 401 is how a registry says hello; a proxy's 403 or 407 is not the registry.
+        # A registry asks for authentication with 401; a 403 or 407 comes from a proxy.
         return answer.code == 401
     except OSError:
         return False
@@ -146,7 +146,7 @@ def is_registry_reachable() -> bool:
 
 
 def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
-    """The host's own description of itself."""
+    """Return the host's os-release values."""
     text = path.read_text() if path.exists() else ""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {key: value.strip("\"'") for key, _, value in pairs}
@@ -156,7 +156,7 @@ def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
 
 
 def apt_sources(folder: Path, codename: str) -> list[str]:
-    """The host's own package mirrors as one-line sources; those of third parties are left out."""
+    """Return the host's package mirrors as one-line sources, without third parties."""
     lines: list[str] = []
     for file in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
         if file.suffix == ".sources":
@@ -167,7 +167,7 @@ def apt_sources(folder: Path, codename: str) -> list[str]:
 
 
 def _deb822_sources(text: str) -> list[str]:
-    """The stanzas of a deb822 file as one-line sources: https://manpages.debian.org/sources.list.5"""
+    """Return the stanzas of a deb822 file as one-line sources: https://manpages.debian.org/sources.list.5"""
     lines = []
     for stanza in re.split(r"\n\s*\n", text):
         kept = "\n".join(line for line in stanza.splitlines() if not line.startswith("#"))
@@ -201,12 +201,12 @@ def _is_distribution_source(line: str, codename: str) -> bool:
 
 
 def bootstrap_command(sources: Iterable[str], codename: str) -> list[str]:
-    """mmdebstrap's command: a small root file system as a tar archive on its standard output."""
+    """Return mmdebstrap's command, which writes a small root file system to stdout as a tar archive."""
     return [
         *("mmdebstrap", "--quiet", "--variant=apt", "--mode=root", "--format=tar"),
         f"--include={','.join(PACKAGES.split())}",
         '--aptopt=Acquire::Languages "none"',
-        # Documentation is never read on a node.
+        # Nodes need no documentation.
         "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-exclude=/usr/share/man/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*",
@@ -215,7 +215,7 @@ def bootstrap_command(sources: Iterable[str], codename: str) -> list[str]:
     ]
 
 
-def _bootstrap(engine: Engine, root: str, system: dict[str, str]) -> None:
+def _bootstrap(podman: Podman, root: str, system: dict[str, str]) -> None:
     codename = system.get("VERSION_CODENAME", "")
     sources = apt_sources(_APT, codename)
     if (
@@ -224,38 +224,38 @@ def _bootstrap(engine: Engine, root: str, system: dict[str, str]) -> None:
         or not sources
     ):
         raise UsageError(
-            "no base image for the embedded cloud: no container registry gives one, and this machine "
-            "is not a Debian or Ubuntu with a package mirror of its own",
+            "the embedded cloud can't get a base image: no container registry offers Ubuntu, and this "
+            "machine is not an x86-64 Debian or Ubuntu with a package mirror",
             hint=f"make {_REGISTRY} reachable, or use a Debian or Ubuntu machine",
         )
     if not shutil.which("mmdebstrap"):
         raise UsageError(
-            "no container registry gives Ubuntu, so the embedded cloud needs mmdebstrap",
+            "no container registry offers Ubuntu, so the embedded cloud needs mmdebstrap",
             hint="apt-get install --no-install-recommends mmdebstrap",
         )
-    with tempfile.TemporaryFile("w+") as complaints:
-        _import_output(engine, root, bootstrap_command(sources, codename), complaints)
+    with tempfile.TemporaryFile("w+") as errors:
+        _import_output(podman, root, bootstrap_command(sources, codename), errors)
 
 
-def _import_output(engine: Engine, root: str, command: list[str], complaints: IO[str]) -> None:
-    """Import the archive that a command writes; raises :class:`CloudError` naming who failed."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints) as maker:
+def _import_output(podman: Podman, root: str, command: list[str], errors: IO[str]) -> None:
+    """Import the archive that a command writes; raises :class:`CloudError` with the program that failed."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as maker:
         try:
-            engine.call("import", "--quiet", "-", root, stdin=maker.stdout, timeout_s=_BOOTSTRAP_S)
+            podman.call("import", "--quiet", "-", root, stdin=maker.stdout, timeout_s=_BOOTSTRAP_S)
         except CloudError as failure:
             try:
-                # An archive that breaks off is the fault of whoever wrote it.
+                # A truncated archive is the fault of the program that wrote it.
                 status = maker.wait(_SETTLE_S)
             except subprocess.TimeoutExpired:
-                # Politely: it unmounts what it mounted.
+                # SIGTERM lets it unmount what it mounted.
                 maker.terminate()
                 raise failure from None
         else:
             status = maker.wait(_CLEANUP_S)
     if status != 0:
-        engine.remove_image(root)
-        complaints.seek(0)
-        lines = complaints.read().strip().splitlines() or [f"exit code {status}"]
+        podman.remove_image(root)
+        errors.seek(0)
+        lines = errors.read().strip().splitlines() or [f"exit code {status}"]
         raise CloudError(
             f"{command[0]} could not make the base image: {lines[-1]}",
             hint="check that `apt-get update` works on this machine",

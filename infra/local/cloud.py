@@ -1,4 +1,4 @@
-"""The embedded cloud as the command line manages it: open, status, stop, reset."""
+"""Management of the embedded cloud: open, status, stop, reset."""
 
 from __future__ import annotations
 
@@ -17,45 +17,44 @@ from pathlib import Path
 from infra.cloud import Cloud
 from infra.errors import CloudError, UsageError
 from infra.local.base_image import BaseImage, ensure_base_image, recipe, recipe_hash
-from infra.local.engine import open_engine
 from infra.local.host import check_prerequisites
-from infra.local.possessions import (
-    Possessions,
-    find_possessions,
-    remove_possessions,
+from infra.local.podman import open_podman
+from infra.local.resources import (
+    LocalResources,
+    find_resources,
+    remove_resources,
     stop_containers,
 )
 from infra.local.state import RESET_HINT, STATUS_PATH, ServerAddress, StateFolder
 from infra.progress import Progress, Silent
 from infra.wait import wait_until
 
-# moto knows one account, and takes any key for it.
+# moto has one account and accepts any key for it.
 CREDENTIALS = ("embedded", "embedded")
 _START_S = 180
 
 
 @dataclass(frozen=True)
 class LocalStatus:
-    """What exists of this user's embedded cloud."""
+    """This user's embedded cloud; ``faults`` is the file of the active faults."""
 
     running: bool
     pid: int | None
     endpoint: str | None
     folder: str
-    possessions: Possessions
+    resources: LocalResources
     faults: str | None = None
-    """The file of the faults in force."""
 
 
 def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
-    """The embedded cloud, started or taken up again first where it does not run.
+    """Open the embedded cloud; start or resume it first if necessary.
 
-    Instances that ran when it was stopped run again. Raises :class:`UsageError` where this machine
-    can't have one, :class:`CloudError` where it does not start.
+    Instances that ran when it was stopped run again. Raises :class:`UsageError` if this machine can't
+    run it, and :class:`CloudError` if it does not start.
     """
     folder = StateFolder.of_user()
     with folder.command_lock():
-        # A server that is just being killed may still look alive.
+        # A server that is being killed can still look alive.
         address, gateway = wait_until(
             f"answer of the embedded cloud ({folder.log})",
             lambda: _find_server(folder, region, progress or Silent()),
@@ -80,14 +79,14 @@ def _start(folder: StateFolder, region: str, progress: Progress) -> None:
     check_prerequisites()
     _end_server(folder, signal.SIGKILL)
     folder.create()
-    engine = open_engine(folder.root)
-    base = ensure_base_image(engine, progress)
+    podman = open_podman(folder.root)
+    base = ensure_base_image(podman, progress)
     with progress.phase("embedded cloud: start"):
         _run_server(folder, region, base)
 
 
 def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
-    """Start the server; it returns when it answers, and goes on in the background."""
+    """Start the server; it returns when it is ready, and continues in the background."""
     command = [sys.executable, "-m", "infra.local.server", str(folder.root), region]
     hint = f"see {folder.log}; {RESET_HINT}"
     with folder.log.open("w") as log:
@@ -97,7 +96,7 @@ def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # From here the package is found, installed or not.
+                # Python finds the package from here, installed or not.
                 cwd=Path(__file__).parents[2],
                 timeout=_START_S,
             )
@@ -113,17 +112,17 @@ def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
 def _find_server(
     folder: StateFolder, region: str, progress: Progress
 ) -> tuple[ServerAddress, str] | None:
-    """The running server, started if need be, and this machine's address in a region."""
+    """Return the server, started if necessary, and this machine's address in a region."""
     if not folder.is_server_alive():
         _start(folder, region, progress)
     address = ServerAddress.read(folder)
     if address is None:
         raise CloudError(f"{folder.server_file} can't be read", hint=RESET_HINT)
-    # No proxy stands between this machine and itself.
+    # Loopback needs no proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{address.url}{STATUS_PATH}?region={region}", timeout=_START_S) as answer:
-            return address, str(json.load(answer)["gateways"][region])
+            return address, str(json.load(answer)["gateway"])
     except urllib.error.HTTPError as error:
         if error.code == 404:
             raise UsageError(f"unknown region {region!r}") from None
@@ -135,46 +134,42 @@ def _find_server(
 
 
 def status() -> LocalStatus:
-    """What there is now; changes nothing and needs no running server."""
+    """Return the current status; works without a server and changes nothing."""
     folder = StateFolder.of_user()
     running = folder.is_server_alive()
     address = ServerAddress.read(folder) if running else None
+    podman = open_podman(folder.root) if _has_podman() else None
     return LocalStatus(
         running=running,
         pid=address.pid if address else None,
         endpoint=address.url if address else None,
         folder=str(folder.root),
-        possessions=(
-            find_possessions(open_engine(folder.root), folder) if _has_podman() else Possessions()
-        ),
+        resources=find_resources(podman, folder) if podman else LocalResources(),
         faults=str(folder.faults) if folder.faults.exists() else None,
     )
 
 
 def stop() -> None:
-    """End the server and stop the instances; the state is kept.
-
-    The next command that opens the embedded cloud takes it up: what ran then runs again.
-    """
+    """Stop the server and the instances, which the next command with this cloud starts again."""
     folder = StateFolder.of_user()
     with folder.command_lock():
         if folder.is_server_alive():
             folder.suspended.touch()
             _end_server(folder, signal.SIGTERM)
         if _has_podman():
-            stop_containers(open_engine(folder.root), folder)
+            stop_containers(open_podman(folder.root), folder)
 
 
 def reset(*, keep_base: bool) -> None:
-    """Remove everything: server, containers, images, networks, state; from any half-made state.
+    """Remove the server, containers, images, networks, and state, whatever their condition.
 
-    The base image goes too, unless ``keep_base`` or another embedded cloud of this machine exists.
+    The base image goes too, unless ``keep_base`` is set or this machine has another embedded cloud.
     """
     folder = StateFolder.of_user()
     with folder.command_lock():
         _end_server(folder, signal.SIGKILL)
         if _has_podman():
-            remove_possessions(open_engine(folder.root), folder, keep_base=keep_base)
+            remove_resources(open_podman(folder.root), folder, keep_base=keep_base)
         shutil.rmtree(folder.root, ignore_errors=True)
 
 
@@ -183,15 +178,15 @@ def _has_podman() -> bool:
 
 
 def _end_server(folder: StateFolder, how: signal.Signals) -> None:
-    """End the server and wait until it is gone; with SIGKILL also whatever podman it has in hand.
+    """End the server and wait for it; SIGKILL also ends the podman commands that it runs.
 
-    It is found by its command line, so that it is found with a broken or vanished state folder too.
+    The server is found by its command line, even if the state folder is broken or missing.
     """
     for pid in _server_pids(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, how)
         if how == signal.SIGKILL:
-            # The server leads a process group of its own.
+            # The server leads its process group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, how)
     wait_until(
@@ -203,10 +198,10 @@ def _end_server(folder: StateFolder, how: signal.Signals) -> None:
 
 
 def _server_pids(folder: StateFolder) -> list[int]:
-    wanted = {b"infra.local.server", os.fsencode(folder.root)}
+    expected = {b"infra.local.server", os.fsencode(folder.root)}
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if wanted <= set((process / "cmdline").read_bytes().split(b"\0")):
+            if expected <= set((process / "cmdline").read_bytes().split(b"\0")):
                 pids.append(int(process.name))
     return pids

@@ -1,17 +1,16 @@
-"""Whether EC2 has, and grants, as many machines as a launch asks for."""
+"""Capacity and quotas: how many of the requested instances EC2 grants."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 
-from infra.local.faults import CapacityRule, Faults
+from infra.local.faults import Faults
 
-# What holds a machine, and what counts towards a quota ("running On-Demand Instances"):
+# The states that occupy capacity, and those that count toward a quota ("running On-Demand Instances"):
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
 _HOLDING = ("pending", "running", "stopping", "shutting-down")
 _COUNTING = ("pending", "running")
@@ -20,8 +19,8 @@ ON_DEMAND_QUOTA, SPOT_QUOTA = "L-1216C47A", "L-34B43A08"
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A kind of machine, as capacity and quotas see it. ``market`` is "spot" or "on-demand"."""
+class CapacityPool:
+    """A zone, type, and market ("spot" or "on-demand") whose instances compete for capacity."""
 
     zone: str
     instance_type: str
@@ -29,8 +28,8 @@ class Machine:
     grouped: bool
 
     @staticmethod
-    def of(instance: Any) -> Machine:
-        return Machine(
+    def of(instance: Any) -> CapacityPool:
+        return CapacityPool(
             zone=str(instance.placement.zone),
             instance_type=instance.instance_type,
             market="spot" if instance.lifecycle == "spot" else "on-demand",
@@ -42,44 +41,35 @@ class Machine:
         known = INSTANCE_TYPES.get(self.instance_type, {})
         return int(known.get("VCpuInfo", {}).get("DefaultVCpus", 0))
 
-    def fits(self, rule: CapacityRule) -> bool:
-        return rule.matches(self.zone, self.instance_type, self.market, grouped=self.grouped)
 
-
-def grant(faults: Faults, instances: Iterable[Any], asked: Machine, least: int, most: int) -> int:
-    """How many such machines a launch gets, from ``least`` to ``most``; EC2's refusal otherwise."""
-    there = list(instances)
-    allowed = _allowed(faults, there, asked)
+def grant(ec2: Any, pool: CapacityPool, least: int, most: int) -> int:
+    """Return how many instances of a pool a launch gets, from ``least`` to ``most``, or refuse it."""
+    faults: Faults = ec2.runtime.faults.now
+    there = ec2.live_instances()
+    quota = faults.quota.spot_vcpus if pool.market == "spot" else faults.quota.on_demand_vcpus
+    running = [CapacityPool.of(i) for i in there if i.state in _COUNTING]
+    used = sum(other.vcpus for other in running if other.market == pool.market)
+    # An instance type without known vCPUs uses none.
+    allowed = (quota - used) // max(pool.vcpus, 1)
     if allowed < least:
-        raise _quota_refusal(asked, _quota(faults, asked.market))
-    free = _free(faults, there, asked, most)
+        raise _quota_refusal(pool, quota)
+    free = _free(faults, there, pool, most)
     if free < least:
-        raise _capacity_refusal(asked)
+        raise _capacity_refusal(pool)
     return min(most, allowed, free)
 
 
-def _quota(faults: Faults, market: str) -> int:
-    return faults.quota.spot_vcpus if market == "spot" else faults.quota.on_demand_vcpus
-
-
-def _allowed(faults: Faults, there: list[Any], asked: Machine) -> int:
-    """How many more the quota allows; only a machine without known vCPUs counts for nothing."""
-    running = [Machine.of(i) for i in there if i.state in _COUNTING]
-    used = sum(machine.vcpus for machine in running if machine.market == asked.market)
-    return (_quota(faults, asked.market) - used) // max(asked.vcpus, 1)
-
-
-def _free(faults: Faults, there: list[Any], asked: Machine, most: int) -> int:
-    """How many more the zone has: the first rule that matches says it, without one there are plenty."""
-    rule = next((rule for rule in faults.capacity if asked.fits(rule)), None)
+def _free(faults: Faults, there: list[Any], pool: CapacityPool, most: int) -> int:
+    """Return how many more the zone has: the first matching rule decides; without one, all fit."""
+    rule = next((rule for rule in faults.capacity if rule.matches(pool)), None)
     if rule is None:
         return most
-    holding = [Machine.of(i) for i in there if i.state in _HOLDING]
-    return rule.free - sum(machine.fits(rule) for machine in holding)
+    holding = [CapacityPool.of(i) for i in there if i.state in _HOLDING]
+    return rule.free - sum(rule.matches(other) for other in holding)
 
 
-def _quota_refusal(asked: Machine, quota: int) -> EC2ClientError:
-    if asked.market == "spot":
+def _quota_refusal(pool: CapacityPool, quota: int) -> EC2ClientError:
+    if pool.market == "spot":
         return EC2ClientError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
     return EC2ClientError(
         "VcpuLimitExceeded",
@@ -89,8 +79,8 @@ def _quota_refusal(asked: Machine, quota: int) -> EC2ClientError:
     )
 
 
-class NoCapacityError(EC2ClientError):
-    """The zone has no such machine free. EC2 calls it a fault of its own, which SDKs try again:
+class InsufficientCapacityError(EC2ClientError):
+    """The zone has no capacity left. EC2 reports it as a server error, which SDKs retry:
 
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-codes-table-server
     """
@@ -98,17 +88,17 @@ class NoCapacityError(EC2ClientError):
     http_status = 500
 
 
-def _capacity_refusal(asked: Machine) -> EC2ClientError:
-    offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(asked.zone[:-1], [])
+def _capacity_refusal(pool: CapacityPool) -> EC2ClientError:
+    offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(pool.zone[:-1], [])
     others = sorted(
         offering["Location"]
         for offering in offered
-        if offering["InstanceType"] == asked.instance_type and offering["Location"] != asked.zone
+        if offering["InstanceType"] == pool.instance_type and offering["Location"] != pool.zone
     )
-    return NoCapacityError(
+    return InsufficientCapacityError(
         "InsufficientInstanceCapacity",
-        f"We currently do not have sufficient {asked.instance_type} capacity in the Availability "
-        f"Zone you requested ({asked.zone}). Our system will be working on provisioning additional "
-        f"capacity. You can currently get {asked.instance_type} capacity by not specifying an "
+        f"We currently do not have sufficient {pool.instance_type} capacity in the Availability "
+        f"Zone you requested ({pool.zone}). Our system will be working on provisioning additional "
+        f"capacity. You can currently get {pool.instance_type} capacity by not specifying an "
         f"Availability Zone in your request or choosing {', '.join(others)}.",
     )

@@ -14,19 +14,17 @@ from moto.ec2.models.amis import Ami
 from moto.ec2.models.instances import Instance
 from moto.ec2.utils import random_ami_id
 
-from infra.local import teeth
-from infra.local.clock import ServerClock, as_moto_time
-from infra.local.faults_in_force import FaultsInForce
-from infra.local.nodes import Nodes
+from infra.local import refusals
+from infra.local.runtime import Runtime
 
 CANONICAL_ACCOUNT = "099720109477"
-# The disk of Canonical's own images.
+# The disk size of Canonical's own images.
 _BASE_GIB = 8
 
 
 @dataclass(frozen=True)
-class Commit:
-    """An image in the making; ``rebooting`` is the instance that is down for it."""
+class DiskCopy:
+    """A running copy of a disk; ``rebooting`` is the instance that reboots for it."""
 
     future: Future[None]
     ready_at: float
@@ -34,12 +32,13 @@ class Commit:
 
 
 class LocalAmi(Ami):
-    """moto's AMI, as large as the disk that it was made from."""
+    """moto's AMI, with the size of the disk from which it was created."""
 
     def __init__(self, backend: Any, ami_id: str, *, size_gib: int, **more: Any) -> None:
         super().__init__(backend, ami_id, root_device_type="ebs", **more)
         self.ebs_snapshot.volume.size = size_gib
-        self.creation_date = self.ebs_snapshot.start_time = as_moto_time(backend.clock.time())
+        now = backend.runtime.moto_now()
+        self.creation_date = self.ebs_snapshot.start_time = now
 
     @property
     def block_device_mappings(self) -> list[dict[str, Any]]:
@@ -51,35 +50,46 @@ class LocalAmi(Ami):
         }
         return [{"DeviceName": self.root_device_name, "Ebs": ebs}]
 
+    def finish(self, error: str) -> None:
+        """Become available, or failed if there was an error."""
+        self.state = "failed" if error else "available"
+        self.ebs_snapshot.status = "error" if error else "completed"
+        if error:
+            self.state_reason = {"Code": "Server.InternalError", "Message": error}
 
-class ImagesBackend(EC2Backend):
-    """EC2 with a disk behind every AMI; the part of a region's state that is about images."""
 
-    nodes: Nodes
-    clock: ServerClock
-    faults: FaultsInForce
-    hidden_instances: tuple[Instance, ...] = ()
-    """Those that the call in hand does not see."""
+class LocalImages:
+    """A region's images: Canonical's, and those saved from instances. moto stores the AMIs."""
 
-    def __init__(self, region_name: str, account_id: str) -> None:
-        self.saved_images: set[str] = set()
-        self._commits: dict[str, Commit] = {}
-        super().__init__(region_name, account_id)
-        self._offer_base_image()
+    def __init__(self, ec2: Any) -> None:
+        self._ec2 = ec2
+        self._runtime: Runtime = ec2.runtime
+        self._saved: set[str] = set()
+        self.copies: dict[str, DiskCopy] = {}
 
-    def _load_amis(self) -> None:
-        """moto's 1,300 AMIs are left out: no container could start from them."""
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy ends with the server; see resume.
+        return {**self.__dict__, "copies": {}}
 
-    def _offer_base_image(self) -> None:
-        """The one public image, as Canonical's are: owner, device name."""
-        base = self.nodes.base
-        if base.ami_id in self.amis:
+    def resume(self) -> None:
+        """Settle the images that were pending when the last server ended."""
+        self.offer_base_image()
+        for image_id in self._saved:
+            image = self._ec2.amis.get(image_id)
+            if image is not None and image.state == "pending":
+                found = self._runtime.containers.image_of(image_id).is_dir()
+                image.finish("" if found else "the embedded cloud stopped during the copy")
+
+    def offer_base_image(self) -> None:
+        """Offer the base image as Canonical offers Ubuntu: public, with its owner and device name."""
+        base, amis = self._runtime.containers.base, self._ec2.amis
+        if base.ami_id in amis:
             return
-        # One of an earlier release: nothing can be started from it any more.
-        for image_id in [i.id for i in self.amis.values() if i.owner_id == CANONICAL_ACCOUNT]:
-            del self.amis[image_id]
-        image = self.amis[base.ami_id] = LocalAmi(
-            self,
+        # The image of an earlier release can't start instances any more.
+        for image_id in [i.id for i in amis.values() if i.owner_id == CANONICAL_ACCOUNT]:
+            del amis[image_id]
+        image = amis[base.ami_id] = LocalAmi(
+            self._ec2,
             base.ami_id,
             size_gib=_BASE_GIB,
             name=f"spr-cluster/{base.description}",
@@ -92,33 +102,25 @@ class ImagesBackend(EC2Backend):
             root_device_name="/dev/sda1",
             image_location=f"{CANONICAL_ACCOUNT}/{base.description}",
         )
-        # It is Canonical's own; moto would list it among the caller's.
-        del self.snapshots[image.ebs_snapshot.id]
-
-    def _alive(self) -> list[Instance]:
-        """The machines that are not gone, also those that are too new to be seen."""
-        seen = [*self.all_instances(), *self.hidden_instances]
-        return [i for i in seen if i.state != "terminated"]
+        # It belongs to Canonical; moto would list it among the caller's snapshots.
+        del self._ec2.snapshots[image.ebs_snapshot.id]
 
     def disk_of(self, image_id: str) -> str | Path:
-        """What a node of an AMI starts from: podman's base image, or a folder."""
-        if image_id in self.saved_images:
-            return self.nodes.image_of(image_id)
-        return self.nodes.base.reference
+        """Return what a node starts from: podman's base image, or a folder."""
+        containers = self._runtime.containers
+        return (
+            containers.image_of(image_id) if image_id in self._saved else containers.base.reference
+        )
 
-    def create_image(
-        self,
-        instance_id: str,
-        name: str,
-        description: str,
-        tag_specifications: list[dict[str, Any]],
+    def create(
+        self, instance_id: str, name: str, description: str, tag_specifications: list[Any]
     ) -> Any:
-        instance = self.get_instance(instance_id)
-        teeth.require_running(instance)
-        teeth.require_new_image_name(self, name)
+        instance = self._ec2.get_instance(instance_id)
+        refusals.require_running(instance)
+        refusals.require_new_image_name(self._ec2, name)
         image_id = random_ami_id()
-        image = self.amis[image_id] = LocalAmi(
-            self,
+        image = self._ec2.amis[image_id] = LocalAmi(
+            self._ec2,
             image_id,
             size_gib=_root_size_of(instance),
             instance=instance,
@@ -127,85 +129,63 @@ class ImagesBackend(EC2Backend):
             snapshot_description=f"Created by CreateImage({instance_id}) for {image_id}",
         )
         image.state = image.ebs_snapshot.status = "pending"
-        for resource, kind in ((image, "image"), (image.ebs_snapshot, "snapshot")):
-            resource.add_tags(_tags_of(tag_specifications, kind))
-        reboot = instance.state == "running" and not _is_no_reboot()
-        self.saved_images.add(image.id)
-        future = self.nodes.save_image(instance_id, image.id, reboot=reboot)
-        ready_at = self.clock.time() + self.faults.now.times.image_s
-        self._commits[image.id] = Commit(future, ready_at, instance_id if reboot else "")
+        image.add_tags(_tags_of(tag_specifications, "image"))
+        image.ebs_snapshot.add_tags(_tags_of(tag_specifications, "snapshot"))
+        self._saved.add(image_id)
+        reboot = not _is_no_reboot()
+        future = self._runtime.containers.save_image(instance_id, image_id, reboot=reboot)
+        ready_at = self._runtime.now() + self._runtime.faults.now.times.image_s
+        self.copies[image_id] = DiskCopy(future, ready_at, instance_id if reboot else "")
         return image
 
-    def _resume_images(self) -> None:
-        """Decide on the images that were in the making when the last server ended."""
-        self._offer_base_image()
-        for image_id in self.saved_images:
-            image = self.amis.get(image_id)
-            if image is not None and image.state == "pending":
-                found = self.nodes.has_image(image_id)
-                finish_image(image, "" if found else "the embedded cloud ended meanwhile")
-
-    def _finish_commits(self) -> bool:
-        now = self.clock.time()
-        done = {
-            id_: commit
-            for id_, commit in self._commits.items()
-            if commit.future.done() and commit.ready_at <= now
-        }
-        for image_id, commit in done.items():
-            del self._commits[image_id]
-            if image := self.amis.get(image_id):
-                error = commit.future.exception()
-                finish_image(image, str(error) if error else "")
+    def finish_copies(self) -> bool:
+        """Settle the images whose disks have been copied; return whether there were any."""
+        now = self._runtime.now()
+        done = [i for i, c in self.copies.items() if c.future.done() and c.ready_at <= now]
+        for image_id in done:
+            error = self.copies.pop(image_id).future.exception()
+            if image := self._ec2.amis.get(image_id):
+                image.finish(str(error) if error else "")
         if done:
-            self._remove_unused_images()
+            self.remove_unused()
         return bool(done)
 
-    def deregister_image(self, ami_id: str) -> None:
-        teeth.require_own_image(self, ami_id)
-        super().deregister_image(ami_id)
-        self._remove_unused_images()
+    def deregister(self, image_id: str) -> None:
+        refusals.require_own_image(self._ec2, image_id)
+        EC2Backend.deregister_image(self._ec2, image_id)
+        self.remove_unused()
 
-    def describe_snapshots(
-        self, snapshot_ids: list[str] | None = None, filters: Any = None
-    ) -> list[Any]:
-        """A snapshot holds what the disk held when it appeared, as on EC2.
+    def describe_snapshots(self, *arguments: Any, **named: Any) -> list[Any]:
+        """Return snapshots; a snapshot appears when its disk has been copied.
 
-        Copying a node's disk takes a while, so a snapshot appears when it has been copied.
+        EC2's snapshots hold what the disk held when they appeared, and a copy takes a while.
         """
-        copying = {id_ for id_, commit in self._commits.items() if not commit.future.done()}
-        found = super().describe_snapshots(snapshot_ids, filters)
+        copying = {id_ for id_, copy in self.copies.items() if not copy.future.done()}
+        found = EC2Backend.describe_snapshots(self._ec2, *arguments, **named)
         return [snapshot for snapshot in found if snapshot.from_ami not in copying]
 
     def delete_snapshot(self, snapshot_id: str) -> Any:
-        snapshot = super().delete_snapshot(snapshot_id)
-        self._remove_unused_images()
+        snapshot = EC2Backend.delete_snapshot(self._ec2, snapshot_id)
+        self.remove_unused()
         return snapshot
 
-    def _remove_unused_images(self) -> None:
-        """An image goes with the last of its AMI, its snapshot and the instances made from it."""
+    def remove_unused(self) -> None:
+        """Delete disks that no AMI, no snapshot, and no instance needs any more."""
         used = {
-            *self.amis,
-            *self._commits,
-            *(snapshot.from_ami for snapshot in self.snapshots.values()),
-            *(instance.image_id for instance in self._alive()),
+            *self._ec2.amis,
+            *self.copies,
+            *(snapshot.from_ami for snapshot in self._ec2.snapshots.values()),
+            *(instance.image_id for instance in self._ec2.live_instances()),
         }
-        for image_id in self.saved_images - used:
-            self.nodes.remove_image(image_id)
-            self.saved_images.discard(image_id)
+        for image_id in self._saved - used:
+            self._runtime.containers.remove_image(image_id)
+            self._saved.discard(image_id)
 
 
 def _root_size_of(instance: Instance) -> int:
-    """The size of an instance's root volume in GiB."""
+    """Return the size of an instance's root volume in GiB."""
     root = instance.block_device_mapping.get(instance.root_device_name)
     return int(root.size) if root and root.size else _BASE_GIB
-
-
-def finish_image(image: Any, error: str) -> None:
-    image.state = "failed" if error else "available"
-    image.ebs_snapshot.status = "error" if error else "completed"
-    if error:
-        image.state_reason = {"Code": "Server.InternalError", "Message": error}
 
 
 def _tags_of(specifications: Iterable[dict[str, Any]], resource: str) -> dict[str, str]:
@@ -218,5 +198,5 @@ def _tags_of(specifications: Iterable[dict[str, Any]], resource: str) -> dict[st
 
 
 def _is_no_reboot() -> bool:
-    """CreateImage's NoReboot, which moto does not hand on."""
+    """Return CreateImage's NoReboot, which moto does not pass on."""
     return has_request_context() and request.values.get("NoReboot", "").lower() == "true"

@@ -1,6 +1,6 @@
-"""How bad the embedded cloud's day is: slow machines, full zones, throttling, lost answers.
+"""Faults of the embedded cloud: slow machines, full zones, throttling, lost answers.
 
-A TOML file, validated here into frozen values; :mod:`infra.local.faults_in_force` acts by them.
+A TOML file, validated into frozen values; :class:`ActiveFaults` applies them in the server.
 """
 
 from __future__ import annotations
@@ -8,14 +8,20 @@ from __future__ import annotations
 import fnmatch
 import functools
 import json
+import logging
+import random
 import sys
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import botocore.session
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from infra.errors import UsageError
+from infra.local.state import StateFolder, write_atomically
 from infra.validation import explain_invalid, nearest
 
 if sys.version_info >= (3, 11):
@@ -25,12 +31,10 @@ else:
 
 Profile = Literal["instant", "fast", "metal"]
 Market = Literal["spot", "on-demand", "*"]
-Fate = Literal[
-    "never-boots", "dies", "no-ssh", "no-amx", "impaired", "spot-notice", "stops"
-]  # fmt: skip
+Fate = Literal["never-boots", "dies", "no-ssh", "no-amx", "impaired", "spot-notice", "stops"]
 
 _SERVICES = ("ec2", "ssm", "sts", "service-quotas")
-# AWS's own statuses of the codes that are worth trying again; everything else is the caller's fault:
+# AWS's HTTP statuses of the codes that are worth a retry; every other code is the caller's fault:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 _STATUS = {
     "InternalError": 500,
@@ -45,9 +49,7 @@ _STATUS = {
 
 @functools.cache
 def known_actions() -> frozenset[str]:
-    """The API actions that the tool can meet here."""
-    import botocore.session
-
+    """Return the API actions that the embedded cloud serves."""
     session = botocore.session.get_session()
     return frozenset(
         name for service in _SERVICES for name in session.get_service_model(service).operation_names
@@ -55,10 +57,16 @@ def known_actions() -> frozenset[str]:
 
 
 def _known_action(action: str) -> str:
-    # A rule for an action that does not exist would never act, and nobody would notice.
+    # A rule for an action that does not exist would never act, without any sign of it.
     if action != "*" and action not in known_actions():
         raise ValueError(f"an API action or '*'{nearest(action, known_actions())}")
     return action
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("an absolute path")
+    return path
 
 
 Action = Annotated[str, AfterValidator(_known_action)]
@@ -70,14 +78,14 @@ class _Section(BaseModel):
 
 
 class Times(_Section):
-    """Seconds that EC2 takes for a boot, an image, a termination."""
+    """Seconds that EC2 takes for a boot, an image, and a termination."""
 
     boot_s: float
     image_s: float
     terminate_s: float
 
 
-# Bare metal takes about 20 minutes to boot, 60 for an image, 5 to end; "metal" is 60 times faster.
+# Bare metal takes about 20 minutes to boot, 60 for an image, and 5 to end; "metal" is 60 times faster.
 PROFILES: dict[Profile, Times] = {
     "instant": Times(boot_s=0, image_s=0, terminate_s=0),
     "fast": Times(boot_s=0.3, image_s=0.3, terminate_s=0.2),
@@ -86,20 +94,20 @@ PROFILES: dict[Profile, Times] = {
 
 
 class Quota(_Section):
-    """vCPUs that may run at the same time, per market."""
+    """vCPUs that can run at the same time, per market."""
 
     on_demand_vcpus: int = Field(default=4096, ge=0)
     spot_vcpus: int = Field(default=4096, ge=0)
 
 
 class Spot(_Section):
-    """What a spot machine costs now: a lower highest price is refused."""
+    """The current spot price: a lower maximum price is refused."""
 
     usd_per_hour: float = Field(default=0, ge=0)
 
 
 class CapacityRule(_Section):
-    """``free`` machines fit in all where the rule matches; ``group``: only into placement groups."""
+    """Room for ``free`` matching machines in total; ``group``: only those in placement groups."""
 
     zone: str = "*"
     instance_type: str = "*"
@@ -107,25 +115,25 @@ class CapacityRule(_Section):
     group: bool = False
     free: int = Field(ge=0)
 
-    def matches(self, zone: str, instance_type: str, market: str, *, grouped: bool) -> bool:
-        """Whether this rule is about such a machine."""
+    def matches(self, pool: Any) -> bool:
+        """Return whether this rule applies to a :class:`infra.local.ec2_capacity.CapacityPool`."""
         return (
-            fnmatch.fnmatchcase(zone, self.zone)
-            and fnmatch.fnmatchcase(instance_type, self.instance_type)
-            and self.market in ("*", market)
-            and (grouped or not self.group)
+            fnmatch.fnmatchcase(pool.zone, self.zone)
+            and fnmatch.fnmatchcase(pool.instance_type, self.instance_type)
+            and self.market in ("*", pool.market)
+            and (pool.grouped or not self.group)
         )
 
 
 class ThrottleRule(_Section):
-    """The share of calls that are answered with RequestLimitExceeded."""
+    """The share of calls that EC2 answers with RequestLimitExceeded."""
 
     action: Action = "*"
     rate: float = Field(ge=0, le=1)
 
 
 class ErrorRule(_Section):
-    """``times`` calls fail after ``after`` good ones; ``effect``: they act, and the answer is lost."""
+    """``times`` calls fail after ``after`` good ones; ``effect``: they act, but their answer is lost."""
 
     action: Action = "*"
     code: str = "InternalError"
@@ -141,7 +149,7 @@ class ErrorRule(_Section):
 
 
 class MachineRule(_Section):
-    """What becomes of the n-th machine launched from now on, or of all; ``after_s`` once it runs."""
+    """The fate of the n-th machine launched from now on, or of all; ``after_s`` counts once it runs."""
 
     n: int | str = "*"
     fate: Fate
@@ -156,20 +164,13 @@ class MachineRule(_Section):
 
 
 class Iam(_Section):
-    """The policy of the tool's own user, a file."""
+    """The file with the IAM policy of the tool's user."""
 
-    policy: Path
-
-    @field_validator("policy")
-    @classmethod
-    def _absolute(cls, path: Path) -> Path:
-        if not path.is_absolute():
-            raise ValueError("an absolute path")
-        return path
+    policy: Annotated[Path, AfterValidator(_absolute)]
 
 
 class Faults(_Section):
-    """Everything that a faults file can say; the default is a perfect day."""
+    """The contents of a faults file; by default there are no faults."""
 
     seed: int = 0
     profile: Profile = "instant"
@@ -187,14 +188,14 @@ class Faults(_Section):
 
     @property
     def times(self) -> Times:
-        """The profile's times, less what the file says otherwise."""
+        """The profile's times, overridden by the file's own."""
         asked = {name: getattr(self, name) for name in Times.model_fields}
         overrides = {name: value for name, value in asked.items() if value is not None}
         return PROFILES[self.profile].model_copy(update=overrides)
 
 
 def parse_faults(text: str, source: str = "faults") -> Faults:
-    """A faults file's values; raises :class:`UsageError` naming the key, the value and what fits."""
+    """Return a file's values; raises :class:`UsageError` with the key, its value, and what is valid."""
     try:
         return Faults.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -204,17 +205,17 @@ def parse_faults(text: str, source: str = "faults") -> Faults:
 
 
 def read_faults(path: Path) -> tuple[Faults, str | None]:
-    """A faults file and the text of the policy that it names; raises :class:`UsageError`."""
+    """Return a file's values and the text of its policy; raises :class:`UsageError`."""
     try:
         faults = parse_faults(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{path} can't be read: {why}") from None
-    return faults, read_policy(faults.iam.policy) if faults.iam else None
+    return faults, _read_policy(faults.iam.policy) if faults.iam else None
 
 
-def read_policy(path: Path) -> str:
-    """The text of an IAM policy, which must be one; raises :class:`UsageError`."""
+def _read_policy(path: Path) -> str:
+    """Return the text of an IAM policy; raises :class:`UsageError` if the file has none."""
     try:
         text = path.read_text()
         policy = json.loads(text)
@@ -223,3 +224,99 @@ def read_policy(path: Path) -> str:
     if not (isinstance(policy, Mapping) and "Statement" in policy):
         raise UsageError(f"IAM policy {path}: expected an object with a Statement")
     return text
+
+
+@dataclass(frozen=True)
+class FaultsReport:
+    """The active faults: their file with its text, and all values, defaults included."""
+
+    file: str | None
+    text: str
+    values: dict[str, Any]
+
+
+def show_faults() -> FaultsReport:
+    """Return the active faults; raises :class:`UsageError` if their file is invalid."""
+    path, faults, text = StateFolder.of_user().faults, Faults(), ""
+    exists = path.exists()
+    if exists:
+        faults, _ = read_faults(path)
+        text = path.read_text()
+    values = faults.model_dump(mode="json") | faults.times.model_dump()
+    return FaultsReport(str(path) if exists else None, text, values)
+
+
+def put_faults(source: Path) -> None:
+    """Activate a copy of this file; raises :class:`UsageError` if it is invalid.
+
+    A running server reads it within half a second, and counts calls and machines from 0 again.
+    """
+    read_faults(source)
+    folder = StateFolder.of_user()
+    folder.create()
+    write_atomically(folder.faults, source.read_bytes())
+
+
+def clear_faults() -> None:
+    StateFolder.of_user().faults.unlink(missing_ok=True)
+
+
+class ActiveFaults:
+    """Follows a faults file; if it becomes invalid, logs that and keeps the last valid faults."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, ...] | None = None
+        self._activate(Faults(), None)
+
+    def _activate(self, faults: Faults, policy: str | None) -> None:
+        """Start with these faults: every count is 0."""
+        self.now = faults
+        self.policy = policy
+        self._random = random.Random(faults.seed)
+        self._calls: Counter[int] = Counter()
+        self._launched = 0
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed; without a file there are no faults."""
+        stamp = _stamp_of(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        if stamp is None:
+            self._activate(Faults(), None)
+            return
+        try:
+            self._activate(*read_faults(self._path))
+        except UsageError as error:
+            logging.error("faults unchanged: %s", error.message)
+
+    def is_throttled(self, action: str) -> bool:
+        """Return whether this call exceeds the limit; every matching rule draws once."""
+        rates = [rule.rate for rule in self.now.throttle if rule.action in ("*", action)]
+        draws = [self._random.random() < rate for rate in rates]
+        return any(draws)
+
+    def find_error(self, action: str) -> ErrorRule | None:
+        """Return the rule by which this call fails. The rules after it do not count the call."""
+        for number, rule in enumerate(self.now.error):
+            if rule.action not in ("*", action):
+                continue
+            count = self._calls[number]
+            self._calls[number] += 1
+            if rule.after <= count < rule.after + rule.times:
+                return rule
+        return None
+
+    def next_fate(self) -> MachineRule | None:
+        """Return the fate of the machine that is being launched."""
+        number, self._launched = self._launched, self._launched + 1
+        return next((rule for rule in self.now.machine if rule.n in (number, "*")), None)
+
+
+def _stamp_of(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

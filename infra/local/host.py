@@ -1,4 +1,4 @@
-"""What this machine has and lends: programs, free address ranges, CPUs, its trust and pip's sources."""
+"""The host: required programs, free address ranges, CPUs, certificates, and pip's sources."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.local.engine import Mount
+from infra.local.podman import Mount
 
 IPv4Network = ipaddress.IPv4Network
 
-# EC2's own default range first, then its neighbours: https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
+# EC2's default range first, then its neighbors: https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
 CANDIDATE_RANGES = tuple(
     ipaddress.IPv4Network(f"{prefix}.0.0/16")
     for prefix in [f"172.{n}" for n in range(31, 15, -1)] + [f"10.{n}" for n in range(200, 250)]
@@ -48,15 +48,15 @@ def check_prerequisites(
     has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
     user_id: Callable[[], int] = os.geteuid,
 ) -> None:
-    """Raise :class:`UsageError` with one line for what the embedded cloud lacks here, and the remedy."""
+    """Raise :class:`UsageError` with what the embedded cloud lacks here, and how to get it."""
     if system != "Linux":
         raise UsageError(
-            f"the embedded cloud needs Linux (its machines are containers); this is {system}",
-            hint="use it on a Linux machine, or use AWS: --cloud aws",
+            f"the embedded cloud needs Linux (its instances are containers); this is {system}",
+            hint="use a Linux machine, or AWS: --cloud aws",
         )
     if user_id() != 0:
         raise UsageError(
-            "the embedded cloud needs root: its machines have addresses of their own",
+            "the embedded cloud needs root, to give its instances addresses",
             hint="run the same command with sudo",
         )
     if missing := sorted({p for name, p in _PACKAGES.items() if not has_program(name)}):
@@ -78,7 +78,7 @@ def check_prerequisites(
 def used_ranges(
     run: Callable[[Sequence[str]], str] | None = None, resolv_conf: Path = Path("/etc/resolv.conf")
 ) -> list[IPv4Network]:
-    """Every IPv4 range that this machine has a route, an address or a name server in."""
+    """Return the IPv4 ranges of this machine's routes, addresses, and name servers."""
     text = (run or _output)(["ip", "-json", "-4", "route", "show", "table", "all"])
     routes = [str(route.get("dst", "default")) for route in json.loads(text or "[]")]
     servers = [
@@ -87,7 +87,7 @@ def used_ranges(
         if line.startswith("nameserver ") and ":" not in line
     ]
     ranges = [ipaddress.IPv4Network(r, strict=False) for r in routes + servers if r != "default"]
-    # Halves of everything are how VPNs write a default route.
+    # VPNs write a default route as two halves of the address space.
     return [r for r in ranges if r.prefixlen >= 8]
 
 
@@ -96,19 +96,19 @@ def _output(command: Sequence[str]) -> str:
 
 
 def choose_range(used: Iterable[IPv4Network]) -> IPv4Network:
-    """The first candidate that overlaps nothing that is used; raises :class:`UsageError`."""
+    """Return the first candidate that overlaps no used range; raises :class:`UsageError`."""
     taken = list(used)
     for candidate in CANDIDATE_RANGES:
         if not any(candidate.overlaps(other) for other in taken):
             return candidate
     raise UsageError(
-        "no free private address range is left for the embedded cloud",
+        "the embedded cloud found no free private address range",
         hint="remove unused container networks: podman network prune",
     )
 
 
 def gateway_of(network: IPv4Network) -> str:
-    """The host's own address in a range: the first one, which EC2 reserves for the router too."""
+    """Return the host's address in a range: the first, which EC2 reserves for the router."""
     return str(network[1])
 
 
@@ -118,7 +118,7 @@ def gateway_of(network: IPv4Network) -> str:
 def choose_cpus(
     count: int, in_use: Iterable[Sequence[int]], available: Sequence[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """CPUs for ``count`` more nodes: a quarter of the machine's each, the least used ones first."""
+    """Choose CPUs for ``count`` more nodes: a quarter of the machine each, the least used first."""
     cpus = sorted(os.sched_getaffinity(0)) if available is None else list(available)
     size = max(1, len(cpus) // 4)
     uses = dict.fromkeys(cpus, 0)
@@ -135,8 +135,8 @@ def choose_cpus(
 
 # pip and certificates
 
-# The options that decide from where packages come; the rest of a pip configuration (caches, target
-# folders, …) is about the host itself.
+# The options that decide where packages come from; all others (caches, target folders, …) concern
+# only the host.
 _PIP_OPTIONS = frozenset(
     {
         "cert", "index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy",
@@ -147,7 +147,7 @@ _PIP_OPTIONS = frozenset(
 
 
 def pip_config_files(environment: Mapping[str, str], home: Path) -> list[Path]:
-    """pip's configuration files, weakest first: https://pip.pypa.io/en/stable/topics/configuration/"""
+    """Return pip's configuration files, weakest first: https://pip.pypa.io/en/stable/topics/configuration/"""
     if environment.get("PIP_CONFIG_FILE") == os.devnull:
         return []
     config_home = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
@@ -167,7 +167,7 @@ def pip_config_files(environment: Mapping[str, str], home: Path) -> list[Path]:
 def merge_pip_config(
     files: Iterable[Path], environment: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """What pip would read on this machine about its sources: files, then `PIP_…` variables on top."""
+    """Merge this machine's settings of pip's sources: files, then `PIP_…` variables."""
     merged: dict[str, dict[str, str]] = {"global": {}}
     for file in files:
         parser = configparser.RawConfigParser()
@@ -183,7 +183,7 @@ def merge_pip_config(
     for variable, value in environment.items():
         name = variable.removeprefix("PIP_").lower().replace("_", "-")
         if variable.startswith("PIP_") and name in _PIP_OPTIONS and value:
-            # A variable beats every file, also a file's section for one command.
+            # A variable overrides every file, even its sections for single commands.
             for options in merged.values():
                 options.pop(name, None)
             merged["global"][name] = value
@@ -191,7 +191,7 @@ def merge_pip_config(
 
 
 def render_pip_config(config: Mapping[str, Mapping[str, str]]) -> str:
-    """The same as the text of a pip.conf, lists one entry per line."""
+    """Render a pip.conf with one list entry per line."""
     lines: list[str] = []
     for section, options in config.items():
         lines.append(f"[{section}]")
@@ -203,7 +203,7 @@ def render_pip_config(config: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def local_sources(config: Mapping[str, Mapping[str, str]]) -> list[Path]:
-    """The folders of this machine from which that configuration takes packages."""
+    """Return the local folders from which a configuration takes packages."""
     folders: set[Path] = set()
     for options in config.values():
         for key in ("find-links", "index-url", "extra-index-url"):
@@ -212,7 +212,7 @@ def local_sources(config: Mapping[str, Mapping[str, str]]) -> list[Path]:
                 path = Path(entry.removeprefix("file://")).expanduser()
                 if (is_url and not entry.startswith("file:///")) or not path.is_absolute():
                     continue
-                # The pages of a simple index link to files beside it.
+                # The pages of a simple index link to files next to it.
                 folder = path.parent if path.name == "simple" else path
                 if folder.exists() and folder != Path("/"):
                     folders.add(folder.resolve() if folder.is_symlink() else folder)
@@ -220,7 +220,7 @@ def local_sources(config: Mapping[str, Mapping[str, str]]) -> list[Path]:
 
 
 def ca_bundle(pip_cert: str, environment: Mapping[str, str]) -> Path | None:
-    """The certificates that this machine's user trusts; ``None`` where there is no such file."""
+    """Return the user's certificate bundle; ``None`` without one."""
     names = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
     candidates = [pip_cert, *(environment.get(name, "") for name in names)]
     for candidate in [*candidates, CA_BUNDLE]:
@@ -230,11 +230,11 @@ def ca_bundle(pip_cert: str, environment: Mapping[str, str]) -> Path | None:
 
 
 def node_mounts(pip_conf: Path, environment: Mapping[str, str] | None = None) -> tuple[Mount, ...]:
-    """Write the nodes' pip.conf, and list what every node sees of this machine, read-only."""
+    """Write the nodes' pip.conf, and return the host's files and folders that every node can read."""
     variables = os.environ if environment is None else environment
     config = merge_pip_config(pip_config_files(variables, Path.home()), variables)
     bundle = ca_bundle(config["global"].pop("cert", ""), variables)
-    # On the node the host's certificates lie where Debian keeps its own.
+    # On the node, the host's certificates replace Debian's.
     config["global"]["cert"] = CA_BUNDLE
     pip_conf.write_text(render_pip_config(config))
     pip_conf.chmod(0o644)

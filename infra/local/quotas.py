@@ -1,4 +1,4 @@
-"""Service Quotas of the embedded cloud: the vCPUs that the faults file allows."""
+"""Service Quotas: the vCPUs that the faults file allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moto.servicequotas.exceptions import NoSuchResource
 from moto.servicequotas.models import ServiceQuotasBackend, servicequotas_backends
 
 from infra.local.ec2_capacity import ON_DEMAND_QUOTA, SPOT_QUOTA
-from infra.local.faults_in_force import FaultsInForce
+from infra.local.faults import ActiveFaults
 
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
 _NAMES = {
@@ -20,16 +20,14 @@ _NAMES = {
 
 
 class LocalQuotas(ServiceQuotasBackend):
-    """EC2's two quotas, as they are in force now."""
+    """EC2's two quotas, as the active faults set them."""
 
-    def __init__(self, region_name: str, account_id: str, *, faults: FaultsInForce) -> None:
+    def __init__(self, region_name: str, account_id: str, *, faults: ActiveFaults) -> None:
         super().__init__(region_name, account_id)
         self._faults = faults
 
-    @property
-    def _url_module(self) -> Any:
-        """moto looks for the API's URLs beside a backend's own module."""
-        return urls
+    # moto looks for the API's URLs beside a backend's module.
+    _url_module = urls
 
     def get_service_quota(self, service_code: str, quota_code: str) -> dict[str, Any]:
         if service_code != "ec2" or quota_code not in _NAMES:
@@ -49,8 +47,8 @@ class LocalQuotas(ServiceQuotasBackend):
         }
 
 
-def show_quotas(account: str, faults: FaultsInForce) -> None:
-    """Have moto's Service Quotas answer these quotas in every region."""
+def show_quotas(account: str, faults: ActiveFaults) -> None:
+    """Make moto's Service Quotas answer these quotas in every region."""
     regions = servicequotas_backends[account]
     regions.clear()
     regions.backend = functools.partial(LocalQuotas, faults=faults)

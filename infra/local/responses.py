@@ -1,4 +1,4 @@
-"""EC2's API calls that moto answers wrongly, or not at all. moto's server finds them by name."""
+"""EC2's API calls that moto answers incorrectly, or not at all. moto's server finds them by name."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from moto.core.types import Base64EncodedString
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
-from infra.local import teeth
-from infra.local.clock import as_moto_time
-from infra.local.ec2_launch import LaunchWish
-from infra.local.ec2_visibility import observe, resources
+from infra.local import refusals
+from infra.local.ec2_launches import LaunchRequest
 
 _HOME_REGION = "us-east-1"
-# Where a machine that has just been launched may have come back to, a request sent twice sees it.
+# moto answers "pending" to every launch; a repeated request must see the state of its instances.
 _RUN_STATE = "RunInstances.Reservation.Instances.Instance.State"
 
 
 class LocalEC2Response(EC2Response):
-    """EC2's answers, with those of the embedded cloud in place of some of moto's."""
+    """moto's responses, with those of the embedded cloud where they differ."""
 
     RESPONSE_KEY_PATH_TO_TRANSFORMER: ClassVar[dict[str, Callable[[Any], Any]]] = {
         path: transform
@@ -30,7 +28,7 @@ class LocalEC2Response(EC2Response):
     }
 
     def call_action(self) -> Any:
-        with observe(self.ec2_backend, str(self._get_action())):
+        with self.ec2_backend.visibility.observe(str(self._get_action())):
             return super().call_action()
 
     def serialized(self, action_result: Any) -> Any:
@@ -40,8 +38,8 @@ class LocalEC2Response(EC2Response):
     # Instances
 
     def run_instances(self) -> Any:
-        wish = LaunchWish.of(self._get_param, self.querystring)
-        with self.ec2_backend.asked(wish):
+        request = LaunchRequest.of(self._get_param, self.querystring)
+        with self.ec2_backend.launches.requested(request):
             return super().run_instances()
 
     def describe_instance_status(self) -> ActionResult:
@@ -52,28 +50,29 @@ class LocalEC2Response(EC2Response):
             self._get_bool_param("IncludeAllInstances", False),
             [{"name": name, "values": values} for name, values in filters.items()],
         )
-        wanted = filters.get("instance-status.status")
+        shown = filters.get("instance-status.status")
+        status_of = ec2.lifecycle.status_of
         statuses = [
             {
                 "InstanceId": instance.id,
                 "AvailabilityZone": instance.placement.zone,
                 "InstanceState": instance.instance_state,
-                "InstanceStatus": {"Status": ec2.status_of(instance)},
-                "SystemStatus": {"Status": ec2.status_of(instance)},
+                "InstanceStatus": {"Status": status_of(instance)},
+                "SystemStatus": {"Status": status_of(instance)},
             }
             for instance in found
-            if not wanted or ec2.status_of(instance) in wanted
+            if not shown or status_of(instance) in shown
         ]
         return ActionResult({"InstanceStatuses": statuses})
 
     def get_console_output(self) -> ActionResult:
         ec2 = self.ec2_backend
         instance = ec2.get_instance(self._get_param("InstanceId"))
-        text = ec2.console_of(instance)
+        text = ec2.instances.console_of(instance)
         return ActionResult(
             {
                 "InstanceId": instance.id,
-                "Timestamp": as_moto_time(ec2.clock.time()),
+                "Timestamp": ec2.runtime.moto_now(),
                 "Output": Base64EncodedString.from_raw_string(text) if text else None,
             }
         )
@@ -83,7 +82,7 @@ class LocalEC2Response(EC2Response):
     def create_placement_group(self) -> ActionResult:
         tags = self._parse_tag_specification("placement-group").get("placement-group", {})
         self.error_on_dryrun()
-        group = self.ec2_backend.create_placement_group(
+        group = self.ec2_backend.placement_groups.create(
             self._get_param("GroupName"), self._get_param("Strategy", "cluster"), tags
         )
         return ActionResult({"PlacementGroup": group})
@@ -91,23 +90,24 @@ class LocalEC2Response(EC2Response):
     def describe_placement_groups(self) -> ActionResult:
         self.error_on_dryrun()
         names = [*self._get_param("GroupNames", []), *self._get_param("GroupIds", [])]
-        groups = self.ec2_backend.describe_placement_groups(names, self._filters_from_querystring())
+        filters = self._filters_from_querystring()
+        groups = self.ec2_backend.placement_groups.describe(names, filters)
         return ActionResult({"PlacementGroups": groups})
 
     def delete_placement_group(self) -> EmptyResult:
         self.error_on_dryrun()
-        self.ec2_backend.delete_placement_group(self._get_param("GroupName"))
+        self.ec2_backend.placement_groups.delete(self._get_param("GroupName"))
         return EmptyResult()
 
     # Tags and regions
 
     def create_tags(self) -> Any:
-        known = resources(self.ec2_backend)
-        teeth.require_taggable(known, self._get_param("Resources", []))
+        known = self.ec2_backend.visibility.resources()
+        refusals.require_taggable(known, self._get_param("Resources", []))
         return super().create_tags()
 
     def describe_regions(self) -> ActionResult:
-        """The regions that this embedded cloud has: each of them costs a network of its own."""
+        """List the regions that were opened: each one needs its own network."""
         self.error_on_dryrun()
         opened = {_HOME_REGION, *ec2_backends[self.current_account].keys()}
         names = set(self._get_param("RegionNames", []))

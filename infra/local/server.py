@@ -1,7 +1,7 @@
-"""The embedded cloud's background process: moto's EC2, SSM and STS on a loopback port.
+"""The embedded cloud's background process: moto's EC2, SSM, and STS on a loopback port.
 
-`python -m infra.local.server FOLDER REGION` loads the saved state, starts what it says, answers on
-a port of 127.0.0.1, and returns once it does: the process itself goes on in the background.
+`python -m infra.local.server FOLDER REGION BASE_IMAGE DESCRIPTION` loads the saved state, starts its
+nodes, listens on a port of 127.0.0.1, and then returns while a child process serves.
 """
 
 from __future__ import annotations
@@ -16,55 +16,56 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
+from moto.moto_server.werkzeug_app import MotoRequestHandler
+from werkzeug.serving import make_server
+
 from infra.errors import CloudError, SprError
 from infra.local.application import Application
 from infra.local.base_image import BaseImage
-from infra.local.engine import open_engine
+from infra.local.containers import NodeContainers
 from infra.local.host import node_mounts
-from infra.local.nodes import Nodes
+from infra.local.podman import open_podman
 from infra.local.state import ServerAddress, StateFolder
 
 _WATCH_S = 0.5
 
 
-def watch(application: Application, stop: threading.Event) -> None:
-    """Notice within half a second what nodes do by themselves."""
-    while not stop.wait(_WATCH_S):
+def watch(application: Application) -> None:
+    """Notice within half a second what the nodes do themselves."""
+    while not threading.Event().wait(_WATCH_S):
         with application.lock:
             application.reconcile()
 
 
 def hold_lock(folder: StateFolder) -> IO[str]:
-    """Hold the lock that says that the server lives, as long as the file is open."""
+    """Take the lock that marks a running server, until the file is closed."""
     file = folder.server_lock.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise CloudError("another server has this embedded cloud") from None
+        raise CloudError("another server is running this embedded cloud") from None
     return file
 
 
 def bind(application: Application, folder: StateFolder) -> Any:
-    """A server on the port of last time, else on a free one."""
-    from moto.moto_server.werkzeug_app import MotoRequestHandler
-    from werkzeug.serving import make_server
+    """Return a server on the last server's port, or on any free port."""
 
-    last = ServerAddress.read(folder)
-    for port in [last.port] if last else []:
+    def listen(port: int) -> Any:
+        return make_server(
+            "127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler
+        )
+
+    if last := ServerAddress.read(folder):
         try:
-            return _make(make_server, port, application, MotoRequestHandler)
+            return listen(last.port)
         except (OSError, SystemExit):
-            logging.info("port %d is taken", port)
-    return _make(make_server, 0, application, MotoRequestHandler)
-
-
-def _make(make_server: Any, port: int, application: Application, handler: Any) -> Any:
-    return make_server("127.0.0.1", port, application, threaded=True, request_handler=handler)
+            logging.info("port %d is taken", last.port)
+    return listen(0)
 
 
 def serve(server: Any, application: Application) -> None:
-    """Serve until the end of the process; SIGTERM waits for the request in hand."""
+    """Serve until the process ends; SIGTERM waits for the current request."""
 
     def end(_signal: int, _frame: object) -> None:
         application.lock.acquire(timeout=30)
@@ -72,9 +73,7 @@ def serve(server: Any, application: Application) -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(
-        target=watch, args=(application, threading.Event()), name="watch", daemon=True
-    ).start()
+    threading.Thread(target=watch, args=(application,), name="watch", daemon=True).start()
     server.serve_forever()
 
 
@@ -83,14 +82,16 @@ def main(argv: list[str]) -> int:
     base = BaseImage(argv[2], argv[3])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     lock = hold_lock(folder)
-    nodes = Nodes(open_engine(folder.root), folder, base, node_mounts(folder.pip_conf))
-    application = Application(nodes, folder)
+    containers = NodeContainers(
+        open_podman(folder.root), folder, base, node_mounts(folder.pip_conf)
+    )
+    application = Application(containers, folder)
     application.load(suspended=folder.suspended.exists())
     application.open_region(region)
     folder.suspended.unlink(missing_ok=True)
     server = bind(application, folder)
     if child := os.fork():
-        # Whoever started us sees that the cloud is ready; the child has the lock and the port.
+        # The caller now knows that the cloud is ready; the child has the lock and the port.
         ServerAddress(child, server.port).write(folder)
         os._exit(0)
     os.setsid()

@@ -1,4 +1,4 @@
-"""The folder in which an embedded cloud keeps everything: settings, snapshot of EC2's state, log."""
+"""The state folder of an embedded cloud: settings, snapshot of EC2's state, images, log."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,83 +17,67 @@ from typing import Any
 from infra.errors import CloudError
 
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
-# Where the server tells about itself, beside EC2's API.
+# The server's own status page, next to EC2's API.
 STATUS_PATH = "/spr-cluster/status"
-# A snapshot is a pickle of moto's objects and ours, so no other release of either must load it.
-_FORMAT = 2
+# A snapshot is a pickle of moto's objects and ours, so another release of either must not load it.
+_FORMAT = 3
+
+
+class _FolderPath:
+    """A file or folder inside a :class:`StateFolder`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: StateFolder, _: object = None) -> Path:
+        return folder.root / self._name
 
 
 @dataclass(frozen=True)
 class StateFolder:
-    """Paths of one embedded cloud; ``key`` sets its containers apart from those of others."""
+    """The paths of one embedded cloud; ``key`` distinguishes its containers from those of others."""
 
     root: Path
 
+    server_lock = _FolderPath("server.lock")
+    server_file = _FolderPath("server.json")
+    log = _FolderPath("server.log")
+    snapshot = _FolderPath("ec2.pickle")
+    # Exists after `local stop`, which stops the nodes from outside.
+    suspended = _FolderPath("suspended")
+    # The server follows this file.
+    faults = _FolderPath("faults.toml")
+    pip_conf = _FolderPath("pip.conf")
+    # One folder with a whole disk per AMI created here.
+    images = _FolderPath("images")
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
+
     @staticmethod
     def of_user() -> StateFolder:
-        """The folder of whoever calls: below ``SPR_CLUSTER_HOME``, else ``~/.spr-cluster``.
+        """Return this user's folder: in ``SPR_CLUSTER_HOME``, which defaults to ``~/.spr-cluster``.
 
-        ``SPR_CLUSTER_LOCAL_CLOUD`` names another one: several homes, as laptops, with one cloud.
+        ``SPR_CLUSTER_LOCAL_CLOUD`` overrides it, so that several homes can share one cloud.
         """
         if chosen := os.environ.get("SPR_CLUSTER_LOCAL_CLOUD"):
             return StateFolder(Path(chosen).expanduser().resolve())
         home = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
         return StateFolder(Path(home).expanduser().resolve() / ".local-cloud")
 
-    @property
-    def key(self) -> str:
-        return hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
-
-    @property
-    def server_lock(self) -> Path:
-        return self.root / "server.lock"
-
-    @property
-    def server_file(self) -> Path:
-        return self.root / "server.json"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "server.log"
-
-    @property
-    def snapshot(self) -> Path:
-        return self.root / "ec2.pickle"
-
-    @property
-    def suspended(self) -> Path:
-        """Exists after ``local stop``: the nodes were stopped from outside, not by themselves."""
-        return self.root / "suspended"
-
-    @property
-    def faults(self) -> Path:
-        """What the server does slowly, badly or not at all; it follows the file."""
-        return self.root / "faults.toml"
-
-    @property
-    def pip_conf(self) -> Path:
-        return self.root / "pip.conf"
-
-    @property
-    def images(self) -> Path:
-        """A folder per AMI made here, which holds a whole disk."""
-        return self.root / "images"
-
     def seed(self, instance_id: str) -> Path:
         return self.root / "seeds" / instance_id
 
-    def remove_seed(self, instance_id: str) -> None:
-        shutil.rmtree(self.seed(instance_id), ignore_errors=True)
-
     def create(self) -> None:
-        """Make the folder, for its owner alone: user data can hold secrets."""
+        """Create the folder for its owner only: user data can contain secrets."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextmanager
     def command_lock(self) -> Iterator[None]:
-        """Only one command at a time starts, stops or resets this cloud.
+        """Let only one command at a time start, stop, or reset this cloud.
 
-        The lock lies beside the folder, because ``reset`` removes the folder itself.
+        The lock is a file next to the folder, because ``reset`` removes the folder.
         """
         path = self.root.with_name(f"{self.root.name}.lock")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,7 +86,7 @@ class StateFolder:
             yield
 
     def is_server_alive(self) -> bool:
-        """The server holds its lock as long as it lives; the kernel frees it however it dies."""
+        """Return whether a server holds its lock, which the kernel releases however a server ends."""
         try:
             with self.server_lock.open("r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +99,7 @@ class StateFolder:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where the running server is; the port is kept for the next start."""
+    """The process and port of the server; the next server uses the same port, if it is free."""
 
     pid: int
     port: int
@@ -126,13 +109,11 @@ class ServerAddress:
         return f"http://127.0.0.1:{self.port}"
 
     def write(self, folder: StateFolder) -> None:
-        write_atomically(
-            folder.server_file, json.dumps({"pid": self.pid, "port": self.port}).encode()
-        )
+        write_atomically(folder.server_file, json.dumps(asdict(self)).encode())
 
     @staticmethod
     def read(folder: StateFolder) -> ServerAddress | None:
-        """The address of the last server; ``None`` where there is none or the file is broken."""
+        """Return the last server's address; ``None`` without a valid file."""
         try:
             values = json.loads(folder.server_file.read_text())
             return ServerAddress(int(values["pid"]), int(values["port"]))
@@ -141,7 +122,7 @@ class ServerAddress:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that a crash at any moment leaves the old or the new content, whole."""
+    """Replace a file so that a crash leaves either the old or the new content, complete."""
     temporary = path.with_name(f"{path.name}.new")
     with temporary.open("wb") as file:
         file.write(content)
@@ -151,18 +132,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def save_snapshot(folder: StateFolder, backends: dict[str, Any]) -> None:
-    """Write the state of EC2 in every region that was used."""
+    """Save the state of EC2 in every region that was used."""
     envelope = {"format": _FORMAT, "moto": version("moto"), "backends": pickle.dumps(backends)}
     write_atomically(folder.snapshot, pickle.dumps(envelope))
 
 
 def load_snapshot(folder: StateFolder) -> dict[str, Any]:
-    """The state that was saved last, by region; nothing where nothing was saved.
-
-    Raises :class:`CloudError` where the file can't be used.
-    """
+    """Return the saved state by region; raises :class:`CloudError` if the file can't be used."""
     try:
-        # The folder belongs to this user alone, so its pickles are as trusted as their own files.
+        # Only this user can write to the folder, so its pickles are as trusted as the user's other files.
         envelope = pickle.loads(folder.snapshot.read_bytes())
         if (envelope["format"], envelope["moto"]) == (_FORMAT, version("moto")):
             return dict(pickle.loads(envelope["backends"]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from infra.local.engine import choose_runtime
+from infra.local.podman import choose_runtime
 from tests.e2e.conftest import Baked, CommandLine, LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

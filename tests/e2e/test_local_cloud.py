@@ -224,7 +224,7 @@ def test_a_clone_of_an_image_is_a_machine_of_its_own(session: Session, pair: lis
     ec2.deregister_image(ImageId=image_id)
     (snapshot_id,) = image.snapshot_ids
     ec2.delete_snapshot(SnapshotId=snapshot_id)
-    assert image_id not in str(status().possessions.images)
+    assert image_id not in str(status().resources.images)
 
 
 def test_stop_and_start_keep_disk_and_address(session: Session) -> None:
@@ -272,14 +272,14 @@ def test_stop_suspends_and_the_next_command_resumes(
 ) -> None:
     stop()
     assert not status().running
-    assert {i.state for i in status().possessions.instances} == {"stopped"}
+    assert {i.state for i in status().resources.instances} == {"stopped"}
     session.open()
     assert [machine.wait_for_ssh().state() for machine in pair] == ["running", "running"]
 
     assert main(["local", "status", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["running"] is True
-    assert {i["id"] for i in told["possessions"]["instances"]} == {m.id for m in pair}
+    assert {i["id"] for i in told["resources"]["instances"]} == {m.id for m in pair}
 
 
 def test_reset_leaves_nothing_even_after_the_worst(
@@ -287,7 +287,7 @@ def test_reset_leaves_nothing_even_after_the_worst(
 ) -> None:
     folder = StateFolder.of_user()
     before: LocalStatus = status()
-    assert before.possessions.instances
+    assert before.resources.instances
     assert folder.key in leftovers(folder.key)
     folder.snapshot.write_bytes(b"broken")
     folder.server_file.write_text("broken")
@@ -296,4 +296,4 @@ def test_reset_leaves_nothing_even_after_the_worst(
         assert "not running" in capsys.readouterr().out
         assert leftovers(folder.key) == ""
         assert not folder.root.exists()
-    assert status().possessions.base_images == before.possessions.base_images
+    assert status().resources.base_images == before.resources.base_images

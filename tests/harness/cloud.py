@@ -16,17 +16,17 @@ from typing import Any, TextIO
 
 from infra.clients import Clients, connect
 from infra.cloud import Cloud
-from infra.local.engine import ContainerSpec
+from infra.local.podman import ContainerSpec
 from tests.harness.shared_time import SharedTime
 from tests.harness.simulated_machines import SimulatedMachines, host_key_of
 from tests.infra.hasty_time import AtOnce
-from tests.infra.local.fakes import Endpoint, FakeCloud, FakeEngine, state_folder
+from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, state_folder
 
 _START_S = 60
 CALLER = "203.0.113.7/32"
 
 
-class SimulatedEngine(FakeEngine):
+class SimulatedEngine(FakePodman):
     """podman as a dictionary; its containers are simulated machines."""
 
     def __init__(self, machines: SimulatedMachines) -> None:
@@ -156,7 +156,7 @@ def _serve(root: Path, commands: TextIO) -> None:
         folder = state_folder(root / f"cloud-{number}")
         with endpoint.serve(folder, engine, clock=time, saving=False) as cloud:
             engine.cloud = cloud
-            cloud.application._nodes._background = AtOnce()  # type: ignore[assignment]
+            cloud.application.runtime.containers._background = AtOnce()  # type: ignore[assignment]
             line = _answer(cloud, line, commands)
 
 
@@ -193,7 +193,7 @@ def list_left(cloud: FakeCloud) -> list[str]:
             *(image.id for image in backend.amis.values() if image.owner_id == backend.account_id),
             *(group.id for group in groups if group.name != "default"),
             *backend.key_pairs,
-            *backend.placement_groups,
+            *backend.placement_groups.by_name,
             *backend.launch_templates,
             *(r.id for r in backend.spot_instance_requests.values() if r.state == "active"),
             *(address.allocation_id for address in backend.addresses),

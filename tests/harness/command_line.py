@@ -32,7 +32,7 @@ from infra.aws import open_aws_cloud
 from infra.clients import Clients, connect
 from infra.cloud import DEFAULT_REGION, Cloud
 from infra.local.ec2_visibility import READS
-from infra.local.wire import Answer, Call, read_call
+from infra.local.requests import Reply, read_call
 from infra.open_cloud import open_cloud
 from jobs.cli import main
 from jobs.cli.commands import COMMANDS
@@ -86,20 +86,20 @@ class ApiCallLog:
         self._answer = answer
         self.calls: list[ApiCall] = []
         self.before: list[Callable[[ApiCall], None]] = []
-        self.instead: Answer | None = None
+        self.instead: Reply | None = None
         """The answer to every call, such as a network's login page."""
 
     def __call__(self, environ: dict[str, Any]) -> Any:
         call = read_call(environ)
-        seen = ApiCall(f"{call.service}:{call.action}", _parameters(call), call.region)
+        seen = ApiCall(f"{call.service}:{call.action}", _parameters(call.body), call.region)
         self.calls.append(seen)
         for tell in self.before:
             tell(seen)
         return self.instead or self._answer(environ)
 
 
-def _parameters(call: Call) -> dict[str, str]:
-    form = parse_qs(call.body.decode("utf-8", "replace"))
+def _parameters(body: bytes) -> dict[str, str]:
+    form = parse_qs(body.decode("utf-8", "replace"))
     return {key: values[0] for key, values in form.items()}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cluster.local_files import ClusterFiles, home
-from infra.local.wire import Answer
+from infra.local.requests import Reply
 from provision.host import Result
 from provision.host_keys import pin_host_keys
 from tests.harness.command_line import CommandLine, files_at_home, open_command_line
@@ -148,7 +148,7 @@ def remove_default_vpc(line: CommandLine) -> None:
 
 def show_login_page(line: CommandLine) -> None:
     page = b"<!doctype html><title>Welcome to our hotel</title>"
-    line.call_log.instead = Answer("200 OK", (("Content-Type", "text/html"),), page)
+    line.call_log.instead = Reply("200 OK", (("Content-Type", "text/html"),), page)
 
 
 def be_unreachable(line: CommandLine) -> None:

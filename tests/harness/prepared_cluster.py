@@ -48,9 +48,7 @@ def restore(world: SimulatedCloud, prepared: PreparedCluster) -> None:
     with application.lock:
         for region, backend in pickle.loads(prepared.regions).items():
             application._regions[region] = backend
-            backend.resume(
-                application._nodes, application._clock, application.faults, suspended=False
-            )
+            backend.resume(application.runtime, suspended=False)
     for record, before in zip(_records(world), prepared.records, strict=True):
         record[:] = before
 

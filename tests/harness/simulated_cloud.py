@@ -217,7 +217,7 @@ def open_simulated_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterat
     recorder, progress = Recorder(), RecordedProgress()
     with endpoint.serve(Folder(root / ".local-cloud"), engine, clock=clock, saving=False) as fake:
         engine.cloud = fake
-        fake.application._nodes._background = AtOnce()  # type: ignore[assignment]
+        fake.application.runtime.containers._background = AtOnce()  # type: ignore[assignment]
         ctx = Context(
             cloud=make_cloud(endpoint.url),
             clients=clients,

@@ -10,7 +10,7 @@ from tests.infra.hasty_time import AtOnce, HastyTime
 from tests.infra.local.fakes import (
     Endpoint,
     FakeCloud,
-    FakeEngine,
+    FakePodman,
     leave_moto_as_it_was,
     state_folder,
 )
@@ -24,10 +24,10 @@ def ec2_cloud(
     leave_moto_as_it_was(monkeypatch)
     folder = state_folder(tmp_path)
     with (
-        endpoint.serve(folder, FakeEngine(), clock=HastyTime(), saving=False) as cloud,
+        endpoint.serve(folder, FakePodman(), clock=HastyTime(), saving=False) as cloud,
         answered_directly(cloud.clients, cloud.application),
     ):
-        cloud.application._nodes._background = AtOnce()  # type: ignore[assignment]
+        cloud.application.runtime.containers._background = AtOnce()  # type: ignore[assignment]
         yield cloud
 
 

@@ -107,7 +107,7 @@ def test_an_image_is_waited_for_as_long_as_it_takes(ec2_cloud: FakeCloud) -> Non
 
 
 def test_an_image_that_ec2_gives_up_is_an_error_with_its_reason(ec2_cloud: FakeCloud) -> None:
-    ec2_cloud.engine.refuse = "copy"
+    ec2_cloud.podman.refuse = "copy"
     image_id = begin(ec2_cloud)
 
     with pytest.raises(CloudError, match=f"image {image_id} failed: .*refused"):

@@ -18,7 +18,7 @@ from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
 from infra import tags
 from infra.iam_policy import build_policy
-from infra.local.ec2_spot import SpotRequest
+from infra.local.ec2_spot_requests import SpotRequest
 from tests.harness.command_line import ApiCall, CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 
@@ -187,7 +187,7 @@ def ids_in(seen: ApiCall) -> list[str]:
 def labels_of(line: CommandLine, id_: str) -> dict[str, str]:
     """A resource's tags now; key pairs and placement groups are named, others have an id."""
     backend = line.cloud.fake.backend
-    resource = backend.key_pairs.get(id_) or backend.placement_groups.get(id_)
+    resource = backend.key_pairs.get(id_) or backend.placement_groups.by_name.get(id_)
     found: dict[str, str] = dict(backend.tags.get(resource.id if resource else id_, {}))
     return found
 

@@ -96,7 +96,7 @@ def stop_worker(simulated_cloud: SimulatedCloud) -> str:
 
 def impair_worker(simulated_cloud: SimulatedCloud) -> str:
     lost = ids(simulated_cloud)[1]
-    simulated_cloud.fake.backend.impaired.add(lost)
+    simulated_cloud.fake.backend.lifecycle.impaired.add(lost)
     return lost
 
 

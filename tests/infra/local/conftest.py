@@ -8,7 +8,7 @@ import pytest
 from tests.infra.local.fakes import (
     Endpoint,
     FakeCloud,
-    FakeEngine,
+    FakePodman,
     leave_moto_as_it_was,
     state_folder,
 )
@@ -20,8 +20,8 @@ def _moto_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
+def podman() -> FakePodman:
+    return FakePodman()
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +32,6 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def fake_cloud(endpoint: Endpoint, tmp_path: Path, engine: FakeEngine) -> Iterator[FakeCloud]:
-    with endpoint.serve(state_folder(tmp_path), engine) as cloud:
+def fake_cloud(endpoint: Endpoint, tmp_path: Path, podman: FakePodman) -> Iterator[FakeCloud]:
+    with endpoint.serve(state_folder(tmp_path), podman) as cloud:
         yield cloud

@@ -1,4 +1,4 @@
-"""podman as a dictionary, and the embedded cloud's server on top of it, in this process."""
+"""The embedded cloud in this process: its server on real HTTP, with podman as a dictionary."""
 
 from __future__ import annotations
 
@@ -27,20 +27,17 @@ from infra.cloud import Cloud
 from infra.errors import CloudError
 from infra.local.application import Application
 from infra.local.base_image import REPOSITORY, BaseImage
-from infra.local.clock import ServerClock
-from infra.local.engine import Container, ContainerSpec, Engine, EngineNetwork
+from infra.local.containers import NodeContainers
 from infra.local.faults import parse_faults
-from infra.local.nodes import Nodes
+from infra.local.podman import Container, ContainerSpec, Podman, PodmanNetwork
+from infra.local.runtime import ServerClock
 from infra.local.state import StateFolder, write_atomically
 
 BASE = BaseImage(f"{REPOSITORY}:0123456789abcdef", "embedded base, Debian 12")
 
 
 def leave_moto_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a fixture: the embedded cloud changes moto for its whole process; other tests need it unchanged.
-
-    Nor does it look at this machine's own networks.
-    """
+    """Undo after a test what the embedded cloud changes in moto, and ignore this machine's networks."""
     unchanged = NetworkInterface.check_auto_public_ip
     monkeypatch.setattr(NetworkInterface, "check_auto_public_ip", unchanged)
     monkeypatch.setattr(Instance, "public_dns_name", Instance.public_dns_name)
@@ -48,7 +45,7 @@ def leave_moto_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeTime:
-    """EC2's time and the tool's own, as one: whoever sleeps lets both pass."""
+    """EC2's time and the tool's: both pass only when a caller sleeps."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self.now = now
@@ -63,22 +60,22 @@ class FakeTime:
         self.now += seconds
 
 
-class FakeEngine(Engine):
-    """Keeps what podman would; a call that no test foresaw fails."""
+class FakePodman(Podman):
+    """podman as a dictionary; an unexpected call fails."""
 
     def __init__(self) -> None:
         self.specs: dict[str, ContainerSpec] = {}
         self.state: dict[str, Container] = {}
         self.image_names: set[str] = {BASE.reference}
-        self.network_list: list[EngineNetwork] = []
+        self.network_list: list[PodmanNetwork] = []
         self.copied: list[str] = []
         self.pruned: list[str] = []
         self.keys: tuple[str, ...] = ("ssh-ed25519 AAAAfake root@fake",)
-        """The public host keys of every container that runs."""
+        """The public host keys of every running container."""
         self.refuse: str = ""
-        """Start of the name of the operation that fails."""
-        self.copy_gate = threading.Event()
-        self.copy_gate.set()
+        """The operation that fails, by the start of its name."""
+        self.copying_allowed = threading.Event()
+        self.copying_allowed.set()
         self._pids = itertools.count(1000)
 
     def call(self, *arguments: str, timeout_s: float = 0, stdin: Any = None) -> str:
@@ -107,7 +104,7 @@ class FakeEngine(Engine):
         self.end(name, 130)
 
     def end(self, name: str, exit_code: int) -> None:
-        """The container's first process ends."""
+        """End the container's first process."""
         self.state[name] = replace(self.state[name], running=False, pid=0, exit_code=exit_code)
 
     def remove(self, names: Iterable[str]) -> None:
@@ -125,7 +122,7 @@ class FakeEngine(Engine):
 
     def copy_disk(self, container: str, target: Path) -> None:
         self._enter("copy")
-        assert self.copy_gate.wait(10)
+        assert self.copying_allowed.wait(10)
         assert self.state[container].running
         self.copied.append(container)
         target.mkdir(parents=True)
@@ -146,29 +143,26 @@ class FakeEngine(Engine):
     def prune_images(self, label: str) -> None:
         self.pruned.append(label)
 
-    def networks(self) -> list[EngineNetwork]:
+    def networks(self) -> list[PodmanNetwork]:
         return list(self.network_list)
 
     def create_network(
         self, name: str, subnet: str, gateway: str, labels: Mapping[str, str]
     ) -> None:
         self.network_list.append(
-            EngineNetwork(name, (ipaddress.IPv4Network(subnet),), dict(labels))
+            PodmanNetwork(name, (ipaddress.IPv4Network(subnet),), dict(labels))
         )
 
     def remove_networks(self, names: Sequence[str]) -> None:
         self.network_list = [n for n in self.network_list if n.name not in names]
 
-    def backend(self) -> str:
-        return "netavark"
-
 
 @dataclass
 class FakeCloud:
-    """The embedded cloud without podman: real HTTP on loopback, moto, and a fake engine."""
+    """The embedded cloud with a fake podman: real HTTP on loopback, and moto."""
 
     folder: StateFolder
-    engine: FakeEngine
+    podman: FakePodman
     endpoint: Endpoint
     application: Application
 
@@ -177,9 +171,9 @@ class FakeCloud:
         return self.endpoint.clients
 
     @property
-    def once(self) -> Any:
-        """EC2 without the SDK's own retries."""
-        return self.endpoint.once
+    def ec2(self) -> Any:
+        """An EC2 client without the SDK's retries."""
+        return self.endpoint.ec2
 
     @property
     def backend(self) -> Any:
@@ -187,28 +181,28 @@ class FakeCloud:
 
     @property
     def clock(self) -> FakeTime:
-        assert isinstance(self.application._clock, FakeTime), "serve(…, clock=FakeTime())"
-        return self.application._clock
+        assert isinstance(self.application.runtime.clock, FakeTime), "serve(…, clock=FakeTime())"
+        return self.application.runtime.clock
 
     def faults(self, text: str) -> None:
-        """Put a faults file in force at once; raises :class:`UsageError` where it is wrong."""
+        """Activate a faults file at once; raises :class:`UsageError` if it is invalid."""
         parse_faults(text)
         with self.application.lock:
             write_atomically(self.folder.faults, text.encode())
-            self.application.faults.refresh()
+            self.application.runtime.faults.refresh()
 
     def fate_of(self, instance_id: str) -> str:
-        """What the faults have in store for a machine, such as ``no-amx``; empty for most."""
-        return str(self.backend.fate_of(instance_id))
+        """Return a machine's fate, such as ``no-amx``; empty for most machines."""
+        return str(self.backend.lifecycle.fate_of(instance_id))
 
-    def run(self, count: int = 1, **wishes: Any) -> list[str]:
-        """Start instances; returns their ids."""
+    def run(self, count: int = 1, **parameters: Any) -> list[str]:
+        """Start instances and return their ids."""
         request: dict[str, Any] = {
             "ImageId": BASE.ami_id,
             "InstanceType": "r7iz.metal-16xl",
             "MinCount": count,
             "MaxCount": count,
-            **wishes,
+            **parameters,
         }
         return [i["InstanceId"] for i in self.clients.ec2.run_instances(**request)["Instances"]]
 
@@ -223,13 +217,13 @@ class FakeCloud:
         return f"spr-{self.folder.key}-{instance_id}"
 
     def spec(self, instance_id: str) -> ContainerSpec:
-        return self.engine.specs[self.container(instance_id)]
+        return self.podman.specs[self.container(instance_id)]
 
 
 class Endpoint:
-    """One loopback port and one set of clients for all tests, since both are slow to make.
+    """One loopback port and one set of clients for all tests, because both are slow to create.
 
-    Whichever embedded cloud a test has last opened answers there.
+    The embedded cloud that a test opened last answers there.
     """
 
     def __init__(self) -> None:
@@ -238,7 +232,7 @@ class Endpoint:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.port}"
-        self.once = self.client("ec2")
+        self.ec2 = self.client("ec2")
         self.clients = connect(
             Cloud(
                 name="local",
@@ -253,7 +247,7 @@ class Endpoint:
         )
 
     def client(self, service: str, credentials: tuple[str, str] = ("embedded", "embedded")) -> Any:
-        """A client of any AWS service; it does not try again."""
+        """Return a client of any AWS service, without retries."""
         once = Config(retries={"total_max_attempts": 1, "mode": "standard"}, proxies={})
         return boto3.client(
             service,  # type: ignore[call-overload]
@@ -276,24 +270,26 @@ class Endpoint:
     def serve(
         self,
         folder: StateFolder,
-        engine: FakeEngine,
+        podman: FakePodman,
         *,
         suspended: bool = False,
         clock: ServerClock | None = None,
         saving: bool = True,
     ) -> Iterator[FakeCloud]:
-        """Start the server's application as the server itself does, less the process.
+        """Start the server's application as the server does, without its process.
 
-        ``saving`` off spares a test that makes thousands of calls the state file, and its sync.
+        Without ``saving``, a test with thousands of calls does not write the state file each time.
         """
         ec2_backends.clear()
         folder.create()
-        application = Application(Nodes(engine, folder, BASE), folder, clock=clock, saving=saving)
+        application = Application(
+            NodeContainers(podman, folder, BASE), folder, clock=clock, saving=saving
+        )
         application.load(suspended=suspended)
         application.open_region("us-east-1")
         outer, self.application = self.application, application
         try:
-            yield FakeCloud(folder, engine, self, application)
+            yield FakeCloud(folder, podman, self, application)
         finally:
             self.application = outer
             for backends in (ec2_backends, servicequotas_backends, iam_backends):
@@ -301,19 +297,19 @@ class Endpoint:
 
 
 def refused(call: Any, **request: Any) -> tuple[str, int]:
-    """EC2's error code and HTTP status."""
+    """Return EC2's error code and HTTP status."""
     with pytest.raises(ClientError) as caught:
         call(**request)
     return error_code(caught.value), caught.value.response["ResponseMetadata"]["HTTPStatusCode"]
 
 
 def refusal(call: Any, **request: Any) -> str:
-    """EC2's error code."""
+    """Return EC2's error code."""
     return refused(call, **request)[0]
 
 
 def tags(kind: str, **values: str) -> Any:
-    """TagSpecifications of one kind of resource."""
+    """Return the TagSpecifications of one kind of resource."""
     return [{"ResourceType": kind, "Tags": [{"Key": k, "Value": v} for k, v in values.items()]}]
 
 

@@ -1,4 +1,4 @@
-"""The base image: its recipe, its sources, and who is blamed when it can't be made."""
+"""The base image: recipe, sources, and errors."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from infra.local.base_image import (
     recipe,
     recipe_hash,
 )
-from infra.local.engine import Engine
+from infra.local.podman import Podman
 from infra.progress import Silent
 
 UBUNTU = "docker.io/library/ubuntu:24.04"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
-class BuildEngine(Engine):
-    """Writes down what building asks of podman; images exist once they are built."""
+class BuildPodman(Podman):
+    """Records the calls of a build; images exist once they are built."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -58,7 +58,7 @@ class BuildEngine(Engine):
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> BuildEngine:
+def podman(monkeypatch: pytest.MonkeyPatch) -> BuildPodman:
     monkeypatch.setattr(base_image, "is_registry_reachable", lambda: False)
     monkeypatch.setattr(base_image, "apt_sources", lambda *_: ["deb http://mirror x main"])
     monkeypatch.setattr(base_image, "bootstrap_command", lambda *_: ["echo", "archive"])
@@ -66,10 +66,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> BuildEngine:
     release = {"ID": "debian", "NAME": "Debian GNU/Linux", "VERSION_ID": "12"}
     monkeypatch.setattr(base_image, "read_os_release", lambda: release)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    return BuildEngine()
+    return BuildPodman()
 
 
-def test_any_change_of_the_recipe_is_another_image() -> None:
+def test_every_recipe_change_changes_the_image_name() -> None:
     files = recipe()
     original = recipe_hash(files)
     assert recipe_hash(dict(reversed(files.items()))) == original
@@ -78,92 +78,92 @@ def test_any_change_of_the_recipe_is_another_image() -> None:
     assert recipe_hash({**files, "more": ""}) != original
 
 
-def test_the_recipe_has_no_placeholder_left_but_the_distribution() -> None:
+def test_the_recipe_fills_in_every_placeholder_but_the_distribution() -> None:
     files = recipe()
     assert set(files) == {"Containerfile", "cloud.cfg", "configure.sh", "sshd.conf"}
     assert PACKAGES in files["configure.sh"]
     assert "@PACKAGES@" not in "".join(files.values())
 
 
-def test_the_image_is_built_once_and_says_what_it_is(engine: BuildEngine) -> None:
-    image = ensure_base_image(engine, Silent())
-    assert engine.archive == b"archive\n"
-    assert engine.verbs() == ["import", "build", "image"]
-    assert engine.existing == {image.reference}
-    label = next(a for a in engine.calls[1] if a.startswith("--label="))
+def test_the_image_is_built_once_with_a_description(podman: BuildPodman) -> None:
+    image = ensure_base_image(podman, Silent())
+    assert podman.archive == b"archive\n"
+    assert podman.verbs() == ["import", "build", "image"]
+    assert podman.existing == {image.reference}
+    label = next(a for a in podman.calls[1] if a.startswith("--label="))
     assert label.endswith("=embedded base, Debian 12 in place of Ubuntu 24.04")
     assert image.description == "what it is"
     assert image.ami_id == f"ami-0{recipe_hash(recipe())}"
 
-    assert ensure_base_image(engine, Silent()) == image
-    assert engine.verbs().count("build") == 1
+    assert ensure_base_image(podman, Silent()) == image
+    assert podman.verbs().count("build") == 1
 
 
 @pytest.mark.parametrize("had", [True, False])
-def test_ubuntu_is_pulled_where_a_registry_answers(
-    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch, had: bool
+def test_ubuntu_is_pulled_if_a_registry_answers(
+    podman: BuildPodman, monkeypatch: pytest.MonkeyPatch, had: bool
 ) -> None:
     monkeypatch.setattr(base_image, "is_registry_reachable", lambda: True)
     if had:
-        engine.existing.add(UBUNTU)
-    image = ensure_base_image(engine, Silent())
-    assert engine.verbs() == ["pull", "build", "image"]
-    assert "--label=org.spr-cluster.description=embedded base, Ubuntu 24.04" in engine.calls[1]
-    # What was pulled for this alone does not stay.
-    assert engine.existing == ({image.reference, UBUNTU} if had else {image.reference})
+        podman.existing.add(UBUNTU)
+    image = ensure_base_image(podman, Silent())
+    assert podman.verbs() == ["pull", "build", "image"]
+    assert "--label=org.spr-cluster.description=embedded base, Ubuntu 24.04" in podman.calls[1]
+    # A base that was pulled for the build is removed.
+    assert podman.existing == ({image.reference, UBUNTU} if had else {image.reference})
 
 
-def test_a_registry_that_refuses_is_no_registry(
-    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch
+def test_a_refused_pull_falls_back_to_the_bootstrap(
+    podman: BuildPodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_image, "is_registry_reachable", lambda: True)
-    engine.refuse = "pull"
-    ensure_base_image(engine, Silent())
-    assert engine.verbs() == ["pull", "import", "build", "image"]
+    podman.refuse = "pull"
+    ensure_base_image(podman, Silent())
+    assert podman.verbs() == ["pull", "import", "build", "image"]
 
 
-def test_a_failed_bootstrap_is_told_in_its_own_words(
-    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_bootstrap_reports_its_last_line(
+    podman: BuildPodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["sh", "-c", "echo 'E: no mirror' >&2; exit 25"]
     monkeypatch.setattr(base_image, "bootstrap_command", lambda *_: command)
     with pytest.raises(CloudError, match="could not make the base image: E: no mirror"):
-        ensure_base_image(engine, Silent())
-    assert engine.existing == set()
+        ensure_base_image(podman, Silent())
+    assert podman.existing == set()
 
 
-def test_a_failed_build_leaves_no_half_made_image(engine: BuildEngine) -> None:
-    engine.refuse = "build"
+def test_a_failed_build_leaves_no_partial_image(podman: BuildPodman) -> None:
+    podman.refuse = "build"
     with pytest.raises(CloudError, match="podman build: refused"):
-        ensure_base_image(engine, Silent())
-    assert engine.existing == set()
+        ensure_base_image(podman, Silent())
+    assert podman.existing == set()
 
 
-def test_a_failed_import_is_told_and_ends_the_bootstrap(
-    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_import_is_reported_and_ends_the_bootstrap(
+    podman: BuildPodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_image, "bootstrap_command", lambda *_: ["sleep", "60"])
     monkeypatch.setattr(base_image, "_SETTLE_S", 0.2)
-    engine.refuse = "import"
+    podman.refuse = "import"
     with pytest.raises(CloudError, match="podman import: refused"):
-        ensure_base_image(engine, Silent())
+        ensure_base_image(podman, Silent())
 
 
 @pytest.mark.parametrize("release", [{"ID": "fedora"}, {}])
-def test_a_machine_without_a_mirror_of_its_own_is_refused(
-    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch, release: dict[str, str]
+def test_a_machine_without_a_package_mirror_is_refused(
+    podman: BuildPodman, monkeypatch: pytest.MonkeyPatch, release: dict[str, str]
 ) -> None:
     monkeypatch.setattr(base_image, "read_os_release", lambda: release)
-    with pytest.raises(UsageError, match="no container registry gives one"):
-        ensure_base_image(engine, Silent())
+    with pytest.raises(UsageError, match="no container registry offers Ubuntu"):
+        ensure_base_image(podman, Silent())
 
 
 def test_a_missing_mmdebstrap_is_named_with_the_remedy(
-    engine: BuildEngine, monkeypatch: pytest.MonkeyPatch
+    podman: BuildPodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(UsageError, match="needs mmdebstrap") as caught:
-        ensure_base_image(engine, Silent())
+        ensure_base_image(podman, Silent())
     assert "apt-get install" in str(caught.value.hint)
 
 

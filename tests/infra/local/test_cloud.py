@@ -1,4 +1,4 @@
-"""Opening, stopping and removing the embedded cloud, without podman."""
+"""Opening, stopping, and removing the embedded cloud, without podman."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from infra.errors import CloudError, UsageError
-from infra.local import cloud, possessions
-from infra.local.engine import CLOUD_LABEL, ContainerSpec
+from infra.local import cloud, resources
+from infra.local.podman import CLOUD_LABEL, ContainerSpec
 from infra.local.state import ServerAddress, StateFolder
-from tests.infra.local.fakes import BASE, Endpoint, FakeEngine, state_folder
+from tests.infra.local.fakes import BASE, Endpoint, FakePodman, state_folder
 
 
 @pytest.fixture
@@ -26,26 +26,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateFolder:
 
 
 @pytest.fixture
-def own_engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """The engine that opening, stopping and resetting use."""
-    engine = FakeEngine()
-    monkeypatch.setattr(cloud, "open_engine", lambda _: engine)
+def installed_podman(monkeypatch: pytest.MonkeyPatch) -> FakePodman:
+    """The podman that open, stop, and reset use."""
+    podman = FakePodman()
+    monkeypatch.setattr(cloud, "open_podman", lambda _: podman)
     monkeypatch.setattr(cloud, "_has_podman", lambda: True)
     monkeypatch.setattr(cloud, "check_prerequisites", lambda: None)
     monkeypatch.setattr(cloud, "ensure_base_image", lambda *_: BASE)
-    return engine
+    return podman
 
 
-def add_node(engine: FakeEngine, key: str, image: str = BASE.reference) -> None:
+def add_node(podman: FakePodman, key: str, image: str = BASE.reference) -> None:
     labels = {CLOUD_LABEL: key}
     name = f"spr-{key}-i-1"
-    engine.run(ContainerSpec(name, image, "h", f"spr-{key}", "172.31.0.4", (0,), labels))
-    engine.create_network(f"spr-{key}", "172.31.0.0/16", "172.31.0.1", labels)
+    podman.run(ContainerSpec(name, image, "h", f"spr-{key}", "172.31.0.4", (0,), labels))
+    podman.create_network(f"spr-{key}", "172.31.0.0/16", "172.31.0.1", labels)
 
 
 @pytest.fixture
-def server_like(folder: StateFolder) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that looks like this cloud's server, and ignores polite requests."""
+def stubborn_server(folder: StateFolder) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like this cloud's server and ignores SIGTERM."""
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", code, "infra.local.server", str(folder.root), "us-east-1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -55,32 +55,36 @@ def server_like(folder: StateFolder) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_reset_removes_this_cloud_and_no_other(folder: StateFolder, own_engine: FakeEngine) -> None:
+def test_reset_removes_this_cloud_and_no_other(
+    folder: StateFolder, installed_podman: FakePodman
+) -> None:
     (folder.images / "ami-1" / "etc").mkdir(parents=True)
-    own_engine.image_names.add("unrelated:1")
-    add_node(own_engine, folder.key)
-    assert cloud.status().possessions.images == ("ami-1",)
-    add_node(own_engine, "other")
+    installed_podman.image_names.add("unrelated:1")
+    add_node(installed_podman, folder.key)
+    assert cloud.status().resources.images == ("ami-1",)
+    add_node(installed_podman, "other")
     cloud.reset(keep_base=False)
 
-    assert list(own_engine.state) == ["spr-other-i-1"]
-    assert [n.name for n in own_engine.network_list] == ["spr-other"]
-    # The other cloud needs the base image still.
-    assert own_engine.image_names == {BASE.reference, "unrelated:1"}
+    assert list(installed_podman.state) == ["spr-other-i-1"]
+    assert [n.name for n in installed_podman.network_list] == ["spr-other"]
+    # The other cloud still needs the base image.
+    assert installed_podman.image_names == {BASE.reference, "unrelated:1"}
     assert not folder.root.exists()
 
 
 @pytest.mark.parametrize("keep_base", [True, False])
-def test_the_base_image_goes_with_the_last_cloud_unless_it_is_to_stay(
-    folder: StateFolder, own_engine: FakeEngine, keep_base: bool
+def test_the_last_cloud_removes_the_base_image_unless_it_is_kept(
+    folder: StateFolder, installed_podman: FakePodman, keep_base: bool
 ) -> None:
-    add_node(own_engine, folder.key)
+    add_node(installed_podman, folder.key)
     cloud.reset(keep_base=keep_base)
-    assert own_engine.image_names == ({BASE.reference} if keep_base else set())
-    assert bool(own_engine.pruned) is not keep_base
+    assert installed_podman.image_names == ({BASE.reference} if keep_base else set())
+    assert bool(installed_podman.pruned) is not keep_base
 
 
-def test_reset_twice_and_from_nothing(folder: StateFolder, own_engine: FakeEngine) -> None:
+def test_reset_works_twice_and_on_a_broken_folder(
+    folder: StateFolder, installed_podman: FakePodman
+) -> None:
     folder.snapshot.write_bytes(b"broken")
     folder.server_file.write_text("broken")
     folder.server_lock.touch()
@@ -89,47 +93,50 @@ def test_reset_twice_and_from_nothing(folder: StateFolder, own_engine: FakeEngin
         assert not folder.root.exists()
     found = cloud.status()
     assert not found.running
-    assert found.possessions == possessions.Possessions()
+    assert found.resources == resources.LocalResources()
 
 
-def test_reset_ends_a_server_that_only_its_command_line_tells_of(
-    folder: StateFolder, own_engine: FakeEngine, server_like: subprocess.Popen[bytes]
+def test_reset_finds_a_server_by_its_command_line(
+    folder: StateFolder, installed_podman: FakePodman, stubborn_server: subprocess.Popen[bytes]
 ) -> None:
     folder.server_file.write_text("broken")
     cloud.reset(keep_base=False)
-    assert server_like.wait(10) == -9
+    assert stubborn_server.wait(10) == -9
 
 
-def test_stop_keeps_everything_but_stops_it(folder: StateFolder, own_engine: FakeEngine) -> None:
-    add_node(own_engine, folder.key)
-    add_node(own_engine, "other")
+def test_stop_stops_and_keeps_everything(folder: StateFolder, installed_podman: FakePodman) -> None:
+    add_node(installed_podman, folder.key)
+    add_node(installed_podman, "other")
     cloud.stop()
-    running = {name: c.running for name, c in own_engine.state.items()}
+    running = {name: c.running for name, c in installed_podman.state.items()}
     assert running == {f"spr-{folder.key}-i-1": False, "spr-other-i-1": True}
-    found = cloud.status().possessions
+    found = cloud.status().resources
     assert [i.state for i in found.instances] == ["stopped"]
     assert found.networks == {f"spr-{folder.key}": "172.31.0.0/16"}
 
 
-def test_a_running_server_is_used_as_it_is(
-    folder: StateFolder, own_engine: FakeEngine, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+def test_a_running_server_is_reused(
+    folder: StateFolder,
+    installed_podman: FakePodman,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(StateFolder, "is_server_alive", lambda _: True)
-    with endpoint.serve(folder, own_engine):
+    with endpoint.serve(folder, installed_podman):
         ServerAddress(os.getpid(), int(endpoint.url.rsplit(":", 1)[1])).write(folder)
         opened = cloud.open_local_cloud("us-east-1")
         assert opened.endpoint_url == endpoint.url
         assert opened.caller_cidr() == "172.31.0.1/32"
         assert not opened.billed
-        # Another region has a network of its own.
+        # Another region has its own network.
         assert cloud.open_local_cloud("eu-west-1").caller_cidr() == "172.30.0.1/32"
         with pytest.raises(UsageError, match="unknown region 'nowhere-1'"):
             cloud.open_local_cloud("nowhere-1")
         assert cloud.status().pid == os.getpid()
 
 
-def test_a_server_that_does_not_start_says_why(
-    folder: StateFolder, own_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_does_not_start_reports_why(
+    folder: StateFolder, installed_podman: FakePodman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(folder.root / "python"))
     program = folder.root / "python"

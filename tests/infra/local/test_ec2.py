@@ -1,4 +1,4 @@
-"""EC2's verbs on the embedded cloud: what the API says and what becomes of the containers."""
+"""EC2's calls on the embedded cloud: the answers, and what happens to the containers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.infra.local.fakes import (
     BASE,
     Endpoint,
     FakeCloud,
-    FakeEngine,
+    FakePodman,
     refusal,
     state_folder,
 )
@@ -87,45 +87,45 @@ def test_one_call_starts_many_and_tags_everything(fake_cloud: FakeCloud) -> None
     assert len(ec2.describe_network_interfaces(Filters=by_tag)["NetworkInterfaces"]) == 3
 
 
-def test_the_gateway_and_used_addresses_are_never_handed_out(
-    fake_cloud: FakeCloud, engine: FakeEngine
+def test_the_gateway_and_used_addresses_are_never_assigned(
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     first = [fake_cloud.spec(i).address for i in fake_cloud.run(2)]
     # moto forgets its own position in a subnet when it is loaded again.
-    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
         second = [resumed.spec(i).address for i in resumed.run(2)]
     assert first == ["172.31.0.4", "172.31.0.5"]
     assert second == ["172.31.0.6", "172.31.0.7"]
 
 
-def test_the_default_vpc_is_as_in_a_new_account(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+def test_the_default_vpc_is_as_in_a_new_account(fake_cloud: FakeCloud, podman: FakePodman) -> None:
     subnets = fake_cloud.clients.ec2.describe_subnets()["Subnets"]
     assert {s["AvailabilityZone"] for s in subnets} == {f"us-east-1{z}" for z in "abcdef"}
     assert all(s["MapPublicIpOnLaunch"] and s["DefaultForAz"] for s in subnets)
-    (network,) = engine.networks()
+    (network,) = podman.networks()
     assert [str(r) for r in network.ranges] == ["172.31.0.0/16"]
 
 
-def test_the_vpc_keeps_out_of_ranges_that_the_machine_uses(
-    endpoint: Endpoint, tmp_path: Path, engine: FakeEngine
+def test_the_vpc_avoids_ranges_that_the_machine_uses(
+    endpoint: Endpoint, tmp_path: Path, podman: FakePodman
 ) -> None:
-    engine.create_network("docker-like", "172.31.128.0/24", "172.31.128.1", {})
-    with endpoint.serve(state_folder(tmp_path), engine) as cloud:
+    podman.create_network("docker-like", "172.31.128.0/24", "172.31.128.1", {})
+    with endpoint.serve(state_folder(tmp_path), podman) as cloud:
         vpc = cloud.clients.ec2.describe_vpcs()["Vpcs"][0]
     assert vpc["CidrBlock"] == "172.30.0.0/16"
 
 
 def test_a_launch_that_podman_refuses_leaves_nothing(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
-    engine.refuse = "run 172.31.0.5"
+    podman.refuse = "run 172.31.0.5"
     with pytest.raises(ClientError, match="refused") as caught:
         fake_cloud.run(3)
-    engine.refuse = ""
+    podman.refuse = ""
 
     ec2 = fake_cloud.clients.ec2
     assert error_code(caught.value) == "InternalError"
-    assert engine.state == {}
+    assert podman.state == {}
     assert ec2.describe_instances()["Reservations"] == []
     assert ec2.describe_volumes()["Volumes"] == []
     assert ec2.describe_network_interfaces()["NetworkInterfaces"] == []
@@ -133,22 +133,22 @@ def test_a_launch_that_podman_refuses_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("wish", "code"),
+    ("parameters", "code"),
     [
         ({"ImageId": "ami-12345678"}, "InvalidAMIID.NotFound"),
         ({"InstanceType": "r7iz.huge"}, "InvalidParameterValue"),
-        ({"KeyName": "nobody"}, "InvalidKeyPair.NotFound"),
+        ({"KeyName": "missing"}, "InvalidKeyPair.NotFound"),
     ],
 )
 def test_what_ec2_refuses_is_refused(
-    fake_cloud: FakeCloud, engine: FakeEngine, wish: dict[str, Any], code: str
+    fake_cloud: FakeCloud, podman: FakePodman, parameters: dict[str, Any], code: str
 ) -> None:
-    assert refusal(fake_cloud.run, **wish) == code
-    assert engine.state == {}
+    assert refusal(fake_cloud.run, **parameters) == code
+    assert podman.state == {}
 
 
-def test_an_instance_outside_the_default_vpc_is_refused_whole(
-    fake_cloud: FakeCloud, engine: FakeEngine
+def test_an_instance_outside_the_default_vpc_is_refused(
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2 = fake_cloud.clients.ec2
     vpc_id = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
@@ -157,13 +157,13 @@ def test_an_instance_outside_the_default_vpc_is_refused_whole(
     assert ec2.describe_instances()["Reservations"] == []
 
 
-def test_the_same_client_token_launches_once(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+def test_the_same_client_token_launches_once(fake_cloud: FakeCloud, podman: FakePodman) -> None:
     first = fake_cloud.run(2, ClientToken="again")
     assert fake_cloud.run(2, ClientToken="again") == first
-    assert len(engine.state) == 2
+    assert len(podman.state) == 2
 
 
-def test_nodes_get_cpus_of_their_own_in_turn(
+def test_nodes_get_the_least_used_cpus(
     fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
@@ -172,11 +172,11 @@ def test_nodes_get_cpus_of_their_own_in_turn(
     assert [fake_cloud.spec(i).cpus for i in (first, second, third)] == [(0,), (1,), (0,)]
 
 
-# The rest of a life
+# Start, stop, reboot, terminate
 
 
 def test_terminating_leaves_nothing_but_the_record(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2 = fake_cloud.clients.ec2
     instance_id, other = fake_cloud.run(2)
@@ -185,7 +185,7 @@ def test_terminating_leaves_nothing_but_the_record(
 
     assert answer["CurrentState"]["Name"] == "shutting-down"
     assert fake_cloud.state_of(instance_id) == "terminated"
-    assert list(engine.state) == [fake_cloud.container(other)]
+    assert list(podman.state) == [fake_cloud.container(other)]
     assert not seed.exists()
     assert len(ec2.describe_volumes()["Volumes"]) == 1
     assert len(ec2.describe_network_interfaces()["NetworkInterfaces"]) == 1
@@ -198,12 +198,12 @@ def test_a_terminated_instance_is_forgotten_after_an_hour(fake_cloud: FakeCloud)
     fake_cloud.clients.ec2.terminate_instances(InstanceIds=[instance_id])
     assert fake_cloud.state_of(instance_id) == "terminated"
     with fake_cloud.application.lock:
-        fake_cloud.backend.terminated_at[instance_id] = time.time() - 3601
+        fake_cloud.backend.lifecycle.terminated_at[instance_id] = time.time() - 3601
     assert fake_cloud.clients.ec2.describe_instances()["Reservations"] == []
 
 
 def test_stop_and_start_keep_container_and_address(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2 = fake_cloud.clients.ec2
     (instance_id,) = fake_cloud.run()
@@ -212,10 +212,10 @@ def test_stop_and_start_keep_container_and_address(
 
     ec2.stop_instances(InstanceIds=[instance_id])
     assert fake_cloud.state_of(instance_id) == "stopped"
-    assert not engine.state[spec.name].running
+    assert not podman.state[spec.name].running
     ec2.start_instances(InstanceIds=[instance_id])
     assert fake_cloud.state_of(instance_id) == "running"
-    assert engine.state[spec.name].running
+    assert podman.state[spec.name].running
     assert fake_cloud.describe(instance_id)["PrivateIpAddress"] == address
     assert fake_cloud.spec(instance_id) is spec
 
@@ -228,21 +228,21 @@ def test_a_terminated_instance_neither_starts_nor_stops(fake_cloud: FakeCloud) -
     assert refusal(ec2.stop_instances, InstanceIds=ids) == "IncorrectInstanceState"
 
 
-def test_a_failed_start_is_told_and_changes_nothing(
-    fake_cloud: FakeCloud, engine: FakeEngine
+def test_a_failed_start_is_reported_and_changes_nothing(
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
     ec2.stop_instances(InstanceIds=ids)
-    engine.refuse = "start"
+    podman.refuse = "start"
     assert refusal(ec2.start_instances, InstanceIds=ids) == "InternalError"
     assert fake_cloud.state_of(ids[0]) == "stopped"
 
 
-def test_reboot_starts_the_container_anew(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+def test_reboot_restarts_the_container(fake_cloud: FakeCloud, podman: FakePodman) -> None:
     (instance_id,) = fake_cloud.run()
-    before = engine.state[fake_cloud.container(instance_id)].pid
+    before = podman.state[fake_cloud.container(instance_id)].pid
     fake_cloud.clients.ec2.reboot_instances(InstanceIds=[instance_id])
-    after = engine.state[fake_cloud.container(instance_id)]
+    after = podman.state[fake_cloud.container(instance_id)]
     assert after.running
     assert after.pid != before
     assert fake_cloud.state_of(instance_id) == "running"
@@ -252,28 +252,28 @@ def test_reboot_starts_the_container_anew(fake_cloud: FakeCloud, engine: FakeEng
     ("behavior", "state", "containers"), [("terminate", "terminated", 0), ("stop", "stopped", 1)]
 )
 def test_a_shutdown_inside_reaches_the_api(
-    fake_cloud: FakeCloud, engine: FakeEngine, behavior: str, state: str, containers: int
+    fake_cloud: FakeCloud, podman: FakePodman, behavior: str, state: str, containers: int
 ) -> None:
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior=behavior)
-    engine.end(fake_cloud.container(instance_id), 130)
+    podman.end(fake_cloud.container(instance_id), 130)
     assert fake_cloud.state_of(instance_id) == state
-    assert len(engine.state) == containers
+    assert len(podman.state) == containers
     reason = fake_cloud.describe(instance_id)["StateReason"]["Code"]
     assert reason == "Client.InstanceInitiatedShutdown"
 
 
-def test_a_reboot_inside_is_a_reboot(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+def test_a_reboot_inside_restarts_the_container(fake_cloud: FakeCloud, podman: FakePodman) -> None:
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
-    engine.end(fake_cloud.container(instance_id), 129)
+    podman.end(fake_cloud.container(instance_id), 129)
     assert fake_cloud.state_of(instance_id) == "running"
-    assert engine.state[fake_cloud.container(instance_id)].running
+    assert podman.state[fake_cloud.container(instance_id)].running
 
 
-def test_a_container_that_somebody_removed_is_a_lost_instance(
-    fake_cloud: FakeCloud, engine: FakeEngine
+def test_an_instance_without_its_container_is_terminated(
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = fake_cloud.run()
-    engine.remove([fake_cloud.container(instance_id)])
+    podman.remove([fake_cloud.container(instance_id)])
     assert fake_cloud.state_of(instance_id) == "terminated"
     assert fake_cloud.describe(instance_id)["StateReason"]["Code"] == "Server.InternalError"
 
@@ -281,7 +281,7 @@ def test_a_container_that_somebody_removed_is_a_lost_instance(
 # Images
 
 
-def test_the_base_image_is_found_as_canonicals_and_says_what_it_is(fake_cloud: FakeCloud) -> None:
+def test_the_base_image_is_published_as_canonicals(fake_cloud: FakeCloud) -> None:
     clients = fake_cloud.clients
     for release in ("20.04", "22.04", "24.04"):
         assert find_ubuntu_image(clients.ssm, clients.ec2, release).id == BASE.ami_id
@@ -297,11 +297,11 @@ def test_the_base_image_is_found_as_canonicals_and_says_what_it_is(fake_cloud: F
 
 
 def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2 = fake_cloud.clients.ec2
     (instance_id,) = fake_cloud.run()
-    engine.copy_gate.clear()
+    podman.copying_allowed.clear()
     image_id = ec2.create_image(
         InstanceId=instance_id,
         Name="my-image",
@@ -316,9 +316,9 @@ def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
     assert image["Tags"] == [{"Key": "kind", "Value": "image"}]
     assert refusal(fake_cloud.run, ImageId=image_id) == "InvalidAMIID.Unavailable"
 
-    engine.copy_gate.set()
+    podman.copying_allowed.set()
     assert wait_for_image(fake_cloud, image_id) == "available"
-    assert engine.copied == [fake_cloud.container(instance_id)]
+    assert podman.copied == [fake_cloud.container(instance_id)]
     (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
     assert snapshot["Tags"] == [{"Key": "kind", "Value": "snapshot"}]
     (clone,) = fake_cloud.run(ImageId=image_id)
@@ -326,21 +326,21 @@ def test_an_image_is_pending_until_it_is_saved_and_then_starts_instances(
 
 
 def test_an_image_without_no_reboot_reboots_the_instance(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
-    before = engine.state[fake_cloud.container(instance_id)].pid
+    before = podman.state[fake_cloud.container(instance_id)].pid
     image_id = fake_cloud.clients.ec2.create_image(InstanceId=instance_id, Name="my-image")[
         "ImageId"
     ]
     assert wait_for_image(fake_cloud, image_id) == "available"
-    after = engine.state[fake_cloud.container(instance_id)]
+    after = podman.state[fake_cloud.container(instance_id)]
     assert after.running
     assert after.pid != before
     assert fake_cloud.state_of(instance_id) == "running"
 
 
-def test_a_stopped_instance_makes_no_image(fake_cloud: FakeCloud) -> None:
+def test_an_image_of_a_stopped_instance_is_refused(fake_cloud: FakeCloud) -> None:
     ec2, ids = fake_cloud.clients.ec2, fake_cloud.run()
     ec2.stop_instances(InstanceIds=ids)
     assert refusal(ec2.create_image, InstanceId=ids[0], Name="my-image") == "UnsupportedOperation"
@@ -348,23 +348,23 @@ def test_a_stopped_instance_makes_no_image(fake_cloud: FakeCloud) -> None:
 
 
 def test_a_snapshot_appears_when_the_disk_is_copied(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
-    engine.copy_gate.clear()
+    podman.copying_allowed.clear()
     image_id = ec2.create_image(InstanceId=instance_id, Name="my-image", NoReboot=True)["ImageId"]
     of_image: Any = [{"Name": "description", "Values": [f"*{image_id}*"]}]
     assert ec2.describe_snapshots(Filters=of_image)["Snapshots"] == []
-    engine.copy_gate.set()
+    podman.copying_allowed.set()
     wait_for_image(fake_cloud, image_id)
     assert len(ec2.describe_snapshots(Filters=of_image)["Snapshots"]) == 1
 
 
-def test_an_image_that_podman_refuses_is_failed_with_the_reason(
-    fake_cloud: FakeCloud, engine: FakeEngine
+def test_an_image_that_can_not_be_copied_fails_with_the_reason(
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = fake_cloud.run()
-    engine.refuse = "copy"
+    podman.refuse = "copy"
     image_id = fake_cloud.clients.ec2.create_image(
         InstanceId=instance_id, Name="my-image", NoReboot=True
     )["ImageId"]
@@ -373,8 +373,8 @@ def test_an_image_that_podman_refuses_is_failed_with_the_reason(
     assert "refused" in image["StateReason"]["Message"]
 
 
-def test_an_image_goes_with_the_last_that_needs_it(
-    fake_cloud: FakeCloud, engine: FakeEngine
+def test_an_images_disk_stays_until_nothing_needs_it(
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2 = fake_cloud.clients.ec2
     (instance_id,) = fake_cloud.run()
@@ -415,7 +415,7 @@ def test_a_security_group_in_use_stays(fake_cloud: FakeCloud) -> None:
     assert names == {"default"}
 
 
-def test_a_group_of_a_network_interface_request_is_in_use_and_shown(fake_cloud: FakeCloud) -> None:
+def test_the_group_of_a_requested_interface_is_shown_and_in_use(fake_cloud: FakeCloud) -> None:
     ec2 = fake_cloud.clients.ec2
     subnet_id = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
@@ -430,10 +430,10 @@ def test_a_group_of_a_network_interface_request_is_in_use_and_shown(fake_cloud: 
     assert refusal(ec2.delete_security_group, GroupName="g") == "DependencyViolation"
 
 
-# The server's end and return
+# Resume
 
 
-def test_the_state_survives_the_server(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+def test_the_state_survives_the_server(fake_cloud: FakeCloud, podman: FakePodman) -> None:
     ids = fake_cloud.run(2)
     image_id = fake_cloud.clients.ec2.create_image(
         InstanceId=ids[0], Name="my-image", NoReboot=True
@@ -441,13 +441,13 @@ def test_the_state_survives_the_server(fake_cloud: FakeCloud, engine: FakeEngine
     wait_for_image(fake_cloud, image_id)
     before = [fake_cloud.describe(i)["PrivateIpAddress"] for i in ids]
 
-    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
         assert [resumed.state_of(i) for i in ids] == ["running", "running"]
         assert [resumed.describe(i)["PublicIpAddress"] for i in ids] == before
         (clone,) = resumed.run(ImageId=image_id)
         assert resumed.spec(clone).image == resumed.folder.images / image_id
         resumed.clients.ec2.terminate_instances(InstanceIds=ids)
-        assert len(engine.state) == 1
+        assert len(podman.state) == 1
 
 
 @pytest.mark.parametrize(
@@ -458,44 +458,46 @@ def test_the_state_survives_the_server(fake_cloud: FakeCloud, engine: FakeEngine
         (137, False, "running"),  # the machine went down
     ],
 )
-def test_a_node_that_ended_meanwhile(
-    fake_cloud: FakeCloud, engine: FakeEngine, exit_code: int, suspended: bool, state: str
+def test_resume_handles_a_node_that_ended_without_a_server(
+    fake_cloud: FakeCloud, podman: FakePodman, exit_code: int, suspended: bool, state: str
 ) -> None:
     (instance_id,) = fake_cloud.run(InstanceInitiatedShutdownBehavior="terminate")
     with fake_cloud.application.lock:
-        engine.end(fake_cloud.container(instance_id), exit_code)
-        with fake_cloud.endpoint.serve(fake_cloud.folder, engine, suspended=suspended) as resumed:
+        podman.end(fake_cloud.container(instance_id), exit_code)
+        with fake_cloud.endpoint.serve(fake_cloud.folder, podman, suspended=suspended) as resumed:
             assert resumed.state_of(instance_id) == state
-            assert len(engine.state) == (state == "running")
+            assert len(podman.state) == (state == "running")
 
 
-def test_a_node_that_can_not_run_again_is_stopped_and_says_why(
-    fake_cloud: FakeCloud, engine: FakeEngine
+def test_a_node_that_can_not_start_again_is_stopped_with_the_reason(
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = fake_cloud.run()
     with fake_cloud.application.lock:
-        engine.end(fake_cloud.container(instance_id), 137)
-        engine.refuse = "st"
-        with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+        podman.end(fake_cloud.container(instance_id), 137)
+        podman.refuse = "st"
+        with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
             instance = resumed.describe(instance_id)
     assert instance["State"]["Name"] == "stopped"
     assert instance["StateReason"]["Message"] == "Server.InternalError: podman start: refused"
 
 
-def test_what_a_crash_left_behind_is_cleaned_up(fake_cloud: FakeCloud, engine: FakeEngine) -> None:
+def test_resume_removes_containers_of_an_interrupted_launch(
+    fake_cloud: FakeCloud, podman: FakePodman
+) -> None:
     before_launch = fake_cloud.folder.snapshot.read_bytes()
     (instance_id,) = fake_cloud.run()
     fake_cloud.folder.snapshot.write_bytes(before_launch)
-    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
         assert refusal(resumed.describe, instance_id=instance_id) == "InvalidInstanceID.NotFound"
-    assert engine.state == {}
+    assert podman.state == {}
 
 
-def test_an_image_that_was_pending_at_the_end_is_decided_by_what_podman_has(
-    fake_cloud: FakeCloud, engine: FakeEngine
+def test_resume_settles_pending_images_by_their_disks(
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     ec2, (instance_id,) = fake_cloud.clients.ec2, fake_cloud.run()
-    engine.copy_gate.clear()
+    podman.copying_allowed.clear()
     done, lost = (
         ec2.create_image(InstanceId=instance_id, Name=name, NoReboot=True)["ImageId"]
         for name in ("done", "lost")
@@ -503,17 +505,17 @@ def test_an_image_that_was_pending_at_the_end_is_decided_by_what_podman_has(
     (fake_cloud.folder.images / done).mkdir(parents=True)
     with (
         fake_cloud.application.lock,
-        fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed,
+        fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed,
     ):
         states = {
             i["ImageId"]: i["State"]
             for i in resumed.clients.ec2.describe_images(Owners=["self"])["Images"]
         }
-    engine.copy_gate.set()
+    podman.copying_allowed.set()
     assert states == {done: "available", lost: "failed"}
 
 
-def test_identity_and_offerings_answer(fake_cloud: FakeCloud) -> None:
+def test_identity_and_offerings_are_answered(fake_cloud: FakeCloud) -> None:
     sts = fake_cloud.endpoint.client("sts")
     assert sts.get_caller_identity()["Account"] == "123456789012"
     offerings = fake_cloud.clients.ec2.describe_instance_type_offerings(

@@ -1,15 +1,17 @@
-"""The faults file: what it may say, how a mistake is answered, and what it makes of calls."""
+"""The faults file: contents, mistakes, and the effect on calls."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from infra.errors import UsageError
-from infra.local.faults import PROFILES, Faults, Quota, parse_faults, read_faults
-from infra.local.faults_in_force import FaultsInForce
+from infra.local.faults import PROFILES, ActiveFaults, Faults, Quota, parse_faults, read_faults
+from infra.local.state import StateFolder
+from jobs.cli import main
 
 EVERYTHING = """
 seed = 7
@@ -44,7 +46,7 @@ after_s = 4
 """
 
 
-def test_a_file_that_says_everything() -> None:
+def test_a_file_with_every_section_is_read() -> None:
     faults = parse_faults(EVERYTHING)
     assert (faults.times.boot_s, faults.times.image_s, faults.times.terminate_s) == (1.5, 60, 5)
     assert faults.quota == Quota(on_demand_vcpus=256, spot_vcpus=0)
@@ -52,7 +54,7 @@ def test_a_file_that_says_everything() -> None:
     assert faults.machine[1].n == "*"
 
 
-def test_an_empty_file_is_a_perfect_day() -> None:
+def test_an_empty_file_has_no_faults() -> None:
     faults = parse_faults("")
     assert faults == Faults()
     assert faults.times == PROFILES["instant"]
@@ -79,7 +81,7 @@ def test_an_empty_file_is_a_perfect_day() -> None:
         ("seed = ", "not TOML"),
     ],
 )
-def test_a_mistake_is_named_with_what_fits(text: str, said: str) -> None:
+def test_a_mistake_is_named_with_what_is_valid(text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_faults(text, "my.toml")
     assert caught.value.message.startswith("my.toml: ")
@@ -87,7 +89,7 @@ def test_a_mistake_is_named_with_what_fits(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("policy", [None, "no json", "[]"])
-def test_the_policy_must_be_one(tmp_path: Path, policy: str | None) -> None:
+def test_an_invalid_policy_is_refused(tmp_path: Path, policy: str | None) -> None:
     file, faults = tmp_path / "policy.json", tmp_path / "faults.toml"
     faults.write_text(f'[iam]\npolicy = "{file}"\n')
     if policy is not None:
@@ -98,7 +100,7 @@ def test_the_policy_must_be_one(tmp_path: Path, policy: str | None) -> None:
     assert read_faults(faults)[1] == '{"Statement": []}'
 
 
-# In force
+# Active faults
 
 
 @pytest.fixture
@@ -107,71 +109,119 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def in_force(file: Path) -> FaultsInForce:
-    return FaultsInForce(file)
+def active_faults(file: Path) -> ActiveFaults:
+    return ActiveFaults(file)
 
 
-def put(in_force: FaultsInForce, file: Path, text: str) -> None:
+def put(active_faults: ActiveFaults, file: Path, text: str) -> None:
     file.write_text(text)
-    # Two writes within one tick of the file system's clock, of the same length, look alike.
+    # Two writes of the same length look alike within one tick of the file system's clock.
     os.utime(file, ns=(0, len(text)))
-    in_force.refresh()
+    active_faults.refresh()
 
 
-def test_the_file_is_followed_and_its_end_ends_the_faults(
-    in_force: FaultsInForce, file: Path
+def test_the_server_follows_the_file_until_it_is_removed(
+    active_faults: ActiveFaults, file: Path
 ) -> None:
-    in_force.refresh()
-    assert in_force.now == Faults()
-    put(in_force, file, "boot_s = 1")
-    assert in_force.now.boot_s == 1
+    active_faults.refresh()
+    assert active_faults.now == Faults()
+    put(active_faults, file, "boot_s = 1")
+    assert active_faults.now.boot_s == 1
     file.unlink()
-    in_force.refresh()
-    assert in_force.now == Faults()
+    active_faults.refresh()
+    assert active_faults.now == Faults()
 
 
-def test_a_broken_file_is_logged_and_the_last_good_one_stays(
-    in_force: FaultsInForce, file: Path, caplog: pytest.LogCaptureFixture
+def test_an_invalid_file_is_logged_and_the_last_valid_one_stays_active(
+    active_faults: ActiveFaults, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put(in_force, file, "boot_s = 1")
-    put(in_force, file, "boot_s = broken")
-    in_force.refresh()
-    assert in_force.now.boot_s == 1
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "faults stay as they were"
-    ]
+    put(active_faults, file, "boot_s = 1")
+    put(active_faults, file, "boot_s = broken")
+    active_faults.refresh()
+    assert active_faults.now.boot_s == 1
+    assert [record.message.split(":")[0] for record in caplog.records] == ["faults unchanged"]
 
 
-def test_errors_come_when_they_are_due_and_one_after_the_other(
-    in_force: FaultsInForce, file: Path
-) -> None:
+def test_error_rules_apply_in_turn(active_faults: ActiveFaults, file: Path) -> None:
     rules = (
         '[[error]]\naction="RunInstances"\nafter=1\ntimes=2\ncode="A"\n'
         '[[error]]\naction="RunInstances"\ntimes=1\nafter=2\ncode="B"\n'
     )
-    put(in_force, file, rules)
+    put(active_faults, file, rules)
     codes = []
     for _ in range(6):
-        assert in_force.find_error("StopInstances") is None
-        rule = in_force.find_error("RunInstances")
+        assert active_faults.find_error("StopInstances") is None
+        rule = active_faults.find_error("RunInstances")
         codes.append(rule.code if rule else "")
     assert codes == ["", "A", "A", "", "B", ""]
-    put(in_force, file, rules + "# again\n")
-    assert in_force.find_error("RunInstances") is None
-    assert in_force.find_error("RunInstances") is not None
+    put(active_faults, file, rules + "# again\n")
+    assert active_faults.find_error("RunInstances") is None
+    assert active_faults.find_error("RunInstances") is not None
 
 
-def test_throttling_follows_the_seed(in_force: FaultsInForce, file: Path) -> None:
+def test_throttling_follows_the_seed(active_faults: ActiveFaults, file: Path) -> None:
     draws = []
     for text in ("seed = 3", "seed = 3 ", "seed = 40"):
-        put(in_force, file, text + '\n[[throttle]]\naction = "StopInstances"\nrate = 0.3\n')
-        draws.append([in_force.is_throttled("StopInstances") for _ in range(200)])
+        put(active_faults, file, text + '\n[[throttle]]\naction = "StopInstances"\nrate = 0.3\n')
+        draws.append([active_faults.is_throttled("StopInstances") for _ in range(200)])
     assert draws[0] == draws[1] != draws[2]
     assert 30 < sum(draws[0]) < 90
-    assert not any(in_force.is_throttled("RunInstances") for _ in range(50))
+    assert not any(active_faults.is_throttled("RunInstances") for _ in range(50))
 
 
-def test_machines_are_counted_from_the_file_on(in_force: FaultsInForce, file: Path) -> None:
-    put(in_force, file, "[[machine]]\nn = 1\nfate = 'dies'\n[[machine]]\nfate = 'stops'\n")
-    fates = [in_force.next_fate() for _ in range(3)]
+def test_a_new_file_restarts_the_count_of_machines(active_faults: ActiveFaults, file: Path) -> None:
+    put(active_faults, file, "[[machine]]\nn = 1\nfate = 'dies'\n[[machine]]\nfate = 'stops'\n")
+    fates = [active_faults.next_fate() for _ in range(3)]
     assert [rule.fate for rule in fates if rule] == ["stops", "dies", "stops"]
+
+
+# `spr-cluster local faults`: no server, no podman
+
+
+@pytest.fixture
+def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "home"))
+    return tmp_path / "bad-day.toml"
+
+
+def test_a_file_is_activated_shown_and_cleared(
+    user_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    active_faults = StateFolder.of_user().faults
+    assert main(["local", "faults"]) == 0
+    assert capsys.readouterr().out == "No faults: everything works, at once.\n"
+
+    user_file.write_text('profile = "metal"\nboot_s = 1.5\n')
+    assert main(["local", "faults", str(user_file)]) == 0
+    shown = f'# active: {active_faults}\nprofile = "metal"\nboot_s = 1.5\n'
+    assert capsys.readouterr().out == shown
+    assert main(["local", "faults", "--json"]) == 0
+    shown_values = json.loads(capsys.readouterr().out)
+    assert shown_values["file"] == str(active_faults)
+    assert [shown_values["values"][name] for name in ("boot_s", "image_s", "seed")] == [1.5, 60, 0]
+
+    assert main(["local", "faults", "--clear"]) == 0
+    assert not active_faults.exists()
+
+
+def test_an_invalid_file_is_refused_and_changes_nothing(
+    user_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user_file.write_text("seed = 1\n")
+    assert main(["local", "faults", str(user_file)]) == 0
+    for text in ("sed = 2\n", "seed ="):
+        user_file.write_text(text)
+        assert main(["local", "faults", str(user_file)]) == 2
+    assert main(["local", "faults", str(user_file.with_name("nowhere.toml"))]) == 2
+    assert "unknown key sed; did you mean seed?" in capsys.readouterr().err
+    assert StateFolder.of_user().faults.read_text() == "seed = 1\n"
+
+
+def test_an_invalid_active_file_is_reported(
+    user_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = StateFolder.of_user()
+    folder.create()
+    folder.faults.write_text("boot_s = 'soon'\n")
+    assert main(["local", "faults"]) == 2
+    assert "boot_s = 'soon': expected" in capsys.readouterr().err

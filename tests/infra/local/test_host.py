@@ -1,4 +1,4 @@
-"""What the embedded cloud takes from its machine."""
+"""What the embedded cloud uses of its host."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_root_is_needed() -> None:
     assert "sudo" in str(caught.value.hint)
 
 
-def test_only_what_is_missing_is_named() -> None:
+def test_only_missing_programs_are_named() -> None:
     with pytest.raises(UsageError) as caught:
         check(has_program=lambda name: name != "iptables")
     assert caught.value.message == "the embedded cloud needs iptables"
@@ -89,7 +89,7 @@ def test_a_range_overlaps_nothing_that_is_used(used: tuple[str, ...], chosen: st
     assert str(choose_range(networks(*used))) == chosen
 
 
-def test_no_free_range_is_said() -> None:
+def test_no_free_range_is_an_error() -> None:
     with pytest.raises(UsageError, match="no free private address range"):
         choose_range(CANDIDATE_RANGES)
 
@@ -161,7 +161,7 @@ def test_a_broken_pip_file_is_named(tmp_path: Path) -> None:
         merge_pip_config([file], {})
 
 
-def test_pips_own_switches_for_its_files_are_honoured(tmp_path: Path) -> None:
+def test_pips_variables_for_its_configuration_files_are_respected(tmp_path: Path) -> None:
     files = pip_config_files({"XDG_CONFIG_HOME": "/x", "PIP_CONFIG_FILE": "/last"}, tmp_path)
     assert files[-2:] == [Path("/x/pip/pip.conf"), Path("/last")]
     assert pip_config_files({"PIP_CONFIG_FILE": "/dev/null"}, tmp_path) == []

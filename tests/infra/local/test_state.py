@@ -1,4 +1,4 @@
-"""The state folder: snapshots that survive crashes, locks that do not."""
+"""The state folder: snapshots survive crashes, locks do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> StateFolder:
     return folder
 
 
-def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_user_can_read_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path))
     folder = StateFolder.of_user()
     folder.create()
@@ -31,7 +31,7 @@ def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert StateFolder.of_user().key != folder.key
 
 
-def test_a_snapshot_comes_back(folder: StateFolder) -> None:
+def test_a_snapshot_is_saved_and_loaded(folder: StateFolder) -> None:
     assert load_snapshot(folder) == {}
     save_snapshot(folder, {"us-east-1": ["state"]})
     assert load_snapshot(folder) == {"us-east-1": ["state"]}
@@ -39,9 +39,7 @@ def test_a_snapshot_comes_back(folder: StateFolder) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps({"format": 1})])
-def test_a_broken_snapshot_is_an_error_that_names_the_way_out(
-    folder: StateFolder, content: bytes
-) -> None:
+def test_a_broken_snapshot_is_an_error_with_a_remedy(folder: StateFolder, content: bytes) -> None:
     folder.snapshot.write_bytes(content)
     with pytest.raises(CloudError, match="can't be read") as caught:
         load_snapshot(folder)
@@ -63,12 +61,12 @@ def test_a_snapshot_of_an_older_release_is_not_loaded(
     monkeypatch.setattr(state, "_FORMAT", 1)
     save_snapshot(folder, {})
     monkeypatch.undo()
-    with pytest.raises(CloudError, match=r"in format 1, this is .* with format 2") as caught:
+    with pytest.raises(CloudError, match=r"in format 1, this is .* with format 3") as caught:
         load_snapshot(folder)
     assert "local reset" in str(caught.value.hint)
 
 
-def test_a_server_lives_as_long_as_it_holds_its_lock(folder: StateFolder) -> None:
+def test_a_server_is_alive_while_it_holds_its_lock(folder: StateFolder) -> None:
     assert not folder.is_server_alive()
     with folder.server_lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,12 +75,12 @@ def test_a_server_lives_as_long_as_it_holds_its_lock(folder: StateFolder) -> Non
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"pid": "x", "port": 1}'])
-def test_a_broken_address_is_no_address(folder: StateFolder, content: str) -> None:
+def test_a_broken_address_is_ignored(folder: StateFolder, content: str) -> None:
     folder.server_file.write_text(content)
     assert ServerAddress.read(folder) is None
 
 
-def test_an_address_comes_back(folder: StateFolder) -> None:
+def test_an_address_is_written_and_read(folder: StateFolder) -> None:
     ServerAddress(7, 4321).write(folder)
     assert ServerAddress.read(folder) == ServerAddress(7, 4321)
     assert ServerAddress(7, 4321).url == "http://127.0.0.1:4321"

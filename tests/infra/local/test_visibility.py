@@ -1,4 +1,4 @@
-"""EC2 is eventually consistent: what is new is not known everywhere at once."""
+"""Eventual consistency: calls do not see new resources at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.infra.local.fakes import (
     BASE,
     Endpoint,
     FakeCloud,
-    FakeEngine,
+    FakePodman,
     FakeTime,
     refusal,
     state_folder,
@@ -23,15 +23,15 @@ KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0
 
 
 @pytest.fixture
-def cloud(endpoint: Endpoint, tmp_path: Path, engine: FakeEngine) -> Iterator[FakeCloud]:
-    with endpoint.serve(state_folder(tmp_path), engine, clock=FakeTime()) as cloud:
+def cloud(endpoint: Endpoint, tmp_path: Path, podman: FakePodman) -> Iterator[FakeCloud]:
+    with endpoint.serve(state_folder(tmp_path), podman, clock=FakeTime()) as cloud:
         cloud.faults("visibility_s = 2\n")
         yield cloud
 
 
 def all_ids(cloud: FakeCloud) -> set[str]:
-    """What describes show of instances, images, groups, keys, placement groups, tags, …"""
-    ec2 = cloud.once
+    """Return the ids that all describe calls show."""
+    ec2 = cloud.ec2
     own = {"Owners": ["self"]}
     answers: list[tuple[Callable[..., Any], dict[str, Any], str, str]] = [
         (ec2.describe_images, own, "Images", "ImageId"),
@@ -52,8 +52,8 @@ def all_ids(cloud: FakeCloud) -> set[str]:
     return found
 
 
-def test_everything_new_is_hidden_for_a_while_and_then_shown(cloud: FakeCloud) -> None:
-    ec2 = cloud.once
+def test_new_resources_are_hidden_and_then_shown(cloud: FakeCloud) -> None:
+    ec2 = cloud.ec2
     before = all_ids(cloud)
     ec2.import_key_pair(KeyName="k", PublicKeyMaterial=KEY)
     ec2.create_placement_group(GroupName="near", Strategy="cluster")
@@ -67,7 +67,7 @@ def test_everything_new_is_hidden_for_a_while_and_then_shown(cloud: FakeCloud) -
     assert all_ids(cloud) == before
     cloud.clock.sleep(0.2)
     ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)
-    cloud.backend._commits[next(iter(cloud.backend._commits))].future.result(5)
+    cloud.backend.images.copies[next(iter(cloud.backend.images.copies))].future.result(5)
     kinds = {id_.split("-")[0] for id_ in all_ids(cloud) - before}
     assert kinds == {"i", "key", "pg", "sg", "lt", "sir", "vol", "eni"}
     cloud.clock.sleep(2)
@@ -75,8 +75,8 @@ def test_everything_new_is_hidden_for_a_while_and_then_shown(cloud: FakeCloud) -
     assert kinds == {"i", "key", "pg", "sg", "lt", "sir", "vol", "eni", "ami", "snap"}
 
 
-def test_what_is_hidden_is_not_found_by_id_either(cloud: FakeCloud, engine: FakeEngine) -> None:
-    ec2 = cloud.once
+def test_hidden_resources_are_not_found_by_id(cloud: FakeCloud, podman: FakePodman) -> None:
+    ec2 = cloud.ec2
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     ec2.import_key_pair(KeyName="k", PublicKeyMaterial=KEY)
     ec2.create_placement_group(GroupName="near", Strategy="cluster")
@@ -102,11 +102,11 @@ def test_what_is_hidden_is_not_found_by_id_either(cloud: FakeCloud, engine: Fake
     cloud.clock.sleep(2)
     assert cloud.state_of(ids[0]) == "running"
     assert cloud.run(KeyName="k", SecurityGroupIds=[group], Placement={"GroupName": "near"})
-    assert len(engine.state) == 2
+    assert len(podman.state) == 2
 
 
-def test_names_and_tokens_that_are_taken_are_known_at_once(cloud: FakeCloud) -> None:
-    ec2 = cloud.once
+def test_taken_names_and_tokens_are_known_at_once(cloud: FakeCloud) -> None:
+    ec2 = cloud.ec2
     group: dict[str, Any] = {"GroupName": "g", "Description": "d"}
     near: dict[str, Any] = {"GroupName": "near", "Strategy": "cluster"}
     key: dict[str, Any] = {"KeyName": "k", "PublicKeyMaterial": KEY}
@@ -120,10 +120,8 @@ def test_names_and_tokens_that_are_taken_are_known_at_once(cloud: FakeCloud) -> 
     assert cloud.run(ClientToken="t") == cloud.run(ClientToken="t")
 
 
-def test_a_group_is_in_use_by_a_machine_that_nobody_sees_yet(
-    cloud: FakeCloud, engine: FakeEngine
-) -> None:
-    ec2 = cloud.once
+def test_a_hidden_machine_uses_its_groups(cloud: FakeCloud, podman: FakePodman) -> None:
+    ec2 = cloud.ec2
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     ec2.create_placement_group(GroupName="near", Strategy="cluster")
     cloud.clock.sleep(2)
@@ -131,15 +129,15 @@ def test_a_group_is_in_use_by_a_machine_that_nobody_sees_yet(
     assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
     in_use = "InvalidPlacementGroup.InUse"
     assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
-    assert len(engine.state) == 1
+    assert len(podman.state) == 1
 
 
 def test_the_image_of_a_hidden_machine_keeps_its_disk(cloud: FakeCloud) -> None:
-    ec2 = cloud.once
+    ec2 = cloud.ec2
     (instance_id,) = cloud.run()
     cloud.clock.sleep(2)
     image_id = ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
-    cloud.backend._commits[image_id].future.result(5)
+    cloud.backend.images.copies[image_id].future.result(5)
     cloud.clock.sleep(2)
     (snapshot,) = ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
     (clone,) = cloud.run(ImageId=image_id)

@@ -166,7 +166,7 @@ def test_reset_takes_the_keys_of_local_clusters_along_and_no_others(
         files = ClusterFiles.of(name)
         write_private(files.key, "key")
         files.remember(cloud, "us-east-1")
-    monkeypatch.setattr("infra.local.reset", lambda **_: None)
+    monkeypatch.setattr("cluster.cli.local.reset", lambda **_: None)
     monkeypatch.setattr("infra.local.cloud._has_podman", lambda: False)
 
     assert run(capsys, "local", "reset").code == 0

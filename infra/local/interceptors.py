@@ -1,44 +1,44 @@
-"""What stands before EC2: permissions, throttling, and calls that fail for no reason of their own."""
+"""Permissions and throttling: calls that are refused before they reach EC2."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from moto.core.exceptions import AccessDeniedError
+from moto.iam.access_control import IAMRequest
+from moto.iam.models import AccessKey, iam_backends
 from werkzeug.datastructures import EnvironHeaders
+from werkzeug.exceptions import HTTPException
 
-from infra.local.faults_in_force import FaultsInForce
-from infra.local.wire import Answer, Call, error_answer
+from infra.local.faults import ActiveFaults
+from infra.local.requests import ApiCall, Reply, error_reply
 
 _USER = "spr-cluster"
-# EC2 says it differently from everything else:
+# EC2's codes differ from those of all other services:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#CommonErrors
 _DENIED = {"ec2": "UnauthorizedOperation", "sts": "AccessDenied"}
 _THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}
 
 
-class Gate:
-    """Decides about a call before it reaches EC2; ``credentials`` are the tool's own."""
+class Interceptor:
+    """Refuses calls by policy and rate; ``credentials`` are the tool's."""
 
-    def __init__(self, faults: FaultsInForce, account: str, credentials: tuple[str, str]) -> None:
+    def __init__(self, faults: ActiveFaults, account: str, credentials: tuple[str, str]) -> None:
         self._faults = faults
         self._account = account
         self._credentials = credentials
 
-    def refuse(self, environ: dict[str, Any], call: Call) -> Answer | None:
-        """The refusal of a call that may not pass, or is one too many."""
+    def refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
+        """Return the refusal of a call that is denied or throttled."""
         if self._faults.policy is not None and (denied := self._deny(environ, call)):
             return denied
         if self._faults.is_throttled(call.action):
             code, status = _THROTTLED.get(call.service, ("ThrottlingException", 400))
-            return error_answer(call, status, code, "Request limit exceeded.")
+            return error_reply(call, status, code, "Request limit exceeded.")
         return None
 
-    def _deny(self, environ: dict[str, Any], call: Call) -> Answer | None:
-        """moto's own judgement of the caller's policy; it knows neither resources nor conditions."""
-        from moto.core.exceptions import AccessDeniedError
-        from moto.iam.access_control import IAMRequest
-        from werkzeug.exceptions import HTTPException
-
+    def _deny(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
+        """Evaluate the caller's policy with moto, which knows neither resources nor conditions."""
         self._put_policy(str(self._faults.policy))
         query = environ.get("QUERY_STRING", "")
         try:
@@ -55,16 +55,14 @@ class Gate:
             request.check_action_permitted("*")
         except AccessDeniedError as error:
             code = _DENIED.get(call.service, "AccessDeniedException")
-            return error_answer(call, 403, code, error.message)
+            return error_reply(call, 403, code, error.message)
         except HTTPException as error:
             code = str(getattr(error, "error_type", error.name))
-            return error_answer(call, error.code or 403, code, "The credentials are not valid.")
+            return error_reply(call, error.code or 403, code, "The credentials are not valid.")
         return None
 
     def _put_policy(self, policy: str) -> None:
         """Give the tool's user exactly this policy."""
-        from moto.iam.models import AccessKey, iam_backends
-
         iam = iam_backends[self._account]["aws"]
         if _USER not in iam.users:
             user = iam.create_user("us-east-1", _USER)

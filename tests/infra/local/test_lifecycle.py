@@ -1,4 +1,4 @@
-"""Machines and images over time, and what the faults have in store for them."""
+"""Machines and images over time, and their fates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.local.state import StateFolder
-from tests.infra.local.fakes import Endpoint, FakeCloud, FakeEngine, FakeTime, refusal, state_folder
+from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, FakeTime, refusal, state_folder
 
 
 @pytest.fixture
@@ -18,17 +18,15 @@ def folder(tmp_path: Path) -> StateFolder:
 
 
 @pytest.fixture
-def cloud(endpoint: Endpoint, folder: StateFolder, engine: FakeEngine) -> Iterator[FakeCloud]:
-    """An embedded cloud as slow as bare metal, whose time only tests let pass."""
-    with endpoint.serve(folder, engine, clock=FakeTime()) as cloud:
+def cloud(endpoint: Endpoint, folder: StateFolder, podman: FakePodman) -> Iterator[FakeCloud]:
+    """An embedded cloud as slow as bare metal, whose time passes only when a test sleeps."""
+    with endpoint.serve(folder, podman, clock=FakeTime()) as cloud:
         cloud.faults('profile = "metal"\n')
         yield cloud
 
 
 def status_of(cloud: FakeCloud, instance_id: str) -> str:
-    answer = cloud.once.describe_instance_status(
-        InstanceIds=[instance_id], IncludeAllInstances=True
-    )
+    answer = cloud.ec2.describe_instance_status(InstanceIds=[instance_id], IncludeAllInstances=True)
     (status,) = answer["InstanceStatuses"]
     assert status["InstanceStatus"] == status["SystemStatus"]
     return str(status["InstanceStatus"]["Status"])
@@ -40,7 +38,7 @@ def test_a_machine_is_pending_until_it_has_booted(cloud: FakeCloud) -> None:
         "pending",
         "initializing",
     )
-    assert cloud.once.describe_instance_status()["InstanceStatuses"] == []
+    assert cloud.ec2.describe_instance_status()["InstanceStatuses"] == []
     cloud.clock.sleep(19.9)
     assert cloud.state_of(instance_id) == "pending"
     cloud.clock.sleep(0.2)
@@ -50,15 +48,15 @@ def test_a_machine_is_pending_until_it_has_booted(cloud: FakeCloud) -> None:
 
 def test_a_launch_is_answered_as_pending_however_fast_it_is(fake_cloud: FakeCloud) -> None:
     request = {"ImageId": "ami-00123456789abcdef", "InstanceType": "r7iz.metal-16xl"}
-    answer = fake_cloud.once.run_instances(MinCount=1, MaxCount=1, **request)["Instances"][0]
+    answer = fake_cloud.ec2.run_instances(MinCount=1, MaxCount=1, **request)["Instances"][0]
     assert answer["State"]["Name"] == "pending"
     assert fake_cloud.state_of(answer["InstanceId"]) == "running"
 
 
-def test_a_machine_holds_what_it_has_until_it_has_ended(
-    cloud: FakeCloud, engine: FakeEngine
+def test_a_machine_keeps_its_resources_until_it_has_ended(
+    cloud: FakeCloud, podman: FakePodman
 ) -> None:
-    ec2 = cloud.once
+    ec2 = cloud.ec2
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     ids = cloud.run(SecurityGroupIds=[group])
     cloud.clock.sleep(20)
@@ -68,7 +66,7 @@ def test_a_machine_holds_what_it_has_until_it_has_ended(
         "shutting-down",
     )
     assert cloud.state_of(ids[0]) == "shutting-down"
-    assert engine.state == {}
+    assert podman.state == {}
     assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
     assert len(ec2.describe_volumes()["Volumes"]) == 1
     again = ec2.terminate_instances(InstanceIds=ids)["TerminatingInstances"][0]
@@ -80,10 +78,10 @@ def test_a_machine_holds_what_it_has_until_it_has_ended(
     ec2.delete_security_group(GroupId=group)
 
 
-def test_a_pending_machine_can_be_ended_but_not_stopped(cloud: FakeCloud) -> None:
+def test_a_pending_machine_can_be_terminated_but_not_stopped(cloud: FakeCloud) -> None:
     ids = cloud.run()
-    assert refusal(cloud.once.stop_instances, InstanceIds=ids) == "IncorrectInstanceState"
-    cloud.once.terminate_instances(InstanceIds=ids)
+    assert refusal(cloud.ec2.stop_instances, InstanceIds=ids) == "IncorrectInstanceState"
+    cloud.ec2.terminate_instances(InstanceIds=ids)
     cloud.clock.sleep(30)
     assert cloud.state_of(ids[0]) == "terminated"
 
@@ -91,20 +89,20 @@ def test_a_pending_machine_can_be_ended_but_not_stopped(cloud: FakeCloud) -> Non
 def test_a_started_machine_boots_again(cloud: FakeCloud) -> None:
     ids = cloud.run()
     cloud.clock.sleep(20)
-    cloud.once.stop_instances(InstanceIds=ids)
-    cloud.once.start_instances(InstanceIds=ids)
+    cloud.ec2.stop_instances(InstanceIds=ids)
+    cloud.ec2.start_instances(InstanceIds=ids)
     assert cloud.state_of(ids[0]) == "pending"
     cloud.clock.sleep(20)
     assert cloud.state_of(ids[0]) == "running"
 
 
-def test_a_shutdown_inside_ends_the_machine_in_its_time(
-    cloud: FakeCloud, engine: FakeEngine
+def test_a_shutdown_inside_takes_as_long_as_a_termination(
+    cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = cloud.run(InstanceInitiatedShutdownBehavior="terminate")
     cloud.clock.sleep(20)
     assert cloud.state_of(instance_id) == "running"
-    engine.end(cloud.container(instance_id), 130)
+    podman.end(cloud.container(instance_id), 130)
     assert cloud.state_of(instance_id) == "shutting-down"
     cloud.clock.sleep(5)
     assert cloud.state_of(instance_id) == "terminated"
@@ -112,17 +110,17 @@ def test_a_shutdown_inside_ends_the_machine_in_its_time(
     assert reason == "Client.InstanceInitiatedShutdown"
 
 
-def test_an_image_takes_its_time_and_its_snapshot_begins_earlier(cloud: FakeCloud) -> None:
+def test_an_image_takes_time_and_its_snapshot_appears_earlier(cloud: FakeCloud) -> None:
     mapping = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100}}
     (instance_id,) = cloud.run(BlockDeviceMappings=[mapping])
     cloud.clock.sleep(20)
-    image_id = cloud.once.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
-    cloud.backend._commits[image_id].future.result(5)
+    image_id = cloud.ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
+    cloud.backend.images.copies[image_id].future.result(5)
 
     def image() -> Any:
-        return cloud.once.describe_images(ImageIds=[image_id])["Images"][0]
+        return cloud.ec2.describe_images(ImageIds=[image_id])["Images"][0]
 
-    (snapshot,) = cloud.once.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    (snapshot,) = cloud.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
     assert (image()["State"], snapshot["State"], snapshot["VolumeSize"]) == (
         "pending",
         "pending",
@@ -131,17 +129,17 @@ def test_an_image_takes_its_time_and_its_snapshot_begins_earlier(cloud: FakeClou
     assert image()["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 100
     cloud.clock.sleep(60)
     assert image()["State"] == "available"
-    (snapshot,) = cloud.once.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    (snapshot,) = cloud.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
     assert snapshot["State"] == "completed"
 
 
-def test_what_is_due_survives_the_server(
-    cloud: FakeCloud, folder: StateFolder, engine: FakeEngine
+def test_pending_events_survive_the_server(
+    cloud: FakeCloud, folder: StateFolder, podman: FakePodman
 ) -> None:
     booting, ending = cloud.run(2)
-    cloud.once.terminate_instances(InstanceIds=[ending])
+    cloud.ec2.terminate_instances(InstanceIds=[ending])
     clock = cloud.clock
-    with cloud.endpoint.serve(folder, engine, clock=clock) as resumed:
+    with cloud.endpoint.serve(folder, podman, clock=clock) as resumed:
         assert [resumed.state_of(i) for i in (booting, ending)] == ["pending", "shutting-down"]
         clock.sleep(20)
         assert [resumed.state_of(i) for i in (booting, ending)] == ["running", "terminated"]
@@ -150,7 +148,7 @@ def test_what_is_due_survives_the_server(
 # Fates
 
 
-def test_every_fate_takes_its_course(cloud: FakeCloud, engine: FakeEngine) -> None:
+def test_every_fate_happens(cloud: FakeCloud, podman: FakePodman) -> None:
     fates = ("never-boots", "dies", "no-ssh", "no-amx", "impaired", "stops")
     rules = [f"[[machine]]\nn = {n}\nfate = '{fate}'\n" for n, fate in enumerate(fates)]
     cloud.faults('profile = "metal"\n' + "".join(rules))
@@ -158,8 +156,8 @@ def test_every_fate_takes_its_course(cloud: FakeCloud, engine: FakeEngine) -> No
     ordinary = ids[-1]
     assert [cloud.fate_of(i) for i in ids] == [*fates, ""]
     assert {cloud.state_of(i) for i in ids} == {"pending"}
-    # No container stands behind the first two.
-    assert set(engine.state) == {cloud.container(i) for i in ids[2:]}
+    # The first two have no container.
+    assert set(podman.state) == {cloud.container(i) for i in ids[2:]}
 
     cloud.clock.sleep(3600)
     assert [cloud.state_of(i) for i in ids] == [
@@ -173,14 +171,14 @@ def test_every_fate_takes_its_course(cloud: FakeCloud, engine: FakeEngine) -> No
     ]
     assert cloud.describe(ids[1])["StateReason"]["Code"] == "Server.InternalError"
     assert cloud.describe(ids[5])["StateReason"]["Code"] == "Server.ScheduledStop"
-    assert not engine.state[cloud.container(ids[5])].running
+    assert not podman.state[cloud.container(ids[5])].running
     assert [status_of(cloud, i) for i in (ids[0], ids[4], ordinary)] == [
         "initializing",
         "impaired",
         "ok",
     ]
     impaired = [{"Name": "instance-status.status", "Values": ["impaired"]}]
-    answer = cloud.once.describe_instance_status(Filters=impaired)
+    answer = cloud.ec2.describe_instance_status(Filters=impaired)
     assert [status["InstanceId"] for status in answer["InstanceStatuses"]] == [ids[4]]
     masked = {m.target for m in cloud.spec(ids[2]).mounts} - {
         m.target for m in cloud.spec(ordinary).mounts
@@ -188,12 +186,12 @@ def test_every_fate_takes_its_course(cloud: FakeCloud, engine: FakeEngine) -> No
     assert masked == {
         f"/etc/systemd/system/{u}" for u in ("ssh.service", "sshd.service", "ssh.socket")
     }
-    cloud.once.terminate_instances(InstanceIds=ids)
+    cloud.ec2.terminate_instances(InstanceIds=ids)
     cloud.clock.sleep(5)
     assert {cloud.state_of(i) for i in ids} == {"terminated"}
 
 
-def test_a_machine_stops_when_it_is_told_to(cloud: FakeCloud) -> None:
+def test_a_machine_stops_after_the_given_time(cloud: FakeCloud) -> None:
     cloud.faults("[[machine]]\nfate = 'stops'\nafter_s = 7\n")
     (instance_id,) = cloud.run()
     assert cloud.state_of(instance_id) == "running"
@@ -201,29 +199,29 @@ def test_a_machine_stops_when_it_is_told_to(cloud: FakeCloud) -> None:
     assert cloud.state_of(instance_id) == "stopped"
 
 
-def test_a_machine_that_never_boots_is_no_loss_for_a_new_server(
-    cloud: FakeCloud, folder: StateFolder, engine: FakeEngine
+def test_resume_keeps_a_machine_that_never_boots(
+    cloud: FakeCloud, folder: StateFolder, podman: FakePodman
 ) -> None:
     cloud.faults("[[machine]]\nfate = 'never-boots'\n")
     (instance_id,) = cloud.run()
-    with cloud.endpoint.serve(folder, engine, clock=cloud.clock) as resumed:
+    with cloud.endpoint.serve(folder, podman, clock=cloud.clock) as resumed:
         assert resumed.state_of(instance_id) == "pending"
 
 
 # The console
 
 
-def test_the_console_shows_the_host_keys_once_they_are_made(
-    cloud: FakeCloud, engine: FakeEngine
+def test_the_console_shows_the_host_keys_once_they_exist(
+    cloud: FakeCloud, podman: FakePodman
 ) -> None:
     (instance_id,) = cloud.run()
-    assert cloud.once.get_console_output(InstanceId=instance_id).get("Output", "") == ""
+    assert cloud.ec2.get_console_output(InstanceId=instance_id).get("Output", "") == ""
     cloud.clock.sleep(20)
     # botocore decodes it.
-    assert cloud.once.get_console_output(InstanceId=instance_id)["Output"].splitlines() == [
+    assert cloud.ec2.get_console_output(InstanceId=instance_id)["Output"].splitlines() == [
         "-----BEGIN SSH HOST KEY KEYS-----",
         "ssh-ed25519 AAAAfake root@fake",
         "-----END SSH HOST KEY KEYS-----",
     ]
-    engine.keys = ()
-    assert cloud.once.get_console_output(InstanceId=instance_id).get("Output", "") == ""
+    podman.keys = ()
+    assert cloud.ec2.get_console_output(InstanceId=instance_id).get("Output", "") == ""

@@ -1,4 +1,4 @@
-"""podman's command line: what is asked of it, and how its failures are told."""
+"""podman's command line: its arguments and failures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from infra.errors import CloudError
-from infra.local import engine as engine_module
-from infra.local.engine import (
+from infra.local import podman as podman_module
+from infra.local.podman import (
     Container,
     ContainerSpec,
-    Engine,
     Mount,
+    Podman,
     node_ulimits,
-    open_engine,
+    open_podman,
     run_arguments,
 )
 
@@ -37,10 +37,10 @@ def fake_podman(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    monkeypatch.setattr(engine_module, "choose_runtime", list)
+    monkeypatch.setattr(podman_module, "choose_runtime", list)
 
 
-def test_a_node_is_asked_for_as_a_machine() -> None:
+def test_a_container_runs_as_a_machine() -> None:
     arguments = run_arguments(SPEC)
     assert arguments[-2:] == ["localhost/base:1", "/sbin/init"]
     assert {
@@ -57,7 +57,7 @@ def test_a_node_is_asked_for_as_a_machine() -> None:
     assert "--privileged" not in arguments
 
 
-def test_a_node_can_start_from_a_folder_that_stays_as_it_is() -> None:
+def test_a_node_can_start_from_a_folder_that_stays_unchanged() -> None:
     arguments = run_arguments(replace(SPEC, image=Path("/my images/ami-1")))
     assert arguments[-3:] == ["--rootfs", "/my images/ami-1:O", "/sbin/init"]
 
@@ -84,14 +84,14 @@ def test_a_failure_carries_podmans_last_line(
 ) -> None:
     fake_podman(tmp_path, monkeypatch, "echo first >&2; echo 'Error: no such image' >&2; exit 125")
     with pytest.raises(CloudError, match="podman start a: Error: no such image") as caught:
-        Engine().start("a")
+        Podman().start("a")
     assert caught.value.code == "InternalError"
 
 
-def test_a_podman_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_podman_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_podman(tmp_path, monkeypatch, "exec sleep 60")
     with pytest.raises(CloudError, match="no answer"):
-        Engine().call("ps", timeout_s=0.2)
+        Podman().call("ps", timeout_s=0.2)
 
 
 def test_containers_are_read_from_podmans_list(
@@ -102,24 +102,26 @@ def test_containers_are_read_from_podmans_list(
       {"Names": ["b"], "State": "exited", "Pid": 0, "ExitCode": 130, "Labels": null}
     ]"""
     fake_podman(tmp_path, monkeypatch, f"cat <<'END'\n{listing}\nEND")
-    assert Engine().containers("k=v") == [
+    assert Podman().containers("k=v") == [
         Container("a", True, 7, 0, {"k": "v"}),
         Container("b", False, 0, 130, {}),
     ]
 
 
-def test_removing_nothing_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_nothing_does_not_call_podman(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_podman(tmp_path, monkeypatch, f"touch {tmp_path}/called")
-    engine = Engine()
-    engine.remove([])
-    engine.remove_networks([])
+    podman = Podman()
+    podman.remove([])
+    podman.remove_networks([])
     assert not (tmp_path / "called").exists()
-    engine.remove(["a"])
+    podman.remove(["a"])
     assert (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize(("backend", "own"), [("netavark", False), ("cni", True)])
-def test_netavark_is_used_without_touching_the_hosts_configuration(
+def test_netavark_is_used_without_changing_the_hosts_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, own: bool
 ) -> None:
     fake_podman(
@@ -128,18 +130,18 @@ def test_netavark_is_used_without_touching_the_hosts_configuration(
         f'[ "$1" = info ] && echo {backend} && exit; cat "${{CONTAINERS_CONF:-/dev/null}}"',
     )
     monkeypatch.delenv("CONTAINERS_CONF", raising=False)
-    configuration = open_engine(tmp_path / "state").call("version")
+    configuration = open_podman(tmp_path / "state").call("version")
     assert ('network_backend = "netavark"' in configuration) is own
 
 
 # Host keys
 
 
-def test_host_keys_are_read_once_the_first_boot_has_made_them(
+def test_host_keys_are_read_once_the_first_boot_has_created_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "choose_runtime", list)
-    engine, made = Engine(), "var/lib/cloud/made"
+    monkeypatch.setattr(podman_module, "choose_runtime", list)
+    podman, made = Podman(), "var/lib/cloud/made"
     disk = tmp_path / "7" / "root"
     keys = disk / "etc" / "ssh"
     keys.mkdir(parents=True)
@@ -151,7 +153,7 @@ def test_host_keys_are_read_once_the_first_boot_has_made_them(
     (keys / "ssh_host_evil_key.pub").symlink_to(outside)
 
     def read(pid: int) -> tuple[str, ...]:
-        return engine.host_keys(pid, made, proc=tmp_path)
+        return podman.host_keys(pid, made, proc=tmp_path)
 
     assert read(7) == ()
     (disk / made).parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What EC2 refuses and moto lets pass: one function per refusal, called before moto acts.
+"""Requests that EC2 refuses and moto accepts: one function per refusal, called before moto acts.
 
 EC2's codes and wording: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 """
@@ -12,8 +12,14 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
 
+def require_found(known: Container[str], ids: Iterable[str], code: str, kind: str) -> None:
+    for id_ in ids:
+        if id_ not in known:
+            raise EC2ClientError(code, f"The {kind} '{id_}' does not exist")
+
+
 def require_image(backend: Any, image_id: str) -> Any:
-    """The AMI of that id, which must be available."""
+    """Return the AMI of that id, which must be available."""
     image = backend.amis.get(image_id)
     if image is None:
         raise EC2ClientError("InvalidAMIID.NotFound", f"The image id '[{image_id}]' does not exist")
@@ -33,16 +39,15 @@ def require_instance_type(backend: Any, instance_type: str) -> None:
 
 
 def require_key_pair(backend: Any, name: str | None) -> str:
-    """The public key of the key pair of that name; empty where none is asked for."""
+    """Return the public key of a key pair; empty without a name."""
     if not name:
         return ""
-    if name not in backend.key_pairs:
-        raise EC2ClientError("InvalidKeyPair.NotFound", f"The key pair '{name}' does not exist")
+    require_found(backend.key_pairs, [name], "InvalidKeyPair.NotFound", "key pair")
     return str(backend.key_pairs[name].public_key)
 
 
 def require_in_default_vpc(backend: Any, vpc_id: str) -> None:
-    """Containers have addresses of the default VPC only."""
+    """Containers have addresses in the default VPC only."""
     if vpc_id != backend.default_vpc.id:
         raise EC2ClientError(
             "UnsupportedOperation",
@@ -63,17 +68,13 @@ def require_offered(zone: str, instance_type: str) -> None:
 
 
 def require_groups(backend: Any, group_ids: Iterable[str]) -> None:
-    """moto would make a group that is not there."""
+    """moto would create a group that does not exist."""
     known = {group_id for groups in backend.groups.values() for group_id in groups}
-    for group_id in group_ids:
-        if group_id not in known:
-            raise EC2ClientError(
-                "InvalidGroup.NotFound", f"The security group '{group_id}' does not exist"
-            )
+    require_found(known, group_ids, "InvalidGroup.NotFound", "security group")
 
 
 def require_root_size(image: Any, size_gib: int | None) -> int:
-    """The root volume's size in GiB, which can't be less than the image's."""
+    """Return the root volume's size in GiB, which can't be less than the image's."""
     least = int(image.ebs_snapshot.volume.size)
     if size_gib is not None and int(size_gib) < least:
         raise EC2ClientError(
@@ -94,7 +95,7 @@ def require_new_image_name(backend: Any, name: str) -> None:
 
 
 def require_state(instance: Any, states: Sequence[str], purpose: str) -> None:
-    """EC2 starts what is stopped and stops what runs; a second time is fine, too."""
+    """EC2 starts stopped instances and stops running ones; doing so twice is fine."""
     if instance.state not in states:
         raise EC2ClientError(
             "IncorrectInstanceState",
@@ -103,17 +104,17 @@ def require_state(instance: Any, states: Sequence[str], purpose: str) -> None:
 
 
 def require_running(instance: Any) -> None:
-    """A container's disk can be copied only while it runs; EC2 takes stopped instances, too."""
+    """A container's disk can be copied only while it runs; EC2 accepts stopped instances too."""
     if instance.state != "running":
         raise EC2ClientError(
             "UnsupportedOperation",
-            f"The embedded cloud makes images of running instances; '{instance.id}' is "
+            f"The embedded cloud creates images of running instances only; '{instance.id}' is "
             f"{instance.state}",
         )
 
 
 def require_unused_group(backend: Any, group_id: str) -> None:
-    """A group can't go while an interface has it or another group's rule names it."""
+    """A group can't be deleted while an interface or another group's rule refers to it."""
     users = [eni.id for eni in backend.enis.values() if group_id in {g.id for g in eni.group_set}]
     referrers = [
         group.id
@@ -151,8 +152,7 @@ _NOT_FOUND = {
 
 
 def require_taggable(known: Container[str], resource_ids: Iterable[str]) -> None:
-    """moto takes tags for anything, also for what does not exist."""
+    """moto tags anything, even what does not exist."""
     for resource_id in resource_ids:
-        code = _NOT_FOUND.get(resource_id.partition("-")[0])
-        if code and resource_id not in known:
-            raise EC2ClientError(code, f"The ID '{resource_id}' does not exist")
+        if code := _NOT_FOUND.get(resource_id.partition("-")[0]):
+            require_found(known, [resource_id], code, "ID")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.infra.local.fakes import FakeCloud, FakeEngine, refusal, tags
+from tests.infra.local.fakes import FakeCloud, FakePodman, refusal, tags
 
 NEAR = {"Placement": {"GroupName": "near"}}
 
 
 def make(cloud: FakeCloud, name: str = "near", **values: str) -> Any:
-    return cloud.once.create_placement_group(
+    return cloud.ec2.create_placement_group(
         GroupName=name,
         Strategy="cluster",
         TagSpecifications=tags("placement-group", **(values or {"cluster": "c"})),
@@ -18,12 +18,12 @@ def make(cloud: FakeCloud, name: str = "near", **values: str) -> Any:
 
 
 def names(cloud: FakeCloud, **request: Any) -> list[str]:
-    found = cloud.once.describe_placement_groups(**request)["PlacementGroups"]
+    found = cloud.ec2.describe_placement_groups(**request)["PlacementGroups"]
     return [group["GroupName"] for group in found]
 
 
-def test_a_group_is_made_found_and_deleted(fake_cloud: FakeCloud) -> None:
-    ec2 = fake_cloud.once
+def test_a_group_is_created_found_and_deleted(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.ec2
     made = make(fake_cloud)
     assert (made["Strategy"], made["State"]) == ("cluster", "available")
     assert made["Tags"] == [{"Key": "cluster", "Value": "c"}]
@@ -45,11 +45,11 @@ def test_a_group_is_made_found_and_deleted(fake_cloud: FakeCloud) -> None:
     assert [tag["Key"] for tag in ec2.describe_tags(Filters=by_kind)["Tags"]] == ["other"]
 
 
-def test_what_ec2_refuses(fake_cloud: FakeCloud) -> None:
-    ec2 = fake_cloud.once
+def test_duplicate_and_unknown_groups_are_refused(fake_cloud: FakeCloud) -> None:
+    ec2 = fake_cloud.ec2
     make(fake_cloud)
-    wish = {"GroupName": "near", "Strategy": "cluster"}
-    assert refusal(ec2.create_placement_group, **wish) == "InvalidPlacementGroup.Duplicate"
+    request = {"GroupName": "near", "Strategy": "cluster"}
+    assert refusal(ec2.create_placement_group, **request) == "InvalidPlacementGroup.Duplicate"
     unknown = "InvalidPlacementGroup.Unknown"
     assert refusal(ec2.delete_placement_group, GroupName="far") == unknown
     assert refusal(ec2.describe_placement_groups, GroupNames=["far"]) == unknown
@@ -58,14 +58,14 @@ def test_what_ec2_refuses(fake_cloud: FakeCloud) -> None:
 
 
 def test_a_group_with_machines_stays_until_they_have_ended(
-    fake_cloud: FakeCloud, engine: FakeEngine
+    fake_cloud: FakeCloud, podman: FakePodman
 ) -> None:
     make(fake_cloud)
     ids = fake_cloud.run(2, **NEAR)
     assert fake_cloud.describe(ids[0])["Placement"]["GroupName"] == "near"
     # It survives the server.
-    with fake_cloud.endpoint.serve(fake_cloud.folder, engine) as resumed:
-        ec2 = resumed.once
+    with fake_cloud.endpoint.serve(fake_cloud.folder, podman) as resumed:
+        ec2 = resumed.ec2
         in_use = "InvalidPlacementGroup.InUse"
         assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
         resumed.faults("terminate_s = 1000\n")
@@ -73,9 +73,9 @@ def test_a_group_with_machines_stays_until_they_have_ended(
         resumed.faults("")
         ec2.terminate_instances(InstanceIds=ids[1:])
         assert refusal(ec2.delete_placement_group, GroupName="near") == in_use
-        resumed.backend.clock = Later()
+        resumed.backend.runtime.clock = Later()
         ec2.delete_placement_group(GroupName="near")
-    assert engine.state == {}
+    assert podman.state == {}
 
 
 class Later:

@@ -1,4 +1,4 @@
-"""Calls that are throttled, that fail, whose answers are lost, or that a policy denies."""
+"""Calls that are throttled, fail, lose their answers, or are denied by a policy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.infra.local.fakes import FakeCloud, refusal, refused
 
 def test_a_throttled_call_is_a_503_and_does_not_act(fake_cloud: FakeCloud) -> None:
     fake_cloud.faults("[[throttle]]\naction = 'CreateSecurityGroup'\nrate = 1.0\n")
-    wish = {"GroupName": "g", "Description": "d"}
-    answer = refused(fake_cloud.once.create_security_group, **wish)
+    request = {"GroupName": "g", "Description": "d"}
+    answer = refused(fake_cloud.ec2.create_security_group, **request)
     assert answer == ("RequestLimitExceeded", 503)
-    assert len(fake_cloud.once.describe_security_groups()["SecurityGroups"]) == 1
+    assert len(fake_cloud.ec2.describe_security_groups()["SecurityGroups"]) == 1
     fake_cloud.faults("")
-    assert fake_cloud.once.create_security_group(**wish)["GroupId"]
+    assert fake_cloud.ec2.create_security_group(**request)["GroupId"]
 
 
-def test_throttling_reaches_the_other_services_in_their_own_words(fake_cloud: FakeCloud) -> None:
+def test_throttling_uses_the_error_codes_of_each_service(fake_cloud: FakeCloud) -> None:
     fake_cloud.faults("[[throttle]]\nrate = 1.0\n")
     for service, call, request in (
         ("ssm", "get_parameter", {"Name": "n"}),
@@ -37,49 +37,49 @@ def test_an_injected_error_has_its_code_status_and_number(fake_cloud: FakeCloud)
         "[[error]]\naction = 'DescribeVpcs'\ncode = 'Unavailable'\nmessage = 'a < b'\ntimes = 2\n"
     )
     for _ in range(2):
-        assert refused(fake_cloud.once.describe_vpcs) == ("Unavailable", 503)
-    assert len(fake_cloud.once.describe_vpcs()["Vpcs"]) == 1
+        assert refused(fake_cloud.ec2.describe_vpcs) == ("Unavailable", 503)
+    assert len(fake_cloud.ec2.describe_vpcs()["Vpcs"]) == 1
 
 
-def test_a_lost_answer_is_one_of_a_call_that_acted(fake_cloud: FakeCloud) -> None:
+def test_a_call_with_a_lost_answer_takes_effect(fake_cloud: FakeCloud) -> None:
     fake_cloud.faults("[[error]]\naction = 'CreateSecurityGroup'\neffect = true\n")
-    wish = {"GroupName": "g", "Description": "d"}
-    answer = refused(fake_cloud.once.create_security_group, **wish)
+    request = {"GroupName": "g", "Description": "d"}
+    answer = refused(fake_cloud.ec2.create_security_group, **request)
     assert answer == ("InternalError", 500)
-    assert refusal(fake_cloud.once.create_security_group, **wish) == "InvalidGroup.Duplicate"
+    assert refusal(fake_cloud.ec2.create_security_group, **request) == "InvalidGroup.Duplicate"
 
 
-def test_the_moments_of_a_call_are_told_and_calls_are_counted(fake_cloud: FakeCloud) -> None:
-    told: list[tuple[str, str, int, int]] = []
+def test_on_call_runs_before_and_after_a_call_and_calls_are_counted(fake_cloud: FakeCloud) -> None:
+    moments: list[tuple[str, str, int, int]] = []
 
     def on_call(action: str, moment: str) -> None:
         groups = sum(len(g) for g in fake_cloud.backend.groups.values())
-        told.append((action, moment, groups, fake_cloud.folder.snapshot.stat().st_ino))
+        moments.append((action, moment, groups, fake_cloud.folder.snapshot.stat().st_ino))
 
     fake_cloud.application.calls.clear()
     fake_cloud.application.on_call = on_call
-    fake_cloud.once.create_security_group(GroupName="g", Description="d")
-    fake_cloud.once.describe_vpcs()
+    fake_cloud.ec2.create_security_group(GroupName="g", Description="d")
+    fake_cloud.ec2.describe_vpcs()
     fake_cloud.endpoint.client("sts").get_caller_identity()
 
-    assert [(action, moment, groups) for action, moment, groups, _ in told] == [
+    assert [(action, moment, groups) for action, moment, groups, _ in moments] == [
         ("CreateSecurityGroup", "before", 1),
         ("CreateSecurityGroup", "after", 2),
         ("DescribeVpcs", "before", 2),
         ("DescribeVpcs", "after", 2),
     ]
     # Each save is a new file.
-    assert told[0][3] != told[1][3] == told[3][3]
+    assert moments[0][3] != moments[1][3] == moments[3][3]
     assert fake_cloud.application.calls == {"CreateSecurityGroup": 1, "DescribeVpcs": 1}
 
 
-def test_a_refused_call_is_counted_and_has_no_moments(fake_cloud: FakeCloud) -> None:
-    told: list[str] = []
-    fake_cloud.application.on_call = lambda action, moment: told.append(moment)
+def test_a_refused_call_is_counted_without_on_call(fake_cloud: FakeCloud) -> None:
+    moments: list[str] = []
+    fake_cloud.application.on_call = lambda action, moment: moments.append(moment)
     fake_cloud.application.calls.clear()
     fake_cloud.faults("[[error]]\n")
-    refusal(fake_cloud.once.describe_vpcs)
-    assert (told, fake_cloud.application.calls["DescribeVpcs"]) == ([], 1)
+    refusal(fake_cloud.ec2.describe_vpcs)
+    assert (moments, fake_cloud.application.calls["DescribeVpcs"]) == ([], 1)
 
 
 # Permissions
@@ -94,17 +94,17 @@ def put_policy(cloud: FakeCloud, folder: Path, *statements: dict[str, Any]) -> N
 
 def test_a_policy_decides_on_every_call_and_service(fake_cloud: FakeCloud, tmp_path: Path) -> None:
     client = fake_cloud.endpoint.client
-    ec2, ssm, quotas = fake_cloud.once, client("ssm"), client("service-quotas")
+    ec2, ssm, quotas = fake_cloud.ec2, client("ssm"), client("service-quotas")
     put_policy(fake_cloud, tmp_path, {"Action": ["ec2:Describe*", "ssm:GetParameters"]})
 
     assert ec2.describe_vpcs()["Vpcs"]
-    wish = {"GroupName": "g", "Description": "d"}
-    assert refused(ec2.create_security_group, **wish) == ("UnauthorizedOperation", 403)
+    request = {"GroupName": "g", "Description": "d"}
+    assert refused(ec2.create_security_group, **request) == ("UnauthorizedOperation", 403)
     assert ssm.get_parameters(Names=["n"])["InvalidParameters"] == ["n"]
     assert refused(ssm.get_parameter, Name="n") == ("AccessDeniedException", 403)
     quota = {"ServiceCode": "ec2", "QuotaCode": "L-1216C47A"}
     assert refused(quotas.get_service_quota, **quota) == ("AccessDeniedException", 403)
-    # AWS lets everybody ask who they are.
+    # AWS allows this call to every caller.
     assert client("sts").get_caller_identity()["Account"] == "123456789012"
     assert len(fake_cloud.backend.groups[fake_cloud.backend.default_vpc.id]) == 1
 
@@ -114,23 +114,23 @@ def test_policies_are_switched_while_the_server_runs(fake_cloud: FakeCloud, tmp_
     for action in ("ec2:DescribeVpcs", "ec2:DescribeImages", "ec2:*"):
         put_policy(fake_cloud, tmp_path, {"Action": action})
         try:
-            answers.append(bool(fake_cloud.once.describe_vpcs()["Vpcs"]))
-        except fake_cloud.once.exceptions.ClientError:
+            answers.append(bool(fake_cloud.ec2.describe_vpcs()["Vpcs"]))
+        except fake_cloud.ec2.exceptions.ClientError:
             answers.append(False)
     fake_cloud.faults("")
-    answers.append(bool(fake_cloud.once.describe_vpcs()["Vpcs"]))
+    answers.append(bool(fake_cloud.ec2.describe_vpcs()["Vpcs"]))
     assert answers == [True, False, True, True]
 
 
-def test_a_denial_beats_a_permission(fake_cloud: FakeCloud, tmp_path: Path) -> None:
+def test_a_deny_overrides_an_allow(fake_cloud: FakeCloud, tmp_path: Path) -> None:
     deny = {"Effect": "Deny", "Action": "ec2:DescribeVpcs"}
     put_policy(fake_cloud, tmp_path, {"Action": "*"}, deny)
-    assert refusal(fake_cloud.once.describe_vpcs) == "UnauthorizedOperation"
-    assert fake_cloud.once.describe_subnets()["Subnets"]
+    assert refusal(fake_cloud.ec2.describe_vpcs) == "UnauthorizedOperation"
+    assert fake_cloud.ec2.describe_subnets()["Subnets"]
 
 
-@pytest.mark.parametrize(("key", "secret"), [("embedded", "wrong"), ("somebody", "embedded")])
-def test_only_the_tools_own_credentials_count(
+@pytest.mark.parametrize(("key", "secret"), [("embedded", "wrong"), ("stranger", "embedded")])
+def test_only_the_tools_credentials_are_accepted(
     fake_cloud: FakeCloud, tmp_path: Path, key: str, secret: str
 ) -> None:
     put_policy(fake_cloud, tmp_path, {"Action": "*"})

@@ -1,4 +1,4 @@
-"""Instances as containers: what each of EC2's verbs means for podman."""
+"""The containers behind instances: what each of EC2's calls does in podman."""
 
 from __future__ import annotations
 
@@ -13,60 +13,51 @@ from typing import TypeVar
 
 from infra.errors import CloudError
 from infra.local.base_image import BaseImage
-from infra.local.engine import (
+from infra.local.host import gateway_of
+from infra.local.podman import (
     CLOUD_LABEL,
     INSTANCE_LABEL,
     REGION_LABEL,
     Container,
     ContainerSpec,
-    Engine,
     Mount,
+    Podman,
 )
-from infra.local.host import gateway_of
 from infra.local.seed import SEED_TARGET, Seed
 from infra.local.state import StateFolder
 
 T = TypeVar("T")
 
-# podman takes a lock per container; more at once than this only wait for one another.
+# podman locks each container; more calls at once than this only wait for one another.
 _PARALLEL = 16
 
 
 @dataclass(frozen=True)
-class Node:
-    """What the embedded cloud knows of an instance besides what EC2 tells."""
+class ContainerRequest:
+    """A new node; with ``mask_ssh`` no SSH server answers on its port 22."""
 
-    instance_id: str
+    seed: Seed
     address: str
     cpus: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class NodeRequest:
-    """A node to be started: from which image, with which seed."""
-
-    node: Node
     region: str
     image: str | Path
-    seed: Seed
     mask_ssh: bool = False
-    """Nobody answers on the machine's port 22."""
 
 
-class Nodes:
-    """The containers of one embedded cloud. Every failure is a :class:`CloudError`."""
+class NodeContainers:
+    """The containers of one embedded cloud; their failures are :class:`CloudError`."""
 
     def __init__(
-        self, engine: Engine, folder: StateFolder, base: BaseImage, mounts: Sequence[Mount] = ()
+        self, podman: Podman, folder: StateFolder, base: BaseImage, mounts: Sequence[Mount] = ()
     ) -> None:
-        self.engine = engine
+        self.podman = podman
         self.base = base
         self._folder = folder
         self._mounts = tuple(mounts)
         self._background = ThreadPoolExecutor(4, thread_name_prefix="image")
-        # What a server that was killed left half made or half deleted.
-        for left in (*folder.images.glob("*.part"), *folder.images.glob(".*.trash")):
-            self._background.submit(shutil.rmtree, left, ignore_errors=True)
+        # A server that was killed may have left incomplete folders.
+        for path in (*folder.images.glob("*.part"), *folder.images.glob(".*.trash")):
+            self._background.submit(shutil.rmtree, path, ignore_errors=True)
 
     def container_of(self, instance_id: str) -> str:
         return f"spr-{self._folder.key}-{instance_id}"
@@ -75,81 +66,85 @@ class Nodes:
         return f"spr-{self._folder.key}-{region}"
 
     def image_of(self, image_id: str) -> Path:
-        """The folder that holds the disk of an AMI made here."""
+        """Return the folder that holds the disk of an AMI created here."""
         return self._folder.images / image_id
 
-    def ensure_network(self, region: str, network: ipaddress.IPv4Network) -> None:
-        """One podman network spans a region's default VPC, so that each address in it is valid."""
-        name = self.network_of(region)
-        if name not in {known.name for known in self.engine.networks()}:
-            labels = {CLOUD_LABEL: self._folder.key, REGION_LABEL: region}
-            self.engine.create_network(name, str(network), gateway_of(network), labels)
+    def network_ranges(self) -> list[ipaddress.IPv4Network]:
+        """Return the address ranges of all of podman's networks."""
+        return [r for network in self.podman.networks() for r in network.ranges]
 
-    def launch(self, requests: Sequence[NodeRequest]) -> None:
-        """Start nodes at the same time: all of them, or none is left."""
+    def ensure_network(self, region: str, network: ipaddress.IPv4Network) -> None:
+        """Create a podman network as large as a region's default VPC, so that its addresses are valid."""
+        name = self.network_of(region)
+        if name not in {known.name for known in self.podman.networks()}:
+            labels = {CLOUD_LABEL: self._folder.key, REGION_LABEL: region}
+            self.podman.create_network(name, str(network), gateway_of(network), labels)
+
+    def launch(self, requests: Sequence[ContainerRequest]) -> None:
+        """Start all of these nodes in parallel, or none."""
         try:
             at_once(self._launch, requests)
         except CloudError:
-            self.remove([request.node.instance_id for request in requests])
+            self.remove([request.seed.instance_id for request in requests])
             raise
 
-    def _launch(self, request: NodeRequest) -> None:
-        node = request.node
-        seed = self._folder.seed(node.instance_id)
+    def _launch(self, request: ContainerRequest) -> None:
+        instance_id = request.seed.instance_id
+        seed = self._folder.seed(instance_id)
         request.seed.write(seed)
-        self.engine.run(
+        self.podman.run(
             ContainerSpec(
-                name=self.container_of(node.instance_id),
+                name=self.container_of(instance_id),
                 image=request.image,
                 hostname=request.seed.hostname,
                 network=self.network_of(request.region),
-                address=node.address,
-                cpus=node.cpus,
+                address=request.address,
+                cpus=request.cpus,
                 labels={
                     CLOUD_LABEL: self._folder.key,
-                    INSTANCE_LABEL: node.instance_id,
+                    INSTANCE_LABEL: instance_id,
                     REGION_LABEL: request.region,
                 },
                 mounts=(Mount(seed, SEED_TARGET), *self._mounts, *self._masks(request)),
             )
         )
 
-    def _masks(self, request: NodeRequest) -> tuple[Mount, ...]:
-        """Empty unit files: systemd takes a unit as masked where its file is empty.
+    def _masks(self, request: ContainerRequest) -> tuple[Mount, ...]:
+        """Return empty unit files: systemd masks a unit whose file is empty.
 
         https://www.freedesktop.org/software/systemd/man/latest/systemd.unit.html ("masked")
         """
         if not request.mask_ssh:
             return ()
-        empty = self._folder.seed(request.node.instance_id) / "masked-unit"
+        empty = self._folder.seed(request.seed.instance_id) / "masked-unit"
         empty.touch()
         units = ("ssh.service", "sshd.service", "ssh.socket")
         return tuple(Mount(empty, f"/etc/systemd/system/{unit}") for unit in units)
 
     def start(self, instance_ids: Iterable[str]) -> None:
-        """Start stopped nodes again: same disk, same address."""
-        at_once(self.engine.start, [self.container_of(i) for i in instance_ids])
+        """Start stopped nodes again, with the same disks and addresses."""
+        at_once(self.podman.start, [self.container_of(i) for i in instance_ids])
 
     def stop(self, instance_ids: Iterable[str]) -> None:
-        at_once(self.engine.stop, [self.container_of(i) for i in instance_ids])
+        at_once(self.podman.stop, [self.container_of(i) for i in instance_ids])
 
     def remove(self, instance_ids: Iterable[str]) -> None:
-        """Remove nodes with their disks and seeds; those that are gone already are fine."""
+        """Remove nodes with their disks and seeds, if they still exist."""
         ids = list(instance_ids)
-        self.engine.remove([self.container_of(i) for i in ids])
+        self.podman.remove([self.container_of(i) for i in ids])
         for instance_id in ids:
-            self._folder.remove_seed(instance_id)
+            shutil.rmtree(self._folder.seed(instance_id), ignore_errors=True)
 
-    def containers(self, region: str) -> dict[str, Container]:
-        """This cloud's containers in a region, by instance id."""
-        found = self.engine.containers(f"{CLOUD_LABEL}={self._folder.key}")
+    def find(self, region: str) -> dict[str, Container]:
+        """Return this cloud's containers in a region, by instance id."""
+        found = self.podman.containers(f"{CLOUD_LABEL}={self._folder.key}")
         return {c.labels[INSTANCE_LABEL]: c for c in found if c.labels.get(REGION_LABEL) == region}
 
     def save_image(self, instance_id: str, image_id: str, *, reboot: bool) -> Future[None]:
-        """Begin to save a running node's disk as an image, and reboot it then if asked to.
+        """Start to save a running node's disk as an image; then reboot the node, if requested.
 
         EC2 reboots first, so that the disk is quiet. Here a disk can be read only while its node
-        runs; nothing is lost by it, since a container's files need no flushing.
+        runs; nothing is lost, because a container's files need no flushing.
         """
         return self._background.submit(self._save_image, instance_id, image_id, reboot)
 
@@ -157,25 +152,22 @@ class Nodes:
         container, image = self.container_of(instance_id), self.image_of(image_id)
         partial = image.with_suffix(".part")
         try:
-            self.engine.copy_disk(container, partial)
+            self.podman.copy_disk(container, partial)
             partial.rename(image)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             if reboot:
-                self.engine.stop(container)
-                self.engine.start(container)
+                self.podman.stop(container)
+                self.podman.start(container)
 
     def host_keys(self, instance_id: str, pid: int) -> tuple[str, ...]:
-        """A node's public SSH host keys, once its first boot has made them."""
-        return self.engine.host_keys(pid, f"var/lib/cloud/instances/{instance_id}/sem/config_ssh")
-
-    def has_image(self, image_id: str) -> bool:
-        return self.image_of(image_id).is_dir()
+        """Return a node's public SSH host keys, once its first boot has created them."""
+        return self.podman.host_keys(pid, f"var/lib/cloud/instances/{instance_id}/sem/config_ssh")
 
     def remove_image(self, image_id: str) -> None:
-        """Remove an image that no node uses; one that is gone already is fine.
+        """Remove an image that no node uses, if it still exists.
 
-        It is gone at once, as on EC2; its gigabytes are deleted in the background.
+        It disappears at once, as on EC2; its files are deleted in the background.
         """
         image = self.image_of(image_id)
         trash = image.with_name(f".{image_id}.trash")
@@ -185,7 +177,7 @@ class Nodes:
 
 
 def at_once(work: Callable[[T], None], items: Iterable[T]) -> None:
-    """Do the same to all items, in parallel; the first failure is raised when all have ended."""
+    """Process all items in parallel; raise the first failure when all have ended."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
         futures = [pool.submit(work, item) for item in items]
     for future in futures:

@@ -1,4 +1,4 @@
-"""Spot machines and the requests behind them."""
+"""Spot machines and their requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run_spot(cloud: FakeCloud, count: int = 1, **options: Any) -> list[str]:
 
 def requests(cloud: FakeCloud, **filters: str) -> list[Any]:
     asked = [{"Name": n.replace("_", "-"), "Values": [v]} for n, v in filters.items()]
-    answer = cloud.once.describe_spot_instance_requests(Filters=asked)
+    answer = cloud.ec2.describe_spot_instance_requests(Filters=asked)
     return list(answer["SpotInstanceRequests"])
 
 
@@ -39,13 +39,13 @@ def test_every_spot_machine_has_a_request(fake_cloud: FakeCloud) -> None:
 
 def test_requests_are_found_by_filters_and_ids(fake_cloud: FakeCloud) -> None:
     one, other = run_spot(fake_cloud, 2)
-    fake_cloud.once.terminate_instances(InstanceIds=[other])
+    fake_cloud.ec2.terminate_instances(InstanceIds=[other])
     assert len(requests(fake_cloud, tag_key="cluster")) == 2
     assert len(requests(fake_cloud, **{"tag:cluster": "other"})) == 0
     assert [r["InstanceId"] for r in requests(fake_cloud, instance_id=one)] == [one]
     assert [r["InstanceId"] for r in requests(fake_cloud, state="active")] == [one]
     (found,) = requests(fake_cloud, instance_id=one)
-    ec2, ids = fake_cloud.once, [found["SpotInstanceRequestId"]]
+    ec2, ids = fake_cloud.ec2, [found["SpotInstanceRequestId"]]
     by_id = ec2.describe_spot_instance_requests(SpotInstanceRequestIds=ids)
     assert by_id["SpotInstanceRequests"] == [found]
     unknown = {"SpotInstanceRequestIds": ["sir-12345678"]}
@@ -54,23 +54,25 @@ def test_requests_are_found_by_filters_and_ids(fake_cloud: FakeCloud) -> None:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_request_ends_with_its_machine_or_before(fake_cloud: FakeCloud, cancelled: bool) -> None:
+def test_a_request_is_closed_with_its_machine_or_canceled_before(
+    fake_cloud: FakeCloud, cancelled: bool
+) -> None:
     (instance_id,) = run_spot(fake_cloud)
     (request,) = requests(fake_cloud)
     if cancelled:
         ids = [request["SpotInstanceRequestId"]]
-        answer = fake_cloud.once.cancel_spot_instance_requests(SpotInstanceRequestIds=ids)
+        answer = fake_cloud.ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=ids)
         assert answer["CancelledSpotInstanceRequests"][0]["State"] == "cancelled"
         assert fake_cloud.state_of(instance_id) == "running"
         (request,) = requests(fake_cloud)
         assert request["Status"]["Code"] == "request-canceled-and-instance-running"
-    fake_cloud.once.terminate_instances(InstanceIds=[instance_id])
+    fake_cloud.ec2.terminate_instances(InstanceIds=[instance_id])
     (request,) = requests(fake_cloud)
     assert request["State"] == ("cancelled" if cancelled else "closed")
     assert request["Status"]["Code"] == "instance-terminated-by-user"
 
 
-def test_a_price_below_todays_is_refused(fake_cloud: FakeCloud) -> None:
+def test_a_maximum_price_below_the_current_price_is_refused(fake_cloud: FakeCloud) -> None:
     fake_cloud.faults("[spot]\nusd_per_hour = 2.5\n")
     answer = refused(run_spot, cloud=fake_cloud, MaxPrice="2.49")
     assert answer == ("SpotMaxPriceTooLow", 400)
@@ -79,7 +81,7 @@ def test_a_price_below_todays_is_refused(fake_cloud: FakeCloud) -> None:
     assert run_spot(fake_cloud)
 
 
-def test_a_notice_is_seen_in_the_request(fake_cloud: FakeCloud) -> None:
+def test_a_spot_notice_appears_in_the_request(fake_cloud: FakeCloud) -> None:
     fake_cloud.faults("[[machine]]\nn = 1\nfate = 'spot-notice'\n")
     spared, doomed = run_spot(fake_cloud, 2)
     codes = {r["InstanceId"]: (r["State"], r["Status"]["Code"]) for r in requests(fake_cloud)}

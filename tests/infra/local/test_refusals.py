@@ -1,4 +1,4 @@
-"""What EC2 refuses, and the calls that the tool makes of it besides machines."""
+"""EC2's refusals, and its calls about tags, groups, and regions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MINE = [{"Key": "cluster", "Value": "c"}]
 BY_TAG: Any = [{"Name": "tag:cluster", "Values": ["c"]}]
 
 
-def test_names_are_given_once(fake_cloud: FakeCloud) -> None:
-    ec2, (instance_id,) = fake_cloud.once, fake_cloud.run()
+def test_duplicate_names_are_refused(fake_cloud: FakeCloud) -> None:
+    ec2, (instance_id,) = fake_cloud.ec2, fake_cloud.run()
     for call, request, code in (
         (ec2.create_security_group, {"GroupName": "g", "Description": "d"}, "InvalidGroup"),
         (ec2.import_key_pair, {"KeyName": "k", "PublicKeyMaterial": KEY}, "InvalidKeyPair"),
@@ -27,13 +27,13 @@ def test_names_are_given_once(fake_cloud: FakeCloud) -> None:
         call(**request)
         assert refusal(call, **request) == f"{code}.Duplicate"
     (image,) = ec2.describe_images(Owners=["self"])["Images"]
-    fake_cloud.backend._finish_commits()
+    fake_cloud.backend.images.finish_copies()
     ec2.deregister_image(ImageId=image["ImageId"])
     assert ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
 
 
-def test_everything_takes_its_tags_from_the_call_that_makes_it(fake_cloud: FakeCloud) -> None:
-    ec2, (instance_id,) = fake_cloud.once, fake_cloud.run()
+def test_every_resource_gets_its_tags_when_it_is_created(fake_cloud: FakeCloud) -> None:
+    ec2, (instance_id,) = fake_cloud.ec2, fake_cloud.run()
     ec2.create_security_group(
         GroupName="g", Description="d", TagSpecifications=tags("security-group", cluster="c")
     )
@@ -51,7 +51,7 @@ def test_everything_takes_its_tags_from_the_call_that_makes_it(fake_cloud: FakeC
         NoReboot=True,
         TagSpecifications=[*tags("image", cluster="c"), *tags("snapshot", cluster="c")],
     )["ImageId"]
-    fake_cloud.backend._commits[image_id].future.result(5)
+    fake_cloud.backend.images.copies[image_id].future.result(5)
     shown = [
         *ec2.describe_security_groups(Filters=BY_TAG)["SecurityGroups"],
         *ec2.describe_key_pairs(Filters=BY_TAG)["KeyPairs"],
@@ -73,15 +73,17 @@ def test_everything_takes_its_tags_from_the_call_that_makes_it(fake_cloud: FakeC
         ("snap-0123456789abcdef0", "InvalidSnapshot.NotFound"),
     ],
 )
-def test_what_is_not_there_takes_no_tags(fake_cloud: FakeCloud, resource: str, code: str) -> None:
+def test_tags_on_missing_resources_are_refused(
+    fake_cloud: FakeCloud, resource: str, code: str
+) -> None:
     ids = fake_cloud.run()
-    fake_cloud.once.create_tags(Resources=ids, Tags=MINE)
+    fake_cloud.ec2.create_tags(Resources=ids, Tags=MINE)
     assert fake_cloud.describe(ids[0])["Tags"] == MINE
-    assert refusal(fake_cloud.once.create_tags, Resources=[*ids, resource], Tags=MINE) == code
+    assert refusal(fake_cloud.ec2.create_tags, Resources=[*ids, resource], Tags=MINE) == code
 
 
 def test_rules_of_a_group_are_shown_and_revoked(fake_cloud: FakeCloud) -> None:
-    ec2 = fake_cloud.once
+    ec2 = fake_cloud.ec2
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     ssh = {
         "IpProtocol": "tcp",
@@ -108,12 +110,12 @@ def test_rules_of_a_group_are_shown_and_revoked(fake_cloud: FakeCloud) -> None:
 
 
 def groups_of(cloud: FakeCloud, interface: str) -> list[str]:
-    answer = cloud.once.describe_network_interfaces(NetworkInterfaceIds=[interface])
+    answer = cloud.ec2.describe_network_interfaces(NetworkInterfaceIds=[interface])
     return [g["GroupId"] for g in answer["NetworkInterfaces"][0]["Groups"]]
 
 
 def test_a_machine_moves_to_another_group(fake_cloud: FakeCloud) -> None:
-    ec2, (instance_id,) = fake_cloud.once, fake_cloud.run()
+    ec2, (instance_id,) = fake_cloud.ec2, fake_cloud.run()
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     interface = fake_cloud.describe(instance_id)["NetworkInterfaces"][0]["NetworkInterfaceId"]
     ec2.modify_network_interface_attribute(NetworkInterfaceId=interface, Groups=[group])
@@ -130,12 +132,12 @@ def test_a_machine_moves_to_another_group(fake_cloud: FakeCloud) -> None:
     assert fake_cloud.state_of(instance_id) == "running"
 
 
-def test_only_the_opened_regions_are_told_of(fake_cloud: FakeCloud) -> None:
+def test_only_opened_regions_are_listed(fake_cloud: FakeCloud) -> None:
     def regions() -> set[str]:
-        return {r["RegionName"] for r in fake_cloud.once.describe_regions()["Regions"]}
+        return {r["RegionName"] for r in fake_cloud.ec2.describe_regions()["Regions"]}
 
     assert regions() == {"us-east-1"}
     fake_cloud.application.open_region("eu-west-1")
     assert regions() == {"us-east-1", "eu-west-1"}
-    asked = fake_cloud.once.describe_regions(RegionNames=["eu-west-1"])["Regions"]
+    asked = fake_cloud.ec2.describe_regions(RegionNames=["eu-west-1"])["Regions"]
     assert [region["RegionName"] for region in asked] == ["eu-west-1"]

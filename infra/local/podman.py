@@ -1,4 +1,4 @@
-"""podman: the one door through which the embedded cloud reaches the container engine."""
+"""podman: the only module that calls the container engine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ REGION_LABEL = "org.spr-cluster.region"
 
 _QUICK_S = 60.0
 _COPY_S = 3600.0
-# systemd needs about half a second to stop a node; a job that ignores signals may take longer.
+# systemd stops a node in about half a second; a job that ignores signals can take longer.
 _STOP_GRACE_S = 20
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder of the host that a node sees read-only."""
+    """A file or folder of the host that a node can read."""
 
     source: Path
     target: str
@@ -35,11 +35,10 @@ class Mount:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """A node as podman is asked for it."""
+    """A container that behaves as a machine; ``image`` is podman's name, or a folder with a whole disk."""
 
     name: str
     image: str | Path
-    """podman's name of an image, or a folder that holds a whole disk."""
     hostname: str
     network: str
     address: str
@@ -50,7 +49,7 @@ class ContainerSpec:
 
 @dataclass(frozen=True)
 class Container:
-    """A container as podman lists it; ``pid`` is 0 where it does not run."""
+    """A container as podman lists it; ``pid`` is 0 if it does not run."""
 
     name: str
     running: bool
@@ -70,17 +69,17 @@ class Container:
 
 
 @dataclass(frozen=True)
-class EngineNetwork:
-    """A podman network, its ranges and labels."""
+class PodmanNetwork:
+    """A podman network with its address ranges."""
 
     name: str
     ranges: tuple[ipaddress.IPv4Network, ...]
     labels: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def from_podman(entry: dict[str, Any]) -> EngineNetwork:
+    def from_podman(entry: dict[str, Any]) -> PodmanNetwork:
         subnets = [ipaddress.ip_network(s["subnet"]) for s in entry.get("subnets") or []]
-        return EngineNetwork(
+        return PodmanNetwork(
             name=str(entry["name"]),
             ranges=tuple(s for s in subnets if isinstance(s, ipaddress.IPv4Network)),
             labels=dict(entry.get("labels") or {}),
@@ -88,60 +87,54 @@ class EngineNetwork:
 
 
 def node_ulimits() -> list[str]:
-    """Limits that podman can set without CAP_SYS_RESOURCE: well below the caller's own.
+    """Return limits that podman can set without CAP_SYS_RESOURCE: well below the caller's.
 
-    podman's defaults, and values at or near the hard limit, fail there with `setrlimit …
-    Operation not permitted`. On a machine with high limits these are the usual ones.
+    podman's defaults, and values near the hard limit, fail there with `setrlimit … Operation not
+    permitted`. On a machine with high limits these are the usual ones.
     """
     options = []
-    for name, kind, wish in (
-        ("nofile", resource.RLIMIT_NOFILE, 65536),
-        ("nproc", resource.RLIMIT_NPROC, 32768),
-    ):
+    limits = (("nofile", resource.RLIMIT_NOFILE, 65536), ("nproc", resource.RLIMIT_NPROC, 32768))
+    for name, kind, usual in limits:
         hard = resource.getrlimit(kind)[1]
-        limit = wish if hard == resource.RLIM_INFINITY else min(wish, max(hard // 4, 1024))
+        limit = usual if hard == resource.RLIM_INFINITY else min(usual, max(hard // 4, 1024))
         options += ["--ulimit", f"{name}={limit}:{limit}"]
     return options
 
 
 def mac_of(address: str) -> str:
-    """The MAC address that goes with an address.
-
-    One follows from the other, so that the host's ARP cache is right for the next node that gets
-    the same address.
-    """
+    """Derive the MAC address, so that the host's ARP cache stays valid when an address is reused."""
     return "02:42:" + ":".join(f"{byte:02x}" for byte in ipaddress.IPv4Address(address).packed)
 
 
 def run_arguments(spec: ContainerSpec) -> list[str]:
-    """The arguments of `podman run` that make a container behave as a machine."""
+    """Return the arguments of `podman run` that make a container behave as a machine."""
     options = {
         "--name": spec.name,
         "--hostname": spec.hostname,
-        # Every node finds every other by its host name, as with EC2's own DNS.
+        # Nodes resolve each other's host names, as with EC2's DNS.
         "--network-alias": spec.hostname,
         "--systemd": "always",
         "--network": spec.network,
         "--ip": spec.address,
         "--mac-address": mac_of(spec.address),
         "--cpuset-cpus": ",".join(map(str, spec.cpus)),
-        # podman's 64 MiB of shared memory are too few for MPI and for PyTorch's data loaders.
+        # podman's 64 MiB of shared memory are too small for MPI and PyTorch's data loaders.
         "--shm-size": "8g",
-        # With it the kernel tells a reboot from a power-off: exit code 129 or 130 (SIGHUP, SIGINT),
+        # Lets the kernel distinguish a reboot (exit code 129, SIGHUP) from a power-off (130, SIGINT):
         # https://man7.org/linux/man-pages/man2/reboot.2.html ("Behavior inside PID namespaces").
         "--cap-add": "SYS_BOOT",
     }
     flags = [f"{key}={value}" for key, value in options.items()]
     labels = [f"--label={key}={value}" for key, value in spec.labels.items()]
     mounts = [f"--volume={m.source}:{m.target}:ro" for m in spec.mounts]
-    # ":O" lays the node's own changes over the folder, which stays as it is.
+    # ":O" stores the node's changes in an overlay; the folder stays unchanged.
     disk = ["--rootfs", f"{spec.image}:O"] if isinstance(spec.image, Path) else [spec.image]
-    # A node's /etc/hosts is its own: podman's bind mount could not be replaced by a rename.
+    # Nodes manage /etc/hosts themselves: a rename could not replace podman's bind mount.
     return [*flags, "--no-hosts", *node_ulimits(), *labels, *mounts, *disk, "/sbin/init"]
 
 
 def choose_runtime() -> list[str]:
-    """crun refuses the hybrid cgroup layout, runc does not; elsewhere podman's choice is right."""
+    """Choose runc for the hybrid cgroup layout, which crun refuses; elsewhere podman chooses."""
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         return []
     runc = shutil.which("runc")
@@ -153,16 +146,12 @@ def choose_runtime() -> list[str]:
     return ["--runtime", runc]
 
 
-class Engine:
-    """podman through its command line; every call has a deadline and says why it failed."""
+class Podman:
+    """podman's command line; every call has a time limit and reports why it failed."""
 
     def __init__(self) -> None:
         self._prefix = ["podman", *choose_runtime()]
-        self._environment = dict(os.environ)
-
-    def use_configuration(self, path: Path) -> None:
-        """Use this containers.conf in place of the host's."""
-        self._environment["CONTAINERS_CONF"] = str(path)
+        self.environment = dict(os.environ)
 
     def call(
         self, *arguments: str, timeout_s: float = _QUICK_S, stdin: Any = subprocess.DEVNULL
@@ -176,11 +165,11 @@ class Engine:
                 capture_output=True,
                 text=True,
                 timeout=timeout_s,
-                env=self._environment,
+                env=self.environment,
             )
         except subprocess.TimeoutExpired:
             raise CloudError(
-                f"podman {what}: no answer in {timeout_s:.0f} s", code="InternalError"
+                f"podman {what}: no answer within {timeout_s:.0f} s", code="InternalError"
             ) from None
         except OSError as error:
             raise CloudError(f"podman can't be run: {error}", code="InternalError") from None
@@ -204,23 +193,23 @@ class Engine:
         self.call("stop", "--time", str(_STOP_GRACE_S), name)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove containers at once, running or not; those that are gone already are fine."""
-        if wanted := list(names):
-            self.call("rm", "--force", "--ignore", "--time", "0", *wanted)
+        """Kill and remove containers, if they still exist."""
+        if listed := list(names):
+            self.call("rm", "--force", "--ignore", "--time", "0", *listed)
 
     def containers(self, label: str) -> list[Container]:
-        """All containers with this label, whatever their state."""
+        """Return all containers with this label, in any state."""
         entries = self._json("ps", "--all", "--filter", f"label={label}")
         return [Container.from_podman(entry) for entry in entries]
 
     def is_alive(self, pid: int) -> bool:
-        """Whether a container's first process lives; costs no call of podman."""
+        """Return whether a container's first process exists, without a call to podman."""
         return Path(f"/proc/{pid}").exists()
 
     def host_keys(self, pid: int, made: str, proc: Path = Path("/proc")) -> tuple[str, ...]:
-        """The public SSH host keys on the disk of a container, by its first process.
+        """Return the public SSH host keys of the container with this first process.
 
-        None until the file ``made`` is there: until then they may be those of the image's parent.
+        There are none before the file ``made`` exists: until then they can be the parent image's.
         """
         disk = proc / str(pid) / "root"
         try:
@@ -235,14 +224,14 @@ class Engine:
     # Images
 
     def copy_disk(self, container: str, target: Path) -> None:
-        """Copy a running container's disk into a new folder, without what is mounted from outside.
+        """Copy a running container's disk, without its mounts, into a new folder.
 
-        `podman commit` takes 55 s for a node with PyTorch, because it packs the disk, sums it and
-        unpacks it again; a plain copy takes 6 s.
+        `podman commit` takes 55 s for a node with PyTorch, because it packs, hashes, and unpacks the
+        disk; a plain copy takes 6 s.
         """
         inspected = json.loads(self.call("inspect", container))[0]
         if not (pid := inspected["State"]["Pid"]):
-            raise CloudError(f"{container} does not run", code="InternalError")
+            raise CloudError(f"{container} is not running", code="InternalError")
         target.mkdir(mode=0o755, parents=True)
         try:
             subprocess.run(
@@ -253,16 +242,16 @@ class Engine:
                 timeout=_COPY_S,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
-            raise CloudError(f"copying the disk: {said}", code="InternalError") from None
-        # cp leaves out mounted folders, but not mounted files.
+            reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+            raise CloudError(f"can't copy the disk: {reason}", code="InternalError") from None
+        # cp skips mounted folders, but not mounted files.
         for mount in inspected["Mounts"]:
             outside = target / mount["Destination"].lstrip("/")
             if outside.is_file():
                 outside.unlink()
 
     def images(self, reference: str) -> list[str]:
-        """The names of the images that match a pattern such as ``localhost/name:*``."""
+        """Return the names of the images that match a pattern such as ``localhost/name:*``."""
         entries = self._json("images", "--filter", f"reference={reference}")
         return sorted({name for entry in entries for name in entry.get("Names") or []})
 
@@ -272,7 +261,7 @@ class Engine:
         ).strip()
 
     def remove_image(self, image: str) -> None:
-        """Remove an image that no container uses; one that is gone already is fine."""
+        """Remove an image that no container uses, if it still exists."""
         if self.images(image):
             self.call("rmi", image)
 
@@ -282,8 +271,8 @@ class Engine:
 
     # Networks
 
-    def networks(self) -> list[EngineNetwork]:
-        return [EngineNetwork.from_podman(n) for n in self._json("network", "ls")]
+    def networks(self) -> list[PodmanNetwork]:
+        return [PodmanNetwork.from_podman(n) for n in self._json("network", "ls")]
 
     def create_network(
         self, name: str, subnet: str, gateway: str, labels: Mapping[str, str]
@@ -295,20 +284,16 @@ class Engine:
         if names:
             self.call("network", "rm", "--force", *names)
 
-    def backend(self) -> str:
-        """The network stack that podman uses: netavark, or the older cni."""
-        return self.call("info", "--format", "{{.Host.NetworkBackend}}").strip()
 
+def open_podman(folder: Path) -> Podman:
+    """Return podman with netavark, which alone supports fixed addresses on networks of any range.
 
-def open_engine(folder: Path) -> Engine:
-    """podman with netavark, which alone gives containers fixed addresses on networks of any range.
-
-    Debian 12's podman may be set to the older cni; the host's own configuration stays untouched.
+    Debian 12's podman can be set to the older cni; the host's configuration stays unchanged.
     """
-    engine = Engine()
-    if engine.backend() != "netavark":
+    podman = Podman()
+    if podman.call("info", "--format", "{{.Host.NetworkBackend}}").strip() != "netavark":
         configuration = folder / "containers.conf"
         configuration.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         configuration.write_text('[network]\nnetwork_backend = "netavark"\n')
-        engine.use_configuration(configuration)
-    return engine
+        podman.environment["CONTAINERS_CONF"] = str(configuration)
+    return podman

@@ -1,4 +1,4 @@
-"""What the server reads from a request before moto does, and the errors that it answers itself."""
+"""API calls as the server reads them before moto does, and the errors that it answers itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _REQUEST_ID = "59dbff89-35bd-4eac-99ed-be587ex0"
 
 
 @dataclass(frozen=True)
-class Call:
-    """One API call; ``service`` is its name in signatures, such as ``ec2`` or ``servicequotas``."""
+class ApiCall:
+    """An API call; ``service`` has its name in signatures, such as ``ec2`` or ``servicequotas``."""
 
     service: str
     region: str
@@ -25,29 +25,29 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A whole HTTP answer."""
+class Reply:
+    """A complete HTTP response."""
 
     status: str
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
 
-def read_call(environ: dict[str, Any]) -> Call:
-    """The API call; the request's body stays readable."""
+def read_call(environ: dict[str, Any]) -> ApiCall:
+    """Read the API call of a request, whose body stays readable."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length)
     environ["wsgi.input"] = io.BytesIO(body)
     scope = _SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     service, region = (scope["service"], scope["region"]) if scope else ("", "")
     if target := environ.get("HTTP_X_AMZ_TARGET", ""):
-        return Call(service, region, str(target).rsplit(".", 1)[-1], body)
+        return ApiCall(service, region, str(target).rsplit(".", 1)[-1], body)
     values = parse_qs(body.decode("utf-8", "replace")) or parse_qs(environ.get("QUERY_STRING", ""))
-    return Call(service, region, str(values.get("Action", [""])[0]), body)
+    return ApiCall(service, region, str(values.get("Action", [""])[0]), body)
 
 
-def error_answer(call: Call, status: int, code: str, message: str) -> Answer:
-    """An error in the form of the call's service: EC2's own XML, STS's, or JSON."""
+def error_reply(call: ApiCall, status: int, code: str, message: str) -> Reply:
+    """Return an error in the format of the call's service: EC2's XML, STS's XML, or JSON."""
     if call.service == "ec2":
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-response
         text = (
@@ -63,4 +63,4 @@ def error_answer(call: Call, status: int, code: str, message: str) -> Answer:
         text = json.dumps({"__type": code, "message": message})
     kind = "application/x-amz-json-1.1" if text.startswith("{") else "text/xml;charset=UTF-8"
     headers = (("Content-Type", kind), ("Content-Length", str(len(text.encode()))))
-    return Answer(f"{status} {code}", headers, text.encode())
+    return Reply(f"{status} {code}", headers, text.encode())

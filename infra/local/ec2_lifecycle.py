@@ -1,0 +1,159 @@
+"""Instances over time: boots, failures, stops, and ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moto.ec2.models.instances import Instance, InstanceState, StateReason
+
+from infra.local.ec2_images import LocalImages
+from infra.local.ec2_spot_requests import SpotRequests
+from infra.local.faults import Fate, MachineRule
+from infra.local.runtime import Runtime
+
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html
+_CODES = {"pending": 0, "running": 16, "shutting-down": 32}
+_FATES_WITHOUT_CONTAINER = ("never-boots", "dies")
+
+Event = Literal["boots", "ends"] | Fate
+
+
+@dataclass(frozen=True)
+class PendingEvent:
+    """An event that happens to an instance at a time in seconds since 1970."""
+
+    at: float
+    instance_id: str
+    event: Event
+
+
+def set_state(instance: Instance, name: str) -> None:
+    instance._state = InstanceState(name, _CODES[name])
+
+
+def set_reason(instance: Instance, code: str, message: str) -> None:
+    """Record why an instance is in its state, in EC2's form."""
+    instance.state_reason = StateReason(f"{code}: {message}", code)
+
+
+class InstanceLifecycle:
+    """A region's instances over time, and the fates that the faults chose for them."""
+
+    def __init__(self, ec2: Any, images: LocalImages, spot_requests: SpotRequests) -> None:
+        self._ec2 = ec2
+        self._runtime: Runtime = ec2.runtime
+        self._images = images
+        self._spot_requests = spot_requests
+        self.fates: dict[str, MachineRule] = {}
+        self.impaired: set[str] = set()
+        self.terminated_at: dict[str, float] = {}
+        self.cpus: dict[str, tuple[int, ...]] = {}
+        """The CPUs of each instance that has a container."""
+        self.pids: dict[str, int] = {}
+        """The first process of each running container, by instance id."""
+        self._pending: list[PendingEvent] = []
+
+    def fate_of(self, instance_id: str) -> str:
+        """Return an instance's fate, such as ``no-amx``; empty for an ordinary instance."""
+        return self.fates[instance_id].fate if instance_id in self.fates else ""
+
+    def has_container(self, instance: Instance) -> bool:
+        return (
+            instance.state not in ("shutting-down", "terminated")
+            and self.fate_of(instance.id) not in _FATES_WITHOUT_CONTAINER
+        )
+
+    def begin(self, instance: Instance) -> None:
+        """Boot a new instance, or do with it what its fate says."""
+        rule = self.fates.get(instance.id)
+        if rule is None or rule.fate in ("no-ssh", "no-amx"):
+            self.boot(instance)
+            return
+        set_state(instance, "pending")
+        boot_s = self._runtime.faults.now.times.boot_s
+        if rule.fate == "dies":
+            self._schedule(instance, "dies", boot_s)
+        elif rule.fate != "never-boots":
+            self.boot(instance)
+            self._schedule(instance, rule.fate, boot_s + rule.after_s)
+
+    def boot(self, instance: Instance) -> None:
+        """Make an instance pending until it has booted."""
+        set_state(instance, "pending")
+        self._schedule(instance, "boots", self._runtime.faults.now.times.boot_s)
+
+    def end(self, instance: Instance, *, at_once: bool = False) -> None:
+        """Start the end of an instance; until then it keeps its interfaces, volumes, and groups."""
+        self._pending = [event for event in self._pending if event.instance_id != instance.id]
+        self.cpus.pop(instance.id, None)
+        self.pids.pop(instance.id, None)
+        set_state(instance, "shutting-down")
+        set_reason(instance, "Client.UserInitiatedShutdown", "User initiated shutdown")
+        self._spot_requests.close(instance.id)
+        wait_s = self._runtime.faults.now.times.terminate_s
+        if wait_s and not at_once:
+            self._schedule(instance, "ends", wait_s)
+        else:
+            self._finish(instance)
+
+    def forget(self, instance_id: str) -> None:
+        """Drop everything known about an instance."""
+        for known in (self.fates, self.terminated_at, self.cpus):
+            known.pop(instance_id, None)
+
+    def pass_time(self) -> bool:
+        """Let the events happen that are due by now; return whether there were any."""
+        now = self._runtime.now()
+        due = sorted((e for e in self._pending if e.at <= now), key=lambda event: event.at)
+        if not due:
+            return False
+        self._pending = [event for event in self._pending if event.at > now]
+        for event in due:
+            self._happen(self._ec2.get_instance(event.instance_id), event.event)
+        if any(event.event == "boots" for event in due):
+            self.refresh_pids()
+        if any(event.event in ("dies", "ends") for event in due):
+            self._images.remove_unused()
+        return True
+
+    def status_of(self, instance: Instance) -> str:
+        """Return the instance status check: initializing, ok, impaired, or not-applicable."""
+        if instance.state == "running":
+            return "impaired" if instance.id in self.impaired else "ok"
+        return "initializing" if instance.state == "pending" else "not-applicable"
+
+    def refresh_pids(self) -> None:
+        running = {i.id for i in self._ec2.live_instances() if i.state == "running"}
+        found = self._runtime.containers.find(self._ec2.region_name)
+        self.pids = {id_: container.pid for id_, container in found.items() if id_ in running}
+
+    def _schedule(self, instance: Instance, event: Event, after_s: float) -> None:
+        at = self._runtime.now() + after_s
+        self._pending.append(PendingEvent(at, instance.id, event))
+
+    def _happen(self, instance: Instance, event: Event) -> None:
+        if event == "boots":
+            set_state(instance, "running")
+        elif event == "ends":
+            self._finish(instance)
+        elif event == "dies":
+            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
+            self.end(instance, at_once=True)
+            set_reason(instance, "Server.InternalError", "Internal error on launch")
+        elif event == "stops" and instance.state == "running":
+            self._runtime.containers.stop([instance.id])
+            self.pids.pop(instance.id, None)
+            instance.stop()
+            set_reason(instance, "Server.ScheduledStop", "Stopped due to a scheduled retirement")
+        elif event == "impaired":
+            self.impaired.add(instance.id)
+        elif event == "spot-notice" and (request := self._spot_requests.find(instance.id)):
+            request.set_code("marked-for-termination")
+
+    def _finish(self, instance: Instance) -> None:
+        reason = instance.state_reason
+        instance.terminate()
+        instance.state_reason = reason
+        self.impaired.discard(instance.id)
+        self.terminated_at[instance.id] = self._runtime.now()

@@ -1,1 +1,1 @@
-"""Machines as one cluster: nodes, their mesh of SSH and names, verification, lifecycle, command line."""
+"""Machines as one cluster: nodes, SSH mesh, lifecycle, verification, event log, command line."""

@@ -1,14 +1,17 @@
-"""What the lifecycle acts with: the cloud, its clients, this machine's files, time, progress."""
+"""Context of the lifecycle: the cloud, its clients, local files, event log, time, and progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 
+from cluster.events import EventLog, describe_failure, utc_now
 from cluster.local_files import ClusterFiles
 from cluster.nodes import HostOpener, Node
 from infra import key_pair
+from infra.actions import Action
 from infra.clients import Clients
 from infra.cloud import Cloud
 from infra.errors import UsageError
@@ -19,24 +22,38 @@ from provision.host import Host
 from provision.ssh import SshHost
 
 
-def _utc_now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 @dataclass(frozen=True)
 class Context:
-    """What the lifecycle acts with; tests replace the parts that reach outside."""
+    """Everything the lifecycle acts with; tests replace the parts that reach outside."""
 
     cloud: Cloud
     clients: Clients
     files: ClusterFiles
     progress: Progress = field(default_factory=Silent)
     clock: Clock = field(default_factory=SystemClock)
-    now: Callable[[], datetime] = _utc_now
+    now: Callable[[], datetime] = utc_now
     make_host: Callable[[Node, ClusterFiles], Host] | None = None
+    command: str = ""
+    """The command that is running, as the event log names it."""
+
+    @property
+    def events(self) -> EventLog:
+        return EventLog(self.files.events, self.command, self.now)
+
+    @contextmanager
+    def perform(self, action: Action) -> Iterator[None]:
+        """Show and record an action for the duration of a ``with`` block."""
+        with self.progress.phase(action.title):
+            self.events.record_action("begun", action)
+            try:
+                yield
+            except BaseException as error:
+                self.events.record_action("failed", action, describe_failure(error))
+                raise
+            self.events.record_action("done", action)
 
     def host_opener(self) -> HostOpener:
-        """Opens each node once and keeps its connection."""
+        """Return a function that opens each node once and keeps its connection."""
         opened: dict[tuple[str, str], Host] = {}
 
         def open_host(node: Node) -> Host:
@@ -59,7 +76,10 @@ class Context:
 
 
 def ssh_host(node: Node, files: ClusterFiles, ask_why_gone: Callable[[], str] = str) -> Host:
-    """A node over SSH at its public address; raises :class:`UsageError` without the cluster's key."""
+    """Return a node over SSH at its public address.
+
+    Raises :class:`UsageError` without the cluster's key.
+    """
     if not key_pair.read_public(files.key):
         raise missing_key(files)
     return SshHost(
@@ -72,9 +92,9 @@ def ssh_host(node: Node, files: ClusterFiles, ask_why_gone: Callable[[], str] = 
 
 
 def missing_key(files: ClusterFiles) -> UsageError:
-    """What to say where only another machine can enter the cluster."""
+    """Return the error for a cluster that only another machine can enter."""
     what = "on this machine is not the right one, or damaged"
     return UsageError(
         f"the cluster's key {what if files.key.exists() else 'is not on this machine'} ({files.key})",
-        hint="use the machine that made the cluster; `spr-cluster down` works from any",
+        hint="use the machine that made the cluster; `spr-cluster down` works from any machine",
     )

@@ -1,4 +1,4 @@
-"""The images that this tool made in an account: which can be used today, which are in the way."""
+"""Images that this tool made in an account: which ones `up` can use, and which are useless."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _KINDS = ("instances", "images")
 
 @dataclass(frozen=True)
 class OurImage:
-    """An image with what it is good for. ``stack`` has this very recipe today, or is empty."""
+    """An image and the stack whose current recipe it holds (empty if none does)."""
 
     image: Image
     cluster: str
     stack: str
     in_use: bool
-    """Its cluster has machines, which it may have to replace."""
+    """Its cluster has machines, whose replacements may start from it."""
 
     @property
     def kept(self) -> bool:
@@ -51,11 +51,11 @@ class OurImage:
 
     @property
     def is_useless(self) -> bool:
-        """No `up` will ever start from it."""
+        """Whether no `up` will ever start from it."""
         return self.state in ("failed", "unfinished", "outdated") and not self.in_use
 
     def as_dict(self, now: datetime) -> dict[str, Any]:
-        """The image for ``--json``; the age in seconds."""
+        """Return the image for ``--json``; the age is in seconds."""
         return {
             "image": self.image.id,
             "stack": self.stack or self.image.tags.get(tags.STACK, ""),
@@ -71,12 +71,12 @@ class OurImage:
 
 
 def current_recipes(cloud: Cloud) -> dict[str, str]:
-    """The stacks of today, by the recipes of their images in a cloud."""
+    """Return the names of the current stacks by the recipes of their images in a cloud."""
     return {recipe_digest(load_stack(name), cloud.base): name for name in stack_names()}
 
 
 def describe_our_images(cloud: Cloud, ec2: EC2Client) -> tuple[OurImage, ...]:
-    """Every image that carries our tag in the client's region, oldest first."""
+    """Return every image that carries our tag in the client's region, oldest first."""
     recipes = current_recipes(cloud)
     found = describe_inventories(ec2, _KINDS)
     ours = [
@@ -88,20 +88,20 @@ def describe_our_images(cloud: Cloud, ec2: EC2Client) -> tuple[OurImage, ...]:
 
 
 def choose_images(images: Sequence[OurImage], ids: Iterable[str]) -> tuple[OurImage, ...]:
-    """Those with these ids; raises :class:`UsageError` for one that is not ours."""
+    """Return the images with these IDs. Raises :class:`UsageError` for one that is not ours."""
     known = {our.image.id: our for our in images}
     chosen = []
-    for wish in dict.fromkeys(ids):
-        if wish not in known:
+    for id_ in dict.fromkeys(ids):
+        if id_ not in known:
             raise UsageError(
-                f"no image {wish!r} of this tool here", hint="spr-cluster images list shows them"
+                f"no image {id_!r} made by this tool", hint="spr-cluster images list shows them"
             )
-        chosen.append(known[wish])
+        chosen.append(known[id_])
     return tuple(chosen)
 
 
 def delete_images(ec2: EC2Client, images: Sequence[OurImage], progress: Progress) -> None:
-    """Deregister images, and delete their snapshots, which alone cost money."""
+    """Deregister images and delete their snapshots, which are what costs money."""
     for action in plan_down(Inventory(images=tuple(our.image for our in images))).actions:
         with progress.phase(action.title):
             remove(ec2, action)

@@ -1,4 +1,4 @@
-"""The only things kept on this machine: a cluster's key, host keys and ssh configuration."""
+"""Files kept on this machine for a cluster: its key, host keys, SSH configuration, and event log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ _CLOUD_LINE = "# spr-cluster lives in:"
 def home() -> Path:
     """``$SPR_CLUSTER_HOME``, else ``~/.spr-cluster``."""
     place = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
-    return Path(os.path.expanduser(place))  # noqa: PTH111 - pathlib's fails for a ~name of nobody
+    return Path(os.path.expanduser(place))  # noqa: PTH111 - pathlib raises for an unknown ~name
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,29 @@ class ClusterFiles:
         return self.folder / "ssh_config"
 
     @property
+    def events(self) -> Path:
+        return self.folder / "events.jsonl"
+
+    @property
+    def exist(self) -> bool:
+        """Whether this machine keeps anything of the cluster; its event log does not count."""
+        return any(path.exists() for path in (self.key, self.known_hosts, self.ssh_config))
+
+    @property
     def login(self) -> Login:
         return Login(self.key, self.known_hosts, SSH_USER)
 
     def remember(self, cloud: str, region: str, ssh_config: str = "") -> None:
-        """Note where the cluster lives, in the first line of its ssh configuration."""
+        """Record the cluster's cloud and region in the first line of its SSH configuration."""
         if ssh_config or not self.ssh_config.exists():
             write_private(self.ssh_config, f"{_CLOUD_LINE} {cloud} {region}\n{ssh_config}")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One command at a time changes a cluster from this machine; the kernel frees the lock.
+        """Let one command at a time change a cluster; the kernel frees the lock.
 
-        Raises :class:`UsageError` naming the process that has it. It lies beside the folder, which
-        ``down`` removes.
+        Raises :class:`UsageError` naming the process that holds it. The lock file lies beside the
+        folder because ``down`` empties that.
         """
         home().mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.folder.with_name(f".{self.folder.name}.lock").open("a+") as file:
@@ -73,9 +82,9 @@ class ClusterFiles:
             except BlockingIOError:
                 file.seek(0)
                 raise UsageError(
-                    f"another spr-cluster command (process {file.read().strip() or 'unknown'}) "
-                    f"is at work on cluster {self.folder.name!r}",
-                    hint="wait for its end, or end it with Ctrl-C first",
+                    f"another spr-cluster command (PID {file.read().strip() or 'unknown'}) "
+                    f"is using cluster {self.folder.name!r}",
+                    hint="wait for it to finish, or stop it with Ctrl-C",
                 ) from None
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -83,11 +92,15 @@ class ClusterFiles:
             yield
 
     def remove(self, *, keep_cloud: bool = False) -> None:
-        """Remove the folder; ``keep_cloud`` keeps the note of where an image is still kept."""
-        for path in (self.key, self.known_hosts):
-            path.unlink(missing_ok=True)
-        if not keep_cloud:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove everything but the event log; ``keep_cloud`` keeps the cluster's cloud and region."""
+        kept = {self.events, self.ssh_config} if keep_cloud else {self.events}
+        for path in set(self.folder.glob("*")) - kept:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
 
 
 def cluster_names(cloud: str | None = None) -> list[str]:
@@ -99,7 +112,7 @@ def cluster_names(cloud: str | None = None) -> list[str]:
 
 
 def remembered_cloud(cluster: str) -> tuple[str, str] | None:
-    """The cloud and region in which this machine made a cluster of that name, if it did."""
+    """Return the cloud and region in which this machine made a cluster, if it did."""
     try:
         with ClusterFiles.of(cluster).ssh_config.open() as file:
             first = file.readline()

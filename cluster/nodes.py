@@ -1,4 +1,4 @@
-"""A cluster as its nodes: ``node0`` is the head, ``node1``… are the workers."""
+"""Nodes of a cluster: ``node0`` is the head; ``node1``, ``node2``, … are the workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine with its place in the cluster."""
+    """A machine with its rank in the cluster."""
 
     rank: int
     instance: Instance
@@ -38,7 +38,7 @@ class Node:
         return self.instance.public_ip
 
     def as_dict(self) -> dict[str, str]:
-        """The node for ``--json``."""
+        """Return the node for ``--json``."""
         return {
             "name": self.name,
             "instance": self.instance.id,
@@ -63,7 +63,7 @@ class Cluster:
 
     @property
     def is_whole(self) -> bool:
-        """All nodes that were asked for are there, and they know one another."""
+        """Whether all requested nodes are running and connected."""
         instances = [node.instance for node in self.nodes]
         return len(instances) == self.wanted_nodes and is_connected(instances)
 
@@ -80,52 +80,52 @@ class Cluster:
         return self.head.instance.tags.get(tags.STACK, "")
 
     def first(self, count: int | None) -> Cluster:
-        """The cluster's first nodes as a cluster of their own; ``None``: all of them.
+        """Return the cluster's first nodes as a smaller cluster; ``None`` means all of them.
 
-        Raises :class:`UsageError` where there are not so many.
+        Raises :class:`UsageError` if the cluster has fewer nodes.
         """
         if count is None or count == len(self.nodes):
             return self
         if not 1 <= count <= len(self.nodes):
             raise UsageError(
                 f"--nodes {count}: cluster {self.name} has {counted(len(self.nodes), 'node')}",
-                hint=f"--nodes 1 to {len(self.nodes)}, or a larger cluster: `spr-cluster up --nodes`",
+                hint=f"use --nodes 1 to {len(self.nodes)}, or grow the cluster: `spr-cluster up --nodes`",
             )
         return Cluster(self.name, self.nodes[:count], count)
 
-    def node(self, wish: str) -> Node:
-        """A node by its name (``node2``) or rank (``2``); raises :class:`UsageError` otherwise."""
+    def node(self, name_or_rank: str) -> Node:
+        """Return a node by its name (``node2``) or rank (``2``). Raises :class:`UsageError`."""
         for node in self.nodes:
-            if wish in (node.name, str(node.rank)):
+            if name_or_rank in (node.name, str(node.rank)):
                 return node
         last = len(self.nodes) - 1
         raise UsageError(
-            f"no {wish!r} in cluster {self.name!r}: it has node0"
+            f"no {name_or_rank!r} in cluster {self.name!r}: it has node0"
             + (f" to node{last}" if last else "")
         )
 
 
 def rank_nodes(instances: Iterable[Instance]) -> tuple[Node, ...]:
-    """Ranks by role, then launch: the head is 0, workers follow in EC2's launch order."""
+    """Rank nodes by role, then launch: the head is 0, workers follow in EC2's launch order."""
     return tuple(Node(rank, node) for rank, node in enumerate(rank_instances(instances)))
 
 
 def find_cluster(ec2: EC2Client, name: str) -> Cluster:
-    """The running cluster of that name, from its tags alone.
+    """Return the running cluster of that name, from its tags alone.
 
-    Raises :class:`UsageError` where there is none, or no head in it.
+    Raises :class:`UsageError` if there is none, or if it has no head.
     """
     found = describe_inventory(ec2, name, ("instances", "security_groups"))
     nodes = rank_nodes(i for i in found.instances if i.state == "running")
     if not nodes:
         raise UsageError(
             f"no cluster {name!r} is running in {ec2.meta.region_name}",
-            hint="`spr-cluster up` makes one; --name, --cloud and --region say where to look",
+            hint="`spr-cluster up` creates one; --name, --cloud, and --region choose another",
         )
     if nodes[0].instance.role != HEAD:
         raise UsageError(
             f"cluster {name!r} has no running head node",
             hint=f"`spr-cluster repair --name {name}` makes a worker the head, "
-            f"`spr-cluster down --name {name}` removes what is left",
+            f"`spr-cluster down --name {name}` removes the cluster",
         )
     return Cluster(name, nodes, found.record.nodes if found.record else len(nodes))

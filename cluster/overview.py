@@ -1,4 +1,4 @@
-"""All clusters of an account, in a region or in all: what they are, cost, and which are forgotten."""
+"""Overview of all clusters of an account, in one region or in all: state, cost, and forgotten ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARALLEL = 8
 
 @dataclass(frozen=True)
 class Overview:
-    """One cluster as its tags tell of it."""
+    """One cluster as its tags describe it."""
 
     name: str
     region: str
@@ -40,7 +40,7 @@ class Overview:
 
     @property
     def expires(self) -> datetime | None:
-        """The end of its life; the latest that any of its resources tells of."""
+        """The end of its life: the latest that any of its resources is tagged with."""
         group = self.found.group
         texts = [group.tags.get(tags.EXPIRES, "")] if group else []
         texts += [instance.tags.get(tags.EXPIRES, "") for instance in self.found.alive]
@@ -54,27 +54,29 @@ class Overview:
         return min((instance.launch_time for instance in self.found.instances), default=None)
 
     def usd_so_far(self, now: datetime) -> float:
-        """What its machines have cost since their launch, at on-demand prices."""
+        """Return what its machines have cost since their launch, at on-demand prices."""
         return sum(i.accrued_usd(now) for i in self.found.alive) if self.billed else 0.0
 
     def state(self, now: datetime) -> str:
-        """``running``, ``starting``, ``incomplete``, ``no machines``, ``over``, ``kept image``, ``none``."""
+        """Return one of ``running``, ``starting``, ``degraded``, ``no machines``, ``expired``,
+        ``kept image``, and ``none``.
+        """
         if not self.found:
             return "none"
         alive = self.found.alive
         if not alive:
             return "kept image" if self._is_kept() else self._without_machines(now)
         if self.expires and now >= self.expires:
-            return "over"
+            return "expired"
         if any(instance.state == "pending" for instance in alive):
             return "starting"
         running = rank_instances(i for i in alive if i.state == "running")
         whole = len(running) == self.wanted_nodes and is_connected(running)
-        return "running" if whole else "incomplete"
+        return "running" if whole else "degraded"
 
     def _without_machines(self, now: datetime) -> str:
         unfinished = self.expires is not None and now < self.expires
-        return "no machines" if unfinished else "over"
+        return "no machines" if unfinished else "expired"
 
     def _is_kept(self) -> bool:
         rest = self.found.without_image()
@@ -82,11 +84,11 @@ class Overview:
         return not rest and bool(images) and all(i.tags.get(tags.KEPT) == "yes" for i in images)
 
     def is_orphan(self, now: datetime) -> bool:
-        """Its time is over, or nobody can tell when it would be; a kept image is no orphan."""
-        return self.state(now) == "over"
+        """Whether it has expired or its expiry is unknown; a kept image is no orphan."""
+        return self.state(now) == "expired"
 
     def as_dict(self, now: datetime) -> dict[str, Any]:
-        """The cluster for ``--json``."""
+        """Return the cluster for ``--json``."""
         began, expires = self.began, self.expires
         return {
             "cluster": self.name,
@@ -104,30 +106,30 @@ class Overview:
 def list_clusters(
     cloud: Cloud, regions: Sequence[str]
 ) -> tuple[tuple[Overview, ...], dict[str, str]]:
-    """Everything of ours in some regions, and why others of several could not be looked into.
+    """Return our clusters in some regions, and why other regions could not be searched.
 
-    A single region that can't be looked into raises its error.
+    Raises the error of a single region.
     """
 
-    def look(region: str) -> list[Overview] | SprError:
+    def search(region: str) -> list[Overview] | SprError:
         try:
             found = describe_inventories(connect(replace(cloud, region=region)).ec2)
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
-            told = translate_boto_error(error)
-            if told is None or len(regions) == 1:
+            reason = translate_boto_error(error)
+            if reason is None or len(regions) == 1:
                 raise
-            return told
+            return reason
         return [Overview(name, region, each, cloud.billed) for name, each in found.items()]
 
     with ThreadPoolExecutor(min(_PARALLEL, len(regions))) as pool:
-        answers = dict(zip(regions, pool.map(look, regions), strict=True))
+        answers = dict(zip(regions, pool.map(search, regions), strict=True))
     clusters = [each for found in answers.values() if isinstance(found, list) for each in found]
     closed = {r: error.message for r, error in answers.items() if isinstance(error, SprError)}
     return tuple(clusters), closed
 
 
 def describe_regions(cloud: Cloud) -> tuple[str, ...]:
-    """The regions that the account can use."""
+    """Return the regions that the account can use."""
     answer = connect(cloud).ec2.describe_regions()
     return tuple(sorted(region["RegionName"] for region in answer["Regions"]))

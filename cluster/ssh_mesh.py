@@ -1,4 +1,4 @@
-"""Node-to-node access, as in the reference recipe: a fresh key, ``~/.ssh/config``, names, ``~/hosts``."""
+"""SSH between nodes, as in the reference recipe: a fresh key, ``~/.ssh/config``, names, ``~/hosts``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ rm -f ~/.spr-cluster-hosts /tmp/spr-cluster-hosts
 
 
 def render_ssh_config(nodes: Sequence[Node]) -> str:
-    """``~/.ssh/config`` of every node: the others by name, no question asked, no key unverified."""
+    """Render every node's ``~/.ssh/config``: names, no prompts, and strict host key checking."""
     blocks = [
         f"Host {node.name}\n    HostName {node.private_ip}\n    HostKeyAlias {node.name}"
         for node in nodes
@@ -46,30 +46,30 @@ def render_ssh_config(nodes: Sequence[Node]) -> str:
         "    ConnectTimeout 20\n"
         "    StrictHostKeyChecking yes\n"
         "    LogLevel ERROR\n"
-        # OpenSSH's default key exchange costs 50 ms a connection; this one does not.
+        # OpenSSH's default key exchange takes 50 ms longer per connection.
         "    KexAlgorithms curve25519-sha256,curve25519-sha256@libssh.org"
     )
     return "\n\n".join([*blocks, common]) + "\n"
 
 
 def render_known_hosts(nodes: Sequence[Node], host_keys: Mapping[str, str]) -> str:
-    """``~/.ssh/known_hosts``; ``host_keys`` maps node names to ``type base64``."""
+    """Render ``~/.ssh/known_hosts``; ``host_keys`` maps node names to ``type base64``."""
     return "".join(f"{n.name},{n.private_ip} {host_keys[n.name]}\n" for n in nodes)
 
 
 def render_hosts_block(nodes: Sequence[Node], hostnames: Mapping[str, str]) -> str:
-    """The part of ``/etc/hosts`` that names the nodes, by our names and by their own."""
+    """Render the part of ``/etc/hosts`` with the nodes' names, ours and their own."""
     lines = [f"{node.private_ip} {node.name} {hostnames[node.name]}" for node in nodes]
     return "\n".join([_BEGIN, *lines, _END]) + "\n"
 
 
 def render_hostfile(nodes: Sequence[Node]) -> str:
-    """``~/hosts`` for mpirun: names that resolve to private addresses on every node, head first."""
+    """Render ``~/hosts`` for mpirun, head first; the names resolve to private addresses."""
     return "".join(f"{node.name}\n" for node in nodes)
 
 
 def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str) -> str:
-    """The ssh configuration of this machine for `ssh -F`, with the nodes by name."""
+    """Render this machine's SSH configuration for `ssh -F`, with the nodes by name."""
     blocks = [
         f"Host {node.name}\n    HostName {node.public_ip}\n    HostKeyAlias {node.instance.id}"
         for node in cluster.nodes
@@ -87,7 +87,7 @@ def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str) -> st
 
 
 def bundle_mesh(nodes: Sequence[Node], facts: Mapping[str, HostFacts], key: KeyPair) -> bytes:
-    """Everything that a node needs to reach the others, as a tar archive of its home folder."""
+    """Return the files a node needs to reach the others, as a tar archive of its home folder."""
     host_keys = {name: fact.host_key for name, fact in facts.items()}
     hostnames = {name: fact.hostname for name, fact in facts.items()}
     files = {
@@ -108,7 +108,7 @@ def bundle_mesh(nodes: Sequence[Node], facts: Mapping[str, HostFacts], key: KeyP
 
 
 def connect_nodes(cluster: Cluster, facts: Mapping[str, HostFacts], open_host: HostOpener) -> None:
-    """Let every node reach every other by name, with a key made now that exists nowhere else."""
+    """Let the nodes reach each other by name, with a new key that is stored only on them."""
     bundle = bundle_mesh(cluster.nodes, facts, generate_key_pair("spr-cluster-nodes"))
 
     def place(host: Host) -> None:

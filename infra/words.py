@@ -1,8 +1,27 @@
-"""Plurals."""
+"""Words that depend on a number or a time."""
 
 from __future__ import annotations
+
+from datetime import datetime, timezone
 
 
 def counted(count: int, noun: str) -> str:
     """``1 node``, ``4 nodes``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def spoken_time(time: datetime, now: datetime) -> str:
+    """``05:49 UTC (in 8 h)``, with the date on another day; for ``--json`` use ``render_time``."""
+    time, now = time.astimezone(timezone.utc), now.astimezone(timezone.utc)
+    day = "" if time.date() == now.date() else f"{time:%b} {time.day} at "
+    return f"{day}{time:%H:%M} UTC (in {spoken_duration((time - now).total_seconds())})"
+
+
+def spoken_duration(seconds: float) -> str:
+    """``45 min``, ``7 h 40 min``, ``8 h``, or ``3 days``."""
+    hours, minutes = divmod(max(0, round(seconds / 60)), 60)
+    if hours >= 48:
+        return f"{round(seconds / 86400)} days"
+    parts = [f"{hours} h"] if hours else []
+    parts += [f"{minutes} min"] if minutes or not hours else []
+    return " ".join(parts)

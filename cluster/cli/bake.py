@@ -1,18 +1,17 @@
-"""``spr-cluster bake``: an image ahead of time, on the cheapest machine that can make it."""
+"""``spr-cluster bake``: an image made ahead of time, on the cheapest machine that can make it."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import timedelta
 from typing import Any
 
-from cluster.cli.common import add_cloud_options, confirm, open_context
+from cluster.cli.common import add_cloud_options, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.proposal import propose
-from cluster.cli.up import apply_proposal
+from cluster.cli.up import apply_proposal, confirm_purchase
 from cluster.context import Context
 from cluster.lifecycle.down import down
 from cluster.lifecycle.reconcile import prepare
@@ -29,7 +28,7 @@ _EXAMPLES = """\
   spr-cluster bake --stack upstream --yes
   spr-cluster bake --cloud local
 """
-# Room for the software and its cache; a machine's disk may be larger than its image's, not smaller.
+# Space for the software and its cache. A machine's disk can't be smaller than its image's.
 _VOLUME_GIB = 30
 _TTL_H = 3
 
@@ -38,27 +37,28 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "bake",
-        "Start one small virtual machine, install a stack on it, make an image, and give the machine\n"
-        "back. Every later `up` with this stack finds the image, from any laptop, under any name.\n"
-        "Run again after an interruption it continues; where the image exists it does nothing.",
+        "Start one small virtual machine, install a stack on it, make an image, and terminate the\n"
+        "machine. Every later `up` with this stack uses the image, from any laptop, under any name.\n"
+        "After an interruption, run `bake` again to continue. It does nothing if the image exists.",
         _EXAMPLES,
     )
     add_cloud_options(parser)
-    parser.add_argument("--stack", metavar="NAME", help="software, see `stacks` (default: as `up`)")
+    parser.add_argument(
+        "--stack", metavar="NAME", help="software, see `stacks` (default: as for `up`)"
+    )
     parser.add_argument(
         "--instance-type",
         metavar="TYPES",
-        help="the machine that installs, or several in the order of preference "
+        help="the machine that installs, or several in order of preference "
         f"(default: {','.join(BAKERS)})",
     )
     parser.add_argument("--ssh-cidr", help="addresses that may use SSH (default: this machine's)")
     parser.add_argument("--subnet-id", help="a subnet (default: one of the default VPC)")
-    parser.add_argument("--yes", "-y", action="store_true", help="do not ask before buying")
+    parser.add_argument("--yes", "-y", action="store_true", help="buy without asking")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-
     if args.stack is not None:
         load_stack(args.stack)
     progress = make_progress()
@@ -70,20 +70,19 @@ def run(args: argparse.Namespace) -> int:
     with ctx.files.lock():
         image, made = _bake(ctx, args, stack.name)
     if args.json:
-        told = {"image": image.id, "stack": stack.name, "recipe": recipe, "made": made}
-        print(json.dumps({**told, "region": cloud.region}))
+        result = {"image": image.id, "stack": stack.name, "recipe": recipe, "made": made}
+        print(json.dumps({**result, "region": cloud.region}))
     elif made:
         print(f"{image.id} has stack {stack.name}: the next `up` with it installs nothing.")
-        print(f"To be rid of it: spr-cluster images delete {image.id}")
+        print(f"To delete it: spr-cluster images delete {image.id}")
     else:
-        print(f"{image.id} has stack {stack.name} already (`spr-cluster images list`).")
+        print(f"Up to date: {image.id} has stack {stack.name}")
     return 0
 
 
-def _wishes(args: argparse.Namespace, stack: str) -> dict[str, Any]:
-
+def _bake_options(args: argparse.Namespace, stack: str) -> dict[str, Any]:
     types = args.instance_type.split(",") if args.instance_type else BAKERS
-    wishes = {
+    options = {
         "nodes": 1,
         "stack": stack,
         "instance_types": tuple(name.strip() for name in types if name.strip()),
@@ -93,29 +92,28 @@ def _wishes(args: argparse.Namespace, stack: str) -> dict[str, Any]:
         "bake": "head",
         "placement_group": False,
     }
-    return {**wishes, "subnet_id": args.subnet_id} if args.subnet_id else wishes
+    return {**options, "subnet_id": args.subnet_id} if args.subnet_id else options
 
 
 def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bool]:
-    """The image, and whether it was made now; the machine that made it is gone."""
-
-    plan_input = prepare(ctx, args.name, _wishes(args, stack), args.ssh_cidr, wants_image=True)
+    """Return the image and whether it was made now. The machine that made it is terminated."""
+    plan_input = prepare(
+        ctx, args.name, _bake_options(args, stack), args.ssh_cidr, wants_image=True
+    )
     image = plan_input.image
     if image is None or image.state != "available":
         proposal = propose(ctx, plan_input)
         if ctx.cloud.billed:
-            print(proposal.render(), file=sys.stderr)
-            proposal.require_quota()
-            confirm("Do it?", yes=args.yes)
+            confirm_purchase(proposal, yes=args.yes)
         apply_proposal(proposal, yes=True, again=f"bake --stack {stack}")
     elif image.tags.get(KEPT) == "yes" and not plan_input.found.without_image():
         return image, False
-    with ctx.progress.phase("Give the machine back"):
+    with ctx.progress.phase("Terminate the machine"):
         kept = down(ctx, args.name, keep_image=True).kept.images
     made = [image for image in kept if image.holds(plan_input.recipe)]
     if not made:
         raise SprError(
-            "the image came to nothing, and the machine was given back",
-            hint="run the same command again: it makes a new one",
+            "no image was made; the machine was terminated",
+            hint="run the same command again",
         )
     return made[0], True

@@ -1,10 +1,8 @@
-"""How long work looks: a live tree on a terminal, plain lines elsewhere. Always on stderr."""
+"""Display of progress, on stderr: a live tree on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +15,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.table import Table
+
+from cluster.cli.wrapping import terminal_width
 
 
 @dataclass
@@ -34,22 +34,29 @@ class _Phase:
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of as many cells each, in columns that are as wide as their widest cell."""
+    """Render rows, the header first, in columns as wide as their widest cell.
+
+    On a terminal that is too narrow, each row becomes a paragraph of ``HEADER value`` pairs.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    terminal = terminal_width(sys.stdout)
+    if terminal is not None and sum(widths) + 2 * (len(widths) - 1) > terminal:
+        return "\n".join(_as_paragraph(rows[0], row, terminal) for row in rows[1:])
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
 
 
-def wrap(text: str, indent: int = 2) -> str:
-    """A long line as a terminal shows it best: whole words, indented where it goes on."""
-    if not sys.stdout.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(
-        text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+def _as_paragraph(header: Sequence[str], row: Sequence[str], width: int) -> str:
+    lines = [row[0]]
+    for title, cell in zip(header[1:], row[1:], strict=True):
+        pair = f"{title} {cell}"
+        if len(lines[-1]) + 2 + len(pair) <= width:
+            lines[-1] += f"  {pair}"
+        else:
+            lines.append(f"  {pair}")
+    return "\n".join(lines)
 
 
 def format_seconds(seconds: float) -> str:
@@ -63,7 +70,7 @@ def format_seconds(seconds: float) -> str:
 
 
 class PlainProgress:
-    """A line when a phase begins, when its note changes, and when it ends."""
+    """Prints a line when a phase begins, when its note changes, and when it ends."""
 
     def __init__(self) -> None:
         self._open: list[_Phase] = []
@@ -98,7 +105,6 @@ class TreeProgress:
     """A live tree of phases with their elapsed time."""
 
     def __init__(self) -> None:
-
         self._phases: list[_Phase] = []
         self._depth = 0
         self._spinner = Spinner("dots")
@@ -136,7 +142,6 @@ class TreeProgress:
                 return
 
     def _render(self) -> RenderableType:
-
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(no_wrap=True)
         grid.add_column(ratio=1)
@@ -152,11 +157,10 @@ class TreeProgress:
 
 
 def _plain(text: str) -> str:
-    """Text in which rich sees no markup."""
-
+    """Return text without markup for rich."""
     return escape(text)
 
 
 def make_progress() -> PlainProgress | TreeProgress:
-    """The tree on a terminal, plain lines elsewhere."""
+    """Return the tree on a terminal, plain lines elsewhere."""
     return TreeProgress() if sys.stderr.isatty() else PlainProgress()

@@ -6,10 +6,17 @@ import argparse
 import json
 import sys
 
-from cluster.cli.common import add_cluster_options, confirm, open_chosen_cloud, open_context
+from cluster.cli.common import (
+    add_cluster_options,
+    confirm,
+    open_chosen_cloud,
+    open_context,
+    record_failure,
+)
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from cluster.lifecycle.down import down
+from cluster.context import Context
+from cluster.lifecycle.down import Removed, down
 from infra.inventory import describe_inventory
 
 _EXAMPLES = """\
@@ -22,22 +29,29 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "down",
-        "Remove a cluster: its nodes, image, snapshots, groups and keys. It is found by its tags, so\n"
-        "this works from any machine, in any half-made state. In the end EC2 is asked what is left.",
+        "Remove a cluster: its nodes, image, snapshots, groups, and keys. It is found by its tags, so\n"
+        "`down` works from any machine and in any unfinished state. At the end, EC2 is searched for\n"
+        "anything that is left.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
     parser.add_argument(
         "--keep-image",
         action="store_true",
-        help="keep the image and its snapshot: any later `up` with this stack starts from it",
+        help="keep the image and its snapshot, so a later `up` with this stack starts from it",
     )
-    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--yes", "-y", action="store_true", help="remove without asking")
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def _down(ctx: Context, args: argparse.Namespace) -> Removed:
+    try:
+        return down(ctx, args.name, keep_image=args.keep_image)
+    except BaseException as failure:
+        raise record_failure(ctx, failure) from None
 
+
+def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
@@ -46,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
             found = describe_inventory(ctx.clients.ec2, args.name)
             if found:
                 print(f"Cluster {args.name} in {cloud.region}: {found}", file=sys.stderr)
-                confirm("Remove all of it?", yes=False)
+                confirm("Remove everything?", yes=False)
         with progress.phase(f"Remove cluster {args.name}"):
-            removed = down(ctx, args.name, keep_image=args.keep_image)
+            removed = _down(ctx, args)
     kept = removed.kept
     if args.json:
         print(json.dumps({"cluster": args.name, "removed": removed.ids, "kept": kept.ids()}))

@@ -13,6 +13,7 @@ from cluster.lifecycle.reconcile import extend
 from infra.errors import UsageError
 from infra.spec import LONGEST_TTL, parse_duration
 from infra.tags import render_time
+from infra.words import spoken_time
 
 _EXAMPLES = """\
   spr-cluster extend 2h
@@ -24,7 +25,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "extend",
-        "Move the time at which all nodes of a cluster end themselves: on the nodes, and in the tags.",
+        "Extend the time to live of a cluster, on its nodes and in its tags.",
         _EXAMPLES,
     )
     parser.add_argument("time", help="how much longer: 90m, 2h, 1d")
@@ -33,7 +34,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-
     more = parse_duration(args.time, "extend")
     if not timedelta(minutes=1) <= more <= LONGEST_TTL:
         raise UsageError(f"extend {args.time}: expected from 1m to 30d")
@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
     ctx = open_context(args, cloud, progress=progress)
     with ctx.files.lock():
         record = extend(ctx, args.name, more)
-    until = render_time(record.expires)
     if args.json:
-        print(json.dumps({"cluster": args.name, "expires": until}))
+        print(json.dumps({"cluster": args.name, "expires": render_time(record.expires)}))
     else:
-        print(f"The nodes of cluster {args.name} end themselves at {until}.")
+        until = spoken_time(record.expires, ctx.now())
+        print(f"Nodes of cluster {args.name} shut down automatically at {until}")
     return 0

@@ -19,19 +19,18 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "iam-policy",
-        "Print, as JSON, the IAM policy that lets somebody do all that this tool does, and no more.\n"
-        "What changes things or takes them away works only on what carries this tool's tag.",
+        "Print, as JSON, the least IAM policy that this tool requires. Actions that change or delete\n"
+        "resources are limited to resources with this tool's tag.",
         _EXAMPLES,
     )
     parser.add_argument(
         "--push-to",
         metavar="s3://BUCKET/PREFIX",
-        help="also what `train` and `fetch` need to store models there",
+        help="also allow `train` and `fetch` to store models there",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-
     print(render_policy(parse_s3_url(args.push_to) if args.push_to else None))
     return 0

@@ -1,4 +1,4 @@
-"""``spr-cluster images``: list, delete and prune what `bake` and `down --keep-image` have kept."""
+"""``spr-cluster images``: list, delete, and prune images."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "images",
-        "Images let a new cluster start with nothing to install. A kept one is used by any cluster\n"
-        "with the same recipe. It costs what its snapshot costs: some cents a month and GiB.",
+        "A cluster that starts from an image installs nothing. A kept image is used by every cluster\n"
+        "with the same recipe. It costs what its snapshot costs: a few cents per GiB and month.",
         _EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     list_ = add_command(
         actions,
         "list",
-        "Show every image that this tool made in a region, whoever made it, by the tags.",
+        "Show every image that this tool made in a region, whoever ran it, from its tags.",
         "  spr-cluster images list\n  spr-cluster images list --region eu-west-1 --json\n",
-        help_="show all images of this tool in a region",
+        help_="show all images that this tool made in a region",
     )
     add_cloud_options(list_)
     list_.set_defaults(run=run_list)
     delete = add_command(
         actions,
         "delete",
-        "Delete images by their ids, and the snapshots in which their content is.",
+        "Delete images by their IDs, and the snapshots that hold their content.",
         "  spr-cluster images delete ami-0123456789abcdef0 --yes\n",
         help_="delete images and their snapshots",
     )
@@ -59,22 +59,22 @@ def add_parser(subparsers: SubParsers) -> None:
     prune = add_command(
         actions,
         "prune",
-        "Delete images that failed, that were never finished, or whose recipe no stack has today.\n"
-        "Your own stacks are those in this folder's spr-cluster.toml: an image of one that is only in\n"
-        "another folder, or on a colleague's laptop, counts as outdated here. The image of a cluster\n"
-        "that has machines is left alone.",
+        "Delete images that failed, were never finished, or hold a recipe that no stack has now. Your\n"
+        "own stacks are those in this folder's spr-cluster.toml: the image of a stack defined only in\n"
+        "another folder, or on a colleague's laptop, counts as outdated. The image of a cluster that\n"
+        "has machines is kept.",
         "  spr-cluster images prune\n  spr-cluster images prune --yes --json\n",
         help_="delete images that no `up` would use",
     )
     for each, run in ((delete, run_delete), (prune, run_prune)):
         add_cloud_options(each)
-        each.add_argument("--yes", "-y", action="store_true", help="do not ask")
+        each.add_argument("--yes", "-y", action="store_true", help="delete without asking")
         each.set_defaults(run=run)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where images are looked for, and those that are there."""
+class _ImageStore:
+    """A region and the images in it."""
 
     cloud: Cloud
     ec2: EC2Client
@@ -82,60 +82,57 @@ class _Place:
     images: tuple[OurImage, ...]
 
 
-def _look(args: argparse.Namespace) -> _Place:
-
+def _open(args: argparse.Namespace) -> _ImageStore:
     progress = make_progress()
     cloud = open_cloud(args.cloud or "aws", args.region, progress)
     ec2 = connect(cloud).ec2
-    return _Place(cloud, ec2, progress, describe_our_images(cloud, ec2))
+    return _ImageStore(cloud, ec2, progress, describe_our_images(cloud, ec2))
 
 
 def run_list(args: argparse.Namespace) -> int:
-    place = _look(args)
+    place = _open(args)
     cloud, images, now = place.cloud, place.images, datetime.now(timezone.utc)
     if args.json:
         print(json.dumps({"region": cloud.region, "images": [i.as_dict(now) for i in images]}))
     elif not images:
-        print(f"No images in {cloud.name} {cloud.region} (`spr-cluster bake` makes one).")
+        print(f"No images in {cloud.name} {cloud.region}. To make one: spr-cluster bake")
     else:
         print(_table(images, now))
         if any(image.is_useless for image in images):
-            print("Those that no `up` would use can go: spr-cluster images prune")
+            print("To delete images that no `up` would use: spr-cluster images prune")
     return 0
 
 
 def _table(images: Sequence[OurImage], now: datetime) -> str:
     rows = [("IMAGE", "STACK", "RECIPE", "STATE", "KEPT", "CLUSTER", "AGE", "DISK")]
     for image in images:
-        told = image.as_dict(now)
+        row = image.as_dict(now)
         rows.append(
             (
-                told["image"],
-                told["stack"] or "?",
-                told["recipe"] or "?",
-                told["state"],
-                "yes" if told["kept"] else "with its cluster",
-                told["cluster"],
-                "-" if told["age_s"] is None else format_seconds(told["age_s"]),
-                f"{told['disk_gib']} GiB",
+                row["image"],
+                row["stack"] or "?",
+                row["recipe"] or "?",
+                row["state"],
+                "yes" if row["kept"] else "with its cluster",
+                row["cluster"],
+                "-" if row["age_s"] is None else format_seconds(row["age_s"]),
+                f"{row['disk_gib']} GiB",
             )
         )
     return format_table(rows)
 
 
 def run_delete(args: argparse.Namespace) -> int:
-
-    place = _look(args)
+    place = _open(args)
     return _delete(args, place, choose_images(place.images, args.ids))
 
 
 def run_prune(args: argparse.Namespace) -> int:
-    place = _look(args)
+    place = _open(args)
     return _delete(args, place, [image for image in place.images if image.is_useless])
 
 
-def _delete(args: argparse.Namespace, place: _Place, images: Sequence[OurImage]) -> int:
-
+def _delete(args: argparse.Namespace, place: _ImageStore, images: Sequence[OurImage]) -> int:
     if images and not args.json:
         print(_table(images, datetime.now(timezone.utc)), file=sys.stderr)
     if images:

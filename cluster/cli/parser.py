@@ -71,4 +71,5 @@ def add_command(
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
+    parser.set_defaults(verb=name)
     return parser

@@ -1,4 +1,4 @@
-"""The options of ``up`` and ``plan`` that say what a cluster should be."""
+"""Options of ``up`` and ``plan`` that describe the cluster."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from infra.errors import UsageError
 from infra.spec import parse_duration
 
 
-def add_wishes(parser: argparse.ArgumentParser) -> None:
-    """Every option has no default: what is not given stays as the cluster has it."""
+def add_spec_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options, all without defaults: a cluster keeps what is not given."""
     add_cluster_options(parser)
     add = parser.add_argument
-    add("--nodes", type=int, help="nodes, the head included (default: as it is, else 1)")
+    add("--nodes", type=int, help="nodes, including the head (default: unchanged, or 1)")
     add(
         "--instance-type",
         metavar="TYPES",
-        help="EC2 type, or several in the order of preference: a,b,c (default: r7iz.metal-16xl)",
+        help="EC2 type, or several in order of preference: a,b,c (default: r7iz.metal-16xl)",
     )
     add(
         "--stack",
@@ -28,36 +28,32 @@ def add_wishes(parser: argparse.ArgumentParser) -> None:
     add(
         "--bake",
         metavar="WAY",
-        help="where no image has the software: `head` installs the head and starts the others from "
-        "an image of it; `none` installs all nodes at once, and makes the image afterwards "
-        "(default: none on AWS up to 32 nodes, else head)",
+        help="without an image that has the software: `head` installs it on the head and starts the "
+        "workers from an image of the head; `none` installs on all nodes at once and makes the image "
+        "afterwards (default: none on AWS for up to 32 nodes, else head)",
     )
-    add("--ttl", help="the nodes end themselves after this time (default: 8h); see `extend`")
-    add("--idle-timeout", help="... and after this time without a job or an SSH session")
-    add("--spot", action="store_true", help="buy on the spot market: cheaper, can be taken away")
-    add("--max-price", type=float, metavar="USD", help="most to pay per spot machine and hour")
+    add("--ttl", help="time after which the nodes shut down (default: 8h); see `extend`")
+    add("--idle-timeout", help="also shut down after this time without a job or SSH session")
+    add("--spot", action="store_true", help="buy spot capacity: cheaper, but EC2 can reclaim it")
+    add("--max-price", type=float, metavar="USD", help="maximum price per spot machine and hour")
     add(
         "--spot-or-on-demand",
         action="store_true",
-        help="like --spot, but buy on demand where spot has no room",
+        help="like --spot, but buy on demand if there is no spot capacity",
     )
     add(
         "--no-placement-group",
         action="store_true",
-        help="do not ask for machines close to one another",
+        help="do not place the machines close together",
     )
-    add("--ssh-cidr", help="addresses that may use SSH (default: this machine's own, as /32)")
-    add("--subnet-id", help="a subnet (default: one of the default VPC)")
+    add("--ssh-cidr", help="addresses that may use SSH (default: this machine's, as /32)")
+    add("--subnet-id", help="a subnet (default: one in the default VPC)")
     add("--volume-gib", type=int, help="each node's disk in GiB (default: 100)")
-    add("--allow-no-amx", action="store_true", help="go on where the processor has no AMX")
+    add("--allow-no-amx", action="store_true", help="continue if the processor has no AMX")
 
 
-def read_wishes(args: argparse.Namespace) -> dict[str, Any]:
-    """What the user gave, and nothing else, in the words of the spec.
-
-    Raises :class:`UsageError` for values that can't be meant.
-    """
-
+def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the given options by the spec's names. Raises :class:`UsageError` for invalid ones."""
     given: dict[str, Any] = {}
     for key in ("nodes", "stack", "subnet_id", "volume_gib", "max_price", "bake"):
         if getattr(args, key) is not None:
@@ -71,7 +67,7 @@ def read_wishes(args: argparse.Namespace) -> dict[str, Any]:
     if args.spot or args.spot_or_on_demand:
         given["spot"], given["on_demand_allowed"] = True, args.spot_or_on_demand
     elif args.max_price is not None:
-        raise UsageError("--max-price is for --spot machines; on demand has one price")
+        raise UsageError("--max-price requires --spot; on-demand prices are fixed")
     if args.no_placement_group:
         given["placement_group"] = False
     if args.allow_no_amx:

@@ -36,11 +36,10 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-
     client = shutil.which("ssh")
     if not client:
-        raise UsageError("there is no ssh on this machine", hint="install OpenSSH's client")
-    # argparse swallows the "--", so `ssh -- hostname` arrives as if hostname were the node.
+        raise UsageError("ssh is not installed on this machine", hint="install the OpenSSH client")
+    # argparse drops the "--", so in `ssh -- hostname` the node is hostname.
     named = _NODE.fullmatch(args.node)
     node = args.node if named else "node0"
     command = args.command if named else [args.node, *args.command]

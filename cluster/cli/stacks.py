@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli import stacks_check, stacks_lock
-from cluster.cli.display import wrap
 from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import wrap
 from infra.errors import UsageError
 from infra.words import counted
 from provision.install import stack_digest

@@ -6,8 +6,9 @@ import argparse
 import json
 import math
 
-from cluster.cli.display import make_progress, wrap
+from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import wrap
 from infra.errors import UsageError
 from infra.words import counted
 from provision.resolver import Resolver, find_resolver

@@ -9,14 +9,16 @@ from datetime import datetime, timezone
 from typing import Any
 
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from cluster.cli.display import format_seconds, wrap
+from cluster.cli.display import format_seconds
 from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import wrap
 from cluster.nodes import Node, rank_nodes
 from cluster.overview import Overview
 from infra import tags
 from infra.cloud import Cloud
 from infra.instances import describe_spot_notices
 from infra.inventory import describe_inventory
+from infra.words import counted, spoken_time
 
 _EXAMPLES = """\
   spr-cluster status
@@ -28,7 +30,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "status",
-        "Show a cluster as EC2's tags describe it now: nodes, addresses, cost so far, time left.",
+        "Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
@@ -36,7 +38,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-
     cloud = open_chosen_cloud(args)
     ec2 = open_context(args, cloud).clients.ec2
     found = describe_inventory(ec2, args.name)
@@ -48,15 +49,19 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_as_dict(nodes, overview, cloud, now, notices)))
         return 0
     if not found:
-        print(f"No cluster {args.name} in {cloud.name} {cloud.region} (`spr-cluster list`).")
+        print(
+            f"No cluster {args.name} in {cloud.name} {cloud.region}. To see all: spr-cluster list"
+        )
         return 0
     for node in nodes:
         notice = notices.get(node.instance.id)
         print(_line(node) + (f"  SPOT NOTICE: {notice}" if notice else ""))
     if found.alive:
-        print(_summary(overview, now))
+        print(wrap(_summary(overview, now)))
     if notices:
-        print("EC2 takes these machines back within two minutes; then: spr-cluster repair")
+        print(
+            f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair --name {args.name}"
+        )
     print(wrap(f"Resources: {found}"))
     return 0
 
@@ -80,19 +85,25 @@ def _as_dict(
 
 
 def _summary(overview: Overview, now: datetime) -> str:
-    told = overview.as_dict(now)
+    """Return the cluster's state, cost, and remaining time in two lines at most."""
+    row, name = overview.as_dict(now), overview.name
     stack = overview.found.alive[0].tags.get(tags.STACK, "?")
-    wanted = "?" if told["wanted_nodes"] is None else told["wanted_nodes"]
-    left = ""
-    if told["left_s"] is not None:
-        left = ", its time is over"
-        if told["left_s"] > 0:
-            left = f", ends itself in {format_seconds(told['left_s'])}"
-    # What an interrupted `up` made, or what lost a node: both are one command from whole.
-    mend = (
-        f" (`spr-cluster repair --name {overview.name}`)" if told["state"] == "incomplete" else ""
-    )
-    return (
-        f"{told['state']}{mend}: {told['nodes']} of {wanted} nodes, stack {stack}, "
-        f"up for {format_seconds(told['age_s'] or 0)}{left}, ${told['usd_so_far']:.2f} so far"
-    )
+    wanted = row["wanted_nodes"]
+    running = sum(instance.state == "running" for instance in overview.found.alive)
+    # An interrupted `up` and a lost node have the same remedy.
+    degraded = row["state"] == "degraded"
+    nodes = f"{running if degraded else row['nodes']} of "
+    nodes += "? nodes" if wanted is None else counted(wanted, "node")
+    state = f"degraded: {nodes} running" if degraded else f"{row['state']}: {nodes}"
+    lines = [
+        f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
+        f"${row['usd_so_far']:.2f} so far"
+    ]
+    if degraded:
+        lines.append(f"To repair: spr-cluster repair --name {name}")
+    if overview.expires is not None:
+        text = "Its time to live is over; its nodes are shutting down"
+        if row["left_s"] > 0:
+            text = f"Nodes shut down automatically at {spoken_time(overview.expires, now)}"
+        lines.append(text)
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``spr-cluster up``, ``plan`` and ``repair``: one way to a cluster, looked at or gone."""
+"""``spr-cluster up``, ``plan``, and ``repair``: one plan, shown or applied."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from cluster.cli.common import (
     confirm,
     open_chosen_cloud,
     open_context,
+    record_failure,
 )
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from cluster.cli.proposal import Proposal, count, propose
-from cluster.cli.spec_options import add_wishes, read_wishes
+from cluster.cli.proposal import Proposal, propose
+from cluster.cli.spec_options import add_spec_options, read_spec_options
+from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
 from cluster.nodes import Cluster, rank_nodes
-from cluster.running_job import require_idle
+from cluster.running_job import find_running_job, job_is_running
 from infra.actions import Plan
 from infra.errors import SprError, UsageError
 from infra.inventory import describe_inventory
@@ -33,15 +35,16 @@ from infra.purchase import Offer
 from infra.record import merge_options
 from infra.spec import parse_ssh_cidr
 from infra.tags import render_time
+from infra.words import counted, spoken_time
 from provision.stacks import load_stack
 
 _UP_EXAMPLES = """\
   spr-cluster up --nodes 4
   spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --ttl 3h --yes
   spr-cluster up --nodes 4 --spot --max-price 3 --spot-or-on-demand --idle-timeout 1h
-  spr-cluster up --nodes 8                      an existing cluster grows (or shrinks)
-  spr-cluster up                                after Ctrl-C or a crash: it continues
-  spr-cluster up --nodes 2 --cloud local        in containers on this machine: no account, no cost
+  spr-cluster up --nodes 8                      grow (or shrink) an existing cluster
+  spr-cluster up                                continue after Ctrl-C or a crash
+  spr-cluster up --nodes 2 --cloud local        containers on this machine: no account, no cost
 """
 _PLAN_EXAMPLES = """\
   spr-cluster plan --nodes 4
@@ -57,57 +60,54 @@ def add_parser(subparsers: SubParsers) -> None:
     up = add_command(
         subparsers,
         "up",
-        "Make a cluster: nodes from an image that has the software, or where there is none, with the\n"
-        "software installed (--bake says how) and an image made of it; SSH between all of them, and\n"
-        "a check of AMX on each. Run again after any interruption it continues; on a cluster that is\n"
-        "as it should be it changes nothing.",
+        "Create a cluster. Nodes start from an image that has the software; without one, the software\n"
+        "is installed (see --bake) and an image is made. Nodes reach each other over SSH, and AMX is\n"
+        "checked on each. After an interruption, run `up` again to continue. It changes nothing on a\n"
+        "cluster that is up to date.",
         _UP_EXAMPLES,
     )
-    add_wishes(up)
-    up.add_argument("--dry-run", action="store_true", help="only show what would be done: `plan`")
-    up.add_argument("--yes", "-y", action="store_true", help="do not ask before buying")
+    add_spec_options(up)
+    up.add_argument("--dry-run", action="store_true", help="show what would be done, like `plan`")
+    up.add_argument("--yes", "-y", action="store_true", help="buy without asking")
     up.set_defaults(run=run)
     plan = add_command(
         subparsers,
         "plan",
-        "Show the very actions that `up` would apply, from what is there and what is wished for, with\n"
-        "price, quota, zones and time. Nothing is changed.",
+        "Show the actions that `up` would apply, with price, quota, zones, and time. Nothing is\n"
+        "changed.",
         _PLAN_EXAMPLES,
     )
-    add_wishes(plan)
+    add_spec_options(plan)
     plan.set_defaults(run=run, dry_run=True, yes=False)
     repair = add_command(
         subparsers,
         "repair",
-        "Bring a cluster back to what it was made as: nodes that are gone, stopped, impaired or\n"
-        "unreachable are replaced; where the head is gone, a worker becomes the head.",
+        "Restore a cluster: nodes that are missing, stopped, impaired, or unreachable are replaced.\n"
+        "If the head is missing, a worker becomes the head.",
         _REPAIR_EXAMPLES,
     )
     add_cluster_options(repair)
-    repair.add_argument("--ssh-cidr", help="addresses that may use SSH (default: as before)")
-    repair.add_argument("--dry-run", action="store_true", help="only show what would be done")
-    repair.add_argument("--yes", "-y", action="store_true", help="do not ask before buying")
+    repair.add_argument("--ssh-cidr", help="addresses that may use SSH (default: unchanged)")
+    repair.add_argument("--dry-run", action="store_true", help="show what would be done")
+    repair.add_argument("--yes", "-y", action="store_true", help="buy without asking")
     repair.set_defaults(run=run_repair)
 
 
 def run(args: argparse.Namespace) -> int:
-
-    given = read_wishes(args)
-    # Judged before anything is started or asked: a mistake costs no time.
+    given = read_spec_options(args)
+    # Checked before anything is started or requested: a mistake costs no time.
     load_stack(given.get("stack", "upstream"))
     merge_options(args.name, args.ssh_cidr or "0.0.0.0/32", {"stack": "", **given}, None)
     return _go(args, given, must_exist=False)
 
 
 def run_repair(args: argparse.Namespace) -> int:
-
     if args.ssh_cidr is not None:
         parse_ssh_cidr(args.ssh_cidr)
     return _go(args, {}, must_exist=True)
 
 
 def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) -> int:
-
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
@@ -116,27 +116,25 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
         if must_exist and not plan_input.found.record:
             raise UsageError(
                 f"no cluster {args.name!r} in {cloud.name} {cloud.region}",
-                hint="`spr-cluster up` makes one, `spr-cluster list` shows them all",
+                hint="`spr-cluster up` creates one, `spr-cluster list` shows all clusters",
             )
         if "ttl" in given and plan_input.found.alive:
-            ends = render_time(plan_input.record.expires)
-            print(f"It keeps its end, {ends}; to move it: spr-cluster extend", file=sys.stderr)
+            ends = spoken_time(plan_input.record.expires, ctx.now())
+            text = f"--ttl is for new clusters. This one still shuts down at {ends}."
+            print(f"{text} To extend: spr-cluster extend", file=sys.stderr)
         proposal = propose(ctx, plan_input)
         if args.dry_run:
             return _show(proposal, as_json=args.json)
         _check_no_job_loses_its_nodes(proposal)
         if proposal.plan.changes and cloud.billed:
-            print(proposal.render(), file=sys.stderr)
-            proposal.require_quota()
-            confirm("Do it?", yes=args.yes)
+            confirm_purchase(proposal, yes=args.yes)
         cluster = apply_proposal(proposal, yes=args.yes)
     _report(cluster, proposal, as_json=args.json)
     return 0
 
 
 def _check_no_job_loses_its_nodes(proposal: Proposal) -> None:
-    """Raises :class:`UsageError` where healthy nodes would go while a job runs on them."""
-
+    """Raise :class:`UsageError` if healthy nodes would be removed while a job is running."""
     plan_input, nodes = proposal.plan_input, rank_nodes(proposal.plan.keep)
     healthy = {
         instance.id
@@ -145,60 +143,73 @@ def _check_no_job_loses_its_nodes(proposal: Proposal) -> None:
     }
     going = {id_ for action in proposal.plan.terminations for id_ in action.ids}
     if going & healthy and nodes and nodes[0].instance.state == "running":
-        require_idle(proposal.ctx.host_opener()(nodes[0]))
+        job = find_running_job(proposal.ctx.host_opener()(nodes[0]))
+        found = f"job {job} is running" if job else "no job is running"
+        proposal.ctx.events.record("checked", found, resources=sorted(going & healthy))
+        if job:
+            raise job_is_running(job)
+
+
+def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
+    """Show a plan that costs money, and ask. Raises :class:`UsageError` if the answer is no."""
+    print(wrap(proposal.render(), stream=sys.stderr), file=sys.stderr)
+    proposal.require_quota()
+    confirm("Continue?", yes=yes)
+    proposal.ctx.events.record(
+        "accepted",
+        f"${proposal.plan.usd_per_hour:.2f} an hour, at most ${proposal.usd_at_most:.2f}",
+        reason="--yes" if yes else "confirmed on the terminal",
+    )
 
 
 def _show(proposal: Proposal, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(proposal.as_dict()))
     else:
-        print(proposal.render())
-        print("Nothing to change." if not proposal.plan.changes else "Nothing was changed.")
+        print(wrap(proposal.render()))
+        print("Nothing was changed." if proposal.plan.changes else "Up to date.")
     return 0
 
 
 def _check_may_change(proposal: Proposal, plan: Plan, reason: str, *, yes: bool) -> None:
-    """Raises :class:`SprError` where a cluster that seemed finished would change unasked."""
-
+    """Raise :class:`SprError` if a cluster that seemed up to date would change unconfirmed."""
     _check_no_job_loses_its_nodes(dataclasses.replace(proposal, plan=plan))
     if proposal.ctx.cloud.billed and not yes:
         raise SprError(
-            f"the cluster is not as it should be: {reason}; nothing was changed",
-            hint=f"to replace it: spr-cluster repair --yes {proposal.ctx.flags}",
+            f"the cluster is degraded: {reason}; nothing was changed",
+            hint=f"to repair it: spr-cluster repair --yes {proposal.ctx.flags}",
         )
 
 
 def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Cluster:
-    """Make what was proposed; a failure says what exists, and that the command ``again`` continues."""
-
+    """Apply a proposal. A failure lists what exists and names the command ``again``, which continues."""
     ctx, spec = proposal.ctx, proposal.plan_input.spec
 
     @functools.cache
     def offers() -> Sequence[Offer]:
         return proposal.offers or find_offers(ctx, proposal.plan_input)
 
-    def tell(plan: Plan, reason: str) -> None:
+    def report_new_plan(plan: Plan, reason: str) -> None:
         if not proposal.plan.changes:
             _check_may_change(proposal, plan, reason, yes=yes)
         steps = ", ".join(action.kind.value.lower() for action in plan.actions)
-        print(f"Planned again ({reason}): {steps}", file=sys.stderr)
+        print(f"New plan ({reason}): {steps}", file=sys.stderr)
 
     try:
         with ctx.progress.phase(
-            f"Cluster {spec.name} of {count(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
+            f"Cluster {spec.name} of {counted(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
         ):
-            return bring_up(ctx, proposal.plan_input, proposal.plan, offers, tell)
+            return bring_up(ctx, proposal.plan_input, proposal.plan, offers, report_new_plan)
     except BaseException as failure:
-        say_what_exists(ctx, spec.name, again)
+        list_what_exists(ctx, spec.name, again)
         if isinstance(failure, UsageError):
-            # Exit code 2 would say that nothing was changed.
-            raise SprError(failure.message, hint=failure.hint) from None
-        raise
+            # Exit code 2 would claim that nothing was changed.
+            failure = SprError(failure.message, hint=failure.hint)
+        raise record_failure(ctx, failure) from None
 
 
-def say_what_exists(ctx: Context, name: str, again: str = "up") -> None:
-    """After a failure or Ctrl-C: what is there now, how to continue, and how to be rid of it."""
-
+def list_what_exists(ctx: Context, name: str, again: str = "up") -> None:
+    """Print, after a failure or Ctrl-C, what exists, how to continue, and how to remove it."""
     cloud = ctx.cloud
     where = ctx.flags if again == "up" else f"--cloud {cloud.name} --region {cloud.region}"
     lines = [
@@ -207,27 +218,26 @@ def say_what_exists(ctx: Context, name: str, again: str = "up") -> None:
         f"To continue:           spr-cluster {again} {where}",
         f"To remove what exists: spr-cluster down {ctx.flags}",
     ]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    print(wrap("\n".join(lines), stream=sys.stderr), file=sys.stderr, flush=True)
     try:
         found = describe_inventory(ctx.clients.ec2, name)
     except Exception as error:
         text = f"What exists could not be listed: {error}"
     else:
         text = (
-            "EC2 shows nothing of it now. A machine bought in the last seconds may not show yet: "
-            f"look again in a minute with `spr-cluster status --name {name}`."
+            "EC2 shows nothing of it now. A machine bought in the last few seconds may not be listed "
+            f"yet: in a minute, run `spr-cluster status --name {name}`."
         )
         if found:
             cost = " and costs money" if cloud.billed and found.alive else ""
             text = f"It exists now{cost}: {found}"
-    print(text, file=sys.stderr)
+    print(wrap(text, stream=sys.stderr), file=sys.stderr)
 
 
 def _report(cluster: Cluster, proposal: Proposal, *, as_json: bool) -> None:
-
     cloud, record = proposal.ctx.cloud, proposal.plan_input.record
     if as_json:
-        told = {
+        result = {
             "cluster": cluster.name,
             "cloud": cloud.name,
             "region": cloud.region,
@@ -236,14 +246,17 @@ def _report(cluster: Cluster, proposal: Proposal, *, as_json: bool) -> None:
             "expires": render_time(record.expires),
             "nodes": [node.as_dict() for node in cluster.nodes],
         }
-        print(json.dumps(told))
+        print(json.dumps(result))
         return
     for node in cluster.nodes:
         print(f"{node.name}  {node.instance.id}  {node.public_ip}")
     if not proposal.plan.changes:
-        print(f"Nothing to change: {count(len(cluster.nodes), 'node')}, as wished, and verified.")
-    print(f"They end themselves at {render_time(record.expires)} (`spr-cluster extend 2h`).")
+        print(f"Up to date: {counted(len(cluster.nodes), 'node')}, verified")
     name = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
-    # The whole data set takes containers on one machine hours.
+    expires = spoken_time(record.expires, proposal.ctx.now())
+    # The whole data set takes hours in containers on one machine.
     demo = "" if cloud.billed else " --demo"
-    print(f"Next: spr-cluster train squad{demo}{name}   (and in the end: spr-cluster down{name})")
+    print(
+        wrap(f"Nodes shut down automatically at {expires}. To extend: spr-cluster extend 2h{name}")
+    )
+    print(wrap(f"Next: spr-cluster train squad{demo}{name}   (when done: spr-cluster down{name})"))

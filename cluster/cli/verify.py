@@ -14,8 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from cluster.cli.display import make_progress, wrap
+from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from cluster.nodes import Cluster, find_cluster
 from cluster.verify.checks.expected import Expected, expect, with_hardware

@@ -1,1 +1,1 @@
-"""From a specification to a running cluster, and back to nothing: reconcile, apply, down."""
+"""Lifecycle of a cluster: reconcile, apply, down."""

@@ -1,4 +1,4 @@
-"""``up``: a plan applied action by action, over EC2 and SSH."""
+"""Plan applier: carries out a plan action by action, over EC2 and SSH."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from infra.purchase import Offer
 from infra.record import record_tags
 from infra.removal import remove
 from infra.wait import TERMINATE_DEADLINE_S
+from infra.words import counted
 from provision.bake import begin_image
 from provision.stacks import Stack
 
-_ASK_AGAIN_S = 10.0
+_PROBE_AGAIN_S = 10.0
 
 
-class Up:
-    """One plan on its way: applies the actions and carries what each leaves for the next."""
+class PlanApplier:
+    """One plan being applied: each action leaves its results for the next."""
 
     def __init__(
         self,
@@ -47,11 +48,11 @@ class Up:
         self._image = plan_input.image
 
     def apply(self) -> Cluster:
-        """Carry out the plan; what exists when it fails is found again by its tags.
+        """Carry out the plan. If it fails, everything that exists is found again by its tags.
 
-        Raises :class:`PlanAgainError` where the rest of the plan has lost its ground.
+        Raises :class:`PlanAgainError` if the rest of the plan no longer fits what exists.
         """
-        # Before the first resource: `down` must know where to look, and that there is a reason to.
+        # Before the first resource: `down` must know which cloud to search.
         self.ctx.files.remember(self.ctx.cloud.name, self.ctx.cloud.region)
         steps: dict[ActionKind, Callable[[], None]] = {
             ActionKind.CREATE_GROUP: self._create_group,
@@ -72,49 +73,49 @@ class Up:
             ActionKind.BEGIN_IMAGE: self._begin_image_for_next_time,
         }
         for action in self.plan.actions:
-            with self.ctx.progress.phase(action.title):
+            with self.ctx.perform(action):
                 if action.kind in steps:
-                    self._take(steps[action.kind])
+                    self._run_step(steps[action.kind])
                 else:
                     self._remove(action)
-        self._check_nobody_else_bought()
+        self._check_no_late_machines()
         return self.machines.cluster
 
     def _remove(self, action: Action) -> None:
         try:
-            remove(self.ctx.clients.ec2, action, self.ctx.clock, on_wait=self._tell_ending)
+            remove(self.ctx.clients.ec2, action, self.ctx.clock, on_wait=self._note_termination)
         except DeadlineError as error:
-            # A machine that takes hours to end is on its way out; `down` will prove it.
+            # A machine may take hours to terminate; `down` verifies that it is gone.
             if action.kind is not ActionKind.TERMINATE:
                 raise
-            self.ctx.progress.note(f"{error.message}; going on")
+            self.ctx.progress.note(f"{error.message}; continuing")
 
-    def _check_nobody_else_bought(self) -> None:
-        """Have machines removed that an interrupted command bought and EC2 shows only now."""
+    def _check_no_late_machines(self) -> None:
+        """Plan again if EC2 lists machines only now that an interrupted command bought."""
         by_tag = tags.cluster_filter(self.spec.name)
         shown = instances.describe_instances(self.ctx.clients.ec2, by_tag, ("pending", "running"))
         if strays := {i.id for i in shown} - {i.id for i in self.machines.all}:
             raise PlanAgainError(f"EC2 shows more machines now: {', '.join(sorted(strays))}")
 
-    def _take(self, step: Callable[[], None]) -> None:
+    def _run_step(self, step: Callable[[], None]) -> None:
         try:
             step()
         except ClientError as error:
-            # Made by an interrupted run moments ago, and not shown by EC2 yet.
+            # An interrupted command made it moments ago, and EC2 did not list it yet.
             if error_code(error).endswith(".Duplicate"):
                 raise PlanAgainError(error.response["Error"]["Message"]) from None
             raise
 
-    def _tell_ending(self, passed: float) -> None:
+    def _note_termination(self, passed: float) -> None:
         limit = TERMINATE_DEADLINE_S // 60
-        self.ctx.progress.note(f"ending, {passed / 60:.0f} min of at most {limit}")
+        self.ctx.progress.note(f"terminating, {passed / 60:.0f} min of at most {limit}")
 
-    # What surrounds the machines
+    # Resources around the machines
 
     @property
     def group(self) -> network.SecurityGroup:
-        """The cluster's group, found or made."""
-        assert self._group is not None, "a plan makes the group before anything that needs it"
+        """The cluster's security group, found or created."""
+        assert self._group is not None, "a plan creates the group before anything that needs it"
         return self._group
 
     def _create_group(self) -> None:
@@ -122,6 +123,7 @@ class Up:
         labels = record_tags(self.spec, self.record)
         ec2 = self.ctx.clients.ec2
         self._group = network.create_security_group(ec2, self.spec.name, vpc_id, labels)
+        self._record_created("security group", self._group.id)
 
     def _open_group(self) -> None:
         network.open_security_group(self.ctx.clients.ec2, self.group, self.spec.ssh_cidr)
@@ -139,14 +141,19 @@ class Up:
             files.remember(cloud.name, cloud.region)
         public = f"{key_pair.read_public(files.key)} {tags.resource_name(self.spec.name)}"
         key_pair.import_key_pair(self.ctx.clients.ec2, self.spec.name, public)
+        self._record_created("key pair", tags.resource_name(self.spec.name))
 
     def _create_placement(self) -> None:
         network.create_placement_group(self.ctx.clients.ec2, self.spec.name)
+        self._record_created("placement group", tags.resource_name(self.spec.name))
+
+    def _record_created(self, what: str, resource: str) -> None:
+        self.ctx.events.record("created", what, resources=[resource])
 
     # Machines, software, image
 
     def _find_image(self) -> images.Image:
-        """What new nodes start from: the image with the software, found or made, or Ubuntu's own."""
+        """Return the image new nodes start from: the one with the software, or Ubuntu's own."""
         if self._image is not None:
             return self._image
         clients = self.ctx.clients
@@ -156,7 +163,7 @@ class Up:
         self.machines.add(HEAD, 1, self._find_image(), self.group)
 
     def _run_nodes(self) -> None:
-        """All nodes at once; the first becomes the head."""
+        """Buy all nodes at once; the first becomes the head."""
         self.machines.add(WORKER, self.spec.nodes, self._find_image(), self.group)
         self.machines.promote()
 
@@ -168,7 +175,7 @@ class Up:
 
     @property
     def _has_jobs(self) -> bool:
-        """Somebody's data and models may be on the head; `bench` leaves its own figures only."""
+        """Whether the head may hold data or models; `bench` leaves only measurements."""
         command = "ls -A spr-jobs 2>/dev/null | grep -v ^bench-"
         return bool(self.machines.head_host.run(command, check=False).stdout.strip())
 
@@ -176,34 +183,36 @@ class Up:
         head = self.machines.cluster.head
         labels = {tags.INSTALLED: self.plan_input.software, tags.STACK: self.spec.stack}
         labels |= {tags.USED: "yes"} if self._has_jobs else {}
-        return begin_image(
+        image = begin_image(
             self.ctx.clients.ec2,
             self.machines.head_host,
             head.instance.id,
             self.spec.name,
-            # EC2 takes a name once: an image that an interrupted run began can't be begun again.
+            # EC2 accepts a name once, so an interrupted command's image is not begun again.
             name=f"spr-cluster-{self.spec.name}-{head.instance.id}",
             labels=labels,
             clock=self.ctx.clock,
         )
+        self._record_created(f"image with stack {self.spec.stack}", image)
+        return image
 
     def _begin_image_for_next_time(self) -> None:
         try:
             if self._has_jobs:
-                # Any cluster may start from a kept image: nobody's data and models belong into it.
+                # Any cluster may start from a kept image, so it must not hold data or models.
                 self.ctx.progress.note("no image: there are jobs on the head")
                 return
-            self.ctx.progress.note(f"{self._begin_image()}: EC2 goes on with it by itself")
+            self.ctx.progress.note(f"{self._begin_image()}: EC2 finishes it in the background")
         except HostKeyError:
             raise
         except SprError as error:
-            # The cluster is whole and can be used; the next `up` tries it again.
+            # The cluster is complete and usable; the next `up` tries again.
             self.ctx.progress.note(f"no image this time: {error.message}")
 
     def _create_image(self) -> None:
         self._wait_for(self._begin_image())
-        # An image can take an hour; a connection that lay idle so long may be dead unnoticed. The new
-        # one says to the head's idle guard that somebody is there while the workers start.
+        # An image can take an hour, and a connection idle for that long may be dead. The new one also
+        # keeps the head's idle guard from ending it while the workers start.
         self.machines.head_host.close()
         self.machines.head_host.run("true")
 
@@ -216,7 +225,7 @@ class Up:
             self.ctx.clients.ec2, image_id, self.ctx.progress, self.ctx.clock
         )
 
-    # The cluster as one
+    # The whole cluster
 
     def _connect(self) -> None:
         cluster = self.machines.cluster
@@ -226,7 +235,7 @@ class Up:
         digest = mesh_digest([node.instance for node in cluster.nodes])
         self.machines.label_head({tags.MESH: digest})
 
-    def _ask_nodes(self) -> tuple[Sequence[node_probe.NodeAnswer], dict[str, str]]:
+    def _probe_nodes(self) -> tuple[Sequence[node_probe.NodeAnswer], dict[str, str]]:
         cluster = self.machines.cluster
         try:
             answers = node_probe.probe_nodes(self.machines.head_host, self.stack)
@@ -240,15 +249,18 @@ class Up:
 
     def _verify(self) -> None:
         cluster = self.machines.cluster
-        answers, faults = self._ask_nodes()
+        answers, faults = self._probe_nodes()
         if faults:
-            # A node under load may miss a first question; a machine is not given up for that.
-            self.ctx.clock.sleep(_ASK_AGAIN_S)
-            answers, faults = self._ask_nodes()
+            # A node under load may miss the first request. That is no reason to replace it.
+            self.ctx.clock.sleep(_PROBE_AGAIN_S)
+            answers, faults = self._probe_nodes()
         if cluster.head.name in faults:
             raise HostError(cluster.head.name, faults[cluster.head.name])
         self.machines.give_up({cluster.node(n).instance.id: why for n, why in faults.items()})
         with_amx = sum(bool(a.health and not a.health.missing_amx) for a in answers)
-        text = f"{len(answers)} of {self.spec.nodes} nodes answer the head, {with_amx} have AMX"
+        nodes = counted(self.spec.nodes, "node")
+        text = f"{len(answers)} of {nodes} reachable from the head, {with_amx} with AMX"
         expected = expect(self.ctx.cloud, cluster, self.spec, self.stack)
-        self.ctx.progress.note(text + summarize_problems(check_nodes(answers, expected), expected))
+        text += summarize_problems(check_nodes(answers, expected), expected)
+        self.ctx.progress.note(text)
+        self.ctx.events.record("verified", text)

@@ -1,4 +1,4 @@
-"""``down``: everything that carries the cluster's tag goes, and EC2 is asked what is left."""
+"""Removal of a cluster: deletes everything with its tag, then verifies that nothing is left."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from infra.plan import plan_down
 from infra.removal import remove
 from infra.wait import CONSISTENCY_DEADLINE_S, SETTLE_S, TERMINATE_DEADLINE_S
 
-# What is held by something else is tried again after a look; no use in standing in front of it.
+# A resource that another one still uses is tried again in the next round instead of waited for.
 _HELD_S = 20.0
 _LONGEST_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Removed:
-    """The ids of what ``down`` took away, by kind, and what it kept on purpose."""
+    """IDs of the resources that ``down`` removed, by kind, and what it kept on purpose."""
 
     ids: dict[str, list[str]]
     kept: Inventory
 
 
 def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
-    """Remove a cluster and prove it.
+    """Remove a cluster and verify that it is gone.
 
-    It looks again after each round: what an interrupted command has made may show up late.
-    Raises :class:`SprError` naming whatever EC2 still shows in the end.
+    EC2 is searched again after each round, because resources of an interrupted command may be listed
+    late. Raises :class:`SprError` naming whatever is left at the end.
     """
     removed: dict[str, set[str]] = {}
     kept = Inventory()
     denied: set[str] = set()
-    # Without a trace of it anywhere, one look is proof enough.
-    clean, wanted = 0, 2 if ctx.files.folder.exists() else 1
+    # If this machine has no files of the cluster either, one search is enough.
+    clean, wanted = 0, 2 if ctx.files.exist else 1
     start, rounds, reason = ctx.clock.monotonic(), 0, ""
     while clean < wanted:
-        found = _look(ctx, name, again=clean > 0)
+        found = _search(ctx, name, again=clean > 0)
         kept = _keep(ctx, found) if keep_image else Inventory()
         rest = found.without(kept)
         if not rest:
@@ -53,9 +53,9 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
         if ctx.clock.monotonic() - start > TERMINATE_DEADLINE_S + CONSISTENCY_DEADLINE_S:
             raise SprError(
                 f"still there after `down`: {rest}" + (f"\n  {reason}" if reason else ""),
-                hint=f"run `spr-cluster down {ctx.flags}` again; these may still cost money",
+                hint=f"run `spr-cluster down {ctx.flags}` again; these resources may still cost money",
             )
-        # What EC2 still shows though it is gone disappears by itself, in a while.
+        # Deleted resources that EC2 still lists disappear after a while.
         ctx.clock.sleep(min(max(0, rounds - 1), _LONGEST_PAUSE_S))
         clean, wanted, rounds = 0, 2, rounds + 1
         for kind, ids in rest.ids().items():
@@ -63,13 +63,20 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
         reason = _remove_all(ctx, plan_down(rest), denied)
     if remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region)):
         ctx.files.remove(keep_cloud=bool(kept))
+    if removed:
+        gone = sorted(id_ for ids in removed.values() for id_ in ids)
+        ctx.events.record(
+            "removed",
+            f"cluster {name}; kept: {kept}" if kept else f"cluster {name}",
+            resources=gone,
+        )
     return Removed({kind: sorted(ids) for kind, ids in removed.items()}, kept)
 
 
 def _keep(ctx: Context, found: Inventory) -> Inventory:
-    """The images that others may start from, with their snapshots; labelled before anything goes.
+    """Return the images to keep, with their snapshots. They are labeled before anything is removed.
 
-    One that is on its way is finished while its machine, the head, is there; the workers go first.
+    A pending image is finished while the head, its source, is running; the workers go first.
     """
     good = [image for image in found.images if image.is_for_others]
     if new := [image.id for image in good if image.tags.get(tags.KEPT) != "yes"]:
@@ -79,26 +86,24 @@ def _keep(ctx: Context, found: Inventory) -> Inventory:
         _remove_all(ctx, plan_down(Inventory(instances=workers)), set())
     kept = [image for image in good if image.state != "pending" or _is_finished(ctx, image)]
     others = {id_ for image in found.images if image not in kept for id_ in image.snapshot_ids}
-    # A snapshot that no other image names may be of one that EC2 has not listed it for yet.
+    # EC2 may not have listed a snapshot with its image yet.
     snapshots = [s for s in found.snapshots if kept and s.id not in others]
     return Inventory(images=tuple(kept), snapshots=tuple(snapshots))
 
 
 def _is_finished(ctx: Context, image: Image) -> bool:
-    """Wait for an image; where it comes to nothing that is told, and it goes with the rest."""
-    with ctx.progress.phase(f"Image on its way: {image.id}"):
+    """Wait for an image; return whether it succeeded."""
+    with ctx.progress.phase(f"Wait for image {image.id}"):
         try:
             wait_until_available(ctx.clients.ec2, image.id, ctx.progress, ctx.clock)
         except SprError as error:
-            ctx.progress.note(f"{error.message}; it goes with the rest")
+            ctx.progress.note(f"{error.message}; it is removed with the rest")
             return False
     return True
 
 
-def _look(ctx: Context, name: str, *, again: bool) -> Inventory:
-    title = (
-        f"Proof: a second look after {SETTLE_S:.0f} s" if again else "Look for the cluster's tag"
-    )
+def _search(ctx: Context, name: str, *, again: bool) -> Inventory:
+    title = f"Search again after {SETTLE_S:.0f} s" if again else "Search for the cluster's tag"
     with ctx.progress.phase(title):
         if again:
             ctx.clock.sleep(SETTLE_S)
@@ -108,26 +113,26 @@ def _look(ctx: Context, name: str, *, again: bool) -> Inventory:
 
 
 def _remove_all(ctx: Context, plan: Plan, denied: set[str]) -> str:
-    """One round of removals; returns why one of them has to wait for what shows up next.
+    """Remove what can be removed now; return why something has to wait for the next round.
 
-    ``denied`` are the ids that were denied in an earlier round; a second time that is an error.
+    ``denied`` are the IDs that were denied in an earlier round; a second denial is an error.
     """
     reason = ""
     for action in plan.actions:
         limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else _HELD_S
 
         def note(passed: float, limit: float = limit) -> None:
-            ctx.progress.note(f"ending, {passed / 60:.0f} min of at most {limit / 60:.0f}")
+            ctx.progress.note(f"terminating, {passed / 60:.0f} min of at most {limit / 60:.0f}")
 
-        with ctx.progress.phase(action.title):
+        with ctx.perform(action):
             try:
                 remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
             except DeadlineError as error:
-                # The rest goes on: a machine that is stuck must not keep image and snapshots.
+                # Continue: a stuck machine must not keep its image and snapshots.
                 reason = error.message
             except ClientError as error:
                 if error_code(error) not in DENIED or set(action.ids) <= denied:
                     raise
-                # A policy that asks for our tag may deny what is gone, tags and all: look again.
+                # A policy that requires our tag denies resources whose tags are gone: search again.
                 denied.update(action.ids)
     return reason

@@ -1,4 +1,4 @@
-"""The machines of one ``up``: bought, reached, checked, and given up where they do not work."""
+"""Machines of a cluster while a plan is applied: bought, reached, checked, and replaced."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from provision.user_data import render_user_data
 
 
 class PlanAgainError(Exception):
-    """What is there is no longer what the plan was made for.
+    """Raised when the plan no longer fits what exists.
 
-    ``unhealthy`` are reasons by instance id; with ``is_move`` a machine is only in the wrong place.
+    ``unhealthy`` are reasons by instance ID. With ``is_move``, a machine is only in the wrong zone.
     """
 
     def __init__(
@@ -74,25 +74,28 @@ class Machines:
         group: SecurityGroup,
         offers: Sequence[Offer] | None = None,
     ) -> None:
-        """Buy machines, then wait until EC2, SSH, cloud-init and their own facts show them."""
+        """Buy machines and wait until they run, answer over SSH, and finish cloud-init."""
         wanted = self.offers() if offers is None else offers
         self.all = (*self.all, *self._buy(role, count, image, group, wanted))
         self.reach()
 
     def add_workers(self, image: Image, group: SecurityGroup) -> None:
-        """Buy the missing workers beside the others; a head that is new and alone may move instead."""
+        """Buy the missing workers in the head's zone; a new head without workers may move instead."""
         head = self.cluster.head.instance
         here = [offer for offer in self.offers() if offer.place == head.place]
         try:
             self.add(WORKER, self.spec.nodes - len(self.all), image, group, here)
         except NoCapacityError as error:
             elsewhere = [offer for offer in self.offers() if offer.place != head.place]
-            # A head that was ready once may hold results.
+            # A head that has been connected may hold results.
             if len(self.all) > 1 or head.tags.get(tags.MESH) or not elsewhere:
                 raise
-            # The next plan buys all nodes at once, from the image, wherever there is room. The head
+            # The next plan buys all nodes at once, from the image, in any zone with capacity. The head
             # has to go first: its placement group belongs to its zone.
-            why = f"no room for the workers in {head.zone}: {error.code}"
+            why = f"no capacity for the workers in {head.zone}: {error.code}"
+            self.ctx.events.record(
+                "moved", f"away from {head.zone}", reason=error.message, resources=[head.id]
+            )
             raise PlanAgainError(why, {head.id: why}, is_move=True) from None
 
     def _buy(
@@ -105,9 +108,9 @@ class Machines:
     ) -> tuple[Instance, ...]:
         if self.record.is_over(self.ctx.now()):
             raise SprError(
-                f"the time to live is over before the {role} nodes were bought",
-                hint="bare metal takes up to 20 minutes to start, an image may take an hour: "
-                "a longer --ttl",
+                f"the time to live ended before the {role} nodes were bought",
+                hint="use a longer --ttl: bare metal takes up to 20 minutes to start, and an image "
+                "may take an hour",
             )
         labels = {
             tags.STACK: self.spec.stack,
@@ -129,21 +132,44 @@ class Machines:
             purchase,
             offers,
             clock=self.ctx.clock,
-            on_refusal=self._tell_refusal,
+            on_refusal=self._report_refusal,
         )
         self.ctx.progress.note(f"bought: {offer}")
+        self._record_purchase(offer, bought)
         return bought
 
-    def _tell_refusal(self, refusal: Refusal) -> None:
+    def _record_purchase(self, offer: Offer, bought: Sequence[Instance]) -> None:
+        replaced = self._replaced
+        self.ctx.events.record(
+            "bought",
+            f"{len(bought)} x {offer}",
+            reason="; ".join(f"replaces {id_}: {why}" for id_, why in replaced.items()),
+            resources=[instance.id for instance in bought],
+            replaces=replaced,
+            type=offer.machine.name,
+            zone=offer.network.zone,
+            market=offer.market,
+            usd_per_hour=offer.machine.usd_per_hour if self.ctx.cloud.billed else 0.0,
+        )
+
+    @property
+    def _replaced(self) -> dict[str, str]:
+        """Why machines that the plan terminates do not stay, by instance ID."""
+        found, unhealthy = self.plan_input.found, self.plan_input.unhealthy
+        return {i.id: unhealthy[i.id] for i in found.alive if i.id in unhealthy}
+
+    def _report_refusal(self, refusal: Refusal) -> None:
         self.ctx.progress.note(f"{refusal.offer}: {refusal.code}")
+        reason = f"{refusal.code}: {refusal.message}"
+        self.ctx.events.record("refused", str(refusal.offer), reason=reason)
 
     # Reaching and checking
 
     def reach(self) -> None:
-        """Wait for every machine that was not reached yet; those that fail are replaced."""
+        """Wait for every machine that was not reached yet. Machines that fail are replaced."""
         ids = [instance.id for instance in self.all if instance.id not in self.facts]
         boot = instances.wait_until_running(
-            self.ctx.clients.ec2, ids, on_wait=self._tell_states, clock=self.ctx.clock
+            self.ctx.clients.ec2, ids, on_wait=self._note_states, clock=self.ctx.clock
         )
         running = {instance.id: instance for instance in boot.running}
         self.all = tuple(running.get(instance.id, instance) for instance in self.all)
@@ -154,12 +180,12 @@ class Machines:
         self.give_up({**boot.failed, **failed})
         self._check(nodes)
 
-    def _tell_states(self, passed: float, states: str) -> None:
+    def _note_states(self, passed: float, states: str) -> None:
         limit = BOOT_DEADLINE_S // 60
         self.ctx.progress.note(f"{states}, {passed / 60:.0f} min of at most {limit}")
 
     def _check(self, nodes: Sequence[Node]) -> None:
-        """Are the machines those that they should be, and have they AMX?"""
+        """Check the machines' host keys and AMX."""
         head, others = self.cluster.head, [node for node in nodes if node.rank > 0]
         if head in nodes:
             self.ctx.progress.note(check_head_identity(self.ctx, head))
@@ -169,44 +195,46 @@ class Machines:
         if others:
             check_neighbours(self.ctx, self.head_host, others)
         if self.spec.amx_required:
-            # Where the head has it, a worker without it is an odd machine, not a wrong type.
+            # If the head has AMX, a worker without it is a faulty machine, not a wrong type.
             missing = {
                 node.instance.id: self.facts[node.instance.id].missing_amx for node in others
             }
             self.give_up({id_: f"no AMX: lacks {', '.join(m)}" for id_, m in missing.items() if m})
 
     def give_up(self, faults: Mapping[str, str]) -> None:
-        """Have machines that do not work replaced; a head that may hold results is left alone.
+        """Have faulty machines replaced, except a head that may hold results.
 
-        Raises :class:`PlanAgainError` for workers, :class:`HostError` for such a head.
+        Raises :class:`PlanAgainError`, or :class:`HostError` for such a head.
         """
         if not faults:
             return
         nodes = self.cluster.nodes
         head = nodes[0].instance
+        names = {node.instance.id: node.name for node in nodes}
+        for id_, why in faults.items():
+            self.ctx.events.record("faulty", names[id_], reason=why, resources=[id_])
         if head.id in faults and head.role == HEAD and head.tags.get(tags.MESH):
             raise HostError(
                 nodes[0].name,
                 f"the head {head.id} does not answer: {faults[head.id]}",
-                hint="is --ssh-cidr this machine's address? If it is lost: "
-                f"aws ec2 terminate-instances --instance-ids {head.id}, and then "
-                f"`spr-cluster repair {self.ctx.flags}` makes a worker the head",
+                hint="is this machine's address in --ssh-cidr? If the head is lost, run "
+                f"`aws ec2 terminate-instances --instance-ids {head.id}`, then "
+                f"`spr-cluster repair {self.ctx.flags}`, which makes a worker the head",
             )
-        names = {node.instance.id: node.name for node in nodes}
         what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())
         raise PlanAgainError(what, faults)
 
     def install(self, stack: Stack, recipe: str) -> None:
-        """Put the software on all nodes that lack it, at the same time.
+        """Install the software on all nodes that lack it, in parallel.
 
-        Those that have it are labelled with the recipe, also where others fail.
+        Nodes that succeed are labeled with the recipe, even if others fail.
         """
         bare = [n for n in self.cluster.nodes if not n.instance.tags.get(tags.INSTALLED)]
         progress, clock, done = self.ctx.progress, self.ctx.clock, list[str]()
 
         def install_one(node: Node) -> None:
-            told = progress if len(bare) == 1 else NamedProgress(progress, node.name)
-            install_stack(self.open_host(node), stack, told, clock)
+            shown = progress if len(bare) == 1 else NamedProgress(progress, node.name)
+            install_stack(self.open_host(node), stack, shown, clock)
             done.append(node.instance.id)
 
         try:
@@ -222,7 +250,7 @@ class Machines:
     # Labels and files
 
     def promote(self) -> None:
-        """Make the first node the head: it has the same software as any other."""
+        """Make the first node the head; all nodes have the same software."""
         head = self.cluster.head.instance
         labels = tags.resource_tags(self.spec.name, HEAD, **{tags.ROLE: HEAD})
         self.label_head(labels)
@@ -235,7 +263,7 @@ class Machines:
         instances.label_instances(self.ctx.clients.ec2, [head.id], labels)
 
     def write_ssh_config(self) -> None:
-        """Let `ssh` on this machine enter the nodes by their names."""
+        """Let `ssh` on this machine reach the nodes by their names."""
         files, cloud = self.ctx.files, self.ctx.cloud
         text = ssh_mesh.render_client_ssh_config(
             self.cluster, str(files.key), str(files.known_hosts)

@@ -1,4 +1,4 @@
-"""From "EC2 says running" to "answers over SSH and is who it should be", for many nodes at once."""
+"""Reaching nodes after launch: SSH, cloud-init, facts, and host keys, on many nodes in parallel."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from provision.host_keys import (
 )
 from provision.install import wait_for_cloud_init
 
-# A machine that has been running for longer than a boot takes is not still booting.
+# A machine that has been running for longer than a boot takes is no longer booting.
 _REACH_AGAIN_S = 5 * 60
 _STATUS_EVERY_S = 60.0
-# EC2 is asked for the status checks of a few stragglers, not of a whole cluster.
+# Status checks are requested for a few slow nodes, not for the whole cluster.
 _MOST_STATUSES = 10
 
 
 @dataclass
 class _Stragglers:
-    """The nodes that do not answer yet, and why: one note for all of them."""
+    """Nodes that do not answer yet, and why: one progress note for all of them."""
 
     ctx: Context
     waiting: dict[str, tuple[Node, str]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _Stragglers:
                 f"waiting for SSH on {names}{more}: "
                 f"{passed / 60:.0f} min of at most {BOOT_DEADLINE_S // 60}"
             )
-            # Refusals of the first minute are a machine's ordinary way to boot.
+            # Refused connections are normal during the first minute of a boot.
             if passed > _STATUS_EVERY_S:
                 text += f"; {self.statuses}{reason}"
             self.ctx.progress.note(text)
@@ -59,7 +59,7 @@ class _Stragglers:
             self.waiting.pop(node.name, None)
 
     def _ask_status(self, passed: float) -> None:
-        """What EC2's own checks say of those that are waited for, once a minute."""
+        """Get EC2's own status checks of the nodes that are waited for, once a minute."""
         if passed - self.asked_at < _STATUS_EVERY_S:
             return
         self.asked_at = passed
@@ -77,9 +77,9 @@ class _Stragglers:
 def reach_nodes(
     ctx: Context, nodes: Sequence[Node], open_host: HostOpener
 ) -> tuple[dict[str, HostFacts], dict[str, str]]:
-    """Facts of the nodes that answer, and why each of the others does not, by instance id.
+    """Return the facts of nodes that answer and why the others do not, by instance ID.
 
-    Raises :class:`HostKeyError` for a machine that is not the one that it was.
+    Raises :class:`HostKeyError` for a machine with another host key than before.
     """
     stragglers = _Stragglers(ctx)
 
@@ -114,9 +114,9 @@ def reach_nodes(
 
 
 def check_head_identity(ctx: Context, head: Node) -> str:
-    """Compare the head's pinned key with its console's output; returns what to tell the user.
+    """Compare the head's pinned key with its console output; return a progress note.
 
-    The console comes through EC2's own API, which nobody between here and the machine can change.
+    The console output comes through EC2's API, so an attacker on the network path can't change it.
     """
     pinned = pinned_host_keys(ctx.files.known_hosts, head.instance.id)
     try:
@@ -126,15 +126,15 @@ def check_head_identity(ctx: Context, head: Node) -> str:
         text = ""
     known = parse_console_host_keys(text)
     if not known:
-        return "its host key was taken at the first contact: the console does not show it"
+        return "its host key was accepted on first contact: the console does not show it"
     check_pinned_keys(head.name, head.instance.id, pinned, known, ctx.files.known_hosts)
-    return "its host key is the one on its console"
+    return "its host key matches its console"
 
 
 def check_neighbours(ctx: Context, head: Host, nodes: Sequence[Node]) -> None:
-    """Compare the pinned keys with those that the head sees inside the private network.
+    """Compare the pinned keys with those that the head sees in the private network.
 
-    Raises :class:`HostKeyError` naming a node that shows another key there.
+    Raises :class:`HostKeyError` naming a node with another key there.
     """
     seen: Mapping[str, str] = scan_host_keys(head, [node.private_ip for node in nodes])
     for node in nodes:

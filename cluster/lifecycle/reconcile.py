@@ -1,4 +1,4 @@
-"""The life of a cluster: observe, plan, apply, until what is there is what was wished for."""
+"""Reconciliation: observe, plan, and apply until the cluster matches its specification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from cluster.context import Context, missing_key
-from cluster.lifecycle.apply import Up
+from cluster.lifecycle.apply import PlanApplier
 from cluster.lifecycle.machines import PlanAgainError
 from cluster.local_files import remembered_cloud
 from cluster.nodes import Cluster, find_cluster
@@ -23,12 +23,13 @@ from infra.purchase import Offer, list_offers
 from infra.record import Record, merge_options, new_record
 from infra.spec import LONGEST_TTL, ClusterSpec
 from infra.wait import SETTLE_S
+from infra.words import counted, spoken_time
 from provision.host import on_all
 from provision.lifetime import extend_life
 from provision.recipe import recipe_digest
 from provision.stacks import Stack, load_stack, stack_names
 
-# A machine that does not work is replaced; when that happens again and again, something else is wrong.
+# Faulty machines are replaced. After this many times, the cause is something else.
 _MOST_REPLACEMENTS = 2
 _MOST_ROUNDS = 12
 _LONGEST_PAUSE_S = 15.0
@@ -36,7 +37,7 @@ _MOST_INSTALLS = 32
 
 
 def observe(ctx: Context, cluster: str) -> Inventory:
-    """What ``up`` decides by, from the tags."""
+    """Return what exists of a cluster, from its tags."""
     return describe_inventory(ctx.clients.ec2, cluster, PLANNED_KINDS)
 
 
@@ -48,11 +49,11 @@ def prepare(
     *,
     wants_image: bool = False,
 ) -> PlanInput:
-    """The wish and what is there, side by side; nothing is changed.
+    """Return the specification and what exists, as the planner's input; nothing is changed.
 
-    Without ``ssh_cidr`` the addresses that may use SSH stay, as far as this machine is among them.
-    Raises :class:`UsageError` for a wish that an existing cluster can't follow, or where this
-    machine is not the one that can enter it.
+    Without ``ssh_cidr``, the addresses that may use SSH are kept if they include this machine.
+    Raises :class:`UsageError` for options that an existing cluster can't change to, or if this
+    machine lacks the cluster's key.
     """
     found = observe(ctx, cluster)
     record = found.record
@@ -68,7 +69,7 @@ def prepare(
     unhealthy = {}
     if workers := [i.id for i in found.alive if i.role != HEAD]:
         impaired = describe_impaired(ctx.clients.ec2, workers)
-        unhealthy = dict.fromkeys(impaired, "EC2's status checks call it impaired")
+        unhealthy = dict.fromkeys(impaired, "impaired, according to EC2's status checks")
     plan_input = PlanInput(
         spec=spec,
         record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
@@ -89,12 +90,12 @@ def _recipe(ctx: Context, stack: str) -> str:
 
 
 def _default_bake(ctx: Context, given: Mapping[str, Any]) -> str:
-    """The cloud's quicker way; so many nodes would load gigabytes from one package index at once."""
+    """Return the cloud's faster way, unless too many nodes would load from one package index."""
     return "head" if given.get("nodes", 1) > _MOST_INSTALLS else ctx.cloud.default_bake
 
 
 def _kept_stack(ctx: Context, found: Inventory) -> str | None:
-    """The stack of an image that was kept: an `up` without a word about it means that one."""
+    """Return the stack of a kept image, which is the default of the next `up`."""
     installed = {image.tags.get(tags.INSTALLED) for image in found.images}
     names = stack_names() if installed else ()
     return next((name for name in names if _recipe(ctx, name) in installed), None)
@@ -103,7 +104,7 @@ def _kept_stack(ctx: Context, found: Inventory) -> str | None:
 def find_offers(ctx: Context, plan_input: PlanInput) -> tuple[Offer, ...]:
     """Every way to buy what is missing, before anything is made.
 
-    Raises :class:`UsageError` where the region has none.
+    Raises :class:`UsageError` if the region offers none.
     """
     spec, group = plan_input.spec, plan_input.found.group
     ec2 = ctx.clients.ec2
@@ -114,7 +115,7 @@ def find_offers(ctx: Context, plan_input: PlanInput) -> tuple[Offer, ...]:
 
 
 def _find_cidr(ctx: Context, found: Inventory) -> str:
-    """The caller's own address, or the wider range that has it in it already."""
+    """Return the caller's address, or the existing wider range that includes it."""
     caller = ctx.cloud.caller_cidr()
     return found.group.cidr_for(caller) if found.group else caller
 
@@ -123,8 +124,8 @@ def _check_other_clouds(ctx: Context, cluster: str) -> None:
     elsewhere = remembered_cloud(cluster)
     if elsewhere and elsewhere != (ctx.cloud.name, ctx.cloud.region) and ctx.files.key.exists():
         raise UsageError(
-            f"this machine holds the key of a cluster {cluster!r} in {' '.join(elsewhere)}",
-            hint=f"choose another --name, or remove that one first: spr-cluster down --name {cluster} "
+            f"this machine has the key of another cluster {cluster!r}, in {' '.join(elsewhere)}",
+            hint=f"choose another --name, or remove that cluster: spr-cluster down --name {cluster} "
             f"--cloud {elsewhere[0]} --region {elsewhere[1]}",
         )
 
@@ -135,7 +136,7 @@ def _check_existing(
     key = key_pair.read_public(ctx.files.key)
     living = record is not None and not record.is_over(ctx.now())
     foreign_key = any(pair.public not in ("", key) for pair in found.key_pairs)
-    # Without machines it may be somebody else's, who waits for the first one just now.
+    # Without machines, another user's `up` may be waiting for its first machine.
     if foreign_key and (found.alive or living):
         raise missing_key(ctx.files)
     if not found.alive:
@@ -155,8 +156,8 @@ def _check_existing(
 
 def _time_is_over(ctx: Context, cluster: str) -> SprError:
     return SprError(
-        f"the time to live of cluster {cluster!r} is over; its machines are ending themselves",
-        hint="`spr-cluster up` makes a new one in two minutes; "
+        f"the time to live of cluster {cluster!r} is over; its nodes are shutting down",
+        hint="in two minutes, `spr-cluster up` creates a new one; "
         f"to remove the rest: spr-cluster down {ctx.flags}",
     )
 
@@ -168,15 +169,17 @@ def bring_up(
     offers: Callable[[], Sequence[Offer]],
     on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
 ) -> Cluster:
-    """Apply a plan; where the ground moves under it, observe and plan again, a bounded time.
+    """Apply a plan; if it no longer fits what exists, observe and plan again, a bounded number of times.
 
-    Raises :class:`SprError` naming the machines that do not work even after their replacement.
+    Raises :class:`SprError` naming the machines that are faulty even after replacement.
     """
     stack: Stack = load_stack(plan_input.spec.stack)
-    replacements, reason, had_group = 0, "", plan_input.found.group is not None
+    replacements, had_group = 0, plan_input.found.group is not None
+    reason = _first_reason(plan_input)
     for number in range(_MOST_ROUNDS):
+        _record_plan(ctx, plan_input, plan, reason)
         try:
-            return Up(ctx, plan_input, stack, plan, offers).apply()
+            return PlanApplier(ctx, plan_input, stack, plan, offers).apply()
         except PlanAgainError as again:
             reason = str(again)
             replacements += bool(again.unhealthy) and not again.is_move
@@ -184,7 +187,7 @@ def bring_up(
                 break
             unhealthy = {**plan_input.unhealthy, **again.unhealthy}
             if not again.unhealthy:
-                # EC2 needs some seconds to show everywhere what was made or deleted just now.
+                # EC2 takes seconds to list resources that were just created or deleted.
                 ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
         found = observe(ctx, plan_input.spec.name)
         had_group = _check_still_there(ctx, found, had_group)
@@ -199,26 +202,48 @@ def bring_up(
         on_new_plan(plan, reason)
     raise SprError(
         f"the cluster did not come up: {reason}",
-        hint="another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+        hint="try another --instance-type or --region; `spr-cluster ssh` into a node may show more"
         if replacements
-        else "something that is not the cluster's is in its way: remove it, or choose another --name",
+        else "a resource without the cluster's tag has the same name: remove it, or choose another --name",
+    )
+
+
+def _first_reason(plan_input: PlanInput) -> str:
+    """Return what the first plan has to change, as the event log's reason."""
+    alive, nodes = plan_input.found.alive, plan_input.spec.nodes
+    running = sum(instance.state == "running" for instance in alive)
+    faults = "".join(f"; {id_}: {why}" for id_, why in plan_input.unhealthy.items())
+    return f"{running} of {counted(nodes, 'node')} running{faults}"
+
+
+def _record_plan(ctx: Context, plan_input: PlanInput, plan: Plan, reason: str) -> None:
+    spec = plan_input.spec
+    ctx.events.record(
+        "plan",
+        f"{counted(spec.nodes, 'node')} in {ctx.cloud.name} {ctx.cloud.region}",
+        reason=reason,
+        resources=[instance.id for instance in plan.keep],
+        actions=[action.title for action in plan.actions],
+        options=spec.model_dump(mode="json", exclude={"name"}),
+        usd_per_hour=round(plan.usd_per_hour, 4) if ctx.cloud.billed else 0.0,
+        expires=tags.render_time(plan_input.record.expires),
     )
 
 
 def _check_still_there(ctx: Context, found: Inventory, had_group: bool) -> bool:
-    """Whether the cluster's group is known; raises :class:`SprError` where a `down` has taken it."""
+    """Return whether the cluster's group is known. Raises :class:`SprError` if a `down` deleted it."""
     if found.group is None and had_group:
         ctx.clock.sleep(SETTLE_S)
         if observe(ctx, ctx.files.folder.name).group is None:
             raise SprError(
-                "the cluster was removed meanwhile: its security group is gone",
-                hint=f"to make it anew: spr-cluster up {ctx.flags}",
+                "the cluster was removed in the meantime: its security group is gone",
+                hint=f"to create it again: spr-cluster up {ctx.flags}",
             )
     return had_group or found.group is not None
 
 
 def extend(ctx: Context, cluster: str, more: timedelta) -> Record:
-    """Let a cluster live longer: in its tags, then on its nodes."""
+    """Extend a cluster's time to live, in its tags and then on its nodes."""
     nodes = find_cluster(ctx.clients.ec2, cluster).nodes
     found = describe_inventory(ctx.clients.ec2, cluster, ("security_groups",))
     if found.group is None or found.record is None:
@@ -228,21 +253,23 @@ def extend(ctx: Context, cluster: str, more: timedelta) -> Record:
     record = replace(found.record, expires=found.record.expires + more)
     if record.expires - ctx.now() > LONGEST_TTL:
         raise UsageError(
-            f"cluster {cluster!r} would live until {tags.render_time(record.expires)}: "
-            "at most 30 days from now on are possible",
-            hint=f"it lives until {tags.render_time(found.record.expires)} now",
+            f"cluster {cluster!r} would live until {spoken_time(record.expires, ctx.now())}; "
+            "the maximum is 30 days from now",
+            hint=f"its nodes shut down at {spoken_time(found.record.expires, ctx.now())} now",
         )
     open_host = ctx.host_opener()
     hosts = [open_host(node) for node in nodes]
     hint = (
-        "the tags have the new end, some nodes still the old one: "
-        f"`spr-cluster extend 1m {ctx.flags}` tells all of them again; "
-        f"`spr-cluster repair {ctx.flags}` replaces nodes that are lost"
+        "the tags have the new time, but some nodes still have the old one: "
+        f"`spr-cluster extend 1m {ctx.flags}` sets it on all nodes; "
+        f"`spr-cluster repair {ctx.flags}` replaces lost nodes"
     )
-    with ctx.progress.phase(f"Extend to {tags.render_time(record.expires)}"):
-        # The tags first: where they promised less than the nodes do, `gc` would end a living cluster.
+    with ctx.progress.phase(f"Extend until {spoken_time(record.expires, ctx.now())}"):
+        # The tags first: if they named an earlier time than the nodes, `gc` would remove a live cluster.
         ids = [found.group.id, *(node.instance.id for node in nodes)]
         label = {tags.EXPIRES: tags.render_time(record.expires)}
         instances.label_instances(ctx.clients.ec2, ids, label)
         on_all("extending", hosts, lambda host: extend_life(host, record.expires), hint=hint)
+    until = tags.render_time(record.expires)
+    ctx.events.record("extended", f"until {until}", resources=ids, expires=until)
     return record

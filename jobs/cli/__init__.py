@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from cluster.cli.parser import HelpFormatter, Parser
+from cluster.cli.wrapping import wrap
 from infra.errors import SprError, UsageError
 from jobs.cli.commands import COMMANDS, render_commands
 
@@ -29,7 +30,7 @@ The same without an account and at no cost, in containers on this machine (Linux
 _EPILOG = """\
 `spr-cluster COMMAND --help` shows a command's options and examples.
 Exit codes: 0 done, 1 failed, 2 usage error and nothing changed, 130 interrupted by Ctrl-C."""
-_POSITIONAL = {"file", "folder", "job", "node", "time"}
+_POSITIONAL = {"cluster", "file", "folder", "job", "node", "time"}
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -125,7 +126,7 @@ def _terminate(_number: int, _frame: object) -> None:
 
 
 def _report(error: SprError) -> int:
-    print(f"spr-cluster: {error}", file=sys.stderr)
+    print(wrap(f"spr-cluster: {error}", stream=sys.stderr), file=sys.stderr)
     return error.exit_code
 
 

@@ -88,6 +88,7 @@ def _job_names() -> list[str]:
 _PATHS = {"results", "folder", "file", "run_qa", "data", "eval"}
 _COMPLETERS: dict[str, Callable[[], Iterable[str]]] = {
     "name": cluster_names,
+    "cluster": cluster_names,
     "stack": stack_names,
     "stacks": stack_names,
     "instance_type": lambda: INSTANCE_TYPES,

@@ -45,7 +45,7 @@ def test_where_a_cluster_lives_is_in_the_first_line_of_its_ssh_configuration() -
 
 
 @pytest.mark.parametrize("content", ["", "Host node0\n", "# spr-cluster lives in: aws\n", "\xff"])
-def test_a_file_that_is_not_ours_tells_nothing(content: str) -> None:
+def test_a_foreign_ssh_config_names_no_cloud(content: str) -> None:
     files = ClusterFiles.of("bert")
     write_private(files.ssh_config, content)
 
@@ -61,7 +61,7 @@ def test_clusters_are_listed_by_their_cloud() -> None:
     assert cluster_names("aws") == ["bought"]
 
 
-def test_what_is_removed_is_gone_and_its_cloud_may_stay_known() -> None:
+def test_remove_deletes_the_files_and_can_keep_the_cloud() -> None:
     files = ClusterFiles.of("bert")
     write_private(files.key, "key")
     write_private(files.known_hosts, "hosts")
@@ -91,7 +91,7 @@ def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
             pass
         with pytest.raises(UsageError) as caught, files.lock():
             raise AssertionError("two at a time")
-        assert f"process {other.pid}" in caught.value.message
+        assert f"PID {other.pid}" in caught.value.message
         assert "Ctrl-C" in str(caught.value)
         # The kernel frees the lock of a process that is killed.
         other.kill()

@@ -62,12 +62,12 @@ def broken_record() -> Inventory:
     [
         (Inventory(), 1, "none", False),
         (WHOLE, 1, "running", False),
-        (WHOLE, 8, "over", True),
-        (make_found(SPEC, instances=make_machines(2)), 1, "incomplete", False),
+        (WHOLE, 8, "expired", True),
+        (make_found(SPEC, instances=make_machines(2)), 1, "degraded", False),
         (
             make_found(SPEC, instances=(*make_machines(2), make_machine(2, state="stopped"))),
             1,
-            "incomplete",
+            "degraded",
             False,
         ),
         (
@@ -76,9 +76,9 @@ def broken_record() -> Inventory:
             "starting",
             False,
         ),
-        (not_connected(WHOLE), 1, "incomplete", False),
+        (not_connected(WHOLE), 1, "degraded", False),
         (without_machines(WHOLE), 1, "no machines", False),
-        (without_machines(WHOLE), 9, "over", True),
+        (without_machines(WHOLE), 9, "expired", True),
         (
             make_found(SPEC, instances=(make_machine(0, state="shutting-down"),)),
             1,
@@ -86,13 +86,13 @@ def broken_record() -> Inventory:
             False,
         ),
         (KEPT, 9999, "kept image", False),
-        (replace(KEPT, images=(make_image(),)), 1, "over", True),
-        (replace(KEPT, key_pairs=WHOLE.key_pairs), 1, "over", True),
-        (Inventory(snapshots=KEPT.snapshots), 1, "over", True),
-        (Inventory(volumes=(Resource("vol-1", {}),)), 1, "over", True),
-        (Inventory(instances=make_machines(1)), 1, "incomplete", False),
-        (broken_record(), 1, "incomplete", False),
-        (without_machines(broken_record()), 1, "over", True),
+        (replace(KEPT, images=(make_image(),)), 1, "expired", True),
+        (replace(KEPT, key_pairs=WHOLE.key_pairs), 1, "expired", True),
+        (Inventory(snapshots=KEPT.snapshots), 1, "expired", True),
+        (Inventory(volumes=(Resource("vol-1", {}),)), 1, "expired", True),
+        (Inventory(instances=make_machines(1)), 1, "degraded", False),
+        (broken_record(), 1, "degraded", False),
+        (without_machines(broken_record()), 1, "expired", True),
     ],
 )
 def test_the_state_of_a_cluster(found: Inventory, hours: int, state: str, orphan: bool) -> None:
@@ -112,7 +112,7 @@ def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
     assert look(found).is_orphan(NOW + 10 * HOUR)
 
 
-def test_what_it_has_cost_is_told_where_it_costs() -> None:
+def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     now = NOW + 2 * HOUR
 
     assert look(WHOLE).usd_so_far(now) == pytest.approx(3 * 2 * 6.5472, rel=0.001)
@@ -159,7 +159,7 @@ def test_every_cluster_of_a_region_is_listed(simulated_cloud: SimulatedCloud, he
     now = simulated_cloud.ctx.now()
     assert closed == {}
     assert (bert.name, bert.state(now), bert.region) == ("bert", "running", "us-east-1")
-    assert (forgotten.name, forgotten.state(now)) == ("forgotten", "over")
+    assert (forgotten.name, forgotten.state(now)) == ("forgotten", "expired")
     assert bert.found.ids() == simulated_cloud.found().ids()
 
 
@@ -177,7 +177,7 @@ def test_the_regions_are_ec2s_and_each_is_looked_into(
     assert closed == {}
 
 
-def test_a_region_that_is_closed_is_named_and_the_others_are_told(
+def test_a_closed_region_is_named_and_the_others_are_listed(
     simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ResourceFactory(simulated_cloud.fake, "bert").key_pairs()

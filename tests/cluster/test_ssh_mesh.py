@@ -61,7 +61,7 @@ def test_ssh_config_of_this_machine() -> None:
     check_golden(GOLDEN / "client_ssh_config", text)
 
 
-def test_every_node_gets_the_same_fresh_key_and_nobody_else() -> None:
+def test_only_the_nodes_get_the_fresh_key() -> None:
     facts: dict[str, HostFacts] = {node.name: parse_facts(facts_answer()) for node in NODES}
     hosts = {node.name: FakeHost(node.name, [("tar -C", "")]) for node in NODES}
 

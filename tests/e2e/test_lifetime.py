@@ -64,7 +64,7 @@ def test_up_on_a_finished_cluster_changes_nothing(cluster: LiveCluster) -> None:
     assert again["changed"] is False
     assert again["nodes"] == cluster.told["nodes"]
     assert resources(cluster.cli, "spr") == before
-    assert "Nothing to change: 3 nodes" in cluster.cli.run("up").stdout
+    assert "Up to date: 3 nodes" in cluster.cli.run("up").stdout
 
 
 def test_a_cluster_grows_and_shrinks(cluster: LiveCluster) -> None:
@@ -146,7 +146,7 @@ def test_a_forgotten_cluster_ends_itself_and_gc_removes_the_rest(cli: CommandLin
     assert "volumes" not in left
     assert "security_groups" in left
     clusters = cli.json("list", "--cloud", "local")["clusters"]
-    assert [c["state"] for c in clusters if c["cluster"] == "brief"] == ["over"]
+    assert [c["state"] for c in clusters if c["cluster"] == "brief"] == ["expired"]
     assert cli.json("gc", "--cloud", "local")["removed"] == ["brief"]
     assert resources(cli, "brief") == {}
 

@@ -1,4 +1,4 @@
-"""The embedded cloud with pretended machines, in a process of its own: EC2 for the harness."""
+"""Embedded cloud with simulated machines in a separate process: EC2 for the harness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLER = "203.0.113.7/32"
 
 
 class SimulatedEngine(FakePodman):
-    """podman as a dictionary, whose containers are simulated machines."""
+    """podman as a dictionary; its containers are simulated machines."""
 
     def __init__(self, machines: SimulatedMachines) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def _instance_of(container: str) -> str:
 
 
 def make_cloud(url: str) -> Cloud:
-    """The cloud at a harness's address. Machines can be expected to have AMX there."""
+    """Return the cloud at a harness's address. Its machines have AMX."""
     return Cloud(
         name="local",
         region="us-east-1",
@@ -81,7 +81,7 @@ def make_cloud(url: str) -> Cloud:
 
 @dataclass
 class CloudProcess:
-    """A server in another process, told one thing at a time over a pipe."""
+    """A server in another process, controlled over a pipe."""
 
     url: str
     root: Path
@@ -161,7 +161,7 @@ def _serve(root: Path, commands: TextIO) -> None:
 
 
 def _answer(cloud: FakeCloud, line: str, commands: TextIO) -> str:
-    """Answer until somebody wants a new cloud; returns that command."""
+    """Answer until a new cloud is requested; return that request."""
     first = True
     while line:
         question, text = json.loads(line)
@@ -181,7 +181,7 @@ def _answer(cloud: FakeCloud, line: str, commands: TextIO) -> str:
 
 
 def list_left(cloud: FakeCloud) -> list[str]:
-    """Everything that somebody could have to pay for or stumble over, tagged or not, seen or not."""
+    """Return the IDs of everything that exists, tagged or not, listed by EC2 or not."""
     backend = cloud.backend
     with cloud.application.lock:
         groups = [g for groups in backend.groups.values() for g in groups.values()]

@@ -1,4 +1,4 @@
-"""The command line in this process, before a cloud called AWS: EC2 and the machines are pretended.
+"""The command line in this process, with a cloud called AWS: EC2 and the machines are simulated.
 
 What a user sees is what counts here: `main` itself runs, with its output, exit code and every call
 that reaches the cloud written down.
@@ -47,13 +47,13 @@ from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
 for _command in COMMANDS.values():
     import_module(_command.module)
 
-# What a machine does instead of its own work; it is given whoever takes the lines of output.
+# What a machine does instead of a command; its argument receives the lines of output.
 Act = Callable[[Any], Result]
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a command ended, and what it said."""
+    """A command's exit code and output."""
 
     code: int
     out: str
@@ -68,7 +68,7 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class ApiCall:
-    """One call that reached the cloud: IAM's name of its action, its parameters, its region."""
+    """One call to the cloud: its action as IAM names it, its parameters, and its region."""
 
     action: str
     parameters: dict[str, str]
@@ -80,14 +80,14 @@ class ApiCall:
 
 
 class ApiCallLog:
-    """Stands before the cloud, and writes down every call before it takes effect."""
+    """Records every call to the cloud before it takes effect."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], Any]) -> None:
         self._answer = answer
         self.calls: list[ApiCall] = []
         self.before: list[Callable[[ApiCall], None]] = []
         self.instead: Reply | None = None
-        """What is answered to everything, such as a network's login page."""
+        """The answer to every call, such as a network's login page."""
 
     def __call__(self, environ: dict[str, Any]) -> Any:
         call = read_call(environ)
@@ -105,7 +105,7 @@ def _parameters(body: bytes) -> dict[str, str]:
 
 @dataclass
 class StagedMachines:
-    """Opens the simulated machines; ``staged`` holds what some of them answer instead."""
+    """Opens simulated machines; ``staged`` holds the commands that some of them answer differently."""
 
     cloud: SimulatedCloud
     staged: list[tuple[str, str, Act]] = field(default_factory=list)
@@ -117,7 +117,7 @@ class StagedMachines:
 
 
 class StagedHost(SimulatedHost):
-    """A simulated machine that answers some commands as a test wants it to."""
+    """A simulated machine that answers some commands as a test says."""
 
     def __init__(self, machines: StagedMachines, node: Any, files: Any) -> None:
         super().__init__(machines.cloud.machines, node, files)
@@ -131,7 +131,7 @@ class StagedHost(SimulatedHost):
 
 
 class BecameSshError(Exception):
-    """The process would be OpenSSH's from here on."""
+    """Raised where the process would become OpenSSH."""
 
 
 @dataclass(repr=False)
@@ -143,12 +143,12 @@ class CommandLine:
     machines: StagedMachines
     caller: str = CALLER
     url: str = ""
-    """Where AWS is, if not at this cloud."""
+    """The address of AWS, if it is not this cloud."""
     became: list[list[str]] = field(default_factory=list)
-    """The command lines of OpenSSH in whose favour a command ended."""
+    """OpenSSH's command lines that replaced a command."""
 
     def run(self, *argv: str) -> CommandResult:
-        """Run a command to its end, or to where it becomes OpenSSH; a bug's exception comes through."""
+        """Run a command until it ends or becomes OpenSSH. Exceptions of bugs are not caught."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
@@ -160,13 +160,13 @@ class CommandLine:
         return CommandResult(code, out.getvalue(), err.getvalue())
 
     def must(self, *argv: str) -> CommandResult:
-        """Run a command that has to succeed."""
+        """Run a command that must succeed."""
         told = self.run(*argv)
         assert told.code == 0, told.err
         return told
 
     def stage(self, node: str, pattern: str, answer: Result | Exception | Act) -> None:
-        """What nodes of such names answer to such commands, instead of the truth."""
+        """Have nodes with matching names answer matching commands differently."""
 
         def act(on_line: Any) -> Result:
             if isinstance(answer, Exception):
@@ -190,7 +190,7 @@ class CommandLine:
         return [i.id for i in found if i.state in (states or ("running",))]
 
     def lose(self, instance_id: str) -> None:
-        """A machine ends, by nobody's wish."""
+        """Terminate a machine, as if it had failed."""
         with self.cloud.fake.application.lock:
             self.cloud.fake.backend.terminate_instances([instance_id])
 
@@ -207,17 +207,18 @@ class CommandLine:
         )
 
 
-def files_at_home() -> list[str]:
-    """What the tool keeps on this machine, less its locks."""
-    kept = (path for path in home().rglob("*") if path.is_file())
-    return sorted(str(p.relative_to(home())) for p in kept if not p.name.endswith(".lock"))
+def files_at_home(*, event_logs: bool = False) -> list[str]:
+    """The tool's files on this machine, without locks and, by default, without event logs."""
+    found = (path for path in home().rglob("*") if path.is_file())
+    omitted = (".lock",) if event_logs else (".lock", "events.jsonl")
+    return sorted(str(p.relative_to(home())) for p in found if not p.name.endswith(omitted))
 
 
 @contextlib.contextmanager
 def open_command_line(
     endpoint: Endpoint, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CommandLine]:
-    """An empty cloud behind a command line whose time passes only when somebody sleeps."""
+    """Open a command line on an empty cloud whose time passes only in sleeps."""
     leave_moto_as_it_was(monkeypatch)
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
     with open_simulated_cloud(endpoint, root, time.time()) as simulated_cloud:

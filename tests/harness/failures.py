@@ -1,4 +1,4 @@
-"""What goes wrong on a :class:`CommandLine`'s cloud, its machines and around them, and how it is told."""
+"""Failures on a :class:`CommandLine`'s cloud and machines, and checks of their messages."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ FLAGS = "--name spr --cloud aws --region us-east-1"
 BUSY = "\n  → EC2 is busy or throttles this account: run the same command again in a few minutes"
 
 
+EVENTS_HINT = "\n  → spr-cluster events --name spr shows what was done and why"
 # What there is when the groups are made, when the first machine has failed, and when a worker has.
 GROUPS = "1 security group, 1 placement group, 1 key pair"
 HEAD = f"1 instance, 1 volume, 1 interface, {GROUPS}"
@@ -39,7 +40,7 @@ BOTH = f"2 instances, 2 volumes, 2 interfaces, {GROUPS}, 1 image, 1 snapshot"
 
 
 def nothing(_: CommandLine) -> None:
-    """All is well."""
+    """No fault."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def backend(line: CommandLine) -> Any:
 
 
 def record(key: str, value: str) -> Act:
-    """Somebody changes a tag of the cluster's record."""
+    """Change a tag of the cluster's record."""
 
     def change(line: CommandLine) -> None:
         groups = [g for groups in backend(line).groups.values() for g in groups.values()]
@@ -117,7 +118,7 @@ def stop_head(line: CommandLine) -> None:
 
 
 def pin_wrong_key(number: int) -> Act:
-    """Somebody stands between this machine and a node at their first contact."""
+    """Pin a wrong host key, as an attacker on the network would at first contact."""
 
     def prepare(line: CommandLine) -> None:
         def hello(_: Any) -> Result:
@@ -163,10 +164,11 @@ def damage_key(_: CommandLine) -> None:
 
 
 def plain(text: str) -> str:
-    """A message without what is another in every run: ids, fingerprints, places, times."""
+    """Replace the parts of a message that differ in every run: IDs, fingerprints, paths, times."""
     text = re.sub(r"\b(i|ami|sg|snap|vol|eni|sir|subnet|vpc)-[0-9a-f]{17}\b", r"\1-0", text)
     text = re.sub(r"\bSHA256:[\w+/]{43}", "SHA256:0", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text)
+    text = re.sub(r"(\w{3} \d+ at )?\d\d:\d\d UTC \(in [\w ]+\)", "TIME", text)
     return text.replace(str(home()), "HOME")
 
 
@@ -193,7 +195,7 @@ def choice(text: str, verb: str, *choices: str) -> Message:
 
 
 def expect_refusal(line: CommandLine, argv: Sequence[str], message: Message) -> None:
-    """A mistake is told in one message, and nothing has changed: in EC2, and on this machine."""
+    """Check that a mistake gives one message and changes nothing, in EC2 and on this machine."""
     before = line.changes
 
     told = line.run(*argv)
@@ -206,7 +208,7 @@ def expect_refusal(line: CommandLine, argv: Sequence[str], message: Message) -> 
     assert told.err.count("spr-cluster: ") == 1
     assert told.out == ""
     assert line.changes == before
-    assert files_at_home() == []
+    assert files_at_home(event_logs=True) == []
 
 
 _DID_NOT = (
@@ -217,14 +219,14 @@ _DID_NOT = (
 
 
 def expect_failed_up(line: CommandLine, row: Row) -> None:
-    """The message names what failed and all that is left, and the command that it names removes it."""
+    """Check that `up` names the failure and all that is left, and that its `down` removes that."""
     row.act(line)
     line.cloud.faults(row.faults)
 
     told = line.run(*shlex.split(row.argv))
 
     assert told.code == row.code, told.err
-    assert plain(told.message) == row.message, told.message
+    assert plain(told.message) == row.message + EVENTS_HINT, told.message
     assert "Traceback" not in told.err
     assert _DID_NOT in told.err, told.err
     kinds, ids, costs = _what_it_lists(told.err)
@@ -239,7 +241,7 @@ def expect_failed_up(line: CommandLine, row: Row) -> None:
 
 
 def _what_it_lists(text: str) -> tuple[str, set[str], bool]:
-    """What a failed `up` says that there is: counts by kind, ids, and whether it costs money."""
+    """Return what a failed `up` lists: counts by kind, IDs, and whether it costs money."""
     listed = re.search(r"^It exists now( and costs money)?: (.*)$", text, re.MULTILINE)
     if not listed:
         assert "EC2 shows nothing of it now." in text

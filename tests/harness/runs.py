@@ -96,7 +96,7 @@ def make_context(cloud: CloudProcess, home: Path, events: Events | None = None) 
 
 
 def run_up(ctx: Context, given: Mapping[str, Any]) -> None:
-    """What `spr-cluster up` does, less the talking."""
+    """What `spr-cluster up` does, without output."""
     with ctx.files.lock():
         plan_input = prepare(ctx, NAME, given, CALLER)
         plan = plan_up(plan_input)
@@ -107,13 +107,13 @@ def run_up(ctx: Context, given: Mapping[str, Any]) -> None:
 
 
 def run_down(ctx: Context, _: Mapping[str, Any]) -> None:
-    """What `spr-cluster down` does, less the talking."""
+    """What `spr-cluster down` does, without output."""
     with ctx.files.lock():
         down(ctx, NAME)
 
 
 def run_keep_image(ctx: Context, _: Mapping[str, Any]) -> None:
-    """What `spr-cluster down --keep-image` does, less the talking."""
+    """What `spr-cluster down --keep-image` does, without output."""
     with ctx.files.lock():
         down(ctx, NAME, keep_image=True)
 

@@ -1,4 +1,4 @@
-"""One time for several processes: whoever sleeps lets it pass for all of them, at once."""
+"""Simulated time shared by several processes: a sleep in one advances it for all."""
 
 from __future__ import annotations
 

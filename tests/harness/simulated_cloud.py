@@ -1,6 +1,6 @@
 """The tool's whole lifecycle in this process: EC2 from the embedded cloud, machines simulated in a folder.
 
-Nothing sleeps: EC2's time and the tool's are one, and pass only when somebody waits.
+Nothing sleeps: EC2 and the tool share one simulated time, which passes only in waits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAME = "bert"
 
 @dataclass
 class RecordedProgress:
-    """A :class:`infra.progress.Progress` that keeps what it is told."""
+    """A :class:`infra.progress.Progress` that records phases and notes."""
 
     phases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Steps:
 
 @dataclass
 class SimulatedCloud:
-    """A cloud with pretended machines, and the tool in front of it."""
+    """A cloud with simulated machines, and the lifecycle's context on it."""
 
     fake: FakeCloud
     engine: SimulatedEngine
@@ -89,7 +89,7 @@ class SimulatedCloud:
     progress: RecordedProgress
     began: float
     saved: dict[str, PreparedCluster] = field(default_factory=dict)
-    """Clusters that were made once, by the wish, and the folder of their copies."""
+    """Clusters that were made once, by their options, and the folder of their copies."""
     saved_in: Path | None = None
 
     @property
@@ -115,7 +115,7 @@ class SimulatedCloud:
         return plan_up(self.plan_input(**given))
 
     def up(self, ssh_cidr: str | None = None, **given: Any) -> Cluster:
-        """What `spr-cluster up` does, less the talking."""
+        """Do what `spr-cluster up` does, without output."""
         return self.apply(self.plan_input(ssh_cidr, **given))
 
     def apply(
@@ -123,7 +123,7 @@ class SimulatedCloud:
         plan_input: PlanInput,
         on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
     ) -> Cluster:
-        """Bring up what was observed and wished for."""
+        """Plan and bring up a cluster."""
         plan = plan_up(plan_input)
         offers = functools.cache(lambda: find_offers(self.ctx, plan_input))
         if plan.buys:
@@ -135,13 +135,13 @@ class SimulatedCloud:
 
     def prepared(self, **given: Any) -> Cluster:
         """The same as :meth:`up` in an empty cloud, which is done once for all tests."""
-        wish = str(sorted(given.items()))
-        if wish in self.saved:
-            restore(self, self.saved[wish])
+        key = str(sorted(given.items()))
+        if key in self.saved:
+            restore(self, self.saved[key])
         else:
             assert self.saved_in is not None
             self.up(**given)
-            self.saved[wish] = save(self, Path(tempfile.mkdtemp(dir=self.saved_in)))
+            self.saved[key] = save(self, Path(tempfile.mkdtemp(dir=self.saved_in)))
         return self.cluster()
 
     def down(self, **options: Any) -> Removed:
@@ -159,24 +159,24 @@ class SimulatedCloud:
         return list_left(self.fake)
 
     def machine(self, instance_id: str) -> dict[str, Any]:
-        """A pretended machine's own state."""
+        """Return a simulated machine's state."""
         return self.machines.read(instance_id)
 
     def break_ssh(self, instance_id: str) -> None:
-        """From now on a machine does not answer over SSH, to anybody."""
+        """Make a machine unreachable over SSH."""
         self.change_machine(instance_id, fate="no-ssh")
 
     def mend_ssh(self, instance_id: str) -> None:
-        """From now on a machine answers again."""
+        """Make a machine reachable again."""
         self.change_machine(instance_id, fate="")
 
     def change_machine(self, instance_id: str, **values: Any) -> None:
-        """Change a pretended machine's own state."""
+        """Change a simulated machine's state."""
         path = self.machines.root / instance_id / "state.json"
         path.write_text(json.dumps({**self.machine(instance_id), **values}))
 
     def end(self, instance_id: str) -> None:
-        """A machine ends, by nobody's wish."""
+        """Terminate a machine, as if it had failed."""
         with self.fake.application.lock:
             self.fake.backend.terminate_instances([instance_id])
 

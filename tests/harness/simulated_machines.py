@@ -1,7 +1,6 @@
 """Simulated machines in a folder, one per instance: what SSH would find on them.
 
-Everything is in files, so that a process which is killed leaves the machines as they were at that
-moment, as it would leave real ones.
+Everything is in files, so a killed process leaves the machines as they were, like real ones.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from provision.install import stack_digest
 from provision.stacks import Stack, load_stack, shipped_names
 from tests.fakes import AMX, facts_answer, health_answer
 
-# Told the step's name and "before" or "after" its effect.
+# Takes the step's name and "before" or "after".
 Hook = Callable[[str, str], None]
 _MESH = "/tmp/spr-cluster-mesh.tar"
 _NOW = 1_800_000_000.0
@@ -43,13 +42,13 @@ _LINK: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SimulatedMachines:
-    """The folder of all machines; ``on_step`` is told each command before and after its effect."""
+    """The folder of all machines; ``on_step`` is called before and after each command."""
 
     root: Path
     on_step: Hook = lambda _name, _moment: None
 
     def begin(self, instance_id: str, address: str, fate: str, image: str) -> None:
-        """A machine has started; ``image`` names the disk that it has a copy of."""
+        """Start a machine; ``image`` names the disk that it has a copy of."""
         folder = self.root / instance_id
         folder.mkdir(parents=True, exist_ok=True)
         disk: dict[str, Any] = {"installed": "", "clean": True}
@@ -61,7 +60,7 @@ class SimulatedMachines:
         _write(folder / "state.json", {"address": address, "fate": fate, "installed": installed})
 
     def end(self, instance_id: str) -> None:
-        """A machine has gone, with its disk."""
+        """Remove a machine and its disk."""
         folder = self.root / instance_id
         for path in folder.glob("*"):
             path.unlink(missing_ok=True)
@@ -75,12 +74,12 @@ class SimulatedMachines:
         _write(self.root / f"image-{image}.json", disk)
 
     def read(self, instance_id: str) -> dict[str, Any]:
-        """A machine's state; raises :class:`FileNotFoundError` where there is no such machine."""
+        """Return a machine's state. Raises :class:`FileNotFoundError` if there is no such machine."""
         content: dict[str, Any] = json.loads((self.root / instance_id / "state.json").read_text())
         return content
 
     def make_host(self, node: Node, files: ClusterFiles) -> Host:
-        """The door to a machine, as :class:`cluster.context.Context` asks for it."""
+        """Return a machine's host, for :class:`cluster.context.Context`."""
         return SimulatedHost(self, node, files)
 
 
@@ -118,7 +117,7 @@ def _health_of(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def host_key_of(instance_id: str) -> str:
-    """Every machine has a host key of its own."""
+    """Return a machine's host key, which no other machine has."""
     kind, key = b"ssh-ed25519", hashlib.sha256(instance_id.encode()).digest()
     blob = struct.pack(f">I{len(kind)}sI{len(key)}s", len(kind), kind, len(key), key)
     return f"{kind.decode()} {base64.b64encode(blob).decode()}"

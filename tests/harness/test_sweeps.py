@@ -70,7 +70,7 @@ def test_every_point_of_the_sweep() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(7200)
-def test_the_whole_storm() -> None:
+def test_all_faults_at_once() -> None:
     assert run_benchmark("storm")["runs"] == 200
 
 

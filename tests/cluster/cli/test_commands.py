@@ -13,6 +13,7 @@ from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+UNTIL = r"(\w{3} \d+ at )?\d\d:\d\d UTC \(in \d+ (h|min).*\)"
 
 
 def parsed(told: CommandResult) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def parsed(told: CommandResult) -> dict[str, Any]:
     return content
 
 
-def test_before_yes_everything_is_told_that_one_wants_to_know(line: CommandLine) -> None:
+def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
     line.cloud.faults("[quota]\non_demand_vcpus = 128\n")
 
     told = line.run("up", "--nodes", "4", "--instance-type", "r7iz.metal-16xl,m7i.metal-24xl")
@@ -34,12 +35,12 @@ def test_before_yes_everything_is_told_that_one_wants_to_know(line: CommandLine)
         "Cluster spr of 4 nodes, aws us-east-1:",
         "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from "
         "Canonical's Ubuntu image  [5 to 20 min]",
-        "Way to the software: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
-        "$26.19 an hour (4 x $6.5472",  # the dearer of the two
+        "Software: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
+        "$26.19 an hour (4 x $6.5472",  # the more expensive of the two
         "At most $209.5",
         "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
         "us-east-1a",
-        "8 h from now",
+        "UTC (in 8 h)",
     ):
         assert text in told.err
     assert not line.changes
@@ -60,7 +61,7 @@ def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) ->
 
 
 @pytest.mark.parametrize("argv", [["plan"], ["up", "--dry-run"], ["repair", "--dry-run"]])
-def test_a_look_changes_nothing_and_tells_what_would_be_done(
+def test_a_dry_run_changes_nothing_and_shows_the_actions(
     line: CommandLine, argv: list[str]
 ) -> None:
     if argv[0] == "repair":
@@ -94,20 +95,20 @@ def test_the_plan_is_what_up_then_shows_and_does(line: CommandLine) -> None:
         assert f"done in 0.0 s: {title}" in re.sub(r"in \S+ s:", "in 0.0 s:", shown)
 
 
-def test_up_and_the_same_again(line: CommandLine) -> None:
+def test_a_second_up_changes_nothing(line: CommandLine) -> None:
     first = line.must("up", "--nodes", "2", "--yes")
     rows = first.out.splitlines()
     assert [row.split()[:2] for row in rows[:2]] == [
         ["node0", line.ids()[0]],
         ["node1", line.ids()[1]],
     ]
-    assert re.search(rf"end themselves at {STAMP} \(`spr-cluster extend 2h`\)", first.out)
+    assert re.search(rf"^Nodes shut down automatically at {UNTIL}. To extend: ", first.out, re.M)
 
     before = line.changes
     again = line.must("up")  # without --yes: there is nothing to buy
     told = parsed(line.run("up", "--json"))
 
-    assert "Nothing to change: 2 nodes" in again.out
+    assert "Up to date: 2 nodes, verified\n" in again.out
     assert line.changes == before
     assert told["changed"] is False
     assert [node["name"] for node in told["nodes"]] == ["node0", "node1"]
@@ -117,7 +118,7 @@ def test_up_and_the_same_again(line: CommandLine) -> None:
     assert re.fullmatch(STAMP, told["expires"])
 
 
-def test_a_failure_tells_what_exists_how_to_go_on_and_how_to_be_rid_of_it(
+def test_a_failure_lists_what_exists_and_how_to_continue_or_remove_it(
     line: CommandLine,
 ) -> None:
     line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
@@ -145,8 +146,8 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     head, worker = line.ids()
     assert re.search(rf"^node0 +running +r7iz.metal-16xl +{head} ", text, re.MULTILINE)
     assert re.search(rf"^node1 +running +r7iz.metal-16xl +{worker} ", text, re.MULTILINE)
-    assert "running: 2 of 2 nodes, stack intel" in text
-    assert "ends itself in 7 h" in text
+    assert "Cluster spr is running: 2 of 2 nodes, stack intel" in text
+    assert re.search(rf"^Nodes shut down automatically at {UNTIL}$", text, re.M)
     assert "Resources: 2 instances" in text
     assert (told["state"], told["wanted_nodes"], told["stack"]) == ("running", 2, "intel")
     assert [node["spot_notice"] for node in told["nodes"]] == [None, None]
@@ -163,7 +164,7 @@ def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) ->
     (warned,) = [row for row in text.splitlines() if "SPOT NOTICE" in row]
     assert warned.startswith("node1 ")
     assert "Your Spot instance is marked for termination." in warned
-    assert "then: spr-cluster repair" in text
+    assert "Then: spr-cluster repair --name spr" in text
     assert [bool(node["spot_notice"]) for node in told["nodes"]] == [False, True]
 
 
@@ -178,12 +179,12 @@ def test_list_shows_all_clusters(line: CommandLine) -> None:
     rows = [row.split() for row in text.splitlines()]
     assert rows[0][:4] == ["NAME", "REGION", "STATE", "NODES"]
     assert rows[1][:4] == ["bert", "us-east-1", "running", "2/2"]
-    assert rows[2][:4] == ["forgotten", "us-east-1", "over", "0/?"]
-    assert "What is over can be removed: spr-cluster gc" in text
+    assert rows[2][:4] == ["forgotten", "us-east-1", "expired", "0/?"]
+    assert "To remove expired clusters: spr-cluster gc" in text
     assert [cluster["cluster"] for cluster in told["clusters"]] == ["bert", "forgotten"]
 
 
-def test_gc_takes_what_was_forgotten_and_nothing_else(line: CommandLine) -> None:
+def test_gc_removes_forgotten_clusters_and_nothing_else(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes", "--name", "alive")
     alive = line.cloud.left()
     ResourceFactory(line.cloud.fake, "forgotten").key_pairs()
@@ -192,13 +193,13 @@ def test_gc_takes_what_was_forgotten_and_nothing_else(line: CommandLine) -> None
     told = line.must("gc", "--yes")
 
     assert told.out == "Removed: forgotten, lost.\n"
-    assert "lost (us-east-1, over): 1 volume (vol-" in told.err
+    assert "lost (us-east-1, expired): 1 volume (vol-" in told.err
     assert line.cloud.left() == alive
-    assert line.must("gc").out == "Nothing was forgotten.\n"
+    assert line.must("gc").out == "No forgotten clusters.\n"
     assert parsed(line.run("gc", "--json")) == {"cloud": "aws", "removed": []}
 
 
-def test_gc_leaves_kept_images_and_unfinished_clusters_unless_all_are_wished(
+def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(
     line: CommandLine,
 ) -> None:
     line.must("up", "--nodes", "2", "--yes", "--name", "kept")
@@ -208,25 +209,25 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_unless_all_are_wished(
 
     told = line.must("gc", "--yes")
 
-    assert "Nothing was forgotten." in told.out
-    assert "(--all takes them, too): kept, unfinished" in told.out
+    assert "No forgotten clusters." in told.out
+    assert "Not removed (use --all): kept, unfinished" in told.out
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["kept", "unfinished"]
     assert line.cloud.left() == []
 
 
-def test_extend_moves_the_end(line: CommandLine) -> None:
+def test_extend_moves_the_expiry(line: CommandLine) -> None:
     before = parsed(line.run("up", "--nodes", "1", "--ttl", "2h", "--yes", "--json"))["expires"]
 
     text = line.must("extend", "90m").out
     after = parsed(line.run("extend", "30m", "--json"))["expires"]
 
-    assert re.fullmatch(rf"The nodes of cluster spr end themselves at {STAMP}.\n", text)
+    assert re.fullmatch(rf"Nodes of cluster spr shut down automatically at {UNTIL}\n", text)
     assert after > before
     assert parsed(line.run("status", "--json"))["left_s"] > 3.9 * 3600
 
 
-def test_repair_replaces_what_is_gone(line: CommandLine) -> None:
+def test_repair_replaces_missing_nodes(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes")
     head, worker = line.ids()
     line.lose(worker)
@@ -237,14 +238,14 @@ def test_repair_replaces_what_is_gone(line: CommandLine) -> None:
     assert [node["instance"] for node in told["nodes"]] == line.ids()
     assert line.ids()[0] == head
     assert worker not in line.ids()
-    assert "Nothing to change" in line.must("repair").out
+    assert "Up to date: 2 nodes" in line.must("repair").out
 
 
 def test_repair_needs_a_cluster(line: CommandLine) -> None:
     told = line.run("repair", "--yes")
 
     assert told.code == 2
-    assert "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` makes one" in told.err
+    assert "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` creates one" in told.err
     assert not line.changes
 
 
@@ -260,7 +261,7 @@ def test_nodes_are_not_taken_from_under_a_job(line: CommandLine) -> None:
     assert len(line.ids()) == 2
 
 
-def test_down_proves_that_nothing_is_left(line: CommandLine) -> None:
+def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes")
     machines = line.ids()
     refused = line.run("down")
@@ -324,12 +325,12 @@ def test_ssh_becomes_the_machines_own_ssh_with_the_clusters_configuration(
     assert "Host node1" in Path(config).read_text()
 
 
-def test_another_command_at_work_is_named(line: CommandLine) -> None:
+def test_commands_report_a_locked_cluster(line: CommandLine) -> None:
     files = line.cloud.ctx.files.of("spr")
     with files.lock():
         for argv in (["up", "--yes"], ["down", "--yes"], ["repair"], ["extend", "1h"]):
             told = line.run(*argv)
             assert told.code == 2
-            assert "is at work on cluster 'spr'" in told.err
+            assert "is using cluster 'spr'" in told.err
         assert line.must("plan").code == 0, "a look needs no lock"
     assert not line.changes

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -12,8 +20,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster.cli.display import PlainProgress, TreeProgress, format_seconds, wrap
+from cluster.cli.display import PlainProgress, TreeProgress, format_seconds, format_table
+from cluster.cli.wrapping import wrap
 from cluster.nodes import Cluster
+from infra.spec import CLUSTER_NAME_RULE
 from jobs.cli.context import usd_so_far
 from jobs.cli.job_display import JobDisplay, render_result, render_shares, render_step
 from tests.cluster.test_ssh_mesh import NODES
@@ -180,3 +190,95 @@ def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
     assert wrap(text) == "Resources: 2 instances (i-1, i-2); 1 key\n  pair (spr-cluster-spr)"
+
+
+def test_a_command_is_never_broken_where_it_fits_on_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    command = "spr-cluster up --name tour --cloud local --region us-east-1"
+    lines = wrap(
+        f"To continue:           {command}\n  → run `aws ec2 x`, or wait until it ends; {command}"
+    )
+    assert [line.rstrip() for line in lines.splitlines()] == [
+        "To continue:",
+        f"  {command}",
+        "  → run `aws ec2 x`, or wait until it ends;",
+        f"    {command}",
+    ]
+    assert all(len(line) <= 80 for line in lines.splitlines())
+    assert lines.count(command) == 2
+
+
+def test_a_table_that_is_too_wide_keeps_its_words_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("JOB", "STATE", "CHECKPOINT"), ("squad-20261122-054912", "running", "step-000007")]
+    wide = format_table(rows)
+    assert wide.splitlines()[1] == "squad-20261122-054912  running  step-000007"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert format_table(rows) == wide
+    monkeypatch.setenv("COLUMNS", "40")
+    assert format_table(rows).splitlines() == [
+        "squad-20261122-054912  STATE running",
+        "  CHECKPOINT step-000007",
+    ]
+
+
+def test_at_80_columns_the_tree_breaks_no_word() -> None:
+    progress = TreeProgress()
+    screen = Console(file=io.StringIO(), width=80)
+    title = "Nodes: 2 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from ami-1"
+    note = "waiting for SSH on node0, node1: 3 min of at most 40; no SSH at 172.31.0.4 in us-east-1"
+    with progress.phase("Cluster spr of 2 nodes, aws us-east-1"), progress.phase(title):
+        progress.note(note)
+        screen.print(progress._render())
+
+    assert isinstance(screen.file, io.StringIO)
+    words = screen.file.getvalue().split()
+    assert set(title.split()) | set(note.split()) | {"us-east-1"} <= set(words)
+
+
+def test_on_a_real_terminal_of_80_columns_no_line_is_longer(tmp_path: Path) -> None:
+    """What is wrapped by the terminal itself would be broken anywhere."""
+    home = tmp_path / "home" / "spr"
+    home.mkdir(parents=True)
+    event = {
+        "time": "2026-11-22T05:49:12Z",
+        "event": "refused",
+        "what": "r7iz.metal-16xl in us-east-1a",
+    }
+    reason = "InsufficientInstanceCapacity: we currently do not have sufficient capacity"
+    (home / "events.jsonl").write_text(json.dumps({**event, "reason": reason}) + "\n")
+    lines = run_on_terminal(tmp_path, "events")
+    assert lines[0].startswith("Nov 22 05:49:12  refused: r7iz.metal-16xl in us-east-1a; reason:")
+    assert len(lines) == 3
+    assert all(len(line) <= 80 for line in lines)
+    refused = run_on_terminal(tmp_path, "down", "--name", "An-Impossible-Name-That-Is-Long")
+    assert all(len(line) <= 80 for line in refused)
+    assert " ".join(" ".join(refused).split()) == (
+        f"spr-cluster: --name An-Impossible-Name-That-Is-Long: expected {CLUSTER_NAME_RULE}"
+    )
+
+
+def run_on_terminal(home: Path, *argv: str) -> list[str]:
+    """Run a command on a pseudo-terminal of 80 columns and return what it printed."""
+    terminal, other = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from jobs.cli import main; raise SystemExit(main())", *argv],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        cwd=Path(__file__).parents[3],
+        env={**environ, "SPR_CLUSTER_HOME": str(home / "home"), "TERM": "xterm"},
+    )
+    os.close(other)
+    process.wait(timeout=60)
+    text = b""
+    with suppress(OSError):
+        while chunk := os.read(terminal, 65536):
+            text += chunk
+    os.close(terminal)
+    return text.decode().splitlines()

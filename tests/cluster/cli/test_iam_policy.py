@@ -25,7 +25,7 @@ from tests.infra.local.fakes import Endpoint
 _ACTIONS = tuple(dict.fromkeys(a for s in build_policy()["Statement"] for a in s["Action"]))
 # Their absence stops nothing; what the user is told instead.
 _INFORMATIVE = {
-    "ec2:GetConsoleOutput": "its host key was taken at the first contact: the console does not show",
+    "ec2:GetConsoleOutput": "its host key was accepted on first contact: the console does not show",
     "servicequotas:GetServiceQuota": "you have unknown (no permission to ask)",
 }
 # The parameters by which calls name what they change. What is not named by its id is looked up.
@@ -114,7 +114,7 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
             return
 
 
-def test_a_clusters_whole_life_needs_these_actions_and_no_others(
+def test_a_clusters_lifecycle_needs_these_actions_and_no_others(
     line: CommandLine, tmp_path: Path
 ) -> None:
     leave_orphans(line)
@@ -192,7 +192,7 @@ def labels_of(line: CommandLine, id_: str) -> dict[str, str]:
     return found
 
 
-def test_tags_can_be_put_only_on_what_is_being_made_or_is_ours() -> None:
+def test_only_new_resources_and_ours_can_be_tagged() -> None:
     """Whoever may tag anything may make it look like ours, and take it away."""
     *_, in_the_making, ours = build_policy()["Statement"]
     assert in_the_making["Action"] == ["ec2:CreateTags"]

@@ -127,8 +127,8 @@ _WHILE_BUYING = (
     f.Row(
         "time over before the workers",
         f"{_UP} --ttl 31m",
-        "the time to live is over before the worker nodes were bought\n  → bare metal takes up "
-        "to 20 minutes to start, an image may take an hour: a longer --ttl",
+        "the time to live ended before the worker nodes were bought\n  → use a longer --ttl: bare "
+        "metal takes up to 20 minutes to start, and an image may take an hour",
         faults="boot_s = 1900\n",
         left=f.HEAD_AND_IMAGE,
     ),
@@ -150,7 +150,7 @@ _WHILE_BUYING = (
 
 
 @f.rows(_WHILE_BUYING)
-def test_a_refused_purchase_says_what_was_tried_what_is_left_and_how_to_be_rid_of_it(
+def test_a_refused_purchase_lists_what_was_tried_what_is_left_and_how_to_remove_it(
     line: CommandLine, row: f.Row
 ) -> None:
     f.expect_failed_up(line, row)

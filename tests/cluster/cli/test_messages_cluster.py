@@ -26,10 +26,10 @@ from tests.infra.local.fakes import Endpoint
 
 _UP = "up --nodes 2 --yes"
 _NEW = "up --name other --nodes 2 --yes"
-_NO_KEY = "\n  → use the machine that made the cluster; `spr-cluster down` works from any"
+_NO_KEY = "\n  → use the machine that made the cluster; `spr-cluster down` works from any machine"
 _OVER = (
-    "the time to live of cluster 'spr' is over; its machines are ending themselves\n  → "
-    "`spr-cluster up` makes a new one in two minutes; to remove the rest: spr-cluster down "
+    "the time to live of cluster 'spr' is over; its nodes are shutting down\n  → in two minutes, "
+    "`spr-cluster up` creates a new one; to remove the rest: spr-cluster down "
     f"{f.FLAGS}"
 )
 _LONG_AGO = f.record("expires", "2020-01-01T00:00:00Z")
@@ -128,21 +128,21 @@ _ON_A_CLUSTER = (
     f.Row(
         "name of another cloud",
         "up --cloud local",
-        "this machine holds the key of a cluster 'spr' in aws us-east-1\n  → choose another "
-        f"--name, or remove that one first: spr-cluster down {f.FLAGS}",
+        "this machine has the key of another cluster 'spr', in aws us-east-1\n  → choose another "
+        f"--name, or remove that cluster: spr-cluster down {f.FLAGS}",
         code=2,
     ),
     f.Row(
         "not on a terminal",
         "down",
-        "not on a terminal, so nobody can be asked\n  → --yes says yes",
+        "this needs confirmation, but there is no terminal\n  → --yes confirms",
         code=2,
     ),
     f.Row(
         "too long a life",
         "extend 30d",
-        "cluster 'spr' would live until TIME: at most 30 days from now on are possible\n  → it "
-        "lives until TIME now",
+        "cluster 'spr' would live until TIME; the maximum is 30 days from now\n  → its nodes shut "
+        "down at TIME now",
         code=2,
     ),
     f.Row("time over", _UP, _OVER, act=_LONG_AGO),
@@ -169,15 +169,15 @@ _ON_A_CLUSTER = (
     f.Row(
         "a job runs",
         "train squad --demo",
-        "job squad-1 is still running on this cluster\n  → wait for it to end, or have it "
-        "keep a checkpoint and end: spr-cluster ssh -- pkill -x -TERM mpiexec.hydra",
+        "job squad-1 is still running on this cluster\n  → wait for it to end, or stop it "
+        "and save a checkpoint: spr-cluster ssh -- pkill -x -TERM mpiexec.hydra",
         act=f.stage("node0", "for pid in", Result(0, "squad-1\n", "")),
         code=2,
     ),
     f.Row(
         "a silent worker, train",
         "train squad --demo",
-        "asking the nodes for their facts failed on 1 of 2 nodes:\n  [node1] no SSH at "
+        "inspecting the nodes failed on 1 of 2 nodes:\n  [node1] no SSH at "
         "172.31.0.5: timed out\n  → `spr-cluster repair --name spr` replaces nodes that do not "
         "answer",
         act=f.all_of(
@@ -196,7 +196,9 @@ _OF_THE_CLOUD = (
         faults=f.error("*", "OptInRequired"),
     ),
     f.Row("AWS not reachable", "status", _UNREACHABLE, act=f.be_unreachable),
-    f.Row("AWS not reachable, down", "down --yes", _UNREACHABLE, act=f.be_unreachable),
+    f.Row(
+        "AWS not reachable, down", "down --yes", _UNREACHABLE + f.EVENTS_HINT, act=f.be_unreachable
+    ),
     f.Row(
         "a network's login page",
         _UP,
@@ -215,16 +217,16 @@ _OF_THE_CLOUD = (
     f.Row(
         "quota too small",
         _NEW,
-        "quota L-1216C47A is 32 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → ask for more in "
-        "the console's Service Quotas, or take fewer --nodes or a smaller --instance-type",
+        "quota L-1216C47A is 32 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → request more in "
+        "the console's Service Quotas, or use fewer --nodes or a smaller --instance-type",
         faults="[quota]\non_demand_vcpus = 32\n",
         code=2,
     ),
     f.Row(
         "quota for spot too small",
         f"{_NEW} --spot",
-        "quota L-34B43A08 is 64 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → ask for more in "
-        "the console's Service Quotas, or take fewer --nodes or a smaller --instance-type",
+        "quota L-34B43A08 is 64 vCPUs: 2 nodes of r7iz.metal-16xl need 128\n  → request more in "
+        "the console's Service Quotas, or use fewer --nodes or a smaller --instance-type",
         faults="[quota]\nspot_vcpus = 64\n",
         code=2,
     ),
@@ -267,9 +269,7 @@ def line(standing: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Com
 
 
 @f.rows(_ON_A_CLUSTER, _OF_THE_CLOUD)
-def test_where_nothing_can_be_done_nothing_is_and_the_message_says_why(
-    line: CommandLine, row: f.Row
-) -> None:
+def test_a_refusal_changes_nothing_and_gives_the_reason(line: CommandLine, row: f.Row) -> None:
     row.act(line)
     line.cloud.faults(row.faults)
     before, files = line.changes, files_at_home()
@@ -285,18 +285,18 @@ def test_where_nothing_can_be_done_nothing_is_and_the_message_says_why(
 
 
 @pytest.mark.parametrize("argv", [_UP, "down --yes", "repair --yes", "extend 2h"])
-def test_while_another_command_is_at_work_that_is_said(line: CommandLine, argv: str) -> None:
+def test_a_locked_cluster_is_reported(line: CommandLine, argv: str) -> None:
     before = line.changes
     with ClusterFiles.of("spr").lock():
         told = line.run(*shlex.split(argv))
 
     assert (told.code, line.changes) == (2, before)
-    text = r"another spr-cluster command \(process \d+\) is at work on cluster 'spr'"
-    assert re.fullmatch(f"{text}\n  → wait for its end, or end it with Ctrl-C first", told.message)
+    text = r"another spr-cluster command \(PID \d+\) is using cluster 'spr'"
+    assert re.fullmatch(f"{text}\n  → wait for it to finish, or stop it with Ctrl-C", told.message)
 
 
 @pytest.mark.parametrize("argv", [_NEW, "down --yes"])
-def test_a_home_that_can_not_be_used_is_named(
+def test_an_unusable_home_is_named(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, argv: str
 ) -> None:
     monkeypatch.setenv("SPR_CLUSTER_HOME", "/dev/null/x")
@@ -306,12 +306,12 @@ def test_a_home_that_can_not_be_used_is_named(
 
     assert (told.code, line.changes) == (1, before)
     assert told.message == (
-        "/dev/null/x: Not a directory\n  → does it exist, is there room, and may this user use "
-        "it? SPR_CLUSTER_HOME says where this tool keeps its files"
+        "/dev/null/x: Not a directory\n  → does it exist, is there space, and may this user access "
+        "it? SPR_CLUSTER_HOME sets where this tool keeps its files"
     )
 
 
-def test_an_address_that_can_not_be_learned_is_asked_of_the_user(
+def test_an_unknown_public_address_is_requested_from_the_user(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -23,7 +23,9 @@ from tests.harness.command_line import CommandLine
 # The head first, then an image, then the workers: the way with the most that can fail.
 _UP = "up --nodes 2 --yes --bake head"
 _DID_NOT_COME = "the cluster did not come up: "
-_AGAIN = "\n  → another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+_AGAIN = (
+    "\n  → try another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+)
 _GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('intel')))}"
 _CODES = (
     "\n  → error codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
@@ -54,7 +56,7 @@ _WHILE_MAKING = (
         "name taken by something else",
         _UP,
         _DID_NOT_COME
-        + "told by EC2\n  → something that is not the cluster's is in its way: remove it, or "
+        + "told by EC2\n  → a resource without the cluster's tag has the same name: remove it, or "
         "choose another --name",
         faults=f.error("CreateSecurityGroup", "InvalidGroup.Duplicate"),
     ),
@@ -166,9 +168,9 @@ _WHILE_MAKING = (
         "a head that has been connected, and is silent",
         "up --nodes 3 --yes",
         "[node0] the head i-0 does not answer: SSH on node0 timed out after 40 min: no SSH at "
-        "172.31.0.4: timed out\n  → is --ssh-cidr this machine's address? If it is lost: aws "
-        f"ec2 terminate-instances --instance-ids i-0, and then `spr-cluster repair {f.FLAGS}` "
-        "makes a worker the head",
+        "172.31.0.4: timed out\n  → is this machine's address in --ssh-cidr? If the head is lost, run "
+        f"`aws ec2 terminate-instances --instance-ids i-0`, then `spr-cluster repair {f.FLAGS}`, "
+        "which makes a worker the head",
         act=f.all_of(
             f.run(_UP), f.stage("node0", ".", HostError("node0", "no SSH at 172.31.0.4: timed out"))
         ),
@@ -178,19 +180,19 @@ _WHILE_MAKING = (
 
 
 @f.rows(_WHILE_MAKING)
-def test_a_failed_up_says_what_failed_what_is_left_and_how_to_be_rid_of_it(
+def test_a_failed_up_names_the_failure_what_is_left_and_how_to_remove_it(
     line: CommandLine, row: f.Row
 ) -> None:
     f.expect_failed_up(line, row)
 
 
-def test_a_cluster_that_lost_nodes_says_how_to_get_them_back(line: CommandLine) -> None:
+def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:
     line.must("up", "--nodes", "3", "--yes")
     line.lose(line.ids()[1])
     told = line.run("train", "squad", "--demo")
     assert (told.code, told.message) == (
         1,
-        "cluster spr is not whole: 2 of 3 nodes are running\n  → `spr-cluster repair --name spr` "
+        "cluster spr is degraded: 2 of 3 nodes running\n  → `spr-cluster repair --name spr` "
         "replaces and connects them, `spr-cluster status` shows them",
     )
 
@@ -200,14 +202,14 @@ def test_a_cluster_that_lost_nodes_says_how_to_get_them_back(line: CommandLine) 
         assert (told.code, told.message) == (
             2,
             "cluster 'spr' has no running head node\n  → `spr-cluster repair --name spr` makes "
-            "a worker the head, `spr-cluster down --name spr` removes what is left",
+            "a worker the head, `spr-cluster down --name spr` removes the cluster",
         )
 
     line.must("repair", "--yes")
     assert len(line.ids()) == 3
 
 
-def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine) -> None:
+def test_resources_that_ec2_does_not_delete_are_named_with_the_reason(line: CommandLine) -> None:
     line.must(*shlex.split(_UP))
     reason = "resource sg-1 has a dependent object"
     line.cloud.faults(f.error("DeleteSecurityGroup", "DependencyViolation", reason))
@@ -218,8 +220,8 @@ def test_what_ec2_does_not_let_go_of_is_named_with_its_reason(line: CommandLine)
     assert f.plain(told.message) == (
         "still there after `down`: 1 security group (sg-0)\n  deleting sg-0 timed out after 20 s: "
         "An error occurred (DependencyViolation) when calling the DeleteSecurityGroup "
-        f"operation: {reason}\n  → run `spr-cluster down {f.FLAGS}` again; these may still cost "
-        "money"
+        f"operation: {reason}\n  → run `spr-cluster down {f.FLAGS}` again; these resources may still cost "
+        f"money{f.EVENTS_HINT}"
     )
     line.cloud.faults("")
     line.must("down", *f.FLAGS.split(), "--yes")
@@ -241,7 +243,7 @@ def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
     )
     assert message.endswith(
         "\n  termination of i-0, i-0 timed out after 20 min\n"
-        f"  → run `spr-cluster down {f.FLAGS}` again; these may still cost money"
+        f"  → run `spr-cluster down {f.FLAGS}` again; these resources may still cost money"
     )
 
 
@@ -256,14 +258,14 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
 
     assert (told.code, told.out) == (1, "Removed: older.\n")
     assert told.message == (
-        "1 of 2 clusters were not removed:\n  old (us-east-1): no permission for DeleteVolume: told by "
+        "1 of 2 clusters not removed:\n  old (us-east-1): no permission for DeleteVolume: told by "
         "EC2\n  → ask an administrator to allow DeleteVolume (`spr-cluster iam-policy` prints the full "
         "policy), or choose another AWS_PROFILE"
     )
     assert len(line.cloud.left()) == 1
 
 
-def test_nodes_that_do_not_hear_of_their_new_end_are_named(line: CommandLine) -> None:
+def test_nodes_that_cannot_be_extended_are_named(line: CommandLine) -> None:
     line.must(*shlex.split(_UP))
     line.stage("node1", ".", HostError("node1", "no SSH at 172.31.0.5: timed out"))
 
@@ -272,9 +274,8 @@ def test_nodes_that_do_not_hear_of_their_new_end_are_named(line: CommandLine) ->
     assert told.code == 1
     assert told.message == (
         "extending failed on 1 of 2 nodes:\n  [node1] no SSH at 172.31.0.5: timed out\n  → the tags "
-        "have the new end, some nodes still the old one: `spr-cluster extend 1m "
-        f"{f.FLAGS}` tells all of them again; `spr-cluster repair {f.FLAGS}` replaces nodes that are "
-        "lost"
+        "have the new time, but some nodes still have the old one: `spr-cluster extend 1m "
+        f"{f.FLAGS}` sets it on all nodes; `spr-cluster repair {f.FLAGS}` replaces lost nodes"
     )
     line.machines.staged.clear()
     line.must("extend", "1m", *f.FLAGS.split())

@@ -197,7 +197,7 @@ def test_up_reports_problems_at_the_end(line: CommandLine) -> None:
 
     told = line.must("up", "--nodes", "3", "--yes")
 
-    assert "3 of 3 nodes answer the head, 3 have AMX; problems: node1: stack: " in told.err
+    assert "3 of 3 nodes reachable from the head, 3 with AMX; problems: node1: stack: " in told.err
     assert "(details: spr-cluster verify --name spr)" in told.err
 
 

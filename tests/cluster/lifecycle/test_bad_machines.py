@@ -66,7 +66,7 @@ def test_where_no_machine_works_it_ends_clearly_and_soon(
     assert simulated_cloud.left() == []
 
 
-def test_while_it_is_waited_it_is_said_for_whom_and_what_ec2_says(
+def test_while_waiting_the_nodes_and_ec2s_status_are_shown(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.faults(fate(1, "no-ssh"))
@@ -93,7 +93,7 @@ def test_an_odd_worker_that_lacks_amx_again_and_again_is_named(
         simulated_cloud.up(nodes=2)
 
 
-def test_a_head_that_stops_by_itself_is_made_anew(simulated_cloud: SimulatedCloud) -> None:
+def test_a_head_that_stops_is_replaced(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.faults(fate(0, "stops"))
 
     simulated_cloud.up(nodes=2)

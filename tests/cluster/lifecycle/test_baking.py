@@ -66,7 +66,7 @@ def test_an_installation_that_fails_on_one_node_is_done_again_there_alone(
     assert purchases(simulated_cloud) == 1
 
 
-def test_more_nodes_start_from_the_image_that_was_made_meanwhile(
+def test_new_nodes_start_from_the_image_made_in_the_background(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.up(nodes=2, bake="none")
@@ -91,7 +91,7 @@ def test_an_image_that_is_not_ready_is_not_waited_for(simulated_cloud: Simulated
     assert len(simulated_cloud.found("images").images) == 1
 
 
-def test_a_cluster_is_whole_also_where_its_image_fails(simulated_cloud: SimulatedCloud) -> None:
+def test_a_failed_image_leaves_the_cluster_usable(simulated_cloud: SimulatedCloud) -> None:
     def fail() -> None:
         raise HostError("node0", "no space left")
 
@@ -104,7 +104,7 @@ def test_a_cluster_is_whole_also_where_its_image_fails(simulated_cloud: Simulate
     assert kinds(simulated_cloud.plan()) == [ActionKind.VERIFY, ActionKind.BEGIN_IMAGE]
 
 
-def test_a_head_with_somebodys_data_is_not_copied_for_others(
+def test_a_head_with_user_data_is_not_copied_for_others(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.up(nodes=1, bake="none")
@@ -141,7 +141,7 @@ def test_down_that_keeps_an_image_has_it_finished_first(simulated_cloud: Simulat
     kept = simulated_cloud.down(keep_image=True).kept
 
     assert [i.state for i in kept.images] == ["available"]
-    assert simulated_cloud.progress.phases.index(f"Image on its way: {image.id}") < next(
+    assert simulated_cloud.progress.phases.index(f"Wait for image {image.id}") < next(
         i
         for i, title in enumerate(simulated_cloud.progress.phases)
         if title.startswith("Terminate")
@@ -160,7 +160,7 @@ def test_an_image_that_was_never_sealed_is_neither_kept_nor_waited_for(
     simulated_cloud.down(keep_image=True)
 
     assert simulated_cloud.left() == []
-    assert f"Image on its way: {image.id}" not in simulated_cloud.progress.phases
+    assert f"Wait for image {image.id}" not in simulated_cloud.progress.phases
 
 
 def test_a_kept_image_that_failed_makes_room_for_another_of_its_head(
@@ -207,11 +207,11 @@ def test_an_image_that_fails_while_it_is_waited_for_keeps_no_machine(
     monkeypatch.setattr(simulated_cloud.ctx.clock, "sleep", fail)
     assert simulated_cloud.down(keep_image=True).kept == Inventory()
     assert simulated_cloud.left() == []
-    assert any("it goes with the rest" in note for note in simulated_cloud.progress.notes)
+    assert any("it is removed with the rest" in note for note in simulated_cloud.progress.notes)
     ends = [title for title in simulated_cloud.progress.phases if title.startswith("Terminate")]
     # Nobody pays for three machines while one of them is copied.
     assert simulated_cloud.progress.phases.index(ends[0]) < simulated_cloud.progress.phases.index(
-        f"Image on its way: {image.id}"
+        f"Wait for image {image.id}"
     )
     assert len(ends[0].split(",")) == 2
 
@@ -312,7 +312,7 @@ def test_an_image_that_is_not_ours_is_not_deleted(line: CommandLine) -> None:
 
     assert (told.code, line.changes) == (2, before)
     assert told.message == (
-        "no image 'ami-12c6146b' of this tool here\n  → spr-cluster images list shows them"
+        "no image 'ami-12c6146b' made by this tool\n  → spr-cluster images list shows them"
     )
 
 

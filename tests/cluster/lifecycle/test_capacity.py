@@ -122,7 +122,7 @@ def test_a_cluster_that_works_never_moves_for_a_new_node(simulated_cloud: Simula
     assert zones(simulated_cloud) == {zone}
 
 
-def test_the_quota_is_told_with_its_code(simulated_cloud: SimulatedCloud) -> None:
+def test_the_quota_is_named_with_its_code(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.faults("[quota]\non_demand_vcpus = 64\n")
 
     with pytest.raises(NoCapacityError, match="current vCPU limit of 64") as caught:

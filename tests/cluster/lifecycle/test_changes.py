@@ -136,7 +136,7 @@ def test_a_machine_that_changes_its_mind_is_what_the_next_plan_sees(
     assert lost not in ids(simulated_cloud)
 
 
-def test_where_the_head_is_gone_the_next_node_takes_its_place(
+def test_the_next_node_replaces_a_missing_head(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.prepared(nodes=3)
@@ -154,7 +154,7 @@ def test_where_the_head_is_gone_the_next_node_takes_its_place(
     assert simulated_cloud.steps.count("install.sh") == 1
 
 
-def test_where_all_nodes_are_gone_the_image_makes_them_anew(
+def test_all_nodes_are_recreated_from_the_image(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.prepared(nodes=2)
@@ -196,14 +196,14 @@ class Told:
 def test_a_plan_changes_nothing_and_is_what_up_then_does(simulated_cloud: SimulatedCloud) -> None:
     plan = simulated_cloud.plan(nodes=3)
     assert simulated_cloud.writes() == []
-    assert not simulated_cloud.ctx.files.folder.exists()
+    assert not simulated_cloud.ctx.files.exist
 
     simulated_cloud.up(nodes=3)
 
     assert simulated_cloud.progress.phases == [action.title for action in plan.actions]
 
 
-def test_another_plan_is_told_with_its_reason(simulated_cloud: SimulatedCloud) -> None:
+def test_a_new_plan_is_reported_with_its_reason(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.faults('[[machine]]\nn = 1\nfate = "dies"\n')
     told = Told()
 

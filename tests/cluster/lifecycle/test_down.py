@@ -41,7 +41,7 @@ def test_down_leaves_nothing_and_says_what_there_was(simulated_cloud: SimulatedC
     assert not removed.kept
     assert set(removed.ids) >= {"instances", "security_groups", "key_pairs", "images", "snapshots"}
     assert removed.ids["instances"] == sorted(found.ids()["instances"])
-    assert not simulated_cloud.ctx.files.folder.exists()
+    assert not simulated_cloud.ctx.files.exist
 
 
 def test_machines_end_before_anything_that_they_hold(simulated_cloud: SimulatedCloud) -> None:
@@ -89,7 +89,7 @@ def test_without_a_trace_one_look_is_enough(simulated_cloud: SimulatedCloud) -> 
         ("DescribeSnapshots", "after"),
     ],
 )
-def test_every_half_made_state_is_removed(
+def test_every_unfinished_state_is_removed(
     simulated_cloud: SimulatedCloud, action: str, moment: str
 ) -> None:
     stop_at(simulated_cloud, action, moment)
@@ -99,7 +99,7 @@ def test_every_half_made_state_is_removed(
     simulated_cloud.down()
 
     assert simulated_cloud.left() == []
-    assert not simulated_cloud.ctx.files.folder.exists()
+    assert not simulated_cloud.ctx.files.exist
 
 
 def test_it_works_from_any_machine_and_in_any_state(
@@ -131,7 +131,7 @@ def test_what_is_still_starting_or_ending_is_removed_too(simulated_cloud: Simula
 LABELS = {tags.CLUSTER: "bert"}
 
 
-def test_whatever_somebody_left_with_its_tag_goes_and_nothing_else(
+def test_everything_with_the_tag_is_removed_and_nothing_else(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.prepared(nodes=1)
@@ -165,7 +165,7 @@ def test_a_volume_that_a_foreign_machine_uses_is_waited_for_and_then_named(
     assert "spr-cluster down --name bert --cloud local --region us-east-1" in str(it.value)
     assert "VolumeInUse" in str(it.value)
     assert simulated_cloud.fake.state_of(stranger) == "running"
-    assert simulated_cloud.ctx.files.folder.exists()
+    assert simulated_cloud.ctx.files.exist
 
     simulated_cloud.ec2.terminate_instances(InstanceIds=[stranger])
     simulated_cloud.down()

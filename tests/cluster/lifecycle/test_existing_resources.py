@@ -45,7 +45,7 @@ def test_a_wider_range_stays_for_a_caller_in_it_until_another_is_named(
     assert ssh_cidrs(simulated_cloud) == ("203.0.113.99/32",)
 
 
-def test_rules_that_somebody_took_away_are_mended(simulated_cloud: SimulatedCloud) -> None:
+def test_deleted_rules_are_restored(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=1)
     group = simulated_cloud.ec2.describe_security_groups(
         Filters=[{"Name": "group-name", "Values": ["spr-cluster-bert"]}]
@@ -62,7 +62,7 @@ def test_rules_that_somebody_took_away_are_mended(simulated_cloud: SimulatedClou
     assert mended.is_open_as(CALLER)
 
 
-def test_a_key_that_somebody_deleted_in_ec2_is_put_back(simulated_cloud: SimulatedCloud) -> None:
+def test_a_key_deleted_in_ec2_is_imported_again(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=1)
     simulated_cloud.ec2.delete_key_pair(KeyName="spr-cluster-bert")
     key = simulated_cloud.ctx.files.key.read_text()
@@ -92,7 +92,7 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
     before = simulated_cloud.writes()
     with pytest.raises(SprError, match="the time to live of cluster 'bert' is over") as caught:
         simulated_cloud.up(nodes=1)
-    assert "makes a new one in two minutes" in str(caught.value)
+    assert "in two minutes, `spr-cluster up` creates a new one" in str(caught.value)
     assert simulated_cloud.writes() == before
 
     simulated_cloud.end(simulated_cloud.found("instances").alive[0].id)
@@ -116,7 +116,7 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
         ),
     ],
 )
-def test_a_wish_that_it_can_not_follow_changes_nothing(
+def test_an_option_that_a_cluster_cannot_change_is_refused(
     simulated_cloud: SimulatedCloud, wish: dict[str, Any], message: str
 ) -> None:
     simulated_cloud.prepared(nodes=1)
@@ -127,7 +127,7 @@ def test_a_wish_that_it_can_not_follow_changes_nothing(
     assert simulated_cloud.writes() == before
 
 
-def test_a_record_that_somebody_broke_is_named_and_down_still_works(
+def test_a_damaged_record_is_named_and_down_still_works(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.prepared(nodes=1)
@@ -150,6 +150,8 @@ def test_the_key_of_another_clouds_cluster_is_never_overwritten(
     key = simulated_cloud.ctx.files.key.read_text()
     elsewhere = simulated_cloud.seen_as(name="aws", region="eu-west-1")
 
-    with pytest.raises(UsageError, match="holds the key of a cluster 'bert' in local us-east-1"):
+    with pytest.raises(
+        UsageError, match="has the key of another cluster 'bert', in local us-east-1"
+    ):
         elsewhere.up(nodes=1)
     assert simulated_cloud.ctx.files.key.read_text() == key

@@ -66,7 +66,7 @@ def test_later_nodes_get_the_new_time_too(simulated_cloud: SimulatedCloud) -> No
     assert simulated_cloud.expires(7 * HOUR) in str(new["TagSpecifications"])
 
 
-def test_interrupted_it_can_be_said_again(simulated_cloud: SimulatedCloud) -> None:
+def test_an_interrupted_extend_can_be_repeated(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=2, ttl=2 * HOUR)
     for action in ("DescribeInstances", "CreateTags"):
         simulated_cloud.faults(f'[[error]]\naction = "{action}"\ncode = "UnauthorizedOperation"\n')
@@ -81,7 +81,7 @@ def test_interrupted_it_can_be_said_again(simulated_cloud: SimulatedCloud) -> No
     assert told(simulated_cloud) == {int(simulated_cloud.began) + 3 * 3600}
 
 
-def test_a_node_that_can_not_be_told_is_named_and_the_tags_promise_no_less_than_any_node(
+def test_an_unreachable_node_is_named_and_the_tags_name_no_earlier_time_than_any_node(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.prepared(nodes=2, ttl=2 * HOUR)
@@ -105,7 +105,7 @@ def test_a_node_that_can_not_be_told_is_named_and_the_tags_promise_no_less_than_
 def test_thirty_days_from_now_on_are_the_most(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=1, ttl=2 * HOUR)
 
-    with pytest.raises(UsageError, match="at most 30 days from now on"):
+    with pytest.raises(UsageError, match="the maximum is 30 days from now"):
         run(simulated_cloud, timedelta(days=30))
     assert ends(simulated_cloud) == {simulated_cloud.expires(2 * HOUR)}
     assert told(simulated_cloud) == {0}

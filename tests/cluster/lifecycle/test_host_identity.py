@@ -58,13 +58,13 @@ def test_a_head_whose_console_shows_another_key_is_not_trusted(
     assert len(simulated_cloud.recorder.of("RunInstances")) == 1
 
 
-def test_a_console_that_shows_nothing_yet_is_said(simulated_cloud: SimulatedCloud) -> None:
+def test_an_empty_console_is_reported(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.engine.keys = ()
     simulated_cloud.engine.host_keys = lambda *_: ()  # type: ignore[method-assign]
 
     simulated_cloud.up(nodes=1)
 
-    said = "its host key was taken at the first contact: the console does not show it"
+    said = "its host key was accepted on first contact: the console does not show it"
     assert said in simulated_cloud.progress.notes
 
 
@@ -75,13 +75,13 @@ def test_a_console_that_can_not_be_asked_stops_nothing(simulated_cloud: Simulate
 
     simulated_cloud.up(nodes=1)
 
-    assert any("at the first contact" in note for note in simulated_cloud.progress.notes)
+    assert any("on first contact" in note for note in simulated_cloud.progress.notes)
 
 
 def test_the_heads_console_is_looked_at(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=1)
 
-    assert "its host key is the one on its console" in simulated_cloud.progress.notes
+    assert "its host key matches its console" in simulated_cloud.progress.notes
 
 
 def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(

@@ -131,7 +131,7 @@ def test_one_node_needs_no_image_and_no_placement_group(simulated_cloud: Simulat
     assert len(simulated_cloud.recorder.of("RunInstances")) == 1
 
 
-def test_no_placement_group_where_none_is_wished(simulated_cloud: SimulatedCloud) -> None:
+def test_no_placement_group_if_disabled(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.up(nodes=2, placement_group=False)
 
     assert "CreatePlacementGroup" not in simulated_cloud.writes()
@@ -156,7 +156,7 @@ def test_the_private_key_stays_here_and_the_user_data_holds_no_secret(
         assert any(str(int(end) - late) in user_data for late in range(300))
 
 
-def test_the_idle_guard_is_in_the_user_data_where_it_is_wished(
+def test_the_idle_guard_is_in_the_user_data_if_requested(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.up(nodes=1, idle_timeout=timedelta(minutes=40))
@@ -165,7 +165,7 @@ def test_the_idle_guard_is_in_the_user_data_where_it_is_wished(
     assert "idle_timeout=2400" in base64.b64decode(request["UserData"]).decode()
 
 
-def test_the_image_is_made_while_the_heads_identity_is_off_its_disk(
+def test_the_image_is_made_while_the_heads_identity_is_sealed(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     order: list[str] = []
@@ -239,7 +239,7 @@ def test_the_same_again_changes_nothing_and_verifies(simulated_cloud: SimulatedC
     assert [n.instance.id for n in again.nodes] == [n.instance.id for n in first.nodes]
 
 
-def test_up_without_a_wish_keeps_the_cluster_as_it_is(simulated_cloud: SimulatedCloud) -> None:
+def test_up_without_options_keeps_the_cluster_as_it_is(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.up(nodes=2, spot=True, max_price=3.0, idle_timeout=HOURS, volume_gib=50)
 
     plan = simulated_cloud.plan()
@@ -269,14 +269,14 @@ def test_nodes_without_amx_are_accepted_where_the_user_says_so(
     cluster = simulated_cloud.up(nodes=2, amx_required=False)
 
     assert len(cluster.nodes) == 2
-    assert "0 have AMX" in simulated_cloud.progress.notes[-1]
+    assert "0 with AMX" in simulated_cloud.progress.notes[-1]
 
 
 def test_a_time_to_live_that_is_over_buys_nothing_more(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.faults("image_s = 4000")
     simulated_cloud.clock.pace = 10
 
-    with pytest.raises(SprError, match="time to live is over before the worker nodes"):
+    with pytest.raises(SprError, match="time to live ended before the worker nodes"):
         simulated_cloud.up(nodes=2, ttl=HOURS)
     assert len(simulated_cloud.recorder.of("RunInstances")) == 1
 

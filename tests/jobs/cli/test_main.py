@@ -62,7 +62,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
             "unknown stack 'tensorflow': one of intel, reference, upstream",
         ),
         (["up", "--ttl", "forever"], "--ttl 'forever': expected a duration"),
-        (["up", "--max-price", "2"], "--max-price is for --spot machines"),
+        (["up", "--max-price", "2"], "--max-price requires --spot"),
         (["up", "--name", "My Cluster"], "--name My Cluster: expected at most 32 lowercase"),
         (["up", "--cloud", "azure"], "argument --cloud: invalid choice: 'azure'"),
         (["up", "--region", "mars-1"], "unknown region 'mars-1'"),
@@ -205,7 +205,7 @@ def test_on_a_terminal_up_asks(
     told = line.run("up", "--nodes", "1")
 
     assert told.code == (0 if bought else 2)
-    assert "Do it? [y/N]" in told.err
+    assert "Continue? [y/N]" in told.err
     assert bool(line.ids()) is bought
     if not bought:
         assert "not confirmed; nothing was changed" in told.err
@@ -221,7 +221,7 @@ def test_without_a_terminal_yes_is_required(line: CommandLine) -> None:
         told = line.run(*argv)
 
         assert told.code == 2
-        assert "not on a terminal, so nobody can be asked\n  → --yes says yes" in told.err
+        assert "this needs confirmation, but there is no terminal\n  → --yes confirms" in told.err
     line.lose(line.ids()[-1])
     assert line.run("gc", "--all").code == 2
     assert line.changes == before

@@ -1,0 +1,45 @@
+"""Wrapping of messages for a terminal: at spaces only, never within a command."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from typing import TextIO
+
+# A command in backticks, or one of ours with its options.
+_COMMAND = re.compile(r"`[^`]+`|spr-cluster [a-z-]+(?: --[\w-]+(?: [^\s-]\S*)?)*")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Return a terminal's width in columns; ``None`` if the stream is not a terminal."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def wrap(text: str, indent: int = 2, stream: TextIO | None = None) -> str:
+    """Wrap long lines for a terminal (default: stdout); continuation lines are indented."""
+    width = terminal_width(stream or sys.stdout)
+    if width is None:
+        return text
+    return "\n".join(_wrap_line(line, width, indent) for line in text.split("\n"))
+
+
+def _wrap_line(line: str, width: int, indent: int) -> str:
+    if len(line) <= width:
+        return line
+    hanging = " " * (len(line) - len(line.lstrip(" ")) + indent)
+
+    def keep_together(command: re.Match[str]) -> str:
+        fits = len(command[0]) <= width - len(hanging)
+        return command[0].replace(" ", _NO_BREAK) if fits else command[0]
+
+    filled = textwrap.fill(
+        _COMMAND.sub(keep_together, line),
+        width,
+        subsequent_indent=hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return filled.replace(_NO_BREAK, " ")

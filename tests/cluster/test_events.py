@@ -1,0 +1,199 @@
+"""Event log: what was done to a cluster and why, on this machine, also after ``down``."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.context import Context
+from cluster.events import EventLog
+from cluster.local_files import ClusterFiles, cluster_names, remembered_cloud
+from infra.actions import Action, ActionKind
+from tests.harness.command_line import CommandLine
+from tests.harness.simulated_cloud import SimulatedCloud
+
+PRIVATE_KEY = (
+    "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----"
+)
+
+
+def make_log(tmp_path: Path) -> EventLog:
+    now = datetime(2026, 11, 22, 5, 49, 12, tzinfo=timezone.utc)
+    return EventLog(tmp_path / "bert" / "events.jsonl", "up", lambda: now)
+
+
+def named(log: EventLog, event: str) -> list[dict[str, Any]]:
+    return [each for each in log.read() if each["event"] == event]
+
+
+def test_each_event_is_one_private_line(tmp_path: Path) -> None:
+    log = make_log(tmp_path)
+    assert not log.exists
+    assert log.read() == []
+
+    log.record("bought", "2 x m7i.2xlarge", reason="first\nsecond", resources=["i-1"], zone="a")
+    log.record_action("done", Action(ActionKind.TERMINATE, "i-2 (stopped)", ("i-2",)))
+
+    assert log.path.stat().st_mode & 0o777 == 0o600
+    assert len(log.path.read_text().splitlines()) == 2
+    bought, done = log.read()
+    assert bought["time"] == "2026-11-22T05:49:12Z"
+    assert (bought["command"], bought["resources"], bought["zone"]) == ("up", ["i-1"], "a")
+    assert (done["event"], done["what"]) == ("done", "Terminate: i-2 (stopped)")
+
+
+def test_damaged_lines_are_skipped_and_a_torn_one_spoils_no_other(tmp_path: Path) -> None:
+    log = make_log(tmp_path)
+    log.record("plan", "one")
+    with log.path.open("ab") as file:
+        file.write(b'\xff\xfe\n[]\n{"time": 1}\n{"time": "2026-11-22T0')
+    log.record("plan", "two")
+
+    assert [event["what"] for event in log.read()] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        (f"could not read {PRIVATE_KEY}", "b3BlbnNzaC1rZXk"),
+        ("https://user:hunter2@pypi.example/simple failed", "hunter2"),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "wJalrXUtnFEMI"),
+        ('{"token": "hf_abcdefghijkl"}', "hf_abcdefghijkl"),
+    ],
+)
+def test_secrets_in_messages_are_not_kept(tmp_path: Path, text: str, secret: str) -> None:
+    log = make_log(tmp_path)
+    log.record("error", text, reason=text, hint=[text])
+    assert secret not in log.path.read_text()
+    assert "***" in log.path.read_text()
+
+
+def test_a_log_that_cannot_be_written_stops_no_command(tmp_path: Path) -> None:
+    (tmp_path / "bert").write_text("a file, not a folder")
+    make_log(tmp_path).record("plan", "one")
+
+
+def test_why_a_node_was_replaced_is_found(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults("[[machine]]\nn = 1\nfate = 'no-ssh'\n")
+    simulated_cloud.clock.pace = 60
+    simulated_cloud.up(nodes=2, bake="none")
+
+    log = simulated_cloud.ctx.events
+    (faulty,) = named(log, "faulty")
+    (lost,) = faulty["resources"]
+    assert (faulty["what"], "no SSH" in faulty["reason"]) == ("node1", True)
+    bought = named(log, "bought")[-1]
+    assert bought["replaces"] == {lost: faulty["reason"]}
+    assert bought["resources"] == [simulated_cloud.cluster().nodes[1].instance.id]
+    assert (bought["market"], bought["zone"][:9]) == ("on-demand", "us-east-1")
+    first, second = named(log, "plan")
+    assert first["reason"] == "0 of 2 nodes running"
+    assert lost in second["reason"]
+    assert any(action.startswith(f"Terminate: {lost}") for action in second["actions"])
+    assert any(lost in event["resources"] for event in named(log, "done"))
+
+
+def test_the_log_survives_down_and_is_no_cluster(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.up(nodes=1)
+    files = simulated_cloud.ctx.files
+    key, groups = files.key.read_text(), simulated_cloud.found("security_groups").ids()
+
+    removed = simulated_cloud.down()
+
+    assert [path.name for path in files.folder.iterdir()] == ["events.jsonl"]
+    assert (cluster_names(), remembered_cloud("bert"), files.exist) == ([], None, False)
+    text = files.events.read_text()
+    assert key.splitlines()[1] not in text
+    assert "PRIVATE KEY" not in text
+    (gone,) = named(simulated_cloud.ctx.events, "removed")
+    assert sorted(gone["resources"]) == sorted(id_ for ids in removed.ids.values() for id_ in ids)
+    assert {
+        r for event in named(simulated_cloud.ctx.events, "created") for r in event["resources"]
+    } >= {
+        *groups["security_groups"],
+        "spr-cluster-bert",
+    }
+    size = files.events.stat().st_size
+    assert simulated_cloud.down().ids == {}
+    assert files.events.stat().st_size == size
+
+
+def test_a_zone_that_was_left_is_named_with_ec2s_code(simulated_cloud: SimulatedCloud) -> None:
+    first = simulated_cloud.first_zone()
+    simulated_cloud.faults(f"[[capacity]]\nzone = '{first}'\nfree = 0\n")
+    simulated_cloud.up(nodes=1)
+
+    refused = named(simulated_cloud.ctx.events, "refused")
+    assert refused
+    assert all(first in event["what"] for event in refused)
+    assert refused[0]["reason"].startswith("InsufficientInstanceCapacity: ")
+
+
+def test_the_command_shows_what_was_done(line: CommandLine) -> None:
+    line.must("up", "--nodes", "1", "--yes")
+    line.must("down", "--yes")
+
+    told = line.must("events")
+    lines = told.out.splitlines()
+    assert any("accepted: $" in each and "--yes" in each for each in lines)
+    assert any(": bought: " in f": {each[17:]}" and "[i-" in each for each in lines)
+    assert not any("begun: " in each for each in lines)
+    assert "removed: cluster spr" in lines[-1]
+    assert line.must("events", "spr", "--tail", "1").out.splitlines() == lines[-1:]
+    events = json.loads(line.must("events", "--json", "--tail", "3").out)["events"]
+    assert len(events) == 3
+    assert (events[-1]["command"], events[-1]["event"]) == ("down", "removed")
+
+
+def test_an_action_that_never_ended_is_shown(line: CommandLine) -> None:
+    log = EventLog(ClusterFiles.of("spr").events, "up")
+    log.record_action("begun", Action(ActionKind.RECORD, "1 node"))
+    assert "begun: Record: 1 node" in line.must("events").out
+
+
+def test_a_cluster_without_events_is_no_failure(line: CommandLine) -> None:
+    told = line.must("events", "--name", "other")
+    assert told.out.startswith("No events of cluster other on this machine (")
+    assert json.loads(line.must("events", "other", "--json").out) == {
+        "cluster": "other",
+        "events": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["events", "../x"], "--name ../x: expected "),
+        (["events", "--tail", "0"], "--tail 0: expected a whole number from 1 on"),
+    ],
+)
+def test_a_usage_error_is_one_line(line: CommandLine, argv: list[str], message: str) -> None:
+    told = line.run(*argv)
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith(f"spr-cluster: {message}")
+    assert len(told.err.splitlines()) == 1
+
+
+def test_an_error_is_kept_with_its_hint_and_names_the_log(line: CommandLine) -> None:
+    line.cloud.faults("[[error]]\naction = 'ImportKeyPair'\ncode = 'Boom'\nmessage = 'no'\n")
+
+    told = line.run("up", "--nodes", "1", "--yes")
+
+    assert told.code == 1
+    assert told.message.endswith("\n  → spr-cluster events --name spr shows what was done and why")
+    log = EventLog(ClusterFiles.of("spr").events)
+    assert named(log, "error")[-1]["what"] == told.message.splitlines()[0]
+    assert named(log, "failed")[-1]["action"] == "import_key"
+
+
+def test_context_and_log_have_the_same_time_and_command(simulated_cloud: SimulatedCloud) -> None:
+    ctx: Context = simulated_cloud.ctx
+    ctx.events.record("plan", "one")
+    (event,) = ctx.events.read()
+    assert event["time"] == f"{ctx.now():%Y-%m-%dT%H:%M:%SZ}"
+    assert os.fspath(ctx.events.path) == os.fspath(ctx.files.events)

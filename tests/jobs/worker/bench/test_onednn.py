@@ -104,7 +104,7 @@ def test_a_processor_without_bf16() -> None:
 
 
 def test_silence_is_no_amx() -> None:
-    assert parse_verbose([]).verdict == "no AMX (oneDNN said nothing)"
+    assert parse_verbose([]).verdict == "no AMX (oneDNN reported nothing)"
 
 
 def test_a_process_of_its_own_is_asked_without_mpiruns_variables(

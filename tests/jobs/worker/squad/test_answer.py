@@ -116,7 +116,7 @@ def test_a_model_whose_numbers_are_none_has_no_answer(loaded: Loaded) -> None:
     [
         (("", "context"), "question 1: 'question' is empty"),
         (("Which?", " \n"), "question 1: 'context' is empty"),
-        (("Which \ud800?", "context"), "question 1: 'question' holds half of a surrogate pair"),
+        (("Which \ud800?", "context"), "question 1: 'question' contains half of a surrogate pair"),
     ],
 )
 def test_texts_that_can_not_be_asked_are_named(
@@ -137,7 +137,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         answer(tmp_path, PAIRS)
 
 
-def test_a_model_that_never_learnt_to_answer_is_refused(loaded: Loaded, tmp_path: Path) -> None:
+def test_a_model_that_was_not_trained_to_answer_is_refused(loaded: Loaded, tmp_path: Path) -> None:
     loaded.model.distilbert.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(

@@ -73,7 +73,7 @@ def test_the_submitting_command_line_changes_only_what_it_was_given() -> None:
         (["--max-steps=0"], "--max-steps 0 is out of range: 1 to 1000000000"),
         (["--dtype=fp16"], "argument --dtype: invalid choice: 'fp16'"),
         (["--model="], "--model is empty"),
-        (["--data=a.json", "--dataset=b"], "--data and --dataset exclude each other"),
+        (["--data=a.json", "--dataset=b"], "--data and --dataset can't be used together"),
         (["--epoch=2"], "unrecognized arguments: --epoch=2"),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_run_is_not_resumed_to_fewer_steps_than_were_done(nodes_folder: Path) 
     assert -signal.SIGKILL in killed.codes
     assert set(resumed.codes) == {1}
     (error,) = [event for event in events(resumed) if event["event"] == "error"]
-    assert error["message"] == "step 4 was done, and the run would have 2 steps only"
+    assert error["message"] == "the checkpoint is at step 4, and the run has only 2 steps"
 
 
 @pytest.mark.parametrize("step", [5, STEPS])
@@ -197,7 +197,7 @@ def test_what_makes_it_another_run_is_told_by_name(nodes_folder: Path) -> None:
         "a run can't be resumed with other options: --batch-size 4 (it was 2), --seed 7 (it was "
         f"{DEMO.seed})"
     )
-    assert told(alone) == "the checkpoint is of 2 ranks, and these are 1"
+    assert told(alone) == "the checkpoint has 2 ranks, this run 1"
     assert "holds the checkpoints of an unfinished run" in told(refused)
     assert lower.codes == [0, 0], lower.texts
     notes = [event["text"] for event in events(lower) if event["event"] == "note"]
@@ -205,7 +205,7 @@ def test_what_makes_it_another_run_is_told_by_name(nodes_folder: Path) -> None:
 
     (folder / "data.json").write_text(json.dumps(other_data))
     (data,) = run_forked([(again, {})], folder)
-    assert told(data) == "the training data is not what the run began with"
+    assert told(data) == "the training data has changed since the run began"
 
 
 def told(ran: Ran) -> str:
@@ -245,7 +245,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(nodes_folder: Path) -> N
     assert ran.codes == [0, 0], ran.texts
     notes = [event["text"] for event in events(ran) if event["event"] == "note"]
     (warning,) = [note for note in notes if note.startswith("warning: checkpoint")]
-    assert warning.endswith("No space left on device; training goes on without it")
+    assert warning.endswith("No space left on device; training continues without it")
     kept = [path.name for path in list_checkpoints(folder / "out")]
     assert kept == ["step-000002", "step-000005"]
     assert len(list((folder / "out" / "checkpoints").iterdir())) == 2

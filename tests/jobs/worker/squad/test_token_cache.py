@@ -13,7 +13,7 @@ import pytest
 from jobs.worker.runtime.process import RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.squad.dataset import Answer, Question
-from jobs.worker.squad.preparing import encode_together, share_texts
+from jobs.worker.squad.features import encode_together, share_texts
 from jobs.worker.squad.token_cache import TokenCache, token_key
 from jobs.worker.squad.tokens import Encoded, Texts, collect_texts, encode
 from tests.jobs.worker.squad.together import RanksTogether, Table, run_together
@@ -151,7 +151,7 @@ def test_ranks_tokenize_together_and_once(
     notes: list[str] = []
     assert all(same(found, encoded) for found in run_together(size, work))
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr("jobs.worker.squad.preparing.encode", None)  # nobody tokenizes again
+    monkeypatch.setattr("jobs.worker.squad.features.encode", None)  # nobody tokenizes again
     assert all(same(found, encoded) for found in run_together(size, work))
     assert notes == []
 

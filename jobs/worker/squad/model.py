@@ -149,7 +149,7 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
 
 
 def _new(texts: Iterable[str], ranks: Ranks) -> Loaded:
-    from transformers import (
+    from transformers import (  # which reads variables when imported
         DistilBertConfig,
         DistilBertForQuestionAnswering,
     )

@@ -1,4 +1,4 @@
-"""A job of one function: what the runtime adds to it, on two ranks of one node."""
+"""A job of one function, and what the runtime adds to it, on two ranks."""
 
 from __future__ import annotations
 

@@ -95,13 +95,13 @@ def test_long_contexts_are_read_to_their_end(loaded: Loaded) -> None:
     assert 0 < found.score < short.score, "more words share the probability"
 
 
-def test_a_context_without_a_word_has_no_answer(loaded: Loaded) -> None:
+def test_a_context_without_words_has_no_answer(loaded: Loaded) -> None:
     assert ask(loaded, [Question("q", "Which?", "\u200b", (NOTHING,))]) == [
         PredictedAnswer("", 0.0, 0)
     ]
 
 
-def test_a_model_whose_numbers_are_none_has_no_answer(loaded: Loaded) -> None:
+def test_a_model_that_returns_nan_has_no_answer(loaded: Loaded) -> None:
     bias = loaded.model.qa_outputs.bias.data
     kept = bias.clone()
     bias.fill_(math.nan)
@@ -119,9 +119,7 @@ def test_a_model_whose_numbers_are_none_has_no_answer(loaded: Loaded) -> None:
         (("Which \ud800?", "context"), "question 1: 'question' contains half of a surrogate pair"),
     ],
 )
-def test_texts_that_can_not_be_asked_are_named(
-    folder: Path, pair: tuple[str, str], message: str
-) -> None:
+def test_unusable_texts_are_named(folder: Path, pair: tuple[str, str], message: str) -> None:
     with pytest.raises(DatasetError) as raised:
         answer(folder, [pair])
     assert raised.value.message == message
@@ -148,7 +146,7 @@ def test_a_model_that_was_not_trained_to_answer_is_refused(loaded: Loaded, tmp_p
 
 
 def run(folder: Path, model: Path, lines: str) -> subprocess.CompletedProcess[str]:
-    """As a node has it: the package alone."""
+    """Run it as on a node."""
     return subprocess.run(
         [sys.executable, "-m", "worker.squad.answer", str(model)],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Data that can't be used: each kind has a line of its own, and none ends in another exception."""
+"""Unusable data: each defect has its own message, and none causes another exception."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_hints_name_the_fix(tmp_path: Path) -> None:
         "--skip-bad-records skips bad records"
     )
     assert hint(lambda c: question(c).update(answers=[], is_impossible=True)) == (
-        "unanswerable questions are SQuAD v2.0's, this job reads v1.1; "
+        "unanswerable questions belong to SQuAD v2.0; this job reads v1.1; "
         "--skip-bad-records skips bad records"
     )
     row = {"id": "q1", "context": "It.", "question": "?", "answers": {}}
@@ -225,7 +225,7 @@ def test_odd_data_is_read(tmp_path: Path, change: Change) -> None:
     assert len(read_dataset(write(tmp_path, content))) == 1
 
 
-def test_bad_records_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
+def test_bad_records_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
     content = document()
     good = question(content)
     paragraph(content)["qas"] += [{**good, "answers": []}, 7, good, {**good, "id": "q2"}]
@@ -241,7 +241,7 @@ def test_bad_records_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_of_bad_records_only_is_refused_all_the_same(tmp_path: Path) -> None:
+def test_a_file_of_only_bad_records_is_refused_even_then(tmp_path: Path) -> None:
     content = document()
     question(content).update(answers=[])
     path = write(tmp_path, content)
@@ -253,7 +253,7 @@ def test_a_file_of_bad_records_only_is_refused_all_the_same(tmp_path: Path) -> N
         read_dataset(path, [])
 
 
-def test_the_laptop_refuses_before_a_cluster_is_touched(tmp_path: Path) -> None:
+def test_the_laptop_refuses_bad_data_before_it_contacts_a_cluster(tmp_path: Path) -> None:
     content = document()
     question(content).update(question="why " * 500)
     content["data"].append({"title": "Bad"})
@@ -332,7 +332,7 @@ def test_any_json_gives_questions_or_one_line(
 
 @settings(deadline=None)
 @given(data=st.data(), wrong=ANY_JSON)
-def test_any_change_of_good_data_gives_questions_or_one_line(
+def test_any_change_to_good_data_gives_questions_or_one_line(
     data: st.DataObject, wrong: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     content = document()

@@ -1,4 +1,4 @@
-"""Gradients of two real processes over gloo: their mean, whatever way they travel."""
+"""The mean of two processes' gradients over gloo."""
 
 from __future__ import annotations
 

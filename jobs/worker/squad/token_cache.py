@@ -47,7 +47,7 @@ class TokenCache:
     """A folder of tokens by key. It never fails a job: tokens that can't be read are made again."""
 
     def __init__(self, folder: str | Path, limit: int = LIMIT_BYTES) -> None:
-        self._folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's fails for nobody
+        self._folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's fails without a home
         self._limit = limit
 
     def load(self, key: str) -> Encoded | None:

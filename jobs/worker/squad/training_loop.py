@@ -99,13 +99,13 @@ def train(context: TrainContext, loaded: Loaded, features: Sequence[Feature]) ->
 def _resume(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None:
     """Load rank 0's newest checkpoint; without one, training starts over."""
     context, ranks = loop.context, loop.context.ranks
-    found = list_checkpoints(loop.context.output) if ranks.first else []
+    found = list_checkpoints(context.output) if ranks.first else []
     newest = found[-1] if found else None
     saved = read_checkpoint(newest) if newest else None
     changes = require_same(saved.identity, loop.checkpoint.identity) if saved else []
     saved = ranks.share(saved)
     if saved is None:
-        context.events.note(f"no checkpoint in {loop.context.output}: training starts over")
+        context.events.note(f"no checkpoint in {context.output}: training starts over")
         return
     _warm_up(loop, loaded, features)
     load_state(newest, loop.state, ranks)
@@ -167,7 +167,7 @@ def _take_steps(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None
                 tensors["input_ids"].numel(),
                 seconds,
             )
-            _judge(loop, step)
+            _check_loss(loop, step)
             _after_step(loop, reporter, figures)
             ended = time.perf_counter()  # the time of a checkpoint is not that of data
 
@@ -180,13 +180,13 @@ def _set_rate(loop: Loop, number: int) -> float:
     return rate
 
 
-def _judge(loop: Loop, step: Step) -> None:
+def _check_loss(loop: Loop, step: Step) -> None:
     """Record the loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
     progress, total = loop.progress, loop.schedule.total
     if not math.isfinite(step.loss):
         raise TrainingError(
             f"the loss or its gradient became infinite at step {progress.step} of {total}",
-            hint="lower --learning-rate, or use --dtype fp32" + _way_back(loop),
+            hint="lower --learning-rate, or use --dtype fp32" + _resume_hint(loop),
         )
     watch = progress.watch
     watch.see(step.loss)
@@ -194,14 +194,14 @@ def _judge(loop: Loop, step: Step) -> None:
         raise TrainingError(
             f"the loss diverged: at step {progress.step} of {total} it is about {watch.level:.2f}, "
             f"after {watch.best:.2f} at its best",
-            hint="lower --learning-rate, or raise --warmup-ratio" + _way_back(loop),
+            hint="lower --learning-rate, or raise --warmup-ratio" + _resume_hint(loop),
         )
     every = -(-total // CURVE_POINTS)
     if progress.step % every == 0 or progress.step == total:
         progress.curve.append((progress.step, round(step.loss, 5)))
 
 
-def _way_back(loop: Loop) -> str:
+def _resume_hint(loop: Loop) -> str:
     return f", with --resume from {loop.kept}, which is kept" if loop.kept else ""
 
 
@@ -228,7 +228,7 @@ def _save(loop: Loop, reporter: StepReporter, *, must: bool) -> str:
     begin = time.perf_counter()
     reporter.metrics.flush()
     try:
-        loop.kept = save_checkpoint(loop.context.output, loop.checkpoint, loop.state, context.ranks)
+        loop.kept = save_checkpoint(context.output, loop.checkpoint, loop.state, context.ranks)
     except CheckpointError as error:
         if must:
             raise
@@ -236,7 +236,7 @@ def _save(loop: Loop, reporter: StepReporter, *, must: bool) -> str:
         context.events.note(f"warning: {error.message}; training continues without it")
         return ""
     if context.ranks.first and not progress.watch.suspicious:
-        prune(loop.context.output, context.options.keep_checkpoints)
+        prune(context.output, context.options.keep_checkpoints)
     took = time.perf_counter() - begin
     loop.timer.saved(took)
     context.events.emit("checkpoint", step=progress.step, name=loop.kept, seconds=round(took, 3))

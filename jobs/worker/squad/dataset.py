@@ -69,7 +69,7 @@ def load_hub_dataset(
     ``skipped`` and errors are those of :func:`read_dataset`.
     """
     try:
-        from datasets import load_dataset  # only ranks have it
+        from datasets import load_dataset  # noqa: PLC0415 - only ranks have it
 
         splits = load_dataset(name)
         train, validation = splits["train"], splits["validation"]

@@ -79,7 +79,7 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
 
 def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
     """Return a model with its tokenizer, from a folder or the hub. Raises :class:`ModelError`."""
-    from transformers import (  # which reads variables when imported
+    from transformers import (  # noqa: PLC0415 - reads variables when imported
         AutoConfig,
         AutoModelForQuestionAnswering,
         AutoTokenizer,
@@ -149,7 +149,7 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
 
 
 def _new(texts: Iterable[str], ranks: Ranks) -> Loaded:
-    from transformers import (  # which reads variables when imported
+    from transformers import (  # noqa: PLC0415 - reads variables when imported
         DistilBertConfig,
         DistilBertForQuestionAnswering,
     )
@@ -188,7 +188,7 @@ def save_model(folder: Path, loaded: Loaded) -> None:
 
 def new_tokenizer(serialized: str) -> Any:
     """Return a fast tokenizer of transformers from the result of :func:`train_tokenizer`."""
-    from transformers import PreTrainedTokenizerFast  # which reads variables when imported
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - reads variables when imported
 
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(serialized),

@@ -202,7 +202,7 @@ def test_hints_name_the_fix(tmp_path: Path) -> None:
     )
     row = {"id": "q1", "context": "It.", "question": "?", "answers": {}}
     assert hint(lambda c: c.update(data=[row])) == (
-        "SQuAD's own layout nests data, paragraphs and qas; this looks like a table's row"
+        "SQuAD nests data, paragraphs, and qas; this looks like a table row"
     )
 
 

@@ -139,9 +139,10 @@ def test_compiled_layers_give_the_same_step(
     plain, expected = one_step(DEMO, questions, tokenizer, dtype)
     step, gradients = one_step(replace(DEMO, compile="on"), questions, tokenizer, dtype)
     assert step.loss == pytest.approx(plain.loss, rel=exact)
+    # Of all gradients: those of some biases are zero but for rounding.
+    scale = max(float(values.abs().max()) for values in expected.values())
     for name, values in gradients.items():
-        scale = float(expected[name].abs().max())
-        assert torch.allclose(values, expected[name], rtol=1e-3, atol=10 * exact * scale), name
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=5 * exact * scale), name
 
 
 # After the one that compiles: torch remembers which compiler it has found.

@@ -168,7 +168,7 @@ def test_an_unwritable_cache_is_a_note_not_a_failure(
     )
     assert same(found, encoded)
     (note,) = notes
-    assert note.startswith("tokens are not kept for the next job: ")
+    assert note.startswith("tokens were not cached for the next job: ")
 
 
 def test_one_question_among_many_ranks(tmp_path: Path, tokenizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Cold and warm `up --nodes 3` on the embedded cloud, phase by phase, by each way to the software.
+"""Cold and warm `up --nodes 3` on the embedded cloud, by phase and by source of the software.
 
 `python -m benchmarks.bake_ways [--nodes 3] [--rounds 3]`
 
@@ -25,7 +25,7 @@ WARM_FACTOR, WARM_EXTRA_S = 1.25, 5.0
 
 
 def spr_cluster(home: Path, *argv: str) -> tuple[float, dict[str, float]]:
-    """Seconds of a command, and of its phases."""
+    """Return the seconds of a command and of its phases."""
     command = [sys.executable, "-m", "jobs.cli", *argv, "--cloud", "local"]
     seconds, text = run_timed(command, ROOT, DEADLINE_S, SPR_CLUSTER_HOME=str(home))
     phases = {
@@ -35,7 +35,7 @@ def spr_cluster(home: Path, *argv: str) -> tuple[float, dict[str, float]]:
 
 
 def run_round(home: Path, nodes: int) -> dict[str, dict[str, float]]:
-    """The times of one round, by the kind of `up`."""
+    """Return the times of one round, by kind of `up`."""
     told = {}
     for way in ("none", "head"):
         _, told[f"cold {way}"] = spr_cluster(home, "up", "--nodes", str(nodes), "--bake", way)
@@ -48,7 +48,7 @@ def run_round(home: Path, nodes: int) -> dict[str, dict[str, float]]:
 
 
 def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Medians of each phase."""
+    """Return the median of each phase."""
     return {
         name: {
             phase: round(median(told[name].get(phase, 0.0) for told in rounds), 1)
@@ -59,7 +59,7 @@ def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, 
 
 
 def main() -> None:
-    """Run the rounds, then give everything back."""
+    """Run the rounds, then remove everything."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0] if __doc__ else "")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""The yardstick: run_qa.py of transformers, or Trainer with its settings where it is not given.
+"""Baseline: run_qa.py of transformers, or Trainer with its settings if there is no script.
 
 python -m benchmarks.baseline --model FOLDER --output DIR [--run-qa PATH] [--epochs 2]
 
@@ -36,7 +36,7 @@ TRAINER = "transformers.Trainer with run_qa.py's settings"
 
 
 class Settings(NamedTuple):
-    """What the baseline is told.
+    """Settings of the baseline.
 
     ``grouped``: padding off and length grouping on. Without ``padded``, its random batches are padded to
     their own longest feature only: the same arithmetic but for positions that are masked.
@@ -52,7 +52,7 @@ class Settings(NamedTuple):
 
 
 def arguments(settings: Settings, output: str) -> Any:
-    """Trainer's, under the names that this release of transformers knows."""
+    """Return Trainer's arguments, under this release's names."""
     from transformers import TrainingArguments
 
     known = {field.name for field in fields(TrainingArguments)}
@@ -79,7 +79,7 @@ def arguments(settings: Settings, output: str) -> Any:
 
 
 def rows(features: Sequence[Feature], tokenizer: Any, *, padded: bool) -> list[dict[str, Any]]:
-    """Features as run_qa.py's data set has them."""
+    """Return features in the form of run_qa.py's data set."""
     made = []
     for feature in features:
         missing = MAX_LENGTH - len(feature) if padded else 0
@@ -119,7 +119,7 @@ class Baseline:
 
 
 def _clock() -> Any:
-    """A callback of Trainer that keeps when the first step began and the last one ended."""
+    """Return a Trainer callback that records when the first step began and the last one ended."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
@@ -138,7 +138,7 @@ def _clock() -> Any:
 
 
 def flatten(questions: Sequence[Question]) -> str:
-    """Questions in the flat layout that run_qa.py reads; SQuAD's own is nested."""
+    """Return questions in the flat layout of run_qa.py; SQuAD's is nested."""
     flat = [
         {
             "id": question.id,
@@ -157,7 +157,7 @@ def flatten(questions: Sequence[Question]) -> str:
 def drive_run_qa(
     script: Path, model: str, questions: Sequence[Question], settings: Settings, output: Path
 ) -> dict[str, Any]:
-    """Train by the original script; returns what it writes in ``train_results.json``."""
+    """Train with the original script; return its ``train_results.json``."""
     from transformers import TrainingArguments
 
     known = {field.name for field in fields(TrainingArguments)}
@@ -188,7 +188,7 @@ def drive_run_qa(
 def train(
     model: str, data: Path, settings: Settings, output: Path, run_qa: Path | None = None
 ) -> dict[str, Any]:
-    """Train a pretrained model, and leave it with its tokenizer in ``output``.
+    """Train a pretrained model, and save it with its tokenizer in ``output``.
 
     Returns ``by`` (what trained it), ``features`` (0 where unknown) and ``seconds``.
     """
@@ -211,7 +211,7 @@ def train(
 
 
 def main() -> None:
-    """Train once; prints by what, how many features, and the seconds."""
+    """Train once; print the method, the number of features, and the seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--run-qa", type=Path, help="transformers' own script")

@@ -1,4 +1,4 @@
-"""`make test` in a fresh clone: how long it takes and what pytest says in the end.
+"""`make test` in a fresh clone: its time, and pytest's closing line.
 
 python -m benchmarks.checks_time
 """
@@ -15,7 +15,7 @@ DEADLINE_S = 3600
 
 
 def main() -> None:
-    """Clone, run, and keep pytest's closing line."""
+    """Clone, run, and print pytest's closing line."""
     with tempfile.TemporaryDirectory() as folder:
         checkout = clone(Path(folder, "clone"))
         seconds, output = run_timed(["make", "test"], checkout, DEADLINE_S)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a fresh clone, a timed command, what is left behind, one JSON line."""
+"""Shared by the benchmarks: a fresh clone, a timed command, leftovers, the closing JSON line."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def run_timed(
 
 
 def clone(target: Path) -> Path:
-    """A fresh clone of the last commit."""
+    """Clone the last commit."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(target)], check=True)
     return target
 
 
 def left_behind() -> dict[str, list[str]]:
-    """What embedded clouds have left on this machine, of any home folder; base images aside."""
+    """Return what embedded clouds of any home folder left on this machine, except base images."""
     commands = {
         "containers": ["podman", "ps", "--all", "--format", "{{.Names}}"],
         "networks": ["podman", "network", "ls", "--format", "{{.Name}}"],
@@ -69,7 +69,7 @@ def _is_ours(kind: str, line: str) -> bool:
 
 
 def run_shares(module: str, options: Sequence[str], jobs: int) -> list[Any]:
-    """A benchmark's work in several processes at once; returns each one's last line.
+    """Run a benchmark's work in several processes, and return each one's last line.
 
     Each is the module itself, told its share by ``--job``.
     """
@@ -86,13 +86,13 @@ def run_shares(module: str, options: Sequence[str], jobs: int) -> list[Any]:
 
 
 def finish(missed: Sequence[str], **figures: Any) -> NoReturn:
-    """Print the benchmark's last line, and end with 1 where a bar was missed."""
+    """Print the benchmark's last line; exit with 1 if a bar was missed."""
     print(json.dumps({"machine": machine(), **figures, "missed": list(missed)}))
     raise SystemExit(1 if missed else 0)
 
 
 def machine() -> str:
-    """The processor and the number of cores that this process may use."""
+    """Return the processor and the number of cores that this process may use."""
     model = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""`make demo` in a fresh clone, twice: how long, what it learnt, what it left behind.
+"""`make demo` in a fresh clone, twice: its time, its results, and its leftovers.
 
     python -m benchmarks.demo [--cold]
 
@@ -20,7 +20,7 @@ DEADLINE_S = 1800
 
 
 def main() -> None:
-    """Time both runs and read the results that they bring home."""
+    """Time both runs and read the results that they fetched."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cold", action="store_true", help="without the cached base image")
     cold = parser.parse_args().cold

@@ -1,4 +1,4 @@
-"""How many EC2 calls `up` and `down` make, for clusters of 4, 64 and 256 nodes.
+"""Number of EC2 calls of `up` and `down`, for clusters of 4, 64, and 256 nodes.
 
 `python -m benchmarks.ec2_calls [--sizes N …]`
 
@@ -25,7 +25,7 @@ FAULTS = 'profile = "fast"\n[quota]\non_demand_vcpus = 100000\n'
 
 
 def count(cloud: CloudProcess, home: Path, nodes: int) -> dict[str, int]:
-    """Calls of each command in the life of one cluster."""
+    """Return the calls of each command in the life of one cluster."""
     cloud.new(FAULTS)
     subprocess.run(["rm", "-rf", str(home)], check=True)
     calls: dict[str, int] = {}

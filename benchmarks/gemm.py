@@ -1,9 +1,9 @@
-"""Does `bench` measure what the machine does? Its TFLOPS beside those of a bare torch loop.
+"""Accuracy of `bench`: its TFLOPS compared with those of a bare torch loop.
 
 python -m benchmarks.gemm [--rounds 7] [--seconds 2]
 
-Both run as processes of their own and in turn, with the same number of threads, so that other work on
-the machine meets both. The bare loop knows nothing of `bench`: it counts products for a while.
+Both run in turn, as separate processes with the same number of threads, so that other work on the machine
+affects both. The bare loop is independent of `bench`: it counts products into one output matrix.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import torch
 size, dtype, limit = int(sys.argv[1]), getattr(torch, sys.argv[2]), float(sys.argv[3])
 a = torch.randn(size, size).to(dtype)
 b = torch.randn(size, size).to(dtype)
-a @ b
+out = torch.empty(size, size, dtype=dtype)  # a new output for each product would cost page faults
+torch.mm(a, b, out=out)
 count, begin = 0, time.perf_counter()
 while time.perf_counter() - begin < limit:
-    a @ b
+    torch.mm(a, b, out=out)
     count += 1
 print(2 * size ** 3 * count / (time.perf_counter() - begin) / 1e12)
 """
@@ -39,7 +40,7 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def main() -> None:
-    """Both in turn; prints their medians, the median of their ratios and what oneDNN said."""
+    """Run both in turn; print their medians, the median of their ratios, and oneDNN's verdict."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
@@ -53,11 +54,11 @@ def main() -> None:
         ours.append(rank["gemm_tflops"])
         bare.append(_loop(result["matrix_size"], result["dtype"], args.seconds, args.threads))
         print(f"{number}: bench {ours[-1]:.4f}, bare {bare[-1]:.4f} TFLOPS", flush=True)
-    # Of neighbours in time: a machine with other work is slower in one minute than in the next.
+    # Of neighbors in time: with other work, a machine's speed changes from minute to minute.
     ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, bare, strict=True))
     missed = [] if abs(ratio - 1) <= BAR else [f"within {BAR:.0%} of the bare loop"]
     if rank["amx"] and "amx_bf16" not in read_cpu_flags():
-        missed.append("no AMX where the processor has none")
+        missed.append("no AMX on a processor without it")
     finish(
         missed,
         benchmark="gemm",
@@ -76,7 +77,7 @@ def main() -> None:
 
 
 def _measure(seconds: float, threads: int) -> dict[str, Any]:
-    """What `bench` runs on a node, on this machine."""
+    """Run on this machine what `bench` runs on a node."""
     text = _run([sys.executable, "-m", "jobs.worker.bench", f"--seconds={seconds}"], threads)
     events = [event for event in map(parse_event, text.splitlines()) if event]
     return next(event for event in events if event["event"] == "result")
@@ -88,7 +89,7 @@ def _loop(size: int, dtype: str, seconds: float, threads: int) -> float:
 
 
 def bare_tflops(dtype: str, threads: int, size: int = 2048, seconds: float = 3.0) -> float:
-    """TFLOPS of a bare product of two square matrices, the best of three times."""
+    """Return the TFLOPS of a bare product of two square matrices, the best of three times."""
     return max(_loop(size, dtype, seconds / 3, threads) for _ in range(3))
 
 

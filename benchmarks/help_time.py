@@ -1,4 +1,4 @@
-"""How long `spr-cluster --help` takes, beside an interpreter that does nothing.
+"""Time of `spr-cluster --help`, compared with an interpreter that does nothing.
 
 python -m benchmarks.help_time
 """
@@ -16,7 +16,7 @@ RUNS = 15
 
 
 def main() -> None:
-    """Both commands in turn, so that a slower moment of the machine meets both."""
+    """Run both commands in turn, so that a slow moment of the machine affects both."""
     commands = {
         "help_s": [sys.executable, "-m", "jobs.cli", "--help"],
         "python_s": [sys.executable, "-c", "pass"],

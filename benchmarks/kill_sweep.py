@@ -2,11 +2,10 @@
 
 `python -m benchmarks.kill_sweep [--every N] [--scenario cold|at-once|warm|…] [--jobs N]`
 
-For each point a new cluster is begun, its process gets SIGKILL there, and then (a) `up` again must
-reach the same cluster as an uninterrupted run, no resource twice, and (b) in another run `down` must
-leave nothing: no instance, volume, image, group or key, counted in the cloud itself, tags or not.
-EC2 shows what is new two seconds late. The machines are pretended; EC2's API, the processes, the
-signals and the files are real.
+At each point of a new cluster, the process gets SIGKILL. Then (a) another `up` must reach the same cluster as
+an uninterrupted run, with no resource twice, and (b) in another run, `down` must leave nothing: no instance,
+volume, image, group, or key, counted in the cloud itself, with or without tags. EC2 shows new resources two
+seconds late. The machines are simulated; EC2's API, the processes, the signals, and the files are real.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SCENARIOS: dict[str, tuple[tuple[Any, dict[str, Any]], ...]] = {
 }
 # What goes wrong besides.
 MORE_FAULTS = {
-    # Room for the head where it is tried first, not for its workers.
+    # Capacity for the head in the first zone, not for its workers.
     "move": '[[capacity]]\nzone = "us-east-1a"\nfree = 1\n',
     "replace": '[[machine]]\nn = 1\nfate = "dies"\n[[machine]]\nn = 3\nfate = "no-ssh"\n',
 }
@@ -58,7 +57,7 @@ RECOVERIES = {"up": run_up, "down": run_down}
 
 
 def begin(cloud: CloudProcess, home: Path, scenario: str) -> None:
-    """A new cloud and what the scenario has in it."""
+    """Create a new cloud with the scenario's resources."""
     cloud.new(FAULTS + MORE_FAULTS.get(scenario, ""))
     subprocess.run(["rm", "-rf", str(home)], check=True)
     for work, given in SCENARIOS[scenario]:
@@ -70,7 +69,7 @@ def begin(cloud: CloudProcess, home: Path, scenario: str) -> None:
 def judge(
     cloud: CloudProcess, home: Path, recovery: str, wish: dict[str, Any], wanted: dict[str, Any]
 ) -> str:
-    """Recover once; returns what is wrong then, or nothing."""
+    """Recover once; return what is wrong then, or ``""``."""
     run = run_in_process(cloud, home, RECOVERIES[recovery], wish)
     if run.code != DONE:
         return f"{recovery} ended with {run.code}: {run.error}"
@@ -87,7 +86,7 @@ def judge(
 def try_point(
     cloud: CloudProcess, home: Path, scenario: str, kill: Kill, wanted: dict[str, Any]
 ) -> list[str]:
-    """Kill there and recover, both ways; returns what went wrong."""
+    """Kill there and recover, both ways; return what went wrong."""
     wrong, wish = [], WISHES.get(scenario, WISH)
     for recovery in RECOVERIES:
         begin(cloud, home, scenario)
@@ -101,7 +100,7 @@ def try_point(
 
 
 def measure(cloud: CloudProcess, home: Path, scenario: str) -> tuple[Run, dict[str, Any]]:
-    """An uninterrupted run: its events, and the cluster that it makes."""
+    """Return an uninterrupted run's events and cluster."""
     begin(cloud, home, scenario)
     run = run_in_process(cloud, home, run_up, WISHES.get(scenario, WISH))
     assert run.code == DONE, run.error
@@ -110,7 +109,7 @@ def measure(cloud: CloudProcess, home: Path, scenario: str) -> tuple[Run, dict[s
 
 
 def sweep(root: Path, scenario: str, every: int, job: int, jobs: int) -> dict[str, Any]:
-    """This job's share of the points."""
+    """Try this process's share of the points."""
     home = root / "home"
     with cloud_process(root / "cloud") as cloud:
         run, wanted = measure(cloud, home, scenario)
@@ -133,7 +132,7 @@ def sweep(root: Path, scenario: str, every: int, job: int, jobs: int) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0] if __doc__ else "")
-    parser.add_argument("--every", type=int, default=1, help="try every N-th point only")
+    parser.add_argument("--every", type=int, default=1, help="try only every N-th point")
     parser.add_argument("--scenario", choices=tuple(SCENARIOS), action="append")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--job", type=int, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Peak resident memory of a rank, beside run_qa.py's settings at the same batch.
+"""Peak resident memory of a rank, compared with run_qa.py's settings and the same batch.
 
 python -m benchmarks.memory [--shape bert-large] [--batch-size 32] [--steps 2]
 
@@ -18,7 +18,7 @@ from benchmarks.squad_speed import playing
 
 
 def main() -> None:
-    """One side after the other; prints both peaks and their ratio."""
+    """Run both sides in turn; print both peaks and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_side_arguments(parser)
     parser.add_argument("--steps", type=int, default=2)

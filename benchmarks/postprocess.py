@@ -1,4 +1,4 @@
-"""How fast logits become answers and scores: 10,000 features of real lengths, on few cores.
+"""Time from logits to answers and scores: 10,000 features of real lengths, on few cores.
 
 python -m benchmarks.postprocess --data dev.json [--model FOLDER] [--features 10000] [--runs 5]
 
@@ -30,7 +30,7 @@ N_BEST = 20
 
 
 class Work(NamedTuple):
-    """Questions, their windows (those of ``base`` again and again), and logits batch by batch."""
+    """Questions, their windows (those of ``base``, repeated), and logits by batch."""
 
     questions: list[Question]
     base: Features
@@ -39,10 +39,12 @@ class Work(NamedTuple):
 
 
 def main() -> None:
-    """Both ways in turn; prints their medians and whether their answers agree."""
+    """Run both methods in turn; print their medians and whether their answers agree."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default=str(SAMPLE), help="SQuAD v1.1 JSON")
-    parser.add_argument("--model", help="folder with a tokenizer; else one is trained on the data")
+    parser.add_argument(
+        "--model", help="folder with a tokenizer (default: one trained on the data)"
+    )
     parser.add_argument("--features", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
@@ -75,7 +77,7 @@ def main() -> None:
 
 
 def make_work(questions: Sequence[Question], model: str | None, count: int) -> Work:
-    """So many windows: those of the questions, again and again as those of other questions."""
+    """Return ``count`` windows: those of the questions, repeated as those of other questions."""
     base = build_features(questions, load_tokenizer(model, questions), 384, 128)
     copies = -(-count // len(base))
     many = [
@@ -96,7 +98,7 @@ def make_work(questions: Sequence[Question], model: str | None, count: int) -> W
 
 
 def load_tokenizer(model: str | None, questions: Sequence[Question]) -> Any:
-    """The folder's tokenizer, or a new one."""
+    """Return the folder's tokenizer, or a new one."""
     if model:
         from transformers import AutoTokenizer
 
@@ -107,7 +109,7 @@ def load_tokenizer(model: str | None, questions: Sequence[Question]) -> Any:
 
 
 def ours(work: Work) -> dict[str, str]:
-    """As the job does it."""
+    """Answer as the job does."""
     parts = [
         (batch.chosen, best_spans(batch.start, batch.end, work.features.take(batch.chosen)))
         for batch in work.batches
@@ -116,7 +118,7 @@ def ours(work: Work) -> dict[str, str]:
 
 
 def loops(work: Work) -> dict[str, str]:
-    """One feature after the other, all pairs of its best starts and ends."""
+    """Answer feature by feature, from all pairs of its best starts and ends."""
     best: dict[int, tuple[float, str]] = {}
     for batch in work.batches:
         for index, start, end in zip(*batch, strict=True):

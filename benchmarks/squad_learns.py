@@ -1,4 +1,4 @@
-"""Does `train squad` really learn? A pretrained encoder, real SQuAD questions, three nodes.
+"""F1 of `train squad`: a pretrained encoder, real SQuAD questions, three nodes.
 
 python -m benchmarks.squad_learns --data train.json --eval dev.json --model FOLDER
 """
@@ -18,7 +18,7 @@ DEADLINE_S = 7200
 
 
 def main() -> None:
-    """up, train before any learning, train, down; prints F1 of both trainings."""
+    """Run up, train almost without learning, train, and down; print F1 of both trainings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="SQuAD v1.1 JSON to train on")
     parser.add_argument("--eval", required=True, help="SQuAD v1.1 JSON to evaluate on")

@@ -1,9 +1,9 @@
-"""The sides of benchmarks.squad_speed, each a process of its own that trains when it is told to.
+"""The sides of benchmarks.squad_speed, each a separate process that trains on request.
 
 python -m benchmarks.squad_sides --side fast|baseline|grouped|published …   (by benchmarks.squad_speed)
 
-Each line of its input is a round: the number of steps and a seed, which decides the features. It
-answers with a line of JSON. All sides get the same features in the same round, each of them once.
+Each input line is a round: the number of steps, and a seed, which decides the features. The answer is a line
+of JSON. In a round, all sides get the same features, each of them once.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from jobs.worker.squad.schedule import Schedule, batches
 
 SIDES = ("baseline", "grouped", "published", "fast", "run_qa")
 LONGEST = -1
-"""The seed that asks for the longest features instead."""
+"""The seed that selects the longest features."""
 RUN_STEPS = 2000
-"""Length of the run over which preparation and compilation are counted."""
+"""Length of the run to which preparation and compilation are spread."""
 
 
 class Round(NamedTuple):
-    """``teraflop``: what is needed for these features, without padding."""
+    """``teraflop`` is the work for these features, without padding."""
 
     features: int
     tokens: int
@@ -62,13 +62,13 @@ class Round(NamedTuple):
 
 
 class Side(Protocol):
-    """Something that trains on features, and says how many seconds it took."""
+    """Trains on features, and returns the seconds that it took."""
 
     def train(self, features: Sequence[Feature]) -> float: ...
 
 
 class Fast:
-    """The product's own training, on one rank."""
+    """The product's training, on one rank."""
 
     def __init__(self, model: Any, tokenizer: Any, ranks: Ranks, options: TrainOptions) -> None:
         self._loaded = Loaded(model, tokenizer)
@@ -87,7 +87,7 @@ class Fast:
 
 
 class RunQa:
-    """The original script, a process of its own per round; ``seconds`` are those that it reports.
+    """The original script, one process per round; ``seconds`` are those that it reports.
 
     It reads questions, not features: its own number of features may be a little larger, and what
     counts is its features a second. Its first step, which is slower, is among them.
@@ -111,7 +111,7 @@ class RunQa:
 
 
 def serve(side: Side, features: Sequence[Feature], args: argparse.Namespace) -> None:
-    """Train as each line of the input says, until there are no more."""
+    """Train as each input line says."""
     for line in sys.stdin:
         steps, seed = map(int, line.split())
         if seed == LONGEST:
@@ -127,7 +127,7 @@ def serve(side: Side, features: Sequence[Feature], args: argparse.Namespace) -> 
 
 
 def add_side_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a side and the benchmark that starts it are both told."""
+    """Add the options of both a side and the benchmark that starts it."""
     add_arguments(parser)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="distilbert")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -135,11 +135,11 @@ def add_side_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--run-qa", type=Path, help="transformers' own script, one more side")
-    parser.add_argument("--attention-dropout", action="store_true", help="fast keeps it, too")
+    parser.add_argument("--attention-dropout", action="store_true", help="keep it in fast, too")
 
 
 def side_arguments(args: argparse.Namespace) -> list[str]:
-    """The arguments from which a side gets the same."""
+    """Return the arguments for a side."""
     argv = [
         f"--{name.replace('_', '-')}={getattr(args, name)}"
         for name in ("data", "shape", "batch_size", "dtype", "threads", "compile")
@@ -162,7 +162,7 @@ def main() -> None:
     if args.shape == "distilbert":  # it knows no kinds of tokens
         features = [without_kinds(feature) for feature in features]
     if args.side == "run_qa":
-        # Its answers are for the benchmark; whatever the script prints is for people.
+        # Standard output is for the benchmark, the script's output for the user.
         model = new_model(args.shape, attention_dropout=True)
         with tempfile.TemporaryDirectory() as folder:
             serve(RunQa(args.run_qa, model, tokenizer, args, Path(folder)), features, args)
@@ -186,7 +186,7 @@ def main() -> None:
 
 
 def without_kinds(feature: Feature) -> Feature:
-    """The feature for models that do not tell question and passage by ``token_type_ids``."""
+    """Return the feature for a model without ``token_type_ids``."""
     inputs = {"input_ids": feature.inputs["input_ids"]}
     return Feature(feature.question, inputs, feature.offsets, feature.start, feature.end)
 

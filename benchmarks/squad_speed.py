@@ -1,17 +1,16 @@
-"""How fast `train squad` is: features a second, beside run_qa.py's settings, padded and grouped.
+"""Speed of `train squad`: features per second, compared with run_qa.py's settings, padded and grouped.
 
 python -m benchmarks.squad_speed [--shape bert-large] [--batch-size 32] [--steps 4] [--rounds 5]
 
-The sides' processes take turns, on the same features, so that other work on the machine meets all of
-them: `fast` (the product's own training), `baseline` (benchmarks.baseline: padded to 384) and `grouped`
-(the same with padding off and length grouping on), all three in the precision asked for. One more by
-`--sides published fast`: the baseline in bf16, as published, whatever suits the processor; one without
-bf16 emulates it, and `fast` would choose fp32 there. Preparation, compilation included, is counted as
-over a run of 2,000 steps: features of 2,000 steps / (its seconds + 2,000 x the seconds of a step).
+The sides' processes take turns with the same features, so that other work on the machine affects all of
+them: `fast` (the product's training), `baseline` (benchmarks.baseline, padded to 384), and `grouped` (the
+same without padding, grouped by length), all three in the same precision. `--sides published fast` adds the
+baseline in bf16, as published, on any processor; one without bf16 emulates it, where `fast` would choose
+fp32. Preparation, with compilation, is spread over a run of 2,000 steps: features of 2,000 steps / (its
+seconds + 2,000 x the seconds of a step).
 
-The figures without `plain` compare equals: all sides with memory that is kept instead of given back
-to the kernel after each step, as tcmalloc does on the cluster's nodes and in the published run.
-`--allocator plain` leaves all with the system's own.
+By default, all sides keep their memory instead of returning it to the kernel after each step, as tcmalloc
+does on the cluster's nodes and in the published run. `--allocator plain` uses the system's allocator.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from benchmarks.squad_sides import (
 LIMITS = {"distilbert": 3.0, "bert-large": 2.5, "minilm": 2.5}
 ALLOCATORS: dict[str, dict[str, str]] = {
     "plain": {},
-    # glibc's: no memory of its own for large tensors, nothing given back.
+    # glibc's: no separate mappings for large tensors, nothing returned.
     "kept": {
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(2**40),
@@ -51,7 +50,7 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 
 
 class Player:
-    """One side's process, which trains when asked to."""
+    """One side's process, which trains on request."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -69,7 +68,7 @@ class Player:
 
     def _ask(self, line: str) -> None:
         assert self._process.stdin is not None
-        # One that has ended is met where its answer is missing.
+        # If it has ended, its answer will be missing.
         with suppress(BrokenPipeError):
             self._process.stdin.write(line)
             self._process.stdin.flush()
@@ -77,7 +76,7 @@ class Player:
 
 @contextmanager
 def playing(side: str, args: argparse.Namespace) -> Iterator[Player]:
-    """A side's process, for the duration of a ``with`` block."""
+    """Run a side's process for the duration of a ``with`` block."""
     command = [sys.executable, "-m", "benchmarks.squad_sides", f"--side={side}"]
     with subprocess.Popen(
         [*command, *side_arguments(args)],
@@ -96,7 +95,7 @@ def playing(side: str, args: argparse.Namespace) -> Iterator[Player]:
 
 
 def environment(args: argparse.Namespace) -> dict[str, str]:
-    """What all sides find in their environment."""
+    """Return the environment of all sides."""
     return ALLOCATORS[args.allocator] | {
         "OMP_NUM_THREADS": str(args.threads),
         "HF_HUB_OFFLINE": "1",
@@ -123,12 +122,12 @@ class Played(NamedTuple):
 
 
 def play(args: argparse.Namespace) -> dict[str, Played]:
-    """All rounds of all sides, in turn."""
+    """Run all rounds of all sides in turn."""
     played: dict[str, Played] = {}
     with ExitStack() as stack:
         players = {side: stack.enter_context(playing(side, args)) for side in args.sides}
         for side, player in players.items():
-            # Twice: a second length of features may be compiled anew.
+            # Twice: a second length of features may be compiled again.
             played[side] = Played([player.play(1, seed) for seed in (1001, 1002)], [])
         for number in range(args.rounds):
             for side, player in players.items():
@@ -139,7 +138,7 @@ def play(args: argparse.Namespace) -> dict[str, Played]:
 
 
 def figures(played: Mapping[str, Played], steps: int, gemm: float) -> dict[str, object]:
-    """Medians; ratios are of neighbours in time."""
+    """Return medians; ratios are of neighbors in time."""
     speeds = {
         side: [each.speed(steps, number) for number in range(len(each.rounds))]
         for side, each in played.items()

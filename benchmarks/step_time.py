@@ -1,4 +1,4 @@
-"""Does the model of step time explain the published 26 minutes -> 7 minutes 30?
+"""The model of step time compared with the published 26 minutes -> 7 minutes 30.
 
 python -m benchmarks.step_time
 """
@@ -18,7 +18,7 @@ _NOT_EXPLAINED = (
 
 
 def main() -> None:
-    """Four nodes' time from one node's and the network; the bar: some flow of EC2 explains it."""
+    """Predict four nodes' time from one node's and the network; some EC2 bandwidth must match."""
     found = [compare_with_published(gbit) for gbit in FLOWS_GBIT_S]
     for each in found:
         needs = "unexplained" if each.overlap is None else f"overlap {each.overlap:.0%}"

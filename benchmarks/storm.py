@@ -1,11 +1,11 @@
-"""Many runs of `up`, then `down`, each with random faults: what is left over must always be nothing.
+"""Create/destroy cycles under random faults: `up`, then `down`, must always leave nothing.
 
 `python -m benchmarks.storm [--runs 200] [--seed N] [--jobs N]`
 
-In every run three calls of ten are throttled and what is new shows up late; besides, at random: zones
-without room, calls that fail or whose answer is lost, a machine that never boots, dies, has no SSH or
-no AMX, spot. Each `up` must end with a verified cluster or a clear failure, each `down` with nothing
-left, counted in the cloud itself. A run is made again from its number: `--seed 7 --only 13`.
+In every run, three of ten calls are throttled, and new resources appear late. Random faults: zones without
+capacity, calls that fail or lose their answer, a machine that never boots, dies, has no SSH or no AMX, spot.
+Each `up` must end with a verified cluster or a clear failure, each `down` with nothing left, counted in the
+cloud itself. `--seed 7 --only 13` repeats one run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CALLS = (
 
 
 def make_faults(dice: random.Random) -> str:
-    """One run's weather, as a faults file."""
+    """Return one run's faults file."""
     lines = [
         f"seed = {dice.randrange(1 << 30)}",
         f'profile = "{dice.choice(["instant", "fast", "metal"])}"',
@@ -60,8 +60,8 @@ def make_faults(dice: random.Random) -> str:
     return "\n".join(lines) + "\n"
 
 
-def make_wish(dice: random.Random) -> dict[str, Any]:
-    """What is asked for in one run."""
+def make_request(dice: random.Random) -> dict[str, Any]:
+    """Return the cluster to request in one run."""
     wish: dict[str, Any] = {"nodes": dice.randint(1, 5)}
     if dice.random() < 0.3:
         wish["instance_types"] = ("r7iz.metal-16xl", "m7i.metal-24xl")
@@ -71,11 +71,11 @@ def make_wish(dice: random.Random) -> dict[str, Any]:
     return wish
 
 
-def ride(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[str, Any]:
-    """One run; ``wrong`` is empty for a good one."""
+def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[str, Any]:
+    """Do one run; ``wrong`` is empty if it passed."""
     dice = random.Random(f"{seed}-{number}")
     subprocess.run(["rm", "-rf", str(home)], check=True)
-    faults, wish = make_faults(dice), make_wish(dice)
+    faults, wish = make_faults(dice), make_request(dice)
     cloud.new(faults)
     start = time.monotonic()
     up = run_in_process(cloud, home, run_up, wish)
@@ -96,11 +96,11 @@ def ride(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[str, A
 
 
 def storm(root: Path, seed: int, numbers: list[int]) -> list[dict[str, Any]]:
-    """Some runs, one after another, on one cloud's process."""
+    """Do several runs in turn, on one cloud's process."""
     results = []
     with cloud_process(root / "cloud") as cloud:
         for number in numbers:
-            result = ride(cloud, root / "home", seed, number)
+            result = run_once(cloud, root / "home", seed, number)
             end = "cluster" if result["ok"] else result["reason"][:100]
             print(f"{number}: {result['calls']} calls, {end}", file=sys.stderr, flush=True)
             for problem in result["wrong"]:
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0] if __doc__ else "")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=2026)
-    parser.add_argument("--only", type=int, help="this run alone")
+    parser.add_argument("--only", type=int, help="only this run")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def report(seed: int, results: list[dict[str, Any]]) -> None:
-    """The last line: how the runs ended, and what they cost."""
+    """Print the last line: how the runs ended, and what they cost."""
     slowest = max(results, key=lambda result: result["seconds"])
     calls = sorted(result["calls"] for result in results)
     wrong = [f"run {r['number']}: {w}" for r in results for w in r["wrong"]]

@@ -1,4 +1,4 @@
-"""How fast texts become features, and in how much memory.
+"""Time and memory from texts to features.
 
 python -m benchmarks.tokenize --data train.json [--model FOLDER] [--questions 10000] [--runs 5]
 
@@ -42,10 +42,12 @@ MAX_LENGTH, STRIDE = 384, 128
 
 
 def main() -> None:
-    """All ways in turn; prints the medians of their seconds and peak memory."""
+    """Run all methods in turn; print the medians of their seconds and peak memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default=str(SAMPLE), help="SQuAD v1.1 JSON")
-    parser.add_argument("--model", help="folder with a tokenizer; else one is trained on the data")
+    parser.add_argument(
+        "--model", help="folder with a tokenizer (default: one trained on the data)"
+    )
     parser.add_argument("--questions", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
@@ -84,7 +86,7 @@ def _run(way: str, folder: str) -> dict[str, float]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
-    """One way in this process: seconds, features, and the MiB that it added at its peak."""
+    """Run one method in this process: seconds, features, and the MiB that it added at its peak."""
     some = read_dataset(args.data)
     tokenizer = load_tokenizer(args.model, some)
     questions = multiply(some, args.questions)
@@ -100,13 +102,13 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _peak_mib() -> float:
-    """Of this process, and of the largest of those it has started."""
+    """Return the peak of this process and of its largest child."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return max(resource.getrusage(kind).ru_maxrss for kind in kinds) / 1024
 
 
 def multiply(questions: list[Question], count: int) -> list[Question]:
-    """So many questions; every copy's passages are others, so that none is tokenized for free."""
+    """Return ``count`` questions; every copy has other passages, so that none is tokenized twice."""
     many = []
     for number in range(count):
         question, copy = questions[number % len(questions)], number // len(questions)
@@ -193,7 +195,7 @@ def _windows(tokenizer: Any, questions: list[str], contexts: list[str], padded: 
 
 
 def _find(offsets: Any, answer: Answer) -> tuple[int, int]:
-    """The answer's first and last token in one window, or (0, 0)."""
+    """Return the answer's first and last token in one window, or (0, 0)."""
     inside = np.flatnonzero(offsets[:, 0] >= 0)
     begin, end = answer.start, answer.start + len(answer.text)
     if not len(inside) or offsets[inside[0], 0] > begin or offsets[inside[-1], 1] < end:

@@ -1,4 +1,4 @@
-"""A cluster with a minute to live whose owner's process is killed: how long until it is gone?
+"""Time until a cluster with a lifetime of one minute is gone after its owner's process was killed.
 
 `python -m benchmarks.ttl`
 
@@ -46,7 +46,7 @@ def _resources(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def measure(environment: dict[str, str]) -> None:
-    """Buy, kill, wait, clean up; prints the line."""
+    """Create, kill, wait, and clean up; print the result."""
     _run(environment, "list", "--cloud", "local")  # the embedded cloud is there
     argv = [sys.executable, "-m", "jobs.cli", "up", "--cloud", "local", "--ttl", "1m"]
     start = time.monotonic()

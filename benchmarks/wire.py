@@ -1,4 +1,4 @@
-"""Bytes that a rank sends per step, counted at its network interface, beside plain DDP in fp32.
+"""Bytes that a rank sends per step, counted at its network interface, compared with plain DDP in fp32.
 
 python -m benchmarks.wire [--steps 6]          (root: it makes two network namespaces)
 
@@ -49,7 +49,7 @@ _SENT = Path("/sys/class/net") / _CABLE / "statistics" / "tx_bytes"
 
 
 def main() -> None:
-    """Train both ways; prints bytes per step and rank, their ratio, and how far losses differ."""
+    """Train both ways; print bytes per step and rank, their ratio, and the difference of losses."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--steps", type=int, default=6)
@@ -82,7 +82,7 @@ def main() -> None:
 
 @contextmanager
 def namespaces() -> Iterator[None]:
-    """Two network namespaces with a cable between them, for the duration of a ``with`` block."""
+    """Connect two network namespaces for the duration of a ``with`` block."""
     try:
         for name in _NAMES:
             _ip("netns", "add", name)
@@ -139,7 +139,7 @@ def _start(argv: list[str], rank: int) -> subprocess.Popen[str]:
 
 
 def _train(args: argparse.Namespace) -> None:
-    """One rank: the first step is not counted, as DDP sends the weights before it."""
+    """Train one rank. The first step does not count: DDP sends the weights before it."""
     import torch
 
     tokenizer = load_tokenizer(find_encoder(args.encoder))

@@ -35,7 +35,7 @@ class Run:
 
     @property
     def ranks(self) -> Sequence[Mapping[str, Any]]:
-        """The ranks' reports, see :class:`jobs.worker.squad.results.RankFacts`."""
+        """The ranks' reports, see :class:`jobs.worker.runtime.context.RankFacts`."""
         return [rank for rank in _list(self.results.get("ranks")) if isinstance(rank, dict)]
 
     @property

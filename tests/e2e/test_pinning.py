@@ -124,6 +124,6 @@ def test_a_rank_that_is_elsewhere_ends_the_run_before_it_trains(
 
     told = failed.stderr.splitlines()
     (line,) = [line for line in told if line.startswith("spr-cluster: ")]
-    assert f"rank 1 on {host}: this rank does not run where it should" in line
+    assert f"rank 1 on {host}: this rank does not run where it was planned to" in line
     assert re.search(rf"CPUs \S+ planned, {first} found", line)
     assert not [line for line in told if "step " in line]

@@ -1,10 +1,8 @@
-"""How fast the machines are: what ``spr-cluster bench`` runs on the nodes, one process per rank.
+"""Speed of the machines: what ``spr-cluster bench`` runs on the nodes, one process per rank.
 
-Started by mpirun as ``python -m jobs.worker.bench``, or alone on any machine with torch. It is copied to the
-nodes beside :mod:`jobs.worker.squad`, whose ranks, events and checks it uses, and imports nothing else of the
-project.
+mpirun starts it as ``python -m worker.bench``; it also runs alone on any machine with torch.
 
-Each rank measures with the cores and the memory that a training job's rank would have, and all ranks
-of a node measure at the same time, so that what a node can do is the sum of its ranks. Units: TFLOPS
-(10^12 floating-point operations a second, a multiply-add counts two), GB/s (10^9 bytes a second).
+Each rank measures with the cores and memory of a training job's rank. All ranks of a node measure at the same
+time, so that a node's speed is the sum of its ranks. Units: TFLOPS (10^12 floating-point operations per
+second; a multiply-add counts as two), GB/s (10^9 bytes per second).
 """

@@ -1,4 +1,4 @@
-"""How fast all ranks together exchange gradients: all-reduce by size."""
+"""Speed of the exchange of gradients among all ranks: all-reduce by size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ..runtime.ranks import Ranks
 
 SIZES = tuple(kib << 10 for kib in (4, 64, 1024, 16 * 1024, 64 * 1024))
-"""Bytes of the message. DDP's buckets have 25 MiB, the small ones show what a message costs at all."""
+"""Bytes per message. DDP's buckets have 25 MiB; small messages show the latency."""
 _WARM_UPS = 3
 _FEWEST, _MOST = 5, 500
 
@@ -27,16 +27,16 @@ class Exchange:
 
 
 def bus_gb_per_second(size: int, seconds: float, ranks: int) -> float:
-    """What each link must have carried, in GB/s, whatever the number of ranks.
+    """Return the bandwidth of each link, in GB/s, whatever the number of ranks.
 
-    Every byte leaves and reaches a rank 2 (n - 1) / n times in the best algorithm; source:
+    In the best algorithm, every byte leaves and reaches a rank 2 (n - 1) / n times; source:
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
     return 2 * (ranks - 1) / ranks * size / seconds / 1e9
 
 
 def measure_exchange(ranks: Ranks, size: int, seconds: float) -> Exchange:
-    """Time all-reduce of fp32 numbers over the job's own backend; all ranks must call it."""
+    """Time all-reduce of fp32 numbers over the job's backend; all ranks must call it."""
     message = torch.zeros(size // 4)
 
     def once() -> float:
@@ -45,7 +45,7 @@ def measure_exchange(ranks: Ranks, size: int, seconds: float) -> Exchange:
         return time.perf_counter() - start
 
     trials = [once() for _ in range(_WARM_UPS)]
-    # The same number on all ranks, or some would wait for ever.
+    # The same number on all ranks, or some would wait forever.
     repeats = ranks.share(choose_repeats(seconds, trials[-1]))
     dist.barrier(group=ranks.control)
     taken = [once() for _ in range(repeats)]
@@ -53,5 +53,5 @@ def measure_exchange(ranks: Ranks, size: int, seconds: float) -> Exchange:
 
 
 def choose_repeats(seconds: float, one: float) -> int:
-    """How many fit into the time, within bounds."""
+    """Return how many fit into the time, within bounds."""
     return max(_FEWEST, min(_MOST, int(seconds / max(one, 1e-6))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -25,23 +25,8 @@ from .onednn import ask_onednn
 from .options import BenchOptions, parse_argv
 
 
-@dataclass(frozen=True)
-class RankSpeed:
-    """One rank's figures. ``amx`` and ``onednn`` are oneDNN's own word."""
-
-    rank: int
-    hostname: str
-    threads: int
-    gemm_tflops: float
-    gemm_repeats: int
-    memory_gb_s: float
-    memory_array_bytes: int
-    amx: bool
-    onednn: str
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure as this rank; returns its exit code."""
+    """Measure as this rank. Returns its exit code."""
     options = parse_argv(argv)
     return run_job(measure, options, RunSettings(options.backend, output=None))
 
@@ -50,14 +35,14 @@ def measure(context: RankContext[BenchOptions]) -> dict[str, Any]:
     """Measure products and memory on all ranks at the same time, then the exchange between hosts."""
     mine, size = _measure_alone(context)
     return {
-        "ranks": [asdict(speed) for speed in context.ranks.gather(mine)],
+        "ranks": context.ranks.gather(mine),
         "matrix_size": size,
         "all_reduce": _measure_together(context),
         "torch": str(torch.__version__),
     }
 
 
-def _measure_alone(context: RankContext[BenchOptions]) -> tuple[RankSpeed, int]:
+def _measure_alone(context: RankContext[BenchOptions]) -> tuple[dict[str, Any], int]:
     """Return this rank's own figures and the matrices' size; all ranks measure the same in step."""
     options, ranks, events = context.options, context.ranks, context.events
     facts, dtype = context.hardware[ranks.rank].facts, context.precision.dtype
@@ -66,7 +51,7 @@ def _measure_alone(context: RankContext[BenchOptions]) -> tuple[RankSpeed, int]:
     events.emit("phase", name="matrix products")
     # One size for all, or their figures could not be compared.
     size = min(ranks.gather(choose_size(dtype)))
-    ranks.gather(None)  # here all ranks meet
+    ranks.gather(None)  # all ranks start together
     products = measure_products(size, dtype, options.seconds)
     events.emit("phase", name="memory")
     neighbours = context.hosts.count(facts.hostname)
@@ -74,17 +59,17 @@ def _measure_alone(context: RankContext[BenchOptions]) -> tuple[RankSpeed, int]:
     memory = measure_memory(
         choose_array_bytes(cache, read_available_bytes(), neighbours), options.seconds
     )
-    mine = RankSpeed(
-        rank=ranks.rank,
-        hostname=facts.hostname,
-        threads=facts.threads,
-        gemm_tflops=tflops(size, products.seconds),
-        gemm_repeats=products.repeats,
-        memory_gb_s=memory.gb_per_second,
-        memory_array_bytes=memory.array_bytes,
-        amx=said.amx,
-        onednn=said.verdict,
-    )
+    mine = {
+        "rank": ranks.rank,
+        "hostname": facts.hostname,
+        "threads": facts.threads,
+        "gemm_tflops": tflops(size, products.seconds),
+        "gemm_repeats": products.repeats,
+        "memory_gb_s": memory.gb_per_second,
+        "memory_array_bytes": memory.array_bytes,
+        "amx": said.amx,  # what oneDNN ran, not what the CPU has
+        "onednn": said.verdict,
+    }
     return mine, size
 
 

@@ -1,4 +1,4 @@
-"""The two measurements of one rank alone: matrix products, and memory."""
+"""The measurements of a single rank: matrix products and memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 SIZES = (1024, 2048, 4096, 8192)
-"""Rows and columns of the matrices, from which one is chosen: see :func:`choose_size`."""
+"""Rows and columns of the matrices; :func:`choose_size` chooses one."""
 LONG_ENOUGH_S = 0.02
 WARM_UPS = 2
 FEWEST = 5
-"""Products (or triads) at least, however long one takes: a median needs some."""
+"""Least number of products (or triads) for a median, however long one takes."""
 _CACHES = Path("/sys/devices/system/cpu")
 _MEMORY = Path("/proc/meminfo")
 _SMALLEST_ARRAY = 64 << 20
@@ -23,7 +23,7 @@ _SMALLEST_ARRAY = 64 << 20
 
 @dataclass(frozen=True)
 class Timing:
-    """Some repetitions of the same: their median in seconds, and how many they were."""
+    """Repetitions of the same work: their median in seconds, and their number."""
 
     seconds: float
     repeats: int
@@ -32,7 +32,7 @@ class Timing:
 def repeat(
     work: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> Timing:
-    """Repeat work for about so many seconds, each time by itself, after a warm-up."""
+    """Time work repeatedly for about ``seconds``, after a warm-up."""
     for _ in range(WARM_UPS):
         work()
     taken: list[float] = []
@@ -45,12 +45,12 @@ def repeat(
 
 
 def tflops(size: int, seconds: float) -> float:
-    """TFLOPS of a square product: a multiplication and an addition for each of size^3 pairs."""
+    """Return the TFLOPS of a square product: a multiplication and an addition for each of size^3 pairs."""
     return 2 * size**3 / seconds / 1e12
 
 
 def make_product(size: int, dtype: str) -> Callable[[], object]:
-    """The product of two random square matrices, as a function; ``dtype`` is bf16 or fp32."""
+    """Return a function that multiplies two random square matrices in bf16 or fp32."""
     kind = _torch_dtype(dtype)
     left, right = torch.randn(2, size, size).to(kind)
     out = torch.empty(size, size, dtype=kind)
@@ -58,7 +58,7 @@ def make_product(size: int, dtype: str) -> Callable[[], object]:
 
 
 def choose_size(dtype: str, clock: Callable[[], float] = time.perf_counter) -> int:
-    """The smallest size whose product takes long enough to be timed well, else the largest."""
+    """Return the smallest size whose product takes long enough to be timed well, else the largest."""
     for size in SIZES:
         work = make_product(size, dtype)
         work()
@@ -87,13 +87,13 @@ class Triad:
 
     @property
     def gb_per_second(self) -> float:
-        """Two arrays read and one written. What the processor reads of the one before it writes
-        to it is not counted, as in https://www.cs.virginia.edu/stream/ref.html ("counting")."""
+        """Two arrays read and one written. Reads of the third before it is written do not count, as
+        in https://www.cs.virginia.edu/stream/ref.html ("counting")."""
         return 3 * self.array_bytes / self.timing.seconds / 1e9
 
 
 def measure_memory(array_bytes: int, seconds: float) -> Triad:
-    """Time the triad. The threads that compute also write the arrays first: memory of their own."""
+    """Time the triad. The computing threads write the arrays first, so that their memory is near."""
     elements = array_bytes // 4
     out, left, right = (torch.full((elements,), value) for value in (0.0, 1.0, 2.0))
     timing = repeat(lambda: torch.add(left, right, alpha=3.0, out=out), seconds)
@@ -101,12 +101,12 @@ def measure_memory(array_bytes: int, seconds: float) -> Triad:
 
 
 def choose_array_bytes(cache: int, available: int, ranks: int) -> int:
-    """An array's bytes: four times the caches, STREAM's own rule; at most 1/16 of a rank's memory."""
+    """Return an array's bytes: four times the caches (STREAM's rule), at most 1/16 of a rank's memory."""
     return max(_SMALLEST_ARRAY, min(4 * cache, available // ranks // 16))
 
 
 def read_cache_bytes(cpus: Collection[int], root: Path = _CACHES) -> int:
-    """The bytes of all last-level caches that these CPUs use; 0 where the kernel does not tell."""
+    """Return the bytes of all last-level caches of these CPUs; 0 if the kernel does not list them."""
     found: dict[str, int] = {}
     for cpu in cpus:
         levels = sorted((root / f"cpu{cpu}" / "cache").glob("index[0-9]*"))
@@ -117,6 +117,6 @@ def read_cache_bytes(cpus: Collection[int], root: Path = _CACHES) -> int:
 
 
 def read_available_bytes(path: Path = _MEMORY) -> int:
-    """The memory that programs can have now."""
+    """Return the memory that is available to programs."""
     lines = (line.split() for line in path.read_text().splitlines())
     return next(int(line[1]) << 10 for line in lines if line[0] == "MemAvailable:")

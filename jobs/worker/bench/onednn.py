@@ -1,7 +1,7 @@
-"""Which instructions oneDNN really used, in its own words.
+"""The instructions that oneDNN actually used, as it reports them.
 
-Flags and capability functions are true on machines where nothing uses AMX. What counts is a line that
-oneDNN prints for a product in bf16 that it has carried out, with the implementation that it took:
+CPU flags are also set on machines where nothing uses AMX. What counts is oneDNN's line about a bf16 product
+that it executed, which names the implementation:
 https://uxlfoundation.github.io/oneDNN/dev_guide_verbose.html
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _TIMEOUT_S = 120
-# A product in bf16, as training does them; then one in fp32 through oneDNN, which torch leaves to
-# another library where there is no bf16 in hardware, so that oneDNN says at least what it could use.
+# A bf16 product, as in training. Without bf16 in hardware, torch leaves it to another library, so an fp32
+# product through oneDNN follows, for which oneDNN reports at least what it could use.
 _PROBE = """
 import torch
 x = torch.randn(256, 256)
@@ -31,9 +31,9 @@ _EXECUTED = re.compile(
 
 @dataclass(frozen=True)
 class OneDnn:
-    """What oneDNN said: the best instruction set of this CPU, and the implementations by arithmetic.
+    """What oneDNN reported: the best instruction set of this CPU, and its implementations.
 
-    ``bf16`` and ``other`` name those of products that have run, such as ``brg_matmul:avx10_1_512_amx``.
+    ``bf16`` and ``other`` name those of products that ran, such as ``brg_matmul:avx10_1_512_amx``.
     """
 
     isa: str = ""
@@ -42,26 +42,26 @@ class OneDnn:
 
     @property
     def amx(self) -> bool:
-        """A product in bf16 has run on AMX. An instruction set with AMX is not enough."""
+        """Whether a bf16 product ran on AMX. An instruction set with AMX is not enough."""
         return any("amx" in name for name in self.bf16)
 
     @property
     def verdict(self) -> str:
-        """One line for people: that AMX ran, or that it did not, and what did."""
+        """One line for the user: whether AMX ran, and what ran instead."""
         if self.amx:
             return f"AMX ran ({next(name for name in self.bf16 if 'amx' in name)})"
         if self.bf16:
             return f"no AMX (bf16 ran as {', '.join(self.bf16)})"
         if not self.isa:
-            return "no AMX (oneDNN said nothing)"
+            return "no AMX (oneDNN reported nothing)"
         return f"no AMX ({self.isa}; oneDNN ran nothing in bf16)"
 
 
 def parse_verbose(lines: Iterable[str]) -> OneDnn:
-    """What oneDNN's verbose lines say, of any version since 2.
+    """Parse oneDNN's verbose lines, of any version since 2.
 
-    They name their fields in the same order, after one to three words that differ by version
-    (``onednn_verbose,v1,primitive,exec,cpu,…``); lines of ``create`` tell what was only considered.
+    Their fields have the same order, after one to three words that depend on the version
+    (``onednn_verbose,v1,primitive,exec,cpu,…``). ``create`` lines name what was only considered.
     """
     isa, bf16, other = "", dict[str, None](), dict[str, None]()
     for line in lines:
@@ -74,9 +74,9 @@ def parse_verbose(lines: Iterable[str]) -> OneDnn:
 
 
 def ask_onednn(environ: Mapping[str, str] = os.environ) -> OneDnn:
-    """Run a small product in a process of its own, and read what oneDNN says of it.
+    """Run a small product in a separate process, and return what oneDNN reports.
 
-    Of its own, because oneDNN reads its variable once, and its lines would slow down what is timed.
+    In this process, oneDNN has read its variable already, and its lines would slow down what is timed.
     """
     asked = {name: value for name, value in environ.items() if not name.startswith("PMI_")}
     try:

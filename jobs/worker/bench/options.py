@@ -1,4 +1,4 @@
-"""What a measurement can be told; the machine that submits it has no torch, and imports this alone."""
+"""Options of a measurement. The laptop, which has no torch, imports only this module."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ SHORTEST, LONGEST = 0.1, 600.0
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """``seconds`` is the time for each of the three measurements, start and end aside."""
+    """``seconds`` is the time for each of the three measurements."""
 
     backend: str = "gloo"
     seconds: float = SECONDS
 
     def to_argv(self) -> list[str]:
-        """The arguments from which :func:`parse_argv` makes this value again."""
+        """Return the arguments from which :func:`parse_argv` restores this value."""
         return [f"--backend={self.backend}", f"--seconds={self.seconds:g}"]
 
 
 def parse_argv(argv: Sequence[str] | None = None) -> BenchOptions:
-    """The options in ``argv``; a mistake ends with exit code 2."""
+    """Return the options in ``argv``. A usage error ends with exit code 2."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure one rank's machine.")
     parser.add_argument("--backend", default=BenchOptions.backend, choices=("ccl", "gloo"))
     parser.add_argument("--seconds", type=float, default=BenchOptions.seconds)

@@ -1,1 +1,1 @@
-"""What every rank needs, whatever it computes: ranks, pinning, events, errors, stopping."""
+"""What every rank needs, whatever it computes: placement, ranks, phases, events, results."""

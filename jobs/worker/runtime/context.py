@@ -18,6 +18,7 @@ from .pinning import RankPlacement
 from .precision import AMX_FLAGS, Precision, autocast
 from .ranks import Ranks
 from .steps import StepReporter
+from .stopping import listen
 
 _PACKAGES = {
     "torch": "torch",
@@ -100,11 +101,25 @@ class RankContext(Generic[Options]):
         """Compute in bf16 inside, if that is the run's precision."""
         return autocast(self.precision.dtype)
 
-    def report_steps(self, total: int, per_epoch: int | None = None) -> StepReporter:
-        """Return the reporter of ``total`` training steps, a context manager."""
+    @contextmanager
+    def report_steps(
+        self,
+        total: int,
+        per_epoch: int | None = None,
+        *,
+        done: int = 0,
+        samples: int = 0,
+        tokens: int = 0,
+    ) -> Iterator[StepReporter]:
+        """Report training steps for the duration of a ``with`` block, where SIGTERM asks for a stop.
+
+        A resumed run has ``done`` steps, and ``samples`` and ``tokens`` of all ranks, behind it.
+        """
         metrics = Metrics(self.output, self.ranks.rank, self.events.note)
         pace = Pace(self.ranks, self.hosts)
-        return StepReporter(self.events, metrics, pace, total, per_epoch or total)
+        counts = (per_epoch or total, done, samples, tokens)
+        with listen() as request, metrics:
+            yield StepReporter(self.events, metrics, pace, request, total, *counts)
 
     def facts(self) -> dict[str, Any]:
         """Return what the results of every job contain: ranks, backend, precision, versions."""

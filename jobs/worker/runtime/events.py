@@ -1,21 +1,21 @@
-"""The lines by which a running job tells the submitting machine how it goes.
+"""Events: the lines by which a running job reports to the machine that submitted it.
 
-Rank 0 prints JSON objects on standard output, one per line, each after :data:`PREFIX`; everything
-else on the job's output is log text. A rank that fails prints an ``error`` event whatever its rank.
+Rank 0 prints JSON objects on standard output, one per line, each after :data:`PREFIX`; all other output is
+log text. Only ``error`` events come from any rank.
 
     start   world_size, hosts, backend, dtype, model, versions
-    phase   name: load, tokenize, train, evaluate or save; at the phase's beginning
-    resumed step, total; the checkpoint's step, from which the run goes on
-    step    step, total, epoch, loss, lr; a few per second, and the last one. With the latest speed of
-            all ranks, samples_per_second and tokens_per_second (without padding), the eta_seconds
-            that follow from it, and the shares of the hosts in the computing power
+    phase   name, such as load or train; when the phase begins
+    resumed step, total; the step of the checkpoint that the run continues
+    step    step, total, epoch, loss, lr; a few per second, and the last one. Also the latest speed of all
+            ranks, samples_per_second and tokens_per_second (without padding), the resulting eta_seconds,
+            and the hosts' shares of the computing power
     checkpoint  step, name, seconds; one was written
     stopped step, total, checkpoint (its name); after a SIGTERM, before exit code 143
     note    text
-    trial   samples_per_second, steps, seconds; what a trial (--trial-seconds) has measured
+    trial   samples_per_second, steps, seconds; what a trial (--trial-seconds) measured
     result  the content of results.json
-    error   message, hint, rank, host, lost_peer (true where only the effect of another rank's
-            failure was seen: that other rank has, or had, the cause)
+    error   message, hint, rank, host, lost_peer (true if this rank only saw the effect of another
+            rank's failure)
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import Any, TextIO
 
 PREFIX = "@spr "
 STEP_SECONDS = 0.25
-"""At least so long between two ``step`` events, so that fast steps do not flood the terminal."""
+"""Least time between two ``step`` events, so that fast steps do not flood the terminal."""
 
 
 class Events:
-    """Prints one rank's events; all but errors are dropped on ranks other than 0."""
+    """Prints one rank's events; ranks other than 0 print only errors."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Events:
         self._last_step: float | None = None
 
     def emit(self, event: str, **fields: object) -> None:
-        """Print one event from rank 0. Raises ``ValueError`` for a number JSON does not have."""
+        """Print one event, on rank 0. Raises ``ValueError`` for a number that JSON lacks."""
         if self.rank == 0:
             self._write({"event": event, **fields})
 
     def note(self, text: str) -> None:
-        """Say something that the user should know, in one line."""
+        """Print one line for the user."""
         self.emit("note", text=text)
 
     def step(self, step: int, total: int, **fields: object) -> None:
-        """Report a finished optimizer step, unless the last report is very recent."""
+        """Print a finished step, unless the last one printed is very recent."""
         now = self._clock()
         recent = self._last_step is not None and now - self._last_step < STEP_SECONDS
         if step < total and recent:
@@ -67,22 +67,21 @@ class Events:
     def error(
         self, message: str, hint: str | None = None, *, lost_peer: bool = False, **more: object
     ) -> None:
-        """Report why this rank ends; the only event that every rank prints."""
+        """Print why this rank ends; the only event that every rank prints."""
         place = {"rank": self.rank, "host": socket.gethostname(), "lost_peer": lost_peer}
         self._write({"event": "error", "message": message, "hint": hint, **place, **more})
 
     def _write(self, fields: dict[str, object]) -> None:
-        # The stream is looked up late (tests replace sys.stdout), and written to once per line:
-        # mpirun merges the ranks' output as it comes.
+        # One write per line: mpirun merges the ranks' output as it comes. (Tests replace sys.stdout.)
         stream = self._stream or sys.stdout
         stream.write(f"{PREFIX}{json.dumps(fields, allow_nan=False)}\n")
         stream.flush()
 
 
 def parse_event(line: str) -> dict[str, Any] | None:
-    """The event in a line of a job's output, or None where the line is log text.
+    """Return the event in a line of a job's output, or None for log text.
 
-    Text before the prefix is skipped: another rank's unfinished line may stand there.
+    Text before the prefix is skipped: it may be another rank's unfinished line.
     """
     _, found, text = line.partition(PREFIX)
     if not found:

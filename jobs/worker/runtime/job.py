@@ -11,13 +11,11 @@
         return {"accuracy": 0.97}
 
     if __name__ == "__main__":
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--epochs", type=int, default=3)
         leave(run_job(train, parser.parse_args()))
 
-The runtime checks the rank's placement, joins the ranks over ``RunSettings.backend``, and chooses the
-precision. It keeps ``logs/`` and ``metrics/``, prints the events of :mod:`.events`, and stops all ranks
-after the same step when SIGTERM arrives (exit code 143). Rank 0 writes what the function returns to
+The runtime checks the rank's placement, joins the ranks over the launcher's backend (SPR_BACKEND), and
+chooses the precision. It keeps ``logs/`` and ``metrics/``, prints the events of :mod:`.events`, and stops
+all ranks after the same step on SIGTERM (exit code 143). Rank 0 writes what the function returns to
 ``results.json``, together with :meth:`.RankContext.facts`.
 """
 
@@ -27,7 +25,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +35,19 @@ from .context import Hardware, Options, Phases, RankContext, RankFacts, package_
 from .errors import StoppedError, WorkerError, first_line
 from .events import Events
 from .logs import keep_log
-from .output import prepare_output, save_json
+from .output import RESULTS, prepare_output, save_json
 from .pinning import RankPlacement, take_place
 from .precision import choose_precision, read_cpu_flags
 from .process import read_identity
 from .ranks import Ranks, join, lost_peer
 from .stopping import EXIT_CODE
 
-RESULTS = "results.json"
-
 
 @dataclass(frozen=True)
 class RunSettings:
     """What the runtime needs to know of a job's options."""
 
-    backend: str = "auto"
+    backend: str = field(default_factory=lambda: os.environ.get("SPR_BACKEND", "auto"))
     dtype: str = "auto"
     output: Path | None = Path("output")
     """Folder for logs, metrics, and results; ``None`` writes no files."""
@@ -112,7 +108,7 @@ def _run(main: Main[Options], options: Options, settings: RunSettings, events: E
         context = RankContext(options, ranks, events, precision, hardware, folder, phases)
         _announce(context, settings.model)
         if output is not None and ranks.first:
-            prepare_output(output, RESULTS, resume=settings.resume)
+            prepare_output(output, resume=settings.resume)
         own = main(context)
         if own is None or not ranks.first:
             return

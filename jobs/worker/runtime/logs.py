@@ -1,4 +1,4 @@
-"""Each rank's own log, beside the merged one in which the lines of all ranks stand together."""
+"""Each rank's own log, in addition to the merged log of all ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FOLDER = "logs"
 
 
 def keep_log(output: Path, rank: int, *, append: bool) -> None:
-    """Copy all that this process prints from now on, libraries included, to ``logs/rank-N.log``.
+    """Copy everything that this process prints from now on to ``logs/rank-N.log``.
 
-    By a process of its own, which outlives this one: so a crash's last words are there, too. Where
-    the folder can't be written the run itself will say so, or do without.
+    A separate process copies it and outlives this one, so that a crash's last lines are kept. If the
+    folder can't be written, there is no log; :func:`.output.prepare_output` reports the error.
     """
     path = output / FOLDER / f"rank-{rank}.log"
     with suppress(OSError):
@@ -24,7 +24,7 @@ def keep_log(output: Path, rank: int, *, append: bool) -> None:
             path.write_bytes(b"")
         sys.stdout.flush()
         sys.stderr.flush()
-        # Of a session of its own: a signal to the job's processes is not for it, it ends with them.
+        # In its own session: a signal to the job's processes must not end it before them.
         copier = subprocess.Popen(
             ["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -32,5 +32,5 @@ def keep_log(output: Path, rank: int, *, append: bool) -> None:
         for descriptor in (1, 2):
             os.dup2(copier.stdin.fileno(), descriptor)
         copier.stdin.close()
-        # Not waited for: it must be the last one to end. (Popen would warn of that.)
+        # It ends last, so it is not waited for. (Popen would warn of that.)
         copier.returncode = 0

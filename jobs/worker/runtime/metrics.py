@@ -1,8 +1,8 @@
-"""Every step's figures, one JSON object a line, written by every rank about itself.
+"""Each rank's figures of every step: ``metrics/rank-N.jsonl``, one JSON object per line.
 
-metrics/rank-N.jsonl: ``step``; ``time``, seconds since training began, interruptions left out;
-``loss``, the mean of all ranks; ``lr``; this rank's ``samples``, ``tokens`` (real ones) and ``padded``
-(with padding); ``seconds`` of the step by what was done in them.
+``step``; ``time``, seconds since training began, without interruptions; ``loss``, the mean of all ranks;
+``lr``; this rank's ``samples``, ``tokens`` (without padding), and ``padded`` (with padding); ``seconds`` of
+the step by activity.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from .errors import TrainingError
 
 FOLDER = "metrics"
 FLUSH_SECONDS = 5.0
-"""At least so long between two writes: a process that is killed loses so much, and a checkpoint none."""
+"""Least time between two writes. A killed process loses at most this much, a checkpoint nothing."""
 
 
 class StepFigures(NamedTuple):
@@ -37,10 +36,10 @@ class StepFigures(NamedTuple):
 
 
 class Metrics:
-    """One rank's file, open for a ``with`` block.
+    """One rank's file, flushed at the end of a ``with`` block.
 
-    A disk that takes no more is told once to ``note``, and is no reason to end what goes well: the
-    lines are kept, and written when there is room again.
+    A full disk does not stop training: ``note`` gets one warning, and the lines are kept until there
+    is room.
     """
 
     def __init__(
@@ -50,16 +49,16 @@ class Metrics:
         note: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._note, self._told = note, False
+        self._note, self._warned = note, False
         self._path = output / FOLDER / f"rank-{rank}.jsonl"
         self._clock = clock
         self._lines: list[str] = []
         self._written = clock()
 
     def begin(self, step: int) -> None:
-        """Keep what is there up to that step, and drop what comes after it, as it is done again.
+        """Keep the lines up to that step, and drop later ones, whose steps will be repeated.
 
-        Raises :class:`TrainingError` where that can't be done: nothing has been trained yet.
+        Raises :class:`TrainingError` if the file can't be written.
         """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +70,7 @@ class Metrics:
             raise TrainingError(f"{self._path} can't be written: {error.strerror}") from error
 
     def add(self, figures: StepFigures) -> None:
-        """Take one step's figures; they are written some seconds later."""
+        """Add one step's figures, to be written within seconds."""
         times = {name: round(value, 6) for name, value in figures.seconds.items()}
         fields = {**figures._asdict(), "time": round(figures.time, 4), "seconds": times}
         self._lines.append(json.dumps(fields) + "\n")
@@ -79,7 +78,7 @@ class Metrics:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was taken, as far as the disk takes it."""
+        """Write what was added, if the disk has room."""
         self._written = self._clock()
         size = None
         try:
@@ -89,26 +88,21 @@ class Metrics:
             self._lines = []
         except OSError as error:
             if size is not None:
-                with suppress(OSError):  # no line twice, and none by halves
+                with suppress(OSError):  # no line twice, and no half line
                     os.truncate(self._path, size)
-            if not self._told:
+            if not self._warned:
                 self._note(f"warning: {self._path} can't be written: {error.strerror}")
-            self._told = True
+            self._warned = True
 
     def __enter__(self) -> Metrics:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.flush()
 
 
 def _lines_until(path: Path, step: int) -> list[str]:
-    """The whole lines of steps up to that one; a killed process may have left half a line."""
+    """Return the whole lines up to that step; a killed process may have left half a line."""
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:

@@ -15,16 +15,16 @@ from pathlib import Path
 
 from .errors import TrainingError
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, RESULTS = "checkpoints", "results.json"
 
 
-def prepare_output(folder: Path, name: str, *, resume: bool) -> None:
-    """Create the folder and remove an earlier run's results, the file ``name`` and checkpoints.
+def prepare_output(folder: Path, *, resume: bool) -> None:
+    """Create the folder, and remove an earlier run's results and checkpoints.
 
     Raises :class:`TrainingError` if the folder can't be written, or holds an unfinished run. This is
     checked before the work starts: it must not fail after hours, nor show an earlier run's results.
     """
-    results = folder / name
+    results = folder / RESULTS
     if not resume and not results.exists() and any((folder / CHECKPOINTS).glob("step-*[0-9]")):
         raise TrainingError(
             f"--output {folder} holds the checkpoints of an unfinished run",

@@ -1,8 +1,8 @@
-"""Where a rank really runs, against what was planned for it: CPUs, threads, memory.
+"""A rank's actual placement compared with the plan: CPUs, threads, memory.
 
-The plan of all ranks of a node comes in the environment variable :data:`VARIABLE`, as a JSON list by
-local rank. A bad mask makes Intel MPI print a line and go on with its own pinning, and a library may
-bind its threads anew: so each rank asks the kernel, and a difference ends the run before it trains.
+The environment variable :data:`VARIABLE` holds the plan of a node's ranks, a JSON list by local rank. With
+a bad mask, Intel MPI prints a line and uses its own pinning, and a library may bind its threads again. So
+each rank asks the kernel, and a difference ends the run before it trains.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MAX_NODES = 1024
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where a rank runs, as planned or as found; in a plan ``None`` is whatever it may be.
+    """Where a rank runs, as planned or as found; in a plan, ``None`` accepts anything.
 
-    ``cpus`` are those it may run on and ``workers`` those of oneCCL, both in the kernel's list
-    format; ``threads`` are OpenMP's, ``memory`` is the kernel's name of the memory policy.
+    ``cpus`` are those it may run on, and ``workers`` those of oneCCL, both in the kernel's list
+    format; ``threads`` are OpenMP's; ``memory`` is the kernel's name of the memory policy.
     """
 
     cpus: str | None
@@ -38,7 +38,7 @@ class RankPlacement:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """CPUs in the kernel's list format, such as ``0-3,8``."""
+    """Return CPUs in the kernel's list format, such as ``0-3,8``."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][-1] + 1:
@@ -49,12 +49,12 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 
 def render_plan(places: Iterable[RankPlacement]) -> str:
-    """A node's ranks as :data:`VARIABLE` holds them."""
+    """Return the value of :data:`VARIABLE` for a node's ranks."""
     return json.dumps([asdict(place) for place in places], separators=(",", ":"))
 
 
 def read_plan(environ: Mapping[str, str]) -> RankPlacement | None:
-    """This rank's plan; ``None`` where nothing was planned. Raises :class:`PlacementError`."""
+    """Return this rank's plan, or ``None`` without one. Raises :class:`PlacementError`."""
     if VARIABLE not in environ:
         return None
     try:
@@ -68,27 +68,28 @@ def read_plan(environ: Mapping[str, str]) -> RankPlacement | None:
 def take_place(
     environ: Mapping[str, str], count_threads: Callable[[], int]
 ) -> tuple[RankPlacement | None, RankPlacement]:
-    """Ask for the planned memory, and return plan and what is. Raises :class:`PlacementError`.
+    """Set the planned memory policy; return the plan and the actual placement.
 
-    To be called by the main thread before any other is there: those to come inherit its policy.
+    The main thread must call it before it starts others, which inherit its policy. Raises
+    :class:`PlacementError` if they differ.
     """
     plan = read_plan(environ)
     if plan is not None and plan.memory is not None:
         _prefer_memory(plan.memory)
-    found = _look_around(plan, count_threads)
+    found = _inspect(plan, count_threads)
     if plan is not None:
         _require_equal(plan, found)
     return plan, found
 
 
-def _look_around(plan: RankPlacement | None, count_threads: Callable[[], int]) -> RankPlacement:
-    # First: OpenMP may bind the main thread as soon as torch loads it, and that has to show.
+def _inspect(plan: RankPlacement | None, count_threads: Callable[[], int]) -> RankPlacement:
+    # First: OpenMP may bind the main thread when it starts, and that has to show.
     threads = count_threads()
     return RankPlacement(
         cpus=format_cpus(os.sched_getaffinity(0)),
         threads=threads,
         memory=read_memory_policy(),
-        # oneCCL starts them with its first collective, and pins them itself.
+        # oneCCL starts and pins them with its first collective.
         workers=plan.workers if plan else "",
     )
 
@@ -103,16 +104,16 @@ def _require_equal(plan: RankPlacement, found: RankPlacement) -> None:
         wrong.append(f"memory policy {plan.memory} planned, {found.memory} found")
     if wrong:
         raise PlacementError(
-            f"this rank does not run where it should: {'; '.join(wrong)}",
-            hint="does anything on the node set OMP_, KMP_, I_MPI_ or GOMP_ variables, or change "
-            "which CPUs it may use?",
+            f"this rank does not run where it was planned to: {'; '.join(wrong)}",
+            hint="check whether the node sets OMP_, KMP_, I_MPI_, or GOMP_ variables, or limits the "
+            "CPUs that processes may use",
         )
 
 
 def read_memory_policy(path: Path = _NUMA_MAPS) -> str | None:
-    """The kernel's name of the main thread's policy, such as ``default`` or ``prefer:0``.
+    """Return the kernel's name of the main thread's policy, such as ``default`` or ``prefer:0``.
 
-    ``None`` where the kernel does not tell. https://man7.org/linux/man-pages/man7/numa.7.html
+    ``None`` on a kernel without NUMA. https://man7.org/linux/man-pages/man7/numa.7.html
     """
     try:
         lines = path.read_text().splitlines()
@@ -123,21 +124,21 @@ def read_memory_policy(path: Path = _NUMA_MAPS) -> str | None:
 
 
 def _prefer_memory(policy: str) -> None:
-    """Ask for a NUMA node's memory first; others serve when it is full, instead of the OOM killer.
+    """Prefer one NUMA node's memory; when it is full, that of others is used.
 
-    A refusal is not an error here: the comparison with what the kernel says of it follows.
+    A failure shows in the comparison with the plan that follows.
     """
     node = int(policy.partition(":")[2])
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = (ctypes.c_ulong * (_MAX_NODES // bits))()
     mask[node // bits] = 1 << node % bits
     try:
-        # Of the package numactl, which every stack installs.
+        # From the package numactl, which every stack installs.
         ctypes.CDLL("libnuma.so.1").set_mempolicy(_MPOL_PREFERRED, mask, _MAX_NODES)
     except (OSError, AttributeError):
         return
 
 
 def _only_one_numa_node() -> bool:
-    """There is no choice of memory, so that it does not matter what a container forbids."""
+    """Return whether there is no choice of memory, so that a container may forbid the policy."""
     return len(list(_NODES.glob("node[0-9]*"))) <= 1

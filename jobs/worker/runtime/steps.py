@@ -3,55 +3,35 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import NoReturn
 
 from .errors import StoppedError
 from .events import Events
 from .metrics import Metrics, StepFigures
 from .pace import Consensus, Pace
-from .stopping import StopRequest, listen
+from .stopping import StopRequest
 
 
 @dataclass
 class StepReporter:
-    """Reports finished steps. Inside its ``with`` block, SIGTERM requests a stop after a step.
-
-    A resumed run sets ``done``, the steps before this process's first, and ``samples`` and
-    ``tokens``, what all ranks had done by then.
-    """
+    """Reports the steps after step ``done``. ``samples`` and ``tokens`` count those of all ranks."""
 
     events: Events
     metrics: Metrics
     pace: Pace
+    request: StopRequest
     total: int
     per_epoch: int
     done: int = 0
     samples: int = 0
     tokens: int = 0
-    _request: StopRequest = field(default_factory=StopRequest)
-    _stack: ExitStack = field(default_factory=ExitStack)
-    _begin: float = 0.0
-    _last: float = 0.0
+    _begin: float = field(default_factory=time.perf_counter)
+    _last: float = field(default_factory=time.perf_counter)
 
-    def __enter__(self) -> StepReporter:
-        self._request = self._stack.enter_context(listen())
-        self._stack.enter_context(self.metrics)
+    def __post_init__(self) -> None:
         self.metrics.begin(self.done)
         self.pace.begin(self.done, self.samples, self.tokens)
-        self._last = time.perf_counter()
-        self._begin = self._last
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
 
     def step(self, *, loss: float, samples: int, tokens: int = 0, lr: float = 0.0) -> None:
         """Report this rank's next step. ``loss`` is the mean of all ranks.
@@ -59,9 +39,8 @@ class StepReporter:
         All ranks must call it. Raises :class:`StoppedError` on all of them after a SIGTERM.
         """
         now = time.perf_counter()
-        figures = StepFigures(
-            self.done + 1, now - self._begin, loss, lr, samples, tokens, tokens, {}
-        )
+        step, seconds = self.done + 1, now - self._begin
+        figures = StepFigures(step, seconds, loss, lr, samples, tokens, tokens, {})
         if self.take(figures, now - self._last).stop:
             self.stop()
         self._last = time.perf_counter()
@@ -79,7 +58,7 @@ class StepReporter:
         self.samples += figures.samples * self.pace.ranks.size
         self.pace.count(figures.tokens or figures.samples, busy)
         if talk or figures.step >= self.pace.next_talk or figures.step == self.total:
-            agreed = self.pace.talk(figures.step, stop=self._request.stop, save=save)
+            agreed = self.pace.talk(figures.step, stop=self.request.stop, save=save)
             self.tokens += agreed.tokens if figures.tokens else 0
             self.pace.mark(figures.step, self.samples, self.tokens)
         self.events.step(

@@ -1,6 +1,5 @@
-"""Question answering on SQuAD: what runs on the nodes, started by mpirun as ``python -m squad``.
+"""Question answering on SQuAD. mpirun starts it on every rank as ``python -m worker.squad``.
 
-The folder is copied to every node as it is, so it imports nothing of the rest of the project.
-``options``, ``dataset`` and ``events`` need the standard library only: the machine that submits
-the job has no torch, and uses them to check its input, build the argv and read the output.
+``options`` and ``dataset`` need only the standard library: the laptop, which has no torch, uses them to
+check its input and to build the command.
 """

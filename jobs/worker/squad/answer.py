@@ -1,9 +1,9 @@
-"""Ask a trained model single questions: in Python, or as lines of JSON.
+"""Answers of a trained model to single questions: in Python, or as lines of JSON.
 
     python -m worker.squad.answer MODEL < questions.jsonl > answers.jsonl
 
-Each line in is ``{"question": …, "context": …}``, each line out, in the same order,
-``{"text": …, "score": …, "start": …}``. Exit code 2 is a question that can't be asked.
+Each input line is ``{"question": …, "context": …}``; each output line, in the same order, is
+``{"text": …, "score": …, "start": …}``. Exit code 2 is a question that can't be used.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .model import Loaded, load_pretrained
 from .spans import Spans, best_per_question, best_spans, within
 
 MAX_LENGTH, STRIDE = 384, 128
-"""Tokens of a window and of the overlap of two, as in training; less where the model takes less."""
+"""Tokens of a window and of the overlap of two, as in training; fewer if the model takes fewer."""
 LINES = 256
-"""Questions at a time, which bounds the memory."""
+"""Questions per batch of lines, which bounds the memory."""
 
 
 class PredictedAnswer(NamedTuple):
-    """A span of the question's context, "" where it has none; ``start`` counts characters.
+    """A span of the question's context, or ""; ``start`` counts characters.
 
-    ``score`` is the model's probability, 0 to 1, that the answer begins and ends right there; over
-    all words of the context, wherever it was cut into windows.
+    ``score`` is the model's probability, 0 to 1, that the answer has this first and last word, among all
+    words of the context, however it was cut into windows.
     """
 
     text: str
@@ -46,9 +46,9 @@ class PredictedAnswer(NamedTuple):
 
 
 def answer(model: str | Path, asked: Sequence[tuple[str, str]]) -> list[PredictedAnswer]:
-    """The answers to (question, context) pairs by the model in a folder, in their order.
+    """Return the answers to (question, context) pairs by the model in a folder, in order.
 
-    Raises :class:`ModelError` for the model, :class:`DatasetError` for a text that can't be used.
+    Raises :class:`ModelError`, or :class:`DatasetError` for a text that can't be used.
     """
     records = [{"question": question, "context": context} for question, context in asked]
     places = [f"question {number}" for number in range(1, len(records) + 1)]
@@ -59,7 +59,7 @@ def _load_trained(model: str) -> Loaded:
     loaded = load_pretrained(model)
     if loaded.new_weights:
         raise ModelError(
-            f"model {model} has not learnt to answer: it has no {', '.join(loaded.new_weights)}",
+            f"model {model} was not trained to answer questions: it has no {', '.join(loaded.new_weights)}",
             hint="give the folder `model` in the results of `train squad`",
         )
     return loaded
@@ -68,14 +68,14 @@ def _load_trained(model: str) -> Loaded:
 def ask(
     loaded: Loaded, questions: Sequence[Question], dtype: str = "auto"
 ) -> list[PredictedAnswer]:
-    """The answers of a model that is loaded; the questions' own answers are not looked at."""
+    """Return a loaded model's answers, computed in ``dtype``; the questions' own are ignored."""
     if not questions:
         return []
     dtype = choose_precision(dtype, {"this machine": read_cpu_flags()}).dtype
     size = min(MAX_LENGTH, loaded.longest or MAX_LENGTH)
     features = build_features(questions, loaded.tokenizer, size, min(STRIDE, size // 3))
     owner = features.windows.question
-    # What all spans of a question come to: its windows' starts, and its windows' ends.
+    # Sums over all windows of a question, to normalize its spans' probabilities.
     starts, ends = np.full((2, len(questions)), -np.inf)
     found, order = [], []
     for batch in run_batches(loaded, features, plan_batches(features), autocast(dtype)):
@@ -119,11 +119,11 @@ def _read_lines(stream: TextIO) -> Iterator[Question]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer the lines on standard input; returns the exit code."""
+    """Answer the lines on standard input. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="squad.answer", description=__doc__.splitlines()[0])
     parser.add_argument("model", help="folder of a trained model, as `train squad` writes it")
     model: str = parser.parse_args(argv).model
-    # Progress bars have no place beside answers.
+    # Progress bars would mix with the answers.
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:

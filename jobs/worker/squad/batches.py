@@ -1,7 +1,7 @@
-"""Which features each rank computes in each step, and how a batch becomes tensors.
+"""Batches: the features that each rank computes in each step, and their tensors.
 
-Every rank calls these functions with the same arguments but its own rank, and gets batches of the
-same number and sizes as the others: a rank with one step more would wait for ever.
+Every rank calls these functions with the same arguments except its rank, and gets as many batches, of the
+same sizes, as the others: a rank with one more step would wait forever.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from .features import Feature, Ints
 Indices = NDArray[np.int64]
 
 GROUP = 50
-"""Global batches among which features are sorted by length. Larger: less padding, less chance."""
+"""Global batches among which features are sorted by length. More means less padding, less random."""
 ALIGN = 8
-"""Batches are padded to a multiple of so many tokens, so that oneDNN meets few different shapes."""
+"""Batches are padded to a multiple of this many tokens, so that oneDNN sees few shapes."""
 
 
 def steps_per_epoch(count: int, batch_size: int, ranks: int) -> int:
-    """How many batches of :func:`epoch_batches` make an epoch."""
+    """Return the number of batches in one epoch of :func:`epoch_batches`."""
     return -(-_share(count, ranks) // batch_size)
 
 
 def epoch_batches(
     lengths: Ints, batch_size: int, rank: int, ranks: int, seed: tuple[int, ...]
 ) -> list[Indices]:
-    """One rank's batches of one epoch, as indices: random, but alike in length inside a batch.
+    """Return one rank's batches of one epoch, as indices: random, but of similar length in a batch.
 
-    All ranks' batches of one step are dealt from the same features of similar length, so that no
-    rank waits long for another. Where the features can't be divided, the first ones come twice.
+    All ranks' batches of a step are dealt from features of similar length, so that no rank waits long
+    for another. If the features don't divide evenly, the first ones come twice.
     """
     random = np.random.default_rng(seed)
     order = np.resize(random.permutation(len(lengths)), _share(len(lengths), ranks) * ranks)
@@ -47,12 +47,12 @@ def epoch_batches(
 
 
 def _share(count: int, ranks: int) -> int:
-    """Features per rank and epoch: the same for all."""
+    """Return the features per rank and epoch, the same for all ranks."""
     return -(-count // ranks)
 
 
 def collate(features: Sequence[Feature], pad_token: int) -> dict[str, torch.Tensor]:
-    """A batch as the model takes it, shape (features, tokens), padded at the end."""
+    """Return a batch for the model, shape (features, tokens), padded at the end."""
     width = -(-max(map(len, features)) // ALIGN) * ALIGN
     shape = (len(features), width)
     batch = {name: np.zeros(shape, dtype=np.int64) for name in features[0].inputs}
@@ -66,14 +66,14 @@ def collate(features: Sequence[Feature], pad_token: int) -> dict[str, torch.Tens
 
 
 def trim(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A batch, or some rows of one, without the padding that no row of it needs."""
+    """Return a batch, or some rows of one, without the padding that none of its rows needs."""
     longest = int(tensors["attention_mask"].sum(dim=1).max())
     width = -(-longest // ALIGN) * ALIGN
     return {name: each[:, :width] if each.dim() == 2 else each for name, each in tensors.items()}
 
 
 def label(features: Sequence[Feature]) -> dict[str, torch.Tensor]:
-    """The answers' first and last tokens, shape (features,), for the model to compute its loss."""
+    """Return the answers' first and last tokens, shape (features,), for the model's loss."""
     return {
         "start_positions": torch.tensor([feature.start for feature in features]),
         "end_positions": torch.tensor([feature.end for feature in features]),

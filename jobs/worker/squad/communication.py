@@ -1,7 +1,7 @@
-"""How the ranks come to the same gradients: averaged in bf16 while the backward pass still runs.
+"""Gradient averaging: in bf16, half the bytes of fp32, while the backward pass still runs.
 
-Half of the bytes of fp32 travel. For the table of word vectors, which is a third of DistilBERT and
-whose gradients are the last to be known, only the rows of words that some rank has seen.
+Of the word embeddings, a third of DistilBERT whose gradients come last, only the rows of words that some
+rank has seen are sent.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 BUCKET_MB = 25
-"""DistributedDataParallel sends gradients in groups of about so many MB; its own default."""
+"""Size of the groups in which DistributedDataParallel sends gradients; its own default."""
 
 
 class Replica(DistributedDataParallel):
-    """This rank's copy of the model, as trained by all ranks together.
+    """This rank's replica of the model, which all ranks train together.
 
-    ``wire`` is the type that gradients have on the network, ``control`` a group for small messages.
-    ``sent_bytes`` counts those of all gradients so far, as each rank has them before the exchange;
-    ``last_sent`` is when (``time.perf_counter``) the backward pass had its last gradients ready.
+    ``wire`` is the type of gradients on the network, ``control`` a group for small messages.
+    ``sent_bytes`` counts the bytes of all gradients that this rank has sent; ``last_sent`` is the time
+    (``time.perf_counter``) at which the backward pass had its last gradients ready.
 
-    The word vectors are averaged by :meth:`average_words`, to be called after ``backward``; the
-    rest by DistributedDataParallel, whose own hook for bf16 is refused on gloo by its name.
+    :meth:`average_words`, to be called after ``backward``, averages the word embeddings.
+    DistributedDataParallel averages the rest; its own bf16 hook refuses gloo.
     """
 
     def __init__(self, model: nn.Module, wire: torch.dtype, control: Any = None) -> None:
-        words = word_vectors(model)
+        words = word_embeddings(model)
         ignored = [name for name, each in model.named_parameters() if each is words]
-        # Its own documented way to leave a parameter to others, underscore or not.
+        # The documented way to exclude a parameter, despite the underscore.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
             model, ignored
         )
         super().__init__(model, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
         if words is not None:
-            # As DistributedDataParallel does with all others.
+            # As DistributedDataParallel does with the other parameters.
             dist.broadcast(words.data, 0, group=control)
-        # Not as an attribute of the module: it would be listed twice among its parameters.
+        # In a tuple: as an attribute, it would be listed twice among the parameters.
         self._words = (words,)
         self.wire, self.control = wire, control
         self.last_sent, self.sent_bytes = 0.0, 0
-        # It refuses a function whose annotations are not its own types: a lambda has none.
+        # It refuses a function with other annotations than its own types; a lambda has none.
         self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
 
     def _send(self, bucket: Any) -> Future[Tensor]:
-        """DistributedDataParallel's way to have a group of gradients averaged."""
+        """Start to average a group of gradients, for DistributedDataParallel."""
         gradients = bucket.buffer()
         self.last_sent = time.perf_counter()
         sent = (gradients / dist.get_world_size()).to(self.wire)
@@ -62,22 +62,22 @@ class Replica(DistributedDataParallel):
 
         return future.then(receive)
 
-    def announce(self, ids: Tensor) -> Announced | None:
-        """Begin to learn which words all ranks have in this step; None without word vectors."""
+    def announce(self, ids: Tensor) -> SeenWords | None:
+        """Start to exchange which words the ranks have in this step; None without word embeddings."""
         (words,) = self._words
         if words is None:
             return None
         seen = torch.zeros(len(words), dtype=torch.uint8)
         seen[ids.flatten()] = 1
         work = dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.control, async_op=True)
-        return Announced(seen, work)
+        return SeenWords(seen, work)
 
-    def average_words(self, announced: Announced) -> None:
-        """Average the word vectors' gradients over all ranks: of the rows that any has seen."""
+    def average_words(self, announced: SeenWords) -> None:
+        """Average the gradients of the embeddings that any rank has seen."""
         (words,) = self._words
         assert words is not None
         gradient = words.grad
-        assert gradient is not None, "the table of word vectors took part in the backward pass"
+        assert gradient is not None, "the word embeddings took part in the backward pass"
         announced.work.wait()
         rows = announced.seen.nonzero().squeeze(1)
         sent = (gradient[rows] / dist.get_world_size()).to(self.wire)
@@ -86,19 +86,19 @@ class Replica(DistributedDataParallel):
         gradient[rows] = sent.to(gradient.dtype)
 
 
-class Announced:
-    """The words of all ranks, once ``work`` is done: ``seen`` has a 1 for each of them."""
+class SeenWords:
+    """The words of all ranks: ``seen`` has a 1 for each of them once ``work`` is done."""
 
     def __init__(self, seen: Tensor, work: Any) -> None:
         self.seen, self.work = seen, work
 
 
-def word_vectors(model: nn.Module) -> Tensor | None:
-    """The model's table of word vectors; None where something else may change its gradients."""
+def word_embeddings(model: nn.Module) -> Tensor | None:
+    """Return the word embeddings, or None if another layer shares them."""
     table = model.get_input_embeddings()  # type: ignore[operator]
     if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:
         return None
-    # Shared with another layer, as by language models, it gets gradients in every row.
+    # Shared with another layer, as in language models, every row gets gradients.
     owners = [
         name
         for name, each in model.named_parameters(remove_duplicate=False)

@@ -1,4 +1,4 @@
-"""Whether the model's layers are compiled, and how: one graph for all layers and lengths."""
+"""Compilation of the model's layers: one graph for all layers and lengths."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 from ..runtime.errors import first_line
 
 FEWEST_STEPS = 300
-"""A shorter run is not compiled. Compilation takes about half a minute on a few cores, and in bf16
-a step of DistilBERT then takes two thirds of its time: see docs/training.md."""
+"""Shorter runs are not compiled. Compilation takes about half a minute on a few cores, and makes a bf16
+step of DistilBERT a third faster: see docs/training.md."""
 
 
 class Compilation(NamedTuple):
@@ -22,25 +22,24 @@ class Compilation(NamedTuple):
 
 
 def choose_compilation(asked: str, dtype: str, steps: int) -> Compilation:
-    """What ``--compile`` means for a run of so many steps; whether a compiler is there is left open.
+    """Return what ``--compile`` means for a run of ``steps`` steps, if there is a compiler.
 
-    It saves passes over memory between the matrix products. In fp32 these take nearly all of the
-    time, and nothing is gained.
+    It saves passes over memory between the matrix products, which take nearly all the time in fp32.
     """
     if asked != "auto":
-        return Compilation(asked == "on", f"asked for with --compile {asked}")
+        return Compilation(asked == "on", f"set by --compile {asked}")
     if dtype != "bf16":
-        return Compilation(False, f"it does not pay in {dtype}")
+        return Compilation(False, f"it does not speed up {dtype}")
     if steps < FEWEST_STEPS:
-        return Compilation(False, f"it does not pay back within {steps} steps")
-    return Compilation(True, f"it pays in bf16 from {FEWEST_STEPS} steps on")
+        return Compilation(False, f"{steps} steps are too few to pay for it")
+    return Compilation(True, f"it speeds up bf16, and pays from {FEWEST_STEPS} steps on")
 
 
 def compile_layers(model: Any) -> int:
-    """Have the layers of a model of transformers compiled at their first use; returns how many.
+    """Mark the layers of a model to be compiled at their first use, and return their number.
 
-    Not the model as a whole: all layers share one graph, made in a sixth of the time (DistilBERT),
-    and each layer's gradients are sent while those of the one before it are computed.
+    Not the whole model: all layers share one graph, compiled in a sixth of the time (DistilBERT), and
+    each layer's gradients are sent while those of the layer before it are computed.
     """
     layers = find_layers(model)
     for layer in layers:
@@ -49,34 +48,34 @@ def compile_layers(model: Any) -> int:
 
 
 def count_compiled(model: Any) -> int:
-    """How many layers :func:`compile_layers` has had compiled."""
+    """Return the number of layers that :func:`compile_layers` marked."""
     return sum(layer._compiled_call_impl is not None for layer in find_layers(model))
 
 
 def plain_layers(model: Any) -> None:
-    """Undo :func:`compile_layers`: evaluation would have to compile them anew."""
+    """Undo :func:`compile_layers`: evaluation would have to compile them again."""
     for layer in find_layers(model):
-        # What Module.compile sets; it has no opposite.
+        # Module.compile sets it, and has no inverse.
         layer._compiled_call_impl = None
 
 
 def find_layers(model: Any) -> list[Any]:
-    """The model's own layers: its longest list of modules."""
+    """Return the model's layers: its longest list of modules."""
     lists = [list(each) for each in model.modules() if isinstance(each, nn.ModuleList)]
     return max(lists, key=len, default=[])
 
 
 def why_no_compiler() -> str | None:
-    """Why this machine can't compile, or None: found out by compiling something very small.
+    """Return why this machine can't compile, or None, by compiling a tiny function.
 
-    It takes a C++ compiler, Python's headers and a folder for what it makes; only trying shows
-    whether they fit together.
+    Compilation needs a matching C++ compiler, Python headers, and a folder; only a trial shows whether
+    they work.
     """
     try:
         torch.compile(lambda x: x.cos() + 1, dynamic=False)(torch.ones(8))
-    # Whatever the compiler, the file system or torch's own code raises: training works without.
+    # The compiler, the file system, and torch raise many types; training works without.
     except Exception as error:
-        # The compiler's own errors carry the reason inside.
+        # The compiler's errors carry the reason inside.
         return first_line(getattr(error, "inner_exception", error))
     finally:
         torch._dynamo.reset()

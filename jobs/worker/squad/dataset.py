@@ -1,6 +1,6 @@
-"""Read and check SQuAD v1.1 data. Standard library only; the hub's datasets need ``datasets``.
+"""SQuAD v1.1 data, read and checked. Standard library only; the hub's datasets need ``datasets``.
 
-The layout, as in https://rajpurkar.github.io/SQuAD-explorer/explore/1.1/dev/:
+The layout, from https://rajpurkar.github.io/SQuAD-explorer/explore/1.1/dev/:
 
     {"data": [{"title", "paragraphs": [{"context", "qas": [
         {"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}
@@ -30,7 +30,7 @@ _MAGIC = {
     b"\xfe\xff": "is UTF-16, not UTF-8",
 }
 _SHOWN = 60
-_SKIP_HINT = "--skip-bad-records leaves bad records out"
+_SKIP_HINT = "--skip-bad-records skips bad records"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """One question about a passage, with one or more accepted answers; the first one is learnt."""
+    """One question about a passage, with its accepted answers; the first one is learned."""
 
     id: str
     text: str
@@ -52,10 +52,9 @@ class Question:
 
 
 def read_dataset(path: str | Path, skipped: list[DatasetError] | None = None) -> list[Question]:
-    """The questions of a SQuAD v1.1 file, checked one by one; raises :class:`DatasetError`.
+    """Return the questions of a SQuAD v1.1 file, each checked. Raises :class:`DatasetError`.
 
-    One record that can't be used refuses the file. With a list as ``skipped`` such records are
-    left out instead, and added to it.
+    A bad record refuses the file; with a list ``skipped``, it is left out and added to the list.
     """
     problems: list[DatasetError] = []
     questions = _questions(str(path), _read_json(Path(path)), problems)
@@ -65,16 +64,16 @@ def read_dataset(path: str | Path, skipped: list[DatasetError] | None = None) ->
 def load_hub_dataset(
     name: str, skipped: list[DatasetError] | None = None
 ) -> tuple[list[Question], list[Question]]:
-    """The train and validation questions of a hub dataset in SQuAD's columns.
+    """Return the train and validation questions of a hub dataset with SQuAD's columns.
 
-    Bad records as in :func:`read_dataset`. Raises :class:`DatasetError`.
+    ``skipped`` and errors are those of :func:`read_dataset`.
     """
     try:
-        from datasets import load_dataset
+        from datasets import load_dataset  # noqa: PLC0415 - only ranks have it
 
         splits = load_dataset(name)
         train, validation = splits["train"], splits["validation"]
-    # The library raises whatever its parts raise: requests', the hub's, pyarrow's, KeyError.
+    # The library raises many types: those of requests, the hub, pyarrow, KeyError.
     except Exception as error:
         raise DatasetError(
             f"dataset {name!r} can't be loaded from the hub: {first_line(error)}",
@@ -92,7 +91,7 @@ def _judge(
     problems: list[DatasetError],
     skipped: list[DatasetError] | None,
 ) -> list[Question]:
-    """What is left of the questions, which tell their ``problems`` while they are read."""
+    """Return the usable questions; reading them adds to ``problems``."""
     good: dict[str, Question] = {}
     for question in questions:
         if question.id in good:
@@ -104,19 +103,19 @@ def _judge(
     if skipped is not None:
         skipped += problems
     if not good:
-        raise DatasetError(f"{source}: holds no question{' that can be used' * bool(problems)}")
+        raise DatasetError(f"{source}: has no {'usable ' * bool(problems)}question")
     return list(good.values())
 
 
 def refusal(problems: Sequence[DatasetError]) -> DatasetError:
-    """The first of some bad records, with the number of all and the way to go without them."""
+    """Return an error about the first bad record, with the number of others."""
     first, others = problems[0], len(problems) - 1
     more = f" (and {others} more bad record{'s' * (others > 1)})" if others else ""
     return DatasetError(first.message + more, hint=first.hint or _SKIP_HINT)
 
 
 def skip_note(skipped: Sequence[DatasetError]) -> str:
-    """How many records were left out, and the first of them."""
+    """Return a note with the number of skipped records and the first of them."""
     records = f"{len(skipped)} bad record{'s' * (len(skipped) > 1)}"
     return f"skipped {records}, the first: {skipped[0].message}"
 
@@ -133,19 +132,21 @@ def _read_json(path: Path) -> Any:
     except RecursionError as error:
         raise DatasetError(f"{path}: is not SQuAD JSON: it is nested too deeply") from error
     except ValueError as error:
-        raise DatasetError(f"{path}: {recognise(content) or _why_not_json(error)}") from error
+        raise DatasetError(
+            f"{path}: {recognize_format(content) or _why_not_json(error)}"
+        ) from error
 
 
-def recognise(content: bytes) -> str | None:
-    """What these bytes are instead of one JSON document, as the end of a sentence about the file."""
+def recognize_format(content: bytes) -> str | None:
+    """Return what these bytes are instead of a JSON document: the end of a sentence about the file."""
     for magic, meaning in _MAGIC.items():
         if content.startswith(magic):
             return meaning
     if b"\0" in content:
-        return "holds NUL bytes, so it is no text: was its copying cut short?"
+        return "contains NUL bytes: it may have been copied incompletely"
     lines = [line for line in content.decode("utf-8-sig", "replace").splitlines() if line.strip()]
     if content.lstrip().startswith(b"<"):
-        return "is HTML or XML: a web page instead of the data, perhaps"
+        return "is HTML or XML, perhaps a web page instead of the data"
     if len(lines) > 1 and _is_object(lines[0]) and _is_object(lines[1]):
         return "is JSON lines (an object per line); SQuAD's layout is one object with 'data'"
     if lines and any(lines[0].count(mark) >= 2 for mark in ",;\t") and lines[0][0] not in "{[":
@@ -161,7 +162,7 @@ def _is_object(line: str) -> bool:
 
 
 def show(text: str) -> str:
-    """A text in quotes, cut where it would make a message unreadable."""
+    """Return a text in quotes, cut to a readable length."""
     return repr(text) if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]!r}…"
 
 
@@ -175,7 +176,7 @@ def _why_not_json(error: ValueError) -> str:
 
 @contextmanager
 def _noting(problems: list[DatasetError]) -> Iterator[None]:
-    """Go on after a bad record, and remember it."""
+    """Continue after a bad record, and record its error."""
     try:
         yield
     except DatasetError as error:
@@ -225,7 +226,7 @@ def _question(place: str, context: str, record: Any) -> Question:
     if not found:
         raise DatasetError(
             f"{place}: has no answer",
-            hint=f"unanswerable questions are SQuAD v2.0's, this job reads v1.1; {_SKIP_HINT}",
+            hint=f"unanswerable questions belong to SQuAD v2.0; this job reads v1.1; {_SKIP_HINT}",
         )
     return Question(identity, text, context, tuple(_answer(place, context, each) for each in found))
 
@@ -259,7 +260,7 @@ def _get(place: str, record: Any, key: str, kind: type, wanted: str) -> Any:
 
 def _layout_hint(record: dict[str, Any], key: str) -> str | None:
     if key in ("data", "paragraphs") and "context" in record:
-        return "SQuAD's own layout nests data, paragraphs and qas; this looks like a table's row"
+        return "SQuAD nests data, paragraphs, and qas; this looks like a table row"
     return None
 
 
@@ -269,21 +270,20 @@ def _list(place: str, record: Any, key: str) -> list[Any]:
 
 
 def read_text(place: str, record: Any, key: str) -> str:
-    """A text that must be there and can be tokenized; raises :class:`DatasetError`."""
+    """Return a text, which must not be empty. Raises :class:`DatasetError`."""
     text: str = _get(place, record, key, str, "a text")
     if not text.strip():
         raise DatasetError(f"{place}: {key!r} is empty")
     # JSON can write half of a surrogate pair ("\ud800"), which no tokenizer can read.
     if _SURROGATE.search(text):
-        raise DatasetError(f"{place}: {key!r} holds half of a surrogate pair")
+        raise DatasetError(f"{place}: {key!r} contains half of a surrogate pair")
     return text
 
 
 def require_short_questions(source: str, questions: Sequence[Question], max_length: int) -> None:
-    """Refuse what is too long for any tokenizer: a word is a token at least.
+    """Raise :class:`DatasetError` for a question that is too long for any tokenizer.
 
-    Found out without a tokenizer, which the submitting machine does not have. Raises
-    :class:`DatasetError`.
+    A word is at least one token; the laptop, which has no tokenizer, checks this.
     """
     problems = [
         DatasetError(
@@ -299,6 +299,6 @@ def require_short_questions(source: str, questions: Sequence[Question], max_leng
 
 
 def all_texts(questions: list[Question]) -> Iterator[str]:
-    """Every passage once, then every question: what a tokenizer can be trained on."""
+    """Return every passage once, then every question, to train a tokenizer on."""
     passages = dict.fromkeys(question.context for question in questions)
     return chain(passages, (question.text for question in questions))

@@ -1,4 +1,4 @@
-"""Whether a loss still goes where it should: a run that has gone astray costs as much as a good one."""
+"""Divergence detection: a run that has diverged costs as much as a good one."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ import math
 from dataclasses import dataclass
 
 SMOOTHING = 0.05
-"""A step's weight in the running level, which so follows about the last 20 steps."""
+"""A step's weight in the running mean, which thus covers about the last 20 steps."""
 PATIENCE = 100
-"""So many steps in a row the level must be too high. Peaks of a few steps are part of learning."""
+"""Steps in a row with too high a mean. Peaks of a few steps are normal."""
 MARGIN = 2.0
-"""The level may rise above the best one by so much, or by the best one itself where that is more.
+"""The mean may rise above the best one by this much, or by the best one itself if that is more.
 
-A model that answers by chance has a loss of about the logarithm of its tokens, 5.9 for 384, and a
-good one less than 1.5: between them lies more than this, and between two good epochs much less."""
+A model that answers at random has a loss of about the logarithm of its tokens, 5.9 for 384, and a good one
+less than 1.5: they differ by more than this, and two good epochs by much less."""
 
 
 @dataclass
 class DivergenceDetector:
-    """Follows the loss of each step; the same on all ranks, as the loss is."""
+    """Follows the loss of each step, which is the same on all ranks."""
 
     level: float | None = None
     """The loss's running mean."""
     best: float = math.inf
-    """The lowest that it has been."""
+    """The lowest running mean so far."""
     high: int = 0
-    """For so many steps in a row it has been far above that."""
+    """The number of steps in a row in which it was above :attr:`limit`."""
 
     def see(self, loss: float) -> None:
-        """Take the next step's loss."""
+        """Add the next step's loss."""
         self.level = loss if self.level is None else self.level + SMOOTHING * (loss - self.level)
         self.best = min(self.best, self.level)
         self.high = self.high + 1 if self.level > self.limit else 0
 
     @property
     def limit(self) -> float:
-        """The level above which it is far off."""
+        """The running mean above which a loss is suspicious."""
         return self.best + max(MARGIN, self.best)
 
     @property
     def suspicious(self) -> bool:
-        """The level is too high now: nothing that a good checkpoint should make room for."""
+        """The running mean is too high now, so that no good checkpoint should be replaced."""
         return self.high > 0
 
     @property
     def diverged(self) -> bool:
-        """It has been too high for long."""
+        """The running mean has been too high for :data:`PATIENCE` steps."""
         return self.high >= PATIENCE

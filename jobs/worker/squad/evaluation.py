@@ -1,8 +1,7 @@
-"""Ask a model every question of a data set, all ranks together.
+"""Evaluation: a model's answers to every question of a data set, by all ranks together.
 
-The batches are the same whatever the number of ranks, and so is every number that a rank computes
-from one of them: an evaluation on many ranks gives the very answers of one rank alone. (Ranks with
-other numbers of threads may round otherwise.)
+The batches do not depend on the number of ranks, so many ranks give the same answers as one. (Ranks with
+different numbers of threads may round differently.)
 """
 
 from __future__ import annotations
@@ -15,22 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..runtime.context import RankContext
 from .batches import collate
 from .dataset import Question
-from .features import Features
+from .features import Features, prepare_features
 from .model import Loaded
-from .options import TrainOptions
-from .preparing import prepare_features
 from .spans import Floats, Spans, best_per_question, best_spans
+from .state import TrainContext
 from .tokens import Longs
 
 BATCH_TOKENS = 4096
-"""Tokens of a batch, padding included: enough to keep a processor busy, and few logits at a time."""
+"""Tokens of a batch, with padding: enough to keep a processor busy, with few logits at a time."""
 TALK_SECONDS = 60.0
-"""So often the ranks say whether they are ready."""
+"""Time between two messages in which the ranks report whether they are done."""
 FEWEST_BATCHES = 64
-"""Of less data the batches are made smaller, so that many ranks get work of equal size."""
+"""Small data is cut into at least this many batches, so that many ranks share it evenly."""
 
 
 class Batch(NamedTuple):
@@ -42,23 +39,23 @@ class Batch(NamedTuple):
 
 
 def predict(
-    context: RankContext[TrainOptions],
+    context: TrainContext,
     loaded: Loaded,
     questions: Sequence[Question],
     features: Features | None = None,
 ) -> dict[str, str]:
-    """An answer for every question, by its id; the ranks share the work, and all get the result.
+    """Return the answer to every question, by its ID, on all ranks.
 
-    ``features`` are the questions' own, where they were made before. A question that can't be asked
-    (see ``--skip-bad-records``) has the answer "".
+    ``features`` are those of the questions, if they exist already. A question that was skipped (see
+    ``--skip-bad-records``) has the answer "".
     """
     ranks = context.ranks
     if features is None:
-        features = prepare_features(context, loaded, questions)
+        features = prepare_features(context, loaded.tokenizer, questions)
     mine = deal_batches(plan_batches(features), features, ranks.size)[ranks.rank]
     batches = run_batches(loaded, features, mine, context.autocast())
     parts: list[tuple[Longs, Spans]] = []
-    # A rank that is ready must not wait longer than the others may be silent (see distributed).
+    # A rank that is done must not wait for longer than ranks.TIMEOUT without a message.
     done = False
     while not all(ranks.gather(done)):
         until = time.monotonic() + TALK_SECONDS
@@ -75,7 +72,7 @@ def predict(
 def answers(
     questions: Sequence[Question], features: Features, parts: Sequence[tuple[Longs, Spans]]
 ) -> dict[str, str]:
-    """Every question's answer, from all windows' best spans in whatever order."""
+    """Return every question's answer, from all windows' best spans in any order."""
     if not parts:
         return {question.id: "" for question in questions}
     chosen = np.concatenate([indices for indices, _ in parts])
@@ -90,7 +87,7 @@ def answers(
 
 
 def plan_batches(features: Features) -> list[Longs]:
-    """All windows in batches of similar length, the longest first."""
+    """Return all windows in batches of similar length, the longest first."""
     sizes = features.lengths.astype(np.int64)
     order = np.argsort(-sizes, kind="stable")
     if not len(order):
@@ -98,7 +95,7 @@ def plan_batches(features: Features) -> list[Longs]:
     budget = min(BATCH_TOKENS, max(int(sizes.sum()) // FEWEST_BATCHES, int(sizes.max())))
     batches, first = [], 0
     while first < len(order):
-        # The first one is the longest, so its length is the batch's width.
+        # The first one is the longest: its length is the batch's width.
         count = max(1, budget // int(sizes[order[first]]))
         batches.append(order[first : first + count])
         first += count
@@ -106,7 +103,7 @@ def plan_batches(features: Features) -> list[Longs]:
 
 
 def deal_batches(batches: Sequence[Longs], features: Features, ranks: int) -> list[list[Longs]]:
-    """Every rank's batches: each one goes to the rank that has the fewest tokens until then."""
+    """Return every rank's batches. Each batch goes to the rank with the fewest tokens so far."""
     sizes = features.lengths
     loads = [0] * ranks
     shares: list[list[Longs]] = [[] for _ in range(ranks)]
@@ -123,7 +120,7 @@ def run_batches(
     batches: Sequence[Longs],
     autocast: AbstractContextManager[Any],
 ) -> Iterator[Batch]:
-    """Each batch with the model's logits, one at a time."""
+    """Yield each batch with the model's logits."""
     loaded.model.eval()
     with torch.inference_mode(), autocast:
         for chosen in batches:

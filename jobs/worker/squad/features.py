@@ -1,21 +1,35 @@
-"""Questions as token windows: what the model sees, and how its answer leads back to the text.
+"""Features: questions as token windows, with the places of their tokens in the text.
 
-A passage that is longer than a window gives several features, which overlap by ``stride`` tokens.
-A *sample*, in all figures of this job, is one such feature.
+A passage longer than a window gives several features, which overlap by ``stride`` tokens. A *sample*, in
+all figures of this job, is one feature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.errors import DatasetError
-from .dataset import Question, refusal
-from .tokens import Encoded, Longs, Template, Texts, collect_texts, encode, read_template
+from ..runtime.errors import DatasetError, first_line
+from ..runtime.ranks import Ranks
+from .dataset import Question, refusal, skip_note
+from .options import NO_CACHE
+from .state import TrainContext
+from .token_cache import TokenCache, token_key
+from .tokens import (
+    Encoded,
+    Longs,
+    Template,
+    Texts,
+    collect_texts,
+    encode,
+    join_tokens,
+    read_template,
+)
 from .tokens import Ints as Ints
 
 
@@ -23,9 +37,9 @@ from .tokens import Ints as Ints
 class Feature:
     """One window over one question's passage; every array is as long as the window.
 
-    ``offsets`` has shape (tokens, 2): the characters of the passage that a token covers, or -1 for
-    tokens outside the passage. ``start`` and ``end`` are the answer's first and last token, or both
-    0 (the [CLS] token) where the answer is not wholly inside this window.
+    ``offsets`` has shape (tokens, 2): the characters of the passage that a token covers, or -1 for other
+    tokens. ``start`` and ``end`` are the answer's first and last token, or both 0 (the [CLS] token) if
+    the answer is not completely inside this window.
     """
 
     question: int
@@ -41,9 +55,9 @@ class Feature:
 class Windows(NamedTuple):
     """All windows of a data set, one entry of each array per window.
 
-    ``question`` counts questions; ``first`` is the window's first passage token among the tokens
-    of all passages, ``width`` how many there are, ``front`` how many tokens stand before them.
-    ``start`` and ``end`` are the answer's tokens as in :class:`Feature`.
+    ``question`` is the question's index; ``first`` is the window's first passage token among the tokens
+    of all passages, ``width`` the number of passage tokens, ``front`` the number of tokens before them.
+    ``start`` and ``end`` are those of :class:`Feature`.
     """
 
     question: Longs
@@ -54,16 +68,16 @@ class Windows(NamedTuple):
     end: Longs
 
     def take(self, chosen: Any) -> Windows:
-        """Some of them, by a slice or an array of indices."""
+        """Return some of them, by a slice or an array of indices."""
         return Windows(*(column[chosen] for column in self))
 
 
 @dataclass(frozen=True)
 class Features(Sequence[Feature]):
-    """Windows that are put together when they are looked at, from their texts' tokens.
+    """Windows that are assembled on access, from their texts' tokens.
 
-    Less than half the memory of an object per window (``benchmarks.tokenize``), and a passage of
-    100,000 words with a thousand questions is held once.
+    They take less than half the memory of an object per window (``benchmarks.tokenize``): a passage with
+    a thousand questions is stored once.
     """
 
     encoded: Encoded
@@ -92,21 +106,80 @@ class Features(Sequence[Feature]):
         return (self[index] for index in range(len(self)))
 
     def take(self, chosen: slice | NDArray[np.int64]) -> Features:
-        """Some of them, over the same tokens."""
+        """Return some of them, over the same tokens."""
         return Features(self.encoded, self.template, self.windows.take(chosen))
 
     @property
     def lengths(self) -> Ints:
-        """Every window's number of tokens, special ones included."""
+        """Every window's number of tokens, with special tokens."""
         windows = self.windows
         return (windows.front + windows.width + len(self.template.suffix)).astype(np.int32)
 
 
 def lengths(features: Sequence[Feature]) -> Ints:
-    """Every feature's number of tokens."""
+    """Return every feature's number of tokens."""
     if isinstance(features, Features):
         return features.lengths
     return np.array([len(feature) for feature in features], dtype=np.int32)
+
+
+def prepare_features(
+    context: TrainContext, tokenizer: Any, questions: Sequence[Question]
+) -> Features:
+    """Return all windows of the questions, the same on all ranks. Raises :class:`DatasetError`."""
+    options, events = context.options, context.events
+    texts = collect_texts(questions)
+    cache = None if options.token_cache == NO_CACHE else TokenCache(options.token_cache)
+    encoded = encode_together(context.ranks, texts, tokenizer, cache, events.note)
+    skipped: list[DatasetError] | None = [] if options.skip_bad_records else None
+    size = options.max_length, options.stride
+    features = cut_windows(questions, texts, encoded, tokenizer, size, skipped)
+    if skipped:
+        events.note(skip_note(skipped))
+    return features
+
+
+def encode_together(
+    ranks: Ranks,
+    texts: Texts,
+    tokenizer: Any,
+    cache: TokenCache | None,
+    note: Callable[[str], None],
+) -> Encoded:
+    """Return the tokens of all texts, on every rank: from its node's cache, or made by all ranks.
+
+    If one node lacks them, all ranks share the work: they would have to wait for it anyway.
+    """
+    key = token_key(texts, tokenizer)
+    found = cache.load(key) if cache else None
+    known: list[tuple[str, bool]] = ranks.gather((socket.gethostname(), found is not None))
+    if found is not None and all(there for _, there in known):
+        return found
+    parts: list[Encoded] = ranks.gather(encode(share_texts(texts, ranks), tokenizer))
+    passages, questions = (join_tokens(side) for side in zip(*parts, strict=True))
+    encoded = Encoded(passages, questions)
+    hosts = [host for host, _ in known]
+    if cache and hosts.index(hosts[ranks.rank]) == ranks.rank:  # the first rank of its node
+        try:
+            cache.store(key, encoded)
+        except OSError as error:
+            note(f"tokens were not cached for the next job: {first_line(error)}")
+    return encoded
+
+
+def share_texts(texts: Texts, ranks: Ranks) -> Texts:
+    """Return one rank's part of the texts. The parts, in rank order, have about equal size."""
+    passages, questions = (
+        part[slice(*_bounds(part, ranks))] for part in (texts.passages, texts.questions)
+    )
+    return Texts(passages, questions, texts.passage_of)
+
+
+def _bounds(texts: Sequence[str], ranks: Ranks) -> tuple[int, int]:
+    ends = np.cumsum([len(text) for text in texts])
+    shares = [ends[-1] * rank / ranks.size for rank in (ranks.rank, ranks.rank + 1)]
+    first, last = np.searchsorted(ends, shares)
+    return int(first), len(texts) if ranks.rank + 1 == ranks.size else int(last)
 
 
 def build_features(
@@ -116,10 +189,10 @@ def build_features(
     stride: int,
     skipped: list[DatasetError] | None = None,
 ) -> Features:
-    """All windows of all questions, in their order; raises :class:`DatasetError`.
+    """Return all windows of all questions, in order. Raises :class:`DatasetError`.
 
-    A question that leaves no room for its passage refuses the whole, or with a list as ``skipped``
-    is left out and added to it.
+    A question that leaves no room for its passage is an error; with a list ``skipped``, it is left out
+    and added to the list.
     """
     texts = collect_texts(questions)
     encoded = encode(texts, tokenizer)
@@ -134,14 +207,14 @@ def cut_windows(
     size: tuple[int, int],
     skipped: list[DatasetError] | None = None,
 ) -> Features:
-    """As :func:`build_features`, from tokens that are there; ``size`` is (max_length, stride)."""
+    """As :func:`build_features`, from existing tokens; ``size`` is (max_length, stride)."""
     template = read_template(tokenizer)
     max_length, stride = size
     asked = encoded.questions.counts
     passages = encoded.passages.counts[texts.passage_of]
     room = max_length - template.specials - asked
     fits = passages <= room
-    # Windows that overlap by ``stride`` tokens advance only if they are wider.
+    # Windows that overlap by ``stride`` tokens must be wider to advance.
     able = fits | (room > stride)
     if not able.all():
         _leave_out(questions, np.flatnonzero(~able), asked, size, skipped)
@@ -154,7 +227,7 @@ def cut_windows(
     front = len(template.prefix) + asked[owner] + len(template.middle)
     begin = encoded.passages.bounds[texts.passage_of]
     first, last = (side[owner] for side in _answer_tokens(questions, texts, encoded))
-    # The answer must be whole in the window; an answer without tokens has last < first.
+    # The answer must be completely in the window; one without tokens has last < first.
     whole = (first >= skip) & (last < skip + width) & (first <= last)
     start, end = (np.where(whole, side - skip + front, 0) for side in (first, last))
     windows = Windows(owner, begin[owner] + skip, width, front, start, end)
@@ -173,7 +246,7 @@ def _leave_out(
         DatasetError(
             f"question {questions[index].id!r}: its {asked[index]} tokens leave no room for its "
             f"passage in windows of {max_length} tokens that overlap by {stride}",
-            hint="raise --max-length or lower --stride; or --skip-bad-records",
+            hint="raise --max-length, lower --stride, or use --skip-bad-records",
         )
         for index in bad
     ]
@@ -185,10 +258,9 @@ def _leave_out(
 def _answer_tokens(
     questions: Sequence[Question], texts: Texts, encoded: Encoded
 ) -> tuple[Longs, Longs]:
-    """The first and last token of every question's first answer, within its passage.
+    """Return the first and last token of every question's first answer, within its passage.
 
-    All at once: characters are made to count on from passage to passage, so that one search
-    through all tokens finds them.
+    Characters are numbered across all passages, so that one search through all tokens finds them.
     """
     passages = encoded.passages
     sizes = np.array([len(text) + 1 for text in texts.passages], dtype=np.int64)
@@ -204,7 +276,7 @@ def _answer_tokens(
 
 
 def _bare(question: Question) -> tuple[int, int]:
-    """The first answer's characters, without blanks around it."""
+    """Return the first answer's characters, without surrounding blanks."""
     answer = question.answers[0]
     begin = answer.start + len(answer.text) - len(answer.text.lstrip())
     return begin, begin + len(answer.text.strip())

@@ -8,20 +8,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..runtime.context import RankContext
 from ..runtime.errors import DatasetError
 from ..runtime.events import Events
 from ..runtime.job import RunSettings, run_job
 from ..runtime.output import save_json
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, skip_note
 from .evaluation import predict
+from .features import prepare_features
 from .model import load_model, save_model
 from .optimizer_step import load_ipex
 from .options import TrainOptions, parse_argv
-from .preparing import prepare_features
 from .scoring import score
 from .speed_trial import enough_for_trial, measure
-from .state import TrainingProgress
+from .state import TrainContext, TrainingProgress
 from .training_loop import train
 
 
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_job(train_and_evaluate, options, settings)
 
 
-def train_and_evaluate(context: RankContext[TrainOptions]) -> dict[str, Any] | None:
+def train_and_evaluate(context: TrainContext) -> dict[str, Any] | None:
     """Train, save the model, and evaluate it; a trial only measures its speed.
 
     Returns this job's part of results.json: ``em`` and ``f1`` are percentages, and a sample is one
@@ -66,11 +65,11 @@ def train_and_evaluate(context: RankContext[TrainOptions]) -> dict[str, Any] | N
             events.note(f"new weights, not from the model: {', '.join(loaded.new_weights)}")
     with context.phase("tokenize"):
         questions = enough_for_trial(options, data.train, ranks.size)
-        features = prepare_features(context, loaded, questions)
+        features = prepare_features(context, loaded.tokenizer, questions)
         # Before training: a question that can't be asked must not show after hours.
         asked = features
         if data.eval is not data.train and options.trial_seconds is None:
-            asked = prepare_features(context, loaded, data.eval)
+            asked = prepare_features(context, loaded.tokenizer, data.eval)
     if options.trial_seconds is not None:
         with context.phase("measure"):
             speed = measure(context, loaded, features, options.trial_seconds)

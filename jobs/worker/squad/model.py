@@ -1,4 +1,4 @@
-"""A question answering model with its tokenizer: from a folder, from the hub, or new."""
+"""Question answering models with their tokenizers: from a folder, from the hub, or new."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .batches import ALIGN
 from .options import SCRATCH, TrainOptions
 
 SCRATCH_VOCABULARY = 8192
-"""At most so many word pieces; a small training file gives fewer."""
+"""Maximum number of word pieces; a small training file gives fewer."""
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SCRATCH_SHAPE = {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 256}
-# No dropout: the new model's task is to learn its data by heart.
+# No dropout: the new model is to learn its data by heart.
 SCRATCH_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "qa_dropout": 0.0}
 ATTENTION_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob")
-"""What configurations call the dropout of attention weights: DistilBERT's, and BERT's and others'."""
+"""Names of the dropout of attention weights in configurations: DistilBERT's, and BERT's and others'."""
 
 
 class Loaded(NamedTuple):
     """A ``torch.nn.Module`` of transformers with a question answering head, and its tokenizer.
 
-    ``new_weights`` are the names of those that its files have not, so that they are random, ``own``
-    the configuration's values that training has replaced, for the model when it is saved.
+    ``new_weights`` are the names of weights that its files lack, which are random. ``own`` are the
+    configuration's values that training replaced, to be restored in the saved model.
     """
 
     model: Any
@@ -43,15 +43,15 @@ class Loaded(NamedTuple):
 
     @property
     def pad_token(self) -> int:
-        """What fills a batch's shorter rows; masked, so its value has no meaning."""
+        """The token that fills a batch's shorter rows; it is masked, so any value will do."""
         return self.tokenizer.pad_token_id or 0
 
     @property
     def longest(self) -> int | None:
-        """How many tokens the model takes, as a multiple of the width of batches; None: any number."""
+        """Maximum number of tokens, a multiple of the width of batches, or ``None`` for no limit."""
         limits = [getattr(self.model.config, "max_position_embeddings", None)]
         for name, module in self.model.named_modules():
-            # RoBERTa's and others' positions begin after that of the padding.
+            # In RoBERTa and others, positions begin after that of the padding.
             before = getattr(module, "padding_idx", None)
             if name.endswith("position_embeddings") and before is not None:
                 limits.append(module.num_embeddings - before - 1)
@@ -60,10 +60,10 @@ class Loaded(NamedTuple):
 
 
 def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loaded:
-    """The model that the options name, the same on every rank; raises :class:`ModelError`.
+    """Return the model that the options name, the same on every rank. Raises :class:`ModelError`.
 
-    ``texts`` are what a new model's tokenizer is trained on. Without a question answering head of
-    its own a model gets a new one, from torch's current random state.
+    A new model's tokenizer is trained on ``texts``. A model without a question answering head gets a new
+    one, from torch's current random state.
     """
     name, max_length = options.model, options.max_length
     keep = options.attention_dropout
@@ -78,15 +78,15 @@ def load_model(options: TrainOptions, texts: Iterable[str], ranks: Ranks) -> Loa
 
 
 def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
-    """A model with its tokenizer, from a folder or the hub; raises :class:`ModelError`."""
-    from transformers import (
+    """Return a model with its tokenizer, from a folder or the hub. Raises :class:`ModelError`."""
+    from transformers import (  # noqa: PLC0415 - reads variables when imported
         AutoConfig,
         AutoModelForQuestionAnswering,
         AutoTokenizer,
         logging,
     )
 
-    # Each rank would print a table of the weights that are new, which the first one says in a line.
+    # Otherwise each rank prints a table of the new weights, which rank 0 reports in one line.
     logging.set_verbosity_error()
     looks_local = name.startswith(("/", "./", "../", "~"))
     path = Path(name).expanduser()
@@ -101,43 +101,42 @@ def load_pretrained(name: str, *, keep_dropout: bool = True) -> Loaded:
                 source, config=config, output_loading_info=True
             )
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
-    # The library raises whatever its parts raise: OSError, ValueError, the hub's, safetensors'.
+    # The library raises many types: OSError, ValueError, those of the hub and safetensors.
     except Exception as error:
         raise ModelError(
             f"model {name} can't be loaded: {first_line(error)}",
             hint="give a folder with config.json, weights and tokenizer, or a hub model's name",
         ) from error
     _require_fitting(name, model, tokenizer)
-    # Newer transformers keep the type that the files have: fp16 would be trained as such.
+    # Newer transformers keep the files' type: fp16 would be trained as fp16.
     return Loaded(model.float(), tokenizer, tuple(sorted(found["missing_keys"])), own)
 
 
 def _require_fitting(name: str, model: Any, tokenizer: Any) -> None:
-    """Raises :class:`ModelError` for a tokenizer that answers can't be found with, or of another model."""
+    """Raise :class:`ModelError` for a tokenizer that can't locate answers, or of another model."""
     if not tokenizer.is_fast:
         raise ModelError(f"model {name} has no fast tokenizer, so answers can't be located")
     rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
     if rows is not None and len(tokenizer) > rows:
         raise ModelError(
-            f"model {name} knows {rows} tokens, and its tokenizer has {len(tokenizer)}",
-            hint="save it again after model.resize_token_embeddings(len(tokenizer))",
+            f"model {name} has {rows} tokens, its tokenizer {len(tokenizer)}",
+            hint="call model.resize_token_embeddings(len(tokenizer)) and save it again",
         )
     taken = inspect.signature(model.forward).parameters
     tokenizer.model_input_names = [each for each in tokenizer.model_input_names if each in taken]
 
 
 def attention_dropouts(config: Any) -> dict[str, float]:
-    """The dropouts of attention weights that a configuration has."""
+    """Return a configuration's dropouts of attention weights."""
     return {name: getattr(config, name) for name in ATTENTION_DROPOUTS if hasattr(config, name)}
 
 
 @contextmanager
 def without_attention_dropout(config: Any) -> Iterator[None]:
-    """A model that is made from ``config`` inside drops out no attention weights.
+    """Turn off the dropout of attention weights in models made from ``config`` inside the block.
 
-    torch's fused attention for CPUs knows no dropout: with it, every layer writes all weights of
-    all heads to memory. Dropout of what layers return stays. Afterwards ``config`` is as it was; a
-    model that has a copy of it is to get its own values back when it is saved.
+    torch's fused attention for CPUs has no dropout: with it, every layer writes all weights of all heads
+    to memory. Other dropout stays, and ``config`` is restored afterward.
     """
     known = attention_dropouts(config)
     for name in known:
@@ -150,12 +149,12 @@ def without_attention_dropout(config: Any) -> Iterator[None]:
 
 
 def _new(texts: Iterable[str], ranks: Ranks) -> Loaded:
-    from transformers import (
+    from transformers import (  # noqa: PLC0415 - reads variables when imported
         DistilBertConfig,
         DistilBertForQuestionAnswering,
     )
 
-    # Trained once and shared: the nodes' libraries need not agree on every detail.
+    # Trained once and shared: the nodes' libraries may differ in details.
     tokenizer = new_tokenizer(ranks.share(train_tokenizer(texts) if ranks.first else None))
     config = DistilBertConfig(
         vocab_size=len(tokenizer),
@@ -167,7 +166,7 @@ def _new(texts: Iterable[str], ranks: Ranks) -> Loaded:
 
 
 def save_model(folder: Path, loaded: Loaded) -> None:
-    """Write ``model/``, complete or not at all; raises :class:`TrainingError`."""
+    """Write ``model/``, completely or not at all. Raises :class:`TrainingError`."""
     target, partial = folder / "model", folder / ".model.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -178,18 +177,18 @@ def save_model(folder: Path, loaded: Loaded) -> None:
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
-    # A disk that is full is no OSError to safetensors.
+    # safetensors does not raise OSError for a full disk.
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainingError(
             f"{target} can't be written: {first_line(error)}",
-            hint="make room, then --resume: the last checkpoint has all that was learnt",
+            hint="free disk space, then use --resume: the last checkpoint has everything learned",
         ) from error
 
 
 def new_tokenizer(serialized: str) -> Any:
-    """A fast tokenizer of transformers from what :func:`train_tokenizer` made."""
-    from transformers import PreTrainedTokenizerFast
+    """Return a fast tokenizer of transformers from the result of :func:`train_tokenizer`."""
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - reads variables when imported
 
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(serialized),
@@ -203,7 +202,7 @@ def new_tokenizer(serialized: str) -> Any:
 
 
 def train_tokenizer(texts: Iterable[str]) -> str:
-    """A new WordPiece tokenizer in BERT's uncased manner, as JSON; the same for the same texts."""
+    """Return a WordPiece tokenizer like BERT's uncased one, as JSON; the same for the same texts."""
     tokenizer = _bare_tokenizer(models.WordPiece(_train_vocabulary(list(texts)), unk_token="[UNK]"))
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.decoder = decoders.WordPiece()
@@ -219,8 +218,8 @@ def train_tokenizer(texts: Iterable[str]) -> str:
 def _train_vocabulary(texts: list[str]) -> dict[str, int]:
     tokenizer = _bare_tokenizer(models.WordPiece(unk_token="[UNK]"))
     normalize = tokenizer.normalizer.normalize_str
-    # The trainer numbers word-internal characters in the random order of a hash table, and ties
-    # follow these numbers; announced as special tokens, they get theirs in a fixed order.
+    # The trainer numbers word-internal characters in the random order of a hash table, which decides
+    # ties. As special tokens, they are numbered in a fixed order.
     characters = sorted(set("".join("".join(map(normalize, texts)).split())))
     inner = [f"##{character}" for character in characters]
     trainer = trainers.WordPieceTrainer(

@@ -1,4 +1,4 @@
-"""One optimizer step on all ranks: what is made ready once, and what is done each time."""
+"""One optimizer step on all ranks, and what is prepared once for all steps."""
 
 from __future__ import annotations
 
@@ -10,59 +10,56 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..runtime.context import RankContext
 from ..runtime.errors import BackendError, first_line
 from .batches import trim
 from .communication import Replica
 from .compilation import choose_compilation, compile_layers, why_no_compiler
 from .model import Loaded
-from .options import TrainOptions
+from .state import TrainContext
 
 IPEX_MODULE = "intel_extension_for_pytorch"
 CLIP_NORM = 1.0
 
 
 class Step(NamedTuple):
-    """What a step was: the mean ``loss`` of all ranks, and this rank's seconds by what they went to.
+    """A finished step: the mean ``loss`` of all ranks, and this rank's seconds by activity.
 
-    ``forward``, ``backward``, ``communication`` (what was waited for beyond the backward pass, which
-    it mostly runs beside) and ``optimizer`` (clipping included).
+    ``forward``, ``backward``, ``communication`` (only the wait after the backward pass, during which most
+    of it runs), and ``optimizer`` (with clipping).
     """
 
     loss: float
     seconds: dict[str, float]
 
 
-class Watch:
-    """Takes the time of a step's parts, one after the other."""
+class StepTimer:
+    """Measures a step's activities, one after the other."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
         self.seconds = dict.fromkeys(("forward", "backward", "communication", "optimizer"), 0.0)
 
     def lap(self, name: str, until: float | None = None) -> None:
-        """Count the time since the last lap, up to now or to ``until``, as that part's."""
+        """Add the time since the last lap, up to now or to ``until``, to that activity."""
         now = time.perf_counter() if until is None else until
         self.seconds[name] += now - self._last
         self._last = now
 
 
 def load_ipex() -> Any:
-    """Intel Extension for PyTorch; raises :class:`BackendError` where it can't be imported."""
+    """Return Intel Extension for PyTorch. Raises :class:`BackendError` if it can't be imported."""
     try:
         return importlib.import_module(IPEX_MODULE)
-    # Beside ImportError, it ends with OSError or SystemExit where torch's version does not match.
+    # If torch's version does not match, it raises OSError or SystemExit.
     except (Exception, SystemExit) as error:
         raise BackendError(
             f"--ipex needs {IPEX_MODULE}: {first_line(error)}",
-            hint="use a stack that has it, or leave --ipex out: torch uses AMX by itself",
+            hint="use a stack that has it, or omit --ipex: torch uses AMX without it",
         ) from error
 
 
-def prepare(
-    context: RankContext[TrainOptions], loaded: Loaded, steps: int
-) -> tuple[Any, torch.optim.Optimizer]:
-    """The model as all ranks train it together for so many steps, and its optimizer."""
+def prepare(context: TrainContext, loaded: Loaded, steps: int) -> tuple[Any, torch.optim.Optimizer]:
+    """Return the model as all ranks train it together, and its optimizer, for ``steps`` steps."""
     options, model = context.options, loaded.model
     model.train()
     for parameter in find_idle(loaded):
@@ -82,9 +79,9 @@ def prepare(
 
 
 def find_idle(loaded: Loaded) -> list[Any]:
-    """The model's parameters that take no part in answering, such as XLNet's ``mask_emb``."""
+    """Return the model's parameters that do not affect answers, such as XLNet's ``mask_emb``."""
     model, state = loaded.model, torch.get_rng_state()
-    # Any tokens: whether a parameter takes part depends on what the model is told of them.
+    # Any token IDs will do; which inputs there are decides which parameters take part.
     ids = torch.full((1, 16), 3)
     tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if "token_type_ids" in loaded.tokenizer.model_input_names:
@@ -93,7 +90,7 @@ def find_idle(loaded: Loaded) -> list[Any]:
     try:
         model(**tensors, start_positions=place, end_positions=place).loss.backward()
         return [each for each in model.parameters() if each.requires_grad and each.grad is None]
-    # One that refuses these tokens will say in training what it lacks.
+    # A model that fails on these tokens will report why in training.
     except Exception:
         return []
     finally:
@@ -101,27 +98,27 @@ def find_idle(loaded: Loaded) -> list[Any]:
         torch.set_rng_state(state)
 
 
-def share_gradients(context: RankContext[TrainOptions], model: Any) -> Any:
-    """The model with its gradients averaged over all ranks; as it is where there is only one."""
+def share_gradients(context: TrainContext, model: Any) -> Any:
+    """Return the model with gradients averaged over all ranks, or unchanged if there is only one."""
     if context.ranks.size == 1:
         return model
     wire = torch.bfloat16 if context.options.wire == "bf16" else torch.float32
     return Replica(model, wire, context.ranks.control)
 
 
-def _compile(context: RankContext[TrainOptions], model: Any, steps: int) -> None:
-    """Compile the model's layers where it pays; all ranks or none, or their results would differ."""
+def _compile(context: TrainContext, model: Any, steps: int) -> None:
+    """Compile the model's layers if it pays, on all ranks or none: results would differ."""
     ranks, note = context.ranks, context.events.note
     options = context.options
     chosen = choose_compilation(options.compile, context.precision.dtype, steps)
     if not chosen.enabled or options.ipex:
-        reason = "IPEX has its own ways" if chosen.enabled else chosen.reason
+        reason = "IPEX optimizes the model itself" if chosen.enabled else chosen.reason
         note(f"torch.compile is not used: {reason}")
         return
     troubles = ranks.gather(why_no_compiler())
     wrong = [f"rank {rank}: {trouble}" for rank, trouble in enumerate(troubles) if trouble]
     if wrong:
-        note(f"torch.compile is not used: it can't be on {wrong[0]}")
+        note(f"torch.compile is not used: {wrong[0]}")
         return
     note(f"torch.compile, {compile_layers(model)} layers: {chosen.reason}")
 
@@ -132,26 +129,26 @@ def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, An
         model, optimizer = load_ipex().optimize(
             model, optimizer=optimizer, dtype=wanted, inplace=True
         )
-    except AssertionError as error:  # its way to say that the CPU lacks an instruction
+    except AssertionError as error:  # the CPU lacks an instruction
         raise BackendError(
             f"--ipex can't train in {dtype} on this CPU: {first_line(error)}",
-            hint="use --dtype auto, or leave --ipex out",
+            hint="use --dtype auto, or omit --ipex",
         ) from error
     return model, optimizer
 
 
 def take_step(
-    context: RankContext[TrainOptions],
+    context: TrainContext,
     model: Any,
     optimizer: torch.optim.Optimizer,
     tensors: dict[str, torch.Tensor],
 ) -> Step:
-    """One optimizer step; the loss's mean over all ranks, or nan where it went wrong on any.
+    """Take one optimizer step. The loss is nan if the gradients are not finite on any rank.
 
-    Loss and gradients are the same on all ranks when looked at, so all of them stop together.
+    All ranks see the same loss and gradients, so they stop together.
     """
     optimizer.zero_grad(set_to_none=True)
-    watch = Watch()
+    watch = StepTimer()
     loss = average_gradients(context, model, tensors, watch)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
     healthy = math.isfinite(float(norm))
@@ -164,11 +161,14 @@ def take_step(
 
 
 def average_gradients(
-    context: RankContext[TrainOptions], model: Any, tensors: dict[str, torch.Tensor], watch: Watch
+    context: TrainContext,
+    model: Any,
+    tensors: dict[str, torch.Tensor],
+    watch: StepTimer,
 ) -> torch.Tensor:
-    """Leave the gradients of all ranks' features in the model; returns this rank's mean loss."""
+    """Put the gradients of all ranks' features in the model, and return this rank's mean loss."""
     replica = model if isinstance(model, Replica) else None
-    announced = replica.announce(tensors["input_ids"]) if replica else None
+    seen_words = replica.announce(tensors["input_ids"]) if replica else None
     parts = split(tensors, context.options.accumulate)
     losses = []
     for number, part in enumerate(parts, start=1):
@@ -180,16 +180,16 @@ def average_gradients(
             watch.lap("forward")
             loss.backward()
         losses.append(loss.detach())
-        # What follows the last gradients is waiting for the network.
+        # After the last gradients, the backward pass waits for the network.
         watch.lap("backward", until=replica.last_sent if replica and last else None)
-    if replica and announced:
-        replica.average_words(announced)
+    if replica and seen_words:
+        replica.average_words(seen_words)
     watch.lap("communication")
     return torch.stack(losses).sum()
 
 
 def split(tensors: dict[str, torch.Tensor], parts: int) -> list[dict[str, torch.Tensor]]:
-    """A batch in at most so many parts, each as narrow as its longest feature allows."""
+    """Split a batch into at most ``parts``, each as narrow as its longest feature allows."""
     if parts == 1:
         return [tensors]
     rows = -(-len(tensors["input_ids"]) // parts)

@@ -1,7 +1,4 @@
-"""The steps of a run: how many, how fast the rate rises and falls, and on which features each is.
-
-:mod:`.loop` takes one after another, :mod:`.step` is one of them.
-"""
+"""The schedule of a run: number of steps, learning rate, and each step's features."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..runtime.context import RankContext
 from .batches import epoch_batches, steps_per_epoch
 from .features import Feature, lengths
 from .options import TrainOptions
+from .state import TrainContext
 
 
 @dataclass(frozen=True)
@@ -24,26 +21,26 @@ class Schedule:
     warmup: int
 
     def rate(self, step: int) -> float:
-        """The share of the highest learning rate that step (from 0) uses; never quite 0."""
+        """Return the share of the peak learning rate for a step (from 0); always above 0."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         return max(self.total - step, 1) / (self.total - self.warmup)
 
 
 def plan_schedule(options: TrainOptions, features: int, ranks: int) -> Schedule:
-    """How many steps a run takes."""
+    """Return the schedule of a run."""
     per_epoch = steps_per_epoch(features, options.batch_size, ranks)
     total = per_epoch * options.epochs
     if options.max_steps is not None:
         total = min(total, options.max_steps)
-    # At most total - 1: after the last step the scheduler asks for one rate more.
+    # At most total - 1: the last step must not divide by zero.
     return Schedule(per_epoch, total, min(math.ceil(total * options.warmup_ratio), total - 1))
 
 
 def batches(
-    context: RankContext[TrainOptions], features: Sequence[Feature], schedule: Schedule
+    context: TrainContext, features: Sequence[Feature], schedule: Schedule
 ) -> Iterator[list[Feature]]:
-    """This rank's batches, epoch after epoch, as many as the schedule has steps."""
+    """Yield this rank's batches, one per step of the schedule."""
     options, ranks = context.options, context.ranks
     sizes = lengths(features)
     for first in range(0, schedule.total, schedule.per_epoch):

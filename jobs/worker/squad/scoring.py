@@ -1,6 +1,6 @@
-"""SQuAD v1.1's measures: exact match and the overlap of words.
+"""SQuAD v1.1's metrics: exact match, and the overlap of words (F1).
 
-They are defined by the evaluation script at https://rajpurkar.github.io/SQuAD-explorer/.
+The evaluation script defines them: https://rajpurkar.github.io/SQuAD-explorer/.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ class Scores(NamedTuple):
 
 
 def normalize(text: str) -> str:
-    """Lower case, without punctuation, articles and superfluous blanks."""
+    """Return a text in lower case, without punctuation, articles, and extra blanks."""
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def exact_match(prediction: str, truth: str) -> float:
-    """1.0 where both say the same after normalization, else 0.0."""
+    """Return 1.0 if both are equal after normalization, else 0.0."""
     return float(normalize(prediction) == normalize(truth))
 
 
 def f1(prediction: str, truth: str) -> float:
-    """The harmonic mean of precision and recall over words, 0.0 to 1.0."""
+    """Return the harmonic mean of precision and recall over words, 0.0 to 1.0."""
     said, true = normalize(prediction).split(), normalize(truth).split()
     common = (Counter(said) & Counter(true)).total()
     if not common:
         return 0.0
-    # In the official script's order of operations: equal to the last bit.
+    # In the official script's order of operations, for bitwise equal results.
     precision, recall = common / len(said), common / len(true)
     return (2 * precision * recall) / (precision + recall)
 
 
 def score(questions: Sequence[Question], predictions: Mapping[str, str]) -> Scores:
-    """The best match with any accepted answer, averaged over the questions.
+    """Return the best match with any accepted answer, averaged over the questions.
 
-    A question without a prediction counts as wrong, as the official script has it.
+    A question without a prediction counts as wrong, as in the official script.
     """
 
     def mean(measure: Callable[[str, str], float]) -> float:

@@ -1,4 +1,4 @@
-"""How fast this very training would run, found out in seconds: what `spr-cluster tune` compares."""
+"""Speed trial: measures in seconds how fast a training would run, for `spr-cluster tune`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..runtime.context import RankContext
 from .batches import collate, label, steps_per_epoch
 from .dataset import Question
 from .features import Feature
@@ -15,19 +14,20 @@ from .model import Loaded
 from .optimizer_step import prepare, take_step
 from .options import TrainOptions
 from .schedule import Schedule, batches
+from .state import TrainContext
 
 WARM_UPS = 2
-"""Steps that are not timed: oneDNN prepares its kernels, DDP its buckets, oneCCL its threads."""
+"""Untimed steps, in which oneDNN prepares kernels, DDP buckets, and oneCCL threads."""
 GAUGED = 2
-"""Steps from whose time the number of those that count is chosen."""
+"""Steps whose time decides how many steps are measured."""
 _FEWEST, _MOST = 5, 2000
 _STEPS_OF_QUESTIONS = 50
 
 
 class TrialSpeed(NamedTuple):
-    """What a trial has measured: features a second of all ranks, without the warm-up.
+    """The speed of all ranks, in features per second, without the warm-up.
 
-    ``gradient_bytes`` are those of a step that a rank has to exchange; 0 for one that is alone.
+    ``gradient_bytes`` are those that a rank sends per step; 0 for a single rank.
     """
 
     samples_per_second: float
@@ -39,7 +39,7 @@ class TrialSpeed(NamedTuple):
 def enough_for_trial(
     options: TrainOptions, questions: list[Question], ranks: int
 ) -> list[Question]:
-    """All questions; for a trial some by chance, as reading all of SQuAD takes longer than it."""
+    """Return all questions, or for a trial a random part: tokenizing SQuAD takes longer than it."""
     wanted = _STEPS_OF_QUESTIONS * options.batch_size * ranks
     if options.trial_seconds is None or len(questions) <= wanted:
         return questions
@@ -47,11 +47,11 @@ def enough_for_trial(
 
 
 def measure(
-    context: RankContext[TrainOptions], loaded: Loaded, features: Sequence[Feature], seconds: float
+    context: TrainContext, loaded: Loaded, features: Sequence[Feature], seconds: float
 ) -> TrialSpeed:
-    """Train for about so long on all ranks, and return how fast; the model is of no use then."""
+    """Train for about ``seconds`` on all ranks and return the speed; the model becomes useless."""
     options, ranks = context.options, context.ranks
-    # 0: an automatic torch.compile would take longer than the trial.
+    # 0 steps: automatic compilation would take longer than the trial.
     model, optimizer = prepare(context, loaded, steps=0)
 
     def take(chosen: Sequence[Feature], schedule: Schedule) -> tuple[int, float]:
@@ -65,9 +65,9 @@ def measure(
     per_epoch = steps_per_epoch(len(features), options.batch_size, ranks.size)
     take(features, Schedule(per_epoch, WARM_UPS, 0))
     _, taken = take(features, Schedule(per_epoch, GAUGED, 0))
-    # The same number on all ranks, or some would wait for ever.
-    wish: int = ranks.share(choose_steps(seconds, taken / GAUGED))
-    chosen, schedule = plan_measure(features, options, ranks.size, wish)
+    # The same number on all ranks, or some would wait forever.
+    steps: int = ranks.share(choose_steps(seconds, taken / GAUGED))
+    chosen, schedule = plan_measure(features, options, ranks.size, steps)
     before = _sent_bytes(model)
     samples, taken = take(chosen, schedule)
     sent = (_sent_bytes(model) - before) // schedule.total
@@ -79,17 +79,17 @@ def _sent_bytes(model: Any) -> int:
 
 
 def choose_steps(seconds: float, one: float) -> int:
-    """How many steps of that length fit into the time, within bounds."""
+    """Return how many steps of ``one`` second fit into the time, within bounds."""
     return max(_FEWEST, min(_MOST, int(seconds / max(one, 1e-6))))
 
 
 def plan_measure(
     features: Sequence[Feature], options: TrainOptions, ranks: int, steps: int
 ) -> tuple[Sequence[Feature], Schedule]:
-    """Features and steps for whole epochs, about as many steps as wished for.
+    """Return features and a schedule of whole epochs, with about ``steps`` steps.
 
-    Batches hold features of similar length: part of an epoch could be longer or shorter texts than
-    another trial's, and the faster trial only the one with the shorter ones.
+    Batches have features of similar length: with parts of epochs, a trial might be faster only because
+    its texts were shorter.
     """
     per_epoch = steps_per_epoch(len(features), options.batch_size, ranks)
     if steps >= per_epoch:

@@ -1,4 +1,4 @@
-"""What training changes, as tensors: taken, shared among the ranks, and put back."""
+"""The state of a training run: its progress, and its tensors shared among the ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..runtime.context import RankContext
 from ..runtime.ranks import Ranks
 from .divergence import DivergenceDetector
+from .options import TrainOptions
+
+TrainContext = RankContext[TrainOptions]
 
 
 class State(NamedTuple):
-    """What training changes: two of torch's objects, which save and load themselves."""
+    """What training changes: two of torch's objects, which can save and load their state."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -24,11 +28,11 @@ class State(NamedTuple):
 
 @dataclass
 class TrainingProgress:
-    """``samples`` (features, repeated ones included) and ``tokens`` (without padding) are those of
-    all ranks, ``seconds`` those of training, interruptions left out.
+    """How far a run has come. ``samples`` (features) and ``tokens`` (without padding) are those of all
+    ranks; ``seconds`` are those of training, without interruptions.
 
     ``curve`` holds (step, mean loss of all ranks), ``resumed`` the steps after which an interrupted run
-    went on, with the ``seconds`` until there.
+    was resumed, with the ``seconds`` until then.
     """
 
     step: int = 0
@@ -41,31 +45,31 @@ class TrainingProgress:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> TrainingProgress:
-        """What ``asdict`` made, also after a way through JSON. Raises ``TypeError``."""
+        """Restore the result of ``asdict``, also from JSON. Raises ``TypeError``."""
         pairs = {name: [(a, b) for a, b in content[name]] for name in ("curve", "resumed")}
         return TrainingProgress(
             **{**content, **pairs, "watch": DivergenceDetector(**content["watch"])}
         )
 
 
-class Hole(NamedTuple):
-    """The place of a tensor that travels by itself."""
+class TensorShape(NamedTuple):
+    """Stands for a tensor that is sent separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def share_tensors(value: Any, ranks: Ranks) -> Any:
-    """Rank 0's nested dictionaries and lists of tensors, on every rank; one tensor at a time.
+    """Return rank 0's nested dictionaries and lists of tensors on every rank.
 
-    As one message a large model would need its own size several times more.
+    Each tensor is a message: one message for all would need the model's memory several times.
     """
     if ranks.size == 1:
         return value
     outline = ranks.share(hollow(value) if ranks.first else None)
 
     def fill(part: Any, own: Any) -> Any:
-        if isinstance(part, Hole):
+        if isinstance(part, TensorShape):
             tensor = own.contiguous() if ranks.first else torch.empty(part.shape, dtype=part.dtype)
             dist.broadcast(tensor, src=0, group=ranks.control)
             return tensor
@@ -81,16 +85,16 @@ def share_tensors(value: Any, ranks: Ranks) -> Any:
 
 
 def hollow(value: Any) -> Any:
-    """The same dictionaries and lists with a :class:`Hole` for each tensor."""
+    """Return the same dictionaries and lists with a :class:`TensorShape` for each tensor."""
     if isinstance(value, torch.Tensor):
-        return Hole(tuple(value.shape), value.dtype)
+        return TensorShape(tuple(value.shape), value.dtype)
     if isinstance(value, dict):
         return {key: hollow(each) for key, each in value.items()}
     return [hollow(each) for each in value] if isinstance(value, list) else value
 
 
 def random_state() -> dict[str, Any]:
-    """Where this process's random numbers are: torch's (dropout), and those that a model may use."""
+    """Return the state of this process's random numbers: torch's (dropout), numpy's, Python's."""
     name, keys, *rest = np.random.get_state(legacy=True)
     numbers = torch.from_numpy(np.asarray(keys).astype(np.int64))
     return {
@@ -101,7 +105,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Have all random numbers go on from there."""
+    """Restore the state of all random numbers."""
     name, numbers, *rest = state["numpy"]
     np.random.set_state((name, numbers.numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])

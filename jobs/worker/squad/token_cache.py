@@ -1,7 +1,7 @@
-"""Tokens kept on a node's disk, for the node's other ranks and for later jobs.
+"""Token cache on a node's disk, for the node's other ranks and for later jobs.
 
-One file per key in numpy's own format (npz, not compressed): zip's checksums tell damage, and reading
-takes about a fifth of the time of tokenizing (``benchmarks.tokenize``).
+One file per key in numpy's format (npz, uncompressed): zip's checksums show damage, and reading takes about
+a fifth of the time of tokenizing (``benchmarks.tokenize``).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import tokenizers
 from .tokens import Encoded, Texts, Tokens
 
 VERSION = 1
-"""Of what the files hold: another number for code that would make other tokens of the same texts."""
+"""Increase it when the code produces other tokens for the same texts."""
 LIMIT_BYTES = 2 * 1024**3
-"""Of all files together; beyond that the ones that were not used for the longest time are removed."""
+"""Size of all files; beyond it, the least recently used ones are removed."""
 _STALE_SECONDS = 3600
-"""Older unfinished files belong to a job that died."""
+"""Older unfinished files belong to a failed job."""
 
 
 def token_key(texts: Texts, tokenizer: Any) -> str:
-    """What decides on the tokens, as one digest: texts, tokenizer, library and code."""
-    # How it cuts and pads is no property of a tokenizer, but what it was last called with.
+    """Return a digest of everything that decides the tokens: texts, tokenizer, library, code."""
+    # Truncation and padding are those of a tokenizer's last call, and do not count.
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     settings |= {"truncation": None, "padding": None}
     digest = hashlib.sha256(json.dumps([VERSION, tokenizers.__version__, settings]).encode())
@@ -44,14 +44,14 @@ def token_key(texts: Texts, tokenizer: Any) -> str:
 
 
 class TokenCache:
-    """A folder of tokens by key. It never fails a job: what can't be read is made anew."""
+    """A folder of tokens by key. It never fails a job: tokens that can't be read are made again."""
 
     def __init__(self, folder: str | Path, limit: int = LIMIT_BYTES) -> None:
-        self._folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's fails for nobody
+        self._folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's fails without a home
         self._limit = limit
 
     def load(self, key: str) -> Encoded | None:
-        """The tokens, ``None`` where they are not there; a damaged file is removed."""
+        """Return the tokens, or ``None`` without them; a damaged file is removed."""
         path = self._path(key)
         try:
             found = _read(path)
@@ -65,7 +65,7 @@ class TokenCache:
         return found
 
     def store(self, key: str, encoded: Encoded) -> None:
-        """Keep them, complete or not at all; raises ``OSError``."""
+        """Write tokens, completely or not at all. Raises ``OSError``."""
         self._folder.mkdir(parents=True, exist_ok=True)
         partial = self._folder / f".{key}.{os.getpid()}.partial"
         arrays = {
@@ -83,7 +83,7 @@ class TokenCache:
         self._shrink(self._path(key))
 
     def _shrink(self, newest: Path) -> None:
-        """Remove the oldest files until the rest is within the limit."""
+        """Remove the oldest files until the others are within the limit."""
         stale = time.time() - _STALE_SECONDS
         files = []
         for path in (*self._folder.glob("*.npz"), *self._folder.glob(".*.partial")):
@@ -95,7 +95,7 @@ class TokenCache:
                 elif facts.st_mtime < stale:
                     path.unlink()
         total = 0
-        # The newest first: it stays even where it is beyond the limit by itself.
+        # The newest first: it stays even if it alone exceeds the limit.
         for _, _, size, path in sorted(files, key=lambda file: (file[0], -file[1])):
             total += size
             if total > self._limit and path != newest:
@@ -114,5 +114,5 @@ def _read(path: Path) -> Encoded:
         )
     for tokens in (passages, questions):
         if tokens.bounds[-1] != len(tokens.ids):
-            raise ValueError("the parts do not fit each other")
+            raise ValueError("the parts do not match")
     return Encoded(passages, questions)

@@ -1,9 +1,9 @@
-"""The tokens of a data set's texts, as few flat arrays.
+"""The tokens of a data set's texts, as a few flat arrays.
 
-Every passage is tokenized once, not once per question about it (SQuAD asks about five), and a
-window is put together from its question's and its passage's tokens when it is looked at. That is
-what a fast tokenizer does with a pair: it encodes both texts apart, and then joins them by its
-template of special tokens (https://huggingface.co/docs/tokenizers/pipeline#post-processing).
+Every passage is tokenized once, not once per question (SQuAD has about five per passage); a window is
+assembled from its question's and its passage's tokens. A fast tokenizer does the same with a pair: it encodes
+both texts separately and joins them by its template of special tokens
+(https://huggingface.co/docs/tokenizers/pipeline#post-processing).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..runtime.errors import DatasetError, ModelError, first_line
 from .dataset import Question
 
 CHUNK = 1000
-"""Texts per call of the tokenizer, which bounds its memory; it uses all cores inside a call."""
+"""Texts per call of the tokenizer, which bounds its memory; a call uses all cores."""
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -28,10 +28,10 @@ _NO_OFFSETS: Ints = np.zeros((0, 2), dtype=np.int32)
 
 
 class Tokens(NamedTuple):
-    """Texts as tokens, without special ones: text ``n`` is ``ids[bounds[n] : bounds[n + 1]]``.
+    """Texts as tokens, without special tokens: text ``n`` is ``ids[bounds[n] : bounds[n + 1]]``.
 
     ``ids`` has shape (tokens,), ``bounds`` (texts + 1,). ``offsets``, shape (tokens, 2), are the
-    characters of its text that each token covers; empty where nobody needs them.
+    characters that each token covers in its text; empty if they are not needed.
     """
 
     ids: Ints
@@ -46,7 +46,7 @@ class Tokens(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """What a data set's questions say: every passage once, and whose it is."""
+    """A data set's texts: every passage once, every question, and each question's passage."""
 
     passages: list[str]
     questions: list[str]
@@ -54,14 +54,14 @@ class Texts(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The tokens of :class:`Texts`; those of passages know their characters."""
+    """The tokens of :class:`Texts`; those of passages have offsets."""
 
     passages: Tokens
     questions: Tokens
 
 
 class Template(NamedTuple):
-    """How a tokenizer joins two texts: the ids around and between them, and every part's type.
+    """How a tokenizer joins two texts: the token IDs around and between them, and each part's type.
 
     ``types`` are the token types (segments) of prefix, question, middle, passage and suffix, each
     one per special token and a single one for a text; ``None`` for models without.
@@ -79,7 +79,7 @@ class Template(NamedTuple):
 
 
 def collect_texts(questions: Sequence[Question]) -> Texts:
-    """The texts to tokenize, in the questions' order."""
+    """Return the texts to tokenize, in the questions' order."""
     numbers: dict[str, int] = {}
     owners = [numbers.setdefault(question.context, len(numbers)) for question in questions]
     # Some questions begin with many blanks, which some tokenizers would keep.
@@ -88,7 +88,7 @@ def collect_texts(questions: Sequence[Question]) -> Texts:
 
 
 def encode(texts: Texts, tokenizer: Any) -> Encoded:
-    """The tokens of all texts; raises :class:`DatasetError`."""
+    """Return the tokens of all texts. Raises :class:`DatasetError`."""
     return Encoded(
         tokenize(texts.passages, tokenizer, with_offsets=True),
         tokenize(texts.questions, tokenizer),
@@ -96,7 +96,7 @@ def encode(texts: Texts, tokenizer: Any) -> Encoded:
 
 
 def tokenize(texts: Sequence[str], tokenizer: Any, *, with_offsets: bool = False) -> Tokens:
-    """Each text by itself, without special tokens; raises :class:`DatasetError`."""
+    """Return each text's tokens, without special tokens. Raises :class:`DatasetError`."""
     parts = [
         _tokenize(texts[first : first + CHUNK], tokenizer, with_offsets)
         for first in range(0, len(texts), CHUNK)
@@ -105,7 +105,7 @@ def tokenize(texts: Sequence[str], tokenizer: Any, *, with_offsets: bool = False
 
 
 def join_tokens(parts: Sequence[Tokens]) -> Tokens:
-    """The same texts in one value, in the parts' order."""
+    """Return the texts of all parts, in order."""
     counts = [np.zeros(1, dtype=np.int64), *(part.counts for part in parts)]
     return Tokens(
         np.concatenate([np.zeros(0, dtype=np.int32), *(part.ids for part in parts)]),
@@ -122,10 +122,10 @@ def _tokenize(texts: Sequence[str], tokenizer: Any, with_offsets: bool) -> Token
             return_attention_mask=False,
             return_token_type_ids=False,
             return_offsets_mapping=with_offsets,
-            # It would warn that a long passage is longer than a window.
+            # It would warn about passages longer than a window.
             verbose=False,
         )
-    # A tokenizer of its own kind fails in its own way; the text it met is among these.
+    # Tokenizers raise many types; the text is among these.
     except Exception as error:
         raise DatasetError(
             f"the texts from {texts[0][:40]!r} on can't be tokenized: {first_line(error)}"
@@ -141,13 +141,13 @@ def _tokenize(texts: Sequence[str], tokenizer: Any, with_offsets: bool) -> Token
 
 
 def read_template(tokenizer: Any) -> Template:
-    """How this tokenizer joins a question and its passage; raises :class:`ModelError`."""
+    """Return how a tokenizer joins a question and its passage. Raises :class:`ModelError`."""
     texts = ("which", "eight cores")
     joined = tokenizer(*texts)
     sides = joined.sequence_ids(0)
     inside = [[place for place, side in enumerate(sides) if side == n] for n in (0, 1)]
     ids, alone = joined["input_ids"], tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    # A check of what this module rests on: both texts in this order, and as they are alone.
+    # This module requires both texts in this order, with the tokens that they have alone.
     as_alone = all(alone) and [[ids[place] for place in places] for places in inside] == alone
     if not as_alone or inside[0][-1] > inside[1][0]:
         raise ModelError(

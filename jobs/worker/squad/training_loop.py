@@ -1,7 +1,7 @@
-"""Training from its first step, or from a checkpoint, to its last: what a person can trust.
+"""Training loop: steps, divergence checks, checkpoints, resume.
 
-The same steps follow whether a run is interrupted or not, bit for bit, on as many ranks: the batches
-and rates follow from the step's number, everything else is in the checkpoint.
+An interrupted run takes the same steps, bit for bit, as one without interruption: batches and rates follow
+from the step's number, and everything else is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ..runtime.context import RankContext
 from ..runtime.errors import CheckpointError, TrainingError
 from ..runtime.metrics import StepFigures
 from ..runtime.steps import StepReporter
@@ -36,19 +35,18 @@ from .compilation import count_compiled, plain_layers
 from .features import Feature
 from .model import Loaded
 from .optimizer_step import Step, prepare, take_step
-from .options import TrainOptions
 from .schedule import Schedule, batches, plan_schedule
-from .state import State, TrainingProgress
+from .state import State, TrainContext, TrainingProgress
 
 CURVE_POINTS = 500
-"""About so many points of the loss curve are kept, whatever the number of steps."""
+"""Approximate number of points in the loss curve, whatever the number of steps."""
 
 
 @dataclass
 class Loop:
-    """One rank's training, between two of its steps."""
+    """One rank's training between two steps."""
 
-    context: RankContext[TrainOptions]
+    context: TrainContext
     schedule: Schedule
     state: State
     trained: Any
@@ -64,17 +62,15 @@ class Loop:
         return self.checkpoint.progress
 
 
-def train(
-    context: RankContext[TrainOptions], loaded: Loaded, features: Sequence[Feature]
-) -> TrainingProgress:
+def train(context: TrainContext, loaded: Loaded, features: Sequence[Feature]) -> TrainingProgress:
     """Train the loaded model in place on all ranks.
 
-    Raises :class:`TrainingError` where the loss goes astray, :class:`CheckpointError` where a run
-    can't be resumed, and :class:`StoppedError` after a SIGTERM.
+    Raises :class:`TrainingError` if the loss diverges, :class:`CheckpointError` if the run can't be
+    resumed, and :class:`StoppedError` after a SIGTERM.
     """
     options, ranks = context.options, context.ranks
     schedule = plan_schedule(options, len(features), ranks.size)
-    torch.manual_seed(options.seed + ranks.rank)  # each rank drops out other units
+    torch.manual_seed(options.seed + ranks.rank)  # other dropout on each rank
     trained, optimizer = prepare(context, loaded, schedule.total)
     ground = {
         "torch": str(torch.__version__),
@@ -101,15 +97,15 @@ def train(
 
 
 def _resume(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None:
-    """Go back to the newest checkpoint that rank 0 has; without one, training begins anew."""
+    """Load rank 0's newest checkpoint; without one, training starts over."""
     context, ranks = loop.context, loop.context.ranks
-    found = list_checkpoints(loop.context.output) if ranks.first else []
+    found = list_checkpoints(context.output) if ranks.first else []
     newest = found[-1] if found else None
     saved = read_checkpoint(newest) if newest else None
-    told = require_same(saved.identity, loop.checkpoint.identity) if saved else []
+    changes = require_same(saved.identity, loop.checkpoint.identity) if saved else []
     saved = ranks.share(saved)
     if saved is None:
-        context.events.note(f"no checkpoint in {loop.context.output}: training begins anew")
+        context.events.note(f"no checkpoint in {context.output}: training starts over")
         return
     _warm_up(loop, loaded, features)
     load_state(newest, loop.state, ranks)
@@ -117,21 +113,23 @@ def _resume(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None:
     progress = loop.progress
     if progress.step > loop.schedule.total:
         raise CheckpointError(
-            f"step {progress.step} was done, and the run would have {loop.schedule.total} steps only",
-            hint="resume with as many --epochs or --max-steps as it began with, or more",
+            f"the checkpoint is at step {progress.step}, and the run has only {loop.schedule.total} steps",
+            hint="raise --epochs or --max-steps to at least the original value",
         )
     progress.resumed.append((progress.step, progress.seconds))
     loop.kept = ranks.share(newest.name if newest else "")
     context.events.emit("resumed", step=progress.step, total=loop.schedule.total)
-    if told:
-        context.events.note(f"resumed with {', '.join(told)}: no longer the same run")
+    if changes:
+        context.events.note(
+            f"resumed with {', '.join(changes)}: results will differ from the original run's"
+        )
 
 
 def _warm_up(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None:
-    """Take a step that counts for nothing.
+    """Take a step whose result is discarded.
 
-    After its first step DDP arranges the gradients anew, and how they are arranged decides the last
-    bit of a sum over three ranks or more.
+    After its first step, DDP rearranges the gradients, which decides the last bit of a sum over three or
+    more ranks.
     """
     batch = next(iter(batches(loop.context, features, loop.schedule)))
     tensors = collate(batch, loaded.pad_token) | label(batch)
@@ -140,15 +138,15 @@ def _warm_up(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None:
 
 def _take_steps(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None:
     context, schedule, progress = loop.context, loop.schedule, loop.progress
-    reporter = context.report_steps(schedule.total, schedule.per_epoch)
-    reporter.done, reporter.samples, reporter.tokens = (
-        progress.step,
-        progress.samples,
-        progress.tokens,
-    )
-    # Skipped rather than computed from another place: the same batches by construction.
+    # Skipped rather than computed differently: the same batches by construction.
     rest = islice(batches(context, features, schedule), progress.step, None)
-    with reporter:
+    with context.report_steps(
+        schedule.total,
+        schedule.per_epoch,
+        done=progress.step,
+        samples=progress.samples,
+        tokens=progress.tokens,
+    ) as reporter:
         begin = time.perf_counter() - progress.seconds
         ended = time.perf_counter()
         for number, batch in enumerate(rest, start=progress.step + 1):
@@ -169,26 +167,26 @@ def _take_steps(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None
                 tensors["input_ids"].numel(),
                 seconds,
             )
-            _judge(loop, step)
+            _check_loss(loop, step)
             _after_step(loop, reporter, figures)
             ended = time.perf_counter()  # the time of a checkpoint is not that of data
 
 
 def _set_rate(loop: Loop, number: int) -> float:
-    """Give the optimizer the learning rate of the step (from 1), and return it."""
+    """Set the optimizer's learning rate for a step (from 1), and return it."""
     rate: float = loop.highest_rate * loop.schedule.rate(number - 1)
     for group in loop.state.optimizer.param_groups:
         group["lr"] = rate
     return rate
 
 
-def _judge(loop: Loop, step: Step) -> None:
-    """Take the loss down; raises :class:`TrainingError` where it shows that learning went wrong."""
+def _check_loss(loop: Loop, step: Step) -> None:
+    """Record the loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
     progress, total = loop.progress, loop.schedule.total
     if not math.isfinite(step.loss):
         raise TrainingError(
             f"the loss or its gradient became infinite at step {progress.step} of {total}",
-            hint="lower --learning-rate, or use --dtype fp32" + _way_back(loop),
+            hint="lower --learning-rate, or use --dtype fp32" + _resume_hint(loop),
         )
     watch = progress.watch
     watch.see(step.loss)
@@ -196,14 +194,14 @@ def _judge(loop: Loop, step: Step) -> None:
         raise TrainingError(
             f"the loss diverged: at step {progress.step} of {total} it is about {watch.level:.2f}, "
             f"after {watch.best:.2f} at its best",
-            hint="lower --learning-rate, or raise --warmup-ratio" + _way_back(loop),
+            hint="lower --learning-rate, or raise --warmup-ratio" + _resume_hint(loop),
         )
     every = -(-total // CURVE_POINTS)
     if progress.step % every == 0 or progress.step == total:
         progress.curve.append((progress.step, round(step.loss, 5)))
 
 
-def _way_back(loop: Loop) -> str:
+def _resume_hint(loop: Loop) -> str:
     return f", with --resume from {loop.kept}, which is kept" if loop.kept else ""
 
 
@@ -214,7 +212,7 @@ def _after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> Non
     busy = sum(figures.seconds.values()) - figures.seconds.get("communication", 0.0)
     agreed = reporter.take(figures, busy, talk=due, save=loop.timer.by_time(last=last))
     progress.samples, progress.tokens = reporter.samples, reporter.tokens
-    # One that is saved while the loss is astray would in time displace the last good one.
+    # A checkpoint with a suspicious loss could displace the last good one.
     save = (due or agreed.save) and not progress.watch.suspicious
     name = _save(loop, reporter, must=agreed.stop) if agreed.stop or save else ""
     if agreed.stop:
@@ -222,23 +220,23 @@ def _after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> Non
 
 
 def _save(loop: Loop, reporter: StepReporter, *, must: bool) -> str:
-    """Keep a checkpoint and return its name.
+    """Save a checkpoint and return its name.
 
-    A disk that does not take it is no reason to end what goes well, unless the run ``must`` end now.
+    If that fails, training continues without it, unless the run ``must`` stop now.
     """
     context, progress = loop.context, loop.progress
     begin = time.perf_counter()
     reporter.metrics.flush()
     try:
-        loop.kept = save_checkpoint(loop.context.output, loop.checkpoint, loop.state, context.ranks)
+        loop.kept = save_checkpoint(context.output, loop.checkpoint, loop.state, context.ranks)
     except CheckpointError as error:
         if must:
             raise
         loop.timer.saved(time.perf_counter() - begin)
-        context.events.note(f"warning: {error.message}; training goes on without it")
+        context.events.note(f"warning: {error.message}; training continues without it")
         return ""
     if context.ranks.first and not progress.watch.suspicious:
-        prune(loop.context.output, context.options.keep_checkpoints)
+        prune(context.output, context.options.keep_checkpoints)
     took = time.perf_counter() - begin
     loop.timer.saved(took)
     context.events.emit("checkpoint", step=progress.step, name=loop.kept, seconds=round(took, 3))

@@ -81,7 +81,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("train squad --model ''", "--model" + f.EMPTY),
     (
         "train squad --dataset other --data x.json",
-        "--data and --dataset exclude each other: give one of them",
+        "--data and --dataset can't be used together",
     ),
     ("train squad --demo --results /dev/null", "--results /dev/null: /dev/null is not a folder"),
     (

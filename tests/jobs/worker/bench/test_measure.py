@@ -1,4 +1,4 @@
-"""The arithmetic around what is timed; what is timed itself needs torch, and runs in test_run."""
+"""The arithmetic of the measurements; test_run.py runs them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.worker.bench.options import BenchOptions, parse_argv
 
 
 class Watch:
-    """Time that passes by work alone, each piece taking as long as the list says."""
+    """A clock that only work advances, by the listed times."""
 
     def __init__(self, *taken: float) -> None:
         self.now, self.taken, self.done = 0.0, list(taken), 0
@@ -93,7 +93,7 @@ def test_a_cache_that_cpus_share_counts_once(tmp_path: Path) -> None:
     assert read_cache_bytes({7}, tmp_path) == 0
 
 
-def test_the_memory_that_is_available(tmp_path: Path) -> None:
+def test_available_memory(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  100 kB\nMemFree:  1 kB\nMemAvailable:   64 kB\n")
     assert read_available_bytes(meminfo) == 64 << 10

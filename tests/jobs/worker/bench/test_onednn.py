@@ -1,4 +1,4 @@
-"""oneDNN's own word: lines as its versions have printed them, and what they prove."""
+"""oneDNN's verbose lines, of several versions, and what they prove."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_amx_ran(line: str, name: str) -> None:
     ],
     ids=["flags alone", "avx512", "dispatch", "create", "int8", "reorder", "quoted"],
 )
-def test_amx_did_not_run_whatever_the_processor_has(line: str, verdict: str) -> None:
+def test_cpu_flags_alone_are_not_amx(line: str, verdict: str) -> None:
     said = parse_verbose([*_HEAD, line])
 
     assert not said.amx
@@ -103,11 +103,11 @@ def test_a_processor_without_bf16() -> None:
     assert said.verdict == "no AMX (Intel AVX2; oneDNN ran nothing in bf16)"
 
 
-def test_silence_is_no_amx() -> None:
-    assert parse_verbose([]).verdict == "no AMX (oneDNN said nothing)"
+def test_no_output_is_no_amx() -> None:
+    assert parse_verbose([]).verdict == "no AMX (oneDNN reported nothing)"
 
 
-def test_a_process_of_its_own_is_asked_without_mpiruns_variables(
+def test_the_probe_runs_without_mpiruns_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     probe = f"import os; print({_AMX!r} if os.environ['ONEDNN_VERBOSE'] == '1' else '', os.environ)"
@@ -116,7 +116,7 @@ def test_a_process_of_its_own_is_asked_without_mpiruns_variables(
     assert ask_onednn({"PMI_FD": "7", "PATH": "/bin"}).amx
 
 
-def test_a_probe_that_hangs_has_shown_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_hangs_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_PROBE", "import time; time.sleep(60)")
     monkeypatch.setattr(onednn, "_TIMEOUT_S", 0.1)
 

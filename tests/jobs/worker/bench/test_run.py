@@ -1,4 +1,4 @@
-"""The measurement as the nodes run it: a folder of its own, one process per rank, really timed."""
+"""The measurement as on the nodes: the shipped package, one process per rank."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_result(result: dict[str, Any]) -> None:
         assert rank["onednn"].startswith("AMX ran (" if rank["amx"] else "no AMX (")
 
 
-def test_a_backend_that_is_not_there_is_told(node: Path, node_environ: dict[str, str]) -> None:
+def test_an_unknown_backend_is_a_usage_error(node: Path, node_environ: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "worker.bench", "--backend=nccl"],
         cwd=node,

@@ -1,4 +1,4 @@
-"""A rank that becomes a program: its environment, its place, and what it says where it can't."""
+"""A rank that runs a program: environment, placement, signals, and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TELL = (
 def start(
     node: Path, *program: str, own: tuple[str, ...] = (), plan: RankPlacement | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A rank's whole life."""
+    """Run a rank to its end."""
     rank = begin(node, *program, own=own, plan=plan)
     out, err = rank.communicate(timeout=60)
     return subprocess.CompletedProcess(program, rank.returncode, out, err)
@@ -40,7 +40,7 @@ def start(
 def begin(
     node: Path, *program: str, own: tuple[str, ...] = (), plan: RankPlacement | None = None
 ) -> subprocess.Popen[str]:
-    """mpirun's part: one rank of four, pinned to a CPU."""
+    """Start one rank of four, pinned to a CPU, as mpirun does."""
     planned = {VARIABLE: render_plan([plan, plan])} if plan else {}
     (node / "work").mkdir(exist_ok=True)
     (node / "environment.json").write_text(json.dumps(own))
@@ -65,7 +65,7 @@ def begin(
     )
 
 
-def test_the_program_finds_itself_as_torch_would_have_it(node: Path) -> None:
+def test_the_program_gets_torchs_env_variables(node: Path) -> None:
     plan = RankPlacement(format_cpus([CPU]), 1, None)
 
     done = start(node, sys.executable, "-c", _TELL, own=("SEED=7", "NOTE=a=b c"), plan=plan)
@@ -90,7 +90,7 @@ def test_the_program_finds_itself_as_torch_would_have_it(node: Path) -> None:
     assert told["cpus"] == [CPU]
 
 
-def test_its_arguments_and_its_exit_code_are_its_own(node: Path) -> None:
+def test_arguments_and_exit_code_pass_through(node: Path) -> None:
     done = start(node, "sh", "-c", 'echo "$@"; exit 7', "name", "--folder=x", "--", "it's")
 
     first, second = done.stdout.splitlines()
@@ -100,14 +100,14 @@ def test_its_arguments_and_its_exit_code_are_its_own(node: Path) -> None:
     assert (said["message"], said["exit_code"]) == ("sh ended with exit code 7", 7)
 
 
-def test_a_program_that_is_killed_says_so(node: Path) -> None:
+def test_a_killed_program_is_reported_with_its_signal(node: Path) -> None:
     done = start(node, "sh", "-c", "kill -9 $$")
     said = parse_event(done.stdout)
     assert said is not None
     assert (done.returncode, said["message"]) == (137, "sh was ended by signal 9")
 
 
-def test_it_ends_when_it_is_asked_to_and_never_outlives_its_rank(node: Path) -> None:
+def test_the_program_gets_signals_and_never_outlives_its_rank(node: Path) -> None:
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         rank = begin(node, "sh", "-c", "echo $$; exec sleep 60")
         assert rank.stdout is not None
@@ -129,7 +129,7 @@ def _has_ended(pid: int) -> bool | None:
         return True
 
 
-def test_a_rank_in_the_wrong_place_never_starts_it(node: Path) -> None:
+def test_a_rank_with_wrong_placement_never_starts_the_program(node: Path) -> None:
     done = start(node, "touch", "started", plan=RankPlacement("900-901", 4, None))
 
     (said,) = [found for found in map(parse_event, done.stdout.splitlines()) if found]
@@ -139,7 +139,7 @@ def test_a_rank_in_the_wrong_place_never_starts_it(node: Path) -> None:
     assert not (node / "work" / "started").exists()
 
 
-def test_a_program_that_is_not_there_is_one_clear_line(node: Path) -> None:
+def test_a_missing_program_is_one_clear_line(node: Path) -> None:
     done = start(node, "no-such-program")
 
     (said,) = [found for found in map(parse_event, done.stdout.splitlines()) if found]
@@ -148,7 +148,7 @@ def test_a_program_that_is_not_there_is_one_clear_line(node: Path) -> None:
     assert done.stderr == ""
 
 
-def test_a_rank_of_which_mpirun_says_half_is_an_error() -> None:
+def test_incomplete_mpirun_variables_are_an_error() -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert rank_variables({}) == alone
     with pytest.raises(BackendError, match="MASTER_ADDR is not set"):
@@ -157,13 +157,13 @@ def test_a_rank_of_which_mpirun_says_half_is_an_error() -> None:
         rank_variables({**HYDRA, "MASTER_ADDR": "a", "MPI_LOCALRANKID": "x"})
 
 
-def test_the_users_variables_come_last() -> None:
+def test_the_users_variables_take_precedence() -> None:
     environ = {"PYTHONPATH": "ours", "LD_PRELOAD": "ours", "KEPT": "1"}
     found = program_environment(environ, "/out", ("PYTHONPATH=src", "LD_PRELOAD="))
     assert (found["PYTHONPATH"], found["LD_PRELOAD"], found["KEPT"]) == ("src", "", "1")
 
 
-def test_its_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None:
+def test_the_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None:
     listing = (
         "import sys, worker.program.__main__ as main; "
         "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'worker'))"

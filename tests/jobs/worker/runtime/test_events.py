@@ -7,7 +7,7 @@ import pytest
 from jobs.worker.runtime.events import PREFIX, Events, parse_event
 
 
-def test_only_rank_0_speaks_but_every_rank_reports_its_error() -> None:
+def test_only_rank_0_prints_events_but_every_rank_its_errors() -> None:
     stream = io.StringIO()
     for rank in (0, 1):
         events = Events(rank, stream)
@@ -20,7 +20,7 @@ def test_only_rank_0_speaks_but_every_rank_reports_its_error() -> None:
     assert (parsed[-1]["rank"], parsed[-1]["hint"], parsed[-1]["lost_peer"]) == (1, "a hint", False)
 
 
-def test_steps_are_rationed_but_the_last_is_told() -> None:
+def test_step_events_are_limited_but_include_the_last() -> None:
     stream = io.StringIO()
     ticks = iter(step / 10 for step in range(1, 100))
     events = Events(0, stream, clock=lambda: next(ticks))
@@ -30,7 +30,7 @@ def test_steps_are_rationed_but_the_last_is_told() -> None:
     assert [event["step"] for event in parsed if event] == [1, 4, 7, 10, 11]
 
 
-def test_numbers_that_json_does_not_have_are_refused() -> None:
+def test_numbers_that_json_lacks_are_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         Events(0, io.StringIO()).emit("note", value=float("nan"))
 

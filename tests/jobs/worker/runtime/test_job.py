@@ -1,4 +1,4 @@
-"""A job of one function: what the runtime adds to it, on two ranks of one node."""
+"""A job of one function, and what the runtime adds to it, on two ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jobs.worker.runtime.ranks import ASKED
 from tests.jobs.worker.squad.test_run import Ended, finish, free_port
 
 JOB = """
@@ -48,6 +49,7 @@ def run_two(node: Path, environ: dict[str, str], *argv: str) -> list[Ended]:
     (node / "code/worker/toy.py").write_text(textwrap.dedent(JOB))
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PMI_SIZE": "2"}
+    own["SPR_BACKEND"] = "gloo"
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "worker.toy", *argv],
@@ -79,9 +81,10 @@ def test_a_job_gets_events_metrics_logs_and_results(
     assert results["accuracy"] == 0.5
     assert results["world_size"] == len(results["ranks"]) == 2
     assert list(results["seconds"]) == ["train", "total"]
-    assert {"backend", "dtype", "versions", "amx"} <= results.keys()
+    assert {"dtype", "versions", "amx"} <= results.keys()
+    assert (results["backend"], results["backend_reason"]) == ("gloo", ASKED)
     (start,) = first.of("start")
-    assert (start["world_size"], start["backend"]) == (2, results["backend"])
+    assert (start["world_size"], start["backend"]) == (2, "gloo")
     last = first.of("step")[-1]
     assert (last["step"], last["total"], last["epoch"]) == (6, 6, 2.0)
     assert last["samples_per_second"] > 0

@@ -1,4 +1,4 @@
-"""What a rank finds of its CPUs, threads and memory, on this machine's own kernel."""
+"""Placement of a rank on this machine: CPUs, threads, memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PLAN = RankPlacement(cpus=str(CPU), threads=1, memory=f"prefer:{NODE}")
 def run_rank(
     folder: Path, plan: RankPlacement | None, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """A rank pinned to one CPU, as mpirun would have pinned it."""
+    """Run a rank that is pinned to one CPU, as by mpirun."""
     planned = {VARIABLE: render_plan([plan]), "MPI_LOCALRANKID": "0"} if plan else {}
     return subprocess.run(
         [sys.executable, "-c", _RANK],
@@ -58,21 +58,21 @@ def run_rank(
     )
 
 
-def test_a_rank_in_its_place_says_what_it_found(nodes_folder: Path) -> None:
+def test_a_rank_reports_its_placement(nodes_folder: Path) -> None:
     done = run_rank(nodes_folder, PLAN)
 
     assert done.returncode == 0, done.stderr
     assert RankPlacement(**json.loads(done.stdout)) == PLAN
 
 
-def test_without_a_plan_nothing_is_asked_for_and_all_is_told(nodes_folder: Path) -> None:
+def test_without_a_plan_the_placement_is_reported_unchecked(nodes_folder: Path) -> None:
     done = run_rank(nodes_folder, None)
 
     assert done.returncode == 0, done.stderr
     assert RankPlacement(**json.loads(done.stdout)) == replace(PLAN, memory="default")
 
 
-def test_every_difference_is_named_with_both_sides(nodes_folder: Path) -> None:
+def test_every_difference_from_the_plan_is_named(nodes_folder: Path) -> None:
     done = run_rank(nodes_folder, replace(PLAN, cpus="900-901", threads=7))
 
     assert done.returncode == 1
@@ -80,7 +80,7 @@ def test_every_difference_is_named_with_both_sides(nodes_folder: Path) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_a_main_thread_that_openmp_binds_anew_is_found_out(nodes_folder: Path) -> None:
+def test_a_main_thread_bound_by_openmp_is_detected(nodes_folder: Path) -> None:
     all_cpus = os.sched_getaffinity(0)
     plan = RankPlacement(format_cpus(all_cpus), len(all_cpus), None)
     threads = {"OMP_NUM_THREADS": str(len(all_cpus))}
@@ -115,10 +115,10 @@ def test_each_local_rank_has_its_own_plan() -> None:
 
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 400)))
-def test_cpu_lists_are_the_kernels(cpus: set[int]) -> None:
+def test_cpu_lists_have_the_kernels_format(cpus: set[int]) -> None:
     assert parse_cpu_list(format_cpus(cpus)) == cpus
 
 
-def test_a_kernel_without_numa_tells_nothing(tmp_path: Path) -> None:
+def test_a_kernel_without_numa_has_no_memory_policy(tmp_path: Path) -> None:
     assert read_memory_policy(tmp_path / "none") is None
     assert read_memory_policy() == "default"

@@ -21,7 +21,7 @@ OLD = frozenset(("avx2",))
         ("fp32", {"a": AMX}, ("fp32", "set by --dtype fp32")),
     ],
 )
-def test_auto_takes_bf16_only_where_every_cpu_has_it(
+def test_auto_is_bf16_only_if_every_cpu_has_it(
     asked: str, hosts: dict[str, frozenset[str]], expected: tuple[str, str]
 ) -> None:
     assert choose_precision(asked, hosts) == Precision(*expected)
@@ -46,7 +46,7 @@ def test_instructions_that_onednn_must_not_use_do_not_count(
     assert read_cpu_flags(cpuinfo, environ) == expected
 
 
-def test_cpu_flags_are_the_first_processors(tmp_path: Path) -> None:
+def test_cpu_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(
         "processor\t: 0\nvmx flags\t: x\nflags\t\t: fpu amx_bf16\n\nflags\t: other\n"

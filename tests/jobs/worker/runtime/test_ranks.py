@@ -12,7 +12,7 @@ from jobs.worker.runtime.process import RankIdentity, abort_all, read_identity
 from jobs.worker.runtime.ranks import CCL_MODULE, choose_backend, lost_peer
 
 
-def test_identity_is_what_mpirun_says() -> None:
+def test_identity_comes_from_mpirun() -> None:
     environ = {"PMI_RANK": "5", "PMI_SIZE": "8", "MASTER_ADDR": "node0"}
     assert read_identity(environ) == RankIdentity(5, 8)
     assert read_identity({}) == RankIdentity(0, 1)
@@ -32,7 +32,7 @@ def test_an_incomplete_environment_is_an_error(environ: dict[str, str], message:
         read_identity(environ)
 
 
-def test_backend_is_what_was_asked_for_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explicit_backend_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, CCL_MODULE, None)  # makes its import fail
     assert choose_backend("gloo").name == "gloo"
     fallback = choose_backend("auto")
@@ -45,14 +45,14 @@ def test_backend_is_what_was_asked_for_or_an_error(monkeypatch: pytest.MonkeyPat
     assert choose_backend("gloo").name == "gloo"
 
 
-def test_a_lost_peer_is_told_from_a_failure_of_ones_own() -> None:
+def test_a_lost_peer_is_distinguished_from_this_ranks_failure() -> None:
     gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
     assert lost_peer(RuntimeError(gloo))
     assert not lost_peer(RuntimeError("shape mismatch"))
     assert not lost_peer(OSError("gloo/ is a folder"))
 
 
-def test_abort_tells_mpirun_over_its_own_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_writes_to_mpiruns_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "ABORT_SECONDS", 0)
     read_end, write_end = os.pipe()
     abort_all({"PMI_FD": str(write_end)})

@@ -95,13 +95,13 @@ def test_long_contexts_are_read_to_their_end(loaded: Loaded) -> None:
     assert 0 < found.score < short.score, "more words share the probability"
 
 
-def test_a_context_without_a_word_has_no_answer(loaded: Loaded) -> None:
+def test_a_context_without_words_has_no_answer(loaded: Loaded) -> None:
     assert ask(loaded, [Question("q", "Which?", "\u200b", (NOTHING,))]) == [
         PredictedAnswer("", 0.0, 0)
     ]
 
 
-def test_a_model_whose_numbers_are_none_has_no_answer(loaded: Loaded) -> None:
+def test_a_model_that_returns_nan_has_no_answer(loaded: Loaded) -> None:
     bias = loaded.model.qa_outputs.bias.data
     kept = bias.clone()
     bias.fill_(math.nan)
@@ -116,12 +116,10 @@ def test_a_model_whose_numbers_are_none_has_no_answer(loaded: Loaded) -> None:
     [
         (("", "context"), "question 1: 'question' is empty"),
         (("Which?", " \n"), "question 1: 'context' is empty"),
-        (("Which \ud800?", "context"), "question 1: 'question' holds half of a surrogate pair"),
+        (("Which \ud800?", "context"), "question 1: 'question' contains half of a surrogate pair"),
     ],
 )
-def test_texts_that_can_not_be_asked_are_named(
-    folder: Path, pair: tuple[str, str], message: str
-) -> None:
+def test_unusable_texts_are_named(folder: Path, pair: tuple[str, str], message: str) -> None:
     with pytest.raises(DatasetError) as raised:
         answer(folder, [pair])
     assert raised.value.message == message
@@ -137,7 +135,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         answer(tmp_path, PAIRS)
 
 
-def test_a_model_that_never_learnt_to_answer_is_refused(loaded: Loaded, tmp_path: Path) -> None:
+def test_a_model_that_was_not_trained_to_answer_is_refused(loaded: Loaded, tmp_path: Path) -> None:
     loaded.model.distilbert.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(
@@ -148,7 +146,7 @@ def test_a_model_that_never_learnt_to_answer_is_refused(loaded: Loaded, tmp_path
 
 
 def run(folder: Path, model: Path, lines: str) -> subprocess.CompletedProcess[str]:
-    """As a node has it: the package alone."""
+    """Run it as on a node."""
     return subprocess.run(
         [sys.executable, "-m", "worker.squad.answer", str(model)],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Data that can't be used: each kind has a line of its own, and none ends in another exception."""
+"""Unusable data: each defect has its own message, and none causes another exception."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answer(content: dict[str, Any]) -> Any:
     [
         (lambda c: c.pop("data"), "train.json: has no 'data'"),
         (lambda c: c.update(data={}), "train.json: 'data' is not a list"),
-        (lambda c: c.update(data=[]), "train.json: holds no question"),
+        (lambda c: c.update(data=[]), "train.json: has no question"),
         (lambda c: c.update(data=None), "train.json: 'data' is not a list"),
         (
             lambda c: c.update(data=[7]),
@@ -126,7 +126,7 @@ def answer(content: dict[str, Any]) -> Any:
         ),
         (
             lambda c: question(c).update(question="Why \ud800?"),
-            f"{QUESTION}: 'question' holds half of a surrogate pair",
+            f"{QUESTION}: 'question' contains half of a surrogate pair",
         ),
     ],
 )
@@ -150,9 +150,9 @@ def test_wrong_records_are_named(tmp_path: Path, change: Change, message: str) -
         (gzip.compress(b"{}", mtime=0), "is compressed by gzip: unpack it first"),
         (b"PK\x03\x04\x14\0", "is a zip archive: unpack it first"),
         (b"PAR1\x15\x04", "is a Parquet file"),
-        (b"\0" * 4096, "holds NUL bytes, so it is no text: was its copying cut short?"),
-        (b'{"data": [\0', "holds NUL bytes, so it is no text: was its copying cut short?"),
-        (b"<!DOCTYPE html>", "is HTML or XML: a web page instead of the data, perhaps"),
+        (b"\0" * 4096, "contains NUL bytes: it may have been copied incompletely"),
+        (b'{"data": [\0', "contains NUL bytes: it may have been copied incompletely"),
+        (b"<!DOCTYPE html>", "is HTML or XML, perhaps a web page instead of the data"),
         (
             b'{"id": "q1", "context": "It."}\n{"id": "q2", "context": "It."}\n',
             "is JSON lines (an object per line); SQuAD's layout is one object with 'data'",
@@ -194,15 +194,15 @@ def test_hints_name_the_fix(tmp_path: Path) -> None:
         return raised.value.hint
 
     assert hint(lambda c: answer(c).update(answer_start=3)) == (
-        "--skip-bad-records leaves bad records out"
+        "--skip-bad-records skips bad records"
     )
     assert hint(lambda c: question(c).update(answers=[], is_impossible=True)) == (
-        "unanswerable questions are SQuAD v2.0's, this job reads v1.1; "
-        "--skip-bad-records leaves bad records out"
+        "unanswerable questions belong to SQuAD v2.0; this job reads v1.1; "
+        "--skip-bad-records skips bad records"
     )
     row = {"id": "q1", "context": "It.", "question": "?", "answers": {}}
     assert hint(lambda c: c.update(data=[row])) == (
-        "SQuAD's own layout nests data, paragraphs and qas; this looks like a table's row"
+        "SQuAD nests data, paragraphs, and qas; this looks like a table row"
     )
 
 
@@ -225,7 +225,7 @@ def test_odd_data_is_read(tmp_path: Path, change: Change) -> None:
     assert len(read_dataset(write(tmp_path, content))) == 1
 
 
-def test_bad_records_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
+def test_bad_records_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
     content = document()
     good = question(content)
     paragraph(content)["qas"] += [{**good, "answers": []}, 7, good, {**good, "id": "q2"}]
@@ -241,19 +241,19 @@ def test_bad_records_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_of_bad_records_only_is_refused_all_the_same(tmp_path: Path) -> None:
+def test_a_file_of_only_bad_records_is_refused_even_then(tmp_path: Path) -> None:
     content = document()
     question(content).update(answers=[])
     path = write(tmp_path, content)
     with pytest.raises(DatasetError) as raised:
         read_dataset(path, [])
-    assert raised.value.message == f"{path}: holds no question that can be used"
+    assert raised.value.message == f"{path}: has no usable question"
     path.write_text("[]")
     with pytest.raises(DatasetError, match="is not an object with 'data'"):
         read_dataset(path, [])
 
 
-def test_the_laptop_refuses_before_a_cluster_is_touched(tmp_path: Path) -> None:
+def test_the_laptop_refuses_bad_data_before_it_contacts_a_cluster(tmp_path: Path) -> None:
     content = document()
     question(content).update(question="why " * 500)
     content["data"].append({"title": "Bad"})
@@ -332,7 +332,7 @@ def test_any_json_gives_questions_or_one_line(
 
 @settings(deadline=None)
 @given(data=st.data(), wrong=ANY_JSON)
-def test_any_change_of_good_data_gives_questions_or_one_line(
+def test_any_change_to_good_data_gives_questions_or_one_line(
     data: st.DataObject, wrong: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     content = document()

@@ -14,7 +14,7 @@ def some_lengths(count: int) -> Ints:
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 97, 1000])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
-def test_all_ranks_take_equal_steps_and_miss_nothing(
+def test_all_ranks_take_equal_steps_and_cover_all_features(
     count: int, ranks: int, batch_size: int
 ) -> None:
     sizes = some_lengths(count)
@@ -28,7 +28,7 @@ def test_all_ranks_take_equal_steps_and_miss_nothing(
     assert len(seen) - count < ranks, "only what can't be divided comes twice"
 
 
-def test_batches_are_alike_in_length_in_every_rank() -> None:
+def test_batches_of_all_ranks_have_similar_lengths() -> None:
     sizes = some_lengths(1000)
     for step in zip(*(epoch_batches(sizes, 8, rank, 2, (1, 2)) for rank in (0, 1)), strict=True):
         together = sizes[np.concatenate(step)]

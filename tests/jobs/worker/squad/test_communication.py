@@ -1,4 +1,4 @@
-"""Gradients of two real processes over gloo: their mean, whatever way they travel."""
+"""The mean of two processes' gradients over gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.worker.squad.communication import word_vectors
+from jobs.worker.squad.communication import word_embeddings
 from tests.jobs.worker.squad.test_run import TIMEOUT, free_port
 
 RANK = """
@@ -95,12 +95,12 @@ def test_two_ranks_get_the_mean_of_their_gradients(
     assert first["words.weight"][5:].abs().sum() == 0, "words of no rank"
 
 
-def test_word_vectors_are_found_unless_another_layer_shares_them() -> None:
+def test_word_embeddings_are_found_unless_another_layer_shares_them() -> None:
     model = small_model()
-    assert word_vectors(model) is model.words.weight
+    assert word_embeddings(model) is model.words.weight
     model.layer = nn.Linear(8, 10)
     model.layer.weight = model.words.weight
-    assert word_vectors(model) is None
+    assert word_embeddings(model) is None
     model = small_model()
     model.words.weight.requires_grad_(False)
-    assert word_vectors(model) is None
+    assert word_embeddings(model) is None

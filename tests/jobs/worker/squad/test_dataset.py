@@ -35,7 +35,7 @@ def test_reads_questions(tmp_path: Path) -> None:
     assert read_dataset(write(tmp_path, document())) == [expected]
 
 
-def test_offsets_count_characters_and_a_byte_order_mark_is_no_matter(tmp_path: Path) -> None:
+def test_offsets_count_characters_and_byte_order_marks_are_ignored(tmp_path: Path) -> None:
     content = document()
     paragraph = content["data"][0]["paragraphs"][0]
     paragraph["context"] = "𝔸é reached 20 Gbit."
@@ -79,7 +79,7 @@ def test_wrong_hub_rows_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_hub_dataset("squad_v2")
 
 
-def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def unreachable(name: str) -> None:
@@ -91,7 +91,7 @@ def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert raised.value.message == "dataset 'squad' can't be loaded from the hub: no route"
 
 
-def test_texts_hold_each_passage_once(questions: list[Question]) -> None:
+def test_texts_contain_each_passage_once(questions: list[Question]) -> None:
     texts = list(all_texts(questions))
     passages = {question.context for question in questions}
     assert len(texts) == len(passages) + len(questions)

@@ -1,4 +1,4 @@
-"""An evaluation on many ranks is that of one rank, to the last bit."""
+"""Evaluation on many ranks gives the results of one rank, bit for bit."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from jobs.worker.squad.model import Loaded
 from jobs.worker.squad.options import DEMO, NO_CACHE, TrainOptions
 from jobs.worker.squad.spans import Spans, best_spans
 from jobs.worker.squad.tokens import Longs
-from tests.jobs.worker.squad.together import run_together
+from tests.jobs.worker.squad.threaded_ranks import run_threaded
 
 OPTIONS = replace(DEMO, max_length=64, stride=16, token_cache=NO_CACHE)
 
 
 @pytest.fixture(scope="module")
 def loaded(tokenizer: Any) -> Loaded:
-    """Its answers are by chance, so that any difference shows."""
+    """A model with random weights, so that any difference shows."""
     import torch
     from transformers import DistilBertConfig, DistilBertForQuestionAnswering
 
@@ -57,20 +57,20 @@ def session(ranks: Ranks, dtype: str = "fp32", **options: Any) -> RankContext[Tr
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_many_ranks_answer_as_one(loaded: Loaded, questions: list[Question], dtype: str) -> None:
-    (alone,) = run_together(1, lambda ranks: predict(session(ranks, dtype), loaded, questions))
+    (alone,) = run_threaded(1, lambda ranks: predict(session(ranks, dtype), loaded, questions))
     assert list(alone) == [question.id for question in questions]
     assert len(set(alone.values())) > 20
     for size in (2, 3, 5):
-        shares = run_together(size, lambda ranks: predict(session(ranks, dtype), loaded, questions))
+        shares = run_threaded(size, lambda ranks: predict(session(ranks, dtype), loaded, questions))
         assert all(share == alone for share in shares), f"{size} ranks"
 
 
-def test_ranks_that_are_ready_hear_from_the_others_meanwhile(
+def test_ranks_that_are_done_get_messages_from_the_others(
     loaded: Loaded, questions: list[Question], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (alone,) = run_together(1, lambda ranks: predict(session(ranks), loaded, questions))
+    (alone,) = run_threaded(1, lambda ranks: predict(session(ranks), loaded, questions))
     monkeypatch.setattr("jobs.worker.squad.evaluation.TALK_SECONDS", 0.01)
-    shares = run_together(3, lambda ranks: predict(session(ranks), loaded, questions))
+    shares = run_threaded(3, lambda ranks: predict(session(ranks), loaded, questions))
     assert all(share == alone for share in shares)
 
 
@@ -92,7 +92,7 @@ def test_the_logits_of_every_window_are_the_same_bits(loaded: Loaded, features: 
 
 
 def session_alone() -> RankContext[TrainOptions]:
-    (found,) = run_together(1, session)
+    (found,) = run_threaded(1, session)
     return found
 
 
@@ -100,7 +100,7 @@ def test_the_batch_size_of_training_does_not_matter(
     loaded: Loaded, questions: list[Question]
 ) -> None:
     def answers_with(size: int) -> dict[str, str]:
-        (found,) = run_together(
+        (found,) = run_threaded(
             1, lambda ranks: predict(session(ranks, batch_size=size), loaded, questions)
         )
         return found
@@ -126,11 +126,11 @@ def test_batches_are_bounded_and_waste_little(features: Features) -> None:
     assert sum(padded) <= 1.1 * sizes.sum()
 
 
-def test_every_question_gets_an_answer_even_one_that_can_not_be_asked(
+def test_every_question_gets_an_answer_even_a_skipped_one(
     loaded: Loaded, questions: list[Question]
 ) -> None:
     bad = Question("long", "which core? " * 80, "eight cores", (Answer("eight", 0),))
-    (found,) = run_together(
+    (found,) = run_threaded(
         1,
         lambda ranks: predict(session(ranks, skip_bad_records=True), loaded, [bad, *questions[:3]]),
     )
@@ -138,7 +138,7 @@ def test_every_question_gets_an_answer_even_one_that_can_not_be_asked(
     assert found["long"] == ""
 
 
-def test_no_window_at_all_gives_empty_answers(
+def test_without_windows_all_answers_are_empty(
     features: Features, questions: list[Question]
 ) -> None:
     nothing = features.take(np.zeros(0, dtype=np.int64))

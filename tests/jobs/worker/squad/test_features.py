@@ -10,7 +10,7 @@ from jobs.worker.squad.dataset import Answer, Question, all_texts
 from jobs.worker.squad.features import Feature, build_features, lengths
 from jobs.worker.squad.scoring import normalize
 from jobs.worker.squad.tokens import read_template
-from tests.jobs.worker.squad.tokenizers_of_all_kinds import KINDS
+from tests.jobs.worker.squad.tokenizer_families import KINDS
 
 
 def test_labels_lead_back_to_the_answers(questions: list[Question], tokenizer: Any) -> None:
@@ -42,7 +42,7 @@ def test_long_passages_give_overlapping_windows(questions: list[Question], token
             assert (window.start == 0) == (window.end == 0)
 
 
-def test_blanks_around_questions_and_answers_do_no_harm(tokenizer: Any) -> None:
+def test_blanks_around_questions_and_answers_do_not_matter(tokenizer: Any) -> None:
     context = "  eight tile registers "
     question = Question("q", "   \n how many?", context, (Answer("  eight ", 0),))
     (feature,) = build_features([question], tokenizer, max_length=32, stride=8)
@@ -101,7 +101,7 @@ def test_windows_are_those_of_the_library(
 
 
 def find_tokens(feature: Feature, question: Question) -> tuple[int, int]:
-    """The first and last token of the first answer, sought one by one."""
+    """Return the first and last token of the first answer, by a linear search."""
     answer = question.answers[0]
     begin = answer.start + len(answer.text) - len(answer.text.lstrip())
     end = begin + len(answer.text.strip())
@@ -145,7 +145,7 @@ def test_questions_without_room_for_their_passage_are_counted(tokenizer: Any) ->
         build_features(asked, tokenizer, 32, 8, [])
 
 
-def test_passages_are_held_once_however_long(tokenizer: Any) -> None:
+def test_passages_are_stored_once(tokenizer: Any) -> None:
     words = 100_000
     context = " ".join(f"core{n % 89}" for n in range(words))
     end = len(context) - len(f"core{(words - 1) % 89}")

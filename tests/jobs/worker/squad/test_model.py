@@ -46,7 +46,7 @@ def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in raised.value.message
 
 
-def test_the_tokenizer_depends_on_nothing_but_the_texts(questions: list[Question]) -> None:
+def test_the_tokenizer_depends_only_on_the_texts(questions: list[Question]) -> None:
     first, second = (train_tokenizer(all_texts(questions)) for _ in range(2))
     assert first == second
 
@@ -114,7 +114,7 @@ def test_a_model_is_saved_with_its_own_dropout(tmp_path: Path, tokenizer: Any) -
     assert saved["attention_probs_dropout_prob"] == 0.1
 
 
-def test_a_model_that_a_full_disk_does_not_take_is_no_bug_of_ours(
+def test_a_full_disk_is_explained_when_the_model_is_saved(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_pretrained(str(save_tiny(tmp_path / "before", tokenizer)))
@@ -132,11 +132,11 @@ def test_a_model_that_a_full_disk_does_not_take_is_no_bug_of_ours(
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     folder = save_tiny(tmp_path, tokenizer, vocab_size=len(tokenizer) - 3)
-    with pytest.raises(ModelError, match=rf"knows {len(tokenizer) - 3} tokens, and its tokenizer"):
+    with pytest.raises(ModelError, match=rf"has {len(tokenizer) - 3} tokens, its tokenizer"):
         load_pretrained(str(folder))
 
 
-def test_inputs_that_the_model_does_not_take_are_left_out(tmp_path: Path, tokenizer: Any) -> None:
+def test_inputs_that_the_model_does_not_take_are_omitted(tmp_path: Path, tokenizer: Any) -> None:
     named = copy.deepcopy(tokenizer)
     named.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     wishes = {"dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 16}
@@ -145,7 +145,7 @@ def test_inputs_that_the_model_does_not_take_are_left_out(tmp_path: Path, tokeni
     assert loaded.tokenizer.model_input_names == ["input_ids", "attention_mask"]
 
 
-def test_ipex_is_used_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ipex_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "intel_extension_for_pytorch", None)
     with pytest.raises(BackendError, match="--ipex needs intel_extension_for_pytorch"):
         load_ipex()

@@ -42,7 +42,7 @@ def alone(
 def one_step(
     options: TrainOptions, questions: list[Question], tokenizer: Any, dtype: str = "fp32"
 ) -> tuple[Step, dict[str, torch.Tensor]]:
-    """A step on the sample, and the gradients that it used (Adam's first step is but their sign)."""
+    """Take a step on the sample; return it and its gradients (Adam's first step is only their sign)."""
     with alone(options, dtype=dtype) as session:
         torch.manual_seed(1)
         loaded = load_model(options, all_texts(questions), session.ranks)
@@ -62,7 +62,7 @@ def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def test_a_step_tells_where_its_time_went(questions: list[Question], tokenizer: Any) -> None:
+def test_a_step_reports_its_seconds_by_activity(questions: list[Question], tokenizer: Any) -> None:
     step, _ = one_step(DEMO, questions, tokenizer)
     assert list(step.seconds) == ["forward", "backward", "communication", "optimizer"]
     assert min(step.seconds.values()) >= 0
@@ -109,13 +109,15 @@ def test_parts_are_as_narrow_as_their_longest_feature() -> None:
         ("off", "bf16", 10**6, False),
     ],
 )
-def test_compilation_where_it_pays(asked: str, dtype: str, steps: int, enabled: bool) -> None:
+def test_compilation_is_chosen_if_it_pays(
+    asked: str, dtype: str, steps: int, enabled: bool
+) -> None:
     chosen = choose_compilation(asked, dtype, steps)
     assert chosen.enabled is enabled
     assert chosen.reason
 
 
-def test_without_a_compiler_training_goes_on_and_says_so(
+def test_without_a_compiler_training_continues_with_a_note(
     questions: list[Question], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_module, "why_no_compiler", lambda: "no C++ compiler found")
@@ -124,7 +126,7 @@ def test_without_a_compiler_training_goes_on_and_says_so(
         loaded = load_model(options, all_texts(questions), session.ranks)
         prepare(session, loaded, steps=1000)
         assert all(layer._compiled_call_impl is None for layer in find_layers(loaded.model))
-    assert "torch.compile is not used: it can't be on rank 0: no C++ compiler" in told.getvalue()
+    assert "torch.compile is not used: rank 0: no C++ compiler" in told.getvalue()
 
 
 @COMPILING
@@ -137,14 +139,15 @@ def test_compiled_layers_give_the_same_step(
     plain, expected = one_step(DEMO, questions, tokenizer, dtype)
     step, gradients = one_step(replace(DEMO, compile="on"), questions, tokenizer, dtype)
     assert step.loss == pytest.approx(plain.loss, rel=exact)
+    # Of all gradients: those of some biases are zero but for rounding.
+    scale = max(float(values.abs().max()) for values in expected.values())
     for name, values in gradients.items():
-        scale = float(expected[name].abs().max())
-        assert torch.allclose(values, expected[name], rtol=1e-3, atol=10 * exact * scale), name
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=5 * exact * scale), name
 
 
 # After the one that compiles: torch remembers which compiler it has found.
 @COMPILING
-def test_a_missing_compiler_is_found_out() -> None:
+def test_a_missing_compiler_is_detected() -> None:
     from torch._inductor import config
 
     # Its own way to set these: pytest's would delete them afterwards.
@@ -164,7 +167,7 @@ def test_layers_are_found_and_become_plain_again(questions: list[Question]) -> N
     assert all(layer._compiled_call_impl is None for layer in layers)
 
 
-def test_attention_drops_nothing_out_and_the_saved_configuration_stays() -> None:
+def test_attention_has_no_dropout_and_the_saved_configuration_stays() -> None:
     from transformers import BertConfig, BertForQuestionAnswering
 
     config = BertConfig(

@@ -50,7 +50,7 @@ def test_argv_round_trip(options: TrainOptions) -> None:
     assert parse_argv(options.to_argv()) == options
 
 
-def test_the_submitting_command_line_changes_only_what_it_was_given() -> None:
+def test_the_command_line_changes_only_the_given_options() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     namespace = parser.parse_args(["--epochs", "5", "--ipex"])
@@ -73,11 +73,11 @@ def test_the_submitting_command_line_changes_only_what_it_was_given() -> None:
         (["--max-steps=0"], "--max-steps 0 is out of range: 1 to 1000000000"),
         (["--dtype=fp16"], "argument --dtype: invalid choice: 'fp16'"),
         (["--model="], "--model is empty"),
-        (["--data=a.json", "--dataset=b"], "--data and --dataset exclude each other"),
+        (["--data=a.json", "--dataset=b"], "--data and --dataset can't be used together"),
         (["--epoch=2"], "unrecognized arguments: --epoch=2"),
     ],
 )
-def test_mistakes_end_with_one_line(
+def test_usage_errors_are_one_line(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -97,7 +97,7 @@ def test_the_demo_trains_from_scratch_on_the_sample() -> None:
     assert (DEMO.model, DEMO.data) == ("scratch", str(SAMPLE))
 
 
-def test_the_submitting_machine_needs_no_installed_package(node_environ: dict[str, str]) -> None:
+def test_the_laptop_needs_no_installed_package(node_environ: dict[str, str]) -> None:
     modules = "worker.bench.options, worker.squad.options, worker.squad.dataset"
     modules += ", worker.runtime.events, worker.runtime.pinning, worker.runtime.stopping"
     # -S leaves site-packages out.

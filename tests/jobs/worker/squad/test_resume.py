@@ -1,4 +1,4 @@
-"""A run that is killed and resumed is the run that was never killed: every loss and weight, to the bit."""
+"""A run that is killed and resumed equals one that was not: every loss and weight, to the bit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.squad.checkpoints import list_checkpoints
 from jobs.worker.squad.options import DEMO, TrainOptions
-from tests.jobs.worker.squad.forked import Ran, run_forked
+from tests.jobs.worker.squad.forked_ranks import Ran, run_forked
 
 STEPS = 12
 DISK_PER_CHECKPOINT = 4
-"""State, description, the folder before its renaming, and the one above it afterwards."""
+"""Syncs: state, description, the folder before its renaming, and its parent afterward."""
 
 
 class Made(NamedTuple):
-    """What a finished run has learned."""
+    """The results of a finished run."""
 
     losses: list[list[tuple[int, float, int]]]
     """(step, loss, tokens) of each rank."""
@@ -45,10 +45,15 @@ def made(output: Path, ranks: int = 2) -> Made:
 
 def options(folder: Path, output: str, **more: Any) -> TrainOptions:
     """Twelve steps of two ranks, three epochs, a checkpoint after every other one."""
-    wish: dict[str, Any] = {"epochs": 3, "batch_size": 2, "checkpoint_every": 2, "backend": "gloo"}
-    wish |= {"dtype": "fp32", "compile": "off"}
+    chosen: dict[str, Any] = {
+        "epochs": 3,
+        "batch_size": 2,
+        "checkpoint_every": 2,
+        "backend": "gloo",
+    }
+    chosen |= {"dtype": "fp32", "compile": "off"}
     where = {"data": str(folder / "data.json"), "output": str(folder / output)}
-    return replace(DEMO, **{**wish, **where, **more})
+    return replace(DEMO, **{**chosen, **where, **more})
 
 
 def events(ran: Ran, rank: int = 0) -> list[dict[str, Any]]:
@@ -59,14 +64,14 @@ def events(ran: Ran, rank: int = 0) -> list[dict[str, Any]]:
 def check_killed_and_resumed(
     folder: Path, kills: list[dict[str, Any]], ranks: int = 2, dtype: str = "fp32"
 ) -> None:
-    """Each kill is of a run of its own, which is then resumed; one more is never interrupted."""
+    """Kill a run at each point and resume it; compare all with one that is not interrupted."""
     runs: list[tuple[TrainOptions, dict[str, Any]]] = [
         (options(folder, "whole", dtype=dtype), {"ranks": ranks})
     ]
     for number, kill in enumerate(kills):
-        wish = options(folder, f"killed-{number}", dtype=dtype)
-        runs.append((wish, {**kill, "ranks": ranks}))
-        runs.append((replace(wish, resume=True), {"ranks": ranks}))
+        chosen = options(folder, f"killed-{number}", dtype=dtype)
+        runs.append((chosen, {**kill, "ranks": ranks}))
+        runs.append((replace(chosen, resume=True), {"ranks": ranks}))
     whole, *others = run_forked(runs, folder)
     assert whole.codes == [0] * ranks, whole.texts
     expected = made(folder / "whole", ranks)
@@ -102,24 +107,24 @@ def test_three_ranks_whose_sums_depend_on_their_order(nodes_folder: Path) -> Non
     check_killed_and_resumed(nodes_folder, [{"at": "step", "step": 6, "rank": 2}], ranks=3)
 
 
-def test_a_run_is_not_resumed_to_fewer_steps_than_were_done(nodes_folder: Path) -> None:
-    wish = options(nodes_folder, "killed")
+def test_a_run_can_not_be_resumed_with_fewer_steps_than_done(nodes_folder: Path) -> None:
+    chosen = options(nodes_folder, "killed")
     killed, resumed = run_forked(
         [
-            (wish, {"at": "step", "step": 6, "rank": 0}),
-            (replace(wish, resume=True, max_steps=2), {}),
+            (chosen, {"at": "step", "step": 6, "rank": 0}),
+            (replace(chosen, resume=True, max_steps=2), {}),
         ],
         nodes_folder,
     )
     assert -signal.SIGKILL in killed.codes
     assert set(resumed.codes) == {1}
     (error,) = [event for event in events(resumed) if event["event"] == "error"]
-    assert error["message"] == "step 4 was done, and the run would have 2 steps only"
+    assert error["message"] == "the checkpoint is at step 4, and the run has only 2 steps"
 
 
 @pytest.mark.parametrize("step", [5, STEPS])
 def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path, step: int) -> None:
-    """By time none would be due: it is the signal alone that makes one."""
+    """No checkpoint is due by time; only the signal causes one."""
     folder = nodes_folder
     rare = {"checkpoint_every": None}
     term = {"at": "step", "step": step, "rank": 1, "signal": signal.SIGTERM}
@@ -147,7 +152,7 @@ def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path,
 
 
 def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path) -> None:
-    """As after a worker was replaced: each rank has a disk of its own, and rank 1's is empty."""
+    """As after a worker was replaced: each rank has its own disk, and rank 1's is empty."""
     folder = nodes_folder
     own = options(folder, "own-RANK")
     kill = {"at": "step", "step": 7, "rank": 1}
@@ -170,7 +175,7 @@ def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path) -
 
 
 @pytest.mark.full
-def test_what_makes_it_another_run_is_told_by_name(nodes_folder: Path) -> None:
+def test_changes_that_prevent_resuming_are_named(nodes_folder: Path) -> None:
     folder = nodes_folder
     first = options(folder, "out", max_steps=6)
     kill = {"at": "step", "step": 5}
@@ -197,7 +202,7 @@ def test_what_makes_it_another_run_is_told_by_name(nodes_folder: Path) -> None:
         "a run can't be resumed with other options: --batch-size 4 (it was 2), --seed 7 (it was "
         f"{DEMO.seed})"
     )
-    assert told(alone) == "the checkpoint is of 2 ranks, and these are 1"
+    assert told(alone) == "the checkpoint has 2 ranks, this run 1"
     assert "holds the checkpoints of an unfinished run" in told(refused)
     assert lower.codes == [0, 0], lower.texts
     notes = [event["text"] for event in events(lower) if event["event"] == "note"]
@@ -205,18 +210,18 @@ def test_what_makes_it_another_run_is_told_by_name(nodes_folder: Path) -> None:
 
     (folder / "data.json").write_text(json.dumps(other_data))
     (data,) = run_forked([(again, {})], folder)
-    assert told(data) == "the training data is not what the run began with"
+    assert told(data) == "the training data has changed since the run began"
 
 
 def told(ran: Ran) -> str:
-    """The message of rank 0's failure."""
+    """Return rank 0's error message."""
     assert ran.codes[0] == 1, ran.texts
     (error,) = [event for event in events(ran) if event["event"] == "error"]
     message: str = error["message"]
     return message
 
 
-def test_what_goes_astray_stops_and_leaves_the_last_good_checkpoint(nodes_folder: Path) -> None:
+def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(nodes_folder: Path) -> None:
     folder = nodes_folder
     long = {"max_steps": 160, "epochs": 100, "checkpoint_every": 5}
     infinite, diverged = run_forked(
@@ -237,7 +242,7 @@ def test_what_goes_astray_stops_and_leaves_the_last_good_checkpoint(nodes_folder
     assert list_checkpoints(folder / "up")[0].name == "step-000005"
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(nodes_folder: Path) -> None:
+def test_a_full_disk_costs_a_checkpoint_but_not_the_run(nodes_folder: Path) -> None:
     folder = nodes_folder
     full = {"at": "disk", "step": DISK_PER_CHECKPOINT + 1, "full": True}
     (ran,) = run_forked([(options(folder, "out", max_steps=5), full)], folder)
@@ -245,13 +250,13 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(nodes_folder: Path) -> N
     assert ran.codes == [0, 0], ran.texts
     notes = [event["text"] for event in events(ran) if event["event"] == "note"]
     (warning,) = [note for note in notes if note.startswith("warning: checkpoint")]
-    assert warning.endswith("No space left on device; training goes on without it")
+    assert warning.endswith("No space left on device; training continues without it")
     kept = [path.name for path in list_checkpoints(folder / "out")]
     assert kept == ["step-000002", "step-000005"]
     assert len(list((folder / "out" / "checkpoints").iterdir())) == 2
 
 
-def test_each_rank_keeps_what_it_said(nodes_folder: Path) -> None:
+def test_each_rank_keeps_its_own_log(nodes_folder: Path) -> None:
     folder = nodes_folder
     (ran,) = run_forked([(options(folder, "out"), {})], folder)
 

@@ -43,7 +43,7 @@ def free_port() -> int:
 def run_ranks(
     folder: Path, options: list[TrainOptions], python: str = sys.executable
 ) -> list[Ended]:
-    """One process per options, as mpirun would start them on one machine."""
+    """Start one process per options, as mpirun does on one machine."""
     size, port = len(options), free_port()
     processes = []
     for rank, each in enumerate(options):
@@ -155,7 +155,7 @@ def check_results(results: dict[str, Any]) -> None:
 
 
 def check_model(output: Path, results: dict[str, Any]) -> None:
-    """What was saved answers as the run did."""
+    """Check that the saved model gives the run's answers."""
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
     predictions = json.loads((output / "predictions.json").read_text())
@@ -209,26 +209,28 @@ def test_ranks_train_a_model_that_has_idle_parameters(nodes_folder: Path, tokeni
         assert {name.rpartition(".")[2] for name in found} == expected
     model.save_pretrained(nodes_folder / "xlnet")
     tokenizer.save_pretrained(nodes_folder / "xlnet")
-    wish = replace(
+    chosen = replace(
         small(nodes_folder, "idle", batch_size=4), model=str(nodes_folder / "xlnet"), wire="fp32"
     )
 
-    first, second = run_ranks(nodes_folder, [wish] * 2)
+    first, second = run_ranks(nodes_folder, [chosen] * 2)
 
     assert (first.code, second.code) == (0, 0), first.output + second.output
     assert first.of("step")[-1]["step"] == 4
 
 
-def test_a_question_that_can_not_be_asked_is_told_before_the_training(nodes_folder: Path) -> None:
+def test_an_unusable_question_is_reported_before_training(nodes_folder: Path) -> None:
     content = json.loads((nodes_folder / "data.json").read_text())
     passage = content["data"][0]["paragraphs"][0]
     # One word to the check before the start, hundreds to the tokenizer.
     passage["qas"][0]["question"] = "-".join("abcdefgh" * 60)
     (nodes_folder / "eval.json").write_text(json.dumps(content))
-    wish = replace(small(nodes_folder, "long", batch_size=4), eval=str(nodes_folder / "eval.json"))
+    chosen = replace(
+        small(nodes_folder, "long", batch_size=4), eval=str(nodes_folder / "eval.json")
+    )
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PMI_")}
 
-    ended = finish(start(nodes_folder, wish, environ))
+    ended = finish(start(nodes_folder, chosen, environ))
 
     assert ended.code == 1, ended.output
     assert [event["name"] for event in ended.of("phase")] == ["load", "tokenize"]

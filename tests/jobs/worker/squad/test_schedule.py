@@ -39,7 +39,7 @@ def test_short_runs_learn_too(warmup_ratio: float, max_steps: int) -> None:
     assert all(0 < schedule.rate(step) <= 1 for step in range(max_steps + 1))
 
 
-def test_a_loss_that_is_no_number_stops_training(
+def test_a_loss_that_is_not_a_number_stops_training(
     questions: list[Question], tokenizer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

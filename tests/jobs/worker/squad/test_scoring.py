@@ -1,4 +1,4 @@
-"""The official rules of SQuAD v1.1's measures, case by case; the values are worked out by hand."""
+"""SQuAD v1.1's metrics, with values computed by hand."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_each_measure_takes_its_own_best_answer() -> None:
     assert score([ask(PART, WHOLE)], {"q": "tile registers"}) == pytest.approx((0.0, 80.0))
 
 
-def test_a_missing_prediction_is_wrong_even_where_an_empty_one_is_right() -> None:
+def test_a_missing_prediction_is_wrong_even_if_an_empty_one_is_right() -> None:
     asked = [ask(Answer("the", 0), id_="a"), ask(WHOLE, id_="b")]
     assert score(asked, {"a": "", "b": CONTEXT}) == (100.0, 50.0)
     assert score(asked, {"b": CONTEXT}) == (50.0, 50.0)

@@ -63,7 +63,7 @@ def test_a_span_is_the_best_of_all_allowed_ones(width: int) -> None:
         assert only(best_spans(start, end, windows((9, width)))) == max(allowed)
 
 
-def test_of_equal_spans_it_is_the_first() -> None:
+def test_the_first_of_equal_spans_wins() -> None:
     same = np.zeros((1, 40), dtype=np.float32)
     assert only(best_spans(same, same, windows((2, 38)))) == (0.0, 0, 2)
 
@@ -80,7 +80,7 @@ def test_no_passage_or_no_number_means_no_span() -> None:
     ]
 
 
-def test_passages_without_any_token_are_no_failure() -> None:
+def test_passages_without_tokens_are_accepted() -> None:
     logits = rows([1, 2])
     assert only(best_spans(logits, logits, windows((2, 0)))) == (-np.inf, 0, 0)
 
@@ -99,7 +99,7 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, count: int, longest: int)
         assert [side[0] for side in padded] == [side[row] for side in together]
 
 
-def test_a_question_takes_its_best_window_and_of_equal_ones_the_first() -> None:
+def test_a_question_takes_the_first_of_its_best_windows() -> None:
     scores = np.array([1, 3, 3, -np.inf, 2, 0], dtype=np.float32)
     owner = np.array([0, 0, 0, 1, 3, 3])
     spans = Spans(scores, np.zeros(6, np.int32), np.zeros(6, np.int32))

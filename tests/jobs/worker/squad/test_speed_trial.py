@@ -1,4 +1,4 @@
-"""A trial of a training job: how long, on which features, and that it only measures."""
+"""Speed trials: their length, their features, and that they only measure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def questions(count: int) -> list[Question]:
 
 
 @pytest.mark.parametrize(("one", "steps"), [(0.5, 20), (100.0, 5), (0.0, 2000)])
-def test_steps_fit_into_the_time_within_bounds(one: float, steps: int) -> None:
+def test_trial_steps_fit_into_the_time_within_bounds(one: float, steps: int) -> None:
     assert choose_steps(10, one) == steps
 
 
-def test_a_trial_reads_a_part_of_many_questions() -> None:
+def test_a_trial_reads_part_of_many_questions() -> None:
     some = enough_for_trial(TRIAL, questions(5000), 2)
 
     assert len(some) == 50 * 4 * 2
@@ -43,7 +43,7 @@ def test_training_itself_reads_all_of_them() -> None:
 
 
 def features(count: int) -> list[Feature]:
-    """Of 10 to 49 tokens, in turn."""
+    """Features of 10 to 49 tokens, in turn."""
     none = np.zeros(0, dtype=np.int32)
     sizes = (10 + number % 40 for number in range(count))
     return [
@@ -73,7 +73,7 @@ def test_a_short_trial_takes_whole_epochs_of_texts_of_every_length(ranks: int, b
 
 
 @pytest.mark.parametrize(("steps", "total"), [(12, 14), (14, 14), (7, 7), (30, 35)])
-def test_a_long_trial_repeats_what_there_is(steps: int, total: int) -> None:
+def test_a_long_trial_repeats_its_features(steps: int, total: int) -> None:
     few = features(28)
 
     chosen, schedule = plan_measure(few, TRIAL, 1, steps)
@@ -82,7 +82,7 @@ def test_a_long_trial_repeats_what_there_is(steps: int, total: int) -> None:
     assert (schedule.per_epoch, schedule.total) == (7, total)
 
 
-def test_the_option_travels_to_the_ranks_and_is_no_part_of_training() -> None:
+def test_the_option_reaches_the_ranks_and_does_not_affect_training() -> None:
     assert "--trial-seconds=5" in TRIAL.to_argv()
     assert not [word for word in TrainOptions().to_argv() if "trial" in word]
     with pytest.raises(ValueError, match="--trial-seconds 0 is out of range: 1 to 3600"):

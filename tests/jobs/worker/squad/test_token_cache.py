@@ -1,4 +1,4 @@
-"""Tokens on disk: found again, made anew when damaged, and never more than the limit."""
+"""Token cache: reuse, damage, and size limit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from jobs.worker.runtime.process import RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.squad.dataset import Answer, Question
-from jobs.worker.squad.preparing import encode_together, share_texts
+from jobs.worker.squad.features import encode_together, share_texts
 from jobs.worker.squad.token_cache import TokenCache, token_key
 from jobs.worker.squad.tokens import Encoded, Texts, collect_texts, encode
-from tests.jobs.worker.squad.together import RanksTogether, Table, run_together
+from tests.jobs.worker.squad.threaded_ranks import Table, ThreadedRank, run_threaded
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def arrays(encoded: Encoded) -> list[Any]:
     return [array for part in encoded for array in part]
 
 
-def test_tokens_are_found_again(tmp_path: Path, encoded: Encoded) -> None:
+def test_stored_tokens_are_loaded(tmp_path: Path, encoded: Encoded) -> None:
     cache = TokenCache(tmp_path / "cache")
     assert cache.load("key") is None
     cache.store("key", encoded)
@@ -72,7 +72,7 @@ def test_a_damaged_file_is_removed(
     assert same(cache.load("key"), encoded)
 
 
-def test_a_file_of_something_else_is_removed(tmp_path: Path) -> None:
+def test_a_file_with_other_content_is_removed(tmp_path: Path) -> None:
     with (tmp_path / "key.npz").open("wb") as file:
         np.savez(file, something=np.arange(3))
     assert TokenCache(tmp_path).load("key") is None
@@ -95,7 +95,7 @@ def test_the_least_used_files_go_first(tmp_path: Path, encoded: Encoded) -> None
     assert [path.stem for path in tmp_path.iterdir()] == ["big"], "what was just made stays"
 
 
-def test_unfinished_files_of_dead_jobs_are_removed(tmp_path: Path, encoded: Encoded) -> None:
+def test_unfinished_files_of_failed_jobs_are_removed(tmp_path: Path, encoded: Encoded) -> None:
     dead, alive = tmp_path / ".a.1.partial", tmp_path / ".b.2.partial"
     for path in (dead, alive):
         path.write_bytes(b"part")
@@ -105,7 +105,7 @@ def test_unfinished_files_of_dead_jobs_are_removed(tmp_path: Path, encoded: Enco
     assert alive.exists()
 
 
-def test_the_key_names_everything_that_decides(texts: Texts, tokenizer: Any) -> None:
+def test_the_key_covers_everything_that_decides_the_tokens(texts: Texts, tokenizer: Any) -> None:
     key = token_key(texts, tokenizer)
     first, *others = texts.passages
     changed = [
@@ -133,7 +133,7 @@ def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
 
 
 def fake(rank: int, size: int) -> Ranks:
-    return RanksTogether(RankIdentity(rank, size), "gloo", "", None, Table(size), [])
+    return ThreadedRank(RankIdentity(rank, size), "gloo", "", None, Table(size), [])
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -149,31 +149,31 @@ def test_ranks_tokenize_together_and_once(
         return encode_together(ranks, texts, tokenizer, TokenCache(tmp_path), notes.append)
 
     notes: list[str] = []
-    assert all(same(found, encoded) for found in run_together(size, work))
+    assert all(same(found, encoded) for found in run_threaded(size, work))
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr("jobs.worker.squad.preparing.encode", None)  # nobody tokenizes again
-    assert all(same(found, encoded) for found in run_together(size, work))
+    monkeypatch.setattr("jobs.worker.squad.features.encode", None)  # nobody tokenizes again
+    assert all(same(found, encoded) for found in run_threaded(size, work))
     assert notes == []
 
 
-def test_a_cache_that_can_not_be_written_is_told_and_no_failure(
+def test_an_unwritable_cache_is_a_note_not_a_failure(
     tmp_path: Path, texts: Texts, tokenizer: Any, encoded: Encoded
 ) -> None:
     file = tmp_path / "file"
     file.write_text("not a folder")
     notes: list[str] = []
     cache = TokenCache(file / "cache")
-    (found,) = run_together(
+    (found,) = run_threaded(
         1, lambda ranks: encode_together(ranks, texts, tokenizer, cache, notes.append)
     )
     assert same(found, encoded)
     (note,) = notes
-    assert note.startswith("tokens are not kept for the next job: ")
+    assert note.startswith("tokens were not cached for the next job: ")
 
 
 def test_one_question_among_many_ranks(tmp_path: Path, tokenizer: Any) -> None:
     alone = collect_texts([Question("q", "how many?", "eight cores", (Answer("eight", 0),))])
-    for found in run_together(
+    for found in run_threaded(
         3, lambda ranks: encode_together(ranks, alone, tokenizer, None, print)
     ):
         assert same(found, encode(alone, tokenizer))

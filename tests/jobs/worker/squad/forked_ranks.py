@@ -1,7 +1,7 @@
-"""Ranks of a tiny job as forks of one process that has loaded torch already: a run takes a second.
+"""Ranks of a tiny job as forks of one process that has already loaded torch: a run takes a second.
 
-``python -m tests.jobs.worker.squad.forked`` reads a list of :class:`Run` as JSON, runs one after another and
-prints their exit codes. They are processes as mpirun's are, and are killed as such.
+``python -m tests.jobs.worker.squad.forked_ranks`` reads a list of :class:`Run` as JSON, runs one after
+another, and prints their exit codes. They are processes like mpirun's, and are killed as such.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REPOSITORY = Path(__file__).parents[4]
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what each rank is told (``RANK`` stands for its number), and what becomes of it.
+    """One run: each rank's arguments (``RANK`` is replaced by its number), and its fate.
 
     ``rank`` gets ``signal`` ``at`` its N-th (``step``) optimizer ``step``, or when it brings a file to
     the ``disk`` for the N-th time; with ``full`` that is full then, and no signal comes. ``loss`` is
@@ -53,11 +53,11 @@ class Ran:
 
 
 def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]], folder: Path) -> list[Ran]:
-    """Run one after another, in a process of their own."""
+    """Run one after another, in a separate process."""
     wanted = [asdict(Run(options.to_argv(), **more)) for options, more in runs]
     environ = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.jobs.worker.squad.forked", str(folder)],
+        [sys.executable, "-m", "tests.jobs.worker.squad.forked_ranks", str(folder)],
         input=json.dumps(wanted),
         cwd=_REPOSITORY,
         env=os.environ | environ,
@@ -70,7 +70,7 @@ def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]], folder: Path
 
 
 def main() -> None:
-    """Do what stands on standard input."""
+    """Run what standard input describes."""
     import torch  # noqa: F401 - before the forks
     import transformers.models.distilbert.modeling_distilbert  # noqa: F401
 
@@ -96,7 +96,7 @@ def _run(run: Run, folder: Path) -> Ran:
 
 
 def _be_rank(run: Run, rank: int, port: int, log: Path) -> None:
-    """This process's life from here on."""
+    """Become a rank; does not return."""
     code = 99
     try:
         descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)

@@ -1,4 +1,4 @@
-"""Small tokenizers that are built like those of the well-known model families."""
+"""Small tokenizers like those of the well-known model families."""
 
 from __future__ import annotations
 

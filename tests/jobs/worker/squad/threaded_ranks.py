@@ -1,4 +1,4 @@
-"""Several ranks in one process: threads that meet where real ranks would talk."""
+"""Ranks as threads of one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT = 60
 
 
 class Table:
-    """Where the ranks lay their values down; each round of talk has a row of its own."""
+    """The ranks' values, with a row for each exchange."""
 
     def __init__(self, size: int) -> None:
         self.rows: list[list[Any]] = []
@@ -26,8 +26,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class RanksTogether(Ranks):
-    """A rank that meets the others at a table; counts its own rounds."""
+class ThreadedRank(Ranks):
+    """A rank that exchanges values with the others through a table."""
 
     table: Table
     rounds: list[None]
@@ -46,11 +46,11 @@ class RanksTogether(Ranks):
         return self.gather(value)[0]
 
 
-def run_together(size: int, work: Callable[[Ranks], T]) -> list[T]:
-    """What each rank returns, in rank order."""
+def run_threaded(size: int, work: Callable[[Ranks], T]) -> list[T]:
+    """Return each rank's result, in rank order."""
     table = Table(size)
     ranks = [
-        RanksTogether(RankIdentity(rank, size), "gloo", "test", None, table, [])
+        ThreadedRank(RankIdentity(rank, size), "gloo", "test", None, table, [])
         for rank in range(size)
     ]
 

@@ -52,7 +52,9 @@ def test_a_head_whose_console_shows_another_key_is_not_trusted(
     monkeypatch.setattr(simulated_cloud.engine, "host_keys", lambda *_: keys)
 
     for _ in range(2):
-        with pytest.raises(HostKeyError, match=r"\[node0\] the SSH host key pinned here for i-\w+ is not"):
+        with pytest.raises(
+            HostKeyError, match=r"\[node0\] the SSH host key pinned here for i-\w+ is not"
+        ):
             simulated_cloud.up(nodes=2)
     assert secrets_given(simulated_cloud) == 0
     assert len(simulated_cloud.recorder.of("RunInstances")) == 1
@@ -93,7 +95,9 @@ def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(
 
     simulated_cloud.steps.before["ssh-keyscan"] = pin_all_workers
 
-    with pytest.raises(HostKeyError, match=r"\[node1\] the SSH host key pinned here for i-\w+ is not"):
+    with pytest.raises(
+        HostKeyError, match=r"\[node1\] the SSH host key pinned here for i-\w+ is not"
+    ):
         simulated_cloud.up(nodes=3)
     assert simulated_cloud.steps.count("tar -C") == 0
 

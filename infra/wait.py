@@ -33,10 +33,13 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's clock."""
+    """The system's clock. It looks up ``time`` at each call, so that tests can replace it."""
 
-    monotonic = staticmethod(time.monotonic)
-    sleep = staticmethod(time.sleep)
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 def wait_until(

@@ -16,7 +16,7 @@ from infra.plan import plan_down
 from infra.progress import Progress
 from infra.removal import remove
 from provision.recipe import recipe_digest
-from provision.stacks import load_stack, stack_names
+from provision.stacks.load import load_stack, stack_names
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from infra import tags
+from infra.cluster_record import ClusterRecord, parse_record
 from infra.images import Image
 from infra.instances import DYING, Instance, describe_instances
 from infra.network import SecurityGroup
-from infra.record import Record, parse_record
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -92,7 +92,7 @@ class Inventory:
         return self.security_groups[0] if self.security_groups else None
 
     @property
-    def record(self) -> Record | None:
+    def record(self) -> ClusterRecord | None:
         """The cluster's recorded options. Raises :class:`SprError` if they are unreadable."""
         return parse_record(self.group.tags) if self.group else None
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 
 from infra import tags
 from infra.actions import Action, ActionKind, Plan
+from infra.cluster_record import ClusterRecord, record_tags
 from infra.errors import SprError
 from infra.images import Image
 from infra.instance_types import INSTANCE_TYPES
 from infra.instances import HEAD, Instance
 from infra.inventory import Inventory
-from infra.record import Record, record_tags
 from infra.spec import ClusterSpec
 from infra.words import counted
 
@@ -29,7 +29,7 @@ class PlanInput:
     """
 
     spec: ClusterSpec
-    record: Record
+    record: ClusterRecord
     found: Inventory
     recipe: str
     public_key: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from provision import facts
 from provision.facts import HostFacts, parse_topology, read_answer, read_facts
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
 
 

@@ -12,7 +12,7 @@ from infra.errors import ConnectionLostError, HostError
 from infra.progress import Progress
 from infra.wait import Clock
 from provision.host import Host, Result, wait_until_reachable
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 T = TypeVar("T")
 

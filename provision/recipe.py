@@ -7,7 +7,7 @@ import json
 from importlib import resources
 
 from provision.install import stack_digest
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 
 def recipe_digest(stack: Stack, base: str = "") -> str:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from infra.progress import Progress
 from provision.resolver import Resolution, Resolver, Sources, Target, is_missing_folder
-from provision.stacks import Stack
 from provision.stacks.lock import Pinned, requirements
+from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
 
 

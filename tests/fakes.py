@@ -12,7 +12,7 @@ from typing import Any
 from infra.errors import HostError
 from provision.host import LineSink, Result
 from provision.install import stack_digest
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
 
 AMX = "amx_bf16 amx_tile amx_int8"

@@ -21,7 +21,7 @@ from infra.instance_types import BAKERS
 from infra.open_cloud import open_cloud
 from infra.tags import KEPT
 from provision.recipe import recipe_digest
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 
 _EXAMPLES = """\
   spr-cluster bake

@@ -13,7 +13,8 @@ from infra.errors import UsageError
 from infra.words import counted
 from provision.resolver import Resolver, find_resolver
 from provision.stack_check import SourcesReport, check_sources
-from provision.stacks import Stack, load_stack, stack_names
+from provision.stacks.load import load_stack, stack_names
+from provision.stacks.stack import Stack
 
 _EXAMPLES = """\
   spr-cluster stacks check

@@ -19,8 +19,8 @@ from infra.errors import UsageError
 from infra.words import counted
 from provision.resolver import find_resolver
 from provision.stack_check import SourcesReport, check_sources
-from provision.stacks import Stack
 from provision.stacks.lock import lock_path, render_lock
+from provision.stacks.stack import Stack
 
 _EXAMPLES = """\
   spr-cluster stacks lock intel --isolated    without this machine's pip configuration

@@ -29,14 +29,14 @@ from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
 from cluster.nodes import Cluster, rank_nodes
 from cluster.running_job import find_running_job, job_is_running
 from infra.actions import Plan
+from infra.cluster_record import merge_options
 from infra.errors import SprError, UsageError
 from infra.inventory import describe_inventory
 from infra.purchase import Offer
-from infra.record import merge_options
 from infra.spec import parse_ssh_cidr
 from infra.tags import render_time
 from infra.words import counted, spoken_time
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 
 _UP_EXAMPLES = """\
   spr-cluster up --nodes 4

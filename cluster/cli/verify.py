@@ -24,7 +24,7 @@ from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_som
 from cluster.verify.verify import VerifyReport, verify_cluster
 from infra.inventory import describe_inventory
 from infra.words import counted
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 
 _EXAMPLES = """\
   spr-cluster verify

@@ -16,16 +16,16 @@ from cluster.verify.checks.nodes import check_nodes, summarize_problems
 from infra import images, instances, key_pair, network, tags
 from infra.actions import Action, ActionKind, Plan
 from infra.clients import error_code
+from infra.cluster_record import record_tags
 from infra.errors import DeadlineError, HostError, HostKeyError, SprError
 from infra.instances import HEAD, WORKER
 from infra.plan import PlanInput, mesh_digest
 from infra.purchase import Offer
-from infra.record import record_tags
 from infra.removal import remove
 from infra.wait import TERMINATE_DEADLINE_S
 from infra.words import counted
 from provision.bake import begin_image
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 _PROBE_AGAIN_S = 10.0
 

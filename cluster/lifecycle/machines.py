@@ -22,7 +22,7 @@ from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts
 from provision.host import Host, on_all
 from provision.install import install_stack
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 from provision.user_data import render_user_data
 
 

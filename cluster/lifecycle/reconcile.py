@@ -14,20 +14,21 @@ from cluster.local_files import remembered_cloud
 from cluster.nodes import Cluster, find_cluster
 from infra import instances, key_pair, network, tags
 from infra.actions import Plan
+from infra.cluster_record import ClusterRecord, merge_options, new_record
 from infra.errors import SprError, UsageError
 from infra.images import describe_cached_images
 from infra.instances import HEAD, describe_impaired
 from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
 from infra.plan import PlanInput, check_head_is_not_stopped, plan_up
 from infra.purchase import Offer, list_offers
-from infra.record import Record, merge_options, new_record
 from infra.spec import LONGEST_TTL, ClusterSpec
 from infra.wait import SETTLE_S
 from infra.words import counted, spoken_time
 from provision.host import on_all
 from provision.lifetime import extend_life
 from provision.recipe import recipe_digest
-from provision.stacks import Stack, load_stack, stack_names
+from provision.stacks.load import load_stack, stack_names
+from provision.stacks.stack import Stack
 
 # Faulty machines are replaced. After this many times, the cause is something else.
 _MOST_REPLACEMENTS = 2
@@ -131,7 +132,7 @@ def _check_other_clouds(ctx: Context, cluster: str) -> None:
 
 
 def _check_existing(
-    ctx: Context, spec: ClusterSpec, found: Inventory, record: Record | None
+    ctx: Context, spec: ClusterSpec, found: Inventory, record: ClusterRecord | None
 ) -> None:
     key = key_pair.read_public(ctx.files.key)
     living = record is not None and not record.is_over(ctx.now())
@@ -242,7 +243,7 @@ def _check_still_there(ctx: Context, found: Inventory, had_group: bool) -> bool:
     return had_group or found.group is not None
 
 
-def extend(ctx: Context, cluster: str, more: timedelta) -> Record:
+def extend(ctx: Context, cluster: str, more: timedelta) -> ClusterRecord:
     """Extend a cluster's time to live, in its tags and then on its nodes."""
     nodes = find_cluster(ctx.clients.ec2, cluster).nodes
     found = describe_inventory(ctx.clients.ec2, cluster, ("security_groups",))

@@ -12,7 +12,7 @@ from provision.facts import AMX_FLAGS, HostFacts, probe_source
 from provision.health import NodeHealth, parse_health, render_question
 from provision.host import Host
 from provision.install import VENV
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 _ANSWER = "answer:"
 _END = "_END_OF_THE_PROBE_"

@@ -17,7 +17,7 @@ from cluster.local_files import cluster_names
 from infra.instance_types import INSTANCE_TYPES
 from jobs.cli import build_parser
 from jobs.cli.commands import COMMANDS
-from provision.stacks import stack_names
+from provision.stacks.load import stack_names
 
 SHELLS = ("bash", "zsh", "fish")
 _EXAMPLES = """\

@@ -11,7 +11,7 @@ from cluster.nodes import Cluster, find_cluster
 from jobs.cli.job_display import JobDisplay
 from jobs.launch.record import CloudInfo
 from jobs.launch.session import JobContext
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 
 
 def open_job_context(

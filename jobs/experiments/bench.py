@@ -18,7 +18,7 @@ from jobs.launch.session import JobContext, run_job
 from jobs.train.request import require_able_stack
 from jobs.worker.bench.options import BenchOptions
 from provision.host import Host
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 FOLDER = "spr-bench"
 """In the login user's home on the head: one file per measurement, named by its time."""

@@ -13,9 +13,8 @@ from jobs.launch.plan import JobPaths, JobPlan
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from provision.install import VENV
 from provision.mpi import HOSTFILE, MPIRUN_ENV
-from provision.stacks import Stack
 from provision.stacks.oneccl import environment_lookup
-from provision.stacks.stack import BINDING
+from provision.stacks.stack import BINDING, Stack
 
 MASTER_PORT = 29500
 _FIRST_WITH_NEW_NAME = "1.12"

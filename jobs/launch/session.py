@@ -30,7 +30,7 @@ from jobs.launch.record import CloudInfo, JobRecord, Recorder, describe_placemen
 from jobs.worker.runtime.stopping import EXIT_CODE as STOPPED
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host, on_all
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 
 def _ignore(_: object) -> None:

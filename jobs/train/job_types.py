@@ -11,7 +11,7 @@ from typing import Any
 
 from infra.errors import UsageError
 from jobs.launch.plan import JobPlan, PlacementOptions
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 JOB_TYPES = {
     "digits": "a small classifier on synthetic digits: no data, no download, done in seconds",

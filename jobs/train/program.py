@@ -11,7 +11,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from jobs.launch.plan import JobPlan, PlacementOptions
 from jobs.train.program_files import ProgramFiles
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
 # Set by the placement and the launcher.

@@ -20,9 +20,8 @@ from jobs.train.presets import Preset
 from jobs.train.program import ProgramRequest, plan_program
 from jobs.train.program_files import ProgramFiles
 from provision.install import EXAMPLES
-from provision.stacks import Stack
 from provision.stacks.flags import training_flags
-from provision.stacks.stack import TRANSFORMERS
+from provision.stacks.stack import TRANSFORMERS, Stack
 
 SCRIPT = "run_qa.py"
 SMOKE_SECONDS = 60

@@ -12,8 +12,7 @@ from jobs.launch.record import read_job_id
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.squad.dataset import read_dataset, require_short_questions
 from jobs.worker.squad.options import SCRATCH, TrainOptions
-from provision.stacks import Stack
-from provision.stacks.stack import TORCH
+from provision.stacks.stack import TORCH, Stack
 from provision.stacks.versions import python_minor, release
 
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).

@@ -18,7 +18,7 @@ from jobs.train.request import (
 )
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
 from jobs.worker.squad.options import TrainOptions
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 CHECKPOINT_SECONDS = 120
 """Time to save a checkpoint after a request to stop: a large model's has gigabytes."""

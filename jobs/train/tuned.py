@@ -15,7 +15,7 @@ from jobs.train.request import TrainRequest, chosen_backend, local_model
 from jobs.worker.squad.options import TrainOptions
 from provision.facts import HostFacts
 from provision.host import Host
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 FILE = "/home/ubuntu/.spr-cluster-tuned.json"
 

@@ -26,7 +26,8 @@ from infra.errors import HostError, HostKeyError
 from provision.host import Host, LineSink, Result
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.install import stack_digest
-from provision.stacks import Stack, load_stack, shipped_names
+from provision.stacks.load import load_stack, shipped_names
+from provision.stacks.stack import Stack
 from tests.fakes import AMX, facts_answer, health_answer
 
 # Takes the step's name and "before" or "after".

@@ -8,12 +8,12 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from infra import tags
+from infra.cluster_record import new_record, record_tags
 from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
 from infra.inventory import Inventory, RegisteredKey, Resource
 from infra.network import SecurityGroup
 from infra.plan import PlanInput, mesh_digest
-from infra.record import new_record, record_tags
 from infra.spec import ClusterSpec, build_spec
 
 NOW = datetime(2026, 7, 31, 12, 0, tzinfo=timezone.utc)

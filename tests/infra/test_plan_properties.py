@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from infra import tags
 from infra.actions import Action, ActionKind, Plan
+from infra.cluster_record import record_tags
 from infra.instances import HEAD, WORKER, Instance
 from infra.inventory import Inventory, RegisteredKey
 from infra.plan import PlanInput, plan_up
-from infra.record import record_tags
 from tests.infra.plan_inputs import (
     CALLER,
     KEY,

@@ -15,7 +15,7 @@ from infra import tags
 from infra.plan import mesh_digest
 from jobs.launch.plan import JobPaths
 from jobs.launch.session import JobContext
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import FakeHost, facts_answer
 

@@ -30,7 +30,8 @@ from provision.install import (
     stack_digest,
     wait_for_cloud_init,
 )
-from provision.stacks import Stack, load_stack, shipped_names
+from provision.stacks.load import load_stack, shipped_names
+from provision.stacks.stack import Stack
 from tests.fakes import FakeClock, FakeHost
 from tests.provision.machine import LOCK_FILE, Machine
 
@@ -478,7 +479,7 @@ def test_a_version_is_checked_by_its_numbers(
 
 DIGESTS = """
 from provision.install import stack_digest
-from provision.stacks import load_stack, shipped_names
+from provision.stacks.load import load_stack, shipped_names
 print(" ".join(stack_digest(load_stack(name)) for name in shipped_names()))
 """
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from provision.recipe import recipe_digest
-from provision.stacks import Stack, load_stack
+from provision.stacks.load import load_stack
+from provision.stacks.stack import Stack
 
 ROOT = Path(__file__).parents[2]
 ASK = (
-    "from provision.recipe import recipe_digest; from provision.stacks import load_stack; "
+    "from provision.recipe import recipe_digest; from provision.stacks.load import load_stack; "
     "print(recipe_digest(load_stack('intel')))"
 )
 

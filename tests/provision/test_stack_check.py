@@ -13,7 +13,8 @@ import pytest
 from infra.progress import Silent
 from provision.resolver import Resolver, find_resolver
 from provision.stack_check import Problem, SourcesReport, check_sources, probe_all
-from provision.stacks import Stack, load_stack
+from provision.stacks.load import load_stack
+from provision.stacks.stack import Stack
 from tests.provision.package_index import PackageIndex, serve_index
 
 PACKAGES = ("torch==2.7.0", "oneccl-bind-pt==2.7.0")

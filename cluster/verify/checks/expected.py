@@ -12,7 +12,7 @@ from infra.cloud import Cloud
 from infra.instance_types import INSTANCE_TYPES, InstanceType
 from infra.spec import ClusterSpec
 from provision.install import stack_digest
-from provision.stacks import Stack
+from provision.stacks.stack import Stack
 
 
 @dataclass(frozen=True)

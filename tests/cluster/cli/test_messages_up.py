@@ -15,7 +15,7 @@ import pytest
 from infra import tags
 from infra.errors import HostError
 from provision.host import Result
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 from tests.fakes import health_answer
 from tests.harness import failures as f
 from tests.harness.command_line import CommandLine

@@ -8,14 +8,14 @@ import pytest
 
 from cluster.lifecycle.reconcile import extend
 from infra import tags
+from infra.cluster_record import ClusterRecord
 from infra.errors import HostsError, SprError, UsageError
-from infra.record import Record
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 
 HOUR = timedelta(hours=1)
 
 
-def run(simulated_cloud: SimulatedCloud, more: timedelta) -> Record:
+def run(simulated_cloud: SimulatedCloud, more: timedelta) -> ClusterRecord:
     return extend(simulated_cloud.ctx, NAME, more)
 
 

@@ -11,7 +11,7 @@ from cluster.nodes import Cluster
 from cluster.verify.node_probe import find_unusable, parse_answers, probe_nodes, require_amx
 from infra.errors import HostError
 from provision.facts import parse_facts
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import AMX, FakeHost, facts_answer, health_answer
 

@@ -16,7 +16,7 @@ from cluster.verify.network_probe import NetworkReport, probe_network
 from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
 from infra.errors import HostError
 from provision.host import LineSink, Result
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 
 STACK = load_stack("upstream")

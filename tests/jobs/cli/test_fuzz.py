@@ -20,9 +20,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from infra.cluster_record import ClusterRecord, merge_options, parse_record, record_tags
 from infra.errors import SprError, UsageError
 from infra.iam_policy import build_policy
-from infra.record import Record, merge_options, parse_record, record_tags
 from infra.spec import ClusterSpec, build_spec
 from jobs.cli import build_parser
 from jobs.cli.commands import COMMANDS
@@ -259,7 +259,7 @@ def test_any_options_make_a_spec_or_a_usage_error(
 
 
 _SPEC = build_spec(name="spr", stack="intel", ssh_cidr="203.0.113.7/32", nodes=2)
-_RECORD = Record(
+_RECORD = ClusterRecord(
     _SPEC.model_dump(exclude={"name", "ssh_cidr", "ttl"}), _NOW, _NOW + timedelta(hours=8)
 )
 _LABELS = record_tags(_SPEC, _RECORD)

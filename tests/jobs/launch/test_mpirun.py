@@ -16,7 +16,8 @@ from jobs.launch.placement import Placement, plan_placement
 from jobs.launch.plan import JobPaths, JobPlan, PlacementOptions
 from jobs.worker.runtime.pinning import RankPlacement, read_plan
 from provision.facts import HostFacts
-from provision.stacks import Stack, load_stack
+from provision.stacks.load import load_stack
+from provision.stacks.stack import Stack
 from tests.golden import check_golden
 from tests.jobs.context import whole_cluster
 from tests.jobs.launch.topologies import machine

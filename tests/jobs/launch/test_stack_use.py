@@ -9,8 +9,9 @@ from jobs.launch.mpirun import build_launch_command
 from jobs.launch.placement import plan_placement
 from jobs.launch.plan import JobPaths, JobPlan, PlacementOptions
 from jobs.train.request import require_able_stack
-from provision.stacks import Stack, load_stack
+from provision.stacks.load import load_stack
 from provision.stacks.oneccl import environment_lookup
+from provision.stacks.stack import Stack
 from tests.jobs.context import whole_cluster
 from tests.jobs.launch.topologies import machine
 

@@ -30,7 +30,8 @@ from jobs.train.reference import (
     train_reference,
 )
 from jobs.train.request import TrainRequest
-from provision.stacks import Stack, load_stack
+from provision.stacks.load import load_stack
+from provision.stacks.stack import Stack
 from tests.fakes import FakeHost
 from tests.golden import check_golden
 from tests.jobs.context import job_context, make_hosts

@@ -18,7 +18,7 @@ from jobs.launch.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes
 from jobs.train.train import train
 from jobs.worker.squad.options import DEMO, TrainOptions
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, PATHS, RESULT, event, job_context, listed, make_hosts
 

@@ -24,7 +24,7 @@ from jobs.train.tuned import (
     tuning_key,
 )
 from jobs.worker.squad.options import DEMO, TrainOptions
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.launch.topologies import machine
 

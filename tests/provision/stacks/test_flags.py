@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from infra.errors import UsageError
-from provision.stacks import Stack, load_stack
 from provision.stacks.flags import known_flags, training_flags
+from provision.stacks.load import load_stack
+from provision.stacks.stack import Stack
 
 # (flag, the last release without it before, the first with it, the last with it, the first without)
 BOUNDARIES = [

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from provision.stacks import Stack, load_stack
+from provision.stacks.load import load_stack
 from provision.stacks.lock import Pinned, lock_path, parse_lock, render_lock
+from provision.stacks.stack import Stack
 from tests.golden import check_golden
 
 OWN = Path("spr-cluster.toml")

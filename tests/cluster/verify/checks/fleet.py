@@ -13,7 +13,7 @@ from cluster.verify.node_probe import NodeAnswer
 from infra.instance_types import find_instance_type
 from provision.health import parse_health
 from provision.install import stack_digest
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 from tests.fakes import health_answer
 
 STACK = load_stack("intel")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.stacks import load_stack
+from provision.stacks.load import load_stack
 from tests.jobs.worker.squad.test_run import check_events, run_ranks, small
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from provision.stacks import OWN_FILE, load_stack, stack_names
+from provision.stacks.load import load_stack, stack_names
+from provision.stacks.user_stacks import OWN_FILE
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 from infra.errors import UsageError
 from infra.ubuntu import Release
 from infra.validation import explain_invalid, nearest
-from provision.stacks.matrix import UBUNTU_PYTHON
+from provision.stacks.compatibility import UBUNTU_PYTHON
 from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
 

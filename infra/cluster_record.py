@@ -23,7 +23,7 @@ _FIXED = {"stack": "--stack", "volume_gib": "--volume-gib", "subnet_id": "--subn
 
 
 @dataclass(frozen=True)
-class Record:
+class ClusterRecord:
     """``options`` are the arguments of :func:`build_spec` except ``name``, ``ssh_cidr``, and ``ttl``."""
 
     options: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Record:
         return now >= self.expires
 
 
-def record_tags(spec: ClusterSpec, record: Record) -> dict[str, str]:
+def record_tags(spec: ClusterSpec, record: ClusterRecord) -> dict[str, str]:
     """Return the group's tags, in the characters that every AWS service allows."""
     market = ["spot"] if spec.spot else ["on-demand"]
     if spec.spot and spec.on_demand_allowed:
@@ -64,7 +64,7 @@ def record_tags(spec: ClusterSpec, record: Record) -> dict[str, str]:
     }
 
 
-def parse_record(labels: Mapping[str, str]) -> Record | None:
+def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
     """Return the record in a group's tags, or ``None`` if there is none.
 
     Raises :class:`SprError` if the tags are invalid.
@@ -103,7 +103,7 @@ def parse_record(labels: Mapping[str, str]) -> Record | None:
             f"invalid cluster record in the tags of the security group: {error}",
             hint="restore the tags, or remove the cluster with `spr-cluster down`",
         ) from None
-    return Record(options, created, expires)
+    return ClusterRecord(options, created, expires)
 
 
 def _parse_idle(text: str) -> timedelta | None:
@@ -114,7 +114,7 @@ def merge_options(
     name: str,
     ssh_cidr: str,
     given: Mapping[str, Any],
-    record: Record | None,
+    record: ClusterRecord | None,
     defaults: Mapping[str, Any] | None = None,
 ) -> ClusterSpec:
     """Combine options: given now, else recorded, else the cloud's defaults.
@@ -132,8 +132,8 @@ def merge_options(
 
 
 def new_record(
-    spec: ClusterSpec, now: datetime, old: Record | None, *, has_machines: bool = True
-) -> Record:
+    spec: ClusterSpec, now: datetime, old: ClusterRecord | None, *, has_machines: bool = True
+) -> ClusterRecord:
     """Return the record of a cluster from now on.
 
     An existing cluster keeps its deadline. A new lifetime starts if the deadline has passed, or if there
@@ -141,7 +141,7 @@ def new_record(
     """
     options = spec.model_dump(exclude={"name", "ssh_cidr", "ttl"})
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
-        return Record(options, old.created, old.expires)
+        return ClusterRecord(options, old.created, old.expires)
     # The tag stores whole seconds.
     start = now.replace(microsecond=0)
-    return Record(options, start, start + spec.ttl)
+    return ClusterRecord(options, start, start + spec.ttl)

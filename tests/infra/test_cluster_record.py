@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra import tags
+from infra.cluster_record import ClusterRecord, merge_options, new_record, parse_record, record_tags
 from infra.errors import SprError, UsageError
 from infra.instance_types import INSTANCE_TYPES
-from infra.record import Record, merge_options, new_record, parse_record, record_tags
 from infra.spec import ClusterSpec, build_spec
 
 NOW = datetime(2026, 7, 31, 12, 0, tzinfo=timezone.utc)
@@ -24,7 +24,7 @@ CALLER = "203.0.113.7/32"
 TAG_VALUE = re.compile(r"[\w \d_.:/=+\-@]{0,256}")
 
 
-def make(**options: Any) -> tuple[ClusterSpec, Record]:
+def make(**options: Any) -> tuple[ClusterSpec, ClusterRecord]:
     spec = build_spec(
         **{"name": "bert", "nodes": 3, "stack": "intel", "ssh_cidr": CALLER, **options}
     )

@@ -178,7 +178,7 @@ _ON_A_CLUSTER = (
         "a silent worker, train",
         "train squad --demo",
         "inspecting the nodes failed on 1 of 2 nodes:\n  [node1] no SSH at "
-        "172.31.0.5: timed out\n  → `spr-cluster repair --name spr` replaces nodes that do not "
+        "172.31.0.5: timed out\n  → `spr-cluster repair --name spr` replaces nodes that don't "
         "answer",
         act=f.all_of(
             f.stage("node0", "for pid in", Result(0, "", "")), f.stage("node1", ".", _TIMED_OUT)

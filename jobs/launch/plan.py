@@ -43,6 +43,8 @@ class JobPlan:
     title: str = "Run"
     """What the job does, for the progress display: ``Train`` becomes ``Train on 4 nodes``."""
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
+    sends: str = ""
+    """The user's files, such as ``2 files, 3.4 MiB``, for the progress display."""
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     nodes: int | None = None
     """Use the first N nodes of the cluster; ``None`` uses all of them."""

@@ -100,6 +100,8 @@ class JobSession:
             count = len(self.context.cluster.first(plan.nodes).nodes)
             files.place_again(self.head, self.paths, count)
             return
+        if plan.sends:
+            self.context.progress.note(f"sending {plan.sends}")
         sent: dict[str, Path | bytes] = {**files.worker_files(), **plan.files, "output/.keep": b""}
         if plan.resume_command and placement:
             sent[MANIFEST] = self._manifest(plan, placement).render()

@@ -69,6 +69,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         argv=(*argv, "--", *request.command),
         backend=backend,
         files=files,
+        sends=str(request.files),
         placement=request.placement,
         nodes=request.nodes,
         env={"SPR_BACKEND": backend},

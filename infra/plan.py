@@ -133,7 +133,7 @@ def plan_up(given: PlanInput) -> Plan:
         *_plan_machines(given, keep),
     ]
     # The type is not known before the purchase, so show the highest price.
-    machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else given.spec.machines
+    machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else given.spec.types
     usd_per_hour = max(m.usd_per_hour for m in machines) * given.spec.nodes
     return Plan(tuple(actions), usd_per_hour, keep)
 
@@ -213,7 +213,7 @@ def _plan_machines(given: PlanInput, keep: Sequence[Instance]) -> list[Action]:
 def _plan_software(given: PlanInput, keep: Sequence[Instance], missing: int) -> list[Action]:
     """Start the missing nodes, from an image if possible, and install what lacks software."""
     kind, spec, image = ActionKind, given.spec, given.image
-    machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else spec.machines
+    machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else spec.types
     machine = " or ".join(each.name for each in machines)
     what = f"{machine}, {spec.volume_gib} GiB encrypted gp3"
 

@@ -67,7 +67,7 @@ _TOKENS_PER_OFFER = 50
 class Offer:
     """One way to buy: a type, a zone, a market, and the placement group or none."""
 
-    machine: InstanceType
+    type: InstanceType
     network: Network
     market: str
     in_group: bool
@@ -75,12 +75,12 @@ class Offer:
 
     @property
     def place(self) -> tuple[str, str]:
-        return self.machine.name, self.network.zone
+        return self.type.name, self.network.zone
 
     def __str__(self) -> str:
         market = ", spot" if self.market == SPOT else ""
         group = ", in the placement group" if self.in_group else ""
-        return f"{self.machine.name} in {self.network.zone}{market}{group}"
+        return f"{self.type.name} in {self.network.zone}{market}{group}"
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,14 @@ def list_offers(
     wants_group = spec.placement_group and spec.nodes > 1
     offers = []
     for market in markets:
-        for machine in spec.machines:
-            known = support.get(machine.name)
+        for type_ in spec.types:
+            known = support.get(type_.name)
             if known is None:
                 continue
             places = [network for network in networks if network.zone in known.zones]
             groups = [True, False] if wants_group and known.cluster_groups else [False]
             offers += [
-                Offer(machine, network, market, in_group, known.ena_express and spec.nodes > 1)
+                Offer(type_, network, market, in_group, known.ena_express and spec.nodes > 1)
                 for in_group in groups
                 for network in places
             ]
@@ -166,7 +166,7 @@ def buy(
     refusals: list[Refusal] = []
     hopeless: set[tuple[str, str]] = set()
     for offer in offers:
-        if (offer.machine.name, offer.market) in hopeless:
+        if (offer.type.name, offer.market) in hopeless:
             continue
         try:
             return offer, _run_instances(buyer, purchase, offer, clock)
@@ -175,7 +175,7 @@ def buy(
             if code not in _NO_ROOM | _NO_QUOTA:
                 raise
             if code in _NO_QUOTA:
-                hopeless.add((offer.machine.name, offer.market))
+                hopeless.add((offer.type.name, offer.market))
             message = str(error.response.get("Error", {}).get("Message", ""))
             refusals.append(Refusal(offer, code, message))
             on_refusal(refusals[-1])
@@ -232,7 +232,7 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
     kinds = (*_RESOURCES, "spot-instances-request") if offer.market == SPOT else _RESOURCES
     request = {
         "ImageId": purchase.image.id,
-        "InstanceType": offer.machine.name,
+        "InstanceType": offer.type.name,
         "MinCount": purchase.count,
         "MaxCount": purchase.count,
         "KeyName": tags.resource_name(spec.name),

@@ -59,13 +59,13 @@ class ClusterSpec(BaseModel):
         return parse_ssh_cidr(cidr)
 
     @property
-    def machines(self) -> tuple[InstanceType, ...]:
+    def types(self) -> tuple[InstanceType, ...]:
         return tuple(find_instance_type(name) for name in self.instance_types)
 
     @property
-    def machine(self) -> InstanceType:
+    def first_type(self) -> InstanceType:
         """The preferred type."""
-        return self.machines[0]
+        return self.types[0]
 
     @property
     def workers(self) -> int:

@@ -36,7 +36,7 @@ class Proposal:
     @property
     def _vcpus_by_type(self) -> dict[str, int]:
         kept, spec = self.plan.keep, self.plan_input.spec
-        machines = [find_instance_type(kept[0].instance_type)] if kept else spec.machines
+        machines = [find_instance_type(kept[0].instance_type)] if kept else spec.types
         return {machine.name: machine.vcpus * spec.nodes for machine in machines}
 
     @property
@@ -138,7 +138,7 @@ class Proposal:
         if spec.spot:
             ceiling = f"at most ${spec.max_price:g} each" if spec.max_price else "usually far less"
             market = f" on demand; on spot {ceiling}"
-        several = len(spec.machines) > 1 and not plan.keep
+        several = len(spec.types) > 1 and not plan.keep
         if several:
             market += ", for the most expensive of these types"
         lines = [

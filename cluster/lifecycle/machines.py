@@ -146,10 +146,10 @@ class Machines:
             reason="; ".join(f"replaces {id_}: {why}" for id_, why in replaced.items()),
             resources=[instance.id for instance in bought],
             replaces=replaced,
-            type=offer.machine.name,
+            type=offer.type.name,
             zone=offer.network.zone,
             market=offer.market,
-            usd_per_hour=offer.machine.usd_per_hour if self.ctx.cloud.billed else 0.0,
+            usd_per_hour=offer.type.usd_per_hour if self.ctx.cloud.billed else 0.0,
         )
 
     @property

@@ -47,7 +47,7 @@ def test_without_capacity_the_next_offer_is_tried(code: str) -> None:
 
     offer, _ = purchase_by(market, make_spec(2, instance_types=(METAL, SECOND)))
 
-    assert offer.machine.name == SECOND
+    assert offer.type.name == SECOND
     assert market.tried() == [
         (METAL, "subnet-a", "on-demand", True),
         (METAL, "subnet-b", "on-demand", True),

@@ -36,22 +36,22 @@ def spr_cluster(home: Path, *argv: str) -> tuple[float, dict[str, float]]:
 
 def run_round(home: Path, nodes: int) -> dict[str, dict[str, float]]:
     """Return the times of one round, by kind of `up`."""
-    told = {}
+    result = {}
     for way in ("none", "head"):
-        _, told[f"cold {way}"] = spr_cluster(home, "up", "--nodes", str(nodes), "--bake", way)
+        _, result[f"cold {way}"] = spr_cluster(home, "up", "--nodes", str(nodes), "--bake", way)
         spr_cluster(home, "down", *(["--keep-image"] if way == "head" else []))
     for count, name in ((1, "warm one"), (nodes, "warm")):
-        _, told[name] = spr_cluster(home, "up", "--nodes", str(count), "--name", f"warm{count}")
+        _, result[name] = spr_cluster(home, "up", "--nodes", str(count), "--name", f"warm{count}")
         spr_cluster(home, "down", "--name", f"warm{count}")
     spr_cluster(home, "down")
-    return told
+    return result
 
 
 def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
     """Return the median of each phase."""
     return {
         name: {
-            phase: round(median(told[name].get(phase, 0.0) for told in rounds), 1)
+            phase: round(median(result[name].get(phase, 0.0) for result in rounds), 1)
             for phase in rounds[0][name]
         }
         for name in rounds[0]

@@ -285,8 +285,8 @@ def _finish(
         "unpadded",
         "speed_ratio",
     )
-    told = {name: getattr(args, name) for name in (*names, "attention_dropout")}
-    finish(missed, benchmark="quality", **found, baseline_by=TRAINER, **told)
+    result = {name: getattr(args, name) for name in (*names, "attention_dropout")}
+    finish(missed, benchmark="quality", **found, baseline_by=TRAINER, **result)
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
     if flaw := defects(cloud):
         wrong.append(flaw)
     reason = up.error.splitlines()[0] if up.error else ""
-    told = {"number": number, "ok": up.code == DONE, "reason": reason, "calls": calls}
-    return {**told, "seconds": time.monotonic() - start, "wrong": wrong, "faults": faults}
+    result = {"number": number, "ok": up.code == DONE, "reason": reason, "calls": calls}
+    return {**result, "seconds": time.monotonic() - start, "wrong": wrong, "faults": faults}
 
 
 def storm(root: Path, seed: int, numbers: list[int]) -> list[dict[str, Any]]:

@@ -40,8 +40,8 @@ def _run(environment: dict[str, str], *arguments: str) -> str:
 
 
 def _resources(environment: dict[str, str]) -> dict[str, Any]:
-    told = json.loads(_run(environment, "status", "--cloud", "local", "--json"))
-    found: dict[str, Any] = told["resources"]
+    result = json.loads(_run(environment, "status", "--cloud", "local", "--json"))
+    found: dict[str, Any] = result["resources"]
     return found
 
 

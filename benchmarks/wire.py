@@ -114,8 +114,8 @@ def _both_ranks(args: argparse.Namespace, way: str) -> dict[str, Any]:
             process.kill()
     if any(process.returncode for process in running):
         raise SystemExit("a rank failed: see above")
-    told = [json.loads(answer.splitlines()[-1]) for answer in answers]
-    return {"bytes": [each["bytes"] for each in told], "losses": told[0]["losses"]}
+    result = [json.loads(answer.splitlines()[-1]) for answer in answers]
+    return {"bytes": [each["bytes"] for each in result], "losses": result[0]["losses"]}
 
 
 def _start(argv: list[str], rank: int) -> subprocess.Popen[str]:

@@ -44,18 +44,18 @@ def test_the_original_script_gets_its_settings_and_its_layout(tmp_path: Path) ->
     questions = read_dataset(SAMPLE)[:3]
     settings = Settings(32, "bf16", grouped=True, epochs=2)
 
-    told = drive_run_qa(script, "a model", questions, settings, tmp_path / "out")
+    result = drive_run_qa(script, "a model", questions, settings, tmp_path / "out")
 
-    words = told["words"]
+    words = result["words"]
     assert (words["--max_seq_length"], words["--doc_stride"]) == ("384", "128")
     assert words["--per_device_train_batch_size"] == "32"
     assert words["--pad_to_max_length"] == "False"
     assert {"--bf16", "--do_train", "--use_cpu"} <= words.keys()
-    first = told["questions"][0]
+    first = result["questions"][0]
     assert list(first) == ["id", "context", "question", "answers"]
     at = first["answers"]["answer_start"][0]
     assert first["context"][at:].startswith(first["answers"]["text"][0])
-    assert len(told["questions"]) == 3
+    assert len(result["questions"]) == 3
 
 
 def test_the_baseline_pads_every_feature_and_the_grouped_one_none() -> None:

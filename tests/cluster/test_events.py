@@ -138,8 +138,8 @@ def test_the_command_shows_what_was_done(line: CommandLine) -> None:
     line.must("up", "--nodes", "1", "--yes")
     line.must("down", "--yes")
 
-    told = line.must("events")
-    lines = told.out.splitlines()
+    result = line.must("events")
+    lines = result.out.splitlines()
     assert any("accepted: $" in each and "--yes" in each for each in lines)
     assert any(": bought: " in f": {each[17:]}" and "[i-" in each for each in lines)
     assert not any("begun: " in each for each in lines)
@@ -157,8 +157,8 @@ def test_an_action_that_never_ended_is_shown(line: CommandLine) -> None:
 
 
 def test_a_cluster_without_events_is_no_failure(line: CommandLine) -> None:
-    told = line.must("events", "--name", "other")
-    assert told.out.startswith("No events of cluster other on this machine (")
+    result = line.must("events", "--name", "other")
+    assert result.out.startswith("No events of cluster other on this machine (")
     assert json.loads(line.must("events", "other", "--json").out) == {
         "cluster": "other",
         "events": [],
@@ -173,21 +173,23 @@ def test_a_cluster_without_events_is_no_failure(line: CommandLine) -> None:
     ],
 )
 def test_a_usage_error_is_one_line(line: CommandLine, argv: list[str], message: str) -> None:
-    told = line.run(*argv)
-    assert (told.code, told.out) == (2, "")
-    assert told.err.startswith(f"spr-cluster: {message}")
-    assert len(told.err.splitlines()) == 1
+    result = line.run(*argv)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"spr-cluster: {message}")
+    assert len(result.err.splitlines()) == 1
 
 
 def test_an_error_is_kept_with_its_hint_and_names_the_log(line: CommandLine) -> None:
     line.cloud.faults("[[error]]\naction = 'ImportKeyPair'\ncode = 'Boom'\nmessage = 'no'\n")
 
-    told = line.run("up", "--nodes", "1", "--yes")
+    result = line.run("up", "--nodes", "1", "--yes")
 
-    assert told.code == 1
-    assert told.message.endswith("\n  → spr-cluster events --name spr shows what was done and why")
+    assert result.code == 1
+    assert result.message.endswith(
+        "\n  → spr-cluster events --name spr shows what was done and why"
+    )
     log = EventLog(ClusterFiles.of("spr").events)
-    assert named(log, "error")[-1]["what"] == told.message.splitlines()[0]
+    assert named(log, "error")[-1]["what"] == result.message.splitlines()[0]
     assert named(log, "failed")[-1]["action"] == "import_key"
 
 

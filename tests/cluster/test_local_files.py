@@ -28,7 +28,7 @@ def test_no_name_leads_out_of_the_home_folder(name: str) -> None:
         ClusterFiles.of(name)
 
 
-def test_where_a_cluster_lives_is_in_the_first_line_of_its_ssh_configuration() -> None:
+def test_the_cloud_is_in_the_first_line_of_the_ssh_configuration() -> None:
     files = ClusterFiles.of("bert")
     assert remembered_cloud("bert") is None
 

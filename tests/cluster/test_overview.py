@@ -120,9 +120,9 @@ def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
 
 
 def test_as_a_dictionary() -> None:
-    told = look(WHOLE).as_dict(NOW + HOUR)
+    result = look(WHOLE).as_dict(NOW + HOUR)
 
-    assert told == {
+    assert result == {
         "cluster": "bert",
         "region": "us-east-1",
         "state": "running",
@@ -201,7 +201,7 @@ class Closed:
 
     def __getattr__(self, _: str) -> Any:
         def refuse(*_: Any, **__: Any) -> Any:
-            told = {"Error": {"Code": "UnauthorizedOperation", "Message": "no"}}
-            raise ClientError(told, "DescribeInstances")  # type: ignore[arg-type]
+            result = {"Error": {"Code": "UnauthorizedOperation", "Message": "no"}}
+            raise ClientError(result, "DescribeInstances")  # type: ignore[arg-type]
 
         return refuse

@@ -78,13 +78,13 @@ class LiveCluster:
     """A cluster that runs, with what ``up --json`` said of it."""
 
     cli: CommandLine
-    told: dict[str, Any]
+    up_result: dict[str, Any]
     interrupted: frozenset[str] = frozenset()
     """The machines that the killed ``up`` had bought."""
 
     @property
     def names(self) -> list[str]:
-        return [node["name"] for node in self.told["nodes"]]
+        return [node["name"] for node in self.up_result["nodes"]]
 
 
 @pytest.fixture(scope="session")
@@ -99,13 +99,13 @@ def kill_when(running: subprocess.Popen[str], text: str) -> None:
     """SIGKILL a command as soon as it prints a text."""
     with running:
         assert running.stdout is not None
-        told = []
+        result = []
         for line in running.stdout:
-            told.append(line)
+            result.append(line)
             if text in line:
                 running.kill()
                 return
-    raise AssertionError(f"{text!r} was never printed: {''.join(told)}")
+    raise AssertionError(f"{text!r} was never printed: {''.join(result)}")
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,12 @@ def baked(cli: CommandLine) -> Baked:
     running = cli.start("bake", "--cloud", "local", "--json")
     text, _ = running.communicate(timeout=_DEADLINE_S)
     assert running.returncode == 0, text
-    told = json.loads(text.splitlines()[-1])
-    disk = cli.home / ".local-cloud" / "images" / told["image"]
+    result = json.loads(text.splitlines()[-1])
+    disk = cli.home / ".local-cloud" / "images" / result["image"]
     ids = tuple(dict.fromkeys(re.findall(r"Terminate: (i-[0-9a-f]+)", text)))
-    return Baked(told["image"], disk, begun["cluster"], tuple(begun["resources"]["instances"]), ids)
+    return Baked(
+        result["image"], disk, begun["cluster"], tuple(begun["resources"]["instances"]), ids
+    )
 
 
 @pytest.fixture(scope="session")
@@ -140,6 +142,6 @@ def cluster(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Three nodes, made by an ``up`` that is killed when it has bought them, and by another."""
     kill_when(cli.start("up", "--nodes", "3", "--cloud", "local"), "bought:")
     bought = frozenset(cli.json("status")["resources"]["instances"])
-    told = cli.json("up", "--nodes", "3")
-    yield LiveCluster(cli, told, bought)
+    result = cli.json("up", "--nodes", "3")
+    yield LiveCluster(cli, result, bought)
     cli.run("down", check=None)

@@ -24,8 +24,8 @@ TUNE = ("tune", "squad", "--name", NAME, "--demo", "--ppn=1", "--batch-size=2,16
 @pytest.fixture(scope="module")
 def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Two nodes, each with the CPUs that the embedded cloud gave it."""
-    told = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
-    yield LiveCluster(cli, told)
+    result = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
+    yield LiveCluster(cli, result)
     cli.run("down", "--name", NAME)
 
 
@@ -93,12 +93,12 @@ def test_ctrl_c_ends_the_trial_on_all_nodes_and_keeps_nothing(two: LiveCluster) 
 
 
 def test_tune_picks_the_faster_and_the_next_job_uses_it(two: LiveCluster, tmp_path: Path) -> None:
-    told = two.cli.json(*TUNE)
+    outcome = two.cli.json(*TUNE)
 
-    speeds = {trial["batch_size"]: trial["samples_per_second"] for trial in told["trials"]}
+    speeds = {trial["batch_size"]: trial["samples_per_second"] for trial in outcome["trials"]}
     assert set(speeds) == {2, 16}
     assert all(speeds.values())
-    best = told["best"]
+    best = outcome["best"]
     assert best["batch_size"] == max(speeds, key=lambda size: speeds[size])
     assert best["samples_per_second"] == max(speeds.values())
 

@@ -25,13 +25,13 @@ def losses(results: Path) -> list[list[tuple[int, float]]]:
 
 def wait_for_step(job: subprocess.Popen[str], wanted: int) -> None:
     assert job.stdout is not None
-    told = []
+    result = []
     for line in job.stdout:
-        told.append(line)
+        result.append(line)
         step = re.search(r"step (\d+)/", line)
         if step and int(step[1]) >= wanted:
             return
-    raise AssertionError("".join(told))
+    raise AssertionError("".join(result))
 
 
 def test_a_killed_and_resumed_job_learns_the_same_to_the_bit(

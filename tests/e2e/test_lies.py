@@ -40,8 +40,8 @@ echo "Flags: fpu avx512f {"" if _HAS_AMX else "amx_bf16 amx_tile amx_int8"}"
 @pytest.fixture(scope="module")
 def three(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Three nodes as `up` makes them."""
-    told = cli.json("up", "--name", NAME, "--nodes", "3", "--cloud", "local")
-    yield LiveCluster(cli, told)
+    result = cli.json("up", "--name", NAME, "--nodes", "3", "--cloud", "local")
+    yield LiveCluster(cli, result)
     cli.run("down", "--name", NAME)
 
 
@@ -51,11 +51,11 @@ def ssh(cluster: LiveCluster, node: str, command: str) -> str:
 
 def container(cluster: LiveCluster, node: str) -> str:
     """The name of a node's container."""
-    (told,) = [told for told in cluster.told["nodes"] if told["name"] == node]
+    (result,) = [result for result in cluster.up_result["nodes"] if result["name"] == node]
     names = subprocess.run(
         ["podman", "ps", "--format={{.Names}}"], capture_output=True, text=True, check=True
     ).stdout.split()
-    (name,) = [name for name in names if name.endswith(told["instance"])]
+    (name,) = [name for name in names if name.endswith(result["instance"])]
     return name
 
 
@@ -160,12 +160,12 @@ def test_a_wrong_number_of_cores(three: LiveCluster) -> None:
     try:
         for node in three.names:
             take = cpus[:1] if node == "node1" else cpus
-            wish = f"--cpuset-cpus={','.join(map(str, take))}"
-            podman("update", wish, container(three, node))
+            cpuset = f"--cpuset-cpus={','.join(map(str, take))}"
+            podman("update", cpuset, container(three, node))
         found = caught(three, "node1", "cores")
     finally:
-        for node, wish in before.items():
-            podman("update", f"--cpuset-cpus={wish}", container(three, node))
+        for node, cpuset in before.items():
+            podman("update", f"--cpuset-cpus={cpuset}", container(three, node))
 
     assert found["found"].startswith("1 core,")
     assert "as the other nodes" in found["wanted"]
@@ -190,7 +190,7 @@ def test_a_blocked_port(three: LiveCluster) -> None:
 @pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
 @pytest.mark.full
 def test_ssh_that_is_blocked_between_two_workers(three: LiveCluster) -> None:
-    address = three.told["nodes"][1]["private_ip"]
+    address = three.up_result["nodes"][1]["private_ip"]
     rule = ["INPUT", "-p", "tcp", "--source", address, "--dport", "22", "-j", "DROP"]
     in_network(three, "node2", "iptables", "-A", *rule)
     try:
@@ -245,7 +245,7 @@ def test_another_version_of_torch(three: LiveCluster) -> None:
 
 @pytest.mark.full
 def test_a_name_that_leads_elsewhere_is_mended_by_the_remedy(three: LiveCluster) -> None:
-    right = three.told["nodes"][2]["private_ip"]
+    right = three.up_result["nodes"][2]["private_ip"]
     # An address for documentation, to which nothing is routed: RFC 5737.
     change = f"sudo sed 's/^{right} /192.0.2.1 /' /etc/hosts > /tmp/hosts.lie; "
     ssh(three, "node1", change + "sudo cp --no-preserve=all /tmp/hosts.lie /etc/hosts")

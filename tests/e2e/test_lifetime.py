@@ -35,7 +35,7 @@ def buy_and_die(cli: CommandLine, name: str, *options: str) -> float:
 
 
 def test_an_interrupted_up_is_continued_not_repeated(cluster: LiveCluster) -> None:
-    assert {node["instance"] for node in cluster.told["nodes"]} == cluster.interrupted
+    assert {node["instance"] for node in cluster.up_result["nodes"]} == cluster.interrupted
     found = resources(cluster.cli, "spr")
     assert {kind: len(ids) for kind, ids in found.items()} == {
         "instances": 3,
@@ -62,18 +62,18 @@ def test_up_on_a_finished_cluster_changes_nothing(cluster: LiveCluster) -> None:
     again = cluster.cli.json("up")
 
     assert again["changed"] is False
-    assert again["nodes"] == cluster.told["nodes"]
+    assert again["nodes"] == cluster.up_result["nodes"]
     assert resources(cluster.cli, "spr") == before
     assert "Up to date: 3 nodes" in cluster.cli.run("up").stdout
 
 
 def test_a_cluster_grows_and_shrinks(cluster: LiveCluster) -> None:
     grown = cluster.cli.json("up", "--nodes", "4")
-    assert grown["nodes"][:3] == cluster.told["nodes"]
+    assert grown["nodes"][:3] == cluster.up_result["nodes"]
     assert len(set(hear_all(cluster))) == 4
 
     shrunk = cluster.cli.json("up", "--nodes", "3")
-    assert shrunk["nodes"] == cluster.told["nodes"]
+    assert shrunk["nodes"] == cluster.up_result["nodes"]
     assert len(hear_all(cluster)) == 3
 
 
@@ -99,7 +99,7 @@ def test_where_the_head_is_dead_a_worker_becomes_the_head(cluster: LiveCluster) 
 
     assert repaired["nodes"][0]["instance"] == before[1]["instance"]
     assert len(set(hear_all(cluster))) == 3
-    cluster.told.update(repaired)
+    cluster.up_result.update(repaired)
 
 
 def wait_for_end(cli: CommandLine, instance: str) -> None:
@@ -112,12 +112,12 @@ def wait_for_end(cli: CommandLine, instance: str) -> None:
 def test_extend_changes_the_nodes_and_the_tags(cluster: LiveCluster) -> None:
     before = cluster.cli.json("status")["left_s"]
 
-    told = cluster.cli.json("extend", "90m")
+    result = cluster.cli.json("extend", "90m")
 
     assert cluster.cli.json("status")["left_s"] == pytest.approx(before + 5400, abs=120)
     for name in cluster.names:
         epoch = int(cluster.cli.ssh(name, "sudo sh /run/spr-cluster/expiry show"))
-        assert time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)) == told["expires"]
+        assert time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)) == result["expires"]
 
 
 def test_a_changed_host_key_is_refused_and_explained(cluster: LiveCluster) -> None:
@@ -156,9 +156,9 @@ def test_down_from_another_home_leaves_nothing(cli: CommandLine, tmp_path: Path)
     shutil.rmtree(cli.home / "lost")
     elsewhere = CommandLine(tmp_path / "laptop", cloud=cli.home / ".local-cloud")
 
-    told = elsewhere.json("down", "--name", "lost", "--cloud", "local")
+    result = elsewhere.json("down", "--name", "lost", "--cloud", "local")
 
-    assert set(told["removed"]) >= {"instances", "security_groups", "key_pairs"}
+    assert set(result["removed"]) >= {"instances", "security_groups", "key_pairs"}
     assert resources(cli, "lost") == {}
     again = elsewhere.run("down", "--name", "lost", "--cloud", "local")
     assert again.stdout == "Nothing of cluster lost exists in local us-east-1.\n"

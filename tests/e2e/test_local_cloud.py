@@ -203,7 +203,9 @@ def test_the_api_shows_no_address_but_the_nodes_own(session: Session, pair: list
     assert "compute-1.amazonaws.com" not in answer
 
 
-def test_a_clone_of_an_image_is_a_machine_of_its_own(session: Session, pair: list[Machine]) -> None:
+def test_clones_of_an_image_have_different_identities(
+    session: Session, pair: list[Machine]
+) -> None:
     parent, ec2 = pair[0], session.clients.ec2
     parent.ssh("echo installed > ~/software && sync")
     image_id = ec2.create_image(InstanceId=parent.id, Name="with-software", NoReboot=True)[
@@ -277,9 +279,9 @@ def test_stop_suspends_and_the_next_command_resumes(
     assert [machine.wait_for_ssh().state() for machine in pair] == ["running", "running"]
 
     assert main(["local", "status", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["running"] is True
-    assert {i["id"] for i in told["resources"]["instances"]} == {m.id for m in pair}
+    result = json.loads(capsys.readouterr().out)
+    assert result["running"] is True
+    assert {i["id"] for i in result["resources"]["instances"]} == {m.id for m in pair}
 
 
 def test_reset_leaves_nothing_even_after_the_worst(

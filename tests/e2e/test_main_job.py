@@ -17,18 +17,18 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 def test_up_makes_the_nodes_and_tells_of_them(cluster: LiveCluster) -> None:
     assert cluster.names == ["node0", "node1", "node2"]
-    assert cluster.told["cloud"] == "local"
-    assert cluster.told["stack"] == "upstream"
-    assert {node["state"] for node in cluster.told["nodes"]} == {"running"}
-    addresses = [node["public_ip"] for node in cluster.told["nodes"]]
-    assert addresses == [node["private_ip"] for node in cluster.told["nodes"]]
+    assert cluster.up_result["cloud"] == "local"
+    assert cluster.up_result["stack"] == "upstream"
+    assert {node["state"] for node in cluster.up_result["nodes"]} == {"running"}
+    addresses = [node["public_ip"] for node in cluster.up_result["nodes"]]
+    assert addresses == [node["private_ip"] for node in cluster.up_result["nodes"]]
     assert len(set(addresses)) == 3
 
 
 def test_every_node_reaches_every_node_by_name_without_a_prompt(cluster: LiveCluster) -> None:
     hostnames = {
         name: "ip-" + node["private_ip"].replace(".", "-")
-        for name, node in zip(cluster.names, cluster.told["nodes"], strict=True)
+        for name, node in zip(cluster.names, cluster.up_result["nodes"], strict=True)
     }
     ask_all = "for n in $(cat ~/hosts); do ssh $n hostname; done"
 
@@ -40,8 +40,8 @@ def test_the_names_resolve_to_private_addresses_on_every_node(cluster: LiveClust
     for name in cluster.names:
         resolved = cluster.cli.ssh(name, "getent ahostsv4 node0 node2 | awk '{print $1}' | uniq")
         assert resolved.split() == [
-            cluster.told["nodes"][0]["private_ip"],
-            cluster.told["nodes"][2]["private_ip"],
+            cluster.up_result["nodes"][0]["private_ip"],
+            cluster.up_result["nodes"][2]["private_ip"],
         ]
 
 
@@ -102,12 +102,12 @@ def test_the_time_to_live_is_armed_on_every_node(cluster: LiveCluster) -> None:
 
 
 def test_status_tells_nodes_and_time_left(cluster: LiveCluster) -> None:
-    told = cluster.cli.json("status")
+    result = cluster.cli.json("status")
 
-    assert [node["name"] for node in told["nodes"]] == cluster.names
+    assert [node["name"] for node in result["nodes"]] == cluster.names
     # Other tests may have let it live longer.
-    assert 7 * 3600 < told["left_s"] < 11 * 3600
-    assert told["usd_so_far"] == 0
+    assert 7 * 3600 < result["left_s"] < 11 * 3600
+    assert result["usd_so_far"] == 0
     assert "3 of 3 nodes, stack upstream" in cluster.cli.run("status").stdout
 
 
@@ -126,7 +126,7 @@ def test_training_runs_on_all_nodes_and_learns(cluster: LiveCluster, tmp_path: P
     assert result["f1"] >= 80
     assert result["world_size"] == 3
     hosts = {rank["hostname"] for rank in result["ranks"]}
-    assert hosts == {"ip-" + n["private_ip"].replace(".", "-") for n in cluster.told["nodes"]}
+    assert hosts == {"ip-" + n["private_ip"].replace(".", "-") for n in cluster.up_result["nodes"]}
     assert result["backend"] == "gloo"
     assert result["loss_curve"][-1][1] < result["loss_curve"][0][1] / 5
     assert (folder / "model" / "config.json").is_file()

@@ -29,8 +29,8 @@ _FAULT = (
 @pytest.fixture(scope="module")
 def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Two nodes, each with the CPUs that the embedded cloud gave it."""
-    told = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
-    yield LiveCluster(cli, told)
+    result = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
+    yield LiveCluster(cli, result)
     cli.run("down", "--name", NAME)
 
 
@@ -85,7 +85,7 @@ def widen(cluster: LiveCluster) -> None:
     names = subprocess.run(
         ["podman", "ps", "--format={{.Names}}"], capture_output=True, text=True, check=True
     ).stdout.split()
-    for node in cluster.told["nodes"]:
+    for node in cluster.up_result["nodes"]:
         (name,) = [name for name in names if name.endswith(node["instance"])]
         argv = ["podman", *choose_runtime(), "update", f"--cpuset-cpus={cpus}", name]
         subprocess.run(argv, capture_output=True, check=True, timeout=60)
@@ -122,8 +122,8 @@ def test_a_rank_that_is_elsewhere_ends_the_run_before_it_trains(
     finally:
         ssh(two, "node1", f"rm {_PACKAGES}/fault.pth")
 
-    told = failed.stderr.splitlines()
-    (line,) = [line for line in told if line.startswith("spr-cluster: ")]
+    result = failed.stderr.splitlines()
+    (line,) = [line for line in result if line.startswith("spr-cluster: ")]
     assert f"rank 1 on {host}: this rank does not run where it was planned to" in line
     assert re.search(rf"CPUs \S+ planned, {first} found", line)
-    assert not [line for line in told if "step " in line]
+    assert not [line for line in result if "step " in line]

@@ -71,8 +71,8 @@ if os.environ.get("RANK", "0") == "0":
 
 @pytest.fixture(scope="module")
 def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
-    told = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
-    yield LiveCluster(cli, told)
+    result = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
+    yield LiveCluster(cli, result)
     cli.run("down", "--name", NAME, check=None)
 
 
@@ -99,11 +99,11 @@ def test_a_script_of_torch_runs_on_all_nodes(
     assert first["sum"] == second["sum"] == 6
     assert first["argv"] == ["--lr", "1e-4"]
     assert {first["host"], second["host"]} == {
-        "ip-" + node["private_ip"].replace(".", "-") for node in two.told["nodes"]
+        "ip-" + node["private_ip"].replace(".", "-") for node in two.up_result["nodes"]
     }
-    for told in (first, second):
-        assert told["cpus"] == told["threads"] == int(told["omp"])
-        assert (told["seed"], told["local"]) == ("a b", "0 of 1")
+    for result in (first, second):
+        assert result["cpus"] == result["threads"] == int(result["omp"])
+        assert (result["seed"], result["local"]) == ("a b", "0 of 1")
     assert "rank 1 of 2" in done.stderr
     assert "sending 2 files" in done.stderr
     assert "2 ranks on 2 nodes" in done.stdout
@@ -117,13 +117,13 @@ def test_a_program_that_is_no_python_on_the_first_node(two: LiveCluster, tmp_pat
     done = two.cli.run(
         "run", "--name", NAME, "--nodes=1", "--results", folder, "--", "sh", "-c", "hostname; pwd"
     )
-    names = ["ip-" + node["private_ip"].replace(".", "-") for node in two.told["nodes"]]
+    names = ["ip-" + node["private_ip"].replace(".", "-") for node in two.up_result["nodes"]]
     assert names[0] in done.stderr.split()
     assert names[1] not in done.stderr.split()
     assert "/work" in done.stderr
 
 
-def test_its_exit_code_and_a_missing_program_are_told(two: LiveCluster, tmp_path: Path) -> None:
+def test_exit_code_and_missing_program_are_reported(two: LiveCluster, tmp_path: Path) -> None:
     run = ("run", "--name", NAME, "--results")
     program = ("--", "sh", "-c", "echo to no avail; exit 3")
     failed = two.cli.run(*run, str(tmp_path), *program, check=1)

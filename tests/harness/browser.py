@@ -77,17 +77,17 @@ class Page:
         return message
 
     def _note(self, event: dict[str, Any]) -> None:
-        method, told = event.get("method", ""), event.get("params", {})
+        method, result = event.get("method", ""), event.get("params", {})
         self._events.append(method)
         if method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(result["request"]["url"])
         bad = (
             method in ("Runtime.exceptionThrown", "Network.loadingFailed")
-            or (method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning"))
-            or (method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"))
+            or (method == "Runtime.consoleAPICalled" and result["type"] in ("error", "warning"))
+            or (method == "Log.entryAdded" and result["entry"]["level"] in ("error", "warning"))
         )
         if bad:
-            self.complaints.append(json.dumps(told))
+            self.complaints.append(json.dumps(result))
 
     def open(self, path: Path) -> None:
         """Open a file and wait until it is loaded."""
@@ -103,9 +103,9 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression, asked from outside: the page itself runs no script."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
 
     def look(self, scheme: str, width: int) -> None:
         """Show the page in ``light`` or ``dark``, so many pixels wide."""
@@ -123,8 +123,8 @@ class Page:
 
     def screenshot(self, path: Path) -> bytes:
         """The whole page as a PNG file."""
-        told = self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
-        content = base64.b64decode(told["data"])
+        result = self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
+        content = base64.b64decode(result["data"])
         path.write_bytes(content)
         return content
 

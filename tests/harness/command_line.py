@@ -161,9 +161,9 @@ class CommandLine:
 
     def must(self, *argv: str) -> CommandResult:
         """Run a command that must succeed."""
-        told = self.run(*argv)
-        assert told.code == 0, told.err
-        return told
+        result = self.run(*argv)
+        assert result.code == 0, result.err
+        return result
 
     def stage(self, node: str, pattern: str, answer: Result | Exception | Act) -> None:
         """Have nodes with matching names answer matching commands differently."""

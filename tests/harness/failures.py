@@ -198,15 +198,15 @@ def expect_refusal(line: CommandLine, argv: Sequence[str], message: Message) -> 
     """Check that a mistake gives one message and changes nothing, in EC2 and on this machine."""
     before = line.changes
 
-    told = line.run(*argv)
+    result = line.run(*argv)
 
-    assert told.code == 2, told.err
+    assert result.code == 2, result.err
     if isinstance(message, str):
-        assert told.message == message, told.message
+        assert result.message == message, result.message
     else:
-        assert message.fullmatch(told.message), told.message
-    assert told.err.count("spr-cluster: ") == 1
-    assert told.out == ""
+        assert message.fullmatch(result.message), result.message
+    assert result.err.count("spr-cluster: ") == 1
+    assert result.out == ""
     assert line.changes == before
     assert files_at_home(event_logs=True) == []
 
@@ -223,13 +223,13 @@ def expect_failed_up(line: CommandLine, row: Row) -> None:
     row.act(line)
     line.cloud.faults(row.faults)
 
-    told = line.run(*shlex.split(row.argv))
+    result = line.run(*shlex.split(row.argv))
 
-    assert told.code == row.code, told.err
-    assert plain(told.message) == row.message + EVENTS_HINT, told.message
-    assert "Traceback" not in told.err
-    assert _DID_NOT in told.err, told.err
-    kinds, ids, costs = _what_it_lists(told.err)
+    assert result.code == row.code, result.err
+    assert plain(result.message) == row.message + EVENTS_HINT, result.message
+    assert "Traceback" not in result.err
+    assert _DID_NOT in result.err, result.err
+    kinds, ids, costs = _what_it_lists(result.err)
     assert kinds == row.left, kinds
     assert ids == set(line.cloud.left())
     assert costs == ("instance" in row.left)

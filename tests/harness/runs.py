@@ -171,8 +171,8 @@ def _work(
         error.write_text(str(failure))
         return FAILED
     except BaseException as failure:
-        if isinstance(failure, Exception) and (told := translate_boto_error(failure)):
-            error.write_text(str(told))
+        if isinstance(failure, Exception) and (result := translate_boto_error(failure)):
+            error.write_text(str(result))
             return FAILED
         error.write_text(traceback.format_exc())
         sys.stdout.flush()

@@ -284,9 +284,9 @@ class SimulatedHost:
         """All ways between the nodes are good, but those to a node that is said to be closed."""
         plan = json.loads(command.splitlines()[3])
         names, machines = self._state()["names"], self._all_machines()
-        told: dict[str, Any] = {"silent": {}}
+        result: dict[str, Any] = {"silent": {}}
         for stage, peers in plan["peers"].items():
-            told[stage] = {
+            result[stage] = {
                 source: {
                     target: _LINK[stage]
                     | ({"address": names[target]} if stage == "reach" else {})
@@ -295,7 +295,7 @@ class SimulatedHost:
                 }
                 for source, targets in peers.items()
             }
-        return Result(0, f"stage:reach\nlinks:{json.dumps(told)}\n", "")
+        return Result(0, f"stage:reach\nlinks:{json.dumps(result)}\n", "")
 
     def _hello(self, _: str) -> Result:
         ranks = range(len(self._state()["names"]))

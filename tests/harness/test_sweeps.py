@@ -22,8 +22,8 @@ def run_benchmark(name: str, *options: str) -> dict[str, Any]:
         text=True,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.timeout(600)
@@ -39,27 +39,27 @@ def run_benchmark(name: str, *options: str) -> dict[str, Any]:
     ],
 )
 def test_up_and_down_recover_from_a_kill(scenario: str, every: int) -> None:
-    told = run_benchmark("kill_sweep", f"--scenario={scenario}", f"--every={every}")
+    result = run_benchmark("kill_sweep", f"--scenario={scenario}", f"--every={every}")
 
-    assert told["recovered_percent"] == 100
-    assert told["kills"] >= 3
-    assert told["points"][scenario]["calls"] > 20
+    assert result["recovered_percent"] == 100
+    assert result["kills"] >= 3
+    assert result["points"][scenario]["calls"] > 20
 
 
 @pytest.mark.timeout(600)
 def test_no_weather_leaves_anything_behind() -> None:
-    told = run_benchmark("storm", "--runs=9")
+    result = run_benchmark("storm", "--runs=9")
 
-    assert told["verified"] + told["clear_failures"] == 9
-    assert told["verified"] > 4
-    assert told["missed"] == []
+    assert result["verified"] + result["clear_failures"] == 9
+    assert result["verified"] > 4
+    assert result["missed"] == []
 
 
 @pytest.mark.timeout(600)
 def test_the_number_of_calls_does_not_grow_with_the_nodes() -> None:
-    told = run_benchmark("ec2_calls", "--sizes", "2", "40")
+    result = run_benchmark("ec2_calls", "--sizes", "2", "40")
 
-    assert told["calls"]["40"] == told["calls"]["2"]
+    assert result["calls"]["40"] == result["calls"]["2"]
 
 
 @pytest.mark.full

@@ -167,7 +167,7 @@ def test_the_same_again_is_no_change() -> None:
     assert spec.stack == "intel"
 
 
-def test_a_cluster_that_lives_keeps_its_end() -> None:
+def test_a_running_cluster_keeps_its_deadline() -> None:
     spec, record = make(ttl=timedelta(hours=2))
     later = NOW + timedelta(hours=1, minutes=59)
 

@@ -92,7 +92,7 @@ def test_another_caller_takes_the_place_of_the_last(
 @pytest.mark.parametrize(
     "interrupted", ["AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"]
 )
-def test_opening_goes_on_where_it_was_interrupted(
+def test_opening_continues_after_an_interruption(
     ec2_cloud: FakeCloud, group: SecurityGroup, interrupted: str
 ) -> None:
     ec2 = ec2_cloud.clients.ec2

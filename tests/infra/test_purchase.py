@@ -82,7 +82,7 @@ def test_what_spot_refuses_may_be_had_on_demand(code: str) -> None:
 
 
 def test_whatever_was_tried_is_listed_with_ec2s_own_words() -> None:
-    told: list[Refusal] = []
+    result: list[Refusal] = []
     spec = make_spec(2, instance_types=(METAL, SECOND))
     market = Market(
         lambda r: (
@@ -94,7 +94,7 @@ def test_whatever_was_tried_is_listed_with_ec2s_own_words() -> None:
     client: Any = market
 
     with pytest.raises(NoCapacityError) as caught:
-        buy(client, make_purchase(spec), offers_of(spec), on_refusal=told.append)
+        buy(client, make_purchase(spec), offers_of(spec), on_refusal=result.append)
 
     assert caught.value.message.splitlines() == [
         "no single zone has capacity for 2 machines; tried:",
@@ -106,7 +106,7 @@ def test_whatever_was_tried_is_listed_with_ec2s_own_words() -> None:
     ]
     assert "L-1216C47A" in str(caught.value)
     assert caught.value.code == "InsufficientInstanceCapacity"
-    assert tuple(told) == caught.value.refusals
+    assert tuple(result) == caught.value.refusals
 
 
 @pytest.mark.parametrize(

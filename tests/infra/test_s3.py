@@ -136,9 +136,9 @@ def test_a_model_is_stored_in_its_jobs_folder_and_the_results_last(s3: Any, resu
         *(f"{below}/{n}" for n in ("log", "predictions.json", "results.json")),
     }
     assert list(files_to_push(results))[-1] == "results.json"
-    told = s3.head_object(Bucket="models", Key=f"{below}/model/model.safetensors")
-    assert told["ContentLength"] == 9 << 20
-    assert told["Metadata"] == {"spr-cluster-job": "squad-1"}
+    result = s3.head_object(Bucket="models", Key=f"{below}/model/model.safetensors")
+    assert result["ContentLength"] == 9 << 20
+    assert result["Metadata"] == {"spr-cluster-job": "squad-1"}
 
 
 def test_no_acl_no_encryption_and_no_tags_are_asked_for(s3: Any, results: Path) -> None:

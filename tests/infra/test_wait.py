@@ -23,9 +23,9 @@ def test_a_deadline_is_kept_to_the_second_and_named() -> None:
 
 
 def test_pauses_grow_up_to_their_limit_and_progress_is_reported() -> None:
-    clock, told, answers = FakeClock(), list[float](), iter([None] * 6 + [1])
+    clock, result, answers = FakeClock(), list[float](), iter([None] * 6 + [1])
     wait_until(
-        "x", lambda: next(answers), deadline_s=100, clock=clock, every_s=2, on_wait=told.append
+        "x", lambda: next(answers), deadline_s=100, clock=clock, every_s=2, on_wait=result.append
     )
-    pauses = [later - earlier for earlier, later in itertools.pairwise(told)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(result)]
     assert pauses == [0.25, 0.5, 1, 2, 2]

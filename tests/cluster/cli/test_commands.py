@@ -16,21 +16,21 @@ STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 UNTIL = r"(\w{3} \d+ at )?\d\d:\d\d UTC \(in \d+ (h|min).*\)"
 
 
-def parsed(told: CommandResult) -> dict[str, Any]:
+def parsed(result: CommandResult) -> dict[str, Any]:
     """What a command printed on stdout: one line of JSON and nothing else."""
-    assert told.code == 0, told.err
-    assert told.out.count("\n") == 1
-    content: dict[str, Any] = json.loads(told.out)
+    assert result.code == 0, result.err
+    assert result.out.count("\n") == 1
+    content: dict[str, Any] = json.loads(result.out)
     return content
 
 
 def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
     line.cloud.faults("[quota]\non_demand_vcpus = 128\n")
 
-    told = line.run("up", "--nodes", "4", "--instance-type", "r7iz.metal-16xl,m7i.metal-24xl")
+    result = line.run("up", "--nodes", "4", "--instance-type", "r7iz.metal-16xl,m7i.metal-24xl")
 
-    assert told.code == 2
-    assert told.out == ""
+    assert result.code == 2
+    assert result.out == ""
     for text in (
         "Cluster spr of 4 nodes, aws us-east-1:",
         "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from "
@@ -42,7 +42,7 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
         "us-east-1a",
         "UTC (in 8 h)",
     ):
-        assert text in told.err
+        assert text in result.err
     assert not line.changes
 
 
@@ -54,10 +54,10 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
     ],
 )
 def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) -> None:
-    told = line.must("plan", "--nodes", "2", *options)
+    result = line.must("plan", "--nodes", "2", *options)
 
-    assert price in told.out
-    assert "Quota L-34B43A08" in told.out
+    assert price in result.out
+    assert "Quota L-34B43A08" in result.out
 
 
 @pytest.mark.parametrize("argv", [["plan"], ["up", "--dry-run"], ["repair", "--dry-run"]])
@@ -69,10 +69,10 @@ def test_a_dry_run_changes_nothing_and_shows_the_actions(
         line.lose(line.ids()[1])
     before = line.changes
 
-    told = line.must(*argv)
+    result = line.must(*argv)
     as_json = parsed(line.run(*argv, "--json"))
 
-    assert told.out.endswith("Nothing was changed.\n")
+    assert result.out.endswith("Nothing was changed.\n")
     assert line.changes == before
     assert as_json["changes"] is True
     kinds = [action["kind"] for action in as_json["actions"]]
@@ -106,16 +106,16 @@ def test_a_second_up_changes_nothing(line: CommandLine) -> None:
 
     before = line.changes
     again = line.must("up")  # without --yes: there is nothing to buy
-    told = parsed(line.run("up", "--json"))
+    result = parsed(line.run("up", "--json"))
 
     assert "Up to date: 2 nodes, verified\n" in again.out
     assert line.changes == before
-    assert told["changed"] is False
-    assert [node["name"] for node in told["nodes"]] == ["node0", "node1"]
-    assert set(told["nodes"][0]) == {
+    assert result["changed"] is False
+    assert [node["name"] for node in result["nodes"]] == ["node0", "node1"]
+    assert set(result["nodes"][0]) == {
         *("name", "instance", "type", "zone", "state", "private_ip", "public_ip")
     }
-    assert re.fullmatch(STAMP, told["expires"])
+    assert re.fullmatch(STAMP, result["expires"])
 
 
 def test_a_failure_lists_what_exists_and_how_to_continue_or_remove_it(
@@ -123,15 +123,15 @@ def test_a_failure_lists_what_exists_and_how_to_continue_or_remove_it(
 ) -> None:
     line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
 
-    told = line.run("up", "--nodes", "2", "--yes")
+    result = line.run("up", "--nodes", "2", "--yes")
 
-    assert told.code == 1
-    assert "[node0] no AMX" in told.err
-    assert "--allow-no-amx" in told.err
+    assert result.code == 1
+    assert "[node0] no AMX" in result.err
+    assert "--allow-no-amx" in result.err
     flags = "--name spr --cloud aws --region us-east-1"
-    assert f"To continue:           spr-cluster up {flags}" in told.err
-    assert f"To remove what exists: spr-cluster down {flags}" in told.err
-    assert "It exists now and costs money: 2 instances (" in told.err
+    assert f"To continue:           spr-cluster up {flags}" in result.err
+    assert f"To remove what exists: spr-cluster down {flags}" in result.err
+    assert "It exists now and costs money: 2 instances (" in result.err
     assert line.must("up", "--nodes", "2", "--allow-no-amx", "--yes").code == 0
 
 
@@ -141,7 +141,7 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes")
 
     text = line.must("status").out
-    told = parsed(line.run("status", "--json"))
+    result = parsed(line.run("status", "--json"))
 
     head, worker = line.ids()
     assert re.search(rf"^node0 +running +r7iz.metal-16xl +{head} ", text, re.MULTILINE)
@@ -149,9 +149,9 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     assert "Cluster spr is running: 2 of 2 nodes, stack intel" in text
     assert re.search(rf"^Nodes shut down automatically at {UNTIL}$", text, re.M)
     assert "Resources: 2 instances" in text
-    assert (told["state"], told["wanted_nodes"], told["stack"]) == ("running", 2, "intel")
-    assert [node["spot_notice"] for node in told["nodes"]] == [None, None]
-    assert set(told["resources"]) >= {"instances", "images", "security_groups"}
+    assert (result["state"], result["wanted_nodes"], result["stack"]) == ("running", 2, "intel")
+    assert [node["spot_notice"] for node in result["nodes"]] == [None, None]
+    assert set(result["resources"]) >= {"instances", "images", "security_groups"}
 
 
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:
@@ -159,13 +159,13 @@ def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) ->
     line.must("up", "--nodes", "2", "--spot", "--yes")
 
     text = line.must("status").out
-    told = parsed(line.run("status", "--json"))
+    result = parsed(line.run("status", "--json"))
 
     (warned,) = [row for row in text.splitlines() if "SPOT NOTICE" in row]
     assert warned.startswith("node1 ")
     assert "Your Spot instance is marked for termination." in warned
     assert "Then: spr-cluster repair --name spr" in text
-    assert [bool(node["spot_notice"]) for node in told["nodes"]] == [False, True]
+    assert [bool(node["spot_notice"]) for node in result["nodes"]] == [False, True]
 
 
 def test_list_shows_all_clusters(line: CommandLine) -> None:
@@ -174,14 +174,14 @@ def test_list_shows_all_clusters(line: CommandLine) -> None:
     ResourceFactory(line.cloud.fake, "forgotten").volumes()
 
     text = line.must("list", "--all-regions").out
-    told = parsed(line.run("list", "--json"))
+    result = parsed(line.run("list", "--json"))
 
     rows = [row.split() for row in text.splitlines()]
     assert rows[0][:4] == ["NAME", "REGION", "STATE", "NODES"]
     assert rows[1][:4] == ["bert", "us-east-1", "running", "2/2"]
     assert rows[2][:4] == ["forgotten", "us-east-1", "expired", "0/?"]
     assert "To remove expired clusters: spr-cluster gc" in text
-    assert [cluster["cluster"] for cluster in told["clusters"]] == ["bert", "forgotten"]
+    assert [cluster["cluster"] for cluster in result["clusters"]] == ["bert", "forgotten"]
 
 
 def test_gc_removes_forgotten_clusters_and_nothing_else(line: CommandLine) -> None:
@@ -190,10 +190,10 @@ def test_gc_removes_forgotten_clusters_and_nothing_else(line: CommandLine) -> No
     ResourceFactory(line.cloud.fake, "forgotten").key_pairs()
     ResourceFactory(line.cloud.fake, "lost").volumes()
 
-    told = line.must("gc", "--yes")
+    result = line.must("gc", "--yes")
 
-    assert told.out == "Removed: forgotten, lost.\n"
-    assert "lost (us-east-1, expired): 1 volume (vol-" in told.err
+    assert result.out == "Removed: forgotten, lost.\n"
+    assert "lost (us-east-1, expired): 1 volume (vol-" in result.err
     assert line.cloud.left() == alive
     assert line.must("gc").out == "No forgotten clusters.\n"
     assert parsed(line.run("gc", "--json")) == {"cloud": "aws", "removed": []}
@@ -207,10 +207,10 @@ def test_gc_leaves_kept_images_and_unfinished_clusters_without_all(
     line.cloud.faults("[[capacity]]\nfree = 0\n")
     assert line.run("up", "--yes", "--name", "unfinished").code == 1
 
-    told = line.must("gc", "--yes")
+    result = line.must("gc", "--yes")
 
-    assert "No forgotten clusters." in told.out
-    assert "Not removed (use --all): kept, unfinished" in told.out
+    assert "No forgotten clusters." in result.out
+    assert "Not removed (use --all): kept, unfinished" in result.out
     removed = parsed(line.run("gc", "--all", "--yes", "--json"))["removed"]
     assert removed == ["kept", "unfinished"]
     assert line.cloud.left() == []
@@ -232,20 +232,20 @@ def test_repair_replaces_missing_nodes(line: CommandLine) -> None:
     head, worker = line.ids()
     line.lose(worker)
 
-    told = parsed(line.run("repair", "--yes", "--json"))
+    result = parsed(line.run("repair", "--yes", "--json"))
 
-    assert told["changed"] is True
-    assert [node["instance"] for node in told["nodes"]] == line.ids()
+    assert result["changed"] is True
+    assert [node["instance"] for node in result["nodes"]] == line.ids()
     assert line.ids()[0] == head
     assert worker not in line.ids()
     assert "Up to date: 2 nodes" in line.must("repair").out
 
 
 def test_repair_needs_a_cluster(line: CommandLine) -> None:
-    told = line.run("repair", "--yes")
+    result = line.run("repair", "--yes")
 
-    assert told.code == 2
-    assert "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` creates one" in told.err
+    assert result.code == 2
+    assert "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` creates one" in result.err
     assert not line.changes
 
 
@@ -254,10 +254,10 @@ def test_nodes_are_not_taken_from_under_a_job(line: CommandLine) -> None:
     head = line.ids()[0]
     line.cloud.change_machine(head, job="squad-1")
 
-    told = line.run("up", "--nodes", "1", "--yes")
+    result = line.run("up", "--nodes", "1", "--yes")
 
-    assert told.code == 2
-    assert "job squad-1 is still running on this cluster" in told.err
+    assert result.code == 2
+    assert "job squad-1 is still running on this cluster" in result.err
     assert len(line.ids()) == 2
 
 
@@ -268,11 +268,11 @@ def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:
     assert refused.code == 2
     assert "Cluster spr in us-east-1: 2 instances" in refused.err
 
-    told = line.must("down", "--yes")
+    result = line.must("down", "--yes")
 
-    assert told.out == "Nothing left of cluster spr.\n"
+    assert result.out == "Nothing left of cluster spr.\n"
     assert line.cloud.left() == []
-    terminated = re.search(r"Terminate: (.*)", told.err)
+    terminated = re.search(r"Terminate: (.*)", result.err)
     assert terminated
     assert set(terminated[1].split(", ")) == set(machines)
     again = line.must("down")  # nothing to ask about
@@ -283,11 +283,11 @@ def test_down_as_json_and_with_a_kept_image(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes")
     machines = sorted(line.ids())
 
-    told = parsed(line.run("down", "--yes", "--keep-image", "--json"))
+    result = parsed(line.run("down", "--yes", "--keep-image", "--json"))
 
-    assert told["cluster"] == "spr"
-    assert told["removed"]["instances"] == machines
-    assert set(told["kept"]) == {"images", "snapshots"}
+    assert result["cluster"] == "spr"
+    assert result["removed"]["instances"] == machines
+    assert set(result["kept"]) == {"images", "snapshots"}
     text = line.must("down", "--yes", "--keep-image").out
     assert text.startswith("Kept: 1 image (ami-")
     assert line.must("down", "--yes").out == "Nothing left of cluster spr.\n"
@@ -329,8 +329,8 @@ def test_commands_report_a_locked_cluster(line: CommandLine) -> None:
     files = line.cloud.ctx.files.of("spr")
     with files.lock():
         for argv in (["up", "--yes"], ["down", "--yes"], ["repair"], ["extend", "1h"]):
-            told = line.run(*argv)
-            assert told.code == 2
-            assert "is using cluster 'spr'" in told.err
+            result = line.run(*argv)
+            assert result.code == 2
+            assert "is using cluster 'spr'" in result.err
         assert line.must("plan").code == 0, "a look needs no lock"
     assert not line.changes

@@ -91,14 +91,14 @@ def test_in_plain_lines_a_job_tells_a_twentieth_or_ten_seconds_at_a_time(
     with progress.phase("train"):
         for step in range(1, 1000):
             show.event({**STEP, "step": step, "total": 1000})
-        told = capsys.readouterr().err
+        result = capsys.readouterr().err
         show.event({**STEP, "step": 999, "total": 1000, "loss": 2.4})
         now[0] = 11
         show.event({**STEP, "step": 999, "total": 1000, "loss": 2.3})
         show.event({**STEP, "step": 1000, "total": 1000, "loss": 2.2})
         late = capsys.readouterr().err
 
-    assert 19 <= told.count("step ") <= 21
+    assert 19 <= result.count("step ") <= 21
     assert [f"loss 2.{n}00" in late for n in (4, 3, 2)] == [False, True, True]
 
 

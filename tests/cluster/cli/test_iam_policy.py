@@ -108,9 +108,9 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
             line.lose(line.ids()[-1])
         if step[0] == "extend":
             line.caller = "198.51.100.9/32"
-        told = line.run(*step)
-        yield told
-        if told.code != 0:
+        result = line.run(*step)
+        yield result
+        if result.code != 0:
             return
 
 
@@ -121,8 +121,8 @@ def test_a_clusters_lifecycle_needs_these_actions_and_no_others(
     line.call_log.calls.clear()
     allow(line, tmp_path)
 
-    for told in live(line):
-        assert told.code == 0, told.err
+    for result in live(line):
+        assert result.code == 0, result.err
 
     assert line.cloud.left() == []
     assert {seen.action for seen in line.call_log.calls} == set(_ACTIONS)
@@ -144,16 +144,16 @@ def test_without_any_one_of_its_actions_a_life_is_poorer_and_says_which(
     allow(line, tmp_path, less=action)
     operation = action.partition(":")[2]
 
-    told = list(live(line))
+    result = list(live(line))
 
     if action in _INFORMATIVE:
-        assert told[-1].code == 0, told[-1].err
-        assert _INFORMATIVE[action] in "".join(each.err for each in told)
+        assert result[-1].code == 0, result[-1].err
+        assert _INFORMATIVE[action] in "".join(each.err for each in result)
         return
-    assert told[-1].code == 1
-    assert f"no permission for {operation}: " in told[-1].message
+    assert result[-1].code == 1
+    assert f"no permission for {operation}: " in result[-1].message
     hint = f"ask an administrator to allow {operation} (`spr-cluster iam-policy` prints the full policy"
-    assert f"\n  → {hint}" in told[-1].message
+    assert f"\n  → {hint}" in result[-1].message
 
 
 def test_what_is_changed_or_taken_away_carries_our_tag_at_that_moment(line: CommandLine) -> None:
@@ -172,8 +172,8 @@ def test_what_is_changed_or_taken_away_carries_our_tag_at_that_moment(line: Comm
                 assert tags.CLUSTER in labels_of(line, id_), f"{seen.action} of {id_}"
 
     line.call_log.before.append(look)
-    for told in live(line):
-        assert told.code == 0, told.err
+    for result in live(line):
+        assert result.code == 0, result.err
 
     assert named.keys() == asked
     assert all(named.values())
@@ -211,9 +211,9 @@ def test_only_new_resources_and_ours_can_be_tagged() -> None:
 
 
 def test_the_policy_names_every_action_in_full(line: CommandLine) -> None:
-    told = line.must("iam-policy")
+    result = line.must("iam-policy")
 
-    printed = json.loads(told.out)
+    printed = json.loads(result.out)
     assert printed == build_policy()
     named = {action for statement in printed["Statement"] for action in statement["Action"]}
     assert named == set(_ACTIONS)

@@ -1,4 +1,4 @@
-"""What a user is told who asked for something that can't be: the whole message, and nothing done.
+"""Messages for requests that can't be met: the whole message, and nothing done.
 
 Each row is a command line and the message that it must have, word for word; where Python's own words
 differ between its versions, a pattern.

@@ -1,4 +1,4 @@
-"""What a user is told when EC2 sells no machine: what, on which resource or [host],
+"""Messages when EC2 sells no machine: what, on which resource or [host],
 what is left behind, and the commands that go on and that clean up.
 
 Each row is a cloud or machine with a fault, and the message, word for word. What it says is left is

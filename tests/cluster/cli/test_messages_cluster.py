@@ -1,4 +1,4 @@
-"""What a user is told on a cluster that is there when a wish can't be followed or something is amiss.
+"""Messages on an existing cluster: requests that can't be met, and things that are wrong.
 
 Each row is a command, what is amiss, and the message, word for word; nothing may have changed. All
 rows share one cluster, which is put right again after each.
@@ -274,12 +274,12 @@ def test_a_refusal_changes_nothing_and_gives_the_reason(line: CommandLine, row: 
     line.cloud.faults(row.faults)
     before, files = line.changes, files_at_home()
 
-    told = line.run(*shlex.split(row.argv))
+    result = line.run(*shlex.split(row.argv))
 
-    assert f.plain(told.message) == row.message
-    assert told.code == row.code
-    assert told.err.count("spr-cluster: ") == 1
-    assert "Traceback" not in told.err
+    assert f.plain(result.message) == row.message
+    assert result.code == row.code
+    assert result.err.count("spr-cluster: ") == 1
+    assert "Traceback" not in result.err
     assert line.changes == before
     assert files_at_home() == files
 
@@ -288,11 +288,13 @@ def test_a_refusal_changes_nothing_and_gives_the_reason(line: CommandLine, row: 
 def test_a_locked_cluster_is_reported(line: CommandLine, argv: str) -> None:
     before = line.changes
     with ClusterFiles.of("spr").lock():
-        told = line.run(*shlex.split(argv))
+        result = line.run(*shlex.split(argv))
 
-    assert (told.code, line.changes) == (2, before)
+    assert (result.code, line.changes) == (2, before)
     text = r"another spr-cluster command \(PID \d+\) is using cluster 'spr'"
-    assert re.fullmatch(f"{text}\n  → wait for it to finish, or stop it with Ctrl-C", told.message)
+    assert re.fullmatch(
+        f"{text}\n  → wait for it to finish, or stop it with Ctrl-C", result.message
+    )
 
 
 @pytest.mark.parametrize("argv", [_NEW, "down --yes"])
@@ -302,10 +304,10 @@ def test_an_unusable_home_is_named(
     monkeypatch.setenv("SPR_CLUSTER_HOME", "/dev/null/x")
     before = line.changes
 
-    told = line.run(*shlex.split(argv))
+    result = line.run(*shlex.split(argv))
 
-    assert (told.code, line.changes) == (1, before)
-    assert told.message == (
+    assert (result.code, line.changes) == (1, before)
+    assert result.message == (
         "/dev/null/x: Not a directory\n  → does it exist, is there space, and may this user access "
         "it? SPR_CLUSTER_HOME sets where this tool keeps its files"
     )
@@ -323,10 +325,10 @@ def test_an_unknown_public_address_is_requested_from_the_user(
     monkeypatch.setattr(line, "open_cloud", lambda *_: blind)
     before = line.changes
 
-    told = line.run(*shlex.split(_NEW))
+    result = line.run(*shlex.split(_NEW))
 
-    assert (told.code, line.changes) == (1, before)
-    assert told.message == (
+    assert (result.code, line.changes) == (1, before)
+    assert result.message == (
         "cannot determine this machine's public address from https://checkip.amazonaws.com: "
         "<urlopen error no route to host>\n  → specify the addresses that may use SSH: --ssh-cidr "
         "203.0.113.7/32"

@@ -1,4 +1,4 @@
-"""What a user is told when a cluster fails in the making: what, on which resource or [host],
+"""Messages when `up` fails: what, on which resource or [host],
 what is left behind, and the commands that go on and that clean up.
 
 Each row is a cloud or machine with a fault, and the message, word for word. What it says is left is
@@ -189,8 +189,8 @@ def test_a_failed_up_names_the_failure_what_is_left_and_how_to_remove_it(
 def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:
     line.must("up", "--nodes", "3", "--yes")
     line.lose(line.ids()[1])
-    told = line.run("train", "squad", "--demo")
-    assert (told.code, told.message) == (
+    result = line.run("train", "squad", "--demo")
+    assert (result.code, result.message) == (
         1,
         "cluster spr is degraded: 2 of 3 nodes running\n  → `spr-cluster repair --name spr` "
         "replaces and connects them, `spr-cluster status` shows them",
@@ -198,8 +198,8 @@ def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:
 
     line.lose(line.ids()[0])
     for argv in ("train squad --demo", "ssh", "extend 2h"):
-        told = line.run(*argv.split())
-        assert (told.code, told.message) == (
+        result = line.run(*argv.split())
+        assert (result.code, result.message) == (
             2,
             "cluster 'spr' has no running head node\n  → `spr-cluster repair --name spr` makes "
             "a worker the head, `spr-cluster down --name spr` removes the cluster",
@@ -214,10 +214,10 @@ def test_resources_that_ec2_does_not_delete_are_named_with_the_reason(line: Comm
     reason = "resource sg-1 has a dependent object"
     line.cloud.faults(f.error("DeleteSecurityGroup", "DependencyViolation", reason))
 
-    told = line.run("down", "--yes")
+    result = line.run("down", "--yes")
 
-    assert told.code == 1
-    assert f.plain(told.message) == (
+    assert result.code == 1
+    assert f.plain(result.message) == (
         "still there after `down`: 1 security group (sg-0)\n  deleting sg-0 timed out after 20 s: "
         "An error occurred (DependencyViolation) when calling the DeleteSecurityGroup "
         f"operation: {reason}\n  → run `spr-cluster down {f.FLAGS}` again; these resources may still cost "
@@ -234,10 +234,10 @@ def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
     line.cloud.faults("terminate_s = 80000\n")
     line.cloud.clock.pace = 10
 
-    told = line.run("down", "--yes")
+    result = line.run("down", "--yes")
 
-    assert told.code == 1
-    message = f.plain(told.message)
+    assert result.code == 1
+    message = f.plain(result.message)
     assert message.startswith(
         "still there after `down`: 2 instances (i-0, i-0); 2 volumes (vol-0, "
     )
@@ -254,10 +254,10 @@ def test_a_forgotten_cluster_that_can_not_be_removed_is_named(line: CommandLine)
         ec2.create_volume(AvailabilityZone="us-east-1a", Size=20, TagSpecifications=labels)
     line.cloud.faults(f.error("DeleteVolume", "UnauthorizedOperation", times=2))
 
-    told = line.run("gc", "--yes")
+    result = line.run("gc", "--yes")
 
-    assert (told.code, told.out) == (1, "Removed: older.\n")
-    assert told.message == (
+    assert (result.code, result.out) == (1, "Removed: older.\n")
+    assert result.message == (
         "1 of 2 clusters not removed:\n  old (us-east-1): no permission for DeleteVolume: told by "
         "EC2\n  → ask an administrator to allow DeleteVolume (`spr-cluster iam-policy` prints the full "
         "policy), or choose another AWS_PROFILE"
@@ -269,10 +269,10 @@ def test_nodes_that_cannot_be_extended_are_named(line: CommandLine) -> None:
     line.must(*shlex.split(_UP))
     line.stage("node1", ".", HostError("node1", "no SSH at 172.31.0.5: timed out"))
 
-    told = line.run("extend", "2h")
+    result = line.run("extend", "2h")
 
-    assert told.code == 1
-    assert told.message == (
+    assert result.code == 1
+    assert result.message == (
         "extending failed on 1 of 2 nodes:\n  [node1] no SSH at 172.31.0.5: timed out\n  → the tags "
         "have the new time, but some nodes still have the old one: `spr-cluster extend 1m "
         f"{f.FLAGS}` sets it on all nodes; `spr-cluster repair {f.FLAGS}` replaces lost nodes"

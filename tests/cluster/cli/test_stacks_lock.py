@@ -44,24 +44,24 @@ def test_a_lock_has_every_package_with_its_hash(
 def test_stacks_shows_whether_there_is_a_lock(
     capsys: pytest.CaptureFixture[str], index: PackageIndex
 ) -> None:
-    def told() -> tuple[str, dict[str, object]]:
+    def stack_state() -> tuple[str, dict[str, object]]:
         _, out, _ = run(capsys, "stacks")
         line = next(text for text in out.split("mine: ")[1].splitlines() if "lock " in text)
         (mine,) = [s for s in json.loads(run(capsys, "stacks", "--json")[1]) if s["name"] == "mine"]
         return line.removeprefix("  lock").strip(), mine
 
-    line, before = told()
+    line, before = stack_state()
     assert line == "none; to pin all packages by hash: spr-cluster stacks lock mine"
     assert (before["lock"], before["lock_problem"]) == (None, "")
 
     run(capsys, "stacks", "lock", "mine")
-    line, after = told()
+    line, after = stack_state()
     assert line == f"3 packages pinned by hash, in {LOCK}"
     assert len(after["lock"]) == 3  # type: ignore[arg-type]
     assert after["digest"] != before["digest"]
 
     Path("spr-cluster.toml").write_text(OWN.replace("5.0.0", "5.0.1"))
-    line, _ = told()
+    line, _ = stack_state()
     assert line.startswith(f"rejected: {LOCK}: the stack has changed since: python_packages has ")
     assert line.endswith("(to update it: spr-cluster stacks lock mine)")
 
@@ -92,8 +92,8 @@ def test_nothing_is_locked_if_something_is_missing(
 
     code, out, _ = run(capsys, "stacks", "lock", "mine", "--json")
 
-    (told,) = json.loads(out)
-    assert (code, told["ok"], told["lock"]) == (1, False, None)
+    (result,) = json.loads(out)
+    assert (code, result["ok"], result["lock"]) == (1, False, None)
     assert not LOCK.exists()
     assert f"{index.url} answers 503" in run(capsys, "stacks", "lock", "mine")[1]
 
@@ -101,9 +101,9 @@ def test_nothing_is_locked_if_something_is_missing(
 def test_a_lock_for_json(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
     code, out, _ = run(capsys, "stacks", "lock", "mine", "--json")
 
-    (told,) = json.loads(out)
-    assert (code, told["lock"], told["ok"]) == (0, str(LOCK), True)
-    assert told["resolved"]["torch"] == "2.13.0+cpu"
+    (result,) = json.loads(out)
+    assert (code, result["lock"], result["ok"]) == (0, str(LOCK), True)
+    assert result["resolved"]["torch"] == "2.13.0+cpu"
 
 
 def test_a_lock_that_cannot_be_written(

@@ -31,9 +31,9 @@ def change(line: CommandLine, rank: int, **values: Any) -> None:
 
 
 def verify(line: CommandLine, *options: str, code: int = 0) -> CommandResult:
-    told = line.run("verify", *options)
-    assert told.code == code, told.err + told.out
-    return told
+    result = line.run("verify", *options)
+    assert result.code == code, result.err + result.out
+    return result
 
 
 def checks(line: CommandLine, *options: str, code: int = 0) -> list[dict[str, Any]]:
@@ -51,23 +51,23 @@ def wrong(found: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 def test_a_healthy_cluster_passes_and_nothing_is_changed(cluster: CommandLine) -> None:
     before = cluster.changes
 
-    told = verify(cluster)
+    result = verify(cluster)
 
     assert cluster.changes == before
-    assert "0 failed, 0 warnings" in told.out
-    assert "compared with r7iz.metal-16xl" in told.out
-    assert "a rank on each of 3 nodes, torch 2.13.0+cpu" in told.out
-    assert "no AMX" not in told.out
-    assert "→" not in told.out
+    assert "0 failed, 0 warnings" in result.out
+    assert "compared with r7iz.metal-16xl" in result.out
+    assert "a rank on each of 3 nodes, torch 2.13.0+cpu" in result.out
+    assert "no AMX" not in result.out
+    assert "→" not in result.out
 
 
 def test_a_defect_fails_with_its_node_check_and_remedy(cluster: CommandLine) -> None:
     change(cluster, 1, health={"tcmalloc": {"path": None}})
 
-    told = verify(cluster, code=1)
+    result = verify(cluster, code=1)
 
-    assert "fail: tcmalloc on node1\n  → spr-cluster ssh --name spr node1 -- " in told.out
-    assert "1 failed, 0 warnings" in told.out
+    assert "fail: tcmalloc on node1\n  → spr-cluster ssh --name spr node1 -- " in result.out
+    assert "1 failed, 0 warnings" in result.out
     assert wrong(checks(cluster, code=1)) == [("node1", "tcmalloc", "fail")]
 
 
@@ -80,9 +80,9 @@ def test_a_warning_is_not_a_failure(cluster: CommandLine) -> None:
 def test_a_node_without_amx_fails_and_is_never_ok(cluster: CommandLine) -> None:
     change(cluster, 1, fate="no-amx")
 
-    told = verify(cluster, code=1)
+    result = verify(cluster, code=1)
 
-    assert "no AMX on node1." in told.out
+    assert "no AMX on node1." in result.out
     assert wrong(checks(cluster, code=1)) == [("node1", "amx", "fail")]
 
 
@@ -90,9 +90,9 @@ def test_missing_amx_is_a_warning_if_it_is_not_required(line: CommandLine) -> No
     line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
     line.must(*_UP.split(), "--allow-no-amx")
 
-    told = verify(line)
+    result = verify(line)
 
-    assert "no AMX on node0, node1, node2." in told.out
+    assert "no AMX on node0, node1, node2." in result.out
     assert {c["verdict"] for c in checks(line) if c["check"] == "amx"} == {"warn"}
 
 
@@ -180,9 +180,9 @@ def test_a_single_node_has_no_peers(line: CommandLine) -> None:
 
 
 def test_a_missing_cluster_is_an_error(line: CommandLine) -> None:
-    told = verify(line, code=2)
+    result = verify(line, code=2)
 
-    assert told.message.startswith("no cluster 'spr' is running in us-east-1")
+    assert result.message.startswith("no cluster 'spr' is running in us-east-1")
 
 
 def test_an_unreachable_head_is_an_error(cluster: CommandLine) -> None:
@@ -195,10 +195,12 @@ def test_up_reports_problems_at_the_end(line: CommandLine) -> None:
     line.must(*_UP.split())
     change(line, 1, health={"versions": {"torch": "2.6.0"}})
 
-    told = line.must("up", "--nodes", "3", "--yes")
+    result = line.must("up", "--nodes", "3", "--yes")
 
-    assert "3 of 3 nodes reachable from the head, 3 with AMX; problems: node1: stack: " in told.err
-    assert "(details: spr-cluster verify --name spr)" in told.err
+    assert (
+        "3 of 3 nodes reachable from the head, 3 with AMX; problems: node1: stack: " in result.err
+    )
+    assert "(details: spr-cluster verify --name spr)" in result.err
 
 
 def test_at_80_columns_no_word_and_no_command_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

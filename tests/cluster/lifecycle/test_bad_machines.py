@@ -74,14 +74,14 @@ def test_while_waiting_the_nodes_and_ec2s_status_are_shown(
 
     simulated_cloud.up(nodes=2)
 
-    told = [
+    result = [
         note
         for note in simulated_cloud.progress.notes
         if note.startswith("waiting for SSH on node1: ")
     ]
-    assert "0 min of at most 40" in told[0]
-    assert "EC2's status checks: ok; " in told[-1]
-    assert "connection refused" in told[-1]
+    assert "0 min of at most 40" in result[0]
+    assert "EC2's status checks: ok; " in result[-1]
+    assert "connection refused" in result[-1]
 
 
 def test_an_odd_worker_that_lacks_amx_again_and_again_is_named(

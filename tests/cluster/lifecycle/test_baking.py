@@ -234,13 +234,13 @@ def test_the_image_of_a_head_with_jobs_is_for_its_own_cluster_alone(
 
 
 def test_a_baked_image_is_found_by_any_cluster_and_nothing_is_installed(line: CommandLine) -> None:
-    told = line.must("bake", "--yes")
-    assert "installs nothing" in told.out
-    assert "$0.20 an hour (1 x $0.2016" in told.err
+    result = line.must("bake", "--yes")
+    assert "installs nothing" in result.out
+    assert "$0.20 an hour (1 x $0.2016" in result.err
     assert line.ids() == []
     steps = line.cloud.steps
     assert steps.count(INSTALL) == 1
-    image = told.out.split()[0]
+    image = result.out.split()[0]
 
     shown = line.must("up", "--name", "other", "--nodes", "3", "--yes")
 
@@ -263,16 +263,16 @@ def test_what_is_baked_already_is_not_baked_again(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("moment", ["cloud-init status", INSTALL, "sealing the disk"])
-def test_baking_that_was_cut_off_goes_on(line: CommandLine, moment: str) -> None:
+def test_interrupted_baking_continues(line: CommandLine, moment: str) -> None:
     def fail() -> None:
         line.cloud.steps.before.clear()
         raise HostError("node0", "no SSH at 172.31.0.4: timed out")
 
     line.cloud.steps.before[moment] = fail
-    told = line.run("bake", "--yes")
-    if told.code:  # a machine that never worked is replaced at once
-        assert "`bake` did not finish." in told.err
-        assert "spr-cluster bake --stack intel --cloud aws --region us-east-1" in told.err
+    result = line.run("bake", "--yes")
+    if result.code:  # a machine that never worked is replaced at once
+        assert "`bake` did not finish." in result.err
+        assert "spr-cluster bake --stack intel --cloud aws --region us-east-1" in result.err
         line.must("bake", "--yes")
 
     assert line.ids() == []
@@ -308,10 +308,10 @@ def test_images_are_listed_deleted_and_pruned(line: CommandLine) -> None:
 
 def test_an_image_that_is_not_ours_is_not_deleted(line: CommandLine) -> None:
     before = line.changes
-    told = line.run("images", "delete", "ami-12c6146b", "--yes")
+    result = line.run("images", "delete", "ami-12c6146b", "--yes")
 
-    assert (told.code, line.changes) == (2, before)
-    assert told.message == (
+    assert (result.code, line.changes) == (2, before)
+    assert result.message == (
         "no image 'ami-12c6146b' made by this tool\n  → spr-cluster images list shows them"
     )
 
@@ -326,15 +326,15 @@ def test_the_image_of_a_cluster_with_machines_is_not_pruned(line: CommandLine) -
 
 
 def _listed(line: CommandLine) -> list[str]:
-    told = json.loads(line.must("images", "list", "--json").out)
-    return [str(image["image"]) for image in told["images"]]
+    result = json.loads(line.must("images", "list", "--json").out)
+    return [str(image["image"]) for image in result["images"]]
 
 
 def test_a_wrong_way_to_bake_is_refused(line: CommandLine) -> None:
-    told = line.run("up", "--bake", "worker")
+    result = line.run("up", "--bake", "worker")
 
-    assert told.code == 2
-    assert told.message == "--bake worker: expected head or none"
+    assert result.code == 2
+    assert result.message == "--bake worker: expected head or none"
     assert not line.changes
 
 

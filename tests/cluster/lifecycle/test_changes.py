@@ -205,13 +205,13 @@ def test_a_plan_changes_nothing_and_is_what_up_then_does(simulated_cloud: Simula
 
 def test_a_new_plan_is_reported_with_its_reason(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.faults('[[machine]]\nn = 1\nfate = "dies"\n')
-    told = Told()
+    result = Told()
 
-    simulated_cloud.apply(simulated_cloud.plan_input(nodes=2), told)
+    simulated_cloud.apply(simulated_cloud.plan_input(nodes=2), result)
 
-    assert len(told.plans) == 1
-    assert "terminated" in told.reasons[0]
-    assert ActionKind.RUN_WORKERS in {action.kind for action in told.plans[0].actions}
+    assert len(result.plans) == 1
+    assert "terminated" in result.reasons[0]
+    assert ActionKind.RUN_WORKERS in {action.kind for action in result.plans[0].actions}
 
 
 # An image that is kept
@@ -264,7 +264,7 @@ def test_a_connected_machine_that_forgot_the_others_is_connected_again(
     assert_whole(simulated_cloud, 2)
 
 
-def test_a_context_without_a_door_of_its_own_uses_ssh(simulated_cloud: SimulatedCloud) -> None:
+def test_a_context_without_a_host_factory_uses_ssh(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=1)
     node = simulated_cloud.cluster().head
     ctx = replace(simulated_cloud.ctx, make_host=None)

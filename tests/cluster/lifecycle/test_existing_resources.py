@@ -106,7 +106,7 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("options", "message"),
     [
         ({"stack": "intel"}, "--stack intel: cluster 'bert' was created with upstream"),
         ({"volume_gib": 500}, "--volume-gib 500: cluster 'bert' was created with 100"),
@@ -117,13 +117,13 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
     ],
 )
 def test_an_option_that_a_cluster_cannot_change_is_refused(
-    simulated_cloud: SimulatedCloud, wish: dict[str, Any], message: str
+    simulated_cloud: SimulatedCloud, options: dict[str, Any], message: str
 ) -> None:
     simulated_cloud.prepared(nodes=1)
     before = simulated_cloud.writes()
 
     with pytest.raises(UsageError, match=message):
-        simulated_cloud.up(**wish)
+        simulated_cloud.up(**options)
     assert simulated_cloud.writes() == before
 
 

@@ -27,8 +27,8 @@ def ends(simulated_cloud: SimulatedCloud) -> set[str]:
     return {labels[tags.EXPIRES] for labels in all_tags}
 
 
-def told(simulated_cloud: SimulatedCloud) -> set[int]:
-    """The end of life that each node was told, in seconds since 1970."""
+def deadlines(simulated_cloud: SimulatedCloud) -> set[int]:
+    """The end of life of each node, in seconds since 1970."""
     nodes = simulated_cloud.cluster().nodes
     return {simulated_cloud.machine(node.instance.id).get("expires", 0) for node in nodes}
 
@@ -39,7 +39,7 @@ def test_all_nodes_and_all_tags_get_the_new_time(simulated_cloud: SimulatedCloud
     record = run(simulated_cloud, HOUR)
 
     assert ends(simulated_cloud) == {simulated_cloud.expires(3 * HOUR)}
-    assert told(simulated_cloud) == {int(record.expires.timestamp())}
+    assert deadlines(simulated_cloud) == {int(record.expires.timestamp())}
     assert tags.render_time(record.expires) == simulated_cloud.expires(3 * HOUR)
     assert not simulated_cloud.plan().changes
     assert simulated_cloud.recorder.operations().count("CreateTags") == 4  # one of them for all
@@ -78,7 +78,7 @@ def test_an_interrupted_extend_can_be_repeated(simulated_cloud: SimulatedCloud) 
     run(simulated_cloud, HOUR)
 
     assert ends(simulated_cloud) == {simulated_cloud.expires(3 * HOUR)}
-    assert told(simulated_cloud) == {int(simulated_cloud.began) + 3 * 3600}
+    assert deadlines(simulated_cloud) == {int(simulated_cloud.began) + 3 * 3600}
 
 
 def test_an_unreachable_node_is_named_and_the_tags_name_no_earlier_time_than_any_node(
@@ -94,12 +94,12 @@ def test_an_unreachable_node_is_named_and_the_tags_name_no_earlier_time_than_any
         run(simulated_cloud, HOUR)
     assert list(caught.value.outcomes) == ["node1"]
     assert ends(simulated_cloud) == {simulated_cloud.expires(3 * HOUR)}
-    assert max(told(simulated_cloud)) == int(simulated_cloud.began) + 3 * 3600
+    assert max(deadlines(simulated_cloud)) == int(simulated_cloud.began) + 3 * 3600
     assert "`spr-cluster extend 1m --name bert" in str(caught.value)
 
     simulated_cloud.mend_ssh(worker)
     record = run(simulated_cloud, timedelta(minutes=1))
-    assert told(simulated_cloud) == {int(record.expires.timestamp())}
+    assert deadlines(simulated_cloud) == {int(record.expires.timestamp())}
 
 
 def test_thirty_days_from_now_on_are_the_most(simulated_cloud: SimulatedCloud) -> None:
@@ -108,7 +108,7 @@ def test_thirty_days_from_now_on_are_the_most(simulated_cloud: SimulatedCloud) -
     with pytest.raises(UsageError, match="the maximum is 30 days from now"):
         run(simulated_cloud, timedelta(days=30))
     assert ends(simulated_cloud) == {simulated_cloud.expires(2 * HOUR)}
-    assert told(simulated_cloud) == {0}
+    assert deadlines(simulated_cloud) == {0}
     run(simulated_cloud, timedelta(days=29))
     simulated_cloud.clock.sleep(10 * 24 * 3600)
     run(simulated_cloud, timedelta(days=10))

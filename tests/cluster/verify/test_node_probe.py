@@ -21,8 +21,8 @@ STACK = load_stack("upstream")
 
 def answer(node: str, *, before: float = 10.0, after: float = 12.0, **parts: Any) -> str:
     """A healthy node's answer, as the head forwards it."""
-    told = json.dumps(health_answer(STACK, time=11.5, **parts))
-    return f"answer:{node}:0:{before}:{after}:{told}\n"
+    result = json.dumps(health_answer(STACK, time=11.5, **parts))
+    return f"answer:{node}:0:{before}:{after}:{result}\n"
 
 
 def unusable(text: str, *, amx_required: bool = True) -> dict[str, str]:

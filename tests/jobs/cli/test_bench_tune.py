@@ -84,36 +84,36 @@ def measured(line: CommandLine, text: str) -> None:
 def test_the_table_has_a_row_for_each_node(line: CommandLine) -> None:
     measured(line, figures(AMX, AMX))
 
-    told = line.must("bench")
+    result = line.must("bench")
 
-    rows = [row.split("  ") for row in told.out.splitlines() if row.startswith("node")]
+    rows = [row.split("  ") for row in result.out.splitlines() if row.startswith("node")]
     cells = [[cell.strip() for cell in row if cell] for row in rows]
     assert cells[0] == ["node", "type", "threads", "bf16", "of peak", "memory", "oneDNN"]
     same = ["r7iz.metal-16xl", "32", "100 TFLOPS", "78%", "200.0 GB/s", AMX]
     assert cells[1:] == [["node0", *same], ["node1", *same]]
-    assert "r7iz.metal-16xl 127.8 TFLOPS (32 cores at 3.9 GHz" in told.out
-    assert re.search(r"4 KiB +0\.02 ms +0\.200 GB/s\n +64 MiB +30\.00 ms +2\.237 GB/s", told.out)
-    assert "SLOW" not in told.out
+    assert "r7iz.metal-16xl 127.8 TFLOPS (32 cores at 3.9 GHz" in result.out
+    assert re.search(r"4 KiB +0\.02 ms +0\.200 GB/s\n +64 MiB +30\.00 ms +2\.237 GB/s", result.out)
+    assert "SLOW" not in result.out
 
 
 def test_missing_amx_is_a_failure_if_expected(line: CommandLine) -> None:
     measured(line, figures(AMX, NONE))
 
-    told = line.run("bench")
+    result = line.run("bench")
 
-    assert told.code == 1
-    assert f"1 of 2 nodes did not use AMX, which this cluster requires: node1: {NONE}" in told.err
+    assert result.code == 1
+    assert f"1 of 2 nodes did not use AMX, which this cluster requires: node1: {NONE}" in result.err
     # The figures are printed all the same.
-    assert NONE in told.out
+    assert NONE in result.out
 
 
 def test_json_is_alone_on_stdout_also_for_a_failure(line: CommandLine) -> None:
     measured(line, figures(NONE, NONE, dtype="fp32"))
 
-    told = line.run("bench", "--json")
+    outcome = line.run("bench", "--json")
 
-    assert told.code == 1
-    result = json.loads(told.out)
+    assert outcome.code == 1
+    result = json.loads(outcome.out)
     assert result["amx"] is False
     assert [node["peak_tflops"] for node in result["nodes"]] == [None, None]
 
@@ -121,10 +121,10 @@ def test_json_is_alone_on_stdout_also_for_a_failure(line: CommandLine) -> None:
 def test_a_slow_node_is_named_with_its_remedy_and_is_no_failure(line: CommandLine) -> None:
     measured(line, figures(AMX, AMX, gemm=(100.0, 60.0)))
 
-    told = line.must("bench")
+    result = line.must("bench")
 
-    assert "SLOW: node1 reaches 60% of the other node's figure in matrix products" in told.out
-    (remedy,) = [row for row in told.out.splitlines() if row.startswith("  → ")]
+    assert "SLOW: node1 reaches 60% of the other node's figure in matrix products" in result.out
+    (remedy,) = [row for row in result.out.splitlines() if row.startswith("  → ")]
     instance = re.search(r"--instance-ids (i-\w+), then spr-cluster repair --name spr;", remedy)
     assert instance
     assert instance[1] in line.ids()
@@ -142,10 +142,10 @@ def test_the_last_measurement_is_shown_again(line: CommandLine) -> None:
 def test_the_last_measurement_of_a_cluster_that_has_none(line: CommandLine) -> None:
     line.stage("node0", "ls -1 ~/spr-bench", Result(0, "", ""))
 
-    told = line.run("bench", "--last")
+    result = line.run("bench", "--last")
 
-    assert told.code == 2
-    assert told.message == (
+    assert result.code == 2
+    assert result.message == (
         "cluster 'spr' has not been measured yet\n  → run `spr-cluster bench --name spr`"
     )
 
@@ -175,22 +175,22 @@ def tune(*more: str) -> tuple[str, ...]:
 def test_tune_shows_its_plan_trials_and_result(line: CommandLine) -> None:
     speeds_by_ppn(line, {1: 10.0, 2: 12.5})
 
-    told = line.must(*tune())
+    result = line.must(*tune())
 
     # Two cores: one rank or two.
-    assert "2 trials of 2 s each: about 1 min 04 s including start-up" in told.err
-    rows = [row.split() for row in told.out.splitlines()]
+    assert "2 trials of 2 s each: about 1 min 04 s including start-up" in result.err
+    rows = [row.split() for row in result.out.splitlines()]
     assert rows[0] == ["ppn", "workers", "threads", "batch", "samples/s"]
     assert rows[1:3] == [["2", "-", "1", "8", "12.5"], ["1", "-", "2", "8", "10.0"]]
-    assert "Kept on the head for scratch on stack intel: --ppn 2." in told.out
+    assert "Kept on the head for scratch on stack intel: --ppn 2." in result.out
 
 
 def test_tune_shows_failed_trials_in_their_rows(line: CommandLine) -> None:
     speeds_by_ppn(line, {1: 10.0})
 
-    told = line.must(*tune("--ppn", "1,3", "--json"))
+    outcome = line.must(*tune("--ppn", "1,3", "--json"))
 
-    result = json.loads(told.out)
+    result = json.loads(outcome.out)
     assert result["best"]["nproc_per_node"] == 1
     assert [bool(trial["failure"]) for trial in result["trials"]] == [False, True]
     table = line.must(*tune("--ppn", "1,3")).out
@@ -199,12 +199,12 @@ def test_tune_shows_failed_trials_in_their_rows(line: CommandLine) -> None:
 
 def test_a_single_trial_suggests_more(line: CommandLine) -> None:
     speeds_by_ppn(line, {1: 10.0})
-    told = line.must(*tune("--ppn", "1"))
-    assert "Only one trial ran; --ppn 1,2 compares two." in told.out
+    result = line.must(*tune("--ppn", "1"))
+    assert "Only one trial ran; --ppn 1,2 compares two." in result.out
 
 
 def test_without_a_cluster_both_name_up(line: CommandLine) -> None:
     for argv in (("bench", "--name", "none"), (*tune(), "--name", "none")):
-        told = line.run(*argv)
-        assert told.code == 2
-        assert told.message.startswith("no cluster 'none' is running in us-east-1")
+        result = line.run(*argv)
+        assert result.code == 2
+        assert result.message.startswith("no cluster 'none' is running in us-east-1")

@@ -168,15 +168,15 @@ def _check(line: CommandLine, argv: list[str], *, reachable: bool, has_key: bool
         patch.setenv("SPR_CLUSTER_HOME", folder)
         if has_key:
             shutil.copytree(_MAKER, folder, dirs_exist_ok=True)
-        told = line.run(*argv)
+        result = line.run(*argv)
 
-    assert told.code in (0, 1, 2), told
-    messages = [text for text in told.err.splitlines() if text.startswith("spr-cluster: ")]
-    assert len(messages) == (1 if told.code else 0) or not argv, told
-    assert all(text.removeprefix("spr-cluster: ").strip() for text in messages), told
-    assert "Traceback" not in told.err + told.out
-    if told.code == 2:
-        assert line.changes == before, told
+    assert result.code in (0, 1, 2), result
+    messages = [text for text in result.err.splitlines() if text.startswith("spr-cluster: ")]
+    assert len(messages) == (1 if result.code else 0) or not argv, result
+    assert all(text.removeprefix("spr-cluster: ").strip() for text in messages), result
+    assert "Traceback" not in result.err + result.out
+    if result.code == 2:
+        assert line.changes == before, result
 
 
 def _settings(examples: int) -> settings:

@@ -78,30 +78,30 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
 def test_a_usage_error_is_one_line_before_any_request(
     capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
-    told = run(capsys, *argv)
+    result = run(capsys, *argv)
 
-    assert told.code == 2
-    assert message in told.err
-    assert told.out == ""
-    assert "Traceback" not in told.err
+    assert result.code == 2
+    assert message in result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
 
 
 def test_an_invalid_record_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "train.json"
     path.write_text(json.dumps(SAMPLE))
 
-    told = run(capsys, "train", "squad", "--data", str(path))
+    result = run(capsys, "train", "squad", "--data", str(path))
 
-    assert told.code == 2
-    assert f"{path}: data[0] 't', paragraphs[0], qas[0] (id 'q'): answer_start 0" in told.err
+    assert result.code == 2
+    assert f"{path}: data[0] 't', paragraphs[0], qas[0] (id 'q'): answer_start 0" in result.err
 
 
 def test_no_credentials_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    told = run(capsys, "status")
+    result = run(capsys, "status")
 
-    assert told.code == 2
-    assert "no AWS credentials found" in told.err
-    assert "--cloud local" in told.err
+    assert result.code == 2
+    assert "no AWS credentials found" in result.err
+    assert "--cloud local" in result.err
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +114,11 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    told = run(capsys)
+    result = run(capsys)
 
-    assert told.code == 2
-    assert "spr-cluster up --nodes 4" in told.out
-    listed = {row.split()[0] for row in told.out.splitlines() if row.startswith("  ")}
+    assert result.code == 2
+    assert "spr-cluster up --nodes 4" in result.out
+    listed = {row.split()[0] for row in result.out.splitlines() if row.startswith("  ")}
     assert listed >= set(VERBS)
 
 
@@ -126,17 +126,17 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_explains_itself_with_examples(
     capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    told = run(capsys, verb, "--help")
+    result = run(capsys, verb, "--help")
 
-    assert told.code == 0
-    assert f"spr-cluster {verb}" in told.out.split("examples:")[-1]
+    assert result.code == 0
+    assert f"spr-cluster {verb}" in result.out.split("examples:")[-1]
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    told = run(capsys, "--version")
+    result = run(capsys, "--version")
 
-    assert told.code == 0
-    assert told.out.startswith("spr-cluster 0.")
+    assert result.code == 0
+    assert result.out.startswith("spr-cluster 0.")
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -152,11 +152,11 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_the_policy_is_printed_as_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    told = run(capsys, "iam-policy")
+    result = run(capsys, "iam-policy")
 
-    assert told.code == 0
-    assert told.err == ""
-    assert json.loads(told.out) == build_policy()
+    assert result.code == 0
+    assert result.err == ""
+    assert json.loads(result.out) == build_policy()
 
 
 def test_reset_takes_the_keys_of_local_clusters_along_and_no_others(
@@ -202,13 +202,13 @@ def test_on_a_terminal_up_asks(
 ) -> None:
     monkeypatch.setattr("cluster.cli.common.sys", Terminal(answer))
 
-    told = line.run("up", "--nodes", "1")
+    result = line.run("up", "--nodes", "1")
 
-    assert told.code == (0 if bought else 2)
-    assert "Continue? [y/N]" in told.err
+    assert result.code == (0 if bought else 2)
+    assert "Continue? [y/N]" in result.err
     assert bool(line.ids()) is bought
     if not bought:
-        assert "not confirmed; nothing was changed" in told.err
+        assert "not confirmed; nothing was changed" in result.err
         assert not line.changes
 
 
@@ -218,10 +218,10 @@ def test_without_a_terminal_yes_is_required(line: CommandLine) -> None:
     before = line.changes
 
     for argv in (["up"], ["repair"], ["down"]):
-        told = line.run(*argv)
+        result = line.run(*argv)
 
-        assert told.code == 2
-        assert "this needs confirmation, but there is no terminal\n  → --yes confirms" in told.err
+        assert result.code == 2
+        assert "this needs confirmation, but there is no terminal\n  → --yes confirms" in result.err
     line.lose(line.ids()[-1])
     assert line.run("gc", "--all").code == 2
     assert line.changes == before
@@ -283,14 +283,14 @@ def test_an_interrupted_up_lists_resources_and_next_steps(
     monkeypatch.setattr("jobs.cli._exit_at_once", end)
     line.cloud.steps.before["install.sh"] = interrupted
 
-    told = line.run("up", "--nodes", "2", "--yes")
+    result = line.run("up", "--nodes", "2", "--yes")
 
-    assert told.code == code
+    assert result.code == code
     flags = "--name spr --cloud aws --region us-east-1"
-    assert f"To continue:           spr-cluster up {flags}" in told.err
-    assert f"To remove what exists: spr-cluster down {flags}" in told.err
-    assert "It exists now and costs money: 2 instances (" in told.err
-    assert told.err.endswith("interrupted\n")
+    assert f"To continue:           spr-cluster up {flags}" in result.err
+    assert f"To remove what exists: spr-cluster down {flags}" in result.err
+    assert "It exists now and costs money: 2 instances (" in result.err
+    assert result.err.endswith("interrupted\n")
 
 
 def test_a_closed_pipe_prints_no_traceback() -> None:

@@ -330,5 +330,5 @@ def test_broken_training_data_is_answered_with_the_record(
         text = json.dumps({"data": [{"title": "t", "paragraphs": [content]}]})
     Path("train.json").write_text(text)
     pattern = re.escape(message) if isinstance(message, str) else message.pattern
-    told = re.compile(f"train.json: {pattern}", re.DOTALL)
-    f.expect_refusal(line, ["train", "squad", "--data", "train.json"], told)
+    result = re.compile(f"train.json: {pattern}", re.DOTALL)
+    f.expect_refusal(line, ["train", "squad", "--data", "train.json"], result)

@@ -57,13 +57,22 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_jobs_are_listed_for_people_and_for_programs(line: CommandLine) -> None:
-    told = line.must("jobs").out.splitlines()
-    assert told[0].split() == ["JOB", "STATE", "BEGAN", "TOOK", "ON", "DISK", "MODEL", "CHECKPOINT"]
-    assert told[1].startswith("squad-1  done ")
-    assert "1 min 00 s" in told[1]
-    assert told[1].endswith("2.0 MiB  yes    -")
-    assert told[2].startswith("squad-2  failed (1)")
-    assert told[2].endswith("-      step-000040")
+    result = line.must("jobs").out.splitlines()
+    assert result[0].split() == [
+        "JOB",
+        "STATE",
+        "BEGAN",
+        "TOOK",
+        "ON",
+        "DISK",
+        "MODEL",
+        "CHECKPOINT",
+    ]
+    assert result[1].startswith("squad-1  done ")
+    assert "1 min 00 s" in result[1]
+    assert result[1].endswith("2.0 MiB  yes    -")
+    assert result[2].startswith("squad-2  failed (1)")
+    assert result[2].endswith("-      step-000040")
 
     rows = json.loads(line.must("jobs", "--json").out)["jobs"]
     assert [(row["job"], row["state"], row["exit_code"]) for row in rows] == [
@@ -76,14 +85,14 @@ def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, "", ""))
     assert line.must("jobs").out.startswith("No jobs on cluster spr")
-    told = line.run("fetch", "--last")
-    assert (told.code, told.message) == (2, "there is no job on the head of this cluster")
+    result = line.run("fetch", "--last")
+    assert (result.code, result.message) == (2, "there is no job on the head of this cluster")
 
 
 def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: list[str]) -> None:
     assert line.must("fetch", "--last").out == "squad-2 (failed): results/squad-2/\n"
-    told = json.loads(line.must("fetch", "squad-1", "--results", "here", "--json").out)
-    assert (told["job"], told["results"], told["pushed_to"]) == ("squad-1", "here", None)
+    result = json.loads(line.must("fetch", "squad-1", "--results", "here", "--json").out)
+    assert (result["job"], result["results"], result["pushed_to"]) == ("squad-1", "here", None)
     assert fetched == ["squad-2", "squad-1"]
     missing = line.run("fetch", "squad-9")
     assert missing.message == (
@@ -94,8 +103,8 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
 def test_a_running_jobs_output_so_far_is_fetched(line: CommandLine, fetched: list[str]) -> None:
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, "100 - 1 - 0 unfinished - 4 squad-3\n", ""))
-    told = line.must("fetch", "--last")
-    assert "squad-3 is still running; fetching its output so far" in told.err
+    result = line.must("fetch", "--last")
+    assert "squad-3 is still running; fetching its output so far" in result.err
     assert fetched == ["squad-3"]
 
 
@@ -111,7 +120,7 @@ def test_the_bucket_is_checked_before_a_model_is_pushed(
 
     monkeypatch.setattr("jobs.train.push.push_folder", push)
 
-    told = line.must("fetch", "squad-1", "--push-to", "s3://models/squad")
+    result = line.must("fetch", "squad-1", "--push-to", "s3://models/squad")
 
     target = S3Location("models", "squad/squad-1")
     about = {"spr-cluster-job": "squad-1"}
@@ -119,7 +128,7 @@ def test_the_bucket_is_checked_before_a_model_is_pushed(
         S3Location("models", "squad"),
         (["squad-1"], target, ["model/config.json", "job.json"], about),
     ]
-    assert told.out == "squad-1 (done): results/squad-1/\ns3://models/squad/squad-1\n"
+    assert result.out == "squad-1 (done): results/squad-1/\ns3://models/squad/squad-1\n"
 
 
 def test_a_failed_push_keeps_the_results_and_names_the_command(
@@ -132,11 +141,11 @@ def test_a_failed_push_keeps_the_results_and_names_the_command(
     monkeypatch.setattr("jobs.cli.fetch.check_s3_location", lambda s3, place: None)
     monkeypatch.setattr("jobs.train.push.push_folder", refuse)
 
-    told = line.run("fetch", "squad-1", "--push-to", "s3://models")
+    result = line.run("fetch", "squad-1", "--push-to", "s3://models")
 
     assert fetched == ["squad-1"]
-    assert told.code == 1
-    assert told.message == (
+    assert result.code == 1
+    assert result.message == (
         "the results are in results/squad-1/, but were not stored in S3: the token has expired\n"
         "  → to try again: spr-cluster fetch squad-1 --push-to s3://models"
     )
@@ -153,9 +162,9 @@ def test_a_folder_with_another_jobs_results_is_refused(
         ("train", "squad", "--demo", *best),
         ("run", *best, "--", "true"),
     ):
-        told = line.run(*command)
-        assert told.code == 2, command
-        assert told.message.startswith("--results best: it contains the results of job squad-1")
+        result = line.run(*command)
+        assert result.code == 2, command
+        assert result.message.startswith("--results best: it contains the results of job squad-1")
     assert fetched == ["squad-1", "squad-1"]
 
 
@@ -163,9 +172,9 @@ def test_a_report_is_written_beside_the_results(tmp_path: Path, line: CommandLin
     make_folder(tmp_path / "results/squad-1", ranks=2, steps=40)
     make_folder(tmp_path / "results/one", ranks=1, steps=2)
 
-    told = line.must("report", "squad-1", "--compare", "one", "--price", "3", "--json")
+    result = line.must("report", "squad-1", "--compare", "one", "--price", "3", "--json")
 
-    found = json.loads(told.out)
+    found = json.loads(result.out)
     assert found["report"] == "results/squad-1/report.html"
     assert found["missing"] == []
     assert found["usd_per_epoch"] == pytest.approx(2 * 3 * 88524 / 114 / 3600)
@@ -186,9 +195,9 @@ def test_the_head_answers_if_pytorch_is_not_installed_here(
 
     asked = ("predict", "Where?", "--context", "The mill has stood in Delft.")
     assert line.must(*asked).out == "in Delft\n"
-    told = json.loads(line.must(*asked, "--json").out)
-    assert told["where"] == "head"
-    assert told["answers"] == [
+    result = json.loads(line.must(*asked, "--json").out)
+    assert result["where"] == "head"
+    assert result["answers"] == [
         {"question": "Where?", "text": "in Delft", "score": 1.5, "start": 19}
     ]
 

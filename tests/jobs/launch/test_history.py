@@ -141,7 +141,7 @@ def test_the_last_unfinished_job_is_the_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "wish", "message", "hint"),
+    ("jobs", "job_id", "message", "hint"),
     [
         (
             JOBS,
@@ -165,10 +165,10 @@ def test_the_last_unfinished_job_is_the_default() -> None:
     ],
 )
 def test_an_unsuitable_job_is_not_resumed(
-    jobs: tuple[JobSummary, ...], wish: str | None, message: str, hint: str | None
+    jobs: tuple[JobSummary, ...], job_id: str | None, message: str, hint: str | None
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_unfinished(jobs, wish, "bert")
+        choose_unfinished(jobs, job_id, "bert")
     assert (caught.value.message, caught.value.hint) == (message, hint)
 
 

@@ -40,14 +40,14 @@ def with_environment(stack: str, **environment: str) -> Stack:
     return load_stack(stack).model_copy(update={"environment": environment})
 
 
-def place(*facts: HostFacts, backend: str, **wish: Any) -> Placement:
+def place(*facts: HostFacts, backend: str, **options: Any) -> Placement:
     by_name = {f"node{rank}": fact for rank, fact in enumerate(facts)}
     addresses = dict.fromkeys(by_name, "172.31.0.10")
-    return plan_placement(by_name, addresses, PlacementOptions(**wish), backend)
+    return plan_placement(by_name, addresses, PlacementOptions(**options), backend)
 
 
-def command_for(*facts: HostFacts, backend: str = "gloo", **wish: Any) -> LaunchCommand:
-    placement = place(*facts, backend=backend, **wish)
+def command_for(*facts: HostFacts, backend: str = "gloo", **options: Any) -> LaunchCommand:
+    placement = place(*facts, backend=backend, **options)
     plan, stack = make_plan(backend), load_stack("upstream")
     return build_launch_command(plan, placement, PATHS, cluster_of(len(facts)), stack)
 

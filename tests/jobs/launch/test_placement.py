@@ -23,8 +23,8 @@ def plan(
     """Plan a placement on these nodes; over oneCCL if it has workers."""
     by_name = {f"node{rank}": fact for rank, fact in enumerate(facts)}
     addresses = dict.fromkeys(by_name, "172.31.0.10")
-    wish = PlacementOptions(mode, ppn, workers or None, **more)
-    return plan_placement(by_name, addresses, wish, "ccl" if workers else "gloo")
+    options = PlacementOptions(mode, ppn, workers or None, **more)
+    return plan_placement(by_name, addresses, options, "ccl" if workers else "gloo")
 
 
 def cpus(placement: Placement, node: int = 0) -> list[tuple[int, ...]]:
@@ -180,15 +180,15 @@ def test_one_core_computes_over_gloo_and_not_beside_a_oneccl_worker() -> None:
 
 
 def test_workers_need_oneccl() -> None:
-    wish = PlacementOptions(ccl_workers=2)
+    options = PlacementOptions(ccl_workers=2)
     with pytest.raises(UsageError, match="--ccl-workers: the backend is gloo"):
-        plan_placement({"node0": machine(4)}, {"node0": "172.31.0.10"}, wish, "gloo")
+        plan_placement({"node0": machine(4)}, {"node0": "172.31.0.10"}, options, "gloo")
 
 
 def test_the_published_numbers_come_with_a_warning() -> None:
     placement = plan(R7IZ, mode="reference")
-    wish = PlacementOptions("reference")
-    ccl = plan_placement({"node0": R7IZ}, {"node0": "172.31.0.10"}, wish, "ccl").ranks
+    options = PlacementOptions("reference")
+    ccl = plan_placement({"node0": R7IZ}, {"node0": "172.31.0.10"}, options, "ccl").ranks
 
     assert (ccl.nproc_per_node, ccl.omp_threads, ccl.ccl_workers) == (2, 24, 2)
     assert "node0 is oversubscribed: 52 busy threads on 32 cores" in ccl.warnings
@@ -252,7 +252,7 @@ def test_no_placement_oversubscribes(facts: list[HostFacts], ppn: int | None, wo
     try:
         ranks = plan(*facts, ppn=ppn, workers=workers).ranks
     except UsageError:
-        assert ppn or workers, "without a wish there is always a placement"
+        assert ppn or workers, "without a options there is always a placement"
         return
     for fact, shares in zip(facts, ranks.shares, strict=True):
         core_of = {cpu.cpu: (cpu.socket, cpu.core) for cpu in fact.cpus}

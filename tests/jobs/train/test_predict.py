@@ -134,12 +134,12 @@ def test_a_context_is_a_file_or_a_text(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_context("a.txt") == "Some text"
     assert read_context(TEXT) == TEXT
     assert read_context("x" * 5000) == "x" * 5000
-    for wish, told in (
+    for given, result in (
         ("b.txt", r"b\.txt: is not UTF-8 \(byte 0\)"),
         ("c.txt", "--context contains no text"),
         ("nowhere.txt", r"--context nowhere\.txt: no such file"),
         ("./nowhere", "no such file"),
         (" ", "--context contains no text"),
     ):
-        with pytest.raises(UsageError, match=told):
-            read_context(wish)
+        with pytest.raises(UsageError, match=result):
+            read_context(given)

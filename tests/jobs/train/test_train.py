@@ -28,11 +28,11 @@ def run(
     results: Path,
     events: list[Any] | None = None,
     log: list[str] | None = None,
-    wish: PlacementOptions | None = None,
+    placement: PlacementOptions | None = None,
 ) -> Any:
     return train(
         job_context(hosts, events=events, log=log),
-        TrainRequest(DEMO, results, wish or PlacementOptions()),
+        TrainRequest(DEMO, results, placement or PlacementOptions()),
     )
 
 
@@ -190,7 +190,7 @@ def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:
     hosts = make_hosts([event(**RESULT)])
     log: list[str] = []
 
-    run(hosts, tmp_path, log=log, wish=PlacementOptions("reference"))
+    run(hosts, tmp_path, log=log, placement=PlacementOptions("reference"))
 
     assert [line.startswith("warning: ") for line in log] == [True] * 4 + [False]
     assert "node2 is oversubscribed: 48 busy threads on 2 cores" in log[3]

@@ -115,19 +115,19 @@ def request(may_tune: frozenset[str]) -> TrainRequest:
 
 
 def test_train_uses_the_tuned_placement_and_logs_it() -> None:
-    changed, told = apply_tuned(BEST, request(BOTH), 2)
+    changed, result = apply_tuned(BEST, request(BOTH), 2)
 
     assert changed.placement == PlacementOptions(nproc_per_node=2, fabric="efa")
     assert changed.options == DEMO
-    assert told == "--ppn 2 from `spr-cluster tune` of 2026-11-21; --no-tuned ignores it"
+    assert result == "--ppn 2 from `spr-cluster tune` of 2026-11-21; --no-tuned ignores it"
 
 
 def test_train_uses_the_tuned_batch_and_logs_the_global_batch() -> None:
-    changed, told = apply_tuned(replace(BEST, batch_size=32, ccl_workers=1), request(BOTH), 4)
+    changed, result = apply_tuned(replace(BEST, batch_size=32, ccl_workers=1), request(BOTH), 4)
 
     assert changed.placement.ccl_workers == 1
     assert changed.options.batch_size == 32
-    assert told.startswith(
+    assert result.startswith(
         "--ppn 2 --ccl-workers 1 --batch-size 32 (a global batch of 256 features)"
     )
 
@@ -135,10 +135,10 @@ def test_train_uses_the_tuned_batch_and_logs_the_global_batch() -> None:
 def test_the_users_options_are_kept() -> None:
     best = replace(BEST, batch_size=32)
 
-    changed, told = apply_tuned(best, request(frozenset({"placement"})), 2)
+    changed, result = apply_tuned(best, request(frozenset({"placement"})), 2)
     assert (changed.options.batch_size, changed.placement.nproc_per_node) == (8, 2)
-    assert "--batch-size" not in told
-    changed, told = apply_tuned(best, request(frozenset({"batch_size"})), 2)
+    assert "--batch-size" not in result
+    changed, result = apply_tuned(best, request(frozenset({"batch_size"})), 2)
     assert (changed.options.batch_size, changed.placement.nproc_per_node) == (32, None)
-    assert told.startswith("--batch-size 32 from")
+    assert result.startswith("--batch-size 32 from")
     assert apply_tuned(BEST, request(frozenset({"batch_size"})), 2)[1] == ""

@@ -75,8 +75,8 @@ def test_an_outdated_lock_is_rejected(mine: Stack, old: str, new: str, change: s
     with pytest.raises(UsageError) as refused:
         load_stack("mine")
 
-    told = f"spr-cluster.locks/mine.txt: the stack has changed since: {change}"
-    assert refused.value.message.startswith(told)
+    result = f"spr-cluster.locks/mine.txt: the stack has changed since: {change}"
+    assert refused.value.message.startswith(result)
     assert refused.value.hint is not None
     assert refused.value.hint.startswith("to update it: spr-cluster stacks lock mine")
 

@@ -71,7 +71,7 @@ def test_the_program_gets_torchs_env_variables(node: Path) -> None:
     done = start(node, sys.executable, "-c", _TELL, own=("SEED=7", "NOTE=a=b c"), plan=plan)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     wanted = {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -83,11 +83,11 @@ def test_the_program_gets_torchs_env_variables(node: Path) -> None:
         "SEED": "7",
         "NOTE": "a=b c",
     }
-    assert {name: told["env"].get(name) for name in wanted} == wanted
+    assert {name: result["env"].get(name) for name in wanted} == wanted
     # Our own code is not in the way of the program's.
-    assert "PYTHONPATH" not in told["env"]
-    assert told["cwd"] == f"{node}/work"
-    assert told["cpus"] == [CPU]
+    assert "PYTHONPATH" not in result["env"]
+    assert result["cwd"] == f"{node}/work"
+    assert result["cpus"] == [CPU]
 
 
 def test_arguments_and_exit_code_pass_through(node: Path) -> None:

@@ -14,8 +14,8 @@ def test_only_rank_0_prints_events_but_every_rank_its_errors() -> None:
         events.note(f"from {rank}")
         events.error(f"of {rank}", "a hint")
     parsed = [parse_event(line) for line in stream.getvalue().splitlines()]
-    told = [(event["event"], event.get("text") or event["message"]) for event in parsed if event]
-    assert told == [("note", "from 0"), ("error", "of 0"), ("error", "of 1")]
+    result = [(event["event"], event.get("text") or event["message"]) for event in parsed if event]
+    assert result == [("note", "from 0"), ("error", "of 0"), ("error", "of 1")]
     assert parsed[-1] is not None
     assert (parsed[-1]["rank"], parsed[-1]["hint"], parsed[-1]["lost_peer"]) == (1, "a hint", False)
 

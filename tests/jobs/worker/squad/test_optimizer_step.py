@@ -121,12 +121,12 @@ def test_without_a_compiler_training_continues_with_a_note(
     questions: list[Question], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_module, "why_no_compiler", lambda: "no C++ compiler found")
-    options, told = replace(DEMO, compile="on"), io.StringIO()
-    with alone(options, told) as session:
+    options, result = replace(DEMO, compile="on"), io.StringIO()
+    with alone(options, result) as session:
         loaded = load_model(options, all_texts(questions), session.ranks)
         prepare(session, loaded, steps=1000)
         assert all(layer._compiled_call_impl is None for layer in find_layers(loaded.model))
-    assert "torch.compile is not used: rank 0: no C++ compiler" in told.getvalue()
+    assert "torch.compile is not used: rank 0: no C++ compiler" in result.getvalue()
 
 
 @COMPILING

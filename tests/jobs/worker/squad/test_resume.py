@@ -33,13 +33,13 @@ class Made(NamedTuple):
 def made(output: Path, ranks: int = 2) -> Made:
     files = [output / "metrics" / f"rank-{rank}.jsonl" for rank in range(ranks)]
     lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    told = json.loads((output / "results.json").read_text())
+    result = json.loads((output / "results.json").read_text())
     same = ("em", "f1", "loss_curve", "train_features", "world_size", "epochs")
     return Made(
         [[(each["step"], each["loss"], each["tokens"]) for each in rank] for rank in lines],
         (output / "model" / "model.safetensors").read_bytes(),
         (output / "predictions.json").read_text(),
-        {name: told[name] for name in same},
+        {name: result[name] for name in same},
     )
 
 
@@ -139,12 +139,12 @@ def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path,
     )
 
     assert (whole.codes, stopped.codes, resumed.codes) == ([0, 0], [143, 143], [0, 0])
-    (told,) = [event for event in events(stopped) if event["event"] == "stopped"]
-    assert told["step"] == step
-    assert told["checkpoint"] == f"step-{step:06d}"
+    (result,) = [event for event in events(stopped) if event["event"] == "stopped"]
+    assert result["step"] == step
+    assert result["checkpoint"] == f"step-{step:06d}"
     assert not [event for event in events(stopped) if event["event"] == "error"]
     (told_again,) = [event for event in events(resumed) if event["event"] == "resumed"]
-    assert told_again["step"] == told["step"]
+    assert told_again["step"] == result["step"]
     assert made(folder / "stopped") == made(folder / "whole")
     results = json.loads((folder / "stopped" / "results.json").read_text())
     assert results["resumed_after"] == [step]
@@ -198,22 +198,22 @@ def test_changes_that_prevent_resuming_are_named(nodes_folder: Path) -> None:
     )
 
     assert -signal.SIGKILL in killed.codes
-    assert told(batch) == (
+    assert error_of(batch) == (
         "a run can't be resumed with other options: --batch-size 4 (it was 2), --seed 7 (it was "
         f"{DEMO.seed})"
     )
-    assert told(alone) == "the checkpoint has 2 ranks, this run 1"
-    assert "holds the checkpoints of an unfinished run" in told(refused)
+    assert error_of(alone) == "the checkpoint has 2 ranks, this run 1"
+    assert "holds the checkpoints of an unfinished run" in error_of(refused)
     assert lower.codes == [0, 0], lower.texts
     notes = [event["text"] for event in events(lower) if event["event"] == "note"]
     assert any("--learning-rate 0.0001 (it was 0.0015)" in note for note in notes)
 
     (folder / "data.json").write_text(json.dumps(other_data))
     (data,) = run_forked([(again, {})], folder)
-    assert told(data) == "the training data has changed since the run began"
+    assert error_of(data) == "the training data has changed since the run began"
 
 
-def told(ran: Ran) -> str:
+def error_of(ran: Ran) -> str:
     """Return rank 0's error message."""
     assert ran.codes[0] == 1, ran.texts
     (error,) = [event for event in events(ran) if event["event"] == "error"]
@@ -232,13 +232,13 @@ def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(nodes_folder: 
         folder,
     )
 
-    assert told(infinite) == "the loss or its gradient became infinite at step 8 of 160"
+    assert error_of(infinite) == "the loss or its gradient became infinite at step 8 of 160"
     assert [path.name for path in list_checkpoints(folder / "nan")] == ["step-000005"]
     hints = [event["hint"] for event in events(infinite) if event["event"] == "error"]
     assert hints == [
         "lower --learning-rate, or use --dtype fp32, with --resume from step-000005, which is kept"
     ]
-    assert "the loss diverged: at step " in told(diverged)
+    assert "the loss diverged: at step " in error_of(diverged)
     assert list_checkpoints(folder / "up")[0].name == "step-000005"
 
 

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,10 @@ def probe(head: LocalShell, *nodes: str) -> tuple[NodeAnswer, ...]:
     return probe_nodes(head, STACK)
 
 
+def probe_folders() -> set[Path]:
+    return set(Path("/dev/shm").glob("spr-verify.*"))
+
+
 def test_each_node_reports_its_health(head: LocalShell) -> None:
     head.close_node("node2")
     answers = probe(head, "node0", "node1", "node2")
@@ -100,7 +105,11 @@ def test_each_node_reports_its_health(head: LocalShell) -> None:
     assert one.health.mark is None
     assert set(one.health.versions) == {"torch", "transformers", "datasets", "impi-rt"}
     assert abs(one.clock_s) <= one.clock_error_s + 0.01
-    assert list(Path("/dev/shm").glob("spr-verify.*")) == []
+    # A probe of another test may be at work beside this one; its folder goes, too.
+    left, deadline = probe_folders(), time.monotonic() + 20
+    while left := left & probe_folders():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def test_amx_requires_the_flags_and_the_kernels_permission(head: LocalShell) -> None:

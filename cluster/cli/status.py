@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from cluster.cli.display import format_seconds
+from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.nodes import Node, rank_nodes
@@ -53,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
             f"No cluster {args.name} in {cloud.name} {cloud.region}. To see all: spr-cluster list"
         )
         return 0
+    if nodes:
+        print(format_table([_HEADER, *map(_row, nodes)]))
     for node in nodes:
-        notice = notices.get(node.instance.id)
-        print(_line(node) + (f"  SPOT NOTICE: {notice}" if notice else ""))
+        if notice := notices.get(node.instance.id):
+            print(f"{node.name}: SPOT NOTICE: {notice}")
     if found.alive:
         print(wrap(_summary(overview, now)))
     if notices:
@@ -66,10 +68,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _line(node: Node) -> str:
+_HEADER = ("NODE", "STATE", "TYPE", "INSTANCE", "PRIVATE IP", "PUBLIC IP")
+
+
+def _row(node: Node) -> tuple[str, ...]:
     instance = node.instance
-    addresses = f"{node.private_ip:15} {node.public_ip}"
-    return f"{node.name:8} {instance.state:13} {instance.instance_type:16} {instance.id:20} {addresses}"
+    kind = instance.instance_type
+    return (node.name, instance.state, kind, instance.id, node.private_ip, node.public_ip)
 
 
 def _as_dict(

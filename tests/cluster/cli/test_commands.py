@@ -162,7 +162,7 @@ def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) ->
     result = parsed(line.run("status", "--json"))
 
     (warned,) = [row for row in text.splitlines() if "SPOT NOTICE" in row]
-    assert warned.startswith("node1 ")
+    assert warned.startswith("node1: ")
     assert "Your Spot instance is marked for termination." in warned
     assert "Then: spr-cluster repair --name spr" in text
     assert [bool(node["spot_notice"]) for node in result["nodes"]] == [False, True]

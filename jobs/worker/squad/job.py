@@ -14,8 +14,8 @@ from ..runtime.job import RunSettings, run_job
 from ..runtime.output import save_json
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, skip_note
 from .evaluation import predict
-from .features import prepare_features
-from .model import load_model, save_model
+from .features import Features, prepare_features
+from .model import Loaded, load_model, save_model
 from .optimizer_step import load_ipex
 from .options import TrainOptions, parse_argv
 from .scoring import score
@@ -31,6 +31,15 @@ class Data(NamedTuple):
     train_source: str
     eval: list[Question]
     eval_source: str
+
+
+class Inputs(NamedTuple):
+    """What training and evaluation start from; ``asked`` are the features to evaluate on."""
+
+    data: Data
+    loaded: Loaded
+    features: Features
+    asked: Features
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,26 +63,15 @@ def train_and_evaluate(context: TrainContext) -> dict[str, Any] | None:
     ``tokens_per_second``, without padding. ``resumed_after`` are the steps after which an interrupted
     run was resumed; its ``seconds`` count all training, but no interruption.
     """
-    options, ranks, events = context.options, context.ranks, context.events
+    options, ranks = context.options, context.ranks
     torch.manual_seed(options.seed)
     if options.ipex:
         load_ipex()  # now: a missing extension must not show after minutes
-    with context.phase("load"):
-        data = _load_data(options, events)
-        loaded = load_model(options, all_texts(data.train), ranks)
-        if loaded.new_weights:
-            events.note(f"new weights, not from the model: {', '.join(loaded.new_weights)}")
-    with context.phase("tokenize"):
-        questions = enough_for_trial(options, data.train, ranks.size)
-        features = prepare_features(context, loaded.tokenizer, questions)
-        # Before training: a question that can't be asked must not show after hours.
-        asked = features
-        if data.eval is not data.train and options.trial_seconds is None:
-            asked = prepare_features(context, loaded.tokenizer, data.eval)
+    data, loaded, features, asked = _prepare(context)
     if options.trial_seconds is not None:
         with context.phase("measure"):
             speed = measure(context, loaded, features, options.trial_seconds)
-        events.emit("trial", **speed._asdict())
+        context.events.emit("trial", **speed._asdict())
         return None
     with context.phase("train"):
         trained = train(context, loaded, features)
@@ -97,6 +95,24 @@ def train_and_evaluate(context: TrainContext) -> dict[str, Any] | None:
         "data": data.train_source,
         "eval_data": data.eval_source,
     }
+
+
+def _prepare(context: TrainContext) -> Inputs:
+    """Load the data and the model, and tokenize on all ranks together."""
+    options, ranks, events = context.options, context.ranks, context.events
+    with context.phase("load"):
+        data = _load_data(options, events)
+        loaded = load_model(options, all_texts(data.train), ranks)
+        if loaded.new_weights:
+            events.note(f"new weights, not from the model: {', '.join(loaded.new_weights)}")
+    with context.phase("tokenize"):
+        questions = enough_for_trial(options, data.train, ranks.size)
+        features = prepare_features(context, loaded.tokenizer, questions)
+        # Before training: a question that can't be asked must not show after hours.
+        asked = features
+        if data.eval is not data.train and options.trial_seconds is None:
+            asked = prepare_features(context, loaded.tokenizer, data.eval)
+    return Inputs(data, loaded, features, asked)
 
 
 def _describe_training(

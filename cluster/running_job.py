@@ -20,13 +20,6 @@ def find_running_job(head: Host) -> str | None:
     return head.run(f"{FIND_RUNNING_JOB}; true").stdout.strip() or None
 
 
-def require_idle(head: Host) -> None:
-    """Raise :class:`UsageError` while a job is running."""
-    job = find_running_job(head)
-    if job:
-        raise job_is_running(job)
-
-
 def job_is_running(job: str) -> UsageError:
     """Return the error for a command that needs an idle cluster."""
     return UsageError(

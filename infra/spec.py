@@ -63,11 +63,6 @@ class ClusterSpec(BaseModel):
         return tuple(find_instance_type(name) for name in self.instance_types)
 
     @property
-    def first_type(self) -> InstanceType:
-        """The preferred type."""
-        return self.types[0]
-
-    @property
     def workers(self) -> int:
         return self.nodes - 1
 

@@ -59,7 +59,7 @@ class JobResult:
     record: JobRecord
     exit_code: int
     output: JobOutput
-    placement: Placement
+    plan: JobPlan
 
     def last_event(self, kind: str) -> Event | None:
         """Return the last event of that kind that the job reported."""
@@ -133,7 +133,7 @@ class JobSession:
                 with suppress(OSError, HostError):
                     context.on_log(self.how_to_resume(plan))
             raise
-        return JobResult(recorder.end(output.first_exit_code(code)), code, output, placement)
+        return JobResult(recorder.end(output.first_exit_code(code)), code, output, plan)
 
     def _record(self, plan: JobPlan, placement: Placement, command: LaunchCommand) -> JobRecord:
         context, argv = self.context, plan.recorded_command

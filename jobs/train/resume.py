@@ -13,7 +13,7 @@ from jobs.launch.history import choose_unfinished, list_jobs
 from jobs.launch.manifest import JobManifest, read_manifest
 from jobs.launch.plan import JobPaths, JobPlan
 from jobs.launch.session import JobContext, JobSession, run_job
-from jobs.train.request import TrainRequest, check_results, require_able_stack
+from jobs.train.request import check_results, require_able_stack
 from jobs.train.train import plan_options, read_results
 from jobs.worker.squad.options import TrainOptions, parse_argv
 
@@ -37,15 +37,8 @@ def resume(context: JobContext, request: ResumeRequest) -> tuple[dict[str, Any],
     Raises :class:`UsageError` if the job can't be resumed, :class:`JobError` if it fails.
     """
     require_able_stack(context.stack)
-    plans: list[JobPlan] = []
-
-    def build(session: JobSession) -> JobPlan:
-        plans.append(_plan_resumed(session, request))
-        return plans[0]
-
-    done = run_job(context, "squad", build)
-    results = plans[0].results or Path()
-    return read_results(done, TrainRequest(TrainOptions(), results)), results
+    done = run_job(context, "squad", lambda session: _plan_resumed(session, request))
+    return read_results(done), done.plan.results or Path()
 
 
 def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:

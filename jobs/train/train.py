@@ -35,16 +35,17 @@ def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
     def build(session: JobSession) -> JobPlan:
         return plan_training(_with_tuned(session, request), context.stack)
 
-    return read_results(run_job(context, "squad", build), request)
+    return read_results(run_job(context, "squad", build))
 
 
-def read_results(done: JobResult, request: TrainRequest) -> dict[str, Any]:
+def read_results(done: JobResult) -> dict[str, Any]:
     """Return the ``results.json`` that a job left. Raises :class:`JobError` if there is none."""
-    path = request.results / "results.json"
+    assert done.plan.results is not None
+    path = done.plan.results / "results.json"
     if not path.is_file():
         raise JobError(
             f"job {done.record.job} left no results.json",
-            hint=f"the whole log is {request.results / 'log'}",
+            hint=f"the whole log is {done.plan.results / 'log'}",
         )
     content: dict[str, Any] = json.loads(path.read_text())
     return content

@@ -57,7 +57,7 @@ def test_a_type_that_is_named_twice_is_tried_once() -> None:
     spec = build_spec(**GOOD, instance_types=names)
 
     assert spec.instance_types == ("m7i.metal-24xl", "r7iz.metal-16xl")
-    assert spec.first_type.name == "m7i.metal-24xl"
+    assert [type_.name for type_ in spec.types] == list(spec.instance_types)
 
 
 def test_a_gpu_type_is_refused_as_one() -> None:

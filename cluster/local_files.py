@@ -64,7 +64,7 @@ class ClusterFiles:
         return Login(self.key, self.known_hosts, SSH_USER)
 
     def remember(self, cloud: str, region: str, ssh_config: str = "") -> None:
-        """ClusterRecord the cluster's cloud and region in the first line of its SSH configuration."""
+        """Record the cluster's cloud and region in the first line of its SSH configuration."""
         if ssh_config or not self.ssh_config.exists():
             write_private(self.ssh_config, f"{_CLOUD_LINE} {cloud} {region}\n{ssh_config}")
 

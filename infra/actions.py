@@ -13,7 +13,7 @@ class ActionKind(Enum):
 
     CREATE_GROUP = "Security group"
     OPEN_GROUP = "Security rules"
-    RECORD = "ClusterRecord"
+    RECORD = "Record"
     IMPORT_KEY = "Key pair"
     CREATE_PLACEMENT = "Placement group"
     RUN_HEAD = "Head node"

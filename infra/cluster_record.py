@@ -17,6 +17,7 @@ from infra.spec import ClusterSpec, build_spec, parse_duration, render_duration
 
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
+_GENERATION = f"{_PREFIX}generation"
 _JUST_NOW = timedelta(minutes=10)
 # Options that cannot change while the cluster exists.
 _FIXED = {"stack": "--stack", "volume_gib": "--volume-gib", "subnet_id": "--subnet-id"}
@@ -24,11 +25,15 @@ _FIXED = {"stack": "--stack", "volume_gib": "--volume-gib", "subnet_id": "--subn
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """``options`` are the arguments of :func:`build_spec` except ``name``, ``ssh_cidr``, and ``ttl``."""
+    """``options`` are the arguments of :func:`build_spec` except ``name``, ``ssh_cidr``, and ``ttl``.
+
+    ``generation`` counts the changes of the cluster, so a plan made before another change is refused.
+    """
 
     options: Mapping[str, Any]
     created: datetime
     expires: datetime
+    generation: int = 0
 
     @property
     def nodes(self) -> int:
@@ -39,8 +44,19 @@ class ClusterRecord:
         return now >= self.expires
 
 
-def record_tags(spec: ClusterSpec, record: ClusterRecord) -> dict[str, str]:
-    """Return the group's tags, in the characters that every AWS service allows."""
+def deadline_tags(record: ClusterRecord) -> dict[str, str]:
+    """Return the group's tags that a new deadline changes."""
+    return {
+        _GENERATION: str(record.generation),
+        tags.EXPIRES: tags.render_time(record.expires),
+    }
+
+
+def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -> dict[str, str]:
+    """Return the group's tags, in the characters that every AWS service allows.
+
+    ``owner_key`` is the fingerprint of the cluster's SSH key, if it is known.
+    """
     market = ["spot"] if spec.spot else ["on-demand"]
     if spec.spot and spec.on_demand_allowed:
         market.append("on-demand")
@@ -60,7 +76,8 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord) -> dict[str, str]:
     return {
         **{_PREFIX + key: value for key, value in values.items()},
         _CREATED: tags.render_time(record.created),
-        tags.EXPIRES: tags.render_time(record.expires),
+        **deadline_tags(record),
+        **({tags.OWNER_KEY: owner_key} if owner_key else {}),
     }
 
 
@@ -97,13 +114,14 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             "bake": read("bake"),
         }
         created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
+        generation = read("generation", int) if _GENERATION in labels else 0
         build_spec(name="a", ssh_cidr="0.0.0.0/32", **options)
     except (ValueError, UsageError) as error:
         raise SprError(
             f"invalid cluster record in the tags of the security group: {error}",
             hint="restore the tags, or remove the cluster with `spr-cluster down`",
         ) from None
-    return ClusterRecord(options, created, expires)
+    return ClusterRecord(options, created, expires, generation)
 
 
 def _parse_idle(text: str) -> timedelta | None:
@@ -141,7 +159,7 @@ def new_record(
     """
     options = spec.model_dump(exclude={"name", "ssh_cidr", "ttl"})
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
-        return ClusterRecord(options, old.created, old.expires)
+        return ClusterRecord(options, old.created, old.expires, old.generation)
     # The tag stores whole seconds.
     start = now.replace(microsecond=0)
-    return ClusterRecord(options, start, start + spec.ttl)
+    return ClusterRecord(options, start, start + spec.ttl, old.generation if old else 0)

@@ -29,7 +29,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class RegisteredKey:
-    """A key pair in EC2. ``id`` is its name; ``public`` is type and base64 without the comment."""
+    """A key pair in EC2. ``public`` is type and base64 without the comment."""
 
     id: str
     tags: dict[str, str] = field(repr=False)
@@ -123,7 +123,7 @@ def _resource(id_key: str, tags_key: str = "Tags") -> Callable[[Any], Resource]:
 
 def _key_pair(item: Mapping[str, Any]) -> RegisteredKey:
     public = " ".join(item.get("PublicKey", "").split()[:2])
-    return RegisteredKey(item["KeyName"], tags.from_aws(item.get("Tags")), public)
+    return RegisteredKey(item["KeyPairId"], tags.from_aws(item.get("Tags")), public)
 
 
 def _open_spot_requests(ec2: EC2Client, filters: list[Any]) -> Iterable[Resource]:

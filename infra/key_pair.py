@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +38,14 @@ def generate_key_pair(comment: str) -> KeyPair:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     return KeyPair(private, f"{public} {comment}")
+
+
+def fingerprint(key: str) -> str:
+    """Return OpenSSH's short form of a public key, such as ``SHA256:…``; "" for no key."""
+    if not key:
+        return ""
+    digest = hashlib.sha256(base64.b64decode(key.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def read_public(path: Path) -> str:

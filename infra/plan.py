@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from infra import tags
 from infra.actions import Action, ActionKind, Plan
@@ -15,6 +16,9 @@ from infra.images import Image
 from infra.instance_types import INSTANCE_TYPES
 from infra.instances import HEAD, Instance
 from infra.inventory import Inventory
+from infra.key_pair import fingerprint
+from infra.network import SecurityGroup
+from infra.ownership import check_owner, split_groups
 from infra.spec import ClusterSpec
 from infra.words import counted
 
@@ -33,10 +37,16 @@ class PlanInput:
     found: Inventory
     recipe: str
     public_key: str
+    now: datetime
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     cached: tuple[Image, ...] = ()
     wants_image: bool = False
     """Create an image even if no workers need it."""
+
+    @property
+    def group(self) -> SecurityGroup | None:
+        """The cluster's security group."""
+        return split_groups(self.found, self.public_key)[0]
 
     @property
     def software(self) -> str:
@@ -125,13 +135,18 @@ def check_head_is_not_stopped(found: Inventory, given_up: Container[str] = ()) -
 
 
 def plan_up(given: PlanInput) -> Plan:
-    """Plan from the existing cluster to the desired one; an up-to-date cluster is only verified."""
+    """Plan from the existing cluster to the desired one; an up-to-date cluster is only verified.
+
+    Raises :class:`.ForeignClusterError` for a cluster that was made with another SSH key.
+    """
+    check_owner(given.spec.name, given.found, given.public_key, given.now)
     keep, strays = _sort_machines(given)
     actions = [
         *_plan_removals(given, strays),
         *_plan_surroundings(given, keep),
         *_plan_machines(given, keep),
     ]
+    actions = [*_plan_claim(given, changes=Plan(tuple(actions)).changes), *actions]
     # The type is not known before the purchase, so show the highest price.
     machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else given.spec.types
     usd_per_hour = max(m.usd_per_hour for m in machines) * given.spec.nodes
@@ -161,25 +176,39 @@ def _plan_removals(given: PlanInput, strays: Mapping[str, str]) -> list[Action]:
         actions.append(Action(kind.DELETE_IMAGES, f"{', '.join(ids)} (not usable)", ids))
         if snapshots := tuple(s for image in useless for s in image.snapshot_ids):
             actions.append(Action(kind.DELETE_SNAPSHOTS, ", ".join(snapshots), snapshots))
-    foreign = [key.id for key in found.key_pairs if key.public != given.public_key]
-    if foreign:
-        actions.append(
-            Action(kind.DELETE_KEYS, "its private key is not on this machine", tuple(foreign))
-        )
+    return actions
+
+
+def _plan_claim(given: PlanInput, *, changes: bool) -> list[Action]:
+    """Claim the cluster before anything else ``changes``; plans that others made before are then refused.
+
+    What another key's owner left is deleted by ID, so it can't be a resource made since then.
+    """
+    kind, spec = ActionKind, given.spec
+    group, abandoned = split_groups(given.found, given.public_key)
+    actions = []
+    if abandoned:
+        ids = tuple(each.id for each in abandoned)
+        actions.append(Action(kind.DELETE_GROUPS, f"{', '.join(ids)} (another SSH key's)", ids))
+    wanted = record_tags(spec, given.record, fingerprint(given.public_key))
+    if group is None:
+        actions.append(Action(kind.CREATE_GROUP, f"cluster {spec.name}"))
+    elif changes or wanted.items() - group.tags.items():
+        actions.append(Action(kind.RECORD, counted(spec.nodes, "node"), (group.id,)))
     return actions
 
 
 def _plan_surroundings(given: PlanInput, keep: Sequence[Instance]) -> list[Action]:
     kind, spec, found = ActionKind, given.spec, given.found
-    actions, group = [], found.group
-    wanted = record_tags(spec, given.record)
-    if group is None:
-        actions.append(Action(kind.CREATE_GROUP, f"cluster {spec.name}"))
-    elif wanted.items() - group.tags.items():
-        actions.append(Action(kind.RECORD, counted(spec.nodes, "node"), (group.id,)))
+    actions, group = [], given.group
     if group is None or not group.is_open_as(spec.ssh_cidr):
         detail = f"SSH from {spec.ssh_cidr}, all traffic between the nodes"
         actions.append(Action(kind.OPEN_GROUP, detail))
+    foreign = [key.id for key in found.key_pairs if key.public != given.public_key]
+    if foreign:
+        actions.append(
+            Action(kind.DELETE_KEYS, "its private key is not on this machine", tuple(foreign))
+        )
     if given.public_key not in {key.public for key in found.key_pairs if key.public}:
         actions.append(Action(kind.IMPORT_KEY, "a new ed25519 key for this cluster"))
     wants_group = spec.placement_group and spec.nodes > len(keep) and spec.nodes > 1

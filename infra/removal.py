@@ -69,7 +69,7 @@ def _removers(ec2: EC2Client) -> dict[ActionKind, Callable[[str], object]]:
         kind.DELETE_TEMPLATES: lambda id_: ec2.delete_launch_template(LaunchTemplateId=id_),
         kind.DELETE_PLACEMENTS: lambda id_: ec2.delete_placement_group(GroupName=id_),
         kind.DELETE_GROUPS: lambda id_: ec2.delete_security_group(GroupId=id_),
-        kind.DELETE_KEYS: lambda id_: ec2.delete_key_pair(KeyName=id_),
+        kind.DELETE_KEYS: lambda id_: ec2.delete_key_pair(KeyPairId=id_),
     }
 
 

@@ -6,9 +6,7 @@ gives an address to another machine within minutes, an instance id never.
 
 from __future__ import annotations
 
-import base64
 import fcntl
-import hashlib
 import os
 import re
 import shlex
@@ -21,18 +19,13 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from infra.errors import HostError, HostKeyError
+from infra.key_pair import fingerprint
 from provision.host import Host
 
 _BEGIN, _END = "-----BEGIN SSH HOST KEY KEYS-----", "-----END SSH HOST KEY KEYS-----"
 # Anywhere in a line: a console may put the time and the program's name before it.
 _KEY = re.compile(r"(?:^|\s)((?:ssh|ecdsa|sk)-[\w@.-]+) (AAAA[A-Za-z0-9+/]+={0,2})(?=\s|$)")
 _SCAN_TIMEOUT_S = 10
-
-
-def fingerprint(key: str) -> str:
-    """Return OpenSSH's short form of a key, such as ``SHA256:…``."""
-    digest = hashlib.sha256(base64.b64decode(key.split()[1])).digest()
-    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def parse_console_host_keys(text: str) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut
 
 from infra.errors import ConnectionLostError, HostError, HostKeyError
+from infra.key_pair import fingerprint
 from provision.host import CONNECT_TIMEOUT_S, LineSink, Login, Result
-from provision.host_keys import fingerprint, pin_host_keys, pinned_host_keys
+from provision.host_keys import pin_host_keys, pinned_host_keys
 
 _KEEPALIVE_S = 20
 _PORT = 22

@@ -52,7 +52,7 @@ def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context
 
 
 def record_failure(ctx: Context, failure: BaseException) -> BaseException:
-    """ClusterRecord the error that ends a command; return it with a hint that names the event log."""
+    """Record the error that ends a command; return it with a hint that names the event log."""
     if not ctx.events.exists:
         return failure
     error = failure

@@ -32,6 +32,7 @@ from infra.actions import Plan
 from infra.cluster_record import merge_options
 from infra.errors import SprError, UsageError
 from infra.inventory import describe_inventory
+from infra.ownership import ForeignClusterError
 from infra.purchase import Offer
 from infra.spec import parse_ssh_cidr
 from infra.tags import render_time
@@ -113,7 +114,7 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
     ctx = open_context(args, cloud, progress=progress)
     with contextlib.nullcontext() if args.dry_run else ctx.files.lock():
         plan_input = prepare(ctx, args.name, given, args.ssh_cidr)
-        if must_exist and not plan_input.found.record:
+        if must_exist and not plan_input.group:
             raise UsageError(
                 f"no cluster {args.name!r} in {cloud.name} {cloud.region}",
                 hint="`spr-cluster up` creates one, `spr-cluster list` shows all clusters",
@@ -200,6 +201,8 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
             f"Cluster {spec.name} of {counted(spec.nodes, 'node')}, {ctx.cloud.name} {ctx.cloud.region}"
         ):
             return bring_up(ctx, proposal.plan_input, proposal.plan, offers, report_new_plan)
+    except ForeignClusterError as failure:
+        raise record_failure(ctx, failure) from None
     except BaseException as failure:
         list_what_exists(ctx, spec.name, again)
         if isinstance(failure, UsageError):

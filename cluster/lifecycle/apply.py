@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from botocore.exceptions import ClientError
 
@@ -28,6 +29,7 @@ from provision.bake import begin_image
 from provision.stacks.stack import Stack
 
 _PROBE_AGAIN_S = 10.0
+_HELD_S = 20.0
 
 
 class PlanApplier:
@@ -44,7 +46,7 @@ class PlanApplier:
         self.ctx, self.plan_input, self.stack, self.plan = ctx, plan_input, stack, plan
         self.spec, self.record = plan_input.spec, plan_input.record
         self.machines = Machines(ctx, plan_input, plan.keep, offers)
-        self._group = plan_input.found.group
+        self._group = plan_input.group
         self._image = plan_input.image
 
     def apply(self) -> Cluster:
@@ -82,9 +84,15 @@ class PlanApplier:
         return self.machines.cluster
 
     def _remove(self, action: Action) -> None:
+        # A group in use belongs to a cluster that is being created.
+        is_group = action.kind is ActionKind.DELETE_GROUPS
+        limit = _HELD_S if is_group else TERMINATE_DEADLINE_S
+        ec2, note = self.ctx.clients.ec2, self._note_termination
         try:
-            remove(self.ctx.clients.ec2, action, self.ctx.clock, on_wait=self._note_termination)
+            remove(ec2, action, self.ctx.clock, deadline_s=limit, on_wait=note)
         except DeadlineError as error:
+            if is_group:
+                raise PlanAgainError(error.message) from None
             # A machine may take hours to terminate; `down` verifies that it is gone.
             if action.kind is not ActionKind.TERMINATE:
                 raise
@@ -120,7 +128,7 @@ class PlanApplier:
 
     def _create_group(self) -> None:
         vpc_id = self.machines.offers()[0].network.vpc_id
-        labels = record_tags(self.spec, self.record)
+        labels = self._record_tags()
         ec2 = self.ctx.clients.ec2
         self._group = network.create_security_group(ec2, self.spec.name, vpc_id, labels)
         self._record_created("security group", self._group.id)
@@ -129,17 +137,21 @@ class PlanApplier:
         network.open_security_group(self.ctx.clients.ec2, self.group, self.spec.ssh_cidr)
 
     def _write_record(self) -> None:
-        labels = record_tags(self.spec, self.record)
-        instances.label_instances(self.ctx.clients.ec2, [self.group.id], labels)
+        instances.label_instances(self.ctx.clients.ec2, [self.group.id], self._record_tags())
 
-    def _import_key(self) -> None:
-        files, cloud = self.ctx.files, self.ctx.cloud
+    def _record_tags(self) -> dict[str, str]:
+        """Return the tags of the group, the first resource; the key, which it names, is made now."""
+        files, cloud, record = self.ctx.files, self.ctx.cloud, self.record
         if not key_pair.read_public(files.key):
             files.remove()
             key = key_pair.generate_key_pair(tags.resource_name(self.spec.name))
             key_pair.write_private(files.key, key.private)
             files.remember(cloud.name, cloud.region)
-        public = f"{key_pair.read_public(files.key)} {tags.resource_name(self.spec.name)}"
+        owner = key_pair.fingerprint(key_pair.read_public(files.key))
+        return record_tags(self.spec, replace(record, generation=record.generation + 1), owner)
+
+    def _import_key(self) -> None:
+        public = f"{key_pair.read_public(self.ctx.files.key)} {tags.resource_name(self.spec.name)}"
         key_pair.import_key_pair(self.ctx.clients.ec2, self.spec.name, public)
         self._record_created("key pair", tags.resource_name(self.spec.name))
 

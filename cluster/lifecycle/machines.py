@@ -10,7 +10,7 @@ from cluster.context import Context
 from cluster.lifecycle.reach import check_head_identity, check_neighbours, reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify import node_probe
-from infra import instances, tags
+from infra import instances, key_pair, tags
 from infra.errors import HostError, SprError
 from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
@@ -116,6 +116,7 @@ class Machines:
             tags.STACK: self.spec.stack,
             tags.EXPIRES: tags.render_time(self.record.expires),
             tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
+            tags.OWNER_KEY: key_pair.fingerprint(key_pair.read_public(self.ctx.files.key)),
         }
         purchase = Purchase(
             spec=self.spec,

@@ -7,20 +7,32 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from cluster.context import Context, missing_key
 from cluster.lifecycle.apply import PlanApplier
 from cluster.lifecycle.machines import PlanAgainError
 from cluster.local_files import remembered_cloud
 from cluster.nodes import Cluster, find_cluster
 from infra import instances, key_pair, network, tags
-from infra.actions import Plan
-from infra.cluster_record import ClusterRecord, merge_options, new_record
+from infra.actions import Action, ActionKind, Plan
+from infra.clients import error_code
+from infra.cluster_record import (
+    ClusterRecord,
+    deadline_tags,
+    merge_options,
+    new_record,
+    parse_record,
+)
 from infra.errors import SprError, UsageError
 from infra.images import describe_cached_images
 from infra.instances import HEAD, describe_impaired
 from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
+from infra.network import SecurityGroup
+from infra.ownership import ForeignClusterError, check_owner, split_groups
 from infra.plan import PlanInput, check_head_is_not_stopped, plan_up
 from infra.purchase import Offer, list_offers
+from infra.removal import remove
 from infra.spec import LONGEST_TTL, ClusterSpec
 from infra.wait import SETTLE_S
 from infra.words import counted, spoken_time
@@ -35,6 +47,8 @@ _MOST_REPLACEMENTS = 2
 _MOST_ROUNDS = 12
 _LONGEST_PAUSE_S = 15.0
 _MOST_INSTALLS = 32
+# EC2's errors after another command removed the cluster.
+_REMOVED = {"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidKeyPair.NotFound"}
 
 
 def observe(ctx: Context, cluster: str) -> Inventory:
@@ -57,14 +71,19 @@ def prepare(
     machine lacks the cluster's key.
     """
     found = observe(ctx, cluster)
-    record = found.record
     _check_other_clouds(ctx, cluster)
+    public_key = key_pair.read_public(ctx.files.key)
+    if found.alive and ctx.files.key.exists() and not public_key:
+        raise missing_key(ctx.files)
+    check_owner(cluster, found, public_key, ctx.now())
+    group, _ = split_groups(found, public_key)
+    record = parse_record(group.tags) if group else None
     defaults = {
         "stack": _kept_stack(ctx, found) or ctx.cloud.default_stack,
         "amx_required": ctx.cloud.has_amx,
         "bake": _default_bake(ctx, given),
     }
-    spec = merge_options(cluster, ssh_cidr or _find_cidr(ctx, found), given, record, defaults)
+    spec = merge_options(cluster, ssh_cidr or _find_cidr(ctx, group), given, record, defaults)
     check_head_is_not_stopped(found)
     _check_existing(ctx, spec, found, record)
     unhealthy = {}
@@ -76,7 +95,8 @@ def prepare(
         record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
         found=found,
         recipe=_recipe(ctx, spec.stack),
-        public_key=key_pair.read_public(ctx.files.key),
+        public_key=public_key,
+        now=ctx.now(),
         unhealthy=unhealthy,
         wants_image=wants_image,
     )
@@ -107,7 +127,7 @@ def find_offers(ctx: Context, plan_input: PlanInput) -> tuple[Offer, ...]:
 
     Raises :class:`UsageError` if the region offers none.
     """
-    spec, group = plan_input.spec, plan_input.found.group
+    spec, group = plan_input.spec, plan_input.group
     ec2 = ctx.clients.ec2
     support = network.describe_type_support(ec2, spec.instance_types)
     networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
@@ -115,10 +135,10 @@ def find_offers(ctx: Context, plan_input: PlanInput) -> tuple[Offer, ...]:
     return list_offers(spec, support, networks)
 
 
-def _find_cidr(ctx: Context, found: Inventory) -> str:
+def _find_cidr(ctx: Context, group: SecurityGroup | None) -> str:
     """Return the caller's address, or the existing wider range that includes it."""
     caller = ctx.cloud.caller_cidr()
-    return found.group.cidr_for(caller) if found.group else caller
+    return group.cidr_for(caller) if group else caller
 
 
 def _check_other_clouds(ctx: Context, cluster: str) -> None:
@@ -134,16 +154,8 @@ def _check_other_clouds(ctx: Context, cluster: str) -> None:
 def _check_existing(
     ctx: Context, spec: ClusterSpec, found: Inventory, record: ClusterRecord | None
 ) -> None:
-    key = key_pair.read_public(ctx.files.key)
-    living = record is not None and not record.is_over(ctx.now())
-    foreign_key = any(pair.public not in ("", key) for pair in found.key_pairs)
-    # Without machines, another user's `up` may be waiting for its first machine.
-    if foreign_key and (found.alive or living):
-        raise missing_key(ctx.files)
     if not found.alive:
         return
-    if not key:
-        raise missing_key(ctx.files)
     types = {instance.instance_type for instance in found.alive}
     if foreign := types - set(spec.instance_types):
         raise UsageError(
@@ -174,13 +186,48 @@ def bring_up(
 
     Raises :class:`SprError` naming the machines that are faulty even after replacement.
     """
+    try:
+        return _bring_up(ctx, plan_input, plan, offers, on_new_plan)
+    except ForeignClusterError:
+        _withdraw(ctx, plan_input)
+        raise
+
+
+def _withdraw(ctx: Context, plan_input: PlanInput) -> None:
+    """Remove what this command made before another one turned out to own the cluster."""
+    if plan_input.group is not None:
+        return
+    found = observe(ctx, plan_input.spec.name)
+    public_key = key_pair.read_public(ctx.files.key)
+    own = key_pair.fingerprint(public_key)
+    for group in found.security_groups:
+        if group.tags.get(tags.OWNER_KEY) == own:
+            remove(ctx.clients.ec2, Action(ActionKind.DELETE_GROUPS, group.id, (group.id,)))
+    if not plan_input.public_key:
+        ctx.files.remove()
+
+
+def _bring_up(
+    ctx: Context,
+    plan_input: PlanInput,
+    plan: Plan,
+    offers: Callable[[], Sequence[Offer]],
+    on_new_plan: Callable[[Plan, str], None],
+) -> Cluster:
     stack: Stack = load_stack(plan_input.spec.stack)
-    replacements, had_group = 0, plan_input.found.group is not None
+    replacements, had_group = 0, plan_input.group is not None
+    if had_group and plan.changes:
+        _require_unchanged(ctx, plan_input)
     reason = _first_reason(plan_input)
     for number in range(_MOST_ROUNDS):
         _record_plan(ctx, plan_input, plan, reason)
         try:
             return PlanApplier(ctx, plan_input, stack, plan, offers).apply()
+        except ClientError as error:
+            if error_code(error) in _REMOVED:
+                now = _observe_again(ctx, plan_input, plan_input.unhealthy)
+                _check_still_there(ctx, now, had_group=True)
+            raise
         except PlanAgainError as again:
             reason = str(again)
             replacements += bool(again.unhealthy) and not again.is_move
@@ -190,15 +237,8 @@ def bring_up(
             if not again.unhealthy:
                 # EC2 takes seconds to list resources that were just created or deleted.
                 ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
-        found = observe(ctx, plan_input.spec.name)
-        had_group = _check_still_there(ctx, found, had_group)
-        check_head_is_not_stopped(found, unhealthy)
-        plan_input = replace(
-            plan_input,
-            found=found,
-            unhealthy=unhealthy,
-            public_key=key_pair.read_public(ctx.files.key),
-        )
+        plan_input = _observe_again(ctx, plan_input, unhealthy)
+        had_group = _check_still_there(ctx, plan_input, had_group)
         plan = plan_up(plan_input)
         on_new_plan(plan, reason)
     raise SprError(
@@ -231,16 +271,42 @@ def _record_plan(ctx: Context, plan_input: PlanInput, plan: Plan, reason: str) -
     )
 
 
-def _check_still_there(ctx: Context, found: Inventory, had_group: bool) -> bool:
+def _require_unchanged(ctx: Context, plan_input: PlanInput) -> None:
+    """Raise :class:`UsageError` if another command changed the cluster since the plan was made."""
+    now = _observe_again(ctx, plan_input, plan_input.unhealthy)
+    _check_still_there(ctx, now, had_group=True)
+    if now.record.generation != plan_input.record.generation:
+        raise UsageError(
+            f"another command changed cluster {plan_input.spec.name!r} since this plan was made; "
+            "nothing was changed",
+            hint="run the same command again: it makes a new plan",
+        )
+
+
+def _observe_again(ctx: Context, plan_input: PlanInput, unhealthy: Mapping[str, str]) -> PlanInput:
+    """Return the input of the next plan. Raises :class:`SprError` for a cluster that it may not change."""
+    found = observe(ctx, plan_input.spec.name)
+    public_key = key_pair.read_public(ctx.files.key)
+    check_owner(plan_input.spec.name, found, public_key, ctx.now())
+    check_head_is_not_stopped(found, unhealthy)
+    again = replace(
+        plan_input, found=found, unhealthy=unhealthy, public_key=public_key, now=ctx.now()
+    )
+    written = parse_record(again.group.tags) if again.group else None
+    generation = written.generation if written else plan_input.record.generation
+    return replace(again, record=replace(plan_input.record, generation=generation))
+
+
+def _check_still_there(ctx: Context, plan_input: PlanInput, had_group: bool) -> bool:
     """Return whether the cluster's group is known. Raises :class:`SprError` if a `down` deleted it."""
-    if found.group is None and had_group:
+    if plan_input.group is None and had_group:
         ctx.clock.sleep(SETTLE_S)
-        if observe(ctx, ctx.files.folder.name).group is None:
+        if _observe_again(ctx, plan_input, plan_input.unhealthy).group is None:
             raise SprError(
                 "the cluster was removed in the meantime: its security group is gone",
                 hint=f"to create it again: spr-cluster up {ctx.flags}",
             )
-    return had_group or found.group is not None
+    return had_group or plan_input.group is not None
 
 
 def extend(ctx: Context, cluster: str, more: timedelta) -> ClusterRecord:
@@ -251,7 +317,8 @@ def extend(ctx: Context, cluster: str, more: timedelta) -> ClusterRecord:
         raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")
     if found.record.is_over(ctx.now()):
         raise _time_is_over(ctx, cluster)
-    record = replace(found.record, expires=found.record.expires + more)
+    expires = found.record.expires + more
+    record = replace(found.record, expires=expires, generation=found.record.generation + 1)
     if record.expires - ctx.now() > LONGEST_TTL:
         raise UsageError(
             f"cluster {cluster!r} would live until {spoken_time(record.expires, ctx.now())}; "
@@ -267,10 +334,12 @@ def extend(ctx: Context, cluster: str, more: timedelta) -> ClusterRecord:
     )
     with ctx.progress.phase(f"Extend until {spoken_time(record.expires, ctx.now())}"):
         # The tags first: if they named an earlier time than the nodes, `gc` would remove a live cluster.
-        ids = [found.group.id, *(node.instance.id for node in nodes)]
+        instances.label_instances(ctx.clients.ec2, [found.group.id], deadline_tags(record))
+        ids = [node.instance.id for node in nodes]
         label = {tags.EXPIRES: tags.render_time(record.expires)}
         instances.label_instances(ctx.clients.ec2, ids, label)
         on_all("extending", hosts, lambda host: extend_life(host, record.expires), hint=hint)
     until = tags.render_time(record.expires)
-    ctx.events.record("extended", f"until {until}", resources=ids, expires=until)
+    resources = [found.group.id, *ids]
+    ctx.events.record("extended", f"until {until}", resources=resources, expires=until)
     return record

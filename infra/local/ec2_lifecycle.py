@@ -33,7 +33,7 @@ def set_state(instance: Instance, name: str) -> None:
 
 
 def set_reason(instance: Instance, code: str, message: str) -> None:
-    """ClusterRecord why an instance is in its state, in EC2's form."""
+    """Record why an instance is in its state, in EC2's form."""
     instance.state_reason = StateReason(f"{code}: {message}", code)
 
 

@@ -77,6 +77,17 @@ class LocalEC2Response(EC2Response):
             }
         )
 
+    # Key pairs
+
+    def delete_key_pair(self) -> ActionResult:
+        """moto deletes by name only."""
+        self.error_on_dryrun()
+        name, id_ = self._get_param("KeyName"), self._get_param("KeyPairId")
+        ec2 = self.ec2_backend
+        found = next((p for p in ec2.key_pairs.values() if id_ in (None, p.id)), None)
+        deleted = ec2.delete_key_pair(name or (found.key_name if found else ""))
+        return ActionResult({"Return": True, "KeyPairId": deleted.id if deleted else None})
+
     # Placement groups
 
     def create_placement_group(self) -> ActionResult:

@@ -153,7 +153,7 @@ def test_the_command_shows_what_was_done(line: CommandLine) -> None:
 def test_an_action_that_never_ended_is_shown(line: CommandLine) -> None:
     log = EventLog(ClusterFiles.of("spr").events, "up")
     log.record_action("begun", Action(ActionKind.RECORD, "1 node"))
-    assert "begun: ClusterRecord: 1 node" in line.must("events").out
+    assert "begun: Record: 1 node" in line.must("events").out
 
 
 def test_a_cluster_without_events_is_no_failure(line: CommandLine) -> None:

@@ -192,7 +192,7 @@ def list_left(cloud: FakeCloud) -> list[str]:
             *(i for i in backend.enis),
             *(image.id for image in backend.amis.values() if image.owner_id == backend.account_id),
             *(group.id for group in groups if group.name != "default"),
-            *backend.key_pairs,
+            *(pair.id for pair in backend.key_pairs.values()),
             *backend.placement_groups.by_name,
             *backend.launch_templates,
             *(r.id for r in backend.spot_instance_requests.values() if r.state == "active"),

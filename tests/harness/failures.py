@@ -165,7 +165,7 @@ def damage_key(_: CommandLine) -> None:
 
 def plain(text: str) -> str:
     """Replace the parts of a message that differ in every run: IDs, fingerprints, paths, times."""
-    text = re.sub(r"\b(i|ami|sg|snap|vol|eni|sir|subnet|vpc)-[0-9a-f]{17}\b", r"\1-0", text)
+    text = re.sub(r"\b(i|ami|sg|snap|vol|eni|sir|subnet|vpc|key)-[0-9a-f]{17}\b", r"\1-0", text)
     text = re.sub(r"\bSHA256:[\w+/]{43}", "SHA256:0", text)
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text)
     text = re.sub(r"(\w{3} \d+ at )?\d\d:\d\d UTC \(in [\w ]+\)", "TIME", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -27,6 +28,9 @@ from tests.harness.simulated_machines import SimulatedMachines
 NAME = "bert"
 # How a run ends; a process that was killed ends by its signal.
 DONE, FAILED, BROKEN = 0, 1, 70
+Work = Callable[[Context, Mapping[str, Any]], None]
+_READS = ("Describe", "Get", "other")
+_LONGEST_STEP_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,13 @@ class Kill:
 
 
 class Events:
-    """Counts a process's calls and steps, and kills it at one of them."""
+    """Counts a process's calls and steps, and kills it at one of them.
 
-    def __init__(self, kill: Kill | None, log: Path) -> None:
-        self._kill, self._log = kill, log
+    With a ``gate``, each call that changes something waits until the harness lets it through.
+    """
+
+    def __init__(self, kill: Kill | None, log: Path, gate: socket.socket | None = None) -> None:
+        self._kill, self._log, self._gate = kill, log, gate
         self._counts = {"call": 0, "step": 0}
         self._lock = threading.Lock()
         self._of_thread = threading.local()
@@ -55,6 +62,9 @@ class Events:
                 self._counts[kind] += 1
                 with self._log.open("a") as log:
                     log.write(f"{kind} {name}\n")
+                if self._gate and kind == "call" and not name.startswith(_READS):
+                    self._gate.sendall(f"{name}\n".encode())
+                    assert self._gate.recv(1), "the harness has ended"
             number = getattr(self._of_thread, kind, -1)
             if self._kill == Kill(kind, number, moment):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -131,28 +141,74 @@ class Run:
         return self.code == -signal.SIGKILL
 
 
+class Actor:
+    """A command in a process of its own; the caller must have no threads.
+
+    With ``steps``, it halts before each call that changes something, until :meth:`step`.
+    """
+
+    def __init__(
+        self,
+        cloud: CloudProcess,
+        home: Path,
+        work: Work,
+        given: Mapping[str, Any] | None = None,
+        *,
+        kill: Kill | None = None,
+        steps: bool = False,
+    ) -> None:
+        self._log, self._error = (
+            cloud.root / f"{home.name}-events",
+            cloud.root / f"{home.name}-error",
+        )
+        self._log.write_text("")
+        self._error.write_text("")
+        self._gate, gate = socket.socketpair()
+        self._gate.settimeout(_LONGEST_STEP_S)
+        self.waits_for = ""
+        """The call that it halts at; "" if it does not halt."""
+        self._child = os.fork()
+        if self._child == 0:
+            events = Events(kill, self._log, gate if steps else None)
+            code = _work(cloud, home, work, given or {}, events, self._error)
+            gate.sendall(b"\n")
+            os._exit(code)
+        gate.close()
+        if steps:
+            self._read()
+
+    def _read(self) -> None:
+        self.waits_for = self._gate.recv(100).decode().strip()
+
+    def step(self) -> None:
+        """Let one call through, and wait until the next halts or the process ends."""
+        self._gate.sendall(b".")
+        self._read()
+
+    def finish(self) -> Run:
+        """Let everything through, and return how it ended."""
+        while self.waits_for:
+            self.step()
+        code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        self._gate.close()
+        return Run(code, self._error.read_text(), tuple(self._log.read_text().splitlines()))
+
+
 def run_in_process(
     cloud: CloudProcess,
     home: Path,
-    work: Callable[[Context, Mapping[str, Any]], None],
+    work: Work,
     given: Mapping[str, Any] | None = None,
     kill: Kill | None = None,
 ) -> Run:
     """Run in a process of its own, killed where it is said; the caller must have no threads."""
-    log, error = cloud.root / "events", cloud.root / "error"
-    log.write_text("")
-    error.write_text("")
-    child = os.fork()
-    if child == 0:
-        os._exit(_work(cloud, home, work, given or {}, Events(kill, log), error))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return Run(code, error.read_text(), tuple(log.read_text().splitlines()))
+    return Actor(cloud, home, work, given, kill=kill).finish()
 
 
 def _work(
     cloud: CloudProcess,
     home: Path,
-    work: Callable[[Context, Mapping[str, Any]], None],
+    work: Work,
     given: Mapping[str, Any],
     events: Events,
     error: Path,

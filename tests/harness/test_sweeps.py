@@ -47,6 +47,15 @@ def test_up_and_down_recover_from_a_kill(scenario: str, every: int) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(("scenario", "every"), [("new", 131), ("abandoned", 311), ("down", 41)])
+def test_of_two_commands_at_once_one_owns_the_cluster(scenario: str, every: int) -> None:
+    result = run_benchmark("race_sweep", f"--scenario={scenario}", f"--every={every}")
+
+    assert result["missed"] == []
+    assert result["runs"] >= 2
+
+
+@pytest.mark.timeout(600)
 def test_no_weather_leaves_anything_behind() -> None:
     result = run_benchmark("storm", "--runs=9")
 
@@ -66,6 +75,12 @@ def test_the_number_of_calls_does_not_grow_with_the_nodes() -> None:
 @pytest.mark.timeout(7200)
 def test_every_point_of_the_sweep() -> None:
     assert run_benchmark("kill_sweep")["recovered_percent"] == 100
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+def test_every_interleaving_of_two_commands() -> None:
+    assert run_benchmark("race_sweep")["missed"] == []
 
 
 @pytest.mark.full

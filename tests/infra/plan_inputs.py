@@ -12,6 +12,7 @@ from infra.cluster_record import new_record, record_tags
 from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
 from infra.inventory import Inventory, RegisteredKey, Resource
+from infra.key_pair import fingerprint
 from infra.network import SecurityGroup
 from infra.plan import PlanInput, mesh_digest
 from infra.spec import ClusterSpec, build_spec
@@ -62,7 +63,8 @@ def connect(machines: Sequence[Instance]) -> tuple[Instance, ...]:
 
 def make_group(spec: ClusterSpec, **changes: Any) -> SecurityGroup:
     """The cluster's group with its record and all its rules."""
-    labels = {tags.CLUSTER: "bert", **record_tags(spec, new_record(spec, NOW, None))}
+    record = record_tags(spec, new_record(spec, NOW, None), fingerprint(PUBLIC_KEY))
+    labels = {tags.CLUSTER: "bert", **record}
     group = SecurityGroup("sg-1", "vpc-1", labels, (CALLER,), inside_in=True, inside_out=True)
     return replace(group, **changes)
 
@@ -74,7 +76,7 @@ def make_image(name: str = "ami-1", state: str = "available", **labels: str) -> 
     return Image(name, f"spr-{name}", state, "/dev/sda1", (f"snap-of-{name}",), known)
 
 
-KEY = RegisteredKey("spr-cluster-bert", {}, PUBLIC_KEY)
+KEY = RegisteredKey("key-1", {}, PUBLIC_KEY)
 PLACEMENT = Resource("spr-cluster-bert", {})
 
 
@@ -86,6 +88,7 @@ def make_plan_input(spec: ClusterSpec, found: Inventory | None = None, **changes
         "found": found or Inventory(),
         "recipe": RECIPE,
         "public_key": PUBLIC_KEY,
+        "now": NOW,
     }
     return PlanInput(**{**wanted, **changes})
 

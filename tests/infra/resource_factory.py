@@ -76,8 +76,8 @@ class ResourceFactory:
 
     def key_pairs(self) -> str:
         name = f"left-{self._cluster}"
-        self._ec2.create_key_pair(KeyName=name, TagSpecifications=self._tags("key-pair"))
-        return name
+        answer = self._ec2.create_key_pair(KeyName=name, TagSpecifications=self._tags("key-pair"))
+        return str(answer["KeyPairId"])
 
     def spot_requests(self) -> str:
         (machine,) = self._cloud.run(

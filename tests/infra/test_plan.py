@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from infra.inventory import RegisteredKey
 from infra.plan import PlanInput, plan_up
 from tests.infra.plan_inputs import (
     CALLER,
+    KEY,
+    NOW,
     connect,
     make_found,
     make_group,
@@ -30,7 +33,8 @@ FRESH = (K.CREATE_GROUP, K.OPEN_GROUP, K.IMPORT_KEY)
 FROM_HEAD = (K.RUN_HEAD, K.INSTALL, K.CREATE_IMAGE, K.RUN_WORKERS, K.CONNECT, K.VERIFY)
 GROWTH = (K.REACH, K.RUN_WORKERS, K.CONNECT, K.VERIFY)
 SPEC = make_spec(3)
-FOREIGN_KEY = RegisteredKey("spr-cluster-bert", {}, "ssh-ed25519 AAAAother")
+FOREIGN_KEY = RegisteredKey("key-2", {}, "ssh-ed25519 AAAAelse")
+EXPIRED = NOW + timedelta(days=2)
 
 
 def kinds(plan: Plan) -> tuple[ActionKind, ...]:
@@ -49,6 +53,13 @@ class Case:
     actions: tuple[ActionKind, ...]
     keep: tuple[str, ...] = ("i-0", "i-1", "i-2")
     ids: dict[ActionKind, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def all_actions(self) -> tuple[ActionKind, ...]:
+        """The actions. Whatever changes an existing cluster records that first."""
+        first = self.actions[0]
+        changes = first is not K.RECORD and set(self.actions) - {K.REACH, K.VERIFY}
+        return (K.RECORD, *self.actions) if changes and self.plan_input.group else self.actions
 
 
 def there(**changes: Any) -> PlanInput:
@@ -121,16 +132,17 @@ CASES = {
         there(security_groups=(make_group(make_spec(7)),)), (K.RECORD, K.VERIFY)
     ),
     "EC2 has no key": Case(there(key_pairs=()), (K.IMPORT_KEY, K.VERIFY)),
-    "EC2 has another key": Case(
-        there(instances=(), images=(), key_pairs=(FOREIGN_KEY,)),
+    "expired, and EC2 has another key": Case(
+        replace(there(instances=(), images=(), key_pairs=(FOREIGN_KEY,)), now=EXPIRED),
         (K.DELETE_KEYS, K.IMPORT_KEY, *FROM_HEAD),
         keep=(),
-        ids={K.DELETE_KEYS: ("spr-cluster-bert",)},
+        ids={K.DELETE_KEYS: (FOREIGN_KEY.id,)},
     ),
-    "this machine has no key": Case(
-        replace(there(instances=(), images=()), public_key=""),
-        (K.DELETE_KEYS, K.IMPORT_KEY, *FROM_HEAD),
+    "expired, and of a key that this machine lacks": Case(
+        replace(there(instances=(), images=()), public_key="", now=EXPIRED),
+        (K.DELETE_GROUPS, K.CREATE_GROUP, *FRESH[1:2], K.DELETE_KEYS, *FRESH[2:], *FROM_HEAD),
         keep=(),
+        ids={K.DELETE_GROUPS: ("sg-1",), K.DELETE_KEYS: (KEY.id,)},
     ),
     "a bare head": Case(
         head_alone(None, labels={tags.INSTALLED: ""}),
@@ -299,7 +311,7 @@ def test_what_up_does_where(name: str) -> None:
 
     plan = plan_up(case.plan_input)
 
-    assert kinds(plan) == case.actions
+    assert kinds(plan) == case.all_actions
     assert tuple(machine.id for machine in plan.keep) == case.keep
     for kind, ids in case.ids.items():
         assert ids_of(plan, kind) == ids
@@ -313,5 +325,5 @@ def test_ec2s_order_of_its_answer_decides_nothing(name: str) -> None:
 
     again = plan_up(replace(plan_input, found=backwards))
 
-    assert kinds(again) == CASES[name].actions
+    assert kinds(again) == CASES[name].all_actions
     assert tuple(machine.id for machine in again.keep) == CASES[name].keep

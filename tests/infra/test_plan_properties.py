@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from infra.actions import Action, ActionKind, Plan
 from infra.cluster_record import record_tags
 from infra.instances import HEAD, WORKER, Instance
 from infra.inventory import Inventory, RegisteredKey
+from infra.key_pair import fingerprint
+from infra.ownership import ForeignClusterError
 from infra.plan import PlanInput, plan_up
 from tests.infra.plan_inputs import (
     CALLER,
@@ -31,6 +34,7 @@ K = ActionKind
 TYPES = ("r7iz.metal-16xl", "m7i.metal-24xl")
 ZONES = ("us-east-1a", "us-east-1b")
 OTHER_RECIPE = "ffffffffffff"
+FOREIGN_KEY = "ssh-ed25519 AAAAelse"
 
 
 @st.composite
@@ -69,10 +73,13 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
         machines = connect(machines)
     rules = {"ssh_cidrs": draw(st.sampled_from([(), (CALLER,), ("0.0.0.0/0",)]))}
     group = make_group(make_spec(draw(st.integers(1, 5)), instance_types=TYPES), **rules)
-    keys = st.sampled_from([(), (KEY,), (RegisteredKey(KEY.id, {}, "ssh-ed25519 AAAAother"),)])
+    groups = draw(st.sampled_from([(), (group,)]))
+    # With machines or an unexpired record, another key means another owner.
+    other = () if machines or groups else ((RegisteredKey("key-2", {}, FOREIGN_KEY),),)
+    keys = st.sampled_from([(), (KEY,), *other])
     found = Inventory(
         instances=machines,
-        security_groups=draw(st.sampled_from([(), (group,)])),
+        security_groups=groups,
         placement_groups=draw(st.sampled_from([(), (PLACEMENT,)])),
         key_pairs=draw(keys),
         images=tuple(draw(image_of(number)) for number in range(draw(st.integers(0, 2)))),
@@ -87,6 +94,29 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
     )
     cached = make_image("ami-kept", **{tags.INSTALLED: plan_input.software, tags.KEPT: "yes"})
     return replace(plan_input, cached=draw(st.sampled_from([(), (), (cached,)])))
+
+
+@given(plan_inputs(), st.data())
+def test_a_cluster_of_another_owner_is_never_planned(
+    plan_input: PlanInput, data: st.DataObject
+) -> None:
+    """Whatever of it shows already: a machine, the group, or the key pair with one of them."""
+    found, foreign = plan_input.found, {tags.OWNER_KEY: fingerprint(FOREIGN_KEY)}
+    machine = replace(make_machine(9), tags={**make_machine(9).tags, **foreign})
+    group = make_group(plan_input.spec)
+    group = replace(group, tags={**group.tags, **foreign})
+    pair = RegisteredKey("key-2", {}, FOREIGN_KEY)
+    signs: list[dict[str, Any]] = [
+        {"instances": (*found.instances, machine)},
+        {"security_groups": (group,), "key_pairs": ()},
+        {"security_groups": (group,), "key_pairs": (pair,)},
+    ]
+    if found.alive:
+        signs.append({"key_pairs": (pair,)})
+    seen = replace(found, **data.draw(st.sampled_from(signs)))
+
+    with pytest.raises(ForeignClusterError, match="belongs to another SSH key"):
+        plan_up(replace(plan_input, found=seen))
 
 
 def is_good(plan_input: PlanInput, machine: Instance) -> bool:

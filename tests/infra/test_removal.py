@@ -25,7 +25,7 @@ CALLS = {
     K.DELETE_TEMPLATES: ("delete_launch_template", "LaunchTemplateId"),
     K.DELETE_PLACEMENTS: ("delete_placement_group", "GroupName"),
     K.DELETE_GROUPS: ("delete_security_group", "GroupId"),
-    K.DELETE_KEYS: ("delete_key_pair", "KeyName"),
+    K.DELETE_KEYS: ("delete_key_pair", "KeyPairId"),
 }
 
 

@@ -10,9 +10,9 @@ import paramiko
 import pytest
 
 from infra.errors import HostError, HostKeyError
+from infra.key_pair import fingerprint
 from provision.host_keys import (
     check_pinned_keys,
-    fingerprint,
     parse_console_host_keys,
     pin_host_keys,
     pinned_host_keys,

@@ -99,7 +99,7 @@ class Pace:
         return Consensus(tokens, any(report.stop for report in reports), reports[0].save)
 
     def mark(self, step: int, samples: int, tokens: int) -> None:
-        """ClusterRecord what all ranks have done so far, after a message."""
+        """Record what all ranks have done so far, after a message."""
         self._marks.append(Mark(self.clock(), step, samples, tokens))
 
     def speed(self, total: int) -> Throughput:

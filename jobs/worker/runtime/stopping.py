@@ -20,7 +20,7 @@ class StopRequest:
 
 @contextmanager
 def listen() -> Iterator[StopRequest]:
-    """ClusterRecord a SIGTERM instead of ending by it, for the duration of a ``with`` block.
+    """Record a SIGTERM instead of ending by it, for the duration of a ``with`` block.
 
     If one arrived and the block ends normally, the process ends by it then. mpirun (Hydra) forwards
     the SIGTERM that it gets to every rank of every node, and waits for them [tried: 2021.18].

@@ -89,7 +89,7 @@ class CheckpointTimer:
         return now - self._since >= max(WORTH_SECONDS if last else EVERY_SECONDS, least)
 
     def saved(self, seconds: float) -> None:
-        """ClusterRecord a checkpoint and the time that it took."""
+        """Record a checkpoint and the time that it took."""
         self._since, self._cost = self.clock(), seconds
 
 

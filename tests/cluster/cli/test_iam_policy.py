@@ -35,7 +35,7 @@ _NAMED_BY = (
     "GroupName",
     "ImageId",
     "InstanceId",
-    "KeyName",
+    "KeyPairId",
     "LaunchTemplateId",
     "NetworkInterfaceId",
     "ResourceId",
@@ -187,7 +187,7 @@ def ids_in(seen: ApiCall) -> list[str]:
 def labels_of(line: CommandLine, id_: str) -> dict[str, str]:
     """A resource's tags now; key pairs and placement groups are named, others have an id."""
     backend = line.cloud.fake.backend
-    resource = backend.key_pairs.get(id_) or backend.placement_groups.by_name.get(id_)
+    resource = backend.placement_groups.by_name.get(id_)
     found: dict[str, str] = dict(backend.tags.get(resource.id if resource else id_, {}))
     return found
 

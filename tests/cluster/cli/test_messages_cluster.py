@@ -54,7 +54,9 @@ _ON_A_CLUSTER = (
     f.Row(
         "key lost",
         _UP,
-        f"the cluster's key is not on this machine (HOME/spr/id_ed25519){_NO_KEY}",
+        "cluster 'spr' belongs to another SSH key (SHA256:0); this machine has none\n  → choose another "
+        "--name, or use the machine that made the cluster; if the cluster is yours, `spr-cluster down "
+        "--name spr` removes it from any machine",
         act=f.lose_key,
         code=2,
     ),

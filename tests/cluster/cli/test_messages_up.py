@@ -243,7 +243,7 @@ def test_machines_that_do_not_end_are_named(line: CommandLine) -> None:
     )
     assert message.endswith(
         "\n  termination of i-0, i-0 timed out after 20 min\n"
-        f"  → run `spr-cluster down {f.FLAGS}` again; these resources may still cost money"
+        f"  → run `spr-cluster down {f.FLAGS}` again; these resources may still cost money{f.EVENTS_HINT}"
     )
 
 

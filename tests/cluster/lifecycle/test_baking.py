@@ -101,7 +101,11 @@ def test_a_failed_image_leaves_the_cluster_usable(simulated_cloud: SimulatedClou
     assert simulated_cloud.cluster().is_whole
     assert "no image this time: [node0] no space left" in simulated_cloud.progress.notes
     simulated_cloud.steps.before.clear()
-    assert kinds(simulated_cloud.plan()) == [ActionKind.VERIFY, ActionKind.BEGIN_IMAGE]
+    assert kinds(simulated_cloud.plan()) == [
+        ActionKind.RECORD,
+        ActionKind.VERIFY,
+        ActionKind.BEGIN_IMAGE,
+    ]
 
 
 def test_a_head_with_user_data_is_not_copied_for_others(

@@ -55,7 +55,11 @@ def test_deleted_rules_are_restored(simulated_cloud: SimulatedCloud) -> None:
     )
 
     plan = simulated_cloud.plan()
-    assert [action.kind for action in plan.actions] == [ActionKind.OPEN_GROUP, ActionKind.VERIFY]
+    assert [action.kind for action in plan.actions] == [
+        ActionKind.RECORD,
+        ActionKind.OPEN_GROUP,
+        ActionKind.VERIFY,
+    ]
     simulated_cloud.up()
     mended = simulated_cloud.found("security_groups").group
     assert mended is not None

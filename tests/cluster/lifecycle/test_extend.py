@@ -42,7 +42,9 @@ def test_all_nodes_and_all_tags_get_the_new_time(simulated_cloud: SimulatedCloud
     assert deadlines(simulated_cloud) == {int(record.expires.timestamp())}
     assert tags.render_time(record.expires) == simulated_cloud.expires(3 * HOUR)
     assert not simulated_cloud.plan().changes
-    assert simulated_cloud.recorder.operations().count("CreateTags") == 4  # one of them for all
+    assert (
+        simulated_cloud.recorder.operations().count("CreateTags") == 5
+    )  # one of them for all nodes
 
 
 def test_twice_adds_up(simulated_cloud: SimulatedCloud) -> None:

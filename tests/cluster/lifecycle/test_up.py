@@ -12,7 +12,7 @@ from cluster.local_files import remembered_cloud
 from cluster.nodes import find_cluster
 from infra.actions import ActionKind
 from infra.errors import HostError, SprError, UsageError
-from infra.key_pair import read_public
+from infra.key_pair import fingerprint, read_public
 from provision.host_keys import pinned_host_keys
 from tests.aws import tags_of
 from tests.harness.cloud import CALLER
@@ -50,6 +50,7 @@ def test_every_machine_is_asked_for_with_its_guards(simulated_cloud: SimulatedCl
     simulated_cloud.up(nodes=3, volume_gib=200)
 
     group = simulated_cloud.recorder.of("AuthorizeSecurityGroupIngress")[0]["GroupId"]
+    owner = fingerprint(read_public(simulated_cloud.ctx.files.key))
     for role, request in zip(
         ("head", "worker"), simulated_cloud.recorder.of("RunInstances"), strict=True
     ):
@@ -60,6 +61,7 @@ def test_every_machine_is_asked_for_with_its_guards(simulated_cloud: SimulatedCl
             "spr-cluster:cluster": "bert",
             "spr-cluster:role": role,
             "spr-cluster:stack": "upstream",
+            "spr-cluster:owner-key": owner,
             "spr-cluster:expires": simulated_cloud.expires(8 * HOURS),
         }
         installed = labels["instance"].pop("spr-cluster:installed", "")

@@ -1,0 +1,59 @@
+"""Ownership: a cluster belongs to the SSH key that it was made with. Pure.
+
+The security group is created first, labeled with the key's fingerprint, and EC2 accepts its name once.
+Of two commands that create the same cluster at the same time, one therefore finds the other's
+fingerprint; it stops, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from infra import tags
+from infra.cluster_record import parse_record
+from infra.errors import UsageError
+from infra.inventory import Inventory
+from infra.key_pair import fingerprint
+from infra.network import SecurityGroup
+
+
+class ForeignClusterError(UsageError):
+    """The cluster belongs to an SSH key that is not on this machine."""
+
+
+def check_owner(cluster: str, found: Inventory, public_key: str, now: datetime) -> None:
+    """Raise :class:`ForeignClusterError` if another key's owner has machines or an unexpired record.
+
+    ``public_key`` is this machine's key for the cluster (type and base64, or empty).
+    """
+    own = fingerprint(public_key)
+    owners = [machine.tags.get(tags.OWNER_KEY, "") for machine in found.alive]
+    pairs = [pair.public for pair in found.key_pairs if pair.public]
+    # A key pair's name is unique in a region. A group's is unique in its network only.
+    if not (public_key and public_key in pairs):
+        living = [group for group in found.security_groups if _is_living(group, now)]
+        owners += [group.tags.get(tags.OWNER_KEY, "") for group in living]
+        owners += [fingerprint(pair) for pair in pairs] if found.alive or living else []
+    foreign = next((owner for owner in owners if owner not in ("", own)), "")
+    if not foreign and (own or not found.alive):
+        return
+    mine = f"this machine has {own}" if own else "this machine has none"
+    raise ForeignClusterError(
+        f"cluster {cluster!r} belongs to another SSH key{f' ({foreign})' if foreign else ''}; {mine}",
+        hint="choose another --name, or use the machine that made the cluster; if the cluster is yours, "
+        f"`spr-cluster down --name {cluster}` removes it from any machine",
+    )
+
+
+def _is_living(group: SecurityGroup, now: datetime) -> bool:
+    record = parse_record(group.tags)
+    return record is not None and not record.is_over(now)
+
+
+def split_groups(
+    found: Inventory, public_key: str
+) -> tuple[SecurityGroup | None, tuple[SecurityGroup, ...]]:
+    """Return this key's group, if any, and those of other keys, which are abandoned."""
+    own, groups = fingerprint(public_key), found.security_groups
+    ours = [group for group in groups if group.tags.get(tags.OWNER_KEY, own) == own]
+    return (ours[0] if ours else None), tuple(group for group in groups if group not in ours)

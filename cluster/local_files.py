@@ -63,10 +63,16 @@ class ClusterFiles:
     def login(self) -> Login:
         return Login(self.key, self.known_hosts, SSH_USER)
 
-    def remember(self, cloud: str, region: str, ssh_config: str = "") -> None:
-        """Record the cluster's cloud and region in the first line of its SSH configuration."""
+    def remember(
+        self, cloud: str, region: str, ssh_config: str = "", *, folder: str = ""
+    ) -> None:
+        """Record the cluster's cloud and region in the first line of its SSH configuration.
+
+        ``folder`` is that of an embedded cloud.
+        """
         if ssh_config or not self.ssh_config.exists():
-            write_private(self.ssh_config, f"{_CLOUD_LINE} {cloud} {region}\n{ssh_config}")
+            first = f"{_CLOUD_LINE} {cloud} {region} {folder}".rstrip()
+            write_private(self.ssh_config, f"{first}\n{ssh_config}")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -103,20 +109,24 @@ class ClusterFiles:
             self.folder.rmdir()
 
 
-def cluster_names(cloud: str | None = None) -> list[str]:
-    """Return the names of the clusters that this machine made, in one cloud or in all."""
+def cluster_names(folder: str | None = None) -> list[str]:
+    """Return the names of the clusters that this machine made: all, or those of an embedded cloud."""
     folders = home().glob("*/ssh_config") if home().is_dir() else ()
     names = sorted(path.parent.name for path in folders)
-    clouds = {name: (remembered_cloud(name) or ("", ""))[0] for name in names}
-    return [name for name in names if cloud in (None, clouds[name])]
+    return [name for name in names if folder is None or _read_place(name)[2:] == [folder]]
 
 
 def remembered_cloud(cluster: str) -> tuple[str, str] | None:
     """Return the cloud and region in which this machine made a cluster, if it did."""
+    cloud, region, *_ = (*_read_place(cluster), "", "")
+    return (cloud, region) if region else None
+
+
+def _read_place(cluster: str) -> list[str]:
+    """Return cloud, region, and the embedded cloud's folder, as far as this machine knows them."""
     try:
         with ClusterFiles.of(cluster).ssh_config.open() as file:
-            first = file.readline()
-        cloud, region = first.split(_CLOUD_LINE)[1].split()
+            first = file.readline().rstrip("\n")
+        return first.split(_CLOUD_LINE)[1].split(maxsplit=2)
     except (OSError, ValueError, IndexError):
-        return None
-    return cloud, region
+        return []

@@ -27,5 +27,7 @@ class Cloud:
     """The fastest route to installed nodes without an image: see ``ClusterSpec.bake``."""
     base: str = ""
     """The machines' base system, if it is more than an Ubuntu release."""
+    folder: str = ""
+    """Where an embedded cloud keeps its state: this machine can have several."""
     endpoint_url: str | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)

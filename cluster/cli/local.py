@@ -118,8 +118,9 @@ def run_stop(args: argparse.Namespace) -> int:
 
 
 def run_reset(args: argparse.Namespace) -> int:
+    folder = status().folder
     reset(keep_base=args.keep_base)
-    for name in cluster_names("local"):
+    for name in cluster_names(folder):
         ClusterFiles.of(name).remove()
     _print(status(), as_json=args.json)
     return 0

@@ -55,7 +55,8 @@ class PlanApplier:
         Raises :class:`PlanAgainError` if the rest of the plan no longer fits what exists.
         """
         # Before the first resource: `down` must know which cloud to search.
-        self.ctx.files.remember(self.ctx.cloud.name, self.ctx.cloud.region)
+        cloud = self.ctx.cloud
+        self.ctx.files.remember(cloud.name, cloud.region, folder=cloud.folder)
         steps: dict[ActionKind, Callable[[], None]] = {
             ActionKind.CREATE_GROUP: self._create_group,
             ActionKind.OPEN_GROUP: self._open_group,
@@ -146,7 +147,7 @@ class PlanApplier:
             files.remove()
             key = key_pair.generate_key_pair(tags.resource_name(self.spec.name))
             key_pair.write_private(files.key, key.private)
-            files.remember(cloud.name, cloud.region)
+            files.remember(cloud.name, cloud.region, folder=cloud.folder)
         owner = key_pair.fingerprint(key_pair.read_public(files.key))
         return record_tags(self.spec, replace(record, generation=record.generation + 1), owner)
 

@@ -269,4 +269,4 @@ class Machines:
         text = ssh_mesh.render_client_ssh_config(
             self.cluster, str(files.key), str(files.known_hosts)
         )
-        files.remember(cloud.name, cloud.region, text)
+        files.remember(cloud.name, cloud.region, text, folder=cloud.folder)

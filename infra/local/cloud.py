@@ -70,6 +70,7 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         billed=False,
         has_amx=False,
         base=recipe_hash(recipe()),
+        folder=str(folder.root),
         endpoint_url=address.url,
         credentials=CREDENTIALS,
     )

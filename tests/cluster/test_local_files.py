@@ -52,13 +52,14 @@ def test_a_foreign_ssh_config_names_no_cloud(content: str) -> None:
     assert remembered_cloud("bert") is None
 
 
-def test_clusters_are_listed_by_their_cloud() -> None:
-    assert cluster_names("local") == []
-    for name, cloud in (("zeta", "local"), ("bert", "local"), ("bought", "aws")):
-        ClusterFiles.of(name).remember(cloud, "us-east-1")
+def test_clusters_are_listed_by_their_embedded_cloud() -> None:
+    assert cluster_names() == []
+    for name, folder in (("zeta", "/a b"), ("bert", "/a b"), ("other", "/a"), ("bought", "")):
+        ClusterFiles.of(name).remember("local" if folder else "aws", "us-east-1", folder=folder)
 
-    assert cluster_names("local") == ["bert", "zeta"]
-    assert cluster_names("aws") == ["bought"]
+    assert cluster_names("/a b") == ["bert", "zeta"]
+    assert cluster_names("/a") == ["other"]
+    assert cluster_names() == ["bert", "bought", "other", "zeta"]
 
 
 def test_remove_deletes_the_files_and_can_keep_the_cloud() -> None:

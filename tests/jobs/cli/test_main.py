@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster.local_files import ClusterFiles
+from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
 from infra.iam_policy import build_policy
 from infra.key_pair import write_private
 from jobs.cli import TerminatedError, main
@@ -159,19 +159,31 @@ def test_the_policy_is_printed_as_json_alone(capsys: pytest.CaptureFixture[str])
     assert json.loads(result.out) == build_policy()
 
 
-def test_reset_takes_the_keys_of_local_clusters_along_and_no_others(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("chosen", "left"), [("", "bought other"), ("other cloud", "bought mine")])
+def test_reset_removes_the_keys_of_this_local_clouds_clusters_and_no_others(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    chosen: str,
+    left: str,
 ) -> None:
-    for name, cloud in (("mine", "local"), ("bought", "aws")):
+    default, other = home() / ".local-cloud", tmp_path / "other cloud"
+    for name, cloud, folder in (
+        ("mine", "local", default),
+        ("other", "local", other),
+        ("bought", "aws", ""),
+    ):
         files = ClusterFiles.of(name)
         write_private(files.key, "key")
-        files.remember(cloud, "us-east-1")
+        files.remember(cloud, "us-east-1", folder=str(folder))
+        assert remembered_cloud(name) == (cloud, "us-east-1")
     monkeypatch.setattr("cluster.cli.local.reset", lambda **_: None)
     monkeypatch.setattr("infra.local.cloud._has_podman", lambda: False)
+    monkeypatch.setenv("SPR_CLUSTER_LOCAL_CLOUD", str(tmp_path / chosen) if chosen else "")
 
     assert run(capsys, "local", "reset").code == 0
-    assert not ClusterFiles.of("mine").folder.exists()
-    assert ClusterFiles.of("bought").key.read_text() == "key"
+    assert " ".join(cluster_names()) == left
+    assert all(ClusterFiles.of(name).key.exists() for name in left.split())
 
 
 # Questions

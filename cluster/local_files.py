@@ -63,9 +63,7 @@ class ClusterFiles:
     def login(self) -> Login:
         return Login(self.key, self.known_hosts, SSH_USER)
 
-    def remember(
-        self, cloud: str, region: str, ssh_config: str = "", *, folder: str = ""
-    ) -> None:
+    def remember(self, cloud: str, region: str, ssh_config: str = "", *, folder: str = "") -> None:
         """Record the cluster's cloud and region in the first line of its SSH configuration.
 
         ``folder`` is that of an embedded cloud.

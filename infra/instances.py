@@ -27,6 +27,9 @@ DYING = (*ALIVE, "shutting-down")
 _FILTER_VALUES = 200
 _ANY_STATE = (*DYING, "terminated")
 _WAIT_EVERY_S = 15.0
+# A call terminated the machine; a spot machine that EC2 reclaims or a broken one has another reason:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+_BY_CALL = "Client.UserInitiatedShutdown"
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,18 @@ class Instance:
         text = self.tags.get(tags.EXPIRES)
         return tags.parse_time(text) if text else None
 
+    @property
+    def why_gone(self) -> str:
+        """Why it no longer runs; "" if it may."""
+        if self.state in ("pending", "running"):
+            return ""
+        return f"{self.id} is {self.state}" + (f" ({self.reason})" if self.reason else "")
+
+    @property
+    def was_terminated(self) -> bool:
+        """Whether a call ended it, as `down` does, and not EC2 or the machine itself."""
+        return self.state in ("shutting-down", "terminated") and self.reason.startswith(_BY_CALL)
+
     def accrued_usd(self, now: datetime) -> float:
         """The on-demand cost since the launch in US dollars; 0 for unknown types."""
         known = INSTANCE_TYPES.get(self.instance_type)
@@ -101,7 +116,7 @@ def describe_instances(
     return tuple(sorted(found, key=lambda i: (i.launch_time, i.launch_index, i.id)))
 
 
-def _describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
+def describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
     """Return the machines with these ids, without those that EC2 does not show.
 
     With a filter, an unknown id does not fail the whole call.
@@ -116,15 +131,12 @@ def _describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
 def why_gone(ec2: EC2Client, instance_id: str) -> str:
     """Explain why a machine no longer runs; return "" if it may run or EC2 cannot be reached."""
     try:
-        found = _describe_by_id(ec2, [instance_id])
+        found = describe_by_id(ec2, [instance_id])
     except (BotoCoreError, ClientError):
         return ""
     if not found:
         return f"EC2 no longer shows {instance_id}"
-    (machine,) = found
-    if machine.state in ("pending", "running"):
-        return ""
-    return f"{instance_id} is {machine.state}" + (f" ({machine.reason})" if machine.reason else "")
+    return found[0].why_gone
 
 
 def describe_impaired(ec2: EC2Client, ids: Iterable[str]) -> frozenset[str]:
@@ -190,7 +202,7 @@ def wait_until_running(
     seen: dict[str, Instance] = {}
 
     def probe() -> bool | None:
-        seen.update((i.id, i) for i in _describe_by_id(ec2, ids))
+        seen.update((i.id, i) for i in describe_by_id(ec2, ids))
         settled = (id_ in seen and seen[id_].state != "pending" for id_ in ids)
         return True if all(settled) else None
 
@@ -243,11 +255,11 @@ def terminate_instances(
         if error_code(error) != "InvalidInstanceID.NotFound":
             raise
         # One unknown id fails the whole call.
-        if shown := [instance.id for instance in _describe_by_id(ec2, ids)]:
+        if shown := [instance.id for instance in describe_by_id(ec2, ids)]:
             ec2.terminate_instances(InstanceIds=shown)
 
     def probe() -> bool | None:
-        states = {instance.state for instance in _describe_by_id(ec2, ids)}
+        states = {instance.state for instance in describe_by_id(ec2, ids)}
         return True if states <= {"terminated"} else None
 
     wait_until(

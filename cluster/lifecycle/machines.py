@@ -10,6 +10,7 @@ from cluster.context import Context
 from cluster.lifecycle.reach import check_head_identity, check_neighbours, reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify import node_probe
+from cluster.verify.checks.result import name_some
 from infra import instances, key_pair, tags
 from infra.errors import HostError, SprError
 from infra.images import Image
@@ -205,10 +206,12 @@ class Machines:
     def give_up(self, faults: Mapping[str, str]) -> None:
         """Have faulty machines replaced, except a head that may hold results.
 
-        Raises :class:`PlanAgainError`, or :class:`HostError` for such a head.
+        Raises :class:`PlanAgainError`, or :class:`HostError` for such a head, or :class:`SprError` if
+        all machines were terminated, as `down` does.
         """
         if not faults:
             return
+        self._check_not_removed()
         nodes = self.cluster.nodes
         head = nodes[0].instance
         names = {node.instance.id: node.name for node in nodes}
@@ -224,6 +227,17 @@ class Machines:
             )
         what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())
         raise PlanAgainError(what, faults)
+
+    def _check_not_removed(self) -> None:
+        ids = [instance.id for instance in self.all]
+        seen = instances.describe_by_id(self.ctx.clients.ec2, ids)
+        # `down` terminates the machines first, and removes the security group minutes later.
+        if sum(instance.was_terminated for instance in seen) == len(ids):
+            raise SprError(
+                "the cluster was removed in the meantime: another command terminated "
+                f"{name_some(ids)}",
+                hint=f"to create it again: spr-cluster up {self.ctx.flags}",
+            )
 
     def install(self, stack: Stack, recipe: str) -> None:
         """Install the software on all nodes that lack it, in parallel.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.context import Context
 from cluster.nodes import HostOpener, Node
 from infra.errors import HostError, HostKeyError
+from infra.instances import describe_by_id
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host, on_all, wait_until_reachable
@@ -29,20 +29,24 @@ _STATUS_EVERY_S = 60.0
 _MOST_STATUSES = 10
 
 
-@dataclass
 class _Stragglers:
     """Nodes that do not answer yet, and why: one progress note for all of them."""
 
-    ctx: Context
-    waiting: dict[str, tuple[Node, str]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    asked_at: float = 0.0
-    statuses: str = ""
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.waiting: dict[str, tuple[Node, str]] = {}
+        self.lock = threading.Lock()
+        self.asked_at = ctx.clock.monotonic()
+        self.gone: dict[str, str] = {}
+        self.statuses = ""
 
     def report(self, node: Node, passed: float, reason: str) -> None:
+        """Note that a node does not answer. Raises :class:`HostError` if EC2 says it never will."""
         with self.lock:
             self.waiting[node.name] = (node, reason)
-            self._ask_status(passed)
+            self._ask_ec2()
+            if gone := self.gone.get(node.instance.id):
+                raise HostError(node.name, gone)
             names = ", ".join(sorted(self.waiting)[:4])
             more = f" and {len(self.waiting) - 4} more" if len(self.waiting) > 4 else ""
             text = (
@@ -58,14 +62,20 @@ class _Stragglers:
         with self.lock:
             self.waiting.pop(node.name, None)
 
-    def _ask_status(self, passed: float) -> None:
-        """Get EC2's own status checks of the nodes that are waited for, once a minute."""
-        if passed - self.asked_at < _STATUS_EVERY_S:
+    def _ask_ec2(self) -> None:
+        """Get EC2's view of the nodes that are waited for, once a minute: gone, or their checks."""
+        now = self.ctx.clock.monotonic()
+        if now - self.asked_at < _STATUS_EVERY_S:
             return
-        self.asked_at = passed
-        ids = [node.instance.id for node, _ in self.waiting.values()][:_MOST_STATUSES]
+        self.asked_at = now
+        ec2 = self.ctx.clients.ec2
+        ids = [node.instance.id for node, _ in self.waiting.values()]
         try:
-            found = self.ctx.clients.ec2.describe_instance_status(InstanceIds=ids)
+            self.gone |= {i.id: i.why_gone for i in describe_by_id(ec2, ids) if i.why_gone}
+            some = [id_ for id_ in ids if id_ not in self.gone][:_MOST_STATUSES]
+            if not some:
+                return
+            found = ec2.describe_instance_status(InstanceIds=some)
         except (ClientError, BotoCoreError):
             return
         words = sorted(

@@ -208,5 +208,5 @@ def test_why_a_machine_will_never_answer_again(
     def refuse(*_: object) -> None:
         raise EndpointConnectionError(endpoint_url="ec2")
 
-    monkeypatch.setattr(infra.instances, "_describe_by_id", refuse)
+    monkeypatch.setattr(infra.instances, "describe_by_id", refuse)
     assert why_gone(ec2, there) == ""

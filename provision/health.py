@@ -39,6 +39,8 @@ class NodeHealth(HostFacts):
     own_addresses: tuple[str, ...]
     mtus: Mapping[str, int]
     """MTU by IPv4 address."""
+    expires: int | None
+    """When its timer shuts it down, in seconds since 1970; ``None`` if the timer does not run."""
     time: float
 
 
@@ -77,6 +79,7 @@ def parse_health(text: str) -> NodeHealth:
             memory_available=int(memory["available"]),
             own_addresses=tuple(network["own_addresses"]),
             mtus={a: int(found["mtu"]) for a, found in network["interfaces"].items()},
+            expires=None if answer["expires"] is None else int(answer["expires"]),
             time=float(answer["time"]),
         )
     except (KeyError, TypeError, AttributeError) as error:

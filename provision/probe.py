@@ -2,7 +2,8 @@
 
 It needs Python 3.8 (stack ``reference``) and the standard library alone. Its argument is JSON: the
 paths ``venv`` and ``mark``, and, for the node's health, ``packages`` and ``modules`` whose versions
-are reported. ``null`` is what a machine does not have.
+are reported, and the shell command ``timer`` that prints when the node shuts down. ``null`` is what a
+machine does not have.
 """
 
 from __future__ import annotations
@@ -166,6 +167,12 @@ def describe_disk() -> dict[str, Any]:
     return {"size": size, "free": disk.f_bavail * disk.f_frsize, "error": error}
 
 
+def ask_timer(command: str) -> int | None:
+    """When the node shuts itself down, in seconds since 1970; ``None`` if its timer does not run."""
+    shown = output("sh", "-c", command).strip()
+    return int(shown) if shown.isdecimal() else None
+
+
 def describe_memory() -> dict[str, int]:
     """KiB of memory: total, and available to a job now."""
     pairs = re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", read("/proc/meminfo") or "", re.M)
@@ -228,6 +235,7 @@ def describe(question: dict[str, Any]) -> dict[str, Any]:
         "power": describe_power(),
         "disk": describe_disk(),
         "memory": describe_memory(),
+        "expires": ask_timer(question["timer"]),
         # Last: the caller compares it with the moment of the answer.
         "time": time.time(),
     }

@@ -15,6 +15,8 @@ from provision.install import stack_digest
 from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
 
+EXPIRES = 1_900_000_000
+"""When a healthy machine shuts itself down, in seconds since 1970."""
 AMX = "amx_bf16 amx_tile amx_int8"
 
 
@@ -89,6 +91,7 @@ def health_answer(
         },
         "disk": {"size": 100 << 30, "free": 80 << 30, "error": None},
         "memory": {"total": 527951364, "available": 520000000},
+        "expires": EXPIRES,
         "time": time,
     }
     good["network"]["own_addresses"] = [address]

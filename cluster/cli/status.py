@@ -107,8 +107,11 @@ def _summary(overview: Overview, now: datetime) -> str:
     if degraded:
         lines.append(f"To repair: spr-cluster repair --name {name}")
     if overview.expires is not None:
-        text = "Its time to live is over; its nodes are shutting down"
+        text = f"Its time to live is over. To remove what is left: spr-cluster down --name {name}"
         if row["left_s"] > 0:
-            text = f"Nodes shut down automatically at {spoken_time(overview.expires, now)}"
+            text = (
+                f"Nodes are set to shut down at {spoken_time(overview.expires, now)}; "
+                "`spr-cluster verify` asks each node's timer"
+            )
         lines.append(text)
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 
 from cluster import ssh_mesh
 from cluster.context import Context
+from cluster.lifecycle.guards import reset_guards
 from cluster.lifecycle.machines import Machines, PlanAgainError
 from cluster.nodes import Cluster
 from cluster.verify import node_probe
@@ -274,6 +275,8 @@ class PlanApplier:
         nodes = counted(self.spec.nodes, "node")
         text = f"{len(answers)} of {nodes} reachable from the head, {with_amx} with AMX"
         expected = expect(self.ctx.cloud, cluster, self.spec, self.stack)
+        expires, open_host = self.record.expires, self.machines.open_host
+        answers = reset_guards(self.ctx, cluster, answers, expected, expires, open_host)
         text += summarize_problems(check_nodes(answers, expected), expected)
         self.ctx.progress.note(text)
         self.ctx.events.record("verified", text)

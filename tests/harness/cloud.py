@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -23,6 +24,8 @@ from tests.infra.hasty_time import AtOnce
 from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, state_folder
 
 _START_S = 60
+# As provision/expiry.sh gets it.
+_LAUNCH_EXPIRES = re.compile(r"launch_expires=(\d+)")
 CALLER = "203.0.113.7/32"
 
 
@@ -40,7 +43,9 @@ class SimulatedEngine(FakePodman):
         instance_id = _instance_of(name)
         fate = self.cloud.fate_of(instance_id) if self.cloud else ""
         image = spec.image.name if isinstance(spec.image, Path) else ""
-        self.machines.begin(instance_id, spec.address, fate, image)
+        launched_until = _LAUNCH_EXPIRES.search((spec.mounts[0].source / "user-data").read_text())
+        expires = int(launched_until[1]) if launched_until else None
+        self.machines.begin(instance_id, spec.address, fate, image, expires)
 
     def end(self, name: str, exit_code: int) -> None:
         super().end(name, exit_code)

@@ -48,7 +48,9 @@ class SimulatedMachines:
     root: Path
     on_step: Hook = lambda _name, _moment: None
 
-    def begin(self, instance_id: str, address: str, fate: str, image: str) -> None:
+    def begin(
+        self, instance_id: str, address: str, fate: str, image: str, expires: int | None
+    ) -> None:
         """Start a machine; ``image`` names the disk that it has a copy of."""
         folder = self.root / instance_id
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,13 @@ class SimulatedMachines:
         if not disk["clean"]:
             (self.root / "defect").write_text(f"{instance_id} has another machine's private keys")
         installed = disk["installed"]
-        _write(folder / "state.json", {"address": address, "fate": fate, "installed": installed})
+        state = {
+            "address": address,
+            "fate": fate,
+            "installed": installed,
+            "launch_expires": expires,
+        }
+        _write(folder / "state.json", state)
 
     def end(self, instance_id: str) -> None:
         """Remove a machine and its disk."""
@@ -110,7 +118,11 @@ def _stacks() -> dict[str, Stack]:
 def _health_of(state: dict[str, Any]) -> dict[str, Any]:
     """A machine of the default type with the stack that was installed; ``health`` changes parts."""
     stack = _stacks().get(state["installed"], load_stack("upstream"))
-    parts: dict[str, Any] = {"mark": state["installed"], **state.get("health", {})}
+    expires = state.get("expires", state["launch_expires"])
+    parts: dict[str, Any] = {"mark": state["installed"], "expires": expires}
+    if state.get("timer", "runs") != "runs":
+        parts["expires"] = None
+    parts |= state.get("health", {})
     if state["fate"] == "no-amx":
         parts["processor"] = {"amx": [], "tile_data": "ENOTSUP"}
     hostname = f"host-{state['id']}"
@@ -302,7 +314,11 @@ class SimulatedHost:
         return Result(0, "".join(f"hello {rank} torch 2.13.0+cpu\n" for rank in ranks), "")
 
     def _extend(self, command: str) -> Result:
+        """Set the time at which the machine ends, and start its timer, unless that is ``broken``."""
         epoch = re.search(r"echo (\d{10})", command)
-        if epoch:
-            self._change(expires=int(epoch[1]))
-        return Result(0, f"{self._state().get('expires', 0)}\n", "")
+        assert epoch, "no time"
+        self._change(expires=int(epoch[1]))
+        if self._state().get("timer") == "broken":
+            return Result(1, "", "Unit spr-cluster-expiry.timer is masked.")
+        self._change(timer="runs")
+        return Result(0, f"{epoch[1]}\n", "")

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from infra.errors import HostError
-from provision.lifetime import extend_life
+from provision.lifetime import SHOW_EXPIRY, extend_life
 from provision.user_data import EXPIRES_FILE, EXPIRY_SCRIPT, render_expiry_script
 from tests.provision.machine import Machine, ShellHost
 
@@ -34,6 +34,23 @@ def test_a_lifetime_is_extended_and_shortened(host: ShellHost) -> None:
     for expires in (LATER, LAUNCH - timedelta(hours=1)):
         extend_life(host, expires.astimezone(timezone(timedelta(hours=-5))))
         assert expiry(host) == expires
+
+
+@pytest.fixture
+def stopped(host: ShellHost) -> ShellHost:
+    """The same machine after `systemctl stop` of its timer."""
+    started = host.machine.folder / "started"
+    cases = f"start) touch {started} ;; is-active) [ -e {started} ] ;; *) exit 1 ;;"
+    host.machine.replace("systemctl", f'case "$1" in {cases} esac')
+    return host
+
+
+def test_a_timer_that_does_not_run_is_started_again(stopped: ShellHost) -> None:
+    assert stopped.run(SHOW_EXPIRY, check=False).exit_code != 0
+
+    extend_life(stopped, LATER)
+
+    assert stopped.run(SHOW_EXPIRY).stdout == f"{int(LATER.timestamp())}\n"
 
 
 def test_the_file_is_replaced_whole_and_readable(host: ShellHost) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
-from cluster.nodes import Cluster
+from cluster.nodes import Cluster, Node
 from infra.cloud import Cloud
 from infra.instance_types import INSTANCE_TYPES, InstanceType
 from infra.spec import ClusterSpec
@@ -34,6 +35,8 @@ class Expected:
     """EC2 instance IDs by node."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Private addresses by node, in rank order."""
+    expires: Mapping[str, datetime] = field(default_factory=dict)
+    """When the nodes shut down, by their tags; without a node whose tag is missing or unreadable."""
 
     def command(self, verb: str) -> str:
         """Return a command of this tool for this cluster."""
@@ -66,8 +69,16 @@ def expect(
         volume_gib=int(known.get("volume_gib", 0)),
         instances={node.name: node.instance.id for node in cluster.nodes},
         addresses={node.name: node.private_ip for node in cluster.nodes},
+        expires={node.name: time for node in cluster.nodes if (time := _expiry_of(node))},
     )
     return with_hardware(expected, cluster) if cloud.has_amx else expected
+
+
+def _expiry_of(node: Node) -> datetime | None:
+    try:
+        return node.instance.expires
+    except ValueError:
+        return None
 
 
 def with_hardware(expected: Expected, cluster: Cluster) -> Expected:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.verify.checks.expected import Expected
+from cluster.verify.checks.lifetime import check_lifetimes
 from cluster.verify.checks.machine import check_machines
 from cluster.verify.checks.reachability import check_reachability
 from cluster.verify.checks.result import CheckResult, Verdict, sort_results
@@ -19,6 +20,7 @@ def check_nodes(answers: Sequence[NodeAnswer], expected: Expected) -> tuple[Chec
     by_node = {answer.node: answer.health for answer in answers if answer.health}
     results = [
         *check_reachability(answers, expected),
+        *check_lifetimes(by_node, expected),
         *check_machines(by_node, expected),
         *check_software(by_node, expected),
     ]

@@ -112,6 +112,20 @@ def test_each_node_reports_its_health(head: LocalShell) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize(
+    ("timer", "expires"),
+    [("echo 1900000000", 1_900_000_000), ("exit 3", None), ("echo soon", None)],
+)
+def test_a_node_reports_when_its_timer_shuts_it_down(
+    head: LocalShell, timer: str, expires: int | None
+) -> None:
+    """`sudo` replaces the timer."""
+    (head.folder / "bin/sudo").write_text(f"#!/bin/sh\n{timer}\n")
+    (head.folder / "bin/sudo").chmod(0o755)
+
+    assert probe_directly(head, STACK).expires == expires
+
+
 def test_amx_requires_the_flags_and_the_kernels_permission(head: LocalShell) -> None:
     flags = set(Path("/proc/cpuinfo").read_text().split())
     health = probe_directly(head, STACK)

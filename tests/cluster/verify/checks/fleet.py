@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 from cluster.verify.checks.expected import Expected
@@ -14,7 +15,7 @@ from infra.instance_types import find_instance_type
 from provision.health import parse_health
 from provision.install import stack_digest
 from provision.stacks.load import load_stack
-from tests.fakes import health_answer
+from tests.fakes import EXPIRES, health_answer
 
 STACK = load_stack("intel")
 NODES = ("node0", "node1", "node2")
@@ -27,6 +28,7 @@ ON_AWS = Expected(
     volume_gib=100,
     instances={name: f"i-{rank}" for rank, name in enumerate(NODES)},
     addresses={name: f"172.31.0.{10 + rank}" for rank, name in enumerate(NODES)},
+    expires=dict.fromkeys(NODES, datetime.fromtimestamp(EXPIRES, timezone.utc)),
 )
 IN_CONTAINERS = replace(ON_AWS, machine=None, amx_required=False)
 

@@ -61,6 +61,8 @@ DEFECTS: tuple[tuple[dict[str, Any], str, str, str], ...] = (
         {"network": {"interfaces": {"172.31.0.11": {"name": "ens5", "mtu": 1500}}}},
         *("mtu", "fail", "ens5: 1500"),
     ),
+    ({"expires": None}, "time to live", "fail", "the timer that shuts it down does not run"),
+    ({"expires": 1_900_003_600}, "time to live", "fail", "2030-03-17 18:46:40 UTC"),
     ({"network": {"interfaces": {}}}, "mtu", "fail", "no interface has 172.31.0.11"),
 )
 
@@ -80,11 +82,26 @@ def test_a_defect_is_found_by_its_check_with_a_remedy(
     assert result.remedy
 
 
+def test_the_remedy_for_a_dead_timer_sets_it_again_on_all_nodes() -> None:
+    result = one(judge(node1={"expires": None}), "node1", "time to live")
+
+    assert result.wanted == "shuts down at 2030-03-17 17:46:40 UTC"
+    assert "spr-cluster extend 1m --name bert" in result.remedy.splitlines()
+
+
+def test_a_cluster_without_a_time_in_its_tags_needs_a_timer_all_the_same() -> None:
+    unknown = replace(ON_AWS, expires={})
+
+    assert verdicts_of(judge(unknown)) == []
+    results = judge(unknown, node2={"expires": None})
+    assert verdicts_of(results) == [("node2", "time to live", "fail")]
+
+
 def test_healthy_machines_pass_all_checks() -> None:
     results = judge()
 
     assert verdicts_of(results, "warn", "fail", "skipped") == []
-    assert len(results) == len(NODES) * len({r.check for r in results}) == 51
+    assert len(results) == len(NODES) * len({r.check for r in results}) == 54
 
 
 def test_values_that_a_machine_does_not_expose_are_skipped() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hmac
 import json
 import logging
 import threading
@@ -18,7 +19,6 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from moto.ssm.models import Parameter, ssm_backends
 from werkzeug.test import run_wsgi_app
 
-from infra.local.cloud import CREDENTIALS
 from infra.local.containers import NodeContainers
 from infra.local.ec2 import LocalEC2Backend, hide_invented_addresses
 from infra.local.ec2_visibility import READS
@@ -60,7 +60,8 @@ class Application:
         show_quotas(ACCOUNT, self.runtime.faults)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
-        self._interceptor = Interceptor(self.runtime.faults, ACCOUNT, CREDENTIALS)
+        self._credentials = folder.credentials()
+        self._interceptor = Interceptor(self.runtime.faults, ACCOUNT, self._credentials)
         self._folder = folder
         self._saving = saving
         self._open: set[str] = set()
@@ -149,6 +150,9 @@ class Application:
             self.on_call(call.action, moment)
 
     def _answer_status(self, environ: dict[str, Any]) -> Reply:
+        given, wanted = environ.get("HTTP_AUTHORIZATION", ""), f"Bearer {self._credentials[1]}"
+        if not hmac.compare_digest(given.encode(), wanted.encode()):
+            return _FORBIDDEN
         region = parse_qs(environ.get("QUERY_STRING", "")).get("region", [""])[0]
         try:
             self.open_region(region)
@@ -158,6 +162,7 @@ class Application:
         return Reply("200 OK", (("Content-Type", "application/json"),), body)
 
 
+_FORBIDDEN = Reply("403 Forbidden", (("Content-Length", "0"),), b"")
 _NOT_FOUND = Reply("404 Not Found", (("Content-Length", "0"),), b"")
 
 

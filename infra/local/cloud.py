@@ -29,8 +29,6 @@ from infra.local.state import RESET_HINT, STATUS_PATH, ServerAddress, StateFolde
 from infra.progress import Progress, Silent
 from infra.wait import wait_until
 
-# moto has one account and accepts any key for it.
-CREDENTIALS = ("embedded", "embedded")
 _START_S = 180
 
 
@@ -72,7 +70,7 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         base=recipe_hash(recipe()),
         folder=str(folder.root),
         endpoint_url=address.url,
-        credentials=CREDENTIALS,
+        credentials=folder.credentials(),
     )
 
 
@@ -121,6 +119,7 @@ def _find_server(
         raise CloudError(f"{folder.server_file} can't be read", hint=RESET_HINT)
     # Loopback needs no proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener.addheaders = [("Authorization", f"Bearer {folder.credentials()[1]}")]
     try:
         with opener.open(f"{address.url}{STATUS_PATH}?region={region}", timeout=_START_S) as answer:
             return address, str(json.load(answer)["gateway"])

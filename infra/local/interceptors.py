@@ -1,4 +1,4 @@
-"""Permissions and throttling: calls that are refused before they reach EC2."""
+"""Signatures, permissions, and throttling: calls that are refused before they reach EC2."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from moto.core.exceptions import AccessDeniedError
 from moto.iam.access_control import IAMRequest
 from moto.iam.models import AccessKey, iam_backends
 from werkzeug.datastructures import EnvironHeaders
-from werkzeug.exceptions import HTTPException
 
 from infra.local.faults import ActiveFaults
 from infra.local.requests import ApiCall, Reply, error_reply
+from infra.local.signatures import refuse_stranger
 
 _USER = "spr-cluster"
 # EC2's codes differ from those of all other services:
@@ -21,7 +21,7 @@ _THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}
 
 
 class Interceptor:
-    """Refuses calls by policy and rate; ``credentials`` are the tool's."""
+    """Refuses calls by signature, policy, and rate; ``credentials`` are the tool's."""
 
     def __init__(self, faults: ActiveFaults, account: str, credentials: tuple[str, str]) -> None:
         self._faults = faults
@@ -29,7 +29,9 @@ class Interceptor:
         self._credentials = credentials
 
     def refuse(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
-        """Return the refusal of a call that is denied or throttled."""
+        """Return the refusal of a call that is a stranger's, denied, or throttled."""
+        if stranger := refuse_stranger(environ, call, self._credentials):
+            return stranger
         if self._faults.policy is not None and (denied := self._deny(environ, call)):
             return denied
         if self._faults.is_throttled(call.action):
@@ -38,7 +40,7 @@ class Interceptor:
         return None
 
     def _deny(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
-        """Evaluate the caller's policy with moto, which knows neither resources nor conditions."""
+        """Evaluate the tool's policy with moto, which knows neither resources nor conditions."""
         self._put_policy(str(self._faults.policy))
         query = environ.get("QUERY_STRING", "")
         try:
@@ -51,14 +53,10 @@ class Interceptor:
                 headers=EnvironHeaders(environ),
                 action=call.action,
             )
-            request.check_signature()
             request.check_action_permitted("*")
         except AccessDeniedError as error:
             code = _DENIED.get(call.service, "AccessDeniedException")
             return error_reply(call, 403, code, error.message)
-        except HTTPException as error:
-            code = str(getattr(error, "error_type", error.name))
-            return error_reply(call, error.code or 403, code, "The credentials are not valid.")
         return None
 
     def _put_policy(self, policy: str) -> None:

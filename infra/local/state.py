@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import pickle
+import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,7 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from infra.errors import CloudError
+from infra.errors import CloudError, UsageError
+from infra.key_pair import write_private
 
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 # The server's own status page, next to EC2's API.
@@ -39,6 +42,8 @@ class StateFolder:
 
     root: Path
 
+    # The access key and secret with which calls to the server are signed.
+    credentials_file = _FolderPath("credentials")
     server_lock = _FolderPath("server.lock")
     server_file = _FolderPath("server.json")
     log = _FolderPath("server.log")
@@ -59,12 +64,51 @@ class StateFolder:
     def of_user() -> StateFolder:
         """Return this user's folder: in ``SPR_CLUSTER_HOME``, which defaults to ``~/.spr-cluster``.
 
-        ``SPR_CLUSTER_LOCAL_CLOUD`` overrides it, so that several homes can share one cloud.
+        ``SPR_CLUSTER_LOCAL_CLOUD`` overrides it, so that several homes can share one cloud. Raises
+        :class:`UsageError` for a folder that another user could have filled.
         """
         if chosen := os.environ.get("SPR_CLUSTER_LOCAL_CLOUD"):
-            return StateFolder(Path(chosen).expanduser().resolve())
-        home = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
-        return StateFolder(Path(home).expanduser().resolve() / ".local-cloud")
+            path = Path(chosen).expanduser().absolute()
+        else:
+            home = os.environ.get("SPR_CLUSTER_HOME") or "~/.spr-cluster"
+            path = Path(home).expanduser().resolve() / ".local-cloud"
+        # A link is not followed: :meth:`check` refuses it.
+        folder = StateFolder(path if path.is_symlink() else path.resolve())
+        folder.check()
+        return folder
+
+    def check(self) -> None:
+        """Raise :class:`UsageError` if the folder exists and is not this user's alone.
+
+        The snapshot in it is code, and commands believe the server's address and secret in it.
+        """
+        try:
+            found = self.root.lstat()
+        except FileNotFoundError:
+            return
+        mode = stat.S_IMODE(found.st_mode)
+        if stat.S_ISLNK(found.st_mode):
+            reason = "is a symbolic link"
+        elif found.st_uid != os.geteuid():
+            reason = "belongs to another user"
+        elif mode & 0o077:
+            reason = f"is open to other users (mode {mode:o})"
+        else:
+            return
+        raise UsageError(
+            f"{self.root}, the folder of the embedded cloud, {reason}",
+            hint=f"if nobody else has written to it: chmod 700 {self.root}; otherwise, choose another: "
+            "SPR_CLUSTER_LOCAL_CLOUD",
+        )
+
+    def credentials(self) -> tuple[str, str]:
+        """Return the access key and secret of this cloud; the first call makes them."""
+        try:
+            key, secret = self.credentials_file.read_text().split()
+        except (FileNotFoundError, ValueError):
+            key, secret = f"LOCAL{secrets.token_hex(8).upper()}", secrets.token_hex(20)
+            write_private(self.credentials_file, f"{key} {secret}\n")
+        return key, secret
 
     def seed(self, instance_id: str) -> Path:
         return self.root / "seeds" / instance_id
@@ -72,6 +116,7 @@ class StateFolder:
     def create(self) -> None:
         """Create the folder for its owner only: user data can contain secrets."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.check()
 
     @contextmanager
     def command_lock(self) -> Iterator[None]:
@@ -81,7 +126,7 @@ class StateFolder:
         """
         path = self.root.with_name(f"{self.root.name}.lock")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("w") as file:
+        with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -139,6 +184,7 @@ def save_snapshot(folder: StateFolder, backends: dict[str, Any]) -> None:
 
 def load_snapshot(folder: StateFolder) -> dict[str, Any]:
     """Return the saved state by region; raises :class:`CloudError` if the file can't be used."""
+    folder.check()
     try:
         # Only this user can write to the folder, so its pickles are as trusted as the user's other files.
         envelope = pickle.loads(folder.snapshot.read_bytes())

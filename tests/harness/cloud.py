@@ -21,7 +21,7 @@ from infra.local.podman import ContainerSpec
 from tests.harness.shared_time import SharedTime
 from tests.harness.simulated_machines import SimulatedMachines, host_key_of
 from tests.infra.hasty_time import AtOnce
-from tests.infra.local.fakes import Endpoint, FakeCloud, FakePodman, state_folder
+from tests.infra.local.fakes import CREDENTIALS, Endpoint, FakeCloud, FakePodman, state_folder
 
 _START_S = 60
 # As provision/expiry.sh gets it.
@@ -80,7 +80,7 @@ def make_cloud(url: str) -> Cloud:
         billed=False,
         has_amx=True,
         endpoint_url=url,
-        credentials=("embedded", "embedded"),
+        credentials=CREDENTIALS,
     )
 
 

@@ -25,6 +25,7 @@ from werkzeug.serving import make_server
 from infra.clients import Clients, connect, error_code
 from infra.cloud import Cloud
 from infra.errors import CloudError
+from infra.key_pair import write_private
 from infra.local.application import Application
 from infra.local.base_image import REPOSITORY, BaseImage
 from infra.local.containers import NodeContainers
@@ -33,6 +34,8 @@ from infra.local.podman import Container, ContainerSpec, Podman, PodmanNetwork
 from infra.local.runtime import ServerClock
 from infra.local.state import StateFolder, write_atomically
 
+CREDENTIALS = ("embedded", "embedded")
+"""Of every embedded cloud here, because all tests share one set of clients."""
 BASE = BaseImage(f"{REPOSITORY}:0123456789abcdef", "embedded base, Debian 12")
 
 
@@ -242,11 +245,11 @@ class Endpoint:
                 billed=False,
                 has_amx=False,
                 endpoint_url=self.url,
-                credentials=("embedded", "embedded"),
+                credentials=CREDENTIALS,
             )
         )
 
-    def client(self, service: str, credentials: tuple[str, str] = ("embedded", "embedded")) -> Any:
+    def client(self, service: str, credentials: tuple[str, str] = CREDENTIALS) -> Any:
         """Return a client of any AWS service, without retries."""
         once = Config(retries={"total_max_attempts": 1, "mode": "standard"}, proxies={})
         return boto3.client(
@@ -282,6 +285,7 @@ class Endpoint:
         """
         ec2_backends.clear()
         folder.create()
+        write_private(folder.credentials_file, " ".join(CREDENTIALS))
         application = Application(
             NodeContainers(podman, folder, BASE), folder, clock=clock, saving=saving
         )

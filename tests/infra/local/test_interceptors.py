@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore import UNSIGNED
 
-from tests.infra.local.fakes import FakeCloud, refusal, refused
+from infra.local.state import STATUS_PATH
+from tests.infra.local.fakes import BASE, CREDENTIALS, FakeCloud, refusal, refused
 
 
 def test_a_throttled_call_is_a_503_and_does_not_act(fake_cloud: FakeCloud) -> None:
@@ -129,10 +134,73 @@ def test_a_deny_overrides_an_allow(fake_cloud: FakeCloud, tmp_path: Path) -> Non
     assert fake_cloud.ec2.describe_subnets()["Subnets"]
 
 
-@pytest.mark.parametrize(("key", "secret"), [("embedded", "wrong"), ("stranger", "embedded")])
-def test_only_the_tools_credentials_are_accepted(
-    fake_cloud: FakeCloud, tmp_path: Path, key: str, secret: str
+# Signatures
+
+SECRET = {"Authorization": f"Bearer {CREDENTIALS[1]}"}
+STRANGERS = [("embedded", "wrong"), ("stranger", "embedded"), ("", "")]
+
+
+@pytest.mark.parametrize("credentials", STRANGERS)
+@pytest.mark.parametrize("with_policy", [False, True])
+def test_only_calls_signed_with_this_clouds_secret_are_answered(
+    fake_cloud: FakeCloud, tmp_path: Path, credentials: tuple[str, str], with_policy: bool
 ) -> None:
-    put_policy(fake_cloud, tmp_path, {"Action": "*"})
-    stranger = fake_cloud.endpoint.client("ec2", credentials=(key, secret))
-    assert refusal(stranger.describe_vpcs) == "AuthFailure"
+    if with_policy:
+        put_policy(fake_cloud, tmp_path, {"Action": "*"})
+    stranger = fake_cloud.endpoint.client("ec2", credentials=credentials)
+    if not credentials[0]:
+        # Without a signature at all.
+        stranger.meta.events.register("choose-signer.ec2", lambda **_: UNSIGNED)
+    request = {"ImageId": BASE.ami_id, "MinCount": 1, "MaxCount": 1}
+
+    assert refused(stranger.describe_vpcs) == ("AuthFailure", 401)
+    assert refused(stranger.run_instances, **request) == ("AuthFailure", 401)
+    assert fake_cloud.podman.state == {}
+
+
+def test_other_services_have_other_codes_for_strangers(fake_cloud: FakeCloud) -> None:
+    def stranger(service: str) -> Any:
+        return fake_cloud.endpoint.client(service, credentials=STRANGERS[0])
+
+    code = "UnrecognizedClientException"
+    assert refused(stranger("ssm").get_parameters, Names=["n"]) == (code, 400)
+    assert refused(stranger("sts").get_caller_identity) == ("InvalidClientTokenId", 403)
+
+
+def test_a_call_that_was_changed_after_it_was_signed_is_refused(fake_cloud: FakeCloud) -> None:
+    def change(request: Any, **_: Any) -> None:
+        request.body = request.body.replace("DescribeVpcs", "DescribeTags")
+
+    client = fake_cloud.endpoint.client("ec2")
+    client.meta.events.register("before-send.ec2", change)
+
+    assert refusal(client.describe_vpcs) == "AuthFailure"
+
+
+@pytest.mark.parametrize(
+    ("header", "status"), [({}, 403), ({"Authorization": "Bearer wrong"}, 403), (SECRET, 200)]
+)
+def test_the_status_page_needs_the_secret(
+    fake_cloud: FakeCloud, header: dict[str, str], status: int
+) -> None:
+    connection = HTTPConnection(fake_cloud.endpoint.url.removeprefix("http://"), timeout=10)
+    with closing(connection):
+        connection.request("GET", f"{STATUS_PATH}?region=us-east-1", headers=header)
+        assert connection.getresponse().status == status
+
+
+@pytest.mark.parametrize(
+    ("off_s", "accepted"), [(-240, True), (240, True), (-360, False), (86400, False)]
+)
+def test_a_call_whose_date_is_more_than_five_minutes_off_is_refused(
+    fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, off_s: int, accepted: bool
+) -> None:
+    now = datetime.now(timezone.utc) + timedelta(seconds=off_s)
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda **_: now.replace(tzinfo=None))
+
+    if accepted:
+        assert fake_cloud.ec2.describe_vpcs()["Vpcs"]
+        return
+    assert refused(fake_cloud.ec2.describe_vpcs) == ("RequestExpired", 400)
+    ssm = fake_cloud.endpoint.client("ssm")
+    assert refused(ssm.get_parameters, Names=["n"]) == ("InvalidSignatureException", 400)

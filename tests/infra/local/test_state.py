@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import pickle
 from pathlib import Path
 
 import pytest
 
-from infra.errors import CloudError
+from infra.errors import CloudError, UsageError
 from infra.local import state
 from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_snapshot
+from jobs.cli import main
 from tests.infra.local.fakes import state_folder
 
 
@@ -29,6 +31,73 @@ def test_only_the_user_can_read_the_folder(tmp_path: Path, monkeypatch: pytest.M
     assert folder.root.stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path / "other"))
     assert StateFolder.of_user().key != folder.key
+
+
+def test_credentials_are_made_once_for_the_user_alone(folder: StateFolder) -> None:
+    made = folder.credentials()
+
+    assert folder.credentials() == made
+    assert len(set(made)) == 2
+    assert len(made[1]) >= 32
+    assert folder.credentials_file.stat().st_mode & 0o777 == 0o600
+    other = StateFolder(folder.root.with_name("other"))
+    other.create()
+    assert other.credentials() != made
+
+
+@pytest.fixture
+def strange(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> StateFolder:
+    """The folder that the environment names; its snapshot is code that leaves a trace."""
+    folder.snapshot.write_bytes(pickle.dumps(Trap(folder.root.parent / "trace")))
+    monkeypatch.setenv("SPR_CLUSTER_LOCAL_CLOUD", str(folder.root))
+    return folder
+
+
+class Trap:
+    """Leaves a trace where it is loaded."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.trace,)
+
+
+def check_refused(folder: StateFolder, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        StateFolder.of_user()
+    assert "SPR_CLUSTER_LOCAL_CLOUD" in str(caught.value.hint)
+    with pytest.raises(UsageError, match=reason):
+        load_snapshot(folder)
+    assert not (folder.root.parent / "trace").exists()
+    assert main(["local", "reset"]) == 2
+    assert folder.snapshot.exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755, 0o710, 0o702])
+def test_a_folder_that_others_can_enter_is_refused(strange: StateFolder, mode: int) -> None:
+    strange.root.chmod(mode)
+
+    check_refused(strange, f"mode {mode:o}")
+
+
+def test_another_users_folder_is_refused(
+    strange: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+
+    check_refused(strange, "belongs to another user")
+
+
+def test_a_link_to_a_folder_is_refused(
+    strange: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = strange.root.with_name("link")
+    link.symlink_to(strange.root)
+    monkeypatch.setenv("SPR_CLUSTER_LOCAL_CLOUD", str(link))
+
+    check_refused(StateFolder(link), "symbolic link")
 
 
 def test_a_snapshot_is_saved_and_loaded(folder: StateFolder) -> None:

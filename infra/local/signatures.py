@@ -1,0 +1,67 @@
+"""Signatures of API calls: only a caller with this cloud's secret is answered.
+
+Any local user can connect to the port, and an instance is a container that root starts.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import time
+from calendar import timegm
+from dataclasses import replace
+from typing import Any
+
+from botocore.auth import SIGV4_TIMESTAMP, SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from werkzeug.datastructures import EnvironHeaders
+
+from infra.local.requests import ApiCall, Reply, error_reply
+
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
+_AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=(?P<key>[^/]+)/\d{8}/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request, "
+    r"SignedHeaders=(?P<headers>[^,]+), Signature=(?P<signature>[0-9a-f]{64})"
+)
+_MOST_OFF_S = 5 * 60
+# EC2's codes differ from those of all other services:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#CommonErrors
+_STRANGER = {"ec2": ("AuthFailure", 401), "sts": ("InvalidClientTokenId", 403)}
+_OFF = {"ec2": ("RequestExpired", 400), "sts": ("SignatureDoesNotMatch", 403)}
+
+
+def refuse_stranger(
+    environ: dict[str, Any], call: ApiCall, credentials: tuple[str, str]
+) -> Reply | None:
+    """Return the refusal of a call without these credentials' signature, or with a date long ago."""
+    # Without a signature, nothing names the service.
+    call = replace(call, service=call.service or "ec2")
+    if not _is_signed(environ, call.body, credentials):
+        code, status = _STRANGER.get(call.service, ("UnrecognizedClientException", 400))
+        text = "AWS was not able to validate the provided access credentials"
+        return error_reply(call, status, code, text)
+    stamp = environ["HTTP_X_AMZ_DATE"]
+    if abs(time.time() - timegm(time.strptime(stamp, SIGV4_TIMESTAMP))) > _MOST_OFF_S:
+        code, status = _OFF.get(call.service, ("InvalidSignatureException", 400))
+        text = f"The request's date, {stamp}, is more than {_MOST_OFF_S // 60} minutes off"
+        return error_reply(call, status, code, text)
+    return None
+
+
+def _is_signed(environ: dict[str, Any], body: bytes, credentials: tuple[str, str]) -> bool:
+    found = _AUTHORIZATION.fullmatch(environ.get("HTTP_AUTHORIZATION", ""))
+    if not found or found["key"] != credentials[0] or "HTTP_X_AMZ_DATE" not in environ:
+        return False
+    signed = found["headers"].split(";")
+    query = environ.get("QUERY_STRING", "")
+    request = AWSRequest(
+        method=environ["REQUEST_METHOD"],
+        url=environ.get("PATH_INFO", "/") + (f"?{query}" if query else ""),
+        data=body,
+        headers={key: value for key, value in EnvironHeaders(environ) if key.lower() in signed},
+    )
+    request.context["timestamp"] = environ["HTTP_X_AMZ_DATE"]
+    auth = SigV4Auth(Credentials(*credentials), found["service"], found["region"])
+    text = auth.string_to_sign(request, auth.canonical_request(request))
+    return hmac.compare_digest(auth.signature(text, request), found["signature"])

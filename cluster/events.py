@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from infra.actions import Action
+from infra.api_time import API_TIME
 from infra.tags import render_time
 
 # Messages of failed commands are quoted as reasons, and a command's output may contain anything.
@@ -29,8 +30,8 @@ _SECRETS = (
 
 
 def utc_now() -> datetime:
-    """Return the time in UTC."""
-    return datetime.now(timezone.utc)
+    """Return the time in UTC, by the cloud's clock if this machine's is wrong."""
+    return API_TIME.now()
 
 
 @dataclass(frozen=True)

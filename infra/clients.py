@@ -12,6 +12,7 @@ from botocore import exceptions as boto
 from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
+from infra.api_time import API_TIME, FIX_CLOCK, why_refused
 from infra.cloud import Cloud
 from infra.errors import CloudError, DeadlineError, SprError, UsageError
 from infra.wait import Clock, wait_until
@@ -77,6 +78,7 @@ def connect(cloud: Cloud) -> Clients:
     )
     once = config.merge(Config(retries={"mode": "standard", "total_max_attempts": 1}))
     url = cloud.endpoint_url
+    session.events.register("after-call", API_TIME.learn)
     return Clients(
         ec2=session.client("ec2", endpoint_url=url, config=config),
         buyer=session.client("ec2", endpoint_url=url, config=once),
@@ -164,6 +166,8 @@ _EXPIRED = {
     "AuthFailure",
     "InvalidClientTokenId",
     "SignatureDoesNotMatch",
+    "InvalidSignatureException",
+    "RequestTimeTooSkewed",
     "UnrecognizedClientException",
 }
 _UNUSABLE_CREDENTIALS = (
@@ -221,6 +225,8 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
             hint=f"ask an administrator to allow {operation} (`spr-cluster iam-policy` prints the full "
             "policy), or choose another AWS_PROFILE",
         )
+    if code in _EXPIRED and (clock := why_refused(error.response)):
+        return UsageError(clock, hint=FIX_CLOCK)
     if code in _EXPIRED:
         return UsageError(f"AWS rejected the credentials: {detail}", hint=_CREDENTIALS_HINT)
     hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"error codes: {_CODES}")

@@ -7,12 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from cluster.cli.common import add_cloud_options, confirm
 from cluster.cli.display import format_seconds, format_table, make_progress
 from cluster.cli.parser import SubParsers, add_command
+from cluster.events import utc_now
 from cluster.images import OurImage, choose_images, delete_images, describe_our_images
 from infra.clients import connect
 from infra.cloud import Cloud
@@ -91,7 +92,7 @@ def _open(args: argparse.Namespace) -> _ImageStore:
 
 def run_list(args: argparse.Namespace) -> int:
     place = _open(args)
-    cloud, images, now = place.cloud, place.images, datetime.now(timezone.utc)
+    cloud, images, now = place.cloud, place.images, utc_now()
     if args.json:
         print(json.dumps({"region": cloud.region, "images": [i.as_dict(now) for i in images]}))
     elif not images:
@@ -134,7 +135,7 @@ def run_prune(args: argparse.Namespace) -> int:
 
 def _delete(args: argparse.Namespace, place: _ImageStore, images: Sequence[OurImage]) -> int:
     if images and not args.json:
-        print(_table(images, datetime.now(timezone.utc)), file=sys.stderr)
+        print(_table(images, utc_now()), file=sys.stderr)
     if images:
         confirm("Delete these images?", yes=args.yes or not place.cloud.billed)
     delete_images(place.ec2, images, place.progress)

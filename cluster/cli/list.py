@@ -7,12 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime
 
 from cluster.cli.common import add_cloud_options, confirm
 from cluster.cli.display import format_seconds, format_table, make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.context import Context
+from cluster.events import utc_now
 from cluster.lifecycle.down import down
 from cluster.local_files import ClusterFiles
 from cluster.overview import Overview, describe_regions, list_clusters
@@ -79,7 +80,7 @@ def _search(args: argparse.Namespace) -> tuple[Cloud, tuple[Overview, ...]]:
 
 def run_list(args: argparse.Namespace) -> int:
     cloud, clusters = _search(args)
-    now = datetime.now(timezone.utc)
+    now = utc_now()
     if args.json:
         print(json.dumps({"cloud": cloud.name, "clusters": [c.as_dict(now) for c in clusters]}))
         return 0
@@ -118,7 +119,7 @@ def _table(clusters: Sequence[Overview], now: datetime) -> str:
 
 def run_gc(args: argparse.Namespace) -> int:
     cloud, clusters = _search(args)
-    now = datetime.now(timezone.utc)
+    now = utc_now()
     wanted = [c for c in clusters if c.is_orphan(now) or (args.all and not c.found.alive)]
     for cluster in wanted:
         print(

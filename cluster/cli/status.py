@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
+from cluster.events import utc_now
 from cluster.nodes import Node, rank_nodes
 from cluster.overview import Overview
 from infra import tags
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     found = describe_inventory(ec2, args.name)
     nodes = rank_nodes(found.instances)
     overview = Overview(args.name, cloud.region, found, cloud.billed)
-    now = datetime.now(timezone.utc)
+    now = utc_now()
     notices = describe_spot_notices(ec2, found.alive)
     if args.json:
         print(json.dumps(_as_dict(nodes, overview, cloud, now, notices)))

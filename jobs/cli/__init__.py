@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 from cluster.cli.parser import HelpFormatter, Parser
 from cluster.cli.wrapping import wrap
+from infra.api_time import API_TIME
 from infra.errors import SprError, UsageError
 from jobs.cli.commands import COMMANDS, render_commands
 
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminate)
+    API_TIME.on_offset = _warn
     try:
         _refuse_empty(args)
         return int(args.run(args))
@@ -123,6 +125,10 @@ class TerminatedError(KeyboardInterrupt):
 
 def _terminate(_number: int, _frame: object) -> None:
     raise TerminatedError
+
+
+def _warn(text: str) -> None:
+    print(wrap(text, stream=sys.stderr), file=sys.stderr)
 
 
 def _report(error: SprError) -> int:

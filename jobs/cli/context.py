@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from datetime import datetime, timezone
+from datetime import datetime
 
 from cluster.cli.common import open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
+from cluster.events import utc_now
 from cluster.nodes import Cluster, find_cluster
 from jobs.cli.job_display import JobDisplay
 from jobs.launch.record import CloudInfo
@@ -41,5 +42,5 @@ def open_job_context(
 
 def usd_so_far(cluster: Cluster, *, billed: bool) -> float:
     """Return what the cluster's nodes have cost since their launch, as ``status`` shows it."""
-    now = datetime.now(timezone.utc)
+    now = utc_now()
     return sum(node.instance.accrued_usd(now) for node in cluster.nodes) if billed else 0.0

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.api_time import API_TIME
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
 
@@ -337,3 +341,34 @@ def test_commands_report_a_locked_cluster(line: CommandLine) -> None:
             assert "is using cluster 'spr'" in result.err
         assert line.must("plan").code == 0, "a look needs no lock"
     assert not line.changes
+
+
+@pytest.mark.parametrize("off", [timedelta(days=1), timedelta(days=-1)])
+def test_with_a_wrong_clock_times_are_the_clouds(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, off: timedelta
+) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    line.cloud.clock.sleep(600)
+    answer = line.call_log._answer
+
+    def answer_with_date(environ: dict[str, Any]) -> Any:
+        reply = answer(environ)
+        date = formatdate(line.cloud.clock.now, usegmt=True)
+        return replace(reply, headers=(*reply.headers, ("Date", date)))
+
+    def local_now() -> datetime:
+        return datetime.fromtimestamp(line.cloud.clock.now, timezone.utc) + off
+
+    monkeypatch.setattr(line.call_log, "_answer", answer_with_date)
+    monkeypatch.setattr(API_TIME, "ahead", timedelta())
+    monkeypatch.setattr("infra.api_time.local_now", local_now)
+
+    status = line.must("status")
+    listed = line.must("list")
+
+    assert "up for 10 min" in status.out
+    assert re.search(rf"set to shut down at {UNTIL}", status.out)
+    assert "running" in listed.out
+    assert "To remove expired clusters" not in listed.out
+    (warning,) = [text for text in status.err.splitlines() if "warning" in text]
+    assert warning.startswith("warning: this machine's clock is 24 h ")

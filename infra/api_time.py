@@ -45,12 +45,12 @@ def _read_offset(response: Mapping[str, Any]) -> timedelta | None:
 class ApiTime:
     """Learns from each response how far the cloud's clock is ahead of this machine's.
 
-    ``on_offset`` receives a warning at the first response that proves the clock wrong.
+    ``on_offset`` receives one warning, at the first accepted request that proves the clock wrong.
     """
 
     def __init__(self) -> None:
         self.ahead = timedelta()
-        self.on_offset: Callable[[str], None] = lambda _warning: None
+        self.on_offset: Callable[[str], None] | None = None
 
     def now(self) -> datetime:
         """Return the time in UTC, by the cloud's clock if this machine's is wrong."""
@@ -64,10 +64,11 @@ class ApiTime:
         if abs(ahead) < _TOLERATED:
             self.ahead = timedelta()
             return
-        first, self.ahead = not self.ahead, ahead
+        self.ahead = ahead
         # The error of a refused request explains itself.
-        if first and parsed["ResponseMetadata"].get("HTTPStatusCode", 200) < 300:
-            self.on_offset(
+        if self.on_offset and parsed["ResponseMetadata"].get("HTTPStatusCode", 200) < 300:
+            warn, self.on_offset = self.on_offset, None
+            warn(
                 f"warning: this machine's clock is {describe_offset(ahead)}, whose time is used here; "
                 f"{FIX_CLOCK}"
             )

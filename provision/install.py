@@ -44,6 +44,8 @@ def _persist(
         except ConnectionLostError as error:
             if on_break:
                 on_break(f"{error.message}; trying again ({attempt} of {_ATTEMPTS})")
+        if gone := host.why_gone():
+            raise HostError(host.name, gone)
         wait_until_reachable(host, deadline_s=_RECONNECT_DEADLINE_S, clock=clock)
     return work()
 

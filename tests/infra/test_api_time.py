@@ -61,6 +61,8 @@ def test_the_clouds_time_is_used_and_one_warning_names_the_difference(
 ) -> None:
     set_clock(monkeypatch, off)
 
+    with pytest.raises(ClientError):
+        cloud.clients.ec2.describe_vpcs(VpcIds=["vpc-0"])  # refused for another reason
     for _ in range(2):
         cloud.clients.ec2.describe_vpcs()
 

@@ -381,6 +381,18 @@ def test_a_connection_that_keeps_breaking_is_an_error() -> None:
     assert host.breaks == 6
 
 
+def test_a_terminated_machine_is_not_waited_for_after_its_connection_broke() -> None:
+    class Gone(Flaky):
+        def why_gone(self) -> str:
+            return "i-1 is terminated"
+
+    host = Gone(breaks=9)
+
+    with pytest.raises(HostError, match=r"\[node0\] i-1 is terminated"):
+        install_stack(host, load_stack("intel"), Silent(), FakeClock())
+    assert "true" not in host.commands
+
+
 def test_a_failed_installation_reports_its_last_lines() -> None:
     class Failing(FakeHost):
         def run(self, command: str, **options: object) -> Result:

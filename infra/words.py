@@ -1,4 +1,4 @@
-"""Words that depend on a number or a time."""
+"""Words that depend on a number, a size, or a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from datetime import datetime, timezone
 def counted(count: int, noun: str) -> str:
     """``1 node``, ``4 nodes``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_size(count: int) -> str:
+    """Return a size such as ``512 bytes`` or ``3.4 MiB``."""
+    if count < 1 << 10:
+        return f"{count} bytes"
+    shift, unit = next(
+        (shift, unit)
+        for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB"))
+        if count >= 1 << shift
+    )
+    return f"{count / (1 << shift):.1f} {unit}"
 
 
 def spoken_time(time: datetime, now: datetime) -> str:

@@ -1,0 +1,162 @@
+"""Files that this tool reads. Whatever is in a file, its reader returns a value or raises UsageError.
+
+Only regular files of a limited size are read: a pipe would block, and a device has no end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from infra.errors import UsageError
+from infra.words import format_size
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+MAX_BYTES = 64 << 20
+"""Largest file that is read at once; those of this tool are far smaller."""
+_MAX_DEPTH = 100
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_file(path: Path, max_bytes: int | None = None) -> None:
+    """Raise :class:`UsageError` for a missing file, a pipe, a socket, a device, or a file too large."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if kind := _KINDS.get(stat.S_IFMT(found.st_mode)):
+        raise UsageError(
+            f"{path}: is {kind}", hint="write its content to a file first, and name that file"
+        )
+    if max_bytes is not None and found.st_size > max_bytes:
+        raise UsageError(
+            f"{path}: has {format_size(found.st_size)}; at most {format_size(max_bytes)} are read"
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise :class:`UsageError` if a folder contains what :func:`check_file` refuses."""
+    for below, _, names in os.walk(folder):
+        for name in names:
+            check_file(Path(below, name))
+
+
+def read_text(
+    path: Path, missing: str | None = None, *, errors: str = "strict", max_bytes: int = MAX_BYTES
+) -> str:
+    """Return a UTF-8 file's text; ``missing``, if given, without a file. Raises :class:`UsageError`."""
+    try:
+        if missing is not None and not path.exists():
+            return missing
+        check_file(path, max_bytes)
+        with path.open(encoding="utf-8-sig", errors=errors) as file:
+            return file.read(max_bytes)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def read_lines(path: Path, max_bytes: int) -> Iterator[str]:
+    """Yield a file's lines, with a replacement for invalid characters. Raises :class:`UsageError`."""
+    check_file(path, max_bytes)
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from file
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> UsageError:
+    if isinstance(error, UnicodeDecodeError):
+        return UsageError(f"{path}: not UTF-8 (byte {error.start})")
+    why = error.strerror if isinstance(error, OSError) else error
+    return UsageError(f"{path}: can't be read: {why}")
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Parse JSON; ``name`` is its file. Raises :class:`UsageError`."""
+    try:
+        return _shallow(json.loads(text), name)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(f"{name}: not JSON: {error.msg} ({where})") from None
+    except ValueError:
+        raise UsageError(f"{name}: has a number of thousands of digits") from None
+    except RecursionError:
+        raise _too_deep(name) from None
+
+
+def parse_object(text: str, name: str) -> dict[str, Any]:
+    """Parse a JSON object; ``name`` is its file. Raises :class:`UsageError`."""
+    content = parse_json(text, name)
+    if not isinstance(content, dict):
+        raise UsageError(f"{name}: expected a JSON object")
+    return content
+
+
+def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Read a JSON object; if ``optional``, empty without a file. Raises :class:`UsageError`."""
+    return parse_object(read_text(path, "{}" if optional else None), str(path))
+
+
+def parse_as(kind: type[T], text: str, name: str) -> T:
+    """Parse JSON into a dataclass; ``name`` is its file. Raises :class:`UsageError`."""
+    try:
+        return TypeAdapter(kind).validate_json(text.encode(errors="replace"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"{part}: " for part in first["loc"])
+        raise UsageError(f"{name}: {place}{first['msg']}") from None
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """Parse TOML; ``name`` is its file. Raises :class:`UsageError`."""
+    # The memory that tomllib needs for a dotted key grows with the square of its parts.
+    if any(_QUOTED.sub("", line).count(".") > _MAX_DEPTH for line in text.split("\n")):
+        raise _too_deep(name)
+    try:
+        content: dict[str, Any] = _shallow(tomllib.loads(text), name)
+        repr(content)  # refuses a hexadecimal number of thousands of digits
+    except ValueError as error:
+        raise UsageError(f"{name}: not TOML: {error}") from None
+    except RecursionError:
+        raise _too_deep(name) from None
+    return content
+
+
+def _shallow(content: Any, name: str) -> Any:
+    """Return a document unless its depth could exhaust the stack of the code that uses it."""
+    level: Iterable[Any] = [content]
+    for _ in range(_MAX_DEPTH):
+        level = [below for value in level for below in _below(value)]
+    if level:
+        raise _too_deep(name)
+    return content
+
+
+def _below(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _too_deep(name: str) -> UsageError:
+    return UsageError(f"{name}: is nested more than {_MAX_DEPTH} levels deep")

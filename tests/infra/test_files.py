@@ -1,0 +1,71 @@
+"""Readers of files: what they refuse, and how they say it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from infra.errors import UsageError
+from infra.files import check_file, check_folder, parse_json, parse_toml, read_lines, read_text
+
+
+@pytest.mark.timeout(10)
+def test_a_folder_is_searched_for_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/file").touch()
+    check_folder(tmp_path)
+    os.mkfifo(tmp_path / "a/b/pipe")
+    with pytest.raises(UsageError, match="a/b/pipe: is a pipe"):
+        check_folder(tmp_path)
+
+
+def test_a_missing_file_has_a_default(tmp_path: Path) -> None:
+    assert read_text(tmp_path / "none", "default") == "default"
+    with pytest.raises(UsageError, match="none: can't be read: No such file or directory"):
+        read_text(tmp_path / "none")
+    with pytest.raises(UsageError, match="can't be read: embedded null byte"):
+        check_file(Path("a\0b"))
+
+
+def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("1\n2\n3")
+    assert [*read_lines(tmp_path / "file", 5)] == ["1\n", "2\n", "3"]
+    with pytest.raises(UsageError, match="file: has 5 bytes; at most 4 bytes are read"):
+        next(read_lines(tmp_path / "file", 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 101 + "]" * 101, "more than 100 levels"),
+        ("[" * 100_000, "more than 100 levels"),
+        ("9" * 5000, "a number of thousands of digits"),
+        ("{", r"not JSON: .* \(line 1, column 2\)"),
+    ],
+    ids=["deep", "deeper", "long", "text"],
+)
+def test_json_that_could_harm_its_user_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^a.json: .*{message}"):
+        parse_json(text, "a.json")
+    assert parse_json("[" * 99 + "]" * 99, "a.json")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a = " + "[" * 100_000, "more than 100 levels"),
+        ("[a" + ".a" * 100_000 + "]", "more than 100 levels"),
+        ("a" + '."a"' * 100_000 + " = 1", "more than 100 levels"),
+        (f"a = 0x{'f' * 5000}", "not TOML: Exceeds the limit"),
+        ("a = ", "not TOML: Invalid value"),
+    ],
+    ids=["array", "table", "quoted", "long", "text"],
+)
+def test_toml_that_could_harm_its_user_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^a.toml: .*{message}"):
+        parse_toml(text, "a.toml")
+    dots = ".".join("a" * 200)
+    assert parse_toml(f"a = '{dots}'", "a.toml") == {"a": dots}

@@ -19,6 +19,8 @@ from typing import Any
 
 from infra.actions import Action
 from infra.api_time import API_TIME
+from infra.errors import UsageError
+from infra.files import parse_object, read_text
 from infra.tags import render_time
 
 # Messages of failed commands are quoted as reasons, and a command's output may contain anything.
@@ -57,11 +59,12 @@ class EventLog:
             **more,
         }
         text = json.dumps(_without_secrets(line), ensure_ascii=False)
+        content = text.encode(errors="backslashreplace")  # invalid text becomes JSON's escapes
         with suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "r+b", buffering=0) as file:
-                file.write(_end_of_torn_line(descriptor) + text.encode() + b"\n")
+                file.write(_end_of_torn_line(descriptor) + content + b"\n")
 
     def record_action(self, event: str, action: Action, reason: str = "") -> None:
         """Append what happened to a plan's action."""
@@ -74,10 +77,7 @@ class EventLog:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the events, oldest first; lines that are damaged are skipped."""
-        try:
-            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
-            return []
+        lines = read_text(self.path, "", errors="replace").split("\n")
         return [event for line in lines if (event := _parse(line)) is not None]
 
 
@@ -94,11 +94,13 @@ def _end_of_torn_line(descriptor: int) -> bytes:
 
 def _parse(line: str) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
-    except ValueError:
+        event = parse_object(line, "event")
+    except UsageError:
         return None
-    known = isinstance(event, dict) and {"time", "event", "what"} <= event.keys()
-    return event if known else None
+    resources = event.get("resources", [])
+    texts = [*map(event.get, ("time", "event", "what"))]
+    texts += resources if isinstance(resources, list) else [None]
+    return event if all(isinstance(text, str) for text in texts) else None
 
 
 def _without_secrets(value: Any) -> Any:

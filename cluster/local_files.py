@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.files import read_text
 from infra.key_pair import write_private
 from infra.spec import CLUSTER_NAME, CLUSTER_NAME_RULE
 from provision.host import SSH_USER, Login
@@ -80,7 +81,9 @@ class ClusterFiles:
         folder because ``down`` empties that.
         """
         home().mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self.folder.with_name(f".{self.folder.name}.lock").open("a+") as file:
+        with self.folder.with_name(f".{self.folder.name}.lock").open(
+            "a+", errors="replace"
+        ) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -110,7 +113,9 @@ class ClusterFiles:
 def cluster_names(folder: str | None = None) -> list[str]:
     """Return the names of the clusters that this machine made: all, or those of an embedded cloud."""
     folders = home().glob("*/ssh_config") if home().is_dir() else ()
-    names = sorted(path.parent.name for path in folders)
+    names = sorted(
+        {path.parent.name for path in folders if re.fullmatch(CLUSTER_NAME, path.parent.name)}
+    )
     return [name for name in names if folder is None or _read_place(name)[2:] == [folder]]
 
 
@@ -123,8 +128,7 @@ def remembered_cloud(cluster: str) -> tuple[str, str] | None:
 def _read_place(cluster: str) -> list[str]:
     """Return cloud, region, and the embedded cloud's folder, as far as this machine knows them."""
     try:
-        with ClusterFiles.of(cluster).ssh_config.open() as file:
-            first = file.readline().rstrip("\n")
+        first = read_text(ClusterFiles.of(cluster).ssh_config).partition("\n")[0]
         return first.split(_CLOUD_LINE)[1].split(maxsplit=2)
-    except (OSError, ValueError, IndexError):
+    except (UsageError, IndexError):
         return []

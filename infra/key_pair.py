@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -19,6 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from infra import tags
+from infra.errors import UsageError
+from infra.files import read_text
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -44,15 +47,18 @@ def fingerprint(key: str) -> str:
     """Return OpenSSH's short form of a public key, such as ``SHA256:…``; "" for no key."""
     if not key:
         return ""
-    digest = hashlib.sha256(base64.b64decode(key.split()[1])).digest()
+    try:
+        digest = hashlib.sha256(base64.b64decode(key.split()[1])).digest()
+    except ValueError:  # no base64
+        return "damaged"
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def read_public(path: Path) -> str:
     """Return the public half (type and base64) of a private key file, or "" if it holds no valid key."""
     try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError):
+        key = load_ssh_private_key(read_text(path).encode(), None)
+    except (UsageError, ValueError, TypeError, UnsupportedAlgorithm):
         return ""
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 

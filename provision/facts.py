@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from infra.errors import HostError
+from infra.errors import HostError, UsageError
+from infra.files import parse_object
 from provision.host import Host
 from provision.install import STACK_FILE, VENV
 from provision.lifetime import SHOW_EXPIRY
@@ -107,12 +108,9 @@ def parse_facts(text: str) -> HostFacts:
 def read_answer(text: str) -> Mapping[str, Any]:
     """Parse the probe's JSON. Raises :class:`ValueError` with the text if it is none."""
     try:
-        answer = json.loads(text)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise ValueError(f"unexpected answer {text.strip()[:80]!r}")
-    return answer
+        return parse_object(text, "facts")
+    except UsageError:
+        raise ValueError(f"unexpected answer {text.strip()[:80]!r}") from None
 
 
 def read_facts(answer: Mapping[str, Any]) -> dict[str, Any]:

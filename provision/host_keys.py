@@ -18,7 +18,8 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from infra.errors import HostError, HostKeyError
+from infra.errors import HostError, HostKeyError, UsageError
+from infra.files import read_text
 from infra.key_pair import fingerprint
 from provision.host import Host
 
@@ -75,7 +76,15 @@ def pin_host_keys(known_hosts: Path, alias: str, keys: Iterable[str]) -> None:
 
 def _read(known_hosts: Path) -> list[tuple[str, str]]:
     """The file's lines as alias and key."""
-    text = known_hosts.read_text() if known_hosts.exists() else ""
+    try:
+        text = read_text(known_hosts, "")
+    except UsageError as error:
+        raise HostKeyError(
+            known_hosts.parent.name,
+            f"the pinned SSH host keys can't be read: {error.message}",
+            hint=f"remove the file {known_hosts}: then the nodes' keys are pinned again, as at the first "
+            "contact, and that of the head is compared with its console",
+        ) from None
     fields = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return [(f[0], f"{f[1]} {f[2]}") for f in fields if len(f) >= 3]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from infra.errors import CloudError, UsageError
+from infra.files import read_text
 from infra.local.podman import Podman
 from infra.progress import Progress
 
@@ -147,7 +148,7 @@ def is_registry_reachable() -> bool:
 
 def read_os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
     """Return the host's os-release values."""
-    text = path.read_text() if path.exists() else ""
+    text = read_text(path, "", errors="replace")
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {key: value.strip("\"'") for key, _, value in pairs}
 
@@ -160,9 +161,9 @@ def apt_sources(folder: Path, codename: str) -> list[str]:
     lines: list[str] = []
     for file in [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]:
         if file.suffix == ".sources":
-            lines += _deb822_sources(file.read_text())
+            lines += _deb822_sources(read_text(file, errors="replace"))
         elif file.suffix == ".list" and file.is_file():
-            lines += [line.strip() for line in file.read_text().splitlines()]
+            lines += [line.strip() for line in read_text(file, errors="replace").splitlines()]
     return [line for line in lines if _is_distribution_source(line, codename)]
 
 

@@ -104,7 +104,9 @@ def _run_server(folder: StateFolder, region: str, base: BaseImage) -> None:
                 f"the embedded cloud did not start within {_START_S} s", hint=hint
             ) from None
     if done.returncode != 0:
-        lines = folder.log.read_text().strip().splitlines() or [f"exit code {done.returncode}"]
+        lines = folder.log.read_text(errors="replace").strip().splitlines() or [
+            f"exit code {done.returncode}"
+        ]
         raise CloudError(f"the embedded cloud did not start: {lines[-1]}", hint=hint)
 
 

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import json
 import logging
 import random
-import sys
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,13 +18,9 @@ import botocore.session
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from infra.errors import UsageError
+from infra.files import parse_object, parse_toml, read_text
 from infra.local.state import StateFolder, write_atomically
 from infra.validation import explain_invalid, nearest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Profile = Literal["instant", "fast", "metal"]
 Market = Literal["spot", "on-demand", "*"]
@@ -197,32 +190,26 @@ class Faults(_Section):
 def parse_faults(text: str, source: str = "faults") -> Faults:
     """Return a file's values; raises :class:`UsageError` with the key, its value, and what is valid."""
     try:
-        return Faults.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source}: not TOML: {error}") from None
+        return Faults.model_validate(parse_toml(text, source))
     except ValidationError as error:
         raise UsageError(f"{source}: {explain_invalid(error, Faults)}") from None
 
 
 def read_faults(path: Path) -> tuple[Faults, str | None]:
     """Return a file's values and the text of its policy; raises :class:`UsageError`."""
-    try:
-        faults = parse_faults(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{path} can't be read: {why}") from None
+    faults = parse_faults(read_text(path), str(path))
     return faults, _read_policy(faults.iam.policy) if faults.iam else None
 
 
 def _read_policy(path: Path) -> str:
     """Return the text of an IAM policy; raises :class:`UsageError` if the file has none."""
-    try:
-        text = path.read_text()
-        policy = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"IAM policy {path} can't be read: {error}") from None
-    if not (isinstance(policy, Mapping) and "Statement" in policy):
-        raise UsageError(f"IAM policy {path}: expected an object with a Statement")
+    text = read_text(path)
+    found = parse_object(text, f"IAM policy {path}").get("Statement")
+    statements = [found] if isinstance(found, dict) else found
+    if not isinstance(statements, list) or not all(
+        isinstance(each, dict) and "Effect" in each for each in statements
+    ):
+        raise UsageError(f"IAM policy {path}: expected an object with a Statement and its Effect")
     return text
 
 
@@ -241,7 +228,7 @@ def show_faults() -> FaultsReport:
     exists = path.exists()
     if exists:
         faults, _ = read_faults(path)
-        text = path.read_text()
+        text = read_text(path)
     values = faults.model_dump(mode="json") | faults.times.model_dump()
     return FaultsReport(str(path) if exists else None, text, values)
 

@@ -8,12 +8,15 @@ import ipaddress
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.files import read_text
 from infra.local.podman import Mount
 
 IPv4Network = ipaddress.IPv4Network
@@ -81,12 +84,13 @@ def used_ranges(
     """Return the IPv4 ranges of this machine's routes, addresses, and name servers."""
     text = (run or _output)(["ip", "-json", "-4", "route", "show", "table", "all"])
     routes = [str(route.get("dst", "default")) for route in json.loads(text or "[]")]
-    servers = [
-        line.split()[1]
-        for line in (resolv_conf.read_text() if resolv_conf.exists() else "").splitlines()
-        if line.startswith("nameserver ") and ":" not in line
-    ]
-    ranges = [ipaddress.IPv4Network(r, strict=False) for r in routes + servers if r != "default"]
+    servers = re.findall(
+        r"(?m)^nameserver[ \t]+([0-9.]+)", read_text(resolv_conf, "", errors="replace")
+    )
+    ranges = []
+    for text in routes + servers:
+        with suppress(ValueError):  # a name such as default, or a damaged line
+            ranges.append(ipaddress.IPv4Network(text, strict=False))
     # VPNs write a default route as two halves of the address space.
     return [r for r in ranges if r.prefixlen >= 8]
 
@@ -172,8 +176,8 @@ def merge_pip_config(
     for file in files:
         parser = configparser.RawConfigParser()
         try:
-            parser.read(file)
-        except (configparser.Error, UnicodeDecodeError) as error:
+            parser.read_string(read_text(file, ""), str(file))
+        except configparser.Error as error:
             raise UsageError(f"pip's configuration {file} can't be read: {error}") from None
         for section in parser.sections():
             for key, value in parser.items(section):

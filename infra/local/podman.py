@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import CloudError, UsageError
+from infra.files import read_text
 
 CLOUD_LABEL = "org.spr-cluster.cloud"
 INSTANCE_LABEL = "org.spr-cluster.instance"
@@ -217,8 +218,8 @@ class Podman:
                 return ()
             files = sorted((disk / "etc/ssh").glob("ssh_host_*_key.pub"))
             # A link could lead out of the container.
-            return tuple(f.read_text().strip() for f in files if not f.is_symlink())
-        except (OSError, UnicodeDecodeError):
+            return tuple(read_text(f).strip() for f in files if not f.is_symlink())
+        except (OSError, UsageError):
             return ()
 
     # Images

@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from infra.errors import CloudError, UsageError
+from infra.files import parse_as, read_text
 from infra.key_pair import write_private
 
 RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
@@ -24,6 +27,7 @@ RESET_HINT = "discard this embedded cloud: spr-cluster local reset --keep-base"
 STATUS_PATH = "/spr-cluster/status"
 # A snapshot is a pickle of moto's objects and ours, so another release of either must not load it.
 _FORMAT = 3
+_DIGEST = hashlib.sha256().digest_size
 
 
 class _FolderPath:
@@ -147,7 +151,7 @@ class ServerAddress:
     """The process and port of the server; the next server uses the same port, if it is free."""
 
     pid: int
-    port: int
+    port: Annotated[int, Field(ge=1, le=65535)]
 
     @property
     def url(self) -> str:
@@ -160,9 +164,8 @@ class ServerAddress:
     def read(folder: StateFolder) -> ServerAddress | None:
         """Return the last server's address; ``None`` without a valid file."""
         try:
-            values = json.loads(folder.server_file.read_text())
-            return ServerAddress(int(values["pid"]), int(values["port"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return parse_as(ServerAddress, read_text(folder.server_file), "server")
+        except UsageError:
             return None
 
 
@@ -179,15 +182,21 @@ def write_atomically(path: Path, content: bytes) -> None:
 def save_snapshot(folder: StateFolder, backends: dict[str, Any]) -> None:
     """Save the state of EC2 in every region that was used."""
     envelope = {"format": _FORMAT, "moto": version("moto"), "backends": pickle.dumps(backends)}
-    write_atomically(folder.snapshot, pickle.dumps(envelope))
+    content = pickle.dumps(envelope)
+    write_atomically(folder.snapshot, hashlib.sha256(content).digest() + content)
 
 
 def load_snapshot(folder: StateFolder) -> dict[str, Any]:
     """Return the saved state by region; raises :class:`CloudError` if the file can't be used."""
     folder.check()
     try:
+        content = folder.snapshot.read_bytes()
+        digest, content = content[:_DIGEST], content[_DIGEST:]
+        # A damaged pickle can ask for any amount of memory.
+        if digest != hashlib.sha256(content).digest():
+            raise ValueError("it is damaged, or of another release")
         # Only this user can write to the folder, so its pickles are as trusted as the user's other files.
-        envelope = pickle.loads(folder.snapshot.read_bytes())
+        envelope = pickle.loads(content)
         if (envelope["format"], envelope["moto"]) == (_FORMAT, version("moto")):
             return dict(pickle.loads(envelope["backends"]))
         reason = (

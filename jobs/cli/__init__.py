@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import os
 import signal
 import sys
@@ -57,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = words[0] if words and not words[0].startswith("-") else None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names and records can contain bytes that are not valid text.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if "_ARGCOMPLETE" in os.environ:
         complete_words()
     if command is not None and command not in COMMANDS:

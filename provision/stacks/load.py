@@ -5,21 +5,16 @@ Each of the user's stacks changes a shipped one; ``spr-cluster.locks`` pins the 
 
 from __future__ import annotations
 
-import sys
 from importlib import resources
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.files import parse_toml
 from infra.validation import nearest
 from provision.stacks.compatibility import check_stack
 from provision.stacks.lock import read_lock
 from provision.stacks.stack import Stack
 from provision.stacks.user_stacks import OWN_FILE, apply_changes, read_own_stacks
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -58,4 +53,4 @@ def load_stack(name: str, own: Path = Path(OWN_FILE), *, locked: bool = True) ->
 
 def _load_shipped(name: str) -> Stack:
     text = resources.files("provision.stacks").joinpath(f"{name}.toml").read_text()
-    return Stack(name=name, **tomllib.loads(text))
+    return Stack(name=name, **parse_toml(text, name))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.files import parse_json, read_text
 from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
 
@@ -87,13 +88,13 @@ def parse_lock(text: str, where: str) -> Lock:
         given, pin = _INPUT.fullmatch(line), _PIN.fullmatch(line.strip())
         try:
             if given:
-                inputs[given[1]] = [str(word) for word in json.loads(given[2])]
+                inputs[given[1]] = [str(word) for word in parse_json(given[2], where)]
             elif pin:
                 hashes = tuple(option.rpartition(":")[2] for option in pin[3].split())
                 packages.append(Pinned(pin[1], pin[2], hashes))
             elif line.strip() and not line.startswith("#"):
                 raise ValueError
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, UsageError):
             raise UsageError(
                 f"{where}, line {number}: {line[:60]!r} is not a line of a lock, such as "
                 "name==1.0 --hash=sha256:…",
@@ -129,12 +130,8 @@ def _describe_change(key: str, then: list[str], now: list[str]) -> str:
 def read_lock(stack: Stack, folder: Path) -> Lock | None:
     """Read a stack's lock; ``None`` without one. Raises :class:`UsageError` if it does not match."""
     path = lock_path(stack.name, folder)
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {error}") from None
-    lock = parse_lock(text, str(path))
+    lock = parse_lock(read_text(path), str(path))
     check_lock(stack, lock, str(path))
     return lock

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,16 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from infra.errors import UsageError
+from infra.files import parse_toml, read_text
 from infra.ubuntu import Release
 from infra.validation import explain_invalid, nearest
 from provision.stacks.compatibility import UBUNTU_PYTHON
 from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 OWN_FILE = "spr-cluster.toml"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -74,12 +69,7 @@ def read_own_stacks(path: Path, shipped: Sequence[str]) -> dict[str, Changes]:
 
     Raises :class:`UsageError` with the key, its value, what was expected, and the closest valid name.
     """
-    try:
-        content = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {error}", hint="it must be a TOML file") from None
+    content = parse_toml(read_text(path, ""), str(path))
     for key in content:
         if key != "stacks":
             raise UsageError(

@@ -170,3 +170,24 @@ def test_pinned_keys_must_match_those_seen_elsewhere(
     text = str(caught.value)
     assert all(fingerprint(key) in text for key in (*pinned, *seen))
     assert f"ssh-keygen -R i-0a -f '{file}'" in text
+
+
+def test_damaged_host_keys_refuse_every_connection(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_bytes(b"i-0a ssh-ed25519 \xff\n")
+
+    for use in (
+        lambda: pinned_host_keys(file, "i-0a"),
+        lambda: pin_host_keys(file, "i-0b", [OTHER]),
+    ):
+        with pytest.raises(HostKeyError, match=r"known_hosts: not UTF-8 \(byte 17\)") as caught:
+            use()
+        assert str(caught.value.hint).startswith(f"remove the file {file}: ")
+    assert file.read_bytes() == b"i-0a ssh-ed25519 \xff\n"
+
+
+def test_a_key_that_is_no_base64_is_shown_as_damaged(tmp_path: Path) -> None:
+    with pytest.raises(
+        HostKeyError, match="pinned ssh-ed25519 damaged; the node's ssh-ed25519 SHA"
+    ):
+        check_pinned_keys("node0", "i-0a", ("ssh-ed25519 AAAAA",), (ED25519,), tmp_path)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cluster.local_files import ClusterFiles, cluster_names, home
 from infra.api_time import API_TIME
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
@@ -372,3 +373,20 @@ def test_with_a_wrong_clock_times_are_the_clouds(
     assert "To remove expired clusters" not in listed.out
     (warning,) = [text for text in status.err.splitlines() if "warning" in text]
     assert warning.startswith("warning: this machine's clock is 24 h ")
+
+
+def test_a_damaged_home_folder_keeps_no_cluster_alive(line: CommandLine) -> None:
+    line.must("up", "--nodes", "1", "--yes")
+    files = ClusterFiles.of("spr")
+    (home() / "Not a Name").mkdir()
+    (home() / "Not a Name/ssh_config").write_text("")
+    for path in files.folder.iterdir():
+        path.write_bytes(b"\xff\xfe[{\0" + b"[" * 100_000)
+
+    assert "spr " in line.must("list").out
+    line.must("status")
+    assert "No events" in line.must("events").out
+    assert cluster_names() == ["spr"]
+    assert "key on this machine is not the right one" in line.run("jobs").message
+    line.must("down", "--yes")
+    assert line.must("list").out == "No clusters in aws, us-east-1.\n"

@@ -153,3 +153,13 @@ def test_an_address_is_written_and_read(folder: StateFolder) -> None:
     ServerAddress(7, 4321).write(folder)
     assert ServerAddress.read(folder) == ServerAddress(7, 4321)
     assert ServerAddress(7, 4321).url == "http://127.0.0.1:4321"
+
+
+def test_a_damaged_snapshot_is_not_unpickled(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_snapshot(folder, {})
+    monkeypatch.setattr(pickle, "loads", lambda _: pytest.fail("unpickled"))
+    folder.snapshot.write_bytes(folder.snapshot.read_bytes()[:-1])
+    with pytest.raises(CloudError, match="damaged, or of another release"):
+        load_snapshot(folder)

@@ -77,7 +77,7 @@ def test_versions_that_do_not_match_are_refused(own: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[stacks.mine]\nbase = intel", "spr-cluster.toml: Invalid value"),
+        ("[stacks.mine]\nbase = intel", "spr-cluster.toml: not TOML: Invalid value"),
         ("[stack.mine]\n", "unknown table [stack]; did you mean stacks?"),
         ("stacks = 3", "stacks is not a table"),
         ("[stacks]\nmine = 3", "[stacks.mine]: expected a table"),

@@ -13,6 +13,7 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.nodes import find_cluster
 from infra.errors import UsageError
+from infra.files import check_folder
 from jobs.train.predict import (
     Prediction,
     answer_here,
@@ -60,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("a question is empty")
     context = read_context(args.context)
     model = find_model(args.model)
+    if model:
+        check_folder(model)
     if model is not None and can_answer_here():
         where, answers = "here", answer_here(model, args.questions, context)
     else:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from infra.errors import UsageError
+from infra.files import check_file, check_folder
 from jobs.launch.plan import JobPlan, PlacementOptions
 from provision.stacks.stack import Stack
 
@@ -43,8 +43,8 @@ def plan_job_type(request: JobTypeRequest, stack: Stack) -> JobPlan:
     for name, value in request.options.items():
         flag, sent = f"--{name.replace('_', '-')}", value
         if isinstance(value, Path):
-            if not value.exists():
-                raise UsageError(f"{flag} {value}: no such file or folder")
+            check_file(value)
+            check_folder(value)
             sent = f"data/{name}/{value.name}"
             files[sent] = value.resolve()
         if sent is True:

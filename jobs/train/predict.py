@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from infra.errors import JobError, UsageError
+from infra.files import parse_as, read_text
 from infra.words import counted
 from jobs.launch.files import upload_archive, worker_files
 from jobs.launch.history import check_job_id, choose_job, list_jobs, newest_model
@@ -33,6 +33,15 @@ class Prediction:
     """An answer; ``start`` is the offset of its first character, ``score`` is the model's probability."""
 
     question: str
+    text: str
+    score: float
+    start: int
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of :mod:`jobs.worker.squad.answer`."""
+
     text: str
     score: float
     start: int
@@ -73,18 +82,13 @@ def read_context(value: str) -> str:
     """
     path = Path(value)
     try:
-        is_file, is_folder = path.is_file(), path.is_dir()
+        exists, is_folder = path.exists(), path.is_dir()
     except (OSError, ValueError):  # too long for a file's name
-        is_file = is_folder = False
-    if is_file:
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UsageError(f"--context {value}: is not UTF-8 (byte {error.start})") from None
-        except OSError as error:
-            raise UsageError(f"--context {value}: can't be read: {error.strerror}") from None
-    elif is_folder:
+        exists = is_folder = False
+    if is_folder:
         raise UsageError(f"--context {value}: is a folder")
+    if exists:
+        text = read_text(path)
     elif " " not in value.strip() and ("/" in value or value.endswith((".txt", ".md"))):
         raise UsageError(f"--context {value}: no such file")
     else:
@@ -170,17 +174,16 @@ def _parse(questions: Sequence[str], text: str) -> list[Prediction]:
             f"the head gave {counted(len(rows), 'answer')} to {counted(len(questions), 'question')}"
         )
     return [
-        Prediction(question, str(row["text"]), float(row["score"]), int(row["start"]))
+        Prediction(question, row.text, row.score, row.start)
         for question, row in zip(questions, rows, strict=True)
     ]
 
 
-def _read(line: str) -> dict[str, Any] | None:
+def _read(line: str) -> _Line | None:
     try:
-        row = json.loads(line)
-    except ValueError:
+        return parse_as(_Line, line, "answer")
+    except UsageError:
         return None
-    return row if isinstance(row, dict) and {"text", "score", "start"} <= row.keys() else None
 
 
 def no_place_to_answer(error: UsageError) -> UsageError:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UsageError
-from infra.words import counted
+from infra.files import check_file
+from infra.words import counted, format_size
 
 MAX_BYTES = 256 << 20
 """Largest total without ``--large-files``: minutes over a laptop's connection."""
@@ -32,18 +33,6 @@ class ProgramFiles:
 
     def __str__(self) -> str:
         return f"{counted(len(self.files), 'file')}, {format_size(self.size)}"
-
-
-def format_size(count: int) -> str:
-    """Return a size such as ``512 bytes`` or ``3.4 MiB``."""
-    if count < 1 << 10:
-        return f"{count} bytes"
-    shift, unit = next(
-        (shift, unit)
-        for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB"))
-        if count >= 1 << shift
-    )
-    return f"{count / (1 << shift):.1f} {unit}"
 
 
 def collect_files(
@@ -105,6 +94,7 @@ def _expand(given: str, folder: Path) -> Iterable[tuple[str, Path]]:
     root = _absolute(folder / os.path.expanduser(given))  # noqa: PTH111 - pathlib's fails for unknown users
     if not root.exists():
         raise UsageError(f"--files {given}: no such file or folder")
+    check_file(root)
     base = _absolute(folder)
     place = root.relative_to(base) if root.is_relative_to(base) else Path(root.name)
     if root.is_file():

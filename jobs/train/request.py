@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from infra.errors import UsageError
+from infra.files import check_file, check_folder
 from jobs.launch.plan import PlacementOptions
 from jobs.launch.record import read_job_id
 from jobs.worker.runtime.errors import DatasetError
@@ -15,6 +16,8 @@ from jobs.worker.squad.options import SCRATCH, TrainOptions
 from provision.stacks.stack import TORCH, Stack
 from provision.stacks.versions import python_minor, release
 
+MAX_DATA_BYTES = 2 << 30
+"""Fifty times SQuAD. Every rank has the whole data in memory, which takes several times this."""
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
 _OLDEST_PYTHON, _OLDEST_TORCH = "3.10", "2.4"
 
@@ -35,6 +38,7 @@ class TrainRequest:
 def check_inputs(options: TrainOptions) -> None:
     """Raise :class:`UsageError` with the file and record, or the model, that can't be used."""
     for path in filter(None, (options.data, options.eval)):
+        check_file(Path(path), MAX_DATA_BYTES)
         try:
             questions = read_dataset(Path(path), [] if options.skip_bad_records else None)
             if not options.skip_bad_records:
@@ -47,6 +51,8 @@ def check_inputs(options: TrainOptions) -> None:
             f"--model {options.model}: not a model folder, because it has no config.json",
             hint="give a folder written by save_pretrained, or the name of a model on the hub",
         )
+    if model:
+        check_folder(model)
 
 
 def check_results(folder: Path, job: str = "") -> None:

@@ -6,13 +6,17 @@ Each row is a command line, or a file, and its exact message.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from jobs.worker.squad.options import SAMPLE
 from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, numbered
 from tests.infra.local.fakes import Endpoint
@@ -28,7 +32,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
             "argument ACTION: invalid choice: 'boot'", "local", "status", "stop", "reset", "faults"
         ),
     ),
-    ("local faults nowhere.toml", "nowhere.toml can't be read: No such file or directory"),
+    ("local faults nowhere.toml", "nowhere.toml: can't be read: No such file or directory"),
     (
         "local faults x.toml --clear",
         "argument --clear: not allowed with argument FILE" + f.help_of("local faults"),
@@ -332,3 +336,61 @@ def test_broken_training_data_is_answered_with_the_record(
     pattern = re.escape(message) if isinstance(message, str) else message.pattern
     result = re.compile(f"train.json: {pattern}", re.DOTALL)
     f.expect_refusal(line, ["train", "squad", "--data", "train.json"], result)
+
+
+_SENDING = (
+    "train squad --data {}",
+    "train squad --data train.json --eval {}",
+    "tune squad --data {}",
+    "scaling squad --data {}",
+    "run --files {} -- hostname",
+    "predict Who? --context {}",
+    "local faults {}",
+)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("command", _SENDING)
+def test_only_regular_files_are_read_and_sent(line: CommandLine, command: str) -> None:
+    shutil.copy(SAMPLE, "train.json")
+    os.mkfifo("pipe")
+    reader, writer = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listener, os.fdopen(reader), os.fdopen(writer, "w"):
+        listener.bind("socket")
+        substituted = f"/dev/fd/{reader}"  # as a shell's <(…)
+        kinds = {"pipe": "pipe", substituted: "pipe", "socket": "socket", "/dev/zero": "device"}
+        for file, kind in kinds.items():
+            path = Path(file).absolute() if command.startswith("run") else file
+            message = (
+                f"{path}: is a {kind}\n  → write its content to a file first, and name that file"
+            )
+            f.expect_refusal(line, command.format(file).split(), message)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("command", "limit"),
+    [
+        ("train squad --data {}", "2.0 GiB"),
+        ("train squad --data train.json --eval {}", "2.0 GiB"),
+        ("predict Who? --context {}", "64.0 MiB"),
+        ("local faults {}", "64.0 MiB"),
+    ],
+)
+def test_a_file_of_any_size_takes_no_memory(line: CommandLine, command: str, limit: str) -> None:
+    shutil.copy(SAMPLE, "train.json")
+    with Path("huge").open("wb") as file:
+        file.truncate(200 << 30)  # of holes
+    message = f"huge: has 200.0 GiB; at most {limit} are read"
+    f.expect_refusal(line, command.format("huge").split(), message)
+
+
+@pytest.mark.parametrize("command", ["train squad --model m", "predict Who? --context A --model m"])
+def test_a_model_consists_of_regular_files(line: CommandLine, command: str) -> None:
+    Path("m").mkdir()
+    Path("m/config.json").write_text("{}")
+    os.mkfifo("m/tokenizer.json")
+    message = (
+        "m/tokenizer.json: is a pipe\n  → write its content to a file first, and name that file"
+    )
+    f.expect_refusal(line, command.split(), message)

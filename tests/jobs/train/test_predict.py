@@ -135,7 +135,7 @@ def test_a_context_is_a_file_or_a_text(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_context(TEXT) == TEXT
     assert read_context("x" * 5000) == "x" * 5000
     for given, result in (
-        ("b.txt", r"b\.txt: is not UTF-8 \(byte 0\)"),
+        ("b.txt", r"b\.txt: not UTF-8 \(byte 0\)"),
         ("c.txt", "--context contains no text"),
         ("nowhere.txt", r"--context nowhere\.txt: no such file"),
         ("./nowhere", "no such file"),

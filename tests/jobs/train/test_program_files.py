@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.train.program_files import MAX_BYTES, collect_files, find_script, format_size
+from infra.words import format_size
+from jobs.train.program_files import MAX_BYTES, collect_files, find_script
 
 
 @pytest.fixture

@@ -118,7 +118,11 @@ def _render_peak(speeds: BenchResult, *, real: bool) -> str:
         return "No peak to compare with: the nodes are containers on this machine."
     if speeds.dtype != "bf16":
         return f"No peak to compare with: the peak is for bf16 on AMX, and this was {speeds.dtype}."
-    known = {node.type: node.peak_tflops for node in speeds.nodes if node.peak_tflops}
+    known = {
+        node.type: node.peak_tflops
+        for node in speeds.nodes
+        if node.peak_tflops and node.type in INSTANCE_TYPES
+    }
     if not known:
         return "No peak to compare with: a virtual machine has only part of a processor."
     return "Peak: " + "; ".join(
@@ -136,9 +140,9 @@ def _render_all_reduce(speeds: BenchResult) -> Iterator[str]:
     yield format_table(
         [
             (
-                f"  {_bytes(int(done['bytes']))}",
-                f"{done['seconds'] * 1e3:.2f} ms",
-                f"{done['bus_gb_s']:.3f} GB/s",
+                f"  {_bytes(done.bytes)}",
+                f"{done.seconds * 1e3:.2f} ms",
+                f"{done.bus_gb_s:.3f} GB/s",
             )
             for done in speeds.all_reduce
         ]

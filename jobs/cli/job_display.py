@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
+from infra.errors import JobError
 from infra.words import counted
 
 _BAR = 20
@@ -97,7 +98,16 @@ def render_shares(shares: list[float]) -> str:
 
 
 def render_result(result: dict[str, Any], folder: Path) -> str:
-    """Return the result in a few lines."""
+    """Return the result in a few lines. Raises :class:`JobError` if it is damaged."""
+    try:
+        return _render(result, folder)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise JobError(
+            f"{folder / 'results.json'} is damaged: {error!r}", hint=f"the log is {folder / 'log'}"
+        ) from None
+
+
+def _render(result: dict[str, Any], folder: Path) -> str:
     if "smoke" in result:
         return f"smoke run of the published recipe: {result['smoke']}\nlog and job.json: {folder}/"
     hosts = sorted({rank["hostname"] for rank in result["ranks"]})

@@ -10,8 +10,9 @@ from typing import Any
 
 from cluster.nodes import Cluster, Node
 from infra.errors import JobError, UsageError
+from infra.files import parse_as
 from infra.tags import render_time
-from jobs.experiments.bench_results import BenchResult, NodeSpeed, find_peak, read_speeds
+from jobs.experiments.bench_results import AllReduce, BenchResult, NodeSpeed, find_peak
 from jobs.launch.files import save_on_head
 from jobs.launch.plan import JobPlan
 from jobs.launch.session import JobContext, run_job
@@ -87,7 +88,7 @@ def read_result(
         matrix_size=result["matrix_size"],
         amx_expected=request.amx_expected,
         nodes=tuple(nodes),
-        all_reduce=tuple(result["all_reduce"]),
+        all_reduce=tuple(AllReduce(**row) for row in result["all_reduce"]),
         torch=result["torch"],
     )
 
@@ -118,6 +119,9 @@ def read_last_speeds(head: Host, name: str) -> BenchResult:
             hint=f"run `spr-cluster bench --name {name}`",
         )
     try:
-        return read_speeds(json.loads(text.stdout))
-    except (ValueError, KeyError, TypeError) as error:
-        raise JobError(f"the last file in ~/{FOLDER} on node0 can't be read: {error!r}") from None
+        return parse_as(BenchResult, text.stdout, f"the last file in ~/{FOLDER}")
+    except UsageError as error:
+        raise JobError(
+            f"the measurement on node0 can't be read: {error.message}",
+            hint="run `spr-cluster bench` again",
+        ) from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from infra.instance_types import INSTANCE_TYPES
 
@@ -44,8 +46,18 @@ class SlowNode:
 
 
 @dataclass(frozen=True)
+class AllReduce:
+    """The speed of one size of message, the median of its repeats."""
+
+    bytes: int
+    seconds: float
+    repeats: int
+    bus_gb_s: float
+
+
+@dataclass(frozen=True)
 class BenchResult:
-    """A finished `bench`. ``all_reduce`` rows have bytes, seconds, bus_gb_s; none on one node."""
+    """A finished `bench`; ``all_reduce`` is empty on one node."""
 
     when: str
     cluster: str
@@ -55,8 +67,8 @@ class BenchResult:
     dtype_reason: str
     matrix_size: int
     amx_expected: bool
-    nodes: tuple[NodeSpeed, ...]
-    all_reduce: tuple[Mapping[str, float], ...]
+    nodes: Annotated[tuple[NodeSpeed, ...], Field(min_length=1)]
+    all_reduce: tuple[AllReduce, ...]
     torch: str
 
     @property
@@ -73,20 +85,9 @@ class BenchResult:
         return {
             **asdict(self),
             "nodes": nodes,
-            "all_reduce": list(self.all_reduce),
             "slow_nodes": [asdict(slow) for slow in self.slow_nodes],
             "amx": not self.without_amx,
         }
-
-
-def read_speeds(content: Mapping[str, Any]) -> BenchResult:
-    """Parse what :meth:`BenchResult.as_dict` wrote. Raises ``KeyError`` or ``TypeError`` otherwise."""
-    own = {key: content[key] for key in BenchResult.__dataclass_fields__}
-    nodes = [
-        NodeSpeed(**{key: node[key] for key in NodeSpeed.__dataclass_fields__})
-        for node in content["nodes"]
-    ]
-    return BenchResult(**{**own, "nodes": tuple(nodes), "all_reduce": tuple(content["all_reduce"])})
 
 
 def find_peak(instance_type: str, *, dtype: str, real: bool) -> float | None:

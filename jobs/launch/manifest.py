@@ -6,7 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from infra.errors import JobError
+from pydantic import PositiveInt
+
+from infra.errors import JobError, UsageError
+from infra.files import parse_as
 from jobs.launch.plan import JobPaths, PlacementOptions
 from provision.host import Host
 
@@ -16,8 +19,8 @@ class JobManifest:
     """A job as its ranks were started: arguments, environment, and number of ranks."""
 
     argv: tuple[str, ...]
-    nnodes: int
-    nproc_per_node: int
+    nnodes: PositiveInt
+    nproc_per_node: PositiveInt
     placement: PlacementOptions
     env: Mapping[str, str]
 
@@ -30,16 +33,9 @@ class JobManifest:
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
 
-def parse_manifest(text: str) -> JobManifest:
-    """Return what :meth:`JobManifest.render` wrote. Raises ``ValueError`` or ``TypeError`` otherwise."""
-    content = json.loads(text)
-    placement = PlacementOptions(**content.pop("placement"))
-    return JobManifest(**{**content, "argv": tuple(content["argv"]), "placement": placement})
-
-
 def read_manifest(head: Host, paths: JobPaths) -> JobManifest:
     """Read a job's manifest from the head. Raises :class:`JobError` if it is damaged."""
     try:
-        return parse_manifest(head.run(f"cat {paths.manifest}").stdout)
-    except (ValueError, TypeError, KeyError) as error:
-        raise JobError(f"{paths.manifest} on node0 can't be read: {error}") from error
+        return parse_as(JobManifest, head.run(f"cat {paths.manifest}").stdout, paths.manifest)
+    except UsageError as error:
+        raise JobError(f"the job's record on node0 can't be read: {error.message}") from error

@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from infra.errors import UsageError
+from infra.files import read_object
 from jobs.launch.placement import Placement
 
 FILE = "job.json"
@@ -55,8 +57,8 @@ class JobRecord:
 def read_job_id(folder: Path) -> str:
     """Return the ID of the job whose results are in a folder; "" if there is no record."""
     try:
-        return str(json.loads((folder / FILE).read_text(encoding="utf-8"))["job"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_object(folder / FILE)["job"])
+    except (UsageError, KeyError):
         return ""
 
 

@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.files import read_lines
+
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """Parts of a step's time; communication is the wait beyond the backward pass."""
 _COLUMNS = ("time", "loss", "lr", "samples", "tokens", "padded")
+_MAX_BYTES = 1 << 30
+"""Millions of steps."""
 _FOREVER_S = 1e12
 _LARGEST = 1e18
 _NAME = re.compile(r"rank-(\d+)\.jsonl")
@@ -57,7 +61,7 @@ class RankMetrics:
 
 
 def read_metrics(folder: Path) -> tuple[RankMetrics, ...]:
-    """Read all ranks' metrics, in rank order; empty if the folder is missing. Raises ``OSError``."""
+    """Read all ranks' metrics, in rank order; empty without the folder. Raises :class:`UsageError`."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("rank-*.jsonl"))
     ranks = sorted((int(match[1]), path) for match, path in found if match)
     read = (_read_file(rank, path) for rank, path in ranks)
@@ -65,8 +69,7 @@ def read_metrics(folder: Path) -> tuple[RankMetrics, ...]:
 
 
 def _read_file(rank: int, path: Path) -> RankMetrics:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return parse_lines(rank, lines)
+    return parse_lines(rank, read_lines(path, _MAX_BYTES))
 
 
 def parse_lines(rank: int, lines: Iterable[str]) -> RankMetrics:

@@ -5,7 +5,6 @@ The files may be of any origin and version. Missing values and values of another
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
+from infra.files import read_object
 from jobs.report.metrics import RankMetrics, read_metrics
 
 RESULTS, METRICS, JOB, STUDY = "results.json", "metrics", "job.json", "scaling.json"
@@ -89,36 +89,16 @@ def read_run(folder: Path) -> Run:
     """Read a results folder. Raises :class:`UsageError` if it is not one."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", hint=_HINT)
-    try:
-        results, job = _read_object(folder / RESULTS), _read_object(folder / JOB)
-        series = read_metrics(folder / METRICS)
-        study = _read_object(folder / STUDY)
-    except OSError as error:
-        raise UsageError(f"{error.filename or folder}: can't be read: {error.strerror}") from None
+    results, job, study = (
+        read_object(folder / name, optional=True) for name in (RESULTS, JOB, STUDY)
+    )
+    series = read_metrics(folder / METRICS)
     points = [p for p in _list(study.get("runs")) if isinstance(p, dict)]
     if not results and not series and not points:
         raise UsageError(
             f"{folder}: contains neither {RESULTS} nor {METRICS}/rank-0.jsonl", hint=_HINT
         )
     return Run(folder, results, series, job, points)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if the file is missing."""
-    try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except FileNotFoundError:
-        return {}
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise UsageError(f"{path}: not JSON: {error.msg} ({where})") from None
-    except (RecursionError, ValueError):  # nested too deeply; a number of thousands of digits
-        raise UsageError(f"{path}: was not written by spr-cluster") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path}: expected a JSON object")
-    return content
 
 
 def as_number(value: object) -> float | None:

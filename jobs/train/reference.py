@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import JobError, UsageError
+from infra.files import read_object
 from jobs.launch.plan import JobPlan, PlacementOptions
 from jobs.launch.record import JobRecord
 from jobs.launch.session import JobContext, run_job
@@ -191,7 +192,8 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
             hint=f"the whole log is {folder.parent / 'log'}",
         )
     each = int(job.placement["nproc_per_node"])
-    history = _read(folder / "trainer_state.json").get("log_history", [])
+    history = _read(folder / "trainer_state.json").get("log_history")
+    rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
     seconds = {"train": found["train_runtime"], "evaluate": found.get("eval_runtime")}
     return {
         "recipe": "reference",
@@ -200,7 +202,7 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
         "f1": found.get("eval_f1", found.get("f1")),
         "eval_features": found.get("eval_samples"),
         "train_features": found.get("train_samples"),
-        "loss_curve": [(row["step"], row["loss"]) for row in history if "loss" in row],
+        "loss_curve": [(row.get("step"), row["loss"]) for row in rows if "loss" in row],
         "samples_per_second": found.get("train_samples_per_second"),
         "tokens_per_second": None,
         "seconds": {k: v for k, v in {**seconds, "total": job.seconds}.items() if v is not None},
@@ -224,7 +226,6 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
 def _read(path: Path) -> dict[str, Any]:
     """Return a JSON object that the script wrote; an empty one if it did not."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return read_object(path)
+    except UsageError:
         return {}
-    return content if isinstance(content, dict) else {}

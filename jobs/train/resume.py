@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra.errors import UsageError
+from infra.errors import JobError, UsageError
 from infra.words import counted
 from jobs.launch.history import choose_unfinished, list_jobs
 from jobs.launch.manifest import JobManifest, read_manifest
@@ -81,3 +81,7 @@ def options_again(manifest: JobManifest, request: ResumeRequest) -> TrainOptions
         return replace(parse_argv(manifest.argv), **{**(request.changes or {}), "resume": True})
     except ValueError as error:
         raise UsageError(str(error)) from None
+    except SystemExit:  # argparse has named the word
+        raise JobError(
+            f"the options of the job's record are not those of this release: {' '.join(manifest.argv)}"
+        ) from None

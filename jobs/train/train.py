@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
-from infra.errors import JobError
+from infra.errors import JobError, UsageError
+from infra.files import read_object
 from jobs.launch.plan import JobPlan
 from jobs.launch.session import JobContext, JobResult, JobSession, run_job
 from jobs.train.request import (
@@ -41,14 +41,13 @@ def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
 def read_results(done: JobResult) -> dict[str, Any]:
     """Return the ``results.json`` that a job left. Raises :class:`JobError` if there is none."""
     assert done.plan.results is not None
-    path = done.plan.results / "results.json"
+    path, hint = done.plan.results / "results.json", f"the whole log is {done.plan.results / 'log'}"
     if not path.is_file():
-        raise JobError(
-            f"job {done.record.job} left no results.json",
-            hint=f"the whole log is {done.plan.results / 'log'}",
-        )
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+        raise JobError(f"job {done.record.job} left no results.json", hint=hint)
+    try:
+        return read_object(path)
+    except UsageError as error:
+        raise JobError(error.message, hint=hint) from None
 
 
 def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:

@@ -10,7 +10,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from infra.errors import UsageError
+from infra.files import parse_as, read_text
 from jobs.train.request import TrainRequest, chosen_backend, local_model
 from jobs.worker.squad.options import TrainOptions
 from provision.facts import HostFacts
@@ -42,9 +47,9 @@ class TuningResult:
     """
 
     key: TuningKey
-    nproc_per_node: int
-    ccl_workers: int
-    batch_size: int | None
+    nproc_per_node: PositiveInt
+    ccl_workers: NonNegativeInt
+    batch_size: Annotated[int, Field(ge=1, le=4096)] | None
     samples_per_second: float
     when: str
 
@@ -73,7 +78,7 @@ def _model_identity(options: TrainOptions) -> str:
     folder = local_model(options)
     if folder is None:
         return options.model
-    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    digest = hashlib.sha256(read_text(folder / "config.json").encode()).hexdigest()
     return f"config.json {digest[:16]}"
 
 
@@ -89,11 +94,8 @@ def describe_nodes(facts: Iterable[HostFacts]) -> str:
 def parse_tuned(text: str) -> tuple[TuningResult, ...]:
     """Return the file's results; none if it can't be read, because `tune` can measure again."""
     try:
-        return tuple(
-            TuningResult(**{**record, "key": TuningKey(**record["key"])})
-            for record in json.loads(text)
-        )
-    except (ValueError, TypeError, KeyError):
+        return parse_as(tuple[TuningResult, ...], text, FILE)
+    except UsageError:
         return ()
 
 

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..runtime.errors import PlacementError, WorkerError
+from ..runtime.errors import BackendError, PlacementError, WorkerError, first_line
 from ..runtime.events import Events
 from ..runtime.pinning import take_place
 from ..runtime.process import leave, read_identity
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         events = Events(read_identity(os.environ).rank)
         # Not by loading torch: it may bind this thread to a CPU, which the program would inherit.
         take_place(os.environ, _requested_threads)
-        own = json.loads(Path(args.environment).read_text()) if args.environment else []
+        own = read_words(Path(args.environment)) if args.environment else []
         environ = program_environment(os.environ, str(Path.cwd() / args.output), own)
     except WorkerError as error:
         events.error(error.message, error.hint)
@@ -50,6 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code and not asked:
         events.error(_describe(name, code), exit_code=code)
     return code
+
+
+def read_words(path: Path) -> list[str]:
+    """Return the user's ``NAME=VALUE`` words. Raises :class:`BackendError` if the file is damaged."""
+    try:
+        words = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BackendError(f"{path} can't be read: {first_line(error)}") from error
+    if not isinstance(words, list) or not all(isinstance(w, str) and "=" in w for w in words):
+        raise BackendError(f"{path} is not a list of NAME=VALUE")
+    return words
 
 
 def _run(program: Sequence[str], folder: str, environ: dict[str, str]) -> tuple[int, bool]:

@@ -88,6 +88,6 @@ def parse_event(line: str) -> dict[str, Any] | None:
         return None
     try:
         event = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

@@ -107,7 +107,7 @@ def _lines_until(path: Path, step: int) -> list[str]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
             known = json.loads(line)["step"] <= step
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             break
         if not known or not line.endswith("\n"):
             break

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -108,9 +108,12 @@ def _question(place: str, record: Any) -> Question:
 
 
 def _read_lines(stream: TextIO) -> Iterator[Question]:
-    for number, line in enumerate(stream, start=1):
+    for number in count(1):
         place = f"line {number}"
         try:
+            line = stream.readline()
+            if not line:
+                return
             record = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError) as error:
             raise DatasetError(f"{place}: is not JSON") from error

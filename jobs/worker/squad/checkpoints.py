@@ -57,6 +57,17 @@ class RunIdentity(NamedTuple):
     ground: Mapping[str, str]
     """What the last bit of the results depends on. A change is reported, not refused."""
 
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> RunIdentity:
+        """Restore the result of ``_asdict`` from JSON."""
+        return RunIdentity(
+            world_size=int(content["world_size"]),
+            dtype=str(content["dtype"]),
+            features=str(content["features"]),
+            options=dict(**content["options"]),
+            ground=dict(**content.get("ground", {})),
+        )
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -201,9 +212,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Return a checkpoint's description. Raises :class:`CheckpointError`."""
     try:
         content = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
-        identity = RunIdentity(**{"ground": {}, **content["identity"]})
+        identity = RunIdentity.from_dict(content["identity"])
         return Checkpoint(identity, TrainingProgress.from_dict(content["progress"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    # A damaged file can raise anything.
+    except Exception as error:
         raise _unreadable(folder, error) from error
 
 
@@ -262,7 +274,8 @@ def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
 
 def _read_state(folder: Path) -> Any:
     try:
-        return torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+        tensors = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+        return {name: tensors[name] for name in ("model", "optimizer", "random")}
     # Unpickling a file that is no checkpoint can raise anything.
     except Exception as error:
         raise _unreadable(folder, error) from error

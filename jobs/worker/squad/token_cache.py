@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import time
-import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,8 @@ class TokenCache:
             os.utime(path)
         except FileNotFoundError:
             return None
-        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
+        # A damaged file can raise anything.
+        except Exception:
             with suppress(OSError):
                 path.unlink()
             return None

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from infra.files import parse_as
 from infra.instance_types import INSTANCE_TYPES
 from jobs.experiments.bench_results import (
+    AllReduce,
     BenchResult,
     NodeSpeed,
     SlowNode,
     find_peak,
     find_slow,
-    read_speeds,
 )
 
 
@@ -45,7 +46,7 @@ def speeds(*nodes: NodeSpeed, **more: object) -> BenchResult:
             matrix_size=8192,
             amx_expected=True,
             nodes=nodes,
-            all_reduce=({"bytes": 4096, "seconds": 0.001, "repeats": 5, "bus_gb_s": 0.004},),
+            all_reduce=(AllReduce(bytes=4096, seconds=0.001, repeats=5, bus_gb_s=0.004),),
             torch="2.13.0",
         ),
         **more,  # type: ignore[arg-type]
@@ -118,7 +119,7 @@ def test_what_is_kept_is_read_again() -> None:
 
     kept = json.loads(json.dumps(before.as_dict()))
 
-    assert read_speeds(kept) == before
+    assert parse_as(BenchResult, json.dumps(kept), "kept") == before
     assert kept["slow_nodes"][0]["node"] == "node1"
     assert kept["amx"] is True
     assert kept["nodes"][0]["peak_share"] == pytest.approx(100 / 127.8)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from jobs.launch.manifest import JobManifest, parse_manifest
+from infra.files import parse_as
+from jobs.launch.manifest import JobManifest
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.train.resume import ResumeRequest, resume
 from jobs.worker.squad.options import DEMO
@@ -33,7 +34,7 @@ RECORD = JobManifest(
 
 
 def test_a_manifest_round_trips() -> None:
-    assert parse_manifest(RECORD.render().decode()) == RECORD
+    assert parse_as(JobManifest, RECORD.render().decode(), "start.json") == RECORD
 
 
 def hosts_with(record: JobManifest | str, jobs: str) -> dict[str, FakeHost]:
@@ -125,5 +126,7 @@ def test_a_running_job_is_not_resumed() -> None:
 
 def test_a_record_that_cannot_be_read_is_named() -> None:
     record = JobPaths(PATHS.job_id).manifest
-    with pytest.raises(JobError, match=f"{record} on node0 can't be read"):
+    with pytest.raises(
+        JobError, match=f"the job's record on node0 can't be read: {record}: nnodes: Field required"
+    ):
         run(hosts_with('{"argv": []}', listed(PATHS.job_id, "")), ResumeRequest(None))

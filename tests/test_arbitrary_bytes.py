@@ -1,0 +1,609 @@
+"""Whatever a file contains, its reader returns a value or raises an error that the user understands.
+
+Here are the readers of all files: the user's, those in the tool's home and results folders, on the head, and
+on the nodes. Each gets random bytes, damaged files, and values of the wrong shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.events import EventLog
+from cluster.local_files import ClusterFiles, cluster_names, remembered_cloud
+from infra.errors import SprError
+from infra.key_pair import generate_key_pair, read_public
+from infra.local.base_image import apt_sources, read_os_release
+from infra.local.host import merge_pip_config, render_pip_config, used_ranges
+from infra.local.state import ServerAddress, StateFolder, load_snapshot, save_snapshot
+from jobs.cli import main
+from jobs.cli.bench import render
+from jobs.cli.job_display import render_result
+from jobs.experiments.bench import read_last_speeds
+from jobs.experiments.bench_results import AllReduce, BenchResult, NodeSpeed
+from jobs.launch.manifest import JobManifest, read_manifest
+from jobs.launch.plan import JobPaths, PlacementOptions
+from jobs.launch.record import read_job_id
+from jobs.train import reference
+from jobs.train.predict import answer_on_head, read_context
+from jobs.train.presets import PRESETS
+from jobs.train.request import TrainRequest, check_inputs
+from jobs.train.resume import ResumeRequest, plan_again
+from jobs.train.train import apply_tuned, read_results
+from jobs.train.tuned import TuningKey, TuningResult, read_tuned, render_tuned
+from jobs.worker.program.__main__ import read_words
+from jobs.worker.program.environment import program_environment
+from jobs.worker.runtime.errors import WorkerError
+from jobs.worker.runtime.events import parse_event
+from jobs.worker.runtime.metrics import Metrics
+from jobs.worker.squad import answer, checkpoints
+from jobs.worker.squad.divergence import DivergenceDetector
+from jobs.worker.squad.options import SAMPLE, TrainOptions
+from jobs.worker.squad.state import TrainingProgress
+from jobs.worker.squad.token_cache import TokenCache
+from jobs.worker.squad.tokens import Encoded, Tokens
+from provision.facts import gather_facts
+from provision.host_keys import check_pinned_keys, pin_host_keys, pinned_host_keys
+from provision.stacks.load import load_stack
+from provision.stacks.lock import Pinned, read_lock, render_lock
+from tests.fakes import FakeHost, facts_answer
+from tests.jobs.report.sample_runs import make_results
+
+DEEP = 100_000
+KEY = generate_key_pair("")
+STACK = load_stack("upstream")
+OPTIONS = TrainOptions(model="model", data="data.json")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A file's path in the working folder, a valid content, and the code that reads and uses it."""
+
+    file: str
+    valid: Callable[[], bytes]
+    read: Callable[[], object]
+
+
+def run(*words: str) -> None:
+    """Run a command as a user does, with a standard output that takes no invalid text."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    err = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+        out.flush()
+    if code:
+        raise SprError(err.getvalue())
+
+
+def lines(*rows: object) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def head(path: str) -> FakeHost:
+    """A head whose answer to every command is the content of a file."""
+    return FakeHost("node0", [("", lambda _: Path(path).read_text("utf-8", errors="replace"))])
+
+
+# What users name
+
+
+def read_data() -> None:
+    check_inputs(OPTIONS)
+
+
+def read_stacks() -> None:
+    run("stacks")
+    run("stacks", "--json")
+    load_stack("mine")
+
+
+def valid_lock() -> bytes:
+    pairs = (text.split("==") for text in STACK.python_packages if "==" in text)
+    return render_lock(
+        STACK, [Pinned(name, version, ("a" * 64,)) for name, version in pairs]
+    ).encode()
+
+
+def read_faults() -> None:
+    run("local", "faults", "faults.toml")
+
+
+def read_policy() -> None:
+    Path("iam.toml").write_text(f'[iam]\npolicy = "{Path("policy.json").resolve()}"\n')
+    run("local", "faults", "iam.toml")
+
+
+def predict_on_head() -> None:
+    answer_on_head(head("answers.jsonl"), ["Who?"], "Somebody did.", Path("model"), None)
+
+
+def answer_lines() -> None:
+    with Path("questions.jsonl").open(encoding="utf-8") as file:
+        [*answer._read_lines(file)]
+
+
+# The home folder
+
+FILES = ClusterFiles(Path("home/spr"))
+
+
+def read_host_keys() -> None:
+    for alias in ("i-1", "i-2"):
+        if pinned := pinned_host_keys(FILES.known_hosts, alias):
+            check_pinned_keys("node0", alias, pinned, (KEY.public.strip(),), FILES.known_hosts)
+    pin_host_keys(FILES.known_hosts, "i-2", [KEY.public.strip()])
+
+
+def read_ssh_config() -> None:
+    remembered_cloud("spr")
+    cluster_names()
+    cluster_names("local")
+
+
+def read_event_log() -> None:
+    EventLog(FILES.events).record("done", "\udcff")
+    run("events")
+    run("events", "--json")
+
+
+EVENT = {"time": "2026-11-21T08:00:00+00:00", "event": "done", "what": "Buy", "resources": ["i-1"]}
+CLOUD = StateFolder(Path("home/.local-cloud"))
+
+
+def valid_snapshot() -> bytes:
+    save_snapshot(CLOUD, {"us-east-1": [1, "a", None]})
+    return CLOUD.snapshot.read_bytes()
+
+
+# Results
+
+
+def read_results_folder() -> None:
+    read_job_id(Path("out"))
+    run("report", "out")
+    run("report", "out", "--json", "--price", "1", "--compare", "out")
+
+
+def read_own_results() -> None:
+    read_results_folder()
+    done: Any = SimpleNamespace(
+        plan=SimpleNamespace(results=Path("out")), record=SimpleNamespace(job="squad-1")
+    )
+    json.dumps(result := read_results(done))
+    render_result(result, Path("out"))
+
+
+def read_reference() -> None:
+    job: Any = SimpleNamespace(
+        placement={"nproc_per_node": 1, "backend": "gloo"},
+        nodes=[{"name": "node0"}],
+        argv=(),
+        seconds=1.0,
+    )
+    render_result(reference.read_results(Path("out"), PRESETS["distilbert"], STACK, job), Path())
+
+
+STUDY = {"runs": [{"nodes": n, "samples_per_second": 9.5 * n, "name": "strong"} for n in (1, 2)]}
+METRIC = {"step": 1, "time": 0.5, "loss": 5.0, "lr": 1e-5, "samples": 8, "tokens": 80, "padded": 96}
+LOSSES = {"log_history": [{"step": 1, "loss": 0.5}]}
+
+# On the head
+
+TUNED = TuningResult(
+    TuningKey("upstream", "gloo", "tcp", "auto", False, "scratch", 384, "1 x Xeon"),
+    2,
+    1,
+    8,
+    57.5,
+    "2026-11-21T08:00:00+00:00",
+)
+MANIFEST = JobManifest(tuple(TrainOptions().to_argv()), 1, 1, PlacementOptions(), {"A": "b"})
+SPEEDS = BenchResult(
+    "2026-11-21T08:00:00+00:00",
+    "spr",
+    *("upstream", "gloo", "bf16", "every CPU has it"),
+    1024,
+    True,
+    tuple(
+        NodeSpeed(f"node{n}", f"i-{n}", "r7iz.metal-16xl", "ip", 32, 1.5, 3.0, 90.5, True, "amx")
+        for n in range(2)
+    ),
+    (AllReduce(1 << 20, 0.5, 9, 1.5),),
+    "2.13.0",
+)
+
+
+def read_head_tuned() -> None:
+    found = read_tuned(head("tuned.json"), TUNED.key)
+    if found:
+        request = TrainRequest(
+            TrainOptions(), Path("out"), may_tune=frozenset({"placement", "batch_size"})
+        )
+        apply_tuned(found, request, 2)
+
+
+def read_head_manifest() -> None:
+    manifest = read_manifest(head("start.json"), JobPaths("squad-1"))
+    plan_again(manifest, ResumeRequest("squad-1"), 1, "squad-1")
+
+
+def read_head_speeds() -> None:
+    speeds = read_last_speeds(head("speeds.json"), "spr")
+    context: Any = SimpleNamespace(
+        cloud=SimpleNamespace(has_amx=True, billed=True, region="us-east-1"),
+        files=FILES,
+    )
+    [*render(speeds, context)]
+    json.dumps(speeds.as_dict())
+
+
+# On the nodes
+
+
+def read_own_metrics() -> None:
+    Metrics(Path(), 0, print).begin(2)
+
+
+def read_program_environment() -> None:
+    try:
+        own = read_words(Path("environment.json"))
+    except WorkerError:
+        return
+    program_environment({"PMI_RANK": "0", "PMI_SIZE": "1"}, "output", own)
+
+
+IDENTITY = checkpoints.RunIdentity(1, "bf16", "abc", {"epochs": 1}, {"torch": "2.13.0"})
+CHECKPOINT = checkpoints.Checkpoint(
+    IDENTITY, TrainingProgress(7, 70, 900, 1.25, [(1, 0.1)], [(3, 0.5)], DivergenceDetector(0.2))
+)
+
+
+def read_own_checkpoint() -> None:
+    found = checkpoints.read_checkpoint(Path("checkpoints/step-000007"))
+    checkpoints.require_same(found.identity, IDENTITY)
+    found.progress.watch.see(0.5)
+
+
+def valid_state() -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"model": {"a": torch.zeros(1)}, "optimizer": {}, "random": []}, buffer)
+    return buffer.getvalue()
+
+
+def valid_tokens() -> bytes:
+    texts = Tokens(np.zeros(2, np.int32), np.array([0, 2]), np.zeros((2, 2), np.int32))
+    TokenCache("tokens").store("key", Encoded(texts, texts))
+    return Path("tokens/key.npz").read_bytes()
+
+
+READERS = {
+    # What users name
+    "data": Reader("data.json", SAMPLE.read_bytes, read_data),
+    "context": Reader("text.txt", lambda: b"Somebody did.", lambda: read_context("text.txt")),
+    "stacks": Reader(
+        "spr-cluster.toml",
+        lambda: (
+            b'[stacks.mine]\nbase = "upstream"\nsummary = "x"\npython_packages = ["datasets==4.1.0"]\n'
+            b'environment = {A = "b"}\nuse_ipex = false\nindexes = ["https://a"]\nubuntu = "24.04"\n'
+        ),
+        read_stacks,
+    ),
+    "lock": Reader(
+        "spr-cluster.locks/upstream.txt",
+        valid_lock,
+        lambda: read_lock(STACK, Path()),
+    ),
+    "faults": Reader(
+        "faults.toml",
+        lambda: (
+            b'profile = "fast"\nseed = 7\n[quota]\n[[error]]\naction = "RunInstances"\ncode = "X"\n'
+            b'times = 2\nafter = 1\n[[machine]]\nn = 0\nfate = "dies"\n'
+        ),
+        read_faults,
+    ),
+    "policy": Reader(
+        "policy.json",
+        lambda: b'{"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}',
+        read_policy,
+    ),
+    # The home folder
+    "known_hosts": Reader(
+        "home/spr/known_hosts",
+        lambda: f"i-1 {KEY.public}\ni-3 {KEY.public}\n".encode(),
+        read_host_keys,
+    ),
+    "ssh_config": Reader(
+        "home/spr/ssh_config", lambda: b"# spr-cluster lives in: local us-east-1\n", read_ssh_config
+    ),
+    "key": Reader("home/spr/id", KEY.private.encode, lambda: read_public(Path("home/spr/id"))),
+    "events": Reader("home/spr/events.jsonl", lambda: lines(EVENT, EVENT), read_event_log),
+    "server": Reader(
+        "home/.local-cloud/server.json",
+        lambda: b'{"pid": 1, "port": 80}',
+        lambda: ServerAddress.read(CLOUD),
+    ),
+    "snapshot": Reader(
+        "home/.local-cloud/ec2.pickle", valid_snapshot, lambda: load_snapshot(CLOUD)
+    ),
+    # Results folders
+    "job.json": Reader(
+        "out/job.json",
+        lambda: lines(
+            {
+                "job": "squad-1",
+                "cloud": "aws",
+                "nodes": [{"type": "r7iz.metal-16xl"}],
+                "more": {"cloud": "aws"},
+                "command": "spr-cluster train \udcff",
+            }
+        ),
+        read_results_folder,
+    ),
+    "results.json": Reader(
+        "out/results.json",
+        lambda: lines({**make_results(2), "loss_curve": [[1, 0.5], [2, 0.25]]}),
+        read_own_results,
+    ),
+    "scaling.json": Reader("out/scaling.json", lambda: lines(STUDY), read_results_folder),
+    "metrics": Reader(
+        "out/metrics/rank-0.jsonl",
+        lambda: lines(METRIC, {**METRIC, "step": 2}),
+        read_results_folder,
+    ),
+    "all_results.json": Reader(
+        "out/all_results.json",
+        lambda: lines(
+            {
+                "train_runtime": 5.0,
+                "eval_f1": 80.5,
+                "eval_exact_match": 70.5,
+                "train_samples_per_second": 3.5,
+            }
+        ),
+        read_reference,
+    ),
+    "trainer_state.json": Reader("out/trainer_state.json", lambda: lines(LOSSES), read_reference),
+    # The head
+    "tuned": Reader("tuned.json", lambda: render_tuned([TUNED]).encode(), read_head_tuned),
+    "manifest": Reader("start.json", MANIFEST.render, read_head_manifest),
+    "speeds": Reader("speeds.json", lambda: lines(SPEEDS.as_dict()), read_head_speeds),
+    "answers": Reader(
+        "answers.jsonl", lambda: lines({"text": "a", "score": 0.5, "start": 3}), predict_on_head
+    ),
+    "facts": Reader(
+        "facts.json",
+        lambda: facts_answer().encode(),
+        lambda: gather_facts(head("facts.json")),
+    ),
+    "job's output": Reader(
+        "log",
+        lambda: b'@spr {"event": "step", "step": 1}\n',
+        lambda: [parse_event(line) for line in Path("log").read_text(errors="replace").split("\n")],
+    ),
+    # The nodes
+    "questions": Reader(
+        "questions.jsonl", lambda: lines({"question": "Who?", "context": "He."}), answer_lines
+    ),
+    "own metrics": Reader("metrics/rank-0.jsonl", lambda: lines(METRIC), read_own_metrics),
+    "environment": Reader("environment.json", lambda: b'["A=b"]', read_program_environment),
+    "checkpoint.json": Reader(
+        "checkpoints/step-000007/checkpoint.json",
+        lambda: lines({"identity": IDENTITY._asdict(), "progress": asdict(CHECKPOINT.progress)}),
+        read_own_checkpoint,
+    ),
+    "state.pt": Reader(
+        "checkpoints/state.pt", valid_state, lambda: checkpoints._read_state(Path("checkpoints"))
+    ),
+    "tokens": Reader("tokens/key.npz", valid_tokens, lambda: TokenCache("tokens").load("key")),
+    # This machine's configuration
+    "pip.conf": Reader(
+        "pip.conf",
+        lambda: b"[global]\nindex-url = https://a\ntimeout = 5\n[install]\nfind-links = a\n b\n",
+        lambda: render_pip_config(merge_pip_config([Path("pip.conf")], {})),
+    ),
+    "resolv.conf": Reader(
+        "resolv.conf",
+        lambda: b"nameserver 10.0.0.2\nsearch a\n",
+        lambda: used_ranges(lambda _: "[]", Path("resolv.conf")),
+    ),
+    "os-release": Reader(
+        "os-release",
+        lambda: b'ID=debian\nNAME="a b"\n',
+        lambda: read_os_release(Path("os-release")),
+    ),
+    "sources.list": Reader(
+        "apt/sources.list",
+        lambda: b"deb http://a bookworm main\n",
+        lambda: apt_sources(Path("apt"), "bookworm"),
+    ),
+    "debian.sources": Reader(
+        "apt2/sources.list.d/debian.sources",
+        lambda: b"Types: deb\nURIs: http://a\nSuites: bookworm\nComponents: main\n",
+        lambda: apt_sources(Path("apt2"), "bookworm"),
+    ),
+}
+
+ODD_VALUES: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        -1,
+        0,
+        1.5,
+        10**400,
+        10**18,
+        math.nan,
+        math.inf,
+        "",
+        "x",
+        "\ud800",
+        "\0",
+        "9" * 99,
+    ),
+    *([], {}, [[]], [None], ["x"], [1, 2], {"a": {}}, {"": None}),
+)
+ODD_TOML = (
+    *("1", "-1", "nan", "inf", "true", '"x"', '""', '"\\u0000"', "[]", "{}", "1979-05-27"),
+    *('[[["x"]]]', "{a.b.c = 1}", f"0x{'f' * 5000}", "[1, 2]", '["x"]', "9" * 5000, '"\\u001b"'),
+)
+ODD_BYTES = (
+    *(
+        b"\0",
+        b"\xff",
+        b"\xed\xa0\x80",
+        b"\x1b[31m",
+        b"\n",
+        b"\r",
+        b"\x85",
+        b"\xe2\x80\xa8",
+        b"{",
+        b"]",
+    ),
+    *(b'"', b"#", b" ", b"=", b"\xef\xbb\xbf", b"9" * 5000, b"\\ud800", b"NaN", b"x" * 70_000),
+)
+FIXED = {
+    "nothing": b"",
+    "spaces": b" \n\t\n",
+    "a deep JSON list": b"[" * DEEP,
+    "a closed deep JSON list": b"[" * DEEP + b"]" * DEEP,
+    "a JSON list of moderate depth": b"[" * 900 + b"]" * 900,
+    "a deep JSON object": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    "a deep TOML array": b"a = " + b"[" * DEEP + b"]" * DEEP,
+    "a deep TOML key": b"[stacks.mine.environment" + b".a" * DEEP + b"]\nb = 1\n",
+    "a deep TOML value": b"seed" + b".a" * DEEP + b" = 1\n",
+    "an integer of many digits": b"1" * 50_000,
+    "a long line": b"x" * 2_000_000,
+    "NUL bytes": b"\0" * 50_000,
+    "UTF-16": '{"a": 1}'.encode("utf-16"),
+    "half a surrogate pair": b'{"event": "\\ud800", "time": "\\ud800", "what": "\\ud800"}',
+    "memory for an array": b"\x93NUMPY\x01\x00v\x00{'descr': '<i4', 'fortran_order': False, "
+    b"'shape': (99999999999999,), }" + b" " * 40 + b"\n",
+}
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to every value in a document."""
+    yield path
+    below = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree if isinstance(tree, list) else ())
+    )
+    for key, value in below:
+        yield from places(value, (*path, key))
+
+
+def misshapen(text: str, number: int) -> str:
+    """A JSON document with one value of another shape, or without one key."""
+    tree, chance = json.loads(text), random.Random(number)
+    path = chance.choice([*places(tree)])
+    if not path:
+        return json.dumps(chance.choice(ODD_VALUES))
+    *above, last = path
+    owner = tree
+    for key in above:
+        owner = owner[key]
+    if chance.random() < 0.2:
+        del owner[last]
+    else:
+        owner[last] = chance.choice(ODD_VALUES)
+    return json.dumps(tree)
+
+
+def damaged(valid: bytes, number: int) -> bytes:
+    """A file with a defect: cut, with odd bytes, or with a value of another shape."""
+    chance = random.Random(number)
+    text = valid.decode("utf-8", "replace")
+    where = chance.randrange(len(valid) + 1)
+    kind = chance.randrange(6)
+    if kind == 0:
+        return valid[:where]
+    if kind == 1:
+        return valid[:where] + chance.choice(ODD_BYTES) + valid[where:]
+    if kind == 2:
+        return valid[:where] + chance.randbytes(8) + valid[where + 8 :]
+    with contextlib.suppress(ValueError):
+        return misshapen(text, number).encode()
+    rows = text.split("\n")
+    row = chance.randrange(len(rows))
+    with contextlib.suppress(ValueError):
+        rows[row] = misshapen(rows[row], number)
+        return "\n".join(rows).encode()
+    rows[row] = re.sub(r"= .*", lambda _: f"= {chance.choice(ODD_TOML)}", rows[row])
+    words = rows[row].split(" ")
+    if "=" not in words:
+        words[chance.randrange(len(words))] = chance.choice(("", "x", "é", "-1", "9" * 30, "\0"))
+    rows[row] = " ".join(words)
+    return "\n".join(rows).encode()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("bytes")
+        patch.chdir(folder)
+        for name in ("home/.local-cloud", "out/metrics", "model", "tokens"):
+            Path(name).mkdir(parents=True)
+        CLOUD.root.chmod(0o700)
+        Path("model/config.json").write_text("{}")
+        yield folder
+
+
+@pytest.fixture
+def reader(name: str, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    monkeypatch.setenv("SPR_CLUSTER_HOME", "home")
+    found = READERS[name]
+    Path(found.file).parent.mkdir(parents=True, exist_ok=True)
+    # A results folder with nothing but a damaged file is refused as a whole.
+    Path("out/results.json").write_bytes(READERS["results.json"].valid())
+    Path("out/all_results.json").write_bytes(READERS["all_results.json"].valid())
+    return found
+
+
+def read_bytes(reader: Reader, content: bytes) -> None:
+    path = Path(reader.file)
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+    with contextlib.suppress(SprError, WorkerError):
+        reader.read()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_valid_file_is_read(name: str, reader: Reader) -> None:
+    Path(reader.file).write_bytes(reader.valid())
+    reader.read()
+
+
+@pytest.mark.parametrize("content", FIXED.values(), ids=FIXED)
+@pytest.mark.parametrize("name", READERS)
+def test_a_hostile_file_is_understood(name: str, content: bytes, reader: Reader) -> None:
+    read_bytes(reader, content)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_any_bytes_are_a_value_or_a_clear_error(name: str, reader: Reader) -> None:
+    valid = reader.valid()
+
+    @settings(max_examples=100)
+    @given(
+        st.one_of(st.binary(max_size=200), st.integers(0, 2**32).map(lambda n: damaged(valid, n)))
+    )
+    def check(content: bytes) -> None:
+        read_bytes(reader, content)
+
+    check()

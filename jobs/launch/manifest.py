@@ -31,7 +31,7 @@ class JobManifest:
 
 
 def parse_manifest(text: str) -> JobManifest:
-    """Return what :meth:`JobManifest.render` wrote. Raises ``ValueError`` or ``TypeError`` otherwise."""
+    """Return what :meth:`JobManifest.render` wrote. Other text raises various errors."""
     content = json.loads(text)
     placement = PlacementOptions(**content.pop("placement"))
     return JobManifest(**{**content, "argv": tuple(content["argv"]), "placement": placement})
@@ -41,5 +41,5 @@ def read_manifest(head: Host, paths: JobPaths) -> JobManifest:
     """Read a job's manifest from the head. Raises :class:`JobError` if it is damaged."""
     try:
         return parse_manifest(head.run(f"cat {paths.manifest}").stdout)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise JobError(f"{paths.manifest} on node0 can't be read: {error}") from error

@@ -39,15 +39,18 @@ def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
 
 
 def read_results(done: JobResult) -> dict[str, Any]:
-    """Return the ``results.json`` that a job left. Raises :class:`JobError` if there is none."""
+    """Return the ``results.json`` that a job left. Raises :class:`JobError` if there is no valid one."""
     assert done.plan.results is not None
     path = done.plan.results / "results.json"
+    hint = f"the whole log is {done.plan.results / 'log'}"
     if not path.is_file():
-        raise JobError(
-            f"job {done.record.job} left no results.json",
-            hint=f"the whole log is {done.plan.results / 'log'}",
-        )
-    content: dict[str, Any] = json.loads(path.read_text())
+        raise JobError(f"job {done.record.job} left no results.json", hint=hint)
+    try:
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise JobError(f"{path} is not what a job writes", hint=hint)
     return content
 
 

@@ -44,6 +44,10 @@ def render_ssh_config(nodes: Sequence[Node]) -> str:
         "    IdentitiesOnly yes\n"
         "    BatchMode yes\n"
         "    ConnectTimeout 20\n"
+        # A connection to a node that is gone breaks after 45 s; mpirun would wait for it forever.
+        "    ServerAliveInterval 15\n"
+        "    ServerAliveCountMax 3\n"
+        "    TCPKeepAlive yes\n"
         "    StrictHostKeyChecking yes\n"
         "    LogLevel ERROR\n"
         # OpenSSH's default key exchange takes 50 ms longer per connection.
@@ -81,7 +85,8 @@ def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str) -> st
         f'    UserKnownHostsFile "{known_hosts}"\n'
         "    IdentitiesOnly yes\n"
         "    StrictHostKeyChecking yes\n"
-        "    ServerAliveInterval 20"
+        "    ServerAliveInterval 20\n"
+        "    ServerAliveCountMax 3"
     )
     return "\n\n".join([*blocks, common]) + "\n"
 

@@ -78,3 +78,9 @@ class HostsError(SprError):
 
 class JobError(SprError):
     """A job ended without a result."""
+
+
+class HangupError(KeyboardInterrupt):
+    """SIGHUP, usually because the terminal is gone: treated like Ctrl-C, except that jobs go on."""
+
+    exit_code = 129

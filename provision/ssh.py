@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from provision.host import CONNECT_TIMEOUT_S, LineSink, Login, Result
 from provision.host_keys import pin_host_keys, pinned_host_keys
 
 _KEEPALIVE_S = 20
+# A connection whose packets are lost breaks after this time; TCP alone would try for 15 minutes.
+_LOST_S = 60
 _PORT = 22
 # paramiko's exit code if the connection ended before the command did.
 _NO_EXIT_CODE = -1
@@ -119,6 +122,9 @@ class SshHost:
                 "is port 22 blocked?",
             ) from None
         connection.transport.set_keepalive(_KEEPALIVE_S)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            limit = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _LOST_S)
+            connection.transport.sock.setsockopt(*limit)
         self._connection = connection
         return connection
 

@@ -20,19 +20,20 @@ from cluster.cli.common import (
     record_failure,
 )
 from cluster.cli.display import make_progress
+from cluster.cli.lost_job import end_lost_job, find_lost_job
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.proposal import Proposal, propose
 from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
-from cluster.nodes import Cluster, rank_nodes
-from cluster.running_job import find_running_job, job_is_running
+from cluster.nodes import Cluster
 from infra.actions import Plan
 from infra.cluster_record import merge_options
 from infra.errors import SprError, UsageError
 from infra.inventory import describe_inventory
 from infra.ownership import ForeignClusterError
+from infra.plan import PlanInput
 from infra.purchase import Offer
 from infra.spec import parse_ssh_cidr
 from infra.tags import render_time
@@ -84,7 +85,7 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "repair",
         "Restore a cluster: nodes that are missing, stopped, impaired, or unreachable are replaced.\n"
-        "If the head is missing, a worker becomes the head.",
+        "If the head is missing, a worker becomes the head. A job that has lost a node is ended.",
         _REPAIR_EXAMPLES,
     )
     add_cluster_options(repair)
@@ -126,29 +127,16 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
         proposal = propose(ctx, plan_input)
         if args.dry_run:
             return _show(proposal, as_json=args.json)
-        _check_no_job_loses_its_nodes(proposal)
+        lost = find_lost_job(proposal)
+        if lost:
+            print(f"The running {lost}; it will be ended.", file=sys.stderr)
         if proposal.plan.changes and cloud.billed:
             confirm_purchase(proposal, yes=args.yes)
+        if lost:
+            end_lost_job(proposal, lost)
         cluster = apply_proposal(proposal, yes=args.yes)
     _report(cluster, proposal, as_json=args.json)
     return 0
-
-
-def _check_no_job_loses_its_nodes(proposal: Proposal) -> None:
-    """Raise :class:`UsageError` if healthy nodes would be removed while a job is running."""
-    plan_input, nodes = proposal.plan_input, rank_nodes(proposal.plan.keep)
-    healthy = {
-        instance.id
-        for instance in plan_input.found.alive
-        if instance.state == "running" and instance.id not in plan_input.unhealthy
-    }
-    going = {id_ for action in proposal.plan.terminations for id_ in action.ids}
-    if going & healthy and nodes and nodes[0].instance.state == "running":
-        job = find_running_job(proposal.ctx.host_opener()(nodes[0]))
-        found = f"job {job} is running" if job else "no job is running"
-        proposal.ctx.events.record("checked", found, resources=sorted(going & healthy))
-        if job:
-            raise job_is_running(job)
 
 
 def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
@@ -172,9 +160,8 @@ def _show(proposal: Proposal, *, as_json: bool) -> int:
     return 0
 
 
-def _check_may_change(proposal: Proposal, plan: Plan, reason: str, *, yes: bool) -> None:
+def _check_may_change(proposal: Proposal, reason: str, *, yes: bool) -> None:
     """Raise :class:`SprError` if a cluster that seemed up to date would change unconfirmed."""
-    _check_no_job_loses_its_nodes(dataclasses.replace(proposal, plan=plan))
     if proposal.ctx.cloud.billed and not yes:
         raise SprError(
             f"the cluster is degraded: {reason}; nothing was changed",
@@ -190,9 +177,12 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
     def offers() -> Sequence[Offer]:
         return proposal.offers or find_offers(ctx, proposal.plan_input)
 
-    def report_new_plan(plan: Plan, reason: str) -> None:
+    def report_new_plan(plan_input: PlanInput, plan: Plan, reason: str) -> None:
+        lost = find_lost_job(dataclasses.replace(proposal, plan_input=plan_input, plan=plan))
         if not proposal.plan.changes:
-            _check_may_change(proposal, plan, reason, yes=yes)
+            _check_may_change(proposal, reason, yes=yes)
+        if lost:
+            end_lost_job(proposal, lost)
         steps = ", ".join(action.kind.value.lower() for action in plan.actions)
         print(f"New plan ({reason}): {steps}", file=sys.stderr)
 

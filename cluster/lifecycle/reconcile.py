@@ -180,7 +180,7 @@ def bring_up(
     plan_input: PlanInput,
     plan: Plan,
     offers: Callable[[], Sequence[Offer]],
-    on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
+    on_new_plan: Callable[[PlanInput, Plan, str], None] = lambda _input, _plan, _reason: None,
 ) -> Cluster:
     """Apply a plan; if it no longer fits what exists, observe and plan again, a bounded number of times.
 
@@ -212,7 +212,7 @@ def _bring_up(
     plan_input: PlanInput,
     plan: Plan,
     offers: Callable[[], Sequence[Offer]],
-    on_new_plan: Callable[[Plan, str], None],
+    on_new_plan: Callable[[PlanInput, Plan, str], None],
 ) -> Cluster:
     stack: Stack = load_stack(plan_input.spec.stack)
     replacements, had_group = 0, plan_input.group is not None
@@ -240,7 +240,7 @@ def _bring_up(
         plan_input = _observe_again(ctx, plan_input, unhealthy)
         had_group = _check_still_there(ctx, plan_input, had_group)
         plan = plan_up(plan_input)
-        on_new_plan(plan, reason)
+        on_new_plan(plan_input, plan, reason)
     raise SprError(
         f"the cluster did not come up: {reason}",
         hint="try another --instance-type or --region; `spr-cluster ssh` into a node may show more"

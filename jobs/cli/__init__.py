@@ -9,13 +9,14 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 
 from cluster.cli.parser import HelpFormatter, Parser
 from cluster.cli.wrapping import wrap
 from infra.api_time import API_TIME
-from infra.errors import SprError, UsageError
+from infra.errors import HangupError, SprError, UsageError
 from jobs.cli.commands import COMMANDS, render_commands
 
 _DESCRIPTION = """\
@@ -31,7 +32,8 @@ The same without an account and at no cost, in containers on this machine (Linux
 """
 _EPILOG = """\
 `spr-cluster COMMAND --help` shows a command's options and examples.
-Exit codes: 0 done, 1 failed, 2 usage error and nothing changed, 130 interrupted by Ctrl-C."""
+Exit codes: 0 done, 1 failed, 2 usage error and nothing changed, 130 interrupted by Ctrl-C,
+129 terminal closed."""
 _POSITIONAL = {"cluster", "file", "folder", "job", "node", "time"}
 
 
@@ -75,16 +77,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "run" not in args:
         parser.print_help()
         return 2
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminate)
+    _handle_signals()
     API_TIME.on_offset = _warn
     try:
         _refuse_empty(args)
         return int(args.run(args))
     except KeyboardInterrupt as interrupt:
         # A second Ctrl-C, while existing resources were being listed, arrives here, too.
-        print("\ninterrupted", file=sys.stderr)
-        _exit_at_once(143 if isinstance(interrupt, TerminatedError) else 130)
+        with suppress(OSError):
+            print("\ninterrupted", file=sys.stderr)
+        _exit_at_once(getattr(interrupt, "exit_code", 130))
     except BrokenPipeError:
         _exit_at_once(1)
     except Exception as error:
@@ -124,11 +126,31 @@ def _translate(error: Exception) -> SprError | None:
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: treated like Ctrl-C, with SIGTERM's exit code."""
+    """SIGTERM: treated like Ctrl-C."""
+
+    exit_code = 143
+
+
+def _handle_signals() -> None:
+    signal.signal(signal.SIGTERM, _terminate)
+    # `nohup` has it ignored.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _hang_up)
 
 
 def _terminate(_number: int, _frame: object) -> None:
     raise TerminatedError
+
+
+def _hang_up(_number: int, _frame: object) -> None:
+    # Both the shell and the kernel send one.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:  # A closed terminal: what is printed from now on must not fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    raise HangupError
 
 
 def _warn(text: str) -> None:
@@ -142,5 +164,6 @@ def _report(error: SprError) -> int:
 
 def _exit_at_once(code: int) -> None:
     """Exit without waiting for threads that still wait for machines."""
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
   spr-cluster fetch --last
-  spr-cluster fetch squad-20260731-142501 --results ./best
+  spr-cluster fetch squad-20260731-142501-k3f --results ./best
   spr-cluster fetch --last --push-to s3://my-models/squad
 """
 
@@ -42,7 +42,7 @@ def add_parser(subparsers: SubParsers) -> None:
         _EXAMPLES,
     )
     parser.add_argument(
-        "job", nargs="?", metavar="JOB", help="job ID, such as squad-20260731-142501"
+        "job", nargs="?", metavar="JOB", help="job ID, such as squad-20260731-142501-k3f"
     )
     parser.add_argument("--last", action="store_true", help="fetch the newest job on the head")
     parser.add_argument(
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     check_results(results, found.job)
     with progress.phase(f"Fetch {found.job}"):
         write_job_id(results, found.job)
-        fetch(head, JobPaths(found.job), results)
+        fetch(head, JobPaths(found.job), results, ctx.flags)
     pushed = push(target, results, found.job, progress)
     if args.json:
         print(json.dumps({**found.as_dict(), "results": str(results), "pushed_to": pushed}))

@@ -18,7 +18,7 @@ from jobs.report.sections import build_report
 
 _EXAMPLES = """\
   spr-cluster report                                  the newest results in ./results
-  spr-cluster report results/squad-20260731-142501
+  spr-cluster report results/squad-20260731-142501-k3f
   spr-cluster report four --compare one --compare two --instance-type r7iz.metal-16xl
 """
 

@@ -12,6 +12,7 @@ from jobs.launch.plan import STOP_SECONDS, PlacementOptions, new_job_id
 from jobs.launch.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest
 from jobs.train.train import plan_training
+from jobs.worker.runtime.stopping import EXIT_CODE as STOPPED
 from jobs.worker.squad.options import TrainOptions
 
 
@@ -30,7 +31,10 @@ class TrialSeries:
         title: str,
         nodes: int | None = None,
     ) -> TrialResult:
-        """Run one trial on the first ``nodes`` nodes. A failure is a result, too."""
+        """Run one trial on the first ``nodes`` nodes. A failure is a result, too.
+
+        Raises :class:`JobError` if the trial was stopped: that ends the series.
+        """
         progress = self.session.context.progress
         with progress.phase(title):
             request = replace(
@@ -52,6 +56,8 @@ class TrialSeries:
             return TrialResult(failure=error.message)
         plan = replace(plan, resume_command=(), stop_seconds=STOP_SECONDS)
         result = self.session.run(plan, placed, quiet=True)
+        if result.exit_code == STOPPED:
+            raise JobError(f"job {result.record.job} was stopped")
         done = TrialResult(placed.ranks.nproc_per_node, placed.ranks.omp_threads)
         trial = result.last_event("trial")
         if result.exit_code != 0 or trial is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
+from infra.errors import JobError
 from jobs import worker
 from jobs.launch.plan import MANIFEST, JobPaths
 from provision.host import Host
@@ -28,6 +29,8 @@ rm -f %UPLOAD%
 # Checkpoints, ours and those of transformers' Trainer, stay on the nodes for a resumed job.
 _NOT_FETCHED = "--exclude=output/checkpoints --exclude='output/model/checkpoint-*' --exclude=.keep"
 _TRANSFER_TIMEOUT_S = 1800
+# What reading and unpacking a damaged archive raises.
+_DAMAGE = (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirectoryError)
 
 
 def worker_files() -> dict[str, Path]:
@@ -61,12 +64,9 @@ def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -
 
 
 def place_again(head: Host, paths: JobPaths, nodes: int) -> None:
-    """Send a job's files from the head to its nodes again, and start a new log."""
+    """Send a job's files from the head to its nodes again."""
     parts = " ".join(f"{paths.relative_root}/{name}" for name in _PARTS)
-    head.run(
-        f"cd ~ && tar -cf {paths.upload} $(ls -d {parts} 2>/dev/null) && {{ "
-        f"cat {paths.log} >> {paths.earlier_log} 2>/dev/null; : > {paths.log}; }}"
-    )
+    head.run(f"cd ~ && tar -cf {paths.upload} $(ls -d {parts} 2>/dev/null)")
     _distribute(head, paths, nodes)
 
 
@@ -120,8 +120,11 @@ def gather_output(head: Host, paths: JobPaths, nodes: int, on_log: Callable[[str
         on_log(line)
 
 
-def fetch(head: Host, paths: JobPaths, target: Path) -> None:
-    """Download the job's output folder and every rank's logs, without checkpoints."""
+def fetch(head: Host, paths: JobPaths, target: Path, flags: str = "") -> None:
+    """Download the job's output folder and every rank's logs, without checkpoints.
+
+    ``flags`` name the cluster in messages. Raises :class:`JobError` if the files arrive damaged.
+    """
     bundle = f"{paths.root}/output.tar"
     # A worker that is gone must not cost the others' files.
     collect = (
@@ -139,8 +142,14 @@ def fetch(head: Host, paths: JobPaths, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder:
         local = Path(folder, "output.tar")
         head.download(bundle, local)
-        with tarfile.open(local) as archive:
-            _extract(archive, target)
+        try:
+            with tarfile.open(local, "r:") as archive:
+                _extract(archive, target)
+        except _DAMAGE as error:
+            raise JobError(
+                f"the results of job {paths.job_id} arrived damaged: {error}",
+                hint=f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip(),
+            ) from error
     head.run(f"rm -f {bundle}")
 
 

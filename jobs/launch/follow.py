@@ -1,14 +1,16 @@
-"""Following a running job: its output, Ctrl-C, and the cause of a failure."""
+"""Following a running job: its output, its silence, Ctrl-C, and the cause of a failure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.running_job import HOW_TO_END
-from infra.errors import HostError, JobError
+from cluster.running_job import how_to_end
+from infra.errors import HangupError, HostError, JobError
 from jobs.launch.launcher import Launcher
 from jobs.launch.mpirun import LaunchCommand
 from jobs.launch.plan import STOP_SECONDS, JobPaths
@@ -31,18 +33,28 @@ class JobOutput:
     """Keep the job's log lines without showing them or its command."""
     lines: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    heard: float = field(default_factory=time.monotonic)
+    """When the job printed its last line."""
 
     def add_line(self, line: str) -> None:
         """Add one line of the job's output."""
+        self.heard = time.monotonic()
         event = parse_event(line)
         if event is None:
             self.lines = [*self.lines[-_KEPT_LOG_LINES:], line]
             if not self.quiet:
-                self.on_log(line)
+                self.show(line)
             return
         if event["event"] not in _NOT_KEPT:
             self.events.append(event)
-        self.on_event(event)
+        # The job matters more than its display, whose terminal may be gone.
+        with suppress(OSError):
+            self.on_event(event)
+
+    def show(self, line: str) -> None:
+        """Show a line, such as one about the job, if there is anyone to see it."""
+        with suppress(OSError):
+            self.on_log(line)
 
     @property
     def errors(self) -> list[Event]:
@@ -58,45 +70,89 @@ def run_command(
 ) -> int:
     """Run a job to its end and return its exit code.
 
-    Ctrl-C stops it on all nodes; after ``grace_s`` seconds, or a second Ctrl-C, it is killed.
+    Ctrl-C stops it on all nodes; after ``grace_s`` seconds, or a second Ctrl-C, it is killed. If the
+    terminal is closed, it goes on.
     """
     for line in (*(f"warning: {text}" for text in command.warnings), f"$ {command}"):
         if not output.quiet:
-            output.on_log(line)
+            output.show(line)
     try:
         launcher.start(command, paths)
-        return launcher.follow(paths, output.add_line)
+        with note_silence(output):
+            return launcher.follow(paths, output.add_line)
+    except HangupError:
+        job, flags = paths.job_id, launcher.flags
+        output.show(
+            f"job {job} keeps running; `spr-cluster jobs {flags}` shows its state, "
+            f"`spr-cluster fetch {job} {flags}` downloads its results"
+        )
+        raise
     except KeyboardInterrupt:
         _stop(launcher, paths, output, grace_s)
         raise
 
 
+@contextmanager
+def note_silence(output: JobOutput, minute_s: float = 60) -> Iterator[None]:
+    """Show for how long a job has printed nothing: after 1, 2, 4, 8, … minutes."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        minutes = 1
+        while not ended.wait(minute_s / 12):
+            silent = (time.monotonic() - output.heard) / minute_s
+            if silent < 1:
+                minutes = 1
+            elif silent >= minutes:
+                output.show(f"no output for {minutes} min")
+                minutes *= 2
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def stop_job(
+    launcher: Launcher, paths: JobPaths, grace_s: int, on_log: Callable[[str], None]
+) -> tuple[str, ...]:
+    """End a job on all nodes, at the latest after ``grace_s`` seconds; Ctrl-C ends it at once.
+
+    Returns the names of nodes that can't be reached, which the log names, too.
+    """
+    if grace_s > STOP_SECONDS:
+        on_log("saving a checkpoint and stopping; press Ctrl-C again to stop immediately")
+    try:
+        silent = launcher.cancel(paths, grace_s)
+    except HangupError:
+        raise  # the head goes on with it
+    except KeyboardInterrupt:
+        launcher.disconnect()
+        silent = launcher.cancel(paths, 0)
+    if silent:
+        on_log(
+            f"{', '.join(silent)} can't be reached, and ranks may still be running there: "
+            f"`spr-cluster repair {launcher.flags}` replaces nodes that don't answer"
+        )
+    return silent
+
+
 def _stop(launcher: Launcher, paths: JobPaths, output: JobOutput, grace_s: int) -> None:
     launcher.disconnect()
     try:
-        if grace_s > STOP_SECONDS:
-            _log(output, "saving a checkpoint and stopping; press Ctrl-C again to stop immediately")
-        try:
-            launcher.cancel(paths, grace_s)
-        except KeyboardInterrupt:
-            launcher.disconnect()
-            launcher.cancel(paths, 0)
+        silent = stop_job(launcher, paths, grace_s, output.show)
     except HostError as error:
         gone = launcher.why_gone()
         if not gone:
             raise JobError(
                 f"job {paths.job_id} may still be running and costing money: {error.message}",
-                hint=f"once the head is reachable: {HOW_TO_END}, or `spr-cluster down`",
+                hint=f"once the head is reachable: {how_to_end(launcher.flags)}, or "
+                f"`spr-cluster down {launcher.flags}`",
             ) from None
-        _log(output, f"the job ended with its head node: {gone}")
+        output.show(f"the job ended with its head node: {gone}")
         return
-    _log(output, "Job stopped on all nodes")
-
-
-def _log(output: JobOutput, line: str) -> None:
-    # The job must be stopped even if the terminal is closed.
-    with suppress(OSError):
-        output.on_log(line)
+    output.show(f"Job stopped on all nodes{' that can be reached' if silent else ''}")
 
 
 def explain(exit_code: int, output: JobOutput, hint: str) -> JobError:

@@ -12,6 +12,11 @@ from provision.host import Host
 
 RUNNING, DONE, FAILED, LOST = "running", "done", "failed", "lost"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# What the script prints; other lines, such as a banner's, are skipped.
+_ROW = re.compile(
+    r"(\d{1,10}) (\d{1,10}|-) ([01]) (\S+) ([01]) (finished|unfinished|-) (\S+) (\d{1,15}) "
+    rf"({_NAME.pattern})"
+)
 # One line per job: begin, end (or -), PID alive (0 or 1), exit code (or -), has a model, training
 # (finished, unfinished, or -), newest checkpoint (or -), KiB, name. After a reboot the PID may belong to
 # another process, so its command line is checked, too. A checkpoint is complete once its folder has its
@@ -66,13 +71,13 @@ def list_jobs(head: Host) -> tuple[JobSummary, ...]:
 
 def parse_jobs(text: str) -> tuple[JobSummary, ...]:
     """Return the jobs in the output of the head's script, oldest first."""
-    rows = (line.split(" ", 8) for line in text.splitlines() if line.count(" ") >= 8)
+    rows = (match.groups() for line in text.splitlines() if (match := _ROW.fullmatch(line)))
     return tuple(sorted(map(_parse, rows), key=lambda job: (job.began, job.job)))
 
 
-def _parse(row: list[str]) -> JobSummary:
+def _parse(row: Sequence[str]) -> JobSummary:
     begin, end, alive, code, model, training, step, size, name = row
-    exit_code = int(code) if code.lstrip("-").isdigit() else None
+    exit_code = int(code) if code.isdecimal() else None
     state = DONE if exit_code == 0 else FAILED
     if exit_code is None:
         state = RUNNING if alive == "1" else LOST
@@ -98,7 +103,7 @@ def check_job_id(job: str) -> None:
     if not _NAME.fullmatch(job):
         raise UsageError(
             f"{job!r} is not a job ID",
-            hint="expected one such as squad-20260731-142501; `spr-cluster jobs` lists them",
+            hint="expected one such as squad-20260731-142501-k3f; `spr-cluster jobs` lists them",
         )
 
 

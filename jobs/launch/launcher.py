@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.running_job import FIND_RUNNING_JOB, find_running_job, job_is_running
+from cluster.running_job import FIND_RUNNING_JOB, end_job, find_running_job, job_is_running
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
 from jobs.launch.mpirun import LaunchCommand, render_run_script
-from jobs.launch.plan import STOP_SECONDS, JobPaths
+from jobs.launch.plan import JobPaths
 from provision.host import Host, LineSink
 
 _BUSY = 75
@@ -23,7 +23,10 @@ _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 
 
 class Launcher(Protocol):
-    """Starts jobs on a cluster, and watches and ends them."""
+    """Starts jobs on a cluster, and watches and ends them. ``flags`` name it in messages."""
+
+    @property
+    def flags(self) -> str: ...
 
     def running_job(self) -> str | None:
         """Return the ID of the job that is running now; ``None`` if there is none."""
@@ -34,8 +37,8 @@ class Launcher(Protocol):
     def follow(self, paths: JobPaths, on_line: LineSink) -> int:
         """Pass on the job's output line by line until it ends; returns its exit code."""
 
-    def cancel(self, paths: JobPaths, grace_s: int) -> None:
-        """End a job on all nodes; kill it after ``grace_s`` seconds."""
+    def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
+        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the nodes out of reach."""
 
     def disconnect(self) -> None:
         """Drop the connection that follows a job, so that others can be made."""
@@ -44,7 +47,8 @@ class Launcher(Protocol):
         """Return why the jobs' machine will never answer again; "" if it may."""
 
 
-LauncherFactory = Callable[[Host], Launcher]
+LauncherFactory = Callable[[Host, str], Launcher]
+"""Takes the head, and the options that name the cluster."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +56,28 @@ class HeadLauncher:
     """Runs mpirun on the head node, detached from the SSH connection that starts it."""
 
     head: Host
+    flags: str = ""
 
     def running_job(self) -> str | None:
         return find_running_job(self.head)
 
     def start(self, command: LaunchCommand, paths: JobPaths) -> None:
         """One folder may see several runs, one after another, such as the trials of ``tune``."""
-        self.head.put(render_run_script(command, paths).encode(), paths.script, 0o700)
+        self.head.put(render_run_script(command, paths).encode(), paths.new_script, 0o700)
         # The lock covers only the start: the job itself does not inherit it.
         started = self.head.run(
+            f"trap 'rm -f {paths.new_script}' EXIT; "
             "exec 9> ~/spr-jobs/.lock; flock -w 30 9 || exit 1; "
             f'busy=$({FIND_RUNNING_JOB}); [ -z "$busy" ] || {{ echo "$busy"; exit {_BUSY}; }}; '
+            f"mv {paths.new_script} {paths.script}; "
+            f"[ ! -s {paths.log} ] || cat {paths.log} >> {paths.earlier_log}; "
             f"rm -f {paths.pid} {paths.exit_code} {paths.log}; "
             f"setsid -f {paths.script} < /dev/null > /dev/null 2>&1 9>&-; "
             f"for i in $(seq 100); do [ -s {paths.pid} ] && exit 0; sleep 0.1; done; exit 1",
             check=False,
         )
         if started.exit_code == _BUSY:
-            raise job_is_running(started.stdout.strip())
+            raise job_is_running(started.stdout.strip(), self.flags)
         if started.exit_code:
             why = started.stderr.strip() or "it printed nothing"
             raise JobError(f"job {paths.job_id} did not start on the head: {why}")
@@ -110,7 +118,7 @@ class HeadLauncher:
             every_s=15,
         )
         ended = self.head.run(f"cat {paths.exit_code}", check=False)
-        if ended.exit_code != 0:
+        if not ended.stdout.strip().isdecimal():
             raise JobError(
                 f"job {paths.job_id} ended without an exit code: the head node was shut down, or "
                 "the job was killed"
@@ -125,21 +133,8 @@ class HeadLauncher:
                 hint="output that was not fetched is lost; `spr-cluster status` shows the cluster",
             )
 
-    def cancel(self, paths: JobPaths, grace_s: int) -> None:
-        """Signal mpirun, which passes the signal to the ranks on every node and waits for them.
-
-        The other processes of its group must not get the signal: mpirun waits for them, too.
-        """
-        # The group, not its first process: that one is gone before mpirun and the ranks are.
-        alive = "kill -0 -- -$pid 2>/dev/null || exit 0; sleep 0.1; done"
-        self.head.run(
-            f"pid=$(cat {paths.pid}); "
-            "pkill -TERM -g $pid -x mpiexec.hydra || kill -TERM -- -$pid; "
-            f"for i in $(seq {grace_s * 10}); do {alive}; "
-            f"kill -KILL -- -$pid; for i in $(seq {STOP_SECONDS * 10}); do {alive}",
-            check=False,
-            timeout_s=grace_s + 2 * STOP_SECONDS,
-        )
+    def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
+        return end_job(self.head, paths.job_id, grace_s)
 
     def disconnect(self) -> None:
         self.head.close()

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.nodes import Cluster
+from cluster.running_job import JOB_VARIABLE, NODES_LINE, render_end_of_job
 from jobs.launch.cores import CoreShare, cpu_mask
 from jobs.launch.placement import Placement, RankLayout
 from jobs.launch.plan import JobPaths, JobPlan
+from jobs.worker.runtime.events import PREFIX
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from provision.install import VENV
 from provision.mpi import HOSTFILE, MPIRUN_ENV
@@ -17,6 +19,8 @@ from provision.stacks.oneccl import environment_lookup
 from provision.stacks.stack import BINDING, Stack
 
 MASTER_PORT = 29500
+ERROR_GRACE_S = 30
+"""Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
 _FIRST_WITH_NEW_NAME = "1.12"
 # Set by the placement: a stack's own values would put several threads on one core.
 _PLACED = frozenset(
@@ -35,6 +39,7 @@ class LaunchCommand:
     env: dict[str, str]
     setup: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    nodes: int = 1
 
     def __str__(self) -> str:
         return shlex.join(self.argv)
@@ -65,7 +70,7 @@ def build_launch_command(
     lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
     setup = _ccl_setup(lookup) if plan.backend == "ccl" else ()
     warnings = (*layout.warnings, *_warn_ignored(stack, placement))
-    return LaunchCommand(tuple(argv), dict(MPIRUN_ENV), setup, warnings)
+    return LaunchCommand(tuple(argv), dict(MPIRUN_ENV), setup, warnings, len(cluster.nodes))
 
 
 def _ignored(stack: Stack, placement: Placement) -> frozenset[str]:
@@ -95,6 +100,7 @@ def rank_environment(
         # Otherwise gloo binds to the hostname's address, which may be 127.0.1.1.
         "GLOO_SOCKET_IFNAME": placement.interface,
         "PYTHONPATH": paths.code,
+        JOB_VARIABLE: paths.root,
         "PYTHONUNBUFFERED": "1",
         "LD_PRELOAD": ":".join(filter(None, (placement.iomp5, placement.tcmalloc))),
     }
@@ -168,16 +174,32 @@ def render_run_script(command: LaunchCommand, paths: JobPaths) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
+            f"{NODES_LINE}{command.nodes}",
             f"cd {shlex.quote(paths.root)} || exit 1",
             f"trap 'echo $? > {paths.exit_code}' EXIT",
             "trap 'exit 143' TERM",
             # After the traps: as soon as the PID is there, the job may be cancelled.
             f"echo $$ > {paths.pid}",
             f"exec < /dev/null > {paths.log} 2>&1",
+            f"setsid -f bash -c {shlex.quote(_render_watch(paths))} watch $$ > /dev/null 2>&1",
+            f"export {JOB_VARIABLE}={shlex.quote(paths.root)}",
             *command.setup,
             # After the setup: oneCCL's script points to the older MPI that it ships.
             *exports,
             f"{command}",
             "",
         ]
+    )
+
+
+def _render_watch(paths: JobPaths) -> str:
+    """Return the commands that end the job if mpirun does not, some time after a rank has failed.
+
+    They run beside the job's script, whose PID is ``$1``, and end with it.
+    """
+    error = f'{PREFIX}{{"event": "error"'
+    return (
+        f"grep -aqm1 {shlex.quote(error)} < <(tail -n +1 -F -s 1 --pid=$1 {paths.log}) || exit\n"
+        f"timeout {ERROR_GRACE_S} tail -f --pid=$1 /dev/null && exit\n"
+        f"{render_end_of_job(paths.job_id, 0)}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,6 +11,8 @@ from typing import Any
 
 PLACEMENTS = ("auto", "reference")
 FABRICS = ("tcp", "efa")
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_SUFFIX = "".join(secrets.choice(_DIGITS) for _ in range(3))
 STOP_SECONDS = 10
 """Default time between a request to stop and a kill."""
 
@@ -70,8 +73,11 @@ class JobPlan:
 
 
 def new_job_id(kind: str, now: datetime) -> str:
-    """Return a job ID such as ``squad-20260731-142501``."""
-    return f"{kind}-{now:%Y%m%d-%H%M%S}"
+    """Return a job ID such as ``squad-20260731-142501-k3f``.
+
+    Its end differs from process to process: two may start a job in the same second.
+    """
+    return f"{kind}-{now:%Y%m%d-%H%M%S}-{_SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,11 @@ class JobPaths:
     @property
     def script(self) -> str:
         return f"{self.root}/run.sh"
+
+    @property
+    def new_script(self) -> str:
+        """The script as this process writes it; it becomes :attr:`script` if no other job runs."""
+        return f"{self.script}.{_SUFFIX}"
 
     @property
     def log(self) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
 from cluster.running_job import job_is_running
-from infra.errors import HostError, JobError
+from infra.errors import HangupError, HostError, JobError
 from infra.progress import Progress, Silent
 from infra.words import counted
 from jobs.launch import files
@@ -50,6 +50,12 @@ class JobContext:
     on_event: Callable[[Event], None] = _ignore
     on_log: Callable[[str], None] = _ignore
     make_launcher: LauncherFactory = HeadLauncher
+
+    @property
+    def flags(self) -> str:
+        """The options that name the cluster, for commands in messages."""
+        name, cloud = f"--name {self.cluster.name}", self.cloud
+        return f"{name} --cloud {cloud.cloud} --region {cloud.region}" if cloud.cloud else name
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class JobSession:
     def run(self, plan: JobPlan, placement: Placement, *, quiet: bool = False) -> JobResult:
         """Run a job whose files are placed until it ends; a failure is a result, too.
 
-        Ctrl-C stops the job on all nodes. ``quiet`` does not show its log.
+        Ctrl-C stops the job on all nodes; a closed terminal does not. ``quiet`` does not show its log.
         """
         context, command = self.context, self.command(plan, placement)
         output = JobOutput(context.on_event, context.on_log, quiet)
@@ -128,6 +134,8 @@ class JobSession:
         recorder.begin()
         try:
             code = run_command(self.launcher, command, self.paths, output, plan.stop_seconds)
+        except HangupError:
+            raise
         except KeyboardInterrupt:
             if plan.resume_command:
                 with suppress(OSError, HostError):
@@ -160,7 +168,7 @@ class JobSession:
         if plan.gather_output:
             nodes = len(self.context.cluster.first(plan.nodes).nodes)
             files.gather_output(self.head, self.paths, nodes, self.context.on_log)
-        files.fetch(self.head, self.paths, plan.results)
+        files.fetch(self.head, self.paths, plan.results, self.context.flags)
 
     def checkpoint(self) -> str:
         """Return the name of the job's newest checkpoint, "" if there is none."""
@@ -187,10 +195,10 @@ def open_session(context: JobContext, job_id: str) -> JobSession:
     """
     head = context.open_host(context.cluster.head)
     _require_all_nodes(context.cluster)
-    launcher = context.make_launcher(head)
+    launcher = context.make_launcher(head, context.flags)
     busy = launcher.running_job()
     if busy:
-        raise job_is_running(busy)
+        raise job_is_running(busy, context.flags)
     return JobSession(context, head, launcher, JobPaths(job_id))
 
 

@@ -39,7 +39,7 @@ def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
 
 
 def read_results(done: JobResult) -> dict[str, Any]:
-    """Return the ``results.json`` that a job left. Raises :class:`JobError` if there is none."""
+    """Return the ``results.json`` that a job left. Raises :class:`JobError` if there is no valid one."""
     assert done.plan.results is not None
     path, hint = done.plan.results / "results.json", f"the whole log is {done.plan.results / 'log'}"
     if not path.is_file():

@@ -1,15 +1,21 @@
-"""A rank dies in the midst of a job on real nodes, and the resumed job is the one that never did."""
+"""A rank or a node is lost in the midst of a job on real nodes, and the resumed job is the one that never
+was interrupted."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import LiveCluster
+from tests.e2e.conftest import Baked, CommandLine, LiveCluster
+from tests.e2e.test_lies import container, in_network, podman
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -66,6 +72,79 @@ def test_a_killed_and_resumed_job_learns_the_same_to_the_bit(
 
 def after_job(text: str) -> str:
     """The job's id."""
-    found = re.search(r"job (squad-[\d-]+) resumes", text)
+    found = re.search(r"job (squad-[\w-]+) resumes", text)
     assert found
     return found[1]
+
+
+OTHER = ("--name", "cutoff")
+# What belongs to a job on a node, apart from the search itself.
+_LEFT = "sleep 3; pgrep -af '[m]piexec|[h]ydra|[w]orker[.]squad|[r]un[.]sh' || true"
+
+
+@pytest.fixture(scope="module")
+def other(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
+    """Three nodes that a test may lose."""
+    yield LiveCluster(cli, cli.json("up", *OTHER, "--nodes", "3", "--cloud", "local"))
+    cli.run("down", *OTHER)
+
+
+def ssh(cluster: LiveCluster, node: str, command: str) -> str:
+    return cluster.cli.run("ssh", *OTHER, node, "--", command).stdout
+
+
+def model(results: Path) -> bytes:
+    return (results / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
+@pytest.mark.timeout(1800)
+def test_a_job_ends_when_a_worker_is_cut_off_and_goes_on_after_repair(
+    other: LiveCluster, tmp_path: Path
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    other.cli.run(*JOB, *OTHER, "--results", str(whole))
+    host = ssh(other, "node1", "hostname").strip()
+    job = other.cli.start(*JOB, *OTHER, "--results", str(cut))
+    wait_for_step(job, 30)
+
+    begin = time.monotonic()
+    for chain in ("INPUT", "OUTPUT"):
+        in_network(other, "node1", "iptables", "-I", chain, "-j", "DROP")
+    rest, _ = job.communicate(timeout=300)
+
+    assert job.returncode == 1, rest
+    assert time.monotonic() - begin < 150, rest
+    assert re.search(r"rank 1\b", rest), rest
+    assert host in rest
+    assert ssh(other, "node0", _LEFT).strip() == ""
+    assert "No job is running" in other.cli.run("cancel", *OTHER).stdout
+
+    # As if AWS had ended it: `repair` waits long for a young machine that only does not answer.
+    podman("kill", container(other, "node1"))
+    other.cli.run("repair", *OTHER, "--yes")
+    done = other.cli.run("train", "squad", "--resume", *OTHER, "--results", str(cut))
+
+    assert re.search(r"resuming after step (\d+) of", done.stderr), done.stderr
+    assert model(cut) == model(whole)
+    results = [json.loads((each / "results.json").read_text()) for each in (whole, cut)]
+    assert results[0]["loss_curve"] == results[1]["loss_curve"]
+
+
+def test_a_job_outlives_its_terminal_and_is_cancelled_from_another(
+    other: LiveCluster, tmp_path: Path
+) -> None:
+    long = (*JOB, "--epochs", "400", "--results", str(tmp_path))
+    job = other.cli.start(*long, *OTHER)
+    wait_for_step(job, 10)
+    job.send_signal(signal.SIGHUP)
+    rest, _ = job.communicate(timeout=60)
+    assert job.returncode == 129, rest
+
+    cancelled = other.cli.json("cancel", *OTHER)
+
+    assert (cancelled["cancelled"], cancelled["state"]) == (True, "failed")
+    assert cancelled["exit_code"] == 143
+    assert cancelled["checkpoint"]
+    assert cancelled["unreachable"] == []
+    assert [ssh(other, node, _LEFT).strip() for node in ("node0", "node1", "node2")] == [""] * 3

@@ -121,7 +121,7 @@ class SimulatedCloud:
     def apply(
         self,
         plan_input: PlanInput,
-        on_new_plan: Callable[[Plan, str], None] = lambda _plan, _reason: None,
+        on_new_plan: Callable[[PlanInput, Plan, str], None] = lambda _input, _plan, _reason: None,
     ) -> Cluster:
         """Plan and bring up a cluster."""
         plan = plan_up(plan_input)

@@ -158,6 +158,8 @@ class SimulatedHost:
             ("bin/mpirun -f", self._hello),
             ("spr-cluster-expires", self._extend),
             ("for pid in ~/spr-jobs", lambda _: Result(0, self._state().get("job", ""), "")),
+            ("# listing a job's nodes", self._list_job_nodes),
+            ("# ending a job", self._end_job),
             ("# listing the jobs", lambda _: Result(0, self._state().get("listing", ""), "")),
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
@@ -312,6 +314,16 @@ class SimulatedHost:
     def _hello(self, _: str) -> Result:
         ranks = range(len(self._state()["names"]))
         return Result(0, "".join(f"hello {rank} torch 2.13.0+cpu\n" for rank in ranks), "")
+
+    def _list_job_nodes(self, _: str) -> Result:
+        state = self._state()
+        addresses = list(state["names"].values())[: state.get("job_nodes")]
+        return Result(0, "\n".join(addresses), "")
+
+    def _end_job(self, command: str) -> Result:
+        assert f"~/spr-jobs/{self._state()['job']}\n" in command
+        self._change(job="")
+        return Result(0, "", "")
 
     def _extend(self, command: str) -> Result:
         """Set the time at which the machine ends, and start its timer, unless that is ``broken``."""

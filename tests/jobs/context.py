@@ -13,14 +13,14 @@ from typing import Any
 from cluster.nodes import Cluster
 from infra import tags
 from infra.plan import mesh_digest
-from jobs.launch.plan import JobPaths
+from jobs.launch.plan import JobPaths, new_job_id
 from jobs.launch.session import JobContext
 from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import FakeHost, facts_answer
 
 NOW = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
-PATHS = JobPaths("squad-20260731-142501")
+PATHS = JobPaths(new_job_id("squad", NOW))
 RESULT = {"event": "result", "f1": 90.0}
 
 
@@ -59,14 +59,20 @@ def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[st
             ("rm -f", ""),
         ]
         hosts[node.name] = FakeHost(node.name, answers)
+    files = {"log": b"log", "output/results.json": json.dumps({"f1": 90.0}).encode()}
+    hosts["node0"].files[f"{PATHS.root}/output.tar"] = pack_output(files)
+    return hosts
+
+
+def pack_output(files: Mapping[str, bytes]) -> bytes:
+    """The archive in which the head sends a job's files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, text in {"log": "log", "output/results.json": json.dumps({"f1": 90.0})}.items():
+        for name, content in files.items():
             info = tarfile.TarInfo(name)
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text.encode()))
-    hosts["node0"].files[f"{PATHS.root}/output.tar"] = buffer.getvalue()
-    return hosts
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
 
 
 def job_context(

@@ -129,6 +129,18 @@ def test_a_broken_connection_is_not_a_failed_command(server: Server, login: Logi
         host.put(b"", "/tmp/file")
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
+def test_a_machine_that_is_cut_off_is_noticed_within_a_minute(server: Server, login: Login) -> None:
+    """Keep-alives are sent, and the kernel gives up if none is answered for this long."""
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+    host.run("true")
+
+    assert host._connection is not None
+    transport = host._connection.transport
+    limit = transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert limit == 60_000
+
+
 def test_lines_are_passed_on_whole() -> None:
     heard: list[str] = []
     lines = _Lines(heard.append)

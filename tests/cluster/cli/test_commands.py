@@ -265,8 +265,60 @@ def test_nodes_are_not_taken_from_under_a_job(line: CommandLine) -> None:
     result = line.run("up", "--nodes", "1", "--yes")
 
     assert result.code == 2
-    assert "job squad-1 is still running on this cluster" in result.err
+    assert result.message == (
+        "job squad-1 is still running on this cluster\n  → wait for it to end, or save a checkpoint and "
+        "end it: spr-cluster cancel --name spr --cloud aws --region us-east-1"
+    )
     assert len(line.ids()) == 2
+
+
+def lose_a_node_under_a_job(line: CommandLine, *, terminated: bool, **job: object) -> str:
+    """Start a job on a cluster of three nodes, lose the second one, and return the head."""
+    line.must("up", "--nodes", "3", "--yes")
+    head, worker, _ = line.ids()
+    line.cloud.change_machine(head, job="squad-1", **job)
+    if terminated:
+        line.lose(worker)
+    else:
+        line.cloud.change_machine(worker, fate="no-ssh")
+    return head
+
+
+@pytest.mark.parametrize("terminated", [True, False], ids=["terminated", "out of reach"])
+def test_repair_ends_a_job_that_has_lost_a_node(line: CommandLine, terminated: bool) -> None:
+    head = lose_a_node_under_a_job(line, terminated=terminated)
+
+    result = line.must("repair", "--yes")
+
+    assert "End job squad-1" in result.err
+    assert line.cloud.machine(head)["job"] == ""
+    assert len(line.ids()) == 3
+    assert "job squad-1 has lost a node" in line.must("events").out
+
+
+@pytest.mark.parametrize("terminated", [True, False], ids=["terminated", "out of reach"])
+def test_repair_leaves_a_job_alone_that_runs_on_other_nodes(
+    line: CommandLine, terminated: bool
+) -> None:
+    head = lose_a_node_under_a_job(line, terminated=terminated, job_nodes=1)
+
+    result = line.must("repair", "--yes")
+
+    assert "squad-1" not in result.err
+    assert line.cloud.machine(head)["job"] == "squad-1"
+    assert len(line.ids()) == 3
+
+
+@pytest.mark.parametrize("terminated", [True, False], ids=["terminated", "out of reach"])
+def test_a_job_is_not_ended_without_confirmation(line: CommandLine, terminated: bool) -> None:
+    head = lose_a_node_under_a_job(line, terminated=terminated)
+    before = line.changes
+
+    result = line.run("repair")
+
+    assert result.code != 0
+    assert line.cloud.machine(head)["job"] == "squad-1"
+    assert line.changes == before
 
 
 def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:

@@ -171,8 +171,8 @@ _ON_A_CLUSTER = (
     f.Row(
         "a job runs",
         "train squad --demo",
-        "job squad-1 is still running on this cluster\n  → wait for it to end, or stop it "
-        "and save a checkpoint: spr-cluster ssh -- pkill -x -TERM mpiexec.hydra",
+        "job squad-1 is still running on this cluster\n  → wait for it to end, or save a "
+        f"checkpoint and end it: spr-cluster cancel {f.FLAGS}",
         act=f.stage("node0", "for pid in", Result(0, "squad-1\n", "")),
         code=2,
     ),

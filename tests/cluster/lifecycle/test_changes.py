@@ -12,6 +12,7 @@ from infra import tags
 from infra.actions import ActionKind, Plan
 from infra.errors import SprError, UsageError
 from infra.instances import label_instances
+from infra.plan import PlanInput
 from tests.harness.simulated_cloud import SimulatedCloud
 
 HOUR = timedelta(hours=1)
@@ -188,7 +189,7 @@ class Told:
         self.plans: list[Plan] = []
         self.reasons: list[str] = []
 
-    def __call__(self, plan: Plan, reason: str) -> None:
+    def __call__(self, _: PlanInput, plan: Plan, reason: str) -> None:
         self.plans.append(plan)
         self.reasons.append(reason)
 

@@ -155,7 +155,7 @@ def speeds_by_ppn(line: CommandLine, speeds: dict[int, float]) -> None:
 
     def follow(on_line: Any) -> Result:
         machines = line.cloud.machines
-        (script,) = machines.root.glob("i-*/run.sh")
+        (script,) = machines.root.glob("i-*/run.sh.*")
         found = re.search(r"-ppn (\d)", script.read_text())
         assert found
         value = speeds[int(found[1])]

@@ -150,6 +150,7 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         patch.setenv("SPR_CLUSTER_HOME", _MAKER)
         line.must("up", "--nodes", "2", "--yes")
         line.stage("node0", "for pid in", Result(0, "squad-1\n", ""))
+        line.stage("node0", "~/spr-bench/", Result(0, "", ""))
         policy = folder / "policy.json"
         policy.write_text(_render_looking())
         line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')

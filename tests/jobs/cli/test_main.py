@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cluster.local_files import ClusterFiles, cluster_names, home, remembered_cloud
+from infra.errors import HangupError
 from infra.iam_policy import build_policy
 from infra.key_pair import write_private
 from jobs.cli import TerminatedError, main
@@ -36,7 +37,7 @@ SAMPLE = {
 }
 VERBS = [
     *("up", "plan", "repair", "train", "status", "ssh", "extend", "down", "list", "gc"),
-    *("verify", "iam-policy", "local", "run", "scaling"),
+    *("verify", "iam-policy", "local", "run", "scaling", "jobs", "cancel"),
 ]
 
 
@@ -260,7 +261,7 @@ sys.exit(cli.main(["status"]))
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)],
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)],
     ids=lambda value: str(value),
 )
 def test_a_signal_exits_with_its_code_and_one_word(number: signal.Signals, code: int) -> None:
@@ -281,7 +282,8 @@ def test_a_signal_exits_with_its_code_and_one_word(number: signal.Signals, code:
 
 
 @pytest.mark.parametrize(
-    ("interrupt", "code"), [(KeyboardInterrupt(), 130), (TerminatedError(), 143)]
+    ("interrupt", "code"),
+    [(KeyboardInterrupt(), 130), (TerminatedError(), 143), (HangupError(), 129)],
 )
 def test_an_interrupted_up_lists_resources_and_next_steps(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, interrupt: BaseException, code: int

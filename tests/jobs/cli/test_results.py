@@ -47,7 +47,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that were fetched; each brings a small model."""
     found: list[str] = []
 
-    def fetch(_: Any, paths: Any, target: Path) -> None:
+    def fetch(_: Any, paths: Any, target: Path, _flags: str) -> None:
         found.append(paths.job_id)
         (target / "model").mkdir(parents=True, exist_ok=True)
         (target / "model" / "config.json").write_text("{}")
@@ -106,6 +106,89 @@ def test_a_running_jobs_output_so_far_is_fetched(line: CommandLine, fetched: lis
     result = line.must("fetch", "--last")
     assert "squad-3 is still running; fetching its output so far" in result.err
     assert fetched == ["squad-3"]
+
+
+_RUNS = "1800000100 - 1 - 0 unfinished step-000040 1024 squad-2\n"
+_CANCELLED = "1800000100 1800000190 0 143 0 unfinished step-000048 1024 squad-2\n"
+
+
+def run_job(line: CommandLine, *, silent: str = "", kind: str = "unfinished") -> list[str]:
+    """Have the head run a job until it is ended; returns a list of the ends."""
+    ends = list[str]()
+
+    def end(_: object) -> Result:
+        ends.append("ended")
+        return Result(0, silent, "")
+
+    def list_jobs(_: object) -> Result:
+        return Result(0, (_CANCELLED if ends else _RUNS).replace("unfinished", kind), "")
+
+    line.machines.staged.clear()
+    line.stage("node0", "^for pid in", lambda _: Result(0, "" if ends else "squad-2\n", ""))
+    line.stage("node0", "listing the jobs", list_jobs)
+    line.stage("node0", "^# ending a job(.|\n)*spr-jobs/squad-2\n", end)
+    return ends
+
+
+def test_a_running_job_is_cancelled_once(line: CommandLine) -> None:
+    ends = run_job(line)
+
+    result = line.must("cancel")
+
+    assert result.out == (
+        "Job squad-2 has ended.\nCheckpoint step-000048 is saved. To resume: spr-cluster train squad "
+        "--resume squad-2 --name spr --cloud aws --region us-east-1\n"
+    )
+    assert "saving a checkpoint and stopping" in result.err
+    assert line.must("cancel").out == "No job is running on cluster spr.\n"
+    assert line.must("cancel", "squad-2").out == "Job squad-2 is not running: it is failed.\n"
+    assert ends == ["ended"]
+
+
+def test_a_cancelled_job_is_described_for_programs(line: CommandLine) -> None:
+    run_job(line, silent="node1\n")
+
+    result = line.must("cancel", "squad-2", "--now", "--json")
+
+    found = json.loads(result.out)
+    assert (found["cluster"], found["job"], found["cancelled"]) == ("spr", "squad-2", True)
+    assert (found["unreachable"], found["exit_code"]) == (["node1"], 143)
+    assert found["checkpoint"] == "step-000048"
+    assert "node1 can't be reached, and ranks may still be running there" in result.err
+    again = json.loads(line.must("cancel", "--json").out)
+    assert again == {"cluster": "spr", "cancelled": False, "unreachable": [], "job": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "polls"),
+    [("unfinished", (), 600), ("-", (), 50), ("unfinished", ("--now",), 0)],
+)
+def test_a_job_has_its_time_to_end(
+    line: CommandLine, kind: str, flags: tuple[str, ...], polls: int
+) -> None:
+    run_job(line, kind=kind)
+    ends = list[str]()
+
+    def end(_: object) -> Result:
+        ends.append("in time")
+        return Result(0, "", "")
+
+    line.stage("node0", f"seq {polls}\\)", end)
+    line.machines.staged.insert(2, line.machines.staged.pop())
+
+    line.must("cancel", *flags)
+
+    assert ends == ["in time"]
+
+
+def test_a_job_that_is_not_there_is_not_cancelled(line: CommandLine) -> None:
+    ends = run_job(line)
+
+    result = line.run("cancel", "squad-9")
+
+    assert (result.code, ends) == (2, [])
+    assert result.message == ("there is no job squad-9 on the head\n  → the last ones are squad-2")
+    assert line.run("cancel", "$(id)").code == 2
 
 
 def test_the_bucket_is_checked_before_a_model_is_pushed(

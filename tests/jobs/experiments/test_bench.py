@@ -13,9 +13,11 @@ from infra.errors import JobError, UsageError
 from jobs.experiments.bench import BenchRequest, bench, read_last_speeds
 from jobs.experiments.bench_results import BenchResult
 from jobs.launch.files import worker_files
+from jobs.launch.plan import JobPaths, new_job_id
 from tests.fakes import FakeHost
-from tests.jobs.context import event, job_context, make_hosts
+from tests.jobs.context import NOW, event, job_context, make_hosts
 
+PATHS = JobPaths(new_job_id("bench", NOW))
 KEPT = "/home/ubuntu/spr-bench/20260731-142501.json"
 AMX = "AMX ran (brg_matmul:avx10_1_512_amx)"
 
@@ -68,7 +70,7 @@ def test_the_figures_of_every_node_are_kept_on_the_head() -> None:
 def test_the_ranks_are_placed_like_a_training_jobs() -> None:
     _, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
 
-    (script,) = [text.decode() for path, text in head.files.items() if path.endswith("run.sh")]
+    (script,) = [text.decode() for path, text in head.files.items() if "/run.sh" in path]
     assert "-n 3 -ppn 1" in script
     assert "-m worker.bench --backend=gloo --seconds=3" in script
     assert "-genv SPR_PLACEMENT" in script
@@ -97,10 +99,7 @@ def test_a_failed_measurement_is_reported_and_not_kept() -> None:
 
     with pytest.raises(JobError, match="rank 1 on b: no libmpi") as caught:
         run(hosts)
-    assert (
-        caught.value.hint
-        == "the whole log is /home/ubuntu/spr-jobs/bench-20260731-142501/log on node0"
-    )
+    assert caught.value.hint == f"the whole log is {PATHS.log} on node0"
     assert KEPT not in hosts["node0"].files
 
 
@@ -111,9 +110,7 @@ def test_nothing_is_measured_while_a_job_runs() -> None:
 
 def test_what_goes_to_the_nodes_is_one_package_without_the_rest() -> None:
     _, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
-    with tarfile.open(
-        fileobj=io.BytesIO(head.files["/home/ubuntu/bench-20260731-142501.tar"])
-    ) as tar:
+    with tarfile.open(fileobj=io.BytesIO(head.files[PATHS.upload])) as tar:
         names = {name.partition("/code/")[2] for name in tar.getnames() if "/code/" in name}
 
     assert {"worker/__init__.py", "worker/bench/__main__.py", "worker/runtime/ranks.py"} <= names

@@ -16,14 +16,14 @@ from infra.errors import JobError, UsageError
 from jobs.cli.scaling import add_parser, build_request, choose_nodes, render
 from jobs.experiments.scaling import FOLDER, ScalingRequest, ScalingStudy, batch_per_rank, scaling
 from jobs.experiments.step_model import StepModel
-from jobs.launch.plan import PlacementOptions
+from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.launch.record import CloudInfo
 from jobs.train.request import TrainRequest
 from jobs.worker.squad.options import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, event, job_context, make_hosts
 
-TRIALS = "/home/ubuntu/spr-jobs/scaling-20260731-142501"
+TRIALS = JobPaths(new_job_id("scaling", NOW))
 BYTES = 265_457_672
 TRUE = StepModel(0.01, BYTES, 1.25e9, fixed_s=0.02)
 
@@ -40,7 +40,7 @@ def scaling_hosts(
     head, seen = hosts["node0"], list[tuple[int, int]]()
 
     def follow(_: str) -> str:
-        script = head.files[f"{TRIALS}/run.sh"].decode()
+        script = head.files[TRIALS.new_script].decode()
         found = re.search(r"-n (\d+) -ppn 1 .*--batch-size=(\d+).*--trial-seconds=7", script)
         assert found, script
         seen.append((int(found[1]), int(found[2])))

@@ -13,15 +13,15 @@ import pytest
 from infra.errors import JobError, UsageError
 from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult
 from jobs.experiments.tune import TuneRequest, tune
-from jobs.launch.plan import PlacementOptions
+from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.train.request import TrainRequest
 from jobs.train.train import train
 from jobs.train.tuned import FILE, TuningResult
 from jobs.worker.squad.options import DEMO
 from tests.fakes import FakeHost
-from tests.jobs.context import PATHS, RESULT, event, job_context, make_hosts
+from tests.jobs.context import NOW, PATHS, RESULT, event, job_context, make_hosts
 
-TRIALS = "/home/ubuntu/spr-jobs/tune-20260731-142501"
+TRIALS = JobPaths(new_job_id("tune", NOW))
 
 
 def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
@@ -30,7 +30,7 @@ def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
     head = hosts["node0"]
 
     def speed() -> float | None:
-        script = head.files[f"{TRIALS}/run.sh"].decode()
+        script = head.files[TRIALS.new_script].decode()
         found = re.search(r"-ppn (\d+).*--batch-size=(\d+).*--trial-seconds=7", script)
         assert found, script
         return speeds[f"{found[1]}/{found[2]}"]
@@ -75,7 +75,7 @@ def next_train(hosts: dict[str, FakeHost], folder: Path, *left_open: str) -> tup
         job_context(hosts, log=log),
         TrainRequest(DEMO, folder, PlacementOptions(), frozenset(left_open)),
     )
-    return head.files[PATHS.script].decode(), log
+    return head.files[PATHS.new_script].decode(), log
 
 
 @pytest.mark.parametrize(("slow", "fast"), [(1, 2), (2, 1)])
@@ -144,7 +144,7 @@ def test_nothing_is_kept_if_all_trials_fail() -> None:
         run(hosts, TrialGrid((1, 2), None, (8,)))
     # Once, though two failed by it.
     assert caught.value.message == "every trial failed: rank 0 on a: no memory"
-    assert f"{TRIALS}/log on node0" in str(caught.value.hint)
+    assert f"{TRIALS.log} on node0" in str(caught.value.hint)
     assert FILE not in hosts["node0"].files
 
 
@@ -153,12 +153,22 @@ def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
         raise KeyboardInterrupt
 
     hosts, log = trial_hosts({"1/8": 5.0, "2/8": 5.0}), list[str]()
-    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), ("kill -TERM", "")]
+    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), ("# ending a job", "")]
 
     with pytest.raises(KeyboardInterrupt):
         run(hosts, TrialGrid((1, 2), None, (8,)), log)
-    assert f"pid=$(cat {TRIALS}/pid); pkill -TERM -g $pid" in hosts["node0"].commands[-1]
+    assert f"d=~/spr-jobs/{TRIALS.job_id}\n" in hosts["node0"].commands[-1]
     assert log[-1] == "Job stopped on all nodes"
+    assert FILE not in hosts["node0"].files
+
+
+def test_a_cancelled_trial_is_the_last_one() -> None:
+    hosts, log = trial_hosts({"1/8": None, "2/8": 5.0}), list[str]()
+    hosts["node0"].answers[:0] = [("cat .*/exit$", "143")]
+
+    with pytest.raises(JobError, match=f"job {TRIALS.job_id} was stopped"):
+        run(hosts, TrialGrid((1, 2), None, (8,)), log)
+    assert len([c for c in hosts["node0"].commands if "setsid -f" in c]) == 1
     assert FILE not in hosts["node0"].files
 
 
@@ -173,7 +183,7 @@ def test_files_are_sent_once_and_the_plan_is_shown_first() -> None:
     started = [c for c in commands if "setsid -f" in c]
     assert len(started) == 2
     # What the trial before has left must not be taken for this one's.
-    assert all(f"; rm -f {TRIALS}/pid {TRIALS}/exit {TRIALS}/log; " in c for c in started)
+    assert all(f"; rm -f {TRIALS.pid} {TRIALS.exit_code} {TRIALS.log}; " in c for c in started)
 
 
 def test_a_result_records_what_it_was_measured_with() -> None:
@@ -189,7 +199,7 @@ def test_a_result_records_what_it_was_measured_with() -> None:
 def test_a_trial_that_needs_no_hub_is_offline() -> None:
     hosts = trial_hosts({"1/8": 5.0})
     run(hosts, TrialGrid((1,), None, (8,)))
-    assert "HF_HUB_OFFLINE 1" in hosts["node0"].files[f"{TRIALS}/run.sh"].decode()
+    assert "HF_HUB_OFFLINE 1" in hosts["node0"].files[TRIALS.new_script].decode()
 
 
 def test_no_trial_runs_while_a_job_runs() -> None:
@@ -207,7 +217,7 @@ def test_a_trial_is_the_training_job_itself() -> None:
         TuneRequest(TrainRequest(options, Path("x")), TrialGrid((1,), None, (4,)), 7),
         on_plan=lambda _: None,
     )
-    script = hosts["node0"].files[f"{TRIALS}/run.sh"].decode()
+    script = hosts["node0"].files[TRIALS.new_script].decode()
     assert "-m worker.squad --model=scratch" in script
     assert "--dtype=fp32" in script
     assert "--max-length=128" in script

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from jobs.launch.history import (
     newest_model,
     parse_jobs,
 )
+from jobs.launch.plan import new_job_id
 from tests.jobs.launch.test_launcher import ThisMachine
 
 
@@ -59,6 +62,21 @@ def test_each_job_is_listed_with_its_state(tmp_path: Path) -> None:
     assert [job.ended is None for job in found] == [False, False, True, True]
 
 
+def test_jobs_of_the_same_second_have_ids_of_their_own_that_sort_by_time() -> None:
+    code = (
+        "from datetime import datetime; from jobs.launch.plan import new_job_id; "
+        "print(new_job_id('squad', datetime(2026, 7, 31, 14, 25, 1)))"
+    )
+    ids = [subprocess.check_output([sys.executable, "-c", code], text=True).strip() for _ in "12"]
+
+    assert len(set(ids)) == 2
+    for job_id in ids:
+        assert re.fullmatch(r"squad-20260731-142501-[a-z0-9]{3}", job_id)
+        check_job_id(job_id)
+    later = new_job_id("squad", datetime(2026, 7, 31, 14, 25, 2))
+    assert sorted([later, *ids])[-1] == later
+
+
 def test_a_head_without_jobs_has_none(tmp_path: Path) -> None:
     assert list_jobs(ThisMachine(tmp_path)) == ()
     (tmp_path / "spr-jobs").mkdir()
@@ -71,7 +89,18 @@ def test_an_empty_exit_file_is_not_an_exit_code(tmp_path: Path) -> None:
 
 
 def test_unknown_lines_are_skipped() -> None:
-    assert parse_jobs("Welcome to Ubuntu\n") == ()
+    good = "100 - 1 - 0 unfinished - 4 squad-1"
+    for wrong in (
+        "Welcome to Ubuntu",
+        "Last login: Sat Nov 21 05:49:12 2026 from 192.0.2.1 on pts/0",
+        good.replace("100", "9" * 18),
+        good.replace("100", "-1"),
+        good.replace(" 4 ", " four "),
+        good.replace("squad-1", "../../x"),
+        good.replace("squad-1", "$(id)"),
+        "\x00" * 9,
+    ):
+        assert parse_jobs(f"{wrong}\n") == (), wrong
     assert parse_jobs("100 - 1 - 0 unfinished - 4 squad-1\n")[0].as_dict() == {
         "job": "squad-1",
         "state": "running",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import signal
 import subprocess
 import tarfile
 import threading
@@ -12,13 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from cluster.running_job import find_running_job
+from cluster.running_job import (
+    JOB_VARIABLE,
+    find_job_addresses,
+    find_running_job,
+    render_end_of_job,
+)
+from cluster.ssh_mesh import render_ssh_config
 from infra.errors import ConnectionLostError, HostError, HostKeyError, JobError, UsageError
 from jobs.launch.files import _extract, fetch, place_again, place_files
 from jobs.launch.launcher import HeadLauncher
 from jobs.launch.mpirun import LaunchCommand
 from jobs.launch.plan import STOP_SECONDS, JobPaths
 from provision.host import LineSink, Result
+from tests.cluster.test_ssh_mesh import NODES
+from tests.jobs.context import event, pack_output
 
 
 @dataclass
@@ -96,6 +106,28 @@ def start(head: ThisMachine, script: str, job_id: str = "squad-1") -> JobPaths:
     return paths
 
 
+def write_program(head: ThisMachine, name: str, text: str) -> Path:
+    path = head.home / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def read_soon(path: Path, seconds: float = 10) -> str:
+    """Return a file's text as soon as there is some."""
+    deadline = time.monotonic() + seconds
+    while not (path.exists() and path.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, or is about to."""
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def test_a_job_is_followed_until_it_ends(head: ThisMachine) -> None:
     paths = start(head, 'for i in 1 2 3; do echo "$GREETING $i"; sleep 0.3; done; exit 7')
     heard: list[str] = []
@@ -151,6 +183,34 @@ def test_one_of_two_simultaneous_starts_is_refused(head: ThisMachine) -> None:
     HeadLauncher(head).cancel(second, STOP_SECONDS)
 
 
+def test_the_nodes_of_a_job_are_known_by_their_addresses(head: ThisMachine) -> None:
+    (head.home / ".ssh").mkdir()
+    (head.home / ".ssh" / "config").write_text(render_ssh_config(NODES))
+    paths = JobPaths("squad-1", home=str(head.home))
+    place_files(head, paths, {"output/.keep": b""})
+    HeadLauncher(head).start(LaunchCommand(("true",), {}, nodes=2), paths)
+
+    assert find_job_addresses(head, "squad-1") == ("172.31.0.10", "172.31.0.11")
+    Path(paths.script).write_text("as an earlier version wrote it")
+    assert len(find_job_addresses(head, "squad-1")) == 3
+
+
+def test_a_refused_start_leaves_the_running_jobs_script_and_log_alone(head: ThisMachine) -> None:
+    """Two that resume the same job at once share its folder."""
+    paths = start(head, "echo mine; sleep 60")
+    script = Path(paths.script).read_text()
+    read_soon(Path(paths.log))
+
+    place_again(head, paths, 1)
+    with pytest.raises(UsageError, match="job squad-1 is still running"):
+        HeadLauncher(head).start(LaunchCommand(("echo", "the other's"), {}), paths)
+
+    assert Path(paths.script).read_text() == script
+    assert Path(paths.log).read_text() == "mine\n"
+    assert sorted(p.name for p in Path(paths.root).glob("run.sh*")) == ["run.sh"]
+    HeadLauncher(head).cancel(paths, STOP_SECONDS)
+
+
 def test_a_failed_start_names_its_cause(head: ThisMachine) -> None:
     paths = JobPaths("squad-1", home=str(head.home))
     place_files(head, paths, {"output/.keep": b""})
@@ -184,39 +244,127 @@ def test_a_reused_pid_is_not_a_running_job(head: ThisMachine) -> None:
 
 def test_cancel_kills_processes_that_ignore_signals(head: ThisMachine) -> None:
     paths = start(head, "trap '' TERM; echo $$ > stubborn; while :; do sleep 0.2; done")
-    stubborn = Path(paths.root, "stubborn")
-    deadline = time.monotonic() + 10
-    while not (stubborn.exists() and stubborn.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    pid = int(stubborn.read_text())
+    pid = int(read_soon(Path(paths.root, "stubborn")))
 
     canceller = threading.Thread(target=HeadLauncher(head).cancel, args=(paths, STOP_SECONDS))
     canceller.start()
     canceller.join(30)
 
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+    assert is_gone(pid)
 
 
 def test_a_cancelled_job_has_time_to_save_a_checkpoint(head: ThisMachine) -> None:
     """mpirun's script and the job's own would die of the signal at once, and end everything."""
-    programs = head.home / "bin"
-    programs.mkdir()
-    hydra = programs / "mpiexec.hydra"
-    hydra.write_text(
+    hydra = write_program(
+        head,
+        "mpiexec.hydra",
         "#!/bin/bash\ntrap 'sleep 1; echo kept > output/checkpoint; exit 143' TERM\n"
-        "touch ready\nwhile :; do sleep 0.1; done\n"
+        "echo ready > ready\nwhile :; do sleep 0.1; done\n",
     )
-    hydra.chmod(0o755)
     paths = start(head, f"{hydra}; exit $?")
-    deadline = time.monotonic() + 10
-    while not Path(paths.root, "ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    read_soon(Path(paths.root, "ready"))
 
     HeadLauncher(head).cancel(paths, 30)
 
     assert Path(paths.output, "checkpoint").read_text() == "kept\n"
     assert Path(paths.exit_code).read_text().strip() == "143"
+
+
+# mpirun's program if a node of it is gone: it ignores signals, and waits for ssh in another session.
+_STUCK = """#!/bin/bash
+trap '' TERM
+setsid sleep 300 &
+echo $! > waiting
+while :; do sleep 0.1; done
+"""
+
+
+def test_a_job_that_waits_for_a_lost_node_is_ended(head: ThisMachine) -> None:
+    paths = start(head, f"{write_program(head, 'mpiexec.hydra', _STUCK)}; exit $?")
+    waiting = int(read_soon(Path(paths.root, "waiting")))
+    begin = time.monotonic()
+
+    assert HeadLauncher(head).cancel(paths, 1) == ()
+
+    assert time.monotonic() - begin < 20
+    assert is_gone(waiting)
+    assert find_running_job(head) is None
+    assert Path(paths.exit_code).read_text() == "143\n"
+    assert HeadLauncher(head).cancel(paths, 1) == ()
+    HeadLauncher(head).start(LaunchCommand(("true",), {}), JobPaths("squad-1", str(head.home)))
+
+
+def test_an_end_that_waits_does_not_end_the_resumed_job(head: ThisMachine) -> None:
+    """Ctrl-C twice, and then `--resume`: the first end is still waiting on the head."""
+    paths = start(head, f"{write_program(head, 'mpiexec.hydra', _STUCK)}; exit $?")
+    read_soon(Path(paths.root, "waiting"))
+    # It looks rarely, so it does not see that the job has ended in between.
+    script = render_end_of_job("squad-1", 1).replace("sleep 0.2", "sleep 1.5")
+    patient = threading.Thread(target=head.run, args=(script,), kwargs={"check": False})
+    patient.start()
+    time.sleep(0.2)
+    HeadLauncher(head).cancel(paths, 0)
+    HeadLauncher(head).start(LaunchCommand(("sleep", "60"), {}), paths)
+    patient.join(30)
+
+    assert find_running_job(head) == "squad-1"
+    HeadLauncher(head).cancel(paths, 0)
+
+
+def test_what_is_left_of_a_job_whose_script_is_gone_is_ended(head: ThisMachine) -> None:
+    hydra = write_program(head, "mpiexec.hydra", _STUCK)
+    paths = start(head, f"setsid {hydra} & sleep 0.5; kill -KILL 0")
+    waiting = int(read_soon(Path(paths.root, "waiting")))
+    with pytest.raises(JobError, match="ended without an exit code"):
+        HeadLauncher(head).follow(paths, lambda _: None)
+
+    HeadLauncher(head).cancel(paths, 1)
+
+    assert is_gone(waiting)
+    assert Path(paths.exit_code).read_text() == "137\n"
+
+
+def test_ranks_are_killed_on_every_node_and_an_unreachable_one_is_named(
+    head: ThisMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = two_nodes(head, monkeypatch)
+    hydra = write_program(head, "mpiexec.hydra", _STUCK)
+    paths = start(head, f"{hydra}; exit $?")
+    rank = {JOB_VARIABLE: f"{other}/{paths.relative_root}"}
+    neighbor = {JOB_VARIABLE: f"{other}/{paths.relative_root}0"}
+    read_soon(Path(paths.root, "waiting"))
+    ssh = head.home / "bin" / "ssh"
+    ssh.write_text(ssh.read_text().replace("bash\n", 'bash\n[[ "$*" = *node2* ]] && exit 255\n', 1))
+    (head.home / "hosts").write_text("node0\nnode1\nnode2\n")
+    with (
+        subprocess.Popen(["sleep", "60"], env={**os.environ, **rank}) as frozen,
+        subprocess.Popen(["sleep", "60"], env={**os.environ, **neighbor}) as another,
+    ):
+        frozen.send_signal(signal.SIGSTOP)
+        try:
+            assert HeadLauncher(head).cancel(paths, 0) == ("node2",)
+            assert frozen.wait(10) == -signal.SIGKILL
+            assert another.poll() is None
+        finally:
+            frozen.kill()
+            another.kill()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["hangs", "ends by itself"])
+def test_a_job_whose_rank_has_failed_ends_within_a_bounded_time(
+    head: ThisMachine, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr("jobs.launch.mpirun.ERROR_GRACE_S", 2)
+    failed = event(event="error", message="lost contact", rank=0, host="a", lost_peer=True)
+    hydra = write_program(head, "mpiexec.hydra", _STUCK)
+    paths = start(head, f"echo '{failed}'; " + ("sleep 0.5; exit 1" if ends else f"exec {hydra}"))
+    begin = time.monotonic()
+
+    code = HeadLauncher(head).follow(paths, lambda _: None)
+
+    assert code == (1 if ends else 143)
+    assert time.monotonic() - begin < 20
+    assert find_running_job(head) is None
 
 
 def test_a_cancelled_job_leaves_an_exit_code(head: ThisMachine) -> None:
@@ -258,10 +406,55 @@ def test_results_are_fetched_and_stay_inside_the_target(head: ThisMachine, tmp_p
     assert found == ["log", "model/w", "results.json"]
 
 
+_BLOCK = b"x" * (100 << 10)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"Welcome to Ubuntu\n" * 100,
+        gzip.compress(b"x"),
+        pack_output(
+            dict.fromkeys(
+                (
+                    "log",
+                    "output/model/w",
+                ),
+                _BLOCK,
+            )
+        )[:150_000],
+        pack_output(dict.fromkeys(("log",), _BLOCK))[:512] + b"\xff" * 512,
+        pack_output(
+            dict.fromkeys(
+                (
+                    "output/model",
+                    "output/model/w",
+                ),
+                _BLOCK,
+            )
+        ),
+    ],
+    ids=["empty", "text", "gzip", "cut off", "half garbage", "a file and its folder"],
+)
+def test_a_damaged_archive_of_results_is_one_line(
+    head: ThisMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    paths = JobPaths("squad-1", home=str(head.home))
+    place_files(head, paths, {"output/.keep": b""})
+    (head.home / "spr-jobs/squad-1/log").write_text("")
+    monkeypatch.setattr(head, "download", lambda _, target: target.write_bytes(content))
+
+    with pytest.raises(JobError, match="the results of job squad-1 arrived damaged: ") as caught:
+        fetch(head, paths, tmp_path / "results")
+    assert "\n" not in caught.value.message
+    assert caught.value.hint == "to try again: spr-cluster fetch squad-1"
+
+
 def two_nodes(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The worker's home folder, which ssh enters."""
     programs, other = head.home / "bin", head.home / "worker"
-    programs.mkdir()
+    programs.mkdir(exist_ok=True)
     other.mkdir()
     ssh = (
         '#!/bin/bash\nwhile [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done; shift\n'

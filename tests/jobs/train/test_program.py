@@ -16,7 +16,7 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from jobs.cli.run import add_parser, build_request
-from jobs.launch.plan import JobPaths, PlacementOptions
+from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.launch.record import JobRecord
 from jobs.launch.session import run_job
 from jobs.train.program import ProgramRequest, check_variables, plan_program
@@ -24,7 +24,7 @@ from jobs.train.program_files import ProgramFiles
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, event, job_context, make_hosts
 
-PATHS = JobPaths("run-20260731-142501")
+PATHS = JobPaths(new_job_id("run", NOW))
 
 
 def hosts_for(
@@ -34,7 +34,7 @@ def hosts_for(
     head = hosts["node0"]
     head.answers[:0] = [("# gathering", "the output of node2 could not be fetched\n")]
     if follow:
-        head.answers[:0] = [("tail -n \\+1 -F", follow), ("kill -TERM", "")]
+        head.answers[:0] = [("tail -n \\+1 -F", follow), ("# ending a job", "")]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in ("log", "output/node1/x"):
@@ -69,7 +69,7 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
         log,
     )
 
-    line = hosts["node0"].files[PATHS.script].decode()
+    line = hosts["node0"].files[PATHS.new_script].decode()
     assert "-n 3 -ppn 1" in line
     ours = "-m worker.program --folder=work --output=output"
     assert f"{ours} --environment=environment.json -- python 'my script.py' --lr 1" in line
@@ -103,7 +103,7 @@ def test_only_the_first_nodes_are_used(tmp_path: Path) -> None:
     start(hosts, program_request(tmp_path, nodes=2, placement=PlacementOptions(nproc_per_node=2)))
 
     assert hosts["node2"].commands == []
-    assert "-n 4 -ppn 2" in hosts["node0"].files[PATHS.script].decode()
+    assert "-n 4 -ppn 2" in hosts["node0"].files[PATHS.new_script].decode()
     (sent,) = [c for c in hosts["node0"].commands if "distributing" in c]
     assert "awk 'NR > 1 && NR <= 2' ~/hosts |" in sent
     with pytest.raises(UsageError, match="--nodes 4: cluster bert has 3 nodes"):
@@ -139,10 +139,7 @@ def test_ctrl_c_stops_the_program_and_keeps_its_record(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         start(hosts, program_request(tmp_path))
 
-    assert (
-        f"pid=$(cat {PATHS.pid}); pkill -TERM -g $pid -x mpiexec.hydra"
-        in hosts["node0"].commands[-1]
-    )
+    assert f"d=~/spr-jobs/{PATHS.job_id}\n" in hosts["node0"].commands[-1]
     kept = json.loads((tmp_path / "job.json").read_text())
     assert (kept["exit_code"], kept["ended"]) == (None, None)
 
@@ -184,7 +181,7 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
     assert (asked.nodes, asked.env, asked.backend) == (2, ("A=1", "B=2"), "ccl")
     assert asked.placement == PlacementOptions("auto", 4, 2, "efa")
     assert list(asked.files.files) == ["x.py"]
-    assert asked.results == Path("results/run-20260731-142501")
+    assert asked.results == Path("results", PATHS.job_id)
     assert typed("hostname").command == ("hostname",)
     for wrong in (("--", ""), ("--files=", "x")):
         with pytest.raises(UsageError):

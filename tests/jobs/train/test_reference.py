@@ -17,7 +17,7 @@ from infra.errors import JobError, UsageError
 from jobs.cli.job_display import render_result
 from jobs.cli.train import add_parser
 from jobs.cli.train_requests import build_reference, build_request
-from jobs.launch.plan import JobPaths, PlacementOptions
+from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.train.presets import PRESETS
 from jobs.train.reference import (
     _FOR_A_MINUTE,
@@ -38,7 +38,7 @@ from tests.jobs.context import job_context, make_hosts
 from tests.provision.stacks.test_flags import with_transformers
 
 NOW = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
-PATHS = JobPaths("squad-20260731-142501")
+PATHS = JobPaths(new_job_id("squad", NOW))
 GOLDEN = Path(__file__).with_name("golden")
 DISTILBERT, BERT = PRESETS["distilbert"], PRESETS["bert-large"]
 
@@ -205,7 +205,7 @@ def test_results_are_converted_to_our_format(tmp_path: Path, script: Path) -> No
     shown = render_result(result, tmp_path)
     assert "published recipe: F1 85.1, exact match 76.5" in shown
     assert "196.5 samples/s, 450.5 s of training" in shown
-    line = hosts["node0"].files[PATHS.script].decode()
+    line = hosts["node0"].files[PATHS.new_script].decode()
     assert " -- python run_qa.py --model_name_or_path distilbert-base-uncased " in line
     assert "-n 6 -ppn 2" in line
     assert "-genv OMP_NUM_THREADS 24" in line

@@ -62,7 +62,7 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
 
     assert result == {"f1": 90.0}
     assert folder == tmp_path / "out"
-    script = hosts["node0"].files[PATHS.script].decode()
+    script = hosts["node0"].files[PATHS.new_script].decode()
     assert "-n 3 -ppn 1" in script
     assert "--output=output" in script
     assert f"--epochs={DEMO.epochs}" in script
@@ -81,7 +81,7 @@ def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> 
 
     run(hosts, ResumeRequest(PATHS.job_id, tmp_path, changes, nproc_per_node=1))
 
-    assert "--learning-rate=1e-05" in hosts["node0"].files[PATHS.script].decode()
+    assert "--learning-rate=1e-05" in hosts["node0"].files[PATHS.new_script].decode()
 
 
 def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path
     run(hosts, ResumeRequest(None, tmp_path), log)
 
     assert "using the first 2 nodes of 3, as before" in log
-    assert "-n 2 -ppn 1" in hosts["node0"].files[PATHS.script].decode()
+    assert "-n 2 -ppn 1" in hosts["node0"].files[PATHS.new_script].decode()
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,12 @@ def test_a_running_job_is_not_resumed() -> None:
         run(hosts, ResumeRequest(None))
 
 
-def test_a_record_that_cannot_be_read_is_named() -> None:
+@pytest.mark.parametrize(
+    "text",
+    ['{"argv": []}', "", "1", "null", "[]", '{"placement": 3}', "[" * 10**5, "\x00"],
+    ids=["part", "empty", "number", "null", "list", "other", "deep", "bytes"],
+)
+def test_a_record_that_cannot_be_read_is_named(text: str) -> None:
     record = JobPaths(PATHS.job_id).manifest
-    with pytest.raises(
-        JobError, match=f"the job's record on node0 can't be read: {record}: nnodes: Field required"
-    ):
-        run(hosts_with('{"argv": []}', listed(PATHS.job_id, "")), ResumeRequest(None))
+    with pytest.raises(JobError, match=f"record on node0 can't be read: {record}"):
+        run(hosts_with(text, listed(PATHS.job_id, "")), ResumeRequest(None))

@@ -20,7 +20,16 @@ from jobs.train.train import train
 from jobs.worker.squad.options import DEMO, TrainOptions
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, PATHS, RESULT, event, job_context, listed, make_hosts
+from tests.jobs.context import (
+    NOW,
+    PATHS,
+    RESULT,
+    event,
+    job_context,
+    listed,
+    make_hosts,
+    pack_output,
+)
 
 
 def run(
@@ -36,6 +45,22 @@ def run(
     )
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "3", "[]", "\x00\udcff", "[" * 10**5],
+    ids=["empty", "cut off", "number", "list", "bytes", "deep"],
+)
+def test_damaged_results_are_one_line(tmp_path: Path, text: str) -> None:
+    hosts = make_hosts([event(**RESULT)])
+    hosts["node0"].files[f"{PATHS.root}/output.tar"] = pack_output(
+        {"output/results.json": text.encode(errors="surrogateescape")}
+    )
+
+    with pytest.raises(JobError, match=r"results\.json: ") as caught:
+        run(hosts, tmp_path)
+    assert caught.value.hint == f"the whole log is {tmp_path / 'log'}"
+
+
 def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
     hosts = make_hosts([event(event="phase", name="train"), "noise", event(**RESULT)])
     events: list[Any] = []
@@ -45,7 +70,7 @@ def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
     assert result == {"f1": 90.0}
     assert [e["event"] for e in events] == ["phase", "result"]
     assert (tmp_path / "out" / "log").read_text() == "log"
-    script = hosts["node0"].files[PATHS.script].decode()
+    script = hosts["node0"].files[PATHS.new_script].decode()
     assert "-n 3 -ppn 1" in script
     assert "-genv MASTER_ADDR 172.31.0.10" in script
     assert "--backend=gloo" in script
@@ -95,18 +120,20 @@ def interrupted(*more: tuple[str, Any]) -> dict[str, FakeHost]:
 
 
 def test_ctrl_c_warns_if_the_job_may_still_run(tmp_path: Path) -> None:
-    hosts = interrupted(("pkill -TERM", HostError("node0", "no SSH at 192.0.2.1")))
+    hosts = interrupted(("# ending a job", HostError("node0", "no SSH at 192.0.2.1")))
     with pytest.raises(JobError) as caught:
         run(hosts, tmp_path)
     assert caught.value.message == (
         f"job {PATHS.job_id} may still be running and costing money: [node0] no SSH at 192.0.2.1"
     )
-    assert "once the head is reachable: spr-cluster ssh -- pkill" in str(caught.value.hint)
+    assert "once the head is reachable: spr-cluster cancel --name bert, or" in str(
+        caught.value.hint
+    )
 
 
 def test_a_closed_terminal_still_stops_the_job(tmp_path: Path) -> None:
     listing = ("listing the jobs", listed(PATHS.job_id, ""))
-    hosts = interrupted(("pkill -TERM", ""), listing)
+    hosts = interrupted(("# ending a job", ""), listing)
 
     class Closed(list[str]):
         def append(self, line: str) -> None:
@@ -115,18 +142,18 @@ def test_a_closed_terminal_still_stops_the_job(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(hosts, tmp_path, log=Closed())
-    assert any("pkill -TERM" in command for command in hosts["node0"].commands)
+    assert any("# ending a job" in command for command in hosts["node0"].commands)
 
 
 def test_ctrl_c_stops_the_job_on_all_nodes(tmp_path: Path) -> None:
     log = list[str]()
     hosts = interrupted(
-        ("pkill -TERM", ""), ("listing the jobs", listed(PATHS.job_id, "step-000040"))
+        ("# ending a job", ""), ("listing the jobs", listed(PATHS.job_id, "step-000040"))
     )
 
     with pytest.raises(KeyboardInterrupt):
         run(hosts, tmp_path, log=log)
-    assert f"pid=$(cat {PATHS.pid}); pkill -TERM -g $pid" in hosts["node0"].commands[-2]
+    assert f"d=~/spr-jobs/{PATHS.job_id}\n" in hosts["node0"].commands[-2]
     assert log[-3:-1] == [
         "saving a checkpoint and stopping; press Ctrl-C again to stop immediately",
         "Job stopped on all nodes",
@@ -144,8 +171,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path: Path) -> Non
     hosts, log = make_hosts([]), list[str]()
     hosts["node0"].answers[:0] = [
         ("tail -n \\+1 -F", interrupt),
-        (r"pkill -TERM.*seq 1200\)", interrupt),
-        (r"pkill -TERM.*seq 0\).*kill -KILL", ""),
+        (r"# ending a job(.|\n)*seq 600\)", interrupt),
+        (r"# ending a job(.|\n)*seq 0\)", ""),
         ("listing the jobs", listed(PATHS.job_id, "")),
     ]
 
@@ -162,7 +189,7 @@ def test_a_stopped_job_is_reported_as_stopped(tmp_path: Path) -> None:
 
     with pytest.raises(JobError, match=f"job {PATHS.job_id} was stopped") as caught:
         run(hosts, tmp_path)
-    assert "--resume squad-20260731-142501" in str(caught.value.hint)
+    assert f"--resume {PATHS.job_id}" in str(caught.value.hint)
 
 
 def test_a_second_job_is_refused_while_one_runs(tmp_path: Path) -> None:
@@ -256,5 +283,5 @@ def test_a_failed_job_has_its_record_too(tmp_path: Path) -> None:
 def test_training_can_use_the_first_nodes_only(tmp_path: Path) -> None:
     hosts = make_hosts([event(**RESULT)])
     train(job_context(hosts), TrainRequest(DEMO, tmp_path, nodes=1))
-    assert "-n 1 -ppn 1" in hosts["node0"].files[PATHS.script].decode()
+    assert "-n 1 -ppn 1" in hosts["node0"].files[PATHS.new_script].decode()
     assert hosts["node1"].commands == hosts["node2"].commands == []

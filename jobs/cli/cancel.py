@@ -1,0 +1,77 @@
+"""``spr-cluster cancel``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+
+from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.nodes import find_cluster
+from jobs.cli.job_display import JobDisplay
+from jobs.launch.follow import stop_job
+from jobs.launch.history import LOST, RUNNING, JobSummary, check_job_id, choose_job, list_jobs
+from jobs.launch.launcher import HeadLauncher
+from jobs.launch.plan import STOP_SECONDS, JobPaths
+from jobs.train.train import CHECKPOINT_SECONDS, RESUME
+
+_EXAMPLES = """\
+  spr-cluster cancel
+  spr-cluster cancel --now                            do not wait for a checkpoint
+  spr-cluster cancel squad-20260731-142501-k3f --name bert
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "cancel",
+        "End the job that is running, on all nodes. A training job saves a checkpoint first. What is\n"
+        "left after two minutes (other jobs: ten seconds), or after Ctrl-C, is killed, even if nodes\n"
+        "are gone. If no job is running, nothing happens.",
+        _EXAMPLES,
+    )
+    parser.add_argument("job", nargs="?", metavar="JOB", help="end this job, and no other one")
+    parser.add_argument("--now", action="store_true", help="kill it without waiting")
+    add_cluster_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.job:
+        check_job_id(args.job)
+    progress = make_progress()
+    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
+    head = ctx.host_opener()(find_cluster(ctx.clients.ec2, args.name).head)
+    launcher = HeadLauncher(head, ctx.flags)
+    job = args.job or launcher.running_job()
+    found = choose_job(list_jobs(head), job) if job else None
+    silent: tuple[str, ...] = ()
+    ends = found is not None and found.state in (RUNNING, LOST)
+    if found and ends:
+        grace = 0 if args.now else CHECKPOINT_SECONDS if found.unfinished else STOP_SECONDS
+        log = JobDisplay(progress).log
+        with progress.phase(f"End {found.job}"):
+            silent = stop_job(launcher, JobPaths(found.job), grace, log)
+        found = choose_job(list_jobs(head), found.job)
+    if args.json:
+        result = {"cluster": args.name, "cancelled": ends, "unreachable": silent}
+        print(json.dumps({**result, **(found.as_dict() if found else {"job": None})}))
+    else:
+        print(_render(found, args.name, ctx.flags, ended=ends))
+    return 0
+
+
+def _render(found: JobSummary | None, cluster: str, flags: str, *, ended: bool) -> str:
+    """Return in one or two lines what was done, and how the job continues."""
+    if found is None:
+        return f"No job is running on cluster {cluster}."
+    if not ended:
+        return f"Job {found.job} is not running: it is {found.state}."
+    lines = [f"Job {found.job} has ended."]
+    if found.unfinished:
+        kept = f"Checkpoint {found.checkpoint} is saved" if found.checkpoint else "No checkpoint"
+        lines.append(f"{kept}. To resume: {shlex.join(RESUME)} {found.job} {flags}")
+    return "\n".join(lines)

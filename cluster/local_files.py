@@ -14,6 +14,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from infra.key_pair import write_private
 from infra.spec import CLUSTER_NAME, CLUSTER_NAME_RULE
+from infra.validation import nearest
 from provision.host import SSH_USER, Login
 
 _CLOUD_LINE = "# spr-cluster lives in:"
@@ -120,3 +121,24 @@ def remembered_cloud(cluster: str) -> tuple[str, str] | None:
     except (OSError, ValueError, IndexError):
         return None
     return cloud, region
+
+
+def known_clusters(cloud: str | None = None) -> dict[str, tuple[str, str]]:
+    """Return cloud and region of the clusters that this machine made, in one cloud or in all."""
+    folders = sorted(home().glob("*/ssh_config")) if home().is_dir() else ()
+    names = [path.parent.name for path in folders]
+    ours = (name for name in names if re.fullmatch(CLUSTER_NAME, name))
+    places = {name: place for name in ours if (place := remembered_cloud(name))}
+    return {name: place for name, place in places.items() if cloud in (None, place[0])}
+
+
+def nearest_cluster(name: str) -> str:
+    """``; did you mean NAME?`` if this machine knows a similar name, but not this one."""
+    known = known_clusters()
+    return "" if name in known else nearest(name, known)
+
+
+def place_options(name: str, cloud: str, region: str) -> str:
+    """Return ``--cloud`` and ``--region`` for a command in a message, if this machine does not know them."""
+    implied = remembered_cloud(name) == (cloud, region)
+    return "" if implied else f" --cloud {cloud} --region {region}"

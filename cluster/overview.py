@@ -108,25 +108,24 @@ def list_clusters(
 ) -> tuple[tuple[Overview, ...], dict[str, str]]:
     """Return our clusters in some regions, and why other regions could not be searched.
 
-    Raises the error of a single region.
+    Raises the error of the first region if none could be searched.
     """
 
-    def search(region: str) -> list[Overview] | SprError:
+    def search(region: str) -> list[Overview] | ClientError | BotoCoreError:
         try:
             found = describe_inventories(connect(replace(cloud, region=region)).ec2)
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
-            reason = translate_boto_error(error)
-            if reason is None or len(regions) == 1:
-                raise
-            return reason
+            return error
         return [Overview(name, region, each, cloud.billed) for name, each in found.items()]
 
     with ThreadPoolExecutor(min(_PARALLEL, len(regions))) as pool:
         answers = dict(zip(regions, pool.map(search, regions), strict=True))
+    errors = {r: error for r, error in answers.items() if not isinstance(error, list)}
+    if len(errors) == len(regions):
+        raise errors[regions[0]]
     clusters = [each for found in answers.values() if isinstance(found, list) for each in found]
-    closed = {r: error.message for r, error in answers.items() if isinstance(error, SprError)}
-    return tuple(clusters), closed
+    return tuple(clusters), {r: str(translate_boto_error(e)) for r, e in errors.items()}
 
 
 def describe_regions(cloud: Cloud) -> tuple[str, ...]:

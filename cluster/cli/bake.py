@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**result, "region": cloud.region}))
     elif made:
         print(f"{image.id} has stack {stack.name}: the next `up` with it installs nothing.")
-        print(f"To delete it: spr-cluster images delete {image.id}")
+        where = f"--cloud {cloud.name} --region {cloud.region}"
+        print(f"To delete it: spr-cluster images delete {image.id} {where}")
     else:
         print(f"Up to date: {image.id} has stack {stack.name}")
     return 0

@@ -17,6 +17,7 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.context import Context
 from cluster.lifecycle.down import Removed, down
+from cluster.local_files import nearest_cluster
 from infra.inventory import describe_inventory
 
 _EXAMPLES = """\
@@ -71,5 +72,6 @@ def run(args: argparse.Namespace) -> int:
     elif removed.ids:
         print(f"Nothing left of cluster {args.name}.")
     else:
-        print(f"Nothing of cluster {args.name} exists in {cloud.name} {cloud.region}.")
+        place = f"{cloud.name} {cloud.region}{nearest_cluster(args.name)}"
+        print(f"Nothing of cluster {args.name} exists in {place}.")
     return 0

@@ -12,6 +12,7 @@ from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_cont
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
+from cluster.local_files import nearest_cluster
 from cluster.nodes import Node, rank_nodes
 from cluster.overview import Overview
 from infra import tags
@@ -39,7 +40,8 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     cloud = open_chosen_cloud(args)
-    ec2 = open_context(args, cloud).clients.ec2
+    ctx = open_context(args, cloud)
+    ec2 = ctx.clients.ec2
     found = describe_inventory(ec2, args.name)
     nodes = rank_nodes(found.instances)
     overview = Overview(args.name, cloud.region, found, cloud.billed)
@@ -50,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not found:
         print(
-            f"No cluster {args.name} in {cloud.name} {cloud.region}. To see all: spr-cluster list"
+            f"No cluster {args.name} in {cloud.name} {cloud.region}{nearest_cluster(args.name)}. "
+            "To see all: spr-cluster list"
         )
         return 0
     if nodes:
@@ -59,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
         if notice := notices.get(node.instance.id):
             print(f"{node.name}: SPOT NOTICE: {notice}")
     if found.alive:
-        print(wrap(_summary(overview, now)))
+        print(wrap(_summary(overview, now, ctx.flags)))
     if notices:
         print(
-            f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair --name {args.name}"
+            f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair {ctx.flags}"
         )
     print(wrap(f"Resources: {found}"))
     return 0
@@ -89,7 +92,7 @@ def _as_dict(
     return {**overview.as_dict(now), "cloud": cloud.name, "stack": stack, "nodes": listed}
 
 
-def _summary(overview: Overview, now: datetime) -> str:
+def _summary(overview: Overview, now: datetime, flags: str) -> str:
     """Return the cluster's state, cost, and remaining time in two lines at most."""
     row, name = overview.as_dict(now), overview.name
     stack = overview.found.alive[0].tags.get(tags.STACK, "?")
@@ -105,7 +108,7 @@ def _summary(overview: Overview, now: datetime) -> str:
         f"${row['usd_so_far']:.2f} so far"
     ]
     if degraded:
-        lines.append(f"To repair: spr-cluster repair --name {name}")
+        lines.append(f"To repair: spr-cluster repair {flags}")
     if overview.expires is not None:
         text = "Its time to live is over; its nodes are shutting down"
         if row["left_s"] > 0:

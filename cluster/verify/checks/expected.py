@@ -34,10 +34,12 @@ class Expected:
     """EC2 instance IDs by node."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Private addresses by node, in rank order."""
+    place: str = ""
+    """As :attr:`.Cluster.place`."""
 
     def command(self, verb: str) -> str:
         """Return a command of this tool for this cluster."""
-        return f"spr-cluster {verb} --name {self.cluster}"
+        return f"spr-cluster {verb} --name {self.cluster}{self.place}"
 
     def on_node(self, node: str, script: str) -> str:
         """Return a command that runs a script on a node."""
@@ -66,6 +68,7 @@ def expect(
         volume_gib=int(known.get("volume_gib", 0)),
         instances={node.name: node.instance.id for node in cluster.nodes},
         addresses={node.name: node.private_ip for node in cluster.nodes},
+        place=cluster.place,
     )
     return with_hardware(expected, cluster) if cloud.has_amx else expected
 

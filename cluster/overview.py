@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from cluster.local_files import is_idle_here
 from infra import tags
 from infra.clients import connect, translate_boto_error
 from infra.errors import SprError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from infra.cloud import Cloud
 
 _PARALLEL = 8
+# Bare metal takes up to 20 minutes to boot; then the software is installed.
+_LONGEST_START = timedelta(minutes=40)
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,19 @@ class Overview:
         if any(instance.state == "pending" for instance in alive):
             return "starting"
         running = rank_instances(i for i in alive if i.state == "running")
-        whole = len(running) == self.wanted_nodes and is_connected(running)
-        return "running" if whole else "degraded"
+        if len(running) == self.wanted_nodes and is_connected(running):
+            return "running"
+        return "starting" if self._may_be_starting(now) else "degraded"
+
+    def _may_be_starting(self, now: datetime) -> bool:
+        """Whether `up`, here or on another machine, may be about to connect it for the first time."""
+        connected = any(tags.MESH in instance.tags for instance in self.found.alive)
+        try:
+            record = self.found.record
+        except SprError:
+            return False
+        is_new = record is not None and now - record.created < _LONGEST_START
+        return is_new and not connected and not is_idle_here(self.name)
 
     def _without_machines(self, now: datetime) -> str:
         unfinished = self.expires is not None and now < self.expires

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = recipe_digest(stack, cloud.base)
     args.name = f"bake-{recipe}"
     ctx = open_context(args, cloud, progress=progress)
-    with ctx.files.lock():
+    with ctx.files.lock(args.verb):
         image, made = _bake(ctx, args, stack.name)
     if args.json:
         result = {"image": image.id, "stack": stack.name, "recipe": recipe, "made": made}

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
-    with ctx.files.lock():
+    with ctx.files.lock(args.verb):
         if cloud.billed and not args.yes:
             found = describe_inventory(ctx.clients.ec2, args.name)
             if found:

@@ -237,6 +237,6 @@ def _remove(cloud: Cloud, cluster: Overview) -> None:
     there = replace(cloud, region=cluster.region)
     progress = make_progress()
     files = ClusterFiles.of(cluster.name)
-    with files.lock(), progress.phase(f"Remove cluster {cluster.name}"):
+    with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
         ctx = Context(there, connect(there), files, progress, command="gc")
         down(ctx, cluster.name)

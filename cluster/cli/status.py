@@ -47,13 +47,15 @@ def run(args: argparse.Namespace) -> int:
     overview = Overview(args.name, cloud.region, found, cloud.billed)
     now = datetime.now(timezone.utc)
     notices = describe_spot_notices(ec2, found.alive)
+    user = ctx.files.user()
     if args.json:
-        print(json.dumps(_as_dict(nodes, overview, cloud, now, notices)))
+        print(json.dumps(_as_dict(nodes, overview, cloud, now, notices, user)))
         return 0
+    working = "`spr-cluster {}` (PID {}) is working on it.".format(*user) if user else ""
     if not found:
         print(
             f"No cluster {args.name} in {cloud.name} {cloud.region}{nearest_cluster(args.name)}. "
-            "To see all: spr-cluster list"
+            f"{working or 'To see all: spr-cluster list'}"
         )
         return 0
     if nodes:
@@ -62,7 +64,12 @@ def run(args: argparse.Namespace) -> int:
         if notice := notices.get(node.instance.id):
             print(f"{node.name}: SPOT NOTICE: {notice}")
     if found.alive:
-        print(wrap(_summary(overview, now, ctx.flags)))
+        print(wrap(_summary(overview, now)))
+    if working:
+        print(working)
+    elif found.alive and overview.state(now) == "degraded":
+        # An interrupted `up` and a lost node have the same remedy.
+        print(f"To repair: spr-cluster repair {ctx.flags}")
     if notices:
         print(
             f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair {ctx.flags}"
@@ -86,19 +93,21 @@ def _as_dict(
     cloud: Cloud,
     now: datetime,
     notices: Mapping[str, str],
+    user: tuple[str, int] | None,
 ) -> dict[str, Any]:
     stack = nodes[0].instance.tags.get(tags.STACK, "") if nodes else ""
     listed = [{**node.as_dict(), "spot_notice": notices.get(node.instance.id)} for node in nodes]
-    return {**overview.as_dict(now), "cloud": cloud.name, "stack": stack, "nodes": listed}
+    in_use_by = dict(zip(("command", "pid"), user, strict=True)) if user else None
+    more = {"cloud": cloud.name, "stack": stack, "nodes": listed, "in_use_by": in_use_by}
+    return {**overview.as_dict(now), **more}
 
 
-def _summary(overview: Overview, now: datetime, flags: str) -> str:
+def _summary(overview: Overview, now: datetime) -> str:
     """Return the cluster's state, cost, and remaining time in two lines at most."""
     row, name = overview.as_dict(now), overview.name
     stack = overview.found.alive[0].tags.get(tags.STACK, "?")
     wanted = row["wanted_nodes"]
     running = sum(instance.state == "running" for instance in overview.found.alive)
-    # An interrupted `up` and a lost node have the same remedy.
     degraded = row["state"] == "degraded"
     nodes = f"{running if degraded else row['nodes']} of "
     nodes += "? nodes" if wanted is None else counted(wanted, "node")
@@ -107,8 +116,6 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
         f"${row['usd_so_far']:.2f} so far"
     ]
-    if degraded:
-        lines.append(f"To repair: spr-cluster repair {flags}")
     if overview.expires is not None:
         text = "Its time to live is over; its nodes are shutting down"
         if row["left_s"] > 0:

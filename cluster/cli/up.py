@@ -113,7 +113,7 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress, must_exist=must_exist)
     ctx = open_context(args, cloud, progress=progress)
-    with contextlib.nullcontext() if args.dry_run else ctx.files.lock():
+    with contextlib.nullcontext() if args.dry_run else ctx.files.lock(args.verb):
         plan_input = prepare(ctx, args.name, given, args.ssh_cidr)
         if must_exist and not plan_input.group:
             raise UsageError(

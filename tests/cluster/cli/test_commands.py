@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.local_files import ClusterFiles
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
 
@@ -151,6 +153,39 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     assert (result["state"], result["wanted_nodes"], result["stack"]) == ("running", 2, "intel")
     assert [node["spot_notice"] for node in result["nodes"]] == [None, None]
     assert set(result["resources"]) >= {"instances", "images", "security_groups"}
+
+
+def test_status_during_up_names_the_command_at_work(line: CommandLine) -> None:
+    """No advice to repair what another terminal is building."""
+    line.must("up", "--nodes", "2", "--yes")
+    line.lose(line.ids()[1])
+    assert "To repair: spr-cluster repair --name spr" in line.must("status").out
+
+    with ClusterFiles.of("spr").lock("up"):
+        text = line.must("status").out
+        busy = parsed(line.run("status", "--json"))["in_use_by"]
+        with ClusterFiles.of("other").lock("up"):
+            nothing_yet = line.must("status", "--name", "other").out
+
+    assert f"`spr-cluster up` (PID {os.getpid()}) is working on it" in text
+    assert "spr-cluster repair" not in text
+    assert busy == {"command": "up", "pid": os.getpid()}
+    assert f"`spr-cluster up` (PID {os.getpid()}) is working on it" in nothing_yet
+    assert parsed(line.run("status", "--json"))["in_use_by"] is None
+
+
+def test_status_from_another_machine_during_up(line: CommandLine) -> None:
+    line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
+    assert line.run("up", "--nodes", "2", "--yes").code == 1
+    interrupted = line.must("status").out
+    ClusterFiles.of("spr").remove()
+
+    elsewhere = line.must("status").out
+
+    assert "Cluster spr is degraded" in interrupted
+    assert "To repair: spr-cluster repair --name spr" in interrupted
+    assert "Cluster spr is starting: 2 of 2 nodes" in elsewhere
+    assert "repair" not in elsewhere
 
 
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:

@@ -141,7 +141,7 @@ def fetch(head: Host, paths: JobPaths, target: Path) -> None:
         head.download(bundle, local)
         with tarfile.open(local) as archive:
             _extract(archive, target)
-    head.run(f"rm -f {bundle}")
+    head.run(f"touch -r {bundle} {paths.fetched}; rm -f {bundle}")
 
 
 def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:

@@ -256,6 +256,7 @@ def test_results_are_fetched_and_stay_inside_the_target(head: ThisMachine, tmp_p
 
     found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
     assert found == ["log", "model/w", "results.json"]
+    assert Path(paths.fetched).is_file(), "`down` asks about results that were never fetched"
 
 
 def two_nodes(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -14,6 +14,7 @@ from cluster.local_files import is_idle_here
 from infra import tags
 from infra.clients import connect, translate_boto_error
 from infra.errors import SprError
+from infra.instances import HEAD
 from infra.inventory import Inventory, describe_inventories
 from infra.plan import is_connected, rank_instances
 
@@ -80,13 +81,16 @@ class Overview:
 
     def _may_be_starting(self, now: datetime) -> bool:
         """Whether `up`, here or on another machine, may be about to connect it for the first time."""
-        connected = any(tags.MESH in instance.tags for instance in self.found.alive)
+        alive = self.found.alive
+        # `up` buys the head first, or all nodes at once and then makes one the head. Otherwise it is lost.
+        has_head = any(i.role == HEAD for i in alive) or len(alive) == self.wanted_nodes
+        unconnected = has_head and not any(tags.MESH in instance.tags for instance in alive)
         try:
             record = self.found.record
         except SprError:
             return False
         is_new = record is not None and now - record.created < _LONGEST_START
-        return is_new and not connected and not is_idle_here(self.name)
+        return is_new and unconnected and not is_idle_here(self.name)
 
     def _without_machines(self, now: datetime) -> str:
         unfinished = self.expires is not None and now < self.expires
@@ -139,7 +143,8 @@ def list_clusters(
     if len(errors) == len(regions):
         raise errors[regions[0]]
     clusters = [each for found in answers.values() if isinstance(found, list) for each in found]
-    return tuple(clusters), {r: str(translate_boto_error(e)) for r, e in errors.items()}
+    reasons = {region: translate_boto_error(error) for region, error in errors.items()}
+    return tuple(clusters), {r: reason.message for r, reason in reasons.items() if reason}
 
 
 def describe_regions(cloud: Cloud) -> tuple[str, ...]:

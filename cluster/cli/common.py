@@ -17,8 +17,6 @@ from infra.open_cloud import open_cloud
 from infra.progress import Progress, Silent
 
 DEFAULT_NAME = "spr"
-
-
 NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"
 
 

@@ -208,7 +208,7 @@ def run_gc(args: argparse.Namespace) -> int:
         print(json.dumps({"cloud": search.cloud, "removed": names}))
     elif names or not wanted:
         print(f"Removed: {', '.join(names)}." if names else "No forgotten clusters.")
-    rest = [pair[1] for pair in search.found if pair not in wanted and not pair[1].found.alive]
+    rest = [c for cloud, c in search.found if (cloud, c) not in wanted and not c.found.alive]
     if rest and not args.json:
         print(f"Not removed (use --all): {', '.join(c.name for c in rest)}")
     if failed:

@@ -113,6 +113,8 @@ NEVER_CONNECTED = make_found(SPEC, instances=(make_machine(0, HEAD), make_machin
     [
         (NEVER_CONNECTED, 39, "starting"),
         (NEVER_CONNECTED, 41, "degraded"),
+        (make_found(SPEC, instances=(make_machine(1), make_machine(2))), 5, "degraded"),
+        (make_found(SPEC, instances=tuple(map(make_machine, range(3)))), 5, "starting"),
         (make_found(SPEC), 5, "running"),
         (not_connected(WHOLE), 5, "degraded"),
         (Inventory(instances=make_machines(1)), 5, "degraded"),

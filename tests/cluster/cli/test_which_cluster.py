@@ -183,8 +183,8 @@ def test_list_shows_what_is_here_without_an_account(line: CommandLine, no_accoun
 
 
 def test_list_searches_every_place_that_this_machine_knows(line: CommandLine) -> None:
-    unfinished = line.run("up", "--yes", "--name", "far", "--region", "eu-west-1")
-    assert "Canonical publishes no image" in unfinished.message
+    # Whether that region has an image of Ubuntu makes no difference: the cluster is listed.
+    line.run("up", "--yes", "--name", "far", "--region", "eu-west-1")
     line.must("up", "--nodes", "1", "--yes", "--name", "near")
 
     result = json.loads(line.must("list", "--json").out)

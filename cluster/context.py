@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from cluster.events import EventLog, describe_failure, utc_now
-from cluster.local_files import ClusterFiles
-from cluster.nodes import HostOpener, Node
+from cluster.local_files import ClusterFiles, place_options
+from cluster.nodes import Cluster, HostOpener, Node, find_cluster
 from infra import key_pair
 from infra.actions import Action
 from infra.clients import Clients
@@ -66,35 +66,35 @@ class Context:
         return open_host
 
     def _ssh_host(self, node: Node, files: ClusterFiles) -> Host:
-        return ssh_host(node, files, lambda: why_gone(self.clients.ec2, node.instance.id))
+        if not key_pair.read_public(files.key):
+            raise self.missing_key()
+        return SshHost(
+            node.name,
+            node.public_ip,
+            files.login,
+            alias=node.instance.id,
+            ask_why_gone=lambda: why_gone(self.clients.ec2, node.instance.id),
+        )
+
+    def missing_key(self) -> UsageError:
+        """Return the error for a cluster that only another machine can enter."""
+        key = self.files.key
+        what = "on this machine is not the right one, or damaged"
+        return UsageError(
+            f"the cluster's key {what if key.exists() else 'is not on this machine'} ({key})",
+            hint="use the machine that made the cluster; "
+            f"`spr-cluster down {self.flags}` works from any machine",
+        )
+
+    def find_cluster(self) -> Cluster:
+        """Return the running cluster. Raises :class:`UsageError` if there is none."""
+        return find_cluster(self.clients.ec2, self.files.folder.name, self._place)
+
+    @property
+    def _place(self) -> str:
+        return place_options(self.files.folder.name, self.cloud.name, self.cloud.region)
 
     @property
     def flags(self) -> str:
         """The options that name this cluster, for commands in messages."""
-        name = self.files.folder.name
-        return f"--name {name} --cloud {self.cloud.name} --region {self.cloud.region}"
-
-
-def ssh_host(node: Node, files: ClusterFiles, ask_why_gone: Callable[[], str] = str) -> Host:
-    """Return a node over SSH at its public address.
-
-    Raises :class:`UsageError` without the cluster's key.
-    """
-    if not key_pair.read_public(files.key):
-        raise missing_key(files)
-    return SshHost(
-        node.name,
-        node.public_ip,
-        files.login,
-        alias=node.instance.id,
-        ask_why_gone=ask_why_gone,
-    )
-
-
-def missing_key(files: ClusterFiles) -> UsageError:
-    """Return the error for a cluster that only another machine can enter."""
-    what = "on this machine is not the right one, or damaged"
-    return UsageError(
-        f"the cluster's key {what if files.key.exists() else 'is not on this machine'} ({files.key})",
-        hint="use the machine that made the cluster; `spr-cluster down` works from any machine",
-    )
+        return f"--name {self.files.folder.name}{self._place}"

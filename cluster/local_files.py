@@ -15,6 +15,7 @@ from infra.errors import UsageError
 from infra.files import read_text
 from infra.key_pair import write_private
 from infra.spec import CLUSTER_NAME, CLUSTER_NAME_RULE
+from infra.validation import nearest
 from provision.host import SSH_USER, Login
 
 _CLOUD_LINE = "# spr-cluster lives in:"
@@ -74,29 +75,46 @@ class ClusterFiles:
             write_private(self.ssh_config, f"{first}\n{ssh_config}")
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, command: str = "") -> Iterator[None]:
         """Let one command at a time change a cluster; the kernel frees the lock.
 
-        Raises :class:`UsageError` naming the process that holds it. The lock file lies beside the
-        folder because ``down`` empties that.
+        Raises :class:`UsageError` naming the process that holds it.
         """
         home().mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self.folder.with_name(f".{self.folder.name}.lock").open(
-            "a+", errors="replace"
-        ) as file:
+        with self._lock_file.open("a+", errors="replace") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
                 raise UsageError(
-                    f"another spr-cluster command (PID {file.read().strip() or 'unknown'}) "
+                    f"another spr-cluster command (PID {file.read().partition(' ')[0] or 'unknown'}) "
                     f"is using cluster {self.folder.name!r}",
                     hint="wait for it to finish, or stop it with Ctrl-C",
                 ) from None
             file.truncate(0)
-            file.write(str(os.getpid()))
+            file.write(f"{os.getpid()} {command}")
             file.flush()
             yield
+
+    @property
+    def _lock_file(self) -> Path:
+        """Beside the folder, because ``down`` empties that."""
+        return self.folder.with_name(f".{self.folder.name}.lock")
+
+    def user(self) -> tuple[str, int] | None:
+        """Return the command that changes the cluster now, and its PID."""
+        try:
+            with self._lock_file.open() as file:
+                pid, _, command = file.read().partition(" ")
+                # Only a living process can hold the lock, and a free one is not touched for nothing.
+                with suppress(PermissionError):
+                    os.kill(int(pid), 0)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return command, int(pid)
+        except (OSError, ValueError):
+            return None
+        return None
 
     def remove(self, *, keep_cloud: bool = False) -> None:
         """Remove everything but the event log; ``keep_cloud`` keeps the cluster's cloud and region."""
@@ -132,3 +150,32 @@ def _read_place(cluster: str) -> list[str]:
         return first.split(_CLOUD_LINE)[1].split(maxsplit=2)
     except (UsageError, IndexError):
         return []
+
+
+def known_clusters(cloud: str | None = None) -> dict[str, tuple[str, str]]:
+    """Return cloud and region of the clusters that this machine made, in one cloud or in all."""
+    folders = sorted(home().glob("*/ssh_config")) if home().is_dir() else ()
+    names = [path.parent.name for path in folders]
+    ours = (name for name in names if re.fullmatch(CLUSTER_NAME, name))
+    places = {name: place for name in ours if (place := remembered_cloud(name))}
+    return {name: place for name, place in places.items() if cloud in (None, place[0])}
+
+
+def is_idle_here(cluster: str) -> bool:
+    """Return whether only this machine could change a cluster, and it does not: it has the key."""
+    if not re.fullmatch(CLUSTER_NAME, cluster):
+        return False
+    files = ClusterFiles.of(cluster)
+    return files.key.exists() and files.user() is None
+
+
+def nearest_cluster(name: str) -> str:
+    """``; did you mean NAME?`` if this machine knows a similar name, but not this one."""
+    known = known_clusters()
+    return "" if name in known else nearest(name, known)
+
+
+def place_options(name: str, cloud: str, region: str) -> str:
+    """Return ``--cloud`` and ``--region`` for a command in a message, if this machine does not know them."""
+    implied = remembered_cloud(name) == (cloud, region)
+    return "" if implied else f" --cloud {cloud} --region {region}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cluster.local_files import nearest_cluster
 from infra import tags
 from infra.errors import UsageError
 from infra.instances import HEAD, Instance
@@ -60,6 +61,13 @@ class Cluster:
     name: str
     nodes: tuple[Node, ...]
     wanted_nodes: int
+    place: str = ""
+    """The options that name its cloud and region in a command, unless this machine knows them."""
+
+    @property
+    def flags(self) -> str:
+        """The options that name this cluster, for commands in messages."""
+        return f"--name {self.name}{self.place}"
 
     @property
     def is_whole(self) -> bool:
@@ -89,9 +97,10 @@ class Cluster:
         if not 1 <= count <= len(self.nodes):
             raise UsageError(
                 f"--nodes {count}: cluster {self.name} has {counted(len(self.nodes), 'node')}",
-                hint=f"use --nodes 1 to {len(self.nodes)}, or grow the cluster: `spr-cluster up --nodes`",
+                hint=f"use --nodes 1 to {len(self.nodes)}, or grow the cluster: "
+                f"`spr-cluster up --nodes {count} {self.flags}`",
             )
-        return Cluster(self.name, self.nodes[:count], count)
+        return replace(self, nodes=self.nodes[:count], wanted_nodes=count)
 
     def node(self, name_or_rank: str) -> Node:
         """Return a node by its name (``node2``) or rank (``2``). Raises :class:`UsageError`."""
@@ -110,8 +119,8 @@ def rank_nodes(instances: Iterable[Instance]) -> tuple[Node, ...]:
     return tuple(Node(rank, node) for rank, node in enumerate(rank_instances(instances)))
 
 
-def find_cluster(ec2: EC2Client, name: str) -> Cluster:
-    """Return the running cluster of that name, from its tags alone.
+def find_cluster(ec2: EC2Client, name: str, place: str = "") -> Cluster:
+    """Return the running cluster of that name, from its tags alone. ``place`` is for messages.
 
     Raises :class:`UsageError` if there is none, or if it has no head.
     """
@@ -119,13 +128,14 @@ def find_cluster(ec2: EC2Client, name: str) -> Cluster:
     nodes = rank_nodes(i for i in found.instances if i.state == "running")
     if not nodes:
         raise UsageError(
-            f"no cluster {name!r} is running in {ec2.meta.region_name}",
-            hint="`spr-cluster up` creates one; --name, --cloud, and --region choose another",
+            f"no cluster {name!r} is running in {ec2.meta.region_name}{nearest_cluster(name)}",
+            hint=f"`spr-cluster up --name {name}{place}` creates one; "
+            "--name, --cloud, and --region choose another",
         )
     if nodes[0].instance.role != HEAD:
         raise UsageError(
             f"cluster {name!r} has no running head node",
-            hint=f"`spr-cluster repair --name {name}` makes a worker the head, "
-            f"`spr-cluster down --name {name}` removes the cluster",
+            hint=f"`spr-cluster repair --name {name}{place}` makes a worker the head, "
+            f"`spr-cluster down --name {name}{place}` removes the cluster",
         )
-    return Cluster(name, nodes, found.record.nodes if found.record else len(nodes))
+    return Cluster(name, nodes, found.record.nodes if found.record else len(nodes), place)

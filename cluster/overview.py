@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from cluster.local_files import is_idle_here
 from infra import tags
 from infra.clients import connect, translate_boto_error
 from infra.errors import SprError
+from infra.instances import HEAD
 from infra.inventory import Inventory, describe_inventories
 from infra.plan import is_connected, rank_instances
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from infra.cloud import Cloud
 
 _PARALLEL = 8
+# Bare metal takes up to 20 minutes to boot; then the software is installed.
+_LONGEST_START = timedelta(minutes=40)
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,22 @@ class Overview:
         if any(instance.state == "pending" for instance in alive):
             return "starting"
         running = rank_instances(i for i in alive if i.state == "running")
-        whole = len(running) == self.wanted_nodes and is_connected(running)
-        return "running" if whole else "degraded"
+        if len(running) == self.wanted_nodes and is_connected(running):
+            return "running"
+        return "starting" if self._may_be_starting(now) else "degraded"
+
+    def _may_be_starting(self, now: datetime) -> bool:
+        """Whether `up`, here or on another machine, may be about to connect it for the first time."""
+        alive = self.found.alive
+        # `up` buys the head first, or all nodes at once and then makes one the head. Otherwise it is lost.
+        has_head = any(i.role == HEAD for i in alive) or len(alive) == self.wanted_nodes
+        unconnected = has_head and not any(tags.MESH in instance.tags for instance in alive)
+        try:
+            record = self.found.record
+        except SprError:
+            return False
+        is_new = record is not None and now - record.created < _LONGEST_START
+        return is_new and unconnected and not is_idle_here(self.name)
 
     def _without_machines(self, now: datetime) -> str:
         unfinished = self.expires is not None and now < self.expires
@@ -108,25 +126,25 @@ def list_clusters(
 ) -> tuple[tuple[Overview, ...], dict[str, str]]:
     """Return our clusters in some regions, and why other regions could not be searched.
 
-    Raises the error of a single region.
+    Raises the error of the first region if none could be searched.
     """
 
-    def search(region: str) -> list[Overview] | SprError:
+    def search(region: str) -> list[Overview] | ClientError | BotoCoreError:
         try:
             found = describe_inventories(connect(replace(cloud, region=region)).ec2)
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
-            reason = translate_boto_error(error)
-            if reason is None or len(regions) == 1:
-                raise
-            return reason
+            return error
         return [Overview(name, region, each, cloud.billed) for name, each in found.items()]
 
     with ThreadPoolExecutor(min(_PARALLEL, len(regions))) as pool:
         answers = dict(zip(regions, pool.map(search, regions), strict=True))
+    errors = {r: error for r, error in answers.items() if not isinstance(error, list)}
+    if len(errors) == len(regions):
+        raise errors[regions[0]]
     clusters = [each for found in answers.values() if isinstance(found, list) for each in found]
-    closed = {r: error.message for r, error in answers.items() if isinstance(error, SprError)}
-    return tuple(clusters), closed
+    reasons = {region: translate_boto_error(error) for region, error in errors.items()}
+    return tuple(clusters), {r: reason.message for r, reason in reasons.items() if reason}
 
 
 def describe_regions(cloud: Cloud) -> tuple[str, ...]:

@@ -87,6 +87,11 @@ def connect(cloud: Cloud) -> Clients:
     )
 
 
+def has_credentials(cloud: Cloud) -> bool:
+    """Return whether this machine has credentials for a cloud, valid or not. Asks no cloud."""
+    return cloud.credentials is not None or boto3.session.Session().get_credentials() is not None
+
+
 def when_visible(call: Callable[..., T], **parameters: Any) -> T:
     """Make a call about a resource created seconds ago; retry until EC2 knows it everywhere.
 

@@ -119,7 +119,8 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
     except (ValueError, UsageError) as error:
         raise SprError(
             f"invalid cluster record in the tags of the security group: {error}",
-            hint="restore the tags, or remove the cluster with `spr-cluster down`",
+            hint="restore the tags, or remove the cluster with "
+            f"`spr-cluster down --name {labels.get(tags.CLUSTER, 'NAME')}`",
         ) from None
     return ClusterRecord(options, created, expires, generation)
 

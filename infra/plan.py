@@ -130,7 +130,7 @@ def check_head_is_not_stopped(found: Inventory, given_up: Container[str] = ()) -
             raise SprError(
                 f"the head node {instance.id} is {instance.state}; it was not changed",
                 hint=f"start it: aws ec2 start-instances --instance-ids {instance.id}; "
-                "or remove the cluster: spr-cluster down",
+                f"or remove the cluster: spr-cluster down --name {instance.tags[tags.CLUSTER]}",
             )
 
 

@@ -62,7 +62,7 @@ def wait_for_cloud_init(host: Host, clock: Clock | None = None) -> None:
         raise HostError(
             host.name,
             f"cloud-init failed: {done.stdout.strip()}",
-            hint="`spr-cluster ssh`, then read /var/log/cloud-init-output.log",
+            hint="on the node, read /var/log/cloud-init-output.log",
         )
 
 

@@ -33,7 +33,7 @@ def extend_life(host: Host, expires: datetime) -> None:
             host.name,
             f"the timer that shuts it down does not answer: {output}",
             hint=f"on the node, see `systemctl status {EXPIRY_TIMER}` and "
-            "/var/log/cloud-init-output.log; to shut it down now: `spr-cluster down`",
+            "/var/log/cloud-init-output.log; `down` removes it with the cluster",
         )
     if int(done.stdout) != epoch:
         in_force = datetime.fromtimestamp(int(done.stdout), timezone.utc)

@@ -243,7 +243,7 @@ def read_head_manifest() -> None:
 
 
 def read_head_speeds() -> None:
-    speeds = read_last_speeds(head("speeds.json"), "spr")
+    speeds = read_last_speeds(head("speeds.json"), Cluster("spr", (), 0))
     context: Any = SimpleNamespace(
         cloud=SimpleNamespace(has_amx=True, billed=True, region="us-east-1"),
         files=FILES,

@@ -67,14 +67,15 @@ def run(args: argparse.Namespace) -> int:
     recipe = recipe_digest(stack, cloud.base)
     args.name = f"bake-{recipe}"
     ctx = open_context(args, cloud, progress=progress)
-    with ctx.files.lock():
+    with ctx.files.lock(args.verb):
         image, made = _bake(ctx, args, stack.name)
     if args.json:
         result = {"image": image.id, "stack": stack.name, "recipe": recipe, "made": made}
         print(json.dumps({**result, "region": cloud.region}))
     elif made:
         print(f"{image.id} has stack {stack.name}: the next `up` with it installs nothing.")
-        print(f"To delete it: spr-cluster images delete {image.id}")
+        where = f"--cloud {cloud.name} --region {cloud.region}"
+        print(f"To delete it: spr-cluster images delete {image.id} {where}")
     else:
         print(f"Up to date: {image.id} has stack {stack.name}")
     return 0

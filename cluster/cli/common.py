@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.context import Context
 from cluster.events import describe_failure
-from cluster.local_files import ClusterFiles, remembered_cloud
-from infra.clients import connect, translate_boto_error
+from cluster.local_files import ClusterFiles, known_clusters, nearest_cluster, remembered_cloud
+from infra.clients import connect, has_credentials, translate_boto_error
 from infra.cloud import Cloud
 from infra.errors import SprError, UsageError
 from infra.open_cloud import open_cloud
 from infra.progress import Progress, Silent
 
 DEFAULT_NAME = "spr"
+NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """``--name``, ``--cloud``, ``--region`` and ``--json``."""
-    parser.add_argument("--name", default=DEFAULT_NAME, help="the cluster's name (default: spr)")
+    """``--name`` of an existing cluster, ``--cloud``, ``--region`` and ``--json``."""
+    parser.add_argument("--name", help=NAME_HELP)
     add_cloud_options(parser)
 
 
@@ -36,13 +38,67 @@ def add_cloud_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
 
 
-def open_chosen_cloud(args: argparse.Namespace, *, progress: Progress | None = None) -> Cloud:
-    """Return the cloud that the options name, else the one in which this machine made the cluster."""
-    ClusterFiles.of(args.name)  # refuses an invalid name before any request
-    made_in, region = remembered_cloud(args.name) or ("aws", None)
+def choose_cluster(args: argparse.Namespace) -> str:
+    """Return the named cluster, else the only one whose key this machine has, else ``spr``.
+
+    Raises :class:`UsageError` for an invalid name, and if there are several and none is ``spr``.
+    """
+    if args.name is not None:
+        ClusterFiles.of(args.name)
+        return str(args.name)
+    known = _clusters_with_key(getattr(args, "cloud", None))
+    names = list(known)
+    if DEFAULT_NAME in names or not names:
+        return DEFAULT_NAME
+    if len(names) > 1:
+        raise UsageError(
+            f"which cluster? This machine knows {_list_places(known)}", hint="--name chooses one"
+        )
+    print(f"cluster {names[0]}, the only one that this machine knows", file=sys.stderr)
+    return names[0]
+
+
+def _clusters_with_key(cloud: str | None = None) -> dict[str, tuple[str, str]]:
+    """Return the clusters that this machine can use: without a key, it knows only a kept image."""
+    known = known_clusters(cloud).items()
+    return {name: place for name, place in known if ClusterFiles.of(name).key.exists()}
+
+
+def open_chosen_cloud(
+    args: argparse.Namespace, *, progress: Progress | None = None, must_exist: bool = True
+) -> Cloud:
+    """Choose the cluster; return the cloud that the options name, else the one that it was made in.
+
+    Raises :class:`UsageError` if it must exist, and can't be searched for without an account.
+    """
+    args.name = choose_cluster(args)
+    place = remembered_cloud(args.name)
+    made_in, region = place or ("aws", None)
     name = args.cloud or made_in
     region = args.region or (region if name == made_in else None)
-    return open_cloud(name, region, progress or Silent())
+    cloud = open_cloud(name, region, progress or Silent())
+    if must_exist and not (place or args.cloud or args.region or has_credentials(cloud)):
+        raise _unknown_cluster(args.name)
+    return cloud
+
+
+def _unknown_cluster(name: str) -> UsageError:
+    elsewhere = "one that another machine made is found with AWS credentials: `aws configure`"
+    if known := known_clusters() if name != DEFAULT_NAME else _clusters_with_key():
+        return UsageError(
+            f"this machine knows no cluster {name!r}{nearest_cluster(name)}",
+            hint=f"it knows {_list_places(known)}; {elsewhere}",
+        )
+    named = "" if name == DEFAULT_NAME else f" --name {name}"
+    return UsageError(
+        "no cluster yet",
+        hint=f"`spr-cluster up --nodes 2{named}` creates one on AWS, and `spr-cluster up --nodes 2"
+        f"{named} --cloud local` one in containers on this machine, without an account; {elsewhere}",
+    )
+
+
+def _list_places(known: Mapping[str, tuple[str, str]]) -> str:
+    return " and ".join(f"{name} ({' '.join(place)})" for name, place in known.items())
 
 
 def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context:

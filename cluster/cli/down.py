@@ -15,8 +15,11 @@ from cluster.cli.common import (
 )
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from cluster.lifecycle.down import Removed, down
+from cluster.local_files import nearest_cluster
+from cluster.losses import find_losses
 from infra.inventory import describe_inventory
 
 _EXAMPLES = """\
@@ -31,7 +34,8 @@ def add_parser(subparsers: SubParsers) -> None:
         "down",
         "Remove a cluster: its nodes, image, snapshots, groups, and keys. It is found by its tags, so\n"
         "`down` works from any machine and in any unfinished state. At the end, EC2 is searched for\n"
-        "anything that is left.",
+        "anything that is left. It asks first if the machines cost money, if a job is running, and if\n"
+        "results exist only on the nodes.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
@@ -51,16 +55,25 @@ def _down(ctx: Context, args: argparse.Namespace) -> Removed:
         raise record_failure(ctx, failure) from None
 
 
+def _confirm(ctx: Context, name: str) -> None:
+    """Ask, if the cluster is billed or a job or its results would be lost."""
+    found = describe_inventory(ctx.clients.ec2, name)
+    losses = find_losses(ctx, found)
+    asks = bool(found and ctx.cloud.billed) or bool(losses.found)
+    lines = [f"Cluster {name} in {ctx.cloud.region}: {found}"] if asks else []
+    for line in (*lines, *losses.describe(ctx.flags)):
+        print(wrap(line, stream=sys.stderr), file=sys.stderr)
+    if asks:
+        confirm("Remove everything?", yes=False)
+
+
 def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
-    with ctx.files.lock():
-        if cloud.billed and not args.yes:
-            found = describe_inventory(ctx.clients.ec2, args.name)
-            if found:
-                print(f"Cluster {args.name} in {cloud.region}: {found}", file=sys.stderr)
-                confirm("Remove everything?", yes=False)
+    with ctx.files.lock(args.verb):
+        if not args.yes:
+            _confirm(ctx, args.name)
         with progress.phase(f"Remove cluster {args.name}"):
             removed = _down(ctx, args)
     kept = removed.kept
@@ -71,5 +84,6 @@ def run(args: argparse.Namespace) -> int:
     elif removed.ids:
         print(f"Nothing left of cluster {args.name}.")
     else:
-        print(f"Nothing of cluster {args.name} exists in {cloud.name} {cloud.region}.")
+        place = f"{cloud.name} {cloud.region}{nearest_cluster(args.name)}"
+        print(f"Nothing of cluster {args.name} exists in {place}.")
     return 0

@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.cli.common import DEFAULT_NAME
+from cluster.cli.common import NAME_HELP, choose_cluster
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.events import EventLog
-from cluster.local_files import ClusterFiles
+from cluster.local_files import ClusterFiles, nearest_cluster
 from infra.errors import UsageError
 from infra.tags import parse_time
 
@@ -31,21 +31,17 @@ def add_parser(subparsers: SubParsers) -> None:
         "replaced, zones left, and errors. The log survives `down`. Times are in UTC.",
         _EXAMPLES,
     )
-    parser.add_argument(
-        "cluster", nargs="?", metavar="NAME", help="the cluster's name (default: spr)"
-    )
-    parser.add_argument(
-        "--name", default=DEFAULT_NAME, help="the cluster's name, as for other commands"
-    )
+    parser.add_argument("cluster", nargs="?", metavar="NAME", help=NAME_HELP)
+    parser.add_argument("--name", help="the cluster's name, as for other commands")
     parser.add_argument("--tail", type=int, metavar="N", help="only the last N events")
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    name = args.cluster or args.name
     if args.tail is not None and args.tail < 1:
         raise UsageError(f"--tail {args.tail}: expected a whole number from 1 on")
+    name = args.cluster or choose_cluster(args)
     files = ClusterFiles.of(name)
     events = EventLog(files.events).read()
     if args.json:
@@ -53,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     shown = _without_begun(events)[-(args.tail or 0) :]
     if not shown:
-        print(f"No events of cluster {name} on this machine ({files.events}).")
+        print(
+            f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
+        )
     for event in shown:
         print(wrap(_line(event), indent=_INDENT))
     return 0

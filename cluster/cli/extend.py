@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
-    with ctx.files.lock():
+    with ctx.files.lock(args.verb):
         record = extend(ctx, args.name, more)
     if args.json:
         print(json.dumps({"cluster": args.name, "expires": render_time(record.expires)}))

@@ -93,14 +93,15 @@ def _open(args: argparse.Namespace) -> _ImageStore:
 def run_list(args: argparse.Namespace) -> int:
     place = _open(args)
     cloud, images, now = place.cloud, place.images, utc_now()
+    where = f"--cloud {cloud.name} --region {cloud.region}"
     if args.json:
         print(json.dumps({"region": cloud.region, "images": [i.as_dict(now) for i in images]}))
     elif not images:
-        print(f"No images in {cloud.name} {cloud.region}. To make one: spr-cluster bake")
+        print(f"No images in {cloud.name} {cloud.region}. To make one: spr-cluster bake {where}")
     else:
         print(_table(images, now))
         if any(image.is_useless for image in images):
-            print("To delete images that no `up` would use: spr-cluster images prune")
+            print(f"To delete images that no `up` would use: spr-cluster images prune {where}")
     return 0
 
 

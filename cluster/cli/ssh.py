@@ -9,8 +9,6 @@ import shutil
 
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.parser import SubParsers, add_command
-from cluster.context import missing_key
-from cluster.nodes import find_cluster
 from infra.errors import UsageError
 from infra.key_pair import read_public
 
@@ -45,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     command = args.command if named else [args.node, *args.command]
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud)
-    found = find_cluster(ctx.clients.ec2, args.name).node(node)
+    found = ctx.find_cluster().node(node)
     if not read_public(ctx.files.key):
-        raise missing_key(ctx.files)
+        raise ctx.missing_key()
     command = command[1:] if command[:1] == ["--"] else command
     argv = [client, "-F", str(ctx.files.ssh_config), found.name, *command]
     os.execv(client, argv)  # hands the terminal over to OpenSSH

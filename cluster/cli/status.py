@@ -13,6 +13,7 @@ from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.events import utc_now
+from cluster.local_files import nearest_cluster
 from cluster.nodes import Node, rank_nodes
 from cluster.overview import Overview
 from infra import tags
@@ -40,18 +41,22 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     cloud = open_chosen_cloud(args)
-    ec2 = open_context(args, cloud).clients.ec2
+    ctx = open_context(args, cloud)
+    ec2 = ctx.clients.ec2
     found = describe_inventory(ec2, args.name)
     nodes = rank_nodes(found.instances)
     overview = Overview(args.name, cloud.region, found, cloud.billed)
     now = utc_now()
     notices = describe_spot_notices(ec2, found.alive)
+    user = ctx.files.user()
     if args.json:
-        print(json.dumps(_as_dict(nodes, overview, cloud, now, notices)))
+        print(json.dumps(_as_dict(nodes, overview, cloud, now, notices, user)))
         return 0
+    working = "`spr-cluster {}` (PID {}) is working on it.".format(*user) if user else ""
     if not found:
         print(
-            f"No cluster {args.name} in {cloud.name} {cloud.region}. To see all: spr-cluster list"
+            f"No cluster {args.name} in {cloud.name} {cloud.region}{nearest_cluster(args.name)}. "
+            f"{working or 'To see all: spr-cluster list'}"
         )
         return 0
     if nodes:
@@ -61,9 +66,14 @@ def run(args: argparse.Namespace) -> int:
             print(f"{node.name}: SPOT NOTICE: {notice}")
     if found.alive:
         print(wrap(_summary(overview, now)))
+    if working:
+        print(working)
+    elif found.alive and overview.state(now) == "degraded":
+        # An interrupted `up` and a lost node have the same remedy.
+        print(f"To repair: spr-cluster repair {ctx.flags}")
     if notices:
         print(
-            f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair --name {args.name}"
+            f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair {ctx.flags}"
         )
     print(wrap(f"Resources: {found}"))
     return 0
@@ -84,10 +94,13 @@ def _as_dict(
     cloud: Cloud,
     now: datetime,
     notices: Mapping[str, str],
+    user: tuple[str, int] | None,
 ) -> dict[str, Any]:
     stack = nodes[0].instance.tags.get(tags.STACK, "") if nodes else ""
     listed = [{**node.as_dict(), "spot_notice": notices.get(node.instance.id)} for node in nodes]
-    return {**overview.as_dict(now), "cloud": cloud.name, "stack": stack, "nodes": listed}
+    in_use_by = dict(zip(("command", "pid"), user, strict=True)) if user else None
+    more = {"cloud": cloud.name, "stack": stack, "nodes": listed, "in_use_by": in_use_by}
+    return {**overview.as_dict(now), **more}
 
 
 def _summary(overview: Overview, now: datetime) -> str:
@@ -96,7 +109,6 @@ def _summary(overview: Overview, now: datetime) -> str:
     stack = overview.found.alive[0].tags.get(tags.STACK, "?")
     wanted = row["wanted_nodes"]
     running = sum(instance.state == "running" for instance in overview.found.alive)
-    # An interrupted `up` and a lost node have the same remedy.
     degraded = row["state"] == "degraded"
     nodes = f"{running if degraded else row['nodes']} of "
     nodes += "? nodes" if wanted is None else counted(wanted, "node")
@@ -105,8 +117,6 @@ def _summary(overview: Overview, now: datetime) -> str:
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
         f"${row['usd_so_far']:.2f} so far"
     ]
-    if degraded:
-        lines.append(f"To repair: spr-cluster repair --name {name}")
     if overview.expires is not None:
         text = f"Its time to live is over. To remove what is left: spr-cluster down --name {name}"
         if row["left_s"] > 0:

@@ -27,6 +27,7 @@ from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
+from cluster.local_files import nearest_cluster
 from cluster.nodes import Cluster
 from infra.actions import Plan
 from infra.cluster_record import merge_options
@@ -111,19 +112,19 @@ def run_repair(args: argparse.Namespace) -> int:
 
 def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) -> int:
     progress = make_progress()
-    cloud = open_chosen_cloud(args, progress=progress)
+    cloud = open_chosen_cloud(args, progress=progress, must_exist=must_exist)
     ctx = open_context(args, cloud, progress=progress)
-    with contextlib.nullcontext() if args.dry_run else ctx.files.lock():
+    with contextlib.nullcontext() if args.dry_run else ctx.files.lock(args.verb):
         plan_input = prepare(ctx, args.name, given, args.ssh_cidr)
         if must_exist and not plan_input.group:
             raise UsageError(
-                f"no cluster {args.name!r} in {cloud.name} {cloud.region}",
-                hint="`spr-cluster up` creates one, `spr-cluster list` shows all clusters",
+                f"no cluster {args.name!r} in {cloud.name} {cloud.region}{nearest_cluster(args.name)}",
+                hint=f"`spr-cluster up {ctx.flags}` creates one, `spr-cluster list` shows all clusters",
             )
         if "ttl" in given and plan_input.found.alive:
             ends = spoken_time(plan_input.record.expires, ctx.now())
             text = f"--ttl is for new clusters. This one still shuts down at {ends}."
-            print(f"{text} To extend: spr-cluster extend", file=sys.stderr)
+            print(f"{text} To extend: spr-cluster extend 2h {ctx.flags}", file=sys.stderr)
         proposal = propose(ctx, plan_input)
         if args.dry_run:
             return _show(proposal, as_json=args.json)
@@ -219,7 +220,7 @@ def list_what_exists(ctx: Context, name: str, again: str = "up") -> None:
     else:
         text = (
             "EC2 shows nothing of it now. A machine bought in the last few seconds may not be listed "
-            f"yet: in a minute, run `spr-cluster status --name {name}`."
+            f"yet: in a minute, run `spr-cluster status {ctx.flags}`."
         )
         if found:
             cost = " and costs money" if cloud.billed and found.alive else ""

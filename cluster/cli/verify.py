@@ -18,7 +18,7 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
-from cluster.nodes import Cluster, find_cluster
+from cluster.nodes import Cluster
 from cluster.verify.checks.expected import Expected, expect, with_hardware
 from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
 from cluster.verify.verify import VerifyReport, verify_cluster
@@ -62,7 +62,7 @@ def add_parser(subparsers: SubParsers) -> None:
 def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
-    cluster = find_cluster(ctx.clients.ec2, args.name)
+    cluster = ctx.find_cluster()
     expected = build_expected(ctx, cluster, judge=args.judge_hardware)
     with progress.phase(f"Verify cluster {args.name}"):
         report = verify_cluster(

@@ -9,11 +9,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from cluster.context import Context, missing_key
+from cluster.context import Context
 from cluster.lifecycle.apply import PlanApplier
 from cluster.lifecycle.machines import PlanAgainError
 from cluster.local_files import remembered_cloud
-from cluster.nodes import Cluster, find_cluster
+from cluster.nodes import Cluster
 from infra import instances, key_pair, network, tags
 from infra.actions import Action, ActionKind, Plan
 from infra.clients import error_code
@@ -74,7 +74,7 @@ def prepare(
     _check_other_clouds(ctx, cluster)
     public_key = key_pair.read_public(ctx.files.key)
     if found.alive and ctx.files.key.exists() and not public_key:
-        raise missing_key(ctx.files)
+        raise ctx.missing_key()
     check_owner(cluster, found, public_key, ctx.now())
     group, _ = split_groups(found, public_key)
     record = parse_record(group.tags) if group else None
@@ -170,7 +170,7 @@ def _check_existing(
 def _time_is_over(ctx: Context, cluster: str) -> SprError:
     return SprError(
         f"the time to live of cluster {cluster!r} is over; its nodes are shutting down",
-        hint="in two minutes, `spr-cluster up` creates a new one; "
+        hint=f"in two minutes, `spr-cluster up {ctx.flags}` creates a new one; "
         f"to remove the rest: spr-cluster down {ctx.flags}",
     )
 
@@ -243,7 +243,8 @@ def _bring_up(
         on_new_plan(plan_input, plan, reason)
     raise SprError(
         f"the cluster did not come up: {reason}",
-        hint="try another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+        hint="try another --instance-type or --region; "
+        f"`spr-cluster ssh {ctx.flags}` into a node may show more"
         if replacements
         else "a resource without the cluster's tag has the same name: remove it, or choose another --name",
     )
@@ -311,7 +312,7 @@ def _check_still_there(ctx: Context, plan_input: PlanInput, had_group: bool) -> 
 
 def extend(ctx: Context, cluster: str, more: timedelta) -> ClusterRecord:
     """Extend a cluster's time to live, in its tags and then on its nodes."""
-    nodes = find_cluster(ctx.clients.ec2, cluster).nodes
+    nodes = ctx.find_cluster().nodes
     found = describe_inventory(ctx.clients.ec2, cluster, ("security_groups",))
     if found.group is None or found.record is None:
         raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")

@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
             f"{len(lacking)} of {counted(len(speeds.nodes), 'node')} did not use AMX, which this "
             f"cluster requires: {reports}",
             hint="check that neither the nodes nor the stack set ONEDNN_MAX_CPU_ISA or "
-            "ATEN_CPU_CAPABILITY, and the instance type in `spr-cluster status`",
+            "ATEN_CPU_CAPABILITY, and the instance type in "
+            f"`spr-cluster status {ctx.flags}`",
         )
     return 0
 
@@ -71,7 +72,7 @@ def _measure(args: argparse.Namespace) -> tuple[BenchResult, Context]:
     ctx = open_context(args, open_chosen_cloud(args))
     context = open_job_context(args, datetime.now(timezone.utc))
     if args.last:
-        return read_last_speeds(context.open_host(context.cluster.head), args.name), ctx
+        return read_last_speeds(context.open_host(context.cluster.head), context.cluster), ctx
     record = describe_inventory(ctx.clients.ec2, args.name, ("security_groups",)).record
     required = bool(record.options["amx_required"]) if record else True
     has_amx = ctx.cloud.has_amx
@@ -158,5 +159,5 @@ def _remedy(instance: str, ctx: Context) -> str:
         return "the nodes share this machine with everything else on it: measure again"
     return (
         f"aws ec2 terminate-instances --region {ctx.cloud.region} --instance-ids {instance}, then "
-        f"spr-cluster repair --name {ctx.files.folder.name}; data on that node is lost"
+        f"spr-cluster repair {ctx.flags}; data on that node is lost"
     )

@@ -8,7 +8,7 @@ from datetime import datetime
 from cluster.cli.common import open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.events import utc_now
-from cluster.nodes import Cluster, find_cluster
+from cluster.nodes import Cluster
 from jobs.cli.job_display import JobDisplay
 from jobs.launch.record import CloudInfo
 from jobs.launch.session import JobContext
@@ -25,7 +25,7 @@ def open_job_context(
     progress = make_progress()
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud, progress=progress)
-    cluster = find_cluster(ctx.clients.ec2, args.name)
+    cluster = ctx.find_cluster()
     cost = (lambda: usd_so_far(cluster, billed=cloud.billed)) if show_cost else None
     display = JobDisplay(progress, cost)
     return JobContext(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from cluster.nodes import find_cluster
 from infra.errors import JobError, SprError, UsageError
 from infra.progress import Progress
 from infra.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url
@@ -74,9 +73,16 @@ def open_push_target(args: argparse.Namespace) -> tuple[S3Client, S3Location] | 
 
 
 def push(
-    target: tuple[S3Client, S3Location] | None, results: Path, job: str, progress: Progress
+    target: tuple[S3Client, S3Location] | None,
+    results: Path,
+    job: str,
+    progress: Progress,
+    flags: str,
 ) -> str | None:
-    """Store the results at the location of :func:`open_push_target`, and return it."""
+    """Store the results at the location of :func:`open_push_target`, and return it.
+
+    ``flags`` name the cluster in the message of a failure.
+    """
     if target is None:
         return None
     s3, location = target
@@ -85,13 +91,13 @@ def push(
     except SprError as error:
         raise JobError(
             f"the results are in {results}/, but were not stored in S3: {error.message}",
-            hint=f"to try again: spr-cluster fetch {job} --push-to {location}",
+            hint=f"to try again: spr-cluster fetch {job} {flags} --push-to {location}",
         ) from error
 
 
 def run(args: argparse.Namespace) -> int:
     if bool(args.job) == args.last:
-        raise UsageError("expected a job ID or --last", hint="`spr-cluster jobs` lists the jobs")
+        raise UsageError("expected a job ID or --last", hint="`jobs` lists the jobs")
     if args.job:
         check_job_id(args.job)
     if args.results:
@@ -99,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     target = open_push_target(args)
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
-    head = ctx.host_opener()(find_cluster(ctx.clients.ec2, args.name).head)
+    head = ctx.host_opener()(ctx.find_cluster().head)
     found = choose_job(list_jobs(head), args.job)
     results = expand_home(args.results) if args.results else Path("results", found.job)
     if found.state == RUNNING:
@@ -108,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     with progress.phase(f"Fetch {found.job}"):
         write_job_id(results, found.job)
         fetch(head, JobPaths(found.job), results, ctx.flags)
-    pushed = push(target, results, found.job, progress)
+    pushed = push(target, results, found.job, progress, ctx.flags)
     if args.json:
         print(json.dumps({**found.as_dict(), "results": str(results), "pushed_to": pushed}))
     else:

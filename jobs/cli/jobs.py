@@ -10,7 +10,6 @@ from datetime import datetime
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
-from cluster.nodes import find_cluster
 from jobs.launch.history import JobSummary, list_jobs
 
 _EXAMPLES = """\
@@ -34,14 +33,14 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     ctx = open_context(args, open_chosen_cloud(args))
-    head = ctx.host_opener()(find_cluster(ctx.clients.ec2, args.name).head)
+    head = ctx.host_opener()(ctx.find_cluster().head)
     found = list_jobs(head)
     if args.json:
         print(json.dumps({"cluster": args.name, "jobs": [job.as_dict() for job in found]}))
     elif found:
         print(render(found, ctx.now()))
     else:
-        print(f"No jobs on cluster {args.name}. `spr-cluster train squad` starts one.")
+        print(f"No jobs on cluster {args.name}. `spr-cluster train squad {ctx.flags}` starts one.")
     return 0
 
 

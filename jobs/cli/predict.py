@@ -11,7 +11,6 @@ from pathlib import Path
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from cluster.nodes import find_cluster
 from infra.errors import UsageError
 from infra.files import check_folder
 from jobs.train.predict import (
@@ -77,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> list[Prediction]:
     progress = make_progress()
-    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
     try:
-        cluster = find_cluster(ctx.clients.ec2, args.name)
+        ctx = open_context(args, open_chosen_cloud(args), progress=progress)
+        cluster = ctx.find_cluster()
     except UsageError as error:
         raise error if can_answer_here() else no_place_to_answer(error) from None
     head = ctx.host_opener()(cluster.head)

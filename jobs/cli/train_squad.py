@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     result, folder = _train(context, request)
     if not args.json:
         print(render_result(result, folder), flush=True)
-    pushed = push(target, folder, read_job_id(folder), context.progress)
+    pushed = push(target, folder, read_job_id(folder), context.progress, context.cluster.flags)
     if args.json:
         print(json.dumps({**result, "pushed_to": pushed} if pushed else result))
     elif pushed:

@@ -45,7 +45,8 @@ def bench(context: JobContext, request: BenchRequest) -> BenchResult:
     result = done.last_event("result")
     if result is None:
         raise JobError(
-            "the measurement ended without a result", hint="run `spr-cluster bench` again"
+            "the measurement ended without a result",
+            hint=f"run `spr-cluster bench {context.cluster.flags}` again",
         )
     speeds = read_result(result, context.cluster, context.stack, request, context.now)
     text = json.dumps(speeds.as_dict(), indent=1) + "\n"
@@ -110,18 +111,18 @@ def _as_node(node: Node, ranks: Sequence[Mapping[str, Any]], peak: float | None)
     )
 
 
-def read_last_speeds(head: Host, name: str) -> BenchResult:
+def read_last_speeds(head: Host, cluster: Cluster) -> BenchResult:
     """Return the last saved measurement. Raises :class:`UsageError` if there is none."""
     text = head.run(f'cat "$(ls -1 ~/{FOLDER}/*.json 2>/dev/null | tail -n 1)" 2>/dev/null || true')
     if not text.stdout.strip():
         raise UsageError(
-            f"cluster {name!r} has not been measured yet",
-            hint=f"run `spr-cluster bench --name {name}`",
+            f"cluster {cluster.name!r} has not been measured yet",
+            hint=f"run `spr-cluster bench {cluster.flags}`",
         )
     try:
         return parse_as(BenchResult, text.stdout, f"the last file in ~/{FOLDER}")
     except UsageError as error:
         raise JobError(
             f"the measurement on node0 can't be read: {error.message}",
-            hint="run `spr-cluster bench` again",
+            hint=f"run `spr-cluster bench {cluster.flags}` again",
         ) from None

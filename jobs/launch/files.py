@@ -150,7 +150,7 @@ def fetch(head: Host, paths: JobPaths, target: Path, flags: str = "") -> None:
                 f"the results of job {paths.job_id} arrived damaged: {error}",
                 hint=f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip(),
             ) from error
-    head.run(f"rm -f {bundle}")
+    head.run(f"touch -r {bundle} {paths.fetched}; rm -f {bundle}")
 
 
 def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:

@@ -120,7 +120,7 @@ def _find(
     found = next((job for job in jobs if job.job == job_id), None)
     if found is None:
         names = ", ".join(job.job for job in candidates)
-        hint = f"the last ones are {names}" if names else "`spr-cluster jobs` lists all jobs"
+        hint = f"the last ones are {names}" if names else "`jobs` lists all jobs"
         raise UsageError(f"there is no job {job_id} on the head", hint=hint)
     return found
 
@@ -129,9 +129,7 @@ def newest_model(jobs: tuple[JobSummary, ...]) -> JobSummary:
     """Return the newest job that has a model. Raises :class:`JobError` if none has."""
     having = [job for job in jobs if job.has_model]
     if not having:
-        raise JobError(
-            "no job on this cluster has a model", hint="`spr-cluster train squad` trains one"
-        )
+        raise JobError("no job on this cluster has a model", hint="`train squad` trains one")
     return having[-1]
 
 
@@ -148,7 +146,7 @@ def choose_unfinished(jobs: tuple[JobSummary, ...], job_id: str | None, cluster:
     if job_id is None:
         raise UsageError(
             f"no unfinished training job on cluster {cluster}",
-            hint="`spr-cluster train squad` starts one",
+            hint="`train squad` without --resume starts one",
         )
     found = _find(jobs, job_id, unfinished[-3:])
     if not found.unfinished:

@@ -138,5 +138,10 @@ class JobPaths:
     def exit_code(self) -> str:
         return f"{self.root}/exit"
 
+    @property
+    def fetched(self) -> str:
+        """Marks that the output up to its time was fetched, for :mod:`cluster.losses`."""
+        return f"{self.root}/fetched"
+
 
 MANIFEST = "start.json"

@@ -86,7 +86,7 @@ class JobSession:
         """Return the facts of the first ``nodes`` nodes, or all, by name. Each node is inspected once."""
         cluster = self.context.cluster.first(nodes)
         unknown = [node for node in cluster.nodes if node.name not in self._facts]
-        hint = f"`spr-cluster repair --name {cluster.name}` replaces nodes that don't answer"
+        hint = f"`spr-cluster repair {cluster.flags}` replaces nodes that don't answer"
         hosts = [self.context.open_host(node) for node in unknown]
         self._facts |= on_all("inspecting the nodes", hosts, gather_facts, hint=hint)
         return {node.name: self._facts[node.name] for node in cluster.nodes}
@@ -176,8 +176,8 @@ class JobSession:
 
     def how_to_resume(self, plan: JobPlan) -> str:
         """Return one line that names the checkpoint and the command that resumes the job."""
-        job, cluster = self.paths.job_id, self.context.cluster.name
-        words = [*plan.resume_command, job, "--name", cluster]
+        job = self.paths.job_id
+        words = [*plan.resume_command, job, *self.context.cluster.flags.split()]
         if plan.results and plan.results != Path("results", job):
             words += ["--results", str(plan.results)]
         kept = self.checkpoint()
@@ -248,6 +248,6 @@ def _require_all_nodes(cluster: Cluster) -> None:
     raise JobError(
         f"cluster {cluster.name} is degraded: "
         + (state if is_missing else "its nodes are not connected yet"),
-        hint=f"`spr-cluster repair --name {cluster.name}` replaces and connects them, "
-        "`spr-cluster status` shows them",
+        hint=f"`spr-cluster repair {cluster.flags}` replaces and connects them, "
+        f"`spr-cluster status {cluster.flags}` shows them",
     )

@@ -67,7 +67,7 @@ def plan_again(manifest: JobManifest, request: ResumeRequest, nodes: int, job: s
             f"job {job} has {counted(manifest.world_size, 'rank')} ({manifest.nproc_per_node} on each of "
             f"{counted(manifest.nnodes, 'node')}), and this cluster would run {nodes * per_node} "
             f"({per_node} on each of {nodes})",
-            hint=f"use {ppn}a cluster of {counted(manifest.nnodes, 'node')} (`spr-cluster up --nodes "
+            hint=f"use {ppn}a cluster of {counted(manifest.nnodes, 'node')} (`up --nodes "
             f"{manifest.nnodes}`), or start a new job without --resume",
         )
     plan = plan_options(options_again(manifest, request), offline=bool(manifest.env))

@@ -101,6 +101,28 @@ def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
         assert not files.folder.exists(), "a lock must not look like a cluster"
 
 
+def test_the_command_that_uses_a_cluster_is_known() -> None:
+    files = ClusterFiles.of("bert")
+    assert files.user() is None
+    with files.lock("up"):
+        assert files.user() == ("up", os.getpid())
+        assert files.user() == ("up", os.getpid()), "a look frees no lock"
+        with pytest.raises(UsageError, match=f"PID {os.getpid()}"), files.lock():
+            raise AssertionError("a look frees no lock")
+    assert files.user() is None
+
+
+def test_a_process_that_was_killed_uses_no_cluster() -> None:
+    files = ClusterFiles.of("bert")
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait(timeout=30)
+    with files.lock():
+        pass
+    for left in (f"{ended.pid} up", f"{os.getpid()} up", "", "x"):
+        files.folder.with_name(".bert.lock").write_text(left)
+        assert files.user() is None
+
+
 def test_a_lock_is_free_again_after_an_error() -> None:
     files = ClusterFiles.of("bert")
     for _ in range(2):

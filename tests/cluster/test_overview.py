@@ -11,11 +11,14 @@ from botocore.exceptions import ClientError
 
 import cluster.overview
 import infra.clients
+from cluster.local_files import ClusterFiles
 from cluster.overview import Overview, describe_regions, list_clusters
 from infra import tags
 from infra.clients import Clients
 from infra.cloud import Cloud
+from infra.instances import HEAD
 from infra.inventory import Inventory, Resource
+from infra.key_pair import write_private
 from infra.tags import render_time
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.plan_inputs import (
@@ -100,6 +103,39 @@ def test_the_state_of_a_cluster(found: Inventory, hours: int, state: str, orphan
 
     assert overview.state(now) == state
     assert overview.is_orphan(now) is orphan
+
+
+NEVER_CONNECTED = make_found(SPEC, instances=(make_machine(0, HEAD), make_machine(1)))
+
+
+@pytest.mark.parametrize(
+    ("found", "minutes", "state"),
+    [
+        (NEVER_CONNECTED, 39, "starting"),
+        (NEVER_CONNECTED, 41, "degraded"),
+        (make_found(SPEC, instances=(make_machine(1), make_machine(2))), 5, "degraded"),
+        (make_found(SPEC, instances=tuple(map(make_machine, range(3)))), 5, "starting"),
+        (make_found(SPEC), 5, "running"),
+        (not_connected(WHOLE), 5, "degraded"),
+        (Inventory(instances=make_machines(1)), 5, "degraded"),
+        (broken_record(), 5, "degraded"),
+        (without_machines(WHOLE), 5, "no machines"),
+    ],
+)
+def test_a_new_cluster_that_was_never_connected_is_starting(
+    found: Inventory, minutes: int, state: str
+) -> None:
+    """Another machine's `up` may be working on it."""
+    assert look(found).state(NOW + timedelta(minutes=minutes)) == state
+
+
+def test_an_interrupted_up_of_this_machine_is_not_starting() -> None:
+    files = ClusterFiles.of("bert")
+    write_private(files.key, "key")
+
+    assert look(NEVER_CONNECTED).state(NOW) == "degraded"
+    with files.lock("up"):
+        assert look(NEVER_CONNECTED).state(NOW) == "starting"
 
 
 def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:

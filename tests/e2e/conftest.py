@@ -144,4 +144,4 @@ def cluster(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     bought = frozenset(cli.json("status")["resources"]["instances"])
     result = cli.json("up", "--nodes", "3")
     yield LiveCluster(cli, result, bought)
-    cli.run("down", check=None)
+    cli.run("down", "--name", "spr", "--yes", check=None)

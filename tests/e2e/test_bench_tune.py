@@ -26,7 +26,7 @@ def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Two nodes, each with the CPUs that the embedded cloud gave it."""
     result = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
     yield LiveCluster(cli, result)
-    cli.run("down", "--name", NAME)
+    cli.run("down", "--name", NAME, "--yes")
 
 
 def ssh(cluster: LiveCluster, node: str, command: str) -> str:

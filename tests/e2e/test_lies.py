@@ -42,7 +42,7 @@ def three(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Three nodes as `up` makes them."""
     result = cli.json("up", "--name", NAME, "--nodes", "3", "--cloud", "local")
     yield LiveCluster(cli, result)
-    cli.run("down", "--name", NAME)
+    cli.run("down", "--name", NAME, "--yes")
 
 
 def ssh(cluster: LiveCluster, node: str, command: str) -> str:

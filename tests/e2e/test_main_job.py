@@ -228,8 +228,8 @@ def test_ctrl_c_during_up_names_what_exists_and_down_removes_it(cli: CommandLine
     rest, _ = up.communicate(timeout=60)
 
     assert up.returncode == 130, rest
-    assert "spr-cluster up --name other --cloud local" in rest
-    assert "spr-cluster down --name other --cloud local" in rest
+    assert "spr-cluster up --name other\n" in rest
+    assert "spr-cluster down --name other\n" in rest
     assert re.search(r"It exists now: 1 instance \(i-", rest)
     cli.run("down", "--name", "other")
     assert cli.json("status", "--name", "other", "--cloud", "local")["resources"] == {}
@@ -237,9 +237,9 @@ def test_ctrl_c_during_up_names_what_exists_and_down_removes_it(cli: CommandLine
 
 def test_down_leaves_nothing_and_can_be_said_twice(cluster: LiveCluster) -> None:
     """The last test of this module: it takes the cluster away."""
-    first = cluster.cli.run("down")
+    first = cluster.cli.run("down", "--yes")
     assert "Nothing left of cluster spr" in first.stdout
-    again = cluster.cli.run("down", "--cloud", "local")
+    again = cluster.cli.run("down", "--name", "spr", "--cloud", "local")
     assert "Nothing of cluster spr exists" in again.stdout
     # What was done, and why, outlives the cluster.
     assert [path.name for path in (cluster.cli.home / "spr").iterdir()] == ["events.jsonl"]

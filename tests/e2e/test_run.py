@@ -73,7 +73,7 @@ if os.environ.get("RANK", "0") == "0":
 def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     result = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
     yield LiveCluster(cli, result)
-    cli.run("down", "--name", NAME, check=None)
+    cli.run("down", "--name", NAME, "--yes", check=None)
 
 
 def ssh(cluster: LiveCluster, node: str, command: str) -> str:

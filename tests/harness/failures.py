@@ -27,7 +27,9 @@ EMPTY = " is empty\n  → give it a value, or omit it"
 # Prepares a fault.
 Act = Callable[[CommandLine], None]
 
-FLAGS = "--name spr --cloud aws --region us-east-1"
+# How a message names the cluster: once this machine knows where it is, and before.
+FLAGS = "--name spr"
+NEW_FLAGS = f"{FLAGS} --cloud aws --region us-east-1"
 BUSY = "\n  → EC2 is busy or throttles this account: run the same command again in a few minutes"
 
 

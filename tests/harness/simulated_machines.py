@@ -157,6 +157,7 @@ class SimulatedHost:
             ("# testing the network between the nodes", self._hear_links),
             ("bin/mpirun -f", self._hello),
             ("spr-cluster-expires", self._extend),
+            ("# listing what would be lost", lambda _: Result(0, "", "")),
             ("for pid in ~/spr-jobs", lambda _: Result(0, self._state().get("job", ""), "")),
             ("# listing a job's nodes", self._list_job_nodes),
             ("# ending a job", self._end_job),

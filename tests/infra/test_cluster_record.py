@@ -121,7 +121,7 @@ def test_an_invalid_record_is_reported(key: str, value: str | None) -> None:
     with pytest.raises(SprError, match=r"invalid cluster record in the tags") as it:
         parse_record(labels)
     assert it.value.exit_code == 1
-    assert "remove the cluster with `spr-cluster down`" in str(it.value)
+    assert "remove the cluster with `spr-cluster down --name" in str(it.value)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(labels_of())), st.text(max_size=20)))

@@ -82,4 +82,4 @@ def test_a_machine_without_its_timer_is_an_error(host: ShellHost, fault: str) ->
 
     with pytest.raises(HostError, match=r"\[node0\] the timer .* does not answer") as caught:
         extend_life(host, LATER)
-    assert "spr-cluster down" in str(caught.value)
+    assert "`down` removes it" in str(caught.value)

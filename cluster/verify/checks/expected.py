@@ -37,10 +37,12 @@ class Expected:
     """Private addresses by node, in rank order."""
     expires: Mapping[str, datetime] = field(default_factory=dict)
     """When the nodes shut down, by their tags; without a node whose tag is missing or unreadable."""
+    place: str = ""
+    """As :attr:`.Cluster.place`."""
 
     def command(self, verb: str) -> str:
         """Return a command of this tool for this cluster."""
-        return f"spr-cluster {verb} --name {self.cluster}"
+        return f"spr-cluster {verb} --name {self.cluster}{self.place}"
 
     def on_node(self, node: str, script: str) -> str:
         """Return a command that runs a script on a node."""
@@ -70,6 +72,7 @@ def expect(
         instances={node.name: node.instance.id for node in cluster.nodes},
         addresses={node.name: node.private_ip for node in cluster.nodes},
         expires={node.name: time for node in cluster.nodes if (time := _expiry_of(node))},
+        place=cluster.place,
     )
     return with_hardware(expected, cluster) if cloud.has_amx else expected
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -133,9 +134,8 @@ def test_a_failure_lists_what_exists_and_how_to_continue_or_remove_it(
     assert result.code == 1
     assert "[node0] no AMX" in result.err
     assert "--allow-no-amx" in result.err
-    flags = "--name spr --cloud aws --region us-east-1"
-    assert f"To continue:           spr-cluster up {flags}" in result.err
-    assert f"To remove what exists: spr-cluster down {flags}" in result.err
+    assert "To continue:           spr-cluster up --name spr\n" in result.err
+    assert "To remove what exists: spr-cluster down --name spr\n" in result.err
     assert "It exists now and costs money: 2 instances (" in result.err
     assert line.must("up", "--nodes", "2", "--allow-no-amx", "--yes").code == 0
 
@@ -162,6 +162,39 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     assert set(result["resources"]) >= {"instances", "images", "security_groups"}
 
 
+def test_status_during_up_names_the_command_at_work(line: CommandLine) -> None:
+    """No advice to repair what another terminal is building."""
+    line.must("up", "--nodes", "2", "--yes")
+    line.lose(line.ids()[1])
+    assert "To repair: spr-cluster repair --name spr" in line.must("status").out
+
+    with ClusterFiles.of("spr").lock("up"):
+        text = line.must("status").out
+        busy = parsed(line.run("status", "--json"))["in_use_by"]
+        with ClusterFiles.of("other").lock("up"):
+            nothing_yet = line.must("status", "--name", "other").out
+
+    assert f"`spr-cluster up` (PID {os.getpid()}) is working on it" in text
+    assert "spr-cluster repair" not in text
+    assert busy == {"command": "up", "pid": os.getpid()}
+    assert f"`spr-cluster up` (PID {os.getpid()}) is working on it" in nothing_yet
+    assert parsed(line.run("status", "--json"))["in_use_by"] is None
+
+
+def test_status_from_another_machine_during_up(line: CommandLine) -> None:
+    line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
+    assert line.run("up", "--nodes", "2", "--yes").code == 1
+    interrupted = line.must("status").out
+    ClusterFiles.of("spr").remove()
+
+    elsewhere = line.must("status").out
+
+    assert "Cluster spr is degraded" in interrupted
+    assert "To repair: spr-cluster repair --name spr" in interrupted
+    assert "Cluster spr is starting: 2 of 2 nodes" in elsewhere
+    assert "repair" not in elsewhere
+
+
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:
     line.cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
     line.must("up", "--nodes", "2", "--spot", "--yes")
@@ -185,9 +218,9 @@ def test_list_shows_all_clusters(line: CommandLine) -> None:
     result = parsed(line.run("list", "--json"))
 
     rows = [row.split() for row in text.splitlines()]
-    assert rows[0][:4] == ["NAME", "REGION", "STATE", "NODES"]
-    assert rows[1][:4] == ["bert", "us-east-1", "running", "2/2"]
-    assert rows[2][:4] == ["forgotten", "us-east-1", "expired", "0/?"]
+    assert rows[0][:5] == ["NAME", "CLOUD", "REGION", "STATE", "NODES"]
+    assert rows[1][:5] == ["bert", "aws", "us-east-1", "running", "2/2"]
+    assert rows[2][:5] == ["forgotten", "aws", "us-east-1", "expired", "0/?"]
     assert "To remove expired clusters: spr-cluster gc" in text
     assert [cluster["cluster"] for cluster in result["clusters"]] == ["bert", "forgotten"]
 
@@ -253,7 +286,7 @@ def test_repair_needs_a_cluster(line: CommandLine) -> None:
     result = line.run("repair", "--yes")
 
     assert result.code == 2
-    assert "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` creates one" in result.err
+    assert "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up --name spr " in result.err
     assert not line.changes
 
 

@@ -27,8 +27,8 @@ _CIDR = "\n  → use an IPv4 range such as 203.0.113.7/32"
 _TYPES = "\n  → types with AMX: " + ", ".join(t.name for t in INSTANCE_TYPES.values() if t.amx)
 _YES = "this needs confirmation, but there is no terminal\n  → --yes confirms"
 _NO_CLUSTER = (
-    "no cluster 'spr' is running in us-east-1\n  → `spr-cluster up` creates one; --name, --cloud, "
-    "and --region choose another"
+    "no cluster 'spr' is running in us-east-1\n  → `spr-cluster up "
+    f"{f.NEW_FLAGS}` creates one; --name, --cloud, and --region choose another"
 )
 
 
@@ -126,7 +126,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     (
         "up --ttl 5m --yes",
         "the time to live is only 5 min: bare metal may take that long to start\n  → new cluster: "
-        f"--ttl 30m or more; existing cluster: spr-cluster extend 2h {f.FLAGS}",
+        f"--ttl 30m or more; existing cluster: spr-cluster extend 2h {f.NEW_FLAGS}",
     ),
     ("up --ttl 31d", "--ttl 31d: expected from 1m to 30d"),
     ("up --ttl 999999999999999999d", "--ttl 999999999999999999d: expected at most 30d"),
@@ -165,8 +165,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("fly", "unknown command 'fly'\n  → spr-cluster --help"),
     (
         "repair",
-        "no cluster 'spr' in aws us-east-1\n  → `spr-cluster up` creates one, `spr-cluster list` "
-        "shows all clusters",
+        f"no cluster 'spr' in aws us-east-1\n  → `spr-cluster up {f.NEW_FLAGS}` creates one, "
+        "`spr-cluster list` shows all clusters",
     ),
     ("ssh", _NO_CLUSTER),
     ("ssh node7 -- hostname", _NO_CLUSTER),
@@ -211,7 +211,10 @@ _CREDENTIALS_HINT = (
 )
 
 
-@pytest.mark.parametrize("verb", ["up --yes", "plan", "status", "ssh", "down --yes", "list", "gc"])
+@pytest.mark.parametrize(
+    "verb",
+    ["up --yes", "plan", "status --cloud aws", "down --yes --region us-east-1", "list", "gc"],
+)
 def test_missing_credentials_are_reported_by_every_command(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:

@@ -26,20 +26,20 @@ from tests.infra.local.fakes import Endpoint
 
 _UP = "up --nodes 2 --yes"
 _NEW = "up --name other --nodes 2 --yes"
-_NO_KEY = "\n  → use the machine that made the cluster; `spr-cluster down` works from any machine"
+_NO_KEY = "\n  → use the machine that made the cluster; `spr-cluster down --name spr` works from any machine"
 _OVER = (
     "the time to live of cluster 'spr' is over; its nodes are shutting down\n  → in two minutes, "
-    "`spr-cluster up` creates a new one; to remove the rest: spr-cluster down "
+    "`spr-cluster up --name spr` creates a new one; to remove the rest: spr-cluster down "
     f"{f.FLAGS}"
 )
 _LONG_AGO = f.record("expires", "2020-01-01T00:00:00Z")
 _BROKEN_RECORD = (
     "invalid cluster record in the tags of the security group: spr-cluster:{}\n"
-    "  → restore the tags, or remove the cluster with `spr-cluster down`"
+    "  → restore the tags, or remove the cluster with `spr-cluster down --name spr`"
 )
 _STOPPED = (
     "the head node i-0 is stopped; it was not changed\n  → start it: aws ec2 start-instances "
-    "--instance-ids i-0; or remove the cluster: spr-cluster down"
+    "--instance-ids i-0; or remove the cluster: spr-cluster down --name spr"
 )
 _BEGIN_ANEW = "or start over: spr-cluster down --name spr"
 _TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")
@@ -131,7 +131,7 @@ _ON_A_CLUSTER = (
         "name of another cloud",
         "up --cloud local",
         "this machine has the key of another cluster 'spr', in aws us-east-1\n  → choose another "
-        f"--name, or remove that cluster: spr-cluster down {f.FLAGS}",
+        f"--name, or remove that cluster: spr-cluster down {f.NEW_FLAGS}",
         code=2,
     ),
     f.Row(

@@ -24,7 +24,8 @@ from tests.harness.command_line import CommandLine
 _UP = "up --nodes 2 --yes --bake head"
 _DID_NOT_COME = "the cluster did not come up: "
 _AGAIN = (
-    "\n  → try another --instance-type or --region; `spr-cluster ssh` into a node may show more"
+    "\n  → try another --instance-type or --region; `spr-cluster ssh --name spr` into a node may "
+    "show more"
 )
 _GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('intel')))}"
 _CODES = (
@@ -193,7 +194,7 @@ def test_a_degraded_cluster_names_repair(line: CommandLine) -> None:
     assert (result.code, result.message) == (
         1,
         "cluster spr is degraded: 2 of 3 nodes running\n  → `spr-cluster repair --name spr` "
-        "replaces and connects them, `spr-cluster status` shows them",
+        "replaces and connects them, `spr-cluster status --name spr` shows them",
     )
 
     line.lose(line.ids()[0])

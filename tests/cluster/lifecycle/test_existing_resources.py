@@ -96,7 +96,7 @@ def test_over_it_is_refused_while_machines_end_and_then_begins_anew(
     before = simulated_cloud.writes()
     with pytest.raises(SprError, match="the time to live of cluster 'bert' is over") as caught:
         simulated_cloud.up(nodes=1)
-    assert "in two minutes, `spr-cluster up` creates a new one" in str(caught.value)
+    assert "in two minutes, `spr-cluster up --name bert` creates a new one" in str(caught.value)
     assert simulated_cloud.writes() == before
 
     simulated_cloud.end(simulated_cloud.found("instances").alive[0].id)

@@ -98,7 +98,7 @@ def test_an_invalid_record_is_named(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_no_credentials_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(capsys, "status")
+    result = run(capsys, "status", "--cloud", "aws")
 
     assert result.code == 2
     assert "no AWS credentials found" in result.err
@@ -300,9 +300,8 @@ def test_an_interrupted_up_lists_resources_and_next_steps(
     result = line.run("up", "--nodes", "2", "--yes")
 
     assert result.code == code
-    flags = "--name spr --cloud aws --region us-east-1"
-    assert f"To continue:           spr-cluster up {flags}" in result.err
-    assert f"To remove what exists: spr-cluster down {flags}" in result.err
+    assert "To continue:           spr-cluster up --name spr\n" in result.err
+    assert "To remove what exists: spr-cluster down --name spr\n" in result.err
     assert "It exists now and costs money: 2 instances (" in result.err
     assert result.err.endswith("interrupted\n")
 

@@ -230,7 +230,7 @@ def test_a_failed_push_keeps_the_results_and_names_the_command(
     assert result.code == 1
     assert result.message == (
         "the results are in results/squad-1/, but were not stored in S3: the token has expired\n"
-        "  → to try again: spr-cluster fetch squad-1 --push-to s3://models"
+        "  → to try again: spr-cluster fetch squad-1 --name spr --push-to s3://models"
     )
 
 

@@ -15,7 +15,7 @@ from jobs.experiments.bench_results import BenchResult
 from jobs.launch.files import worker_files
 from jobs.launch.plan import JobPaths, new_job_id
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, event, job_context, make_hosts
+from tests.jobs.context import NOW, event, job_context, make_hosts, whole_cluster
 
 PATHS = JobPaths(new_job_id("bench", NOW))
 KEPT = "/home/ubuntu/spr-bench/20260731-142501.json"
@@ -122,16 +122,16 @@ def test_the_last_measurement_is_shown_again() -> None:
     speeds, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
     again = FakeHost("node0", [("cat .*ls -1 ~/spr-bench", head.files[KEPT].decode())])
 
-    assert read_last_speeds(again, "bert") == speeds
+    assert read_last_speeds(again, whole_cluster()) == speeds
 
 
 @pytest.mark.parametrize("text", ["", "\n"])
 def test_a_missing_measurement_names_the_command(text: str) -> None:
     with pytest.raises(UsageError, match="cluster 'bert' has not been measured yet"):
-        read_last_speeds(FakeHost("node0", [("cat", text)]), "bert")
+        read_last_speeds(FakeHost("node0", [("cat", text)]), whole_cluster())
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"nodes": 3}'])
 def test_a_broken_saved_file_is_reported(text: str) -> None:
     with pytest.raises(JobError, match="can't be read"):
-        read_last_speeds(FakeHost("node0", [("cat", text)]), "bert")
+        read_last_speeds(FakeHost("node0", [("cat", text)]), whole_cluster())

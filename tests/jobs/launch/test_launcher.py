@@ -404,6 +404,7 @@ def test_results_are_fetched_and_stay_inside_the_target(head: ThisMachine, tmp_p
 
     found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
     assert found == ["log", "model/w", "results.json"]
+    assert Path(paths.fetched).is_file(), "`down` asks about results that were never fetched"
 
 
 _BLOCK = b"x" * (100 << 10)

@@ -100,13 +100,12 @@ def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path
         (
             replace(RECORD, nnodes=4, nproc_per_node=1),
             r"has 4 ranks \(1 on each of 4 nodes\), and this cluster would run 3 \(1 on each of 3\)",
-            "use a cluster of 4 nodes (`spr-cluster up --nodes 4`), or start a new job without "
-            "--resume",
+            "use a cluster of 4 nodes (`up --nodes 4`), or start a new job without --resume",
         ),
         (
             replace(RECORD, nnodes=6),
             r"has 6 ranks \(1 on each of 6 nodes\), and this cluster would run 3",
-            "use --ppn 2, or a cluster of 6 nodes (`spr-cluster up --nodes 6`), or start a new job without "
+            "use --ppn 2, or a cluster of 6 nodes (`up --nodes 6`), or start a new job without "
             "--resume",
         ),
     ],

@@ -1,0 +1,84 @@
+"""What the removal of a cluster would lose: running jobs, and results that exist only on its head."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster.context import Context
+from cluster.nodes import Node, rank_nodes
+from cluster.running_job import FIND_RUNNING_JOB
+from infra import tags
+from infra.errors import SprError
+from infra.instances import HEAD
+from infra.inventory import Inventory
+
+_DEADLINE_S = 10.0
+# `fetch` leaves the file `fetched`. It brings no checkpoints home, and an unfinished job needs them.
+SCRIPT = rf"""# listing what would be lost
+running=$({FIND_RUNNING_JOB}; true)
+for job in $running; do echo "running $job"; done
+for d in ~/spr-jobs/*/; do
+  [ -d "$d/output" ] || continue
+  d=${{d%/}}; job=${{d##*/}}; out=$d/output
+  case " $(echo $running) " in *" $job "*) continue ;; esac
+  if [ -f "$d/start.json" ] && [ ! -f "$out/results.json" ] \
+    && ls "$out/checkpoints" 2>/dev/null | grep -qx 'step-[0-9]*'; then
+    echo "checkpoint $job"; continue
+  fi
+  since=; [ -f "$d/fetched" ] && since="-newer $d/fetched"
+  new=$(find "$out" -type f ! -name .keep ! -path "$out/logs/*" ! -path "$out/metrics/*" \
+    ! -path "$out/checkpoints/*" $since | head -n 1)
+  [ -n "$new" ] || continue
+  if [ -f "$out/model/config.json" ]; then echo "model $job"; else echo "results $job"; fi
+done
+"""
+"""Prints ``running``, ``checkpoint``, ``model``, or ``results``, and a job's ID, line by line."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Pairs of what would be lost and the job's ID; ``unknown`` is why the head could not be asked."""
+
+    found: tuple[tuple[str, str], ...] = ()
+    unknown: str = ""
+
+    def describe(self, flags: str) -> Iterator[str]:
+        """Return the lines for a user; ``flags`` name the cluster in a command."""
+        if self.unknown:
+            yield f"The head could not be asked what would be lost: {self.unknown}"
+        yield from (f"Job {job} is running." for what, job in self.found if what == "running")
+        if kept := [f"the {what} of {job}" for what, job in self.found if what != "running"]:
+            how = f"To keep results: spr-cluster fetch JOB {flags}"
+            yield f"Only on the nodes: {', '.join(kept)}. {how}"
+
+
+def find_losses(ctx: Context, found: Inventory) -> Losses:
+    """Ask the head what the cluster's removal would lose. Takes seconds, and never fails."""
+    heads = [node for node in rank_nodes(found.alive) if node.instance.role == HEAD]
+    # Jobs run only on a cluster that was connected.
+    if not heads or tags.MESH not in heads[0].instance.tags:
+        return Losses()
+    if heads[0].instance.state != "running":
+        return Losses(unknown=f"it is {heads[0].instance.state}")
+    return _ask(ctx, heads[0])
+
+
+def _ask(ctx: Context, head: Node) -> Losses:
+    answers: list[Losses] = []
+
+    def ask() -> None:
+        try:
+            lines = ctx.host_opener()(head).run(SCRIPT, timeout_s=_DEADLINE_S).stdout.splitlines()
+        except SprError as error:
+            answers.append(Losses(unknown=error.message))
+        else:
+            pairs = (line.partition(" ")[::2] for line in lines)
+            answers.append(Losses(tuple(pairs)))
+
+    # Connecting alone may take longer than that. A daemon does not delay this process's end.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_DEADLINE_S)
+    return answers[0] if answers else Losses(unknown=f"no answer within {_DEADLINE_S:g} s")

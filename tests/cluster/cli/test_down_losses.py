@@ -1,0 +1,247 @@
+"""`down` names running jobs and what exists only on the nodes, and asks before it removes them."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import losses
+from cluster.local_files import ClusterFiles
+from infra.errors import HostError
+from jobs.launch.plan import JobPaths
+from provision.host import Result
+from tests.harness.command_line import CommandLine
+
+_ASKS = "# listing what would be lost"
+_LOST = "running squad-2\nmodel squad-1\ncheckpoint squad-0\nresults run-1\n"
+_NO_TERMINAL = "this needs confirmation, but there is no terminal\n  → --yes confirms"
+
+
+class Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Terminal:
+    """Replaces ``sys``: a terminal with a user who answers, or presses Ctrl-C."""
+
+    def __init__(self, answer: str | None) -> None:
+        self.stdin = self.stdout = Keyboard(f"{answer}\n")
+        self.stderr = Keyboard()
+        if answer is None:
+            self.stdin.readline = self._interrupt  # type: ignore[method-assign]
+
+    def _interrupt(self, *_: Any) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def tutor(line: CommandLine) -> CommandLine:
+    """An idle cluster of two containers on this machine."""
+    line.must("up", "--nodes", "2", "--cloud", "local", "--name", "tutor")
+    return line
+
+
+def test_an_idle_cluster_of_containers_goes_without_a_question(tutor: CommandLine) -> None:
+    assert tutor.must("down", "--name", "tutor").out == "Nothing left of cluster tutor.\n"
+    assert tutor.cloud.left() == []
+
+
+def test_what_would_be_lost_is_named_and_asked_about(tutor: CommandLine) -> None:
+    tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
+    before = tutor.changes
+
+    result = tutor.run("down", "--name", "tutor")
+
+    assert (result.code, result.message) == (2, _NO_TERMINAL)
+    assert "Job squad-2 is running.\n" in result.err
+    assert (
+        "Only on the nodes: the model of squad-1, the checkpoint of squad-0, the results of run-1. "
+        "To keep results: spr-cluster fetch JOB --name tutor\n" in result.err
+    )
+    assert tutor.changes == before
+    assert tutor.must("down", "--name", "tutor", "--yes").out.startswith("Nothing left")
+
+
+@pytest.mark.parametrize(("answer", "removed"), [("n", False), ("", False), ("y", True)])
+def test_on_a_terminal_down_asks(
+    tutor: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str, removed: bool
+) -> None:
+    tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
+    monkeypatch.setattr("cluster.cli.common.sys", Terminal(answer))
+
+    result = tutor.run("down", "--name", "tutor")
+
+    assert result.code == (0 if removed else 2)
+    assert (tutor.cloud.left() == []) is removed
+
+
+def test_ctrl_c_at_the_question_changes_nothing(
+    tutor: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
+    monkeypatch.setattr("cluster.cli.common.sys", Terminal(None))
+    monkeypatch.setattr("jobs.cli._exit_at_once", end)
+    before = tutor.changes
+
+    assert tutor.run("down", "--name", "tutor").code == 130
+    assert tutor.changes == before
+    assert ClusterFiles.of("tutor").key.exists()
+    assert ClusterFiles.of("tutor").user() is None
+
+
+def test_a_billed_cluster_shows_it_with_its_question(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    line.stage("node0", _ASKS, Result(0, "running squad-2\n", ""))
+
+    result = line.run("down")
+
+    assert (result.code, result.message) == (2, _NO_TERMINAL)
+    assert "Cluster spr in us-east-1: 2 instances" in result.err
+    assert "Job squad-2 is running.\n" in result.err
+
+
+def test_a_head_that_fails_does_not_stop_down(tutor: CommandLine) -> None:
+    tutor.stage("node0", _ASKS, HostError("node0", "no SSH at 172.31.0.5: timed out"))
+
+    result = tutor.must("down", "--name", "tutor")
+
+    assert "The head could not be asked what would be lost: [node0] no SSH" in result.err
+    assert tutor.cloud.left() == []
+
+
+def test_a_head_that_hangs_does_not_stop_down(
+    tutor: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "_DEADLINE_S", 0.2)
+
+    def hang(_: Any) -> Result:
+        time.sleep(3)
+        return Result(0, _LOST, "")
+
+    tutor.stage("node0", _ASKS, hang)
+    begin = time.monotonic()
+
+    result = tutor.must("down", "--name", "tutor")
+
+    assert "could not be asked what would be lost: no answer within 0.2 s" in result.err
+    assert time.monotonic() - begin < 3
+
+
+def test_without_the_key_down_works(tutor: CommandLine) -> None:
+    ClusterFiles.of("tutor").key.unlink()
+
+    result = tutor.must("down", "--name", "tutor")
+
+    assert "could not be asked what would be lost: the cluster's key is not on this" in result.err
+
+
+def test_a_stopped_head_is_named(tutor: CommandLine) -> None:
+    tutor.cloud.fake.backend.stop_instances([tutor.ids()[0]])
+
+    result = tutor.must("down", "--name", "tutor")
+
+    assert "could not be asked what would be lost: it is stopped" in result.err
+
+
+def test_a_cluster_that_was_never_connected_is_not_asked(line: CommandLine) -> None:
+    """No job can have run there, and its nodes may not answer for minutes."""
+    line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
+    assert line.run("up", "--nodes", "2", "--cloud", "local").code == 1
+    line.stage("node0", _ASKS, HostError("node0", "no SSH"))
+
+    assert "could not be asked" not in line.must("down").err
+
+
+# The script on the head, with a home folder in place of the head's
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    (tmp_path / "spr-jobs").mkdir()
+    return tmp_path
+
+
+def make_job(head: Path, job: str, *files: str, ended: bool = True) -> Path:
+    """A job's folder: its files are an hour old."""
+    folder = head / "spr-jobs" / job
+    for name in ("output/.keep", "output/logs/rank-0.log", "output/metrics/rank-0.jsonl", *files):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+        os.utime(path, (time.time() - 3600,) * 2)
+    if ended:
+        (folder / "exit").write_text("0\n")
+    return folder
+
+
+def find(head: Path) -> list[str]:
+    done = subprocess.run(
+        ["sh", "-c", losses.SCRIPT],
+        env={**os.environ, "HOME": str(head)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_the_script_finds_what_was_never_fetched(head: Path) -> None:
+    assert find(head) == []
+    make_job(head, "bench-1")
+    make_job(head, "run-1", "output/rank-0.json")
+    model = "output/model/config.json"
+    make_job(head, "squad-1", "start.json", model, "output/results.json")
+    make_job(head, "squad-2", "start.json", "output/checkpoints/step-7/state")
+
+    assert find(head) == ["results run-1", "model squad-1", "checkpoint squad-2"]
+
+
+def test_what_was_fetched_is_not_lost_unless_it_changed_since(head: Path) -> None:
+    model = "output/model/config.json"
+    job = make_job(head, "squad-1", "start.json", model, "output/results.json")
+    (job / "fetched").touch()
+    assert find(head) == []
+
+    (job / model).touch()
+    os.utime(job / "fetched", (time.time() - 60,) * 2)
+
+    assert find(head) == ["model squad-1"]
+
+
+def test_the_checkpoint_of_an_unfinished_job_is_never_fetched(head: Path) -> None:
+    job = make_job(head, "squad-1", "start.json", "output/checkpoints/step-7/state")
+    (job / "fetched").touch()
+    assert find(head) == ["checkpoint squad-1"]
+
+    (job / "output/results.json").write_text("{}")
+    os.utime(job / "output/results.json", (time.time() - 60,) * 2)
+    assert find(head) == []
+
+
+def test_the_script_finds_a_running_job(head: Path) -> None:
+    folder = make_job(head, "squad-1", "output/rank-0.json", ended=False)
+    script = folder / "run.sh"
+    script.write_text("read line\n")
+    with subprocess.Popen(["sh", str(script)], stdin=subprocess.PIPE) as running:
+        (folder / "pid").write_text(str(running.pid))
+        found = find(head)
+        running.communicate(b"\n", timeout=30)
+
+    assert found == ["running squad-1"]
+    assert find(head) == ["results squad-1"]
+
+
+def test_the_marker_lies_where_the_script_looks(head: Path) -> None:
+    assert JobPaths("squad-1", str(head)).fetched == str(head / "spr-jobs/squad-1/fetched")

@@ -1,0 +1,246 @@
+"""Which cluster a command is about: what this machine knows comes first, then AWS."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from cluster.local_files import ClusterFiles
+from infra.aws import open_aws_cloud
+from infra.cloud import Cloud
+from infra.errors import UsageError
+from infra.key_pair import write_private
+from tests.harness.command_line import CommandLine
+
+_LOCAL = ("--cloud", "local")
+_ADDRESSED = ["status", "ssh", "verify", "extend 1h", "repair", "down", "jobs", "fetch --last"]
+_ADDRESSED += ["train squad --demo", "run -- hostname", "bench", "tune squad --demo"]
+_ADDRESSED += ["scaling squad --demo"]
+
+
+@pytest.fixture
+def no_account(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without AWS credentials; the embedded cloud works."""
+    whole = line.open_cloud
+
+    def open_cloud(name: str, region: str | None, progress: object) -> Cloud:
+        return whole(name, region, progress) if name == "local" else open_aws_cloud(region)
+
+    monkeypatch.setattr(line, "open_cloud", open_cloud)
+
+
+def know(name: str, cloud: str = "local", region: str = "us-east-1", *, key: bool = True) -> None:
+    """Have this machine know a cluster that is not there."""
+    files = ClusterFiles.of(name)
+    files.remember(cloud, region)
+    if key:
+        write_private(files.key, "key")
+
+
+@pytest.mark.parametrize("argv", _ADDRESSED)
+def test_before_the_first_up_every_command_says_how_to_begin(
+    line: CommandLine, no_account: None, argv: str
+) -> None:
+    result = line.run(*argv.split())
+
+    assert result.code == 2
+    assert result.message.startswith("no cluster yet\n  → `spr-cluster up --nodes 2` ")
+    assert "spr-cluster up --nodes 2 --cloud local" in result.message
+    assert "aws configure" in result.message
+    assert not line.call_log.calls
+
+
+@pytest.mark.parametrize("argv", _ADDRESSED)
+def test_a_mistyped_name_gets_the_nearest_one(
+    line: CommandLine, no_account: None, argv: str
+) -> None:
+    know("tutor")
+    verb, *rest = argv.split()
+    place = 1 if verb in ("train", "tune", "scaling") else 0
+
+    result = line.run(verb, *rest[:place], "--name", "tuor", *rest[place:])
+
+    assert result.code == 2
+    assert result.message.startswith(
+        "this machine knows no cluster 'tuor'; did you mean tutor?\n  → it knows tutor"
+    )
+    assert "AWS credentials" in result.message
+    assert not line.call_log.calls
+
+
+def test_a_place_that_is_asked_for_is_asked(line: CommandLine, no_account: None) -> None:
+    know("tutor")
+
+    for options in (["--cloud", "aws"], ["--region", "eu-west-1"]):
+        result = line.run("status", "--name", "tuor", *options)
+
+        assert result.message.startswith("no AWS credentials found")
+
+
+def test_a_name_unknown_here_is_searched_on_aws(line: CommandLine) -> None:
+    """Another machine may have made it."""
+    line.must("up", "--nodes", "1", "--yes", "--name", "tutor")
+    ClusterFiles.of("tutor").remove()
+    know("tutors")
+
+    found = line.must("status", "--name", "tutor")
+    missing = line.must("status", "--name", "tutorss")
+
+    assert "Cluster tutor is running" in found.out
+    assert "No cluster tutorss in aws us-east-1; did you mean tutors?" in missing.out
+    refused = line.run("verify", "--name", "tutorss")
+    assert "no cluster 'tutorss' is running in us-east-1; did you mean tutors?" in refused.message
+
+
+def test_the_only_cluster_is_the_default(line: CommandLine, no_account: None) -> None:
+    line.must("up", "--nodes", "2", *_LOCAL, "--name", "tutor")
+
+    status = line.must("status")
+    assert "Cluster tutor is running: 2 of 2 nodes" in status.out
+    assert "cluster tutor" in status.err
+    assert json.loads(line.must("jobs", "--json").out)["cluster"] == "tutor"
+    assert "Nodes of cluster tutor" in line.must("extend", "1h").out
+    assert "Up to date" in line.must("repair").out
+    assert json.loads(line.must("events", "--json").out)["cluster"] == "tutor"
+    line.run("ssh", "node1")
+    assert str(ClusterFiles.of("tutor").ssh_config) in line.became[0]
+    assert line.must("down").out == "Nothing left of cluster tutor.\n"
+
+
+def test_up_still_means_spr(line: CommandLine) -> None:
+    know("tutor")
+
+    assert json.loads(line.must("plan", "--json").out)["cluster"] == "spr"
+
+
+def test_of_several_clusters_one_must_be_named(line: CommandLine, no_account: None) -> None:
+    know("tutor")
+    know("bert", "aws", "eu-west-1")
+    before = line.run("status")
+    in_one_cloud = line.run("jobs", *_LOCAL)
+    know("spr")
+    with_spr = line.run("jobs")
+
+    assert before.code == 2
+    assert before.message == (
+        "which cluster? This machine knows bert (aws eu-west-1) and tutor (local us-east-1)\n"
+        "  → --name chooses one"
+    )
+    assert "no cluster 'tutor' is running" in in_one_cloud.message
+    assert "no cluster 'spr' is running" in with_spr.message
+
+
+def test_a_kept_image_and_a_foreign_folder_are_no_default(
+    line: CommandLine, no_account: None
+) -> None:
+    know("bake-0123", key=False)
+    write_private(ClusterFiles.of("x").folder.with_name("Not A Name") / "ssh_config", "Host x\n")
+
+    assert line.run("train", "squad", "--demo").message.startswith("no cluster yet")
+    know("tutor")
+    assert "no cluster 'tutor' is running" in line.run("train", "squad", "--demo").message
+
+
+def test_messages_repeat_what_this_machine_does_not_know(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", *_LOCAL, "--name", "tutor")
+    known = line.run("ssh", "node1", "--name", "tutor")
+    line.lose(line.ids()[0])
+    here = [line.run(*argv) for argv in (["verify"], ["jobs"], ["status"])]
+    ClusterFiles.of("tutor").remove()
+
+    elsewhere = [
+        line.run(verb, "--name", "tutor", *_LOCAL) for verb in ("verify", "jobs", "status")
+    ]
+
+    assert known.code == 0
+    for result in here:
+        assert "spr-cluster repair --name tutor" in result.out + result.err
+        assert "--cloud" not in result.out + result.err
+    for result in elsewhere:
+        text = result.out + result.err
+        assert "spr-cluster repair --name tutor --cloud local --region us-east-1" in text
+
+
+# `list`
+
+
+def test_list_shows_what_is_here_without_an_account(line: CommandLine, no_account: None) -> None:
+    line.must("up", "--nodes", "1", *_LOCAL, "--name", "tutor")
+    know("bought", "aws", "eu-west-1")
+
+    shown = line.must("list")
+    result = json.loads(line.must("list", "--json").out)
+
+    rows = [row.split() for row in shown.out.splitlines()]
+    assert rows[0][:4] == ["NAME", "CLOUD", "REGION", "STATE"]
+    assert rows[1][:4] == ["tutor", "local", "us-east-1", "running"]
+    assert re.search(r"^aws was not searched: no AWS credentials found", shown.err, re.MULTILINE)
+    assert "bought" in shown.err
+    assert [(c["cluster"], c["cloud"]) for c in result["clusters"]] == [("tutor", "local")]
+
+
+def test_list_searches_every_place_that_this_machine_knows(line: CommandLine) -> None:
+    # Whether that region has an image of Ubuntu makes no difference: the cluster is listed.
+    line.run("up", "--yes", "--name", "far", "--region", "eu-west-1")
+    line.must("up", "--nodes", "1", "--yes", "--name", "near")
+
+    result = json.loads(line.must("list", "--json").out)
+
+    listed = [(c["cluster"], c["cloud"], c["region"]) for c in result["clusters"]]
+    assert sorted(listed) == [("far", "aws", "eu-west-1"), ("near", "aws", "us-east-1")]
+    one_place = json.loads(line.must("list", "--region", "us-east-1", "--json").out)
+    assert [c["cluster"] for c in one_place["clusters"]] == ["near"]
+
+
+def test_list_shows_the_rest_if_a_cloud_does_not_answer(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.must("up", "--nodes", "1", *_LOCAL, "--name", "tutor")
+    whole = line.open_cloud
+    dead = "http://127.0.0.1:9"
+
+    def open_cloud(name: str, region: str | None, progress: object) -> Cloud:
+        cloud = whole(name, region, progress)
+        return cloud if name == "local" else replace(cloud, endpoint_url=dead)
+
+    monkeypatch.setattr(line, "open_cloud", open_cloud)
+
+    result = line.run("list")
+
+    assert result.code == 1
+    assert "tutor" in result.out
+    assert "cannot reach AWS" in result.message
+
+
+def test_gc_finds_clusters_of_the_embedded_cloud_without_an_account(
+    line: CommandLine, no_account: None
+) -> None:
+    line.must("up", "--nodes", "1", "--ttl", "1h", *_LOCAL, "--name", "tutor")
+
+    result = line.must("gc")
+
+    assert result.out == "No forgotten clusters.\n"
+    assert "aws was not searched" in result.err
+
+
+def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.must("up", "--nodes", "1", "--yes", "--name", "bought")
+    know("tutor")
+    whole = line.open_cloud
+
+    def open_cloud(name: str, region: str | None, progress: object) -> Cloud:
+        if name == "local":
+            raise UsageError("the embedded cloud needs root")
+        return whole(name, region, progress)
+
+    monkeypatch.setattr(line, "open_cloud", open_cloud)
+
+    shown = line.must("list")
+
+    assert "bought" in shown.out
+    assert "local was not searched: the embedded cloud needs root; tutor is there" in shown.err

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from .errors import BackendError
@@ -15,6 +17,9 @@ from .stopping import EXIT_CODE
 
 ABORT_SECONDS = 0.5
 """Time for this rank's last output to travel through mpirun before all ranks end."""
+MPIRUN_SECONDS = 5
+"""Time for mpirun to end the ranks on all nodes that it reaches."""
+_MPIRUN = "mpiexec.hydra"
 
 
 class RankIdentity(NamedTuple):
@@ -66,3 +71,27 @@ def abort_all(environ: Mapping[str, str] = os.environ) -> None:
         time.sleep(ABORT_SECONDS)
         with suppress(OSError):
             os.write(int(environ["PMI_FD"]), b"cmd=abort exitcode=1\n")
+
+
+def end_mpirun_later() -> None:
+    """On mpirun's own node, have it killed if it still runs after MPIRUN_SECONDS.
+
+    Hydra waits for a node that is cut off, for more than ten minutes [tried: 2021.18]. A process in a
+    session apart kills it, since this one is among the first to end.
+    """
+    with suppress(OSError, ValueError):
+        proxy = Path(f"/proc/{os.getppid()}/stat").read_text()
+        mpirun = int(proxy.rpartition(")")[2].split()[1])  # its parent
+        name = Path(f"/proc/{mpirun}/comm")
+        if name.read_text().strip() != _MPIRUN:
+            return
+        check = f'[ "$(cat {name})" = {_MPIRUN} ]'
+        subprocess.Popen(
+            ["/bin/sh", "-c", f"sleep {MPIRUN_SECONDS}; {check} && kill -KILL {mpirun}"],
+            cwd="/",
+            env={"PATH": os.defpath},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -61,3 +64,20 @@ def test_abort_writes_to_mpiruns_descriptor(monkeypatch: pytest.MonkeyPatch) -> 
         assert pipe.read() == "cmd=abort exitcode=1\n"
     abort_all({"PMI_FD": str(write_end)})  # mpirun is gone: nothing left to tell
     abort_all({})
+
+
+def test_mpirun_is_killed_if_it_does_not_end(tmp_path: Path) -> None:
+    """A node that is cut off keeps it. The rank's parent is mpirun's proxy, whose parent is mpirun."""
+    rank = tmp_path / "rank.py"
+    rank.write_text(
+        "from jobs.worker.runtime import process\n"
+        "process.MPIRUN_SECONDS = 0\n"
+        "process.end_mpirun_later()\n"
+    )
+    codes = {}
+    for name in ("mpiexec.hydra", "another"):
+        mpirun = tmp_path / name
+        mpirun.write_text(f"#!/bin/bash\n({sys.executable} {rank}; true)\nsleep 2\n")
+        mpirun.chmod(0o755)
+        codes[name] = subprocess.run([mpirun], timeout=60, check=False).returncode
+    assert codes == {"mpiexec.hydra": -signal.SIGKILL, "another": 0}

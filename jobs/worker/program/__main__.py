@@ -1,8 +1,8 @@
 """``python -m worker.program --folder F --output O [--environment FILE] -- PROGRAM ARGS``: one rank.
 
-It checks the rank's placement, runs the program, and reports its exit code. A program that fails ends all
-other ranks: Hydra would leave them waiting, and over several nodes it returns 255 for any exit code
-[tried: 2021.18].
+It checks the rank's placement, runs the program, watches the other ranks (but not what their programs do),
+and reports its exit code. A program that fails ends all other ranks: Hydra would leave them waiting, and
+over several nodes it returns 255 for any exit code [tried: 2021.18].
 """
 
 from __future__ import annotations

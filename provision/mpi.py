@@ -24,7 +24,10 @@ def explain_mpi_failure(lines: Sequence[str]) -> str | None:
     Intel MPI's Hydra reports a node on which it can't start a process as
     ``Unable to run bstrap_proxy on HOST``.
     """
+    rank = "a rank"
     for line in lines:
+        if match := re.match(r"= +RANK (\d+) PID \d+ RUNNING AT (\S+)", line):
+            rank = f"rank {match[1]} on {match[2]}"
         if match := re.search(r"[Uu]nable to run bstrap_proxy on (\S+)", line):
             return (
                 f"mpirun can't start on {match[1].rstrip('.,')}: does the head reach it over SSH?"
@@ -34,5 +37,5 @@ def explain_mpi_failure(lines: Sequence[str]) -> str | None:
         if "cannot open shared object file" in line or "mpirun: not found" in line:
             return line.strip()
         if match := re.search(r"KILLED BY SIGNAL: (\d+) \(([^)]*)\)", line):
-            return f"a rank was killed by signal {match[1]} ({match[2]})"
+            return f"{rank} was killed by signal {match[1]} ({match[2]})"
     return None

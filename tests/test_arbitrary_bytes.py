@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from cluster.events import EventLog
 from cluster.local_files import ClusterFiles, cluster_names, remembered_cloud
+from cluster.nodes import Cluster
 from infra.errors import SprError
 from infra.key_pair import generate_key_pair, read_public
 from infra.local.base_image import apt_sources, read_os_release

@@ -19,7 +19,7 @@ from provision.stacks.oneccl import environment_lookup
 from provision.stacks.stack import BINDING, Stack
 
 MASTER_PORT = 29500
-ERROR_GRACE_S = 30
+ERROR_GRACE_S = 15
 """Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
 _FIRST_WITH_NEW_NAME = "1.12"
 # Set by the placement: a stack's own values would put several threads on one core.

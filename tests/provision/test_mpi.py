@@ -26,3 +26,12 @@ from provision.mpi import explain_mpi_failure
 def test_the_cause_that_mpirun_names_is_reported(line: str, told: str | None) -> None:
     explained = explain_mpi_failure(["first", line])
     assert explained is None if told is None else told in str(explained)
+
+
+def test_a_killed_rank_is_named_with_its_node() -> None:
+    lines = [
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+        "=   RANK 1 PID 4973 RUNNING AT node1",
+        "=   KILLED BY SIGNAL: 9 (Killed)",
+    ]
+    assert explain_mpi_failure(lines) == "rank 1 on node1 was killed by signal 9 (Killed)"

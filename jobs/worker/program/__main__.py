@@ -1,8 +1,8 @@
 """``python -m worker.program --folder F --output O [--environment FILE] -- PROGRAM ARGS``: one rank.
 
-It checks the rank's placement, runs the program, and reports its exit code. A program that fails ends all
-other ranks: Hydra would leave them waiting, and over several nodes it returns 255 for any exit code
-[tried: 2021.18].
+It checks the rank's placement, runs the program, watches the other ranks (but not what their programs do),
+and reports its exit code. A program that fails ends all other ranks: Hydra would leave them waiting, and
+over several nodes it returns 255 for any exit code [tried: 2021.18].
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..runtime.errors import BackendError, PlacementError, WorkerError, first_line
 from ..runtime.events import Events
+from ..runtime.heartbeat import Heartbeat
 from ..runtime.pinning import take_place
 from ..runtime.process import leave, read_identity
 from .environment import program_environment
@@ -32,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     events = Events()
     try:
-        events = Events(read_identity(os.environ).rank)
+        identity = read_identity(os.environ)
+        events = Events(identity.rank)
         # Not by loading torch: it may bind this thread to a CPU, which the program would inherit.
         take_place(os.environ, _requested_threads)
         own = read_words(Path(args.environment)) if args.environment else []
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     name = args.program[0]
     try:
-        code, asked = _run(args.program, args.folder, environ)
+        code, asked = _run(args.program, args.folder, environ, Heartbeat(identity, events))
     except OSError as error:
         hint = "is it installed on the nodes, or among the job's files, and executable?"
         events.error(f"{name} can't be run: {error.strerror}", hint, exit_code=_NO_PROGRAM)
@@ -63,7 +65,9 @@ def read_words(path: Path) -> list[str]:
     return words
 
 
-def _run(program: Sequence[str], folder: str, environ: dict[str, str]) -> tuple[int, bool]:
+def _run(
+    program: Sequence[str], folder: str, environ: dict[str, str], heartbeat: Heartbeat
+) -> tuple[int, bool]:
     """Return the program's exit code, as a shell would, and whether it was asked to end."""
     # What mpirun opened for the rank stays open: the program may use MPI.
     child = subprocess.Popen(
@@ -77,7 +81,11 @@ def _run(program: Sequence[str], folder: str, environ: dict[str, str]) -> tuple[
 
     for number in _FORWARDED:
         signal.signal(number, forward)
+    heartbeat.start()  # after the fork: preexec_fn and threads don't mix
     code = child.wait()
+    if code == 0:
+        heartbeat.stay()
+    heartbeat.stop(goodbye=code == 0 or bool(asked))
     return (128 - code if code < 0 else code), bool(asked)
 
 

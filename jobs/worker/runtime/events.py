@@ -1,7 +1,7 @@
 """Events: the lines by which a running job reports to the machine that submitted it.
 
 Rank 0 prints JSON objects on standard output, one per line, each after :data:`PREFIX`; all other output is
-log text. Only ``error`` events come from any rank.
+log text. Only ``error`` events, and notes about a rank that is silent, come from any rank.
 
     start   world_size, hosts, backend, dtype, model, versions
     phase   name, such as load or train; when the phase begins
@@ -33,7 +33,7 @@ STEP_SECONDS = 0.25
 
 
 class Events:
-    """Prints one rank's events; ranks other than 0 print only errors."""
+    """Prints one rank's events; ranks other than 0 print only errors and warnings."""
 
     def __init__(
         self,
@@ -55,6 +55,10 @@ class Events:
         """Print one line for the user."""
         self.emit("note", text=text)
 
+    def warn(self, text: str) -> None:
+        """Print one line for the user, on whichever rank this is."""
+        self._write({"event": "note", "text": text})
+
     def step(self, step: int, total: int, **fields: object) -> None:
         """Print a finished step, unless the last one printed is very recent."""
         now = self._clock()
@@ -67,7 +71,7 @@ class Events:
     def error(
         self, message: str, hint: str | None = None, *, lost_peer: bool = False, **more: object
     ) -> None:
-        """Print why this rank ends; the only event that every rank prints."""
+        """Print why this rank ends, on every rank."""
         place = {"rank": self.rank, "host": socket.gethostname(), "lost_peer": lost_peer}
         self._write({"event": "error", "message": message, "hint": hint, **place, **more})
 

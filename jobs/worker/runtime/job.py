@@ -14,9 +14,9 @@
         leave(run_job(train, parser.parse_args()))
 
 The runtime checks the rank's placement, joins the ranks over the launcher's backend (SPR_BACKEND), and
-chooses the precision. It keeps ``logs/`` and ``metrics/``, prints the events of :mod:`.events`, and stops
-all ranks after the same step on SIGTERM (exit code 143). Rank 0 writes what the function returns to
-``results.json``, together with :meth:`.RankContext.facts`.
+chooses the precision. It keeps ``logs/`` and ``metrics/``, prints the events of :mod:`.events`, stops
+all ranks after the same step on SIGTERM (exit code 143), and ends them all if one is lost. Rank 0 writes
+what the function returns to ``results.json``, together with :meth:`.RankContext.facts`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,12 @@ import torch
 from .context import Hardware, Options, Phases, RankContext, RankFacts, package_versions
 from .errors import StoppedError, WorkerError, first_line
 from .events import Events
+from .heartbeat import Heartbeat
 from .logs import keep_log
 from .output import RESULTS, prepare_output, save_json
 from .pinning import RankPlacement, take_place
 from .precision import choose_precision, read_cpu_flags
-from .process import read_identity
+from .process import RankIdentity, read_identity
 from .ranks import Ranks, join, lost_peer
 from .stopping import EXIT_CODE
 
@@ -71,8 +73,10 @@ def run_job(main: Main[Options], options: Options, settings: RunSettings | None 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     events = Events()
     try:
-        events = Events(read_identity(os.environ).rank)
-        _run(main, options, settings or RunSettings(), events)
+        identity = read_identity(os.environ)
+        events = Events(identity.rank)
+        with _watch_peers(identity, events):
+            _run(main, options, settings or RunSettings(), events)
     except StoppedError as stopped:
         events.note(str(stopped))
         return EXIT_CODE
@@ -85,9 +89,24 @@ def run_job(main: Main[Options], options: Options, settings: RunSettings | None 
     return 1
 
 
+@contextmanager
+def _watch_peers(identity: RankIdentity, events: Events) -> Iterator[None]:
+    """End this process when another rank is lost, for the duration of a ``with`` block."""
+    heartbeat = Heartbeat(identity, events)
+    heartbeat.start()
+    try:
+        yield
+    except Exception as error:
+        if lost_peer(error):
+            heartbeat.wait_for_verdict()  # the backend does not say which rank it lost
+        heartbeat.stop(goodbye=isinstance(error, StoppedError))
+        raise
+    heartbeat.stop(goodbye=True)
+
+
 def _report(error: Exception, events: Events) -> None:
     if lost_peer(error):
-        hint = "the rank that failed first reports the cause; if none does, its machine is gone"
+        hint = "the rank that failed first reports the cause; if none does, one of them hangs"
         events.error(f"lost contact with another rank: {first_line(error)}", hint, lost_peer=True)
         return
     traceback.print_exc()

@@ -22,8 +22,8 @@ from .process import RankIdentity, read_identity
 CCL_MODULE = "oneccl_bindings_for_pytorch"
 ASKED = "chosen by --backend or by the stack"
 TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for the others: longer than the slowest of them may need to download a model,
-and short enough that a machine that died silently does not cost hours."""
+"""How long a rank waits for the others: longer than the slowest of them may need to download a model.
+:mod:`.heartbeat` notices a rank that is gone earlier; this is for one that hangs. oneCCL ignores it."""
 
 
 class Backend(NamedTuple):

@@ -143,7 +143,7 @@ def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: R
     if trouble:
         raise CheckpointError(
             trouble,
-            hint="free disk space, or use --keep-checkpoints 1; earlier checkpoints are kept",
+            hint="free disk space, or use --keep-checkpoints 1; earlier checkpoints, if any, are kept",
         )
     return target.name
 

@@ -17,6 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from ..runtime.errors import ModelError, TrainingError, first_line
 from ..runtime.ranks import Ranks
 from .batches import ALIGN
+from .checkpoints import list_checkpoints
 from .options import SCRATCH, TrainOptions
 
 SCRATCH_VOCABULARY = 8192
@@ -180,9 +181,12 @@ def save_model(folder: Path, loaded: Loaded) -> None:
     # safetensors does not raise OSError for a full disk.
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
+        kept = list_checkpoints(folder)
+        again = "there is no checkpoint, so training starts over"
+        again = f"it continues from {kept[-1].name}" if kept else again
         raise TrainingError(
             f"{target} can't be written: {first_line(error)}",
-            hint="free disk space, then use --resume: the last checkpoint has everything learned",
+            hint=f"free disk space, then use --resume: {again}",
         ) from error
 
 

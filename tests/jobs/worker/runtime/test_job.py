@@ -106,6 +106,7 @@ def test_sigterm_on_one_rank_stops_all_after_the_same_step(
     assert first.code == second.code == 128 + signal.SIGTERM, first.output + second.output
     (stopped,) = first.of("stopped")
     assert (stopped["step"], stopped["total"]) == (1, 6)
+    assert first.of("error") + second.of("error") == [], "no rank is missed"
     assert len(read_steps(node, 0)) == len(read_steps(node, 1)) == 1
     assert not (node / "output/results.json").exists()
 

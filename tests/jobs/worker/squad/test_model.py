@@ -123,11 +123,20 @@ def test_a_full_disk_is_explained_when_the_model_is_saved(
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
     monkeypatch.setattr(type(loaded.model), "save_pretrained", refuse)
-    with pytest.raises(
-        TrainingError, match=r"model can't be written: Error while .* No space left"
-    ):
-        save_model(tmp_path, loaded)
-    assert [path.name for path in tmp_path.iterdir()] == ["before"]
+    hints = []
+    for checkpoint in (None, "step-000007"):
+        if checkpoint:
+            (tmp_path / "checkpoints" / checkpoint).mkdir(parents=True)
+        with pytest.raises(
+            TrainingError, match=r"model can't be written: Error while .* No space left"
+        ) as failed:
+            save_model(tmp_path, loaded)
+        hints.append(failed.value.hint)
+    assert hints == [
+        "free disk space, then use --resume: there is no checkpoint, so training starts over",
+        "free disk space, then use --resume: it continues from step-000007",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["before", "checkpoints"]
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,9 +37,18 @@ class Ended(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """Return a port that is free for torch, and the one below it for the heartbeat.
+
+    It is none of those that the kernel gives to connections: they may be taken before the ranks start.
+    """
+    while True:
+        port = random.randrange(10_001, 32_000)
+        with (
+            suppress(OSError),
+            socket.create_server(("127.0.0.1", port)),
+            socket.create_server(("127.0.0.1", port - 1)),
+        ):
+            return port
 
 
 def run_ranks(

@@ -29,7 +29,7 @@ class Recorder:
 
     @contextmanager
     def watching(self, clients: Clients) -> Iterator[None]:
-        """ClusterRecord what these clients send to EC2; a retried request counts once."""
+        """Record what these clients send to EC2; a retried request counts once."""
         all_events: list[Any] = [client.meta.events for client in (clients.ec2, clients.buyer)]
         for events in all_events:
             events.register("provide-client-params.ec2.*", self._record)

@@ -51,12 +51,6 @@ class JobContext:
     on_log: Callable[[str], None] = _ignore
     make_launcher: LauncherFactory = HeadLauncher
 
-    @property
-    def flags(self) -> str:
-        """The options that name the cluster, for commands in messages."""
-        name, cloud = f"--name {self.cluster.name}", self.cloud
-        return f"{name} --cloud {cloud.cloud} --region {cloud.region}" if cloud.cloud else name
-
 
 @dataclass(frozen=True)
 class JobResult:
@@ -168,7 +162,7 @@ class JobSession:
         if plan.gather_output:
             nodes = len(self.context.cluster.first(plan.nodes).nodes)
             files.gather_output(self.head, self.paths, nodes, self.context.on_log)
-        files.fetch(self.head, self.paths, plan.results, self.context.flags)
+        files.fetch(self.head, self.paths, plan.results, self.context.cluster.flags)
 
     def checkpoint(self) -> str:
         """Return the name of the job's newest checkpoint, "" if there is none."""
@@ -195,10 +189,10 @@ def open_session(context: JobContext, job_id: str) -> JobSession:
     """
     head = context.open_host(context.cluster.head)
     _require_all_nodes(context.cluster)
-    launcher = context.make_launcher(head, context.flags)
+    launcher = context.make_launcher(head, context.cluster.flags)
     busy = launcher.running_job()
     if busy:
-        raise job_is_running(busy, context.flags)
+        raise job_is_running(busy, context.cluster.flags)
     return JobSession(context, head, launcher, JobPaths(job_id))
 
 

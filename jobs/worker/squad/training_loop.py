@@ -181,7 +181,7 @@ def _set_rate(loop: Loop, number: int) -> float:
 
 
 def _check_loss(loop: Loop, step: Step) -> None:
-    """ClusterRecord the loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
+    """Record the loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
     progress, total = loop.progress, loop.schedule.total
     if not math.isfinite(step.loss):
         raise TrainingError(

@@ -300,7 +300,7 @@ def test_nodes_are_not_taken_from_under_a_job(line: CommandLine) -> None:
     assert result.code == 2
     assert result.message == (
         "job squad-1 is still running on this cluster\n  → wait for it to end, or save a checkpoint and "
-        "end it: spr-cluster cancel --name spr --cloud aws --region us-east-1"
+        "end it: spr-cluster cancel --name spr"
     )
     assert len(line.ids()) == 2
 

@@ -137,7 +137,7 @@ def test_a_running_job_is_cancelled_once(line: CommandLine) -> None:
 
     assert result.out == (
         "Job squad-2 has ended.\nCheckpoint step-000048 is saved. To resume: spr-cluster train squad "
-        "--resume squad-2 --name spr --cloud aws --region us-east-1\n"
+        "--resume squad-2 --name spr\n"
     )
     assert "saving a checkpoint and stopping" in result.err
     assert line.must("cancel").out == "No job is running on cluster spr.\n"

@@ -6,7 +6,7 @@ trap 'exit 143' TERM
 echo $$ > /home/ubuntu/spr-jobs/squad-20260731-142501/pid
 exec < /dev/null > /home/ubuntu/spr-jobs/squad-20260731-142501/log 2>&1
 setsid -f bash -c 'grep -aqm1 '"'"'@spr {"event": "error"'"'"' < <(tail -n +1 -F -s 1 --pid=$1 /home/ubuntu/spr-jobs/squad-20260731-142501/log) || exit
-timeout 30 tail -f --pid=$1 /dev/null && exit
+timeout 15 tail -f --pid=$1 /dev/null && exit
 # ending a job on all nodes
 d=~/spr-jobs/squad-20260731-142501
 cd "$d" || exit

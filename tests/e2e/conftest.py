@@ -18,6 +18,12 @@ import pytest
 _DEADLINE_S = 900
 
 
+def heed_signals() -> None:
+    """Heed Ctrl-C and a closed terminal even if the tests ignore them, as in the background."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @dataclass(frozen=True)
 class CommandLine:
     """``spr-cluster`` as a user runs it: a process of its own, with a home folder of its own."""
@@ -65,8 +71,7 @@ class CommandLine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # Whoever starts the tests in the background has them ignore Ctrl-C, and would hand it on.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=heed_signals,
         )
 
     def ssh(self, node: str, command: str) -> str:

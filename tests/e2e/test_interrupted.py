@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,7 +86,7 @@ _LEFT = "sleep 3; pgrep -af '[m]piexec|[h]ydra|[w]orker[.]squad|[r]un[.]sh' || t
 def other(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     """Three nodes that a test may lose."""
     yield LiveCluster(cli, cli.json("up", *OTHER, "--nodes", "3", "--cloud", "local"))
-    cli.run("down", *OTHER)
+    cli.run("down", *OTHER, "--yes")
 
 
 def ssh(cluster: LiveCluster, node: str, command: str) -> str:
@@ -97,10 +97,33 @@ def model(results: Path) -> bytes:
     return (results / "model" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
+def cut_off(cluster: LiveCluster) -> None:
+    for chain in ("INPUT", "OUTPUT"):
+        in_network(cluster, "node1", "iptables", "-I", chain, "-j", "DROP")
+
+
+def freeze(cluster: LiveCluster) -> None:
+    ssh(cluster, "node1", "pkill -STOP -f '[w]orker[.]squad --model'")
+
+
+def kill_node(cluster: LiveCluster) -> None:
+    podman("kill", container(cluster, "node1"))
+
+
+needs_iptables = pytest.mark.skipif(not shutil.which("iptables"), reason="needs iptables")
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        pytest.param(cut_off, marks=needs_iptables),
+        pytest.param(freeze, marks=pytest.mark.full),
+        pytest.param(kill_node, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.timeout(1800)
-def test_a_job_ends_when_a_worker_is_cut_off_and_goes_on_after_repair(
-    other: LiveCluster, tmp_path: Path
+def test_a_job_ends_when_a_worker_is_lost_and_goes_on_after_repair(
+    other: LiveCluster, tmp_path: Path, lose: Callable[[LiveCluster], None]
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     other.cli.run(*JOB, *OTHER, "--results", str(whole))
@@ -109,19 +132,20 @@ def test_a_job_ends_when_a_worker_is_cut_off_and_goes_on_after_repair(
     wait_for_step(job, 30)
 
     begin = time.monotonic()
-    for chain in ("INPUT", "OUTPUT"):
-        in_network(other, "node1", "iptables", "-I", chain, "-j", "DROP")
+    lose(other)
     rest, _ = job.communicate(timeout=300)
 
     assert job.returncode == 1, rest
     assert time.monotonic() - begin < 150, rest
     assert re.search(r"rank 1\b", rest), rest
     assert host in rest
-    assert ssh(other, "node0", _LEFT).strip() == ""
+    left = ("node0", "node1", "node2") if lose is freeze else ("node0", "node2")
+    assert [ssh(other, node, _LEFT).strip() for node in left] == [""] * len(left)
     assert "No job is running" in other.cli.run("cancel", *OTHER).stdout
 
-    # As if AWS had ended it: `repair` waits long for a young machine that only does not answer.
-    podman("kill", container(other, "node1"))
+    if lose is cut_off:
+        # As if AWS had ended it: `repair` waits long for a young machine that only does not answer.
+        kill_node(other)
     other.cli.run("repair", *OTHER, "--yes")
     done = other.cli.run("train", "squad", "--resume", *OTHER, "--results", str(cut))
 

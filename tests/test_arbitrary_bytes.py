@@ -12,6 +12,7 @@ import json
 import math
 import random
 import re
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ from jobs.cli.bench import render
 from jobs.cli.job_display import render_result
 from jobs.experiments.bench import read_last_speeds
 from jobs.experiments.bench_results import AllReduce, BenchResult, NodeSpeed
+from jobs.launch.files import fetch
+from jobs.launch.history import list_jobs
 from jobs.launch.manifest import JobManifest, read_manifest
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.launch.record import read_job_id
@@ -253,6 +256,32 @@ def read_head_speeds() -> None:
     json.dumps(speeds.as_dict())
 
 
+class SendingHead(FakeHost):
+    """A head whose every file is the one here."""
+
+    def download(self, remote: str, local: Path) -> None:
+        local.write_bytes(Path("output.tar").read_bytes())
+
+
+def fetch_from_head() -> None:
+    fetch(SendingHead("node0", [("", "")]), JobPaths("squad-1"), Path("fetched"))
+
+
+def valid_tar() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in ("log", "output/results.json", "output/model/config.json"):
+            info = tarfile.TarInfo(name)
+            info.size = 2
+            archive.addfile(info, io.BytesIO(b"{}"))
+    return buffer.getvalue()
+
+
+def list_jobs_of_head() -> None:
+    jobs = list_jobs(head("jobs.txt"))
+    json.dumps([job.as_dict() for job in jobs])
+
+
 # On the nodes
 
 
@@ -385,6 +414,12 @@ READERS = {
     "speeds": Reader("speeds.json", lambda: lines(SPEEDS.as_dict()), read_head_speeds),
     "answers": Reader(
         "answers.jsonl", lambda: lines({"text": "a", "score": 0.5, "start": 3}), predict_on_head
+    ),
+    "archive": Reader("output.tar", valid_tar, fetch_from_head),
+    "jobs": Reader(
+        "jobs.txt",
+        lambda: b"1785508000 - 1 - 0 unfinished step-000007 12 squad-20260731-142501-k3f\n",
+        list_jobs_of_head,
     ),
     "facts": Reader(
         "facts.json",

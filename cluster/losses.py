@@ -30,7 +30,8 @@ for d in ~/spr-jobs/*/; do
   since=; [ -f "$d/fetched" ] && since="-newer $d/fetched"
   new=$(find "$out" -type f ! -name .keep ! -path "$out/logs/*" ! -path "$out/metrics/*" \
     ! -path "$out/checkpoints/*" $since | head -n 1)
-  [ -n "$new" ] || continue
+  # The workers may have written more.
+  [ -n "$new" ] || [ -f "$d/gather" -a -z "$since" ] || continue
   if [ -f "$out/model/config.json" ]; then echo "model $job"; else echo "results $job"; fi
 done
 """

@@ -130,7 +130,8 @@ def parse_as(kind: type[T], text: str, name: str) -> T:
 def parse_toml(text: str, name: str) -> dict[str, Any]:
     """Parse TOML; ``name`` is its file. Raises :class:`UsageError`."""
     # The memory that tomllib needs for a dotted key grows with the square of its parts.
-    if any(_QUOTED.sub("", line).count(".") > _MAX_DEPTH for line in text.split("\n")):
+    bare = (_QUOTED.sub("", line).partition("#")[0] for line in text.split("\n"))
+    if any(line.count(".") > _MAX_DEPTH for line in bare):
         raise _too_deep(name)
     try:
         content: dict[str, Any] = _shallow(tomllib.loads(text), name)

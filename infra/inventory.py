@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from infra import tags
@@ -89,7 +90,10 @@ class Inventory:
 
     @property
     def group(self) -> SecurityGroup | None:
-        return self.security_groups[0] if self.security_groups else None
+        """The group of the key that made the machines; others can be left over in other networks."""
+        owners = {machine.tags.get(tags.OWNER_KEY) for machine in self.alive}
+        ours = (g for g in self.security_groups if g.tags.get(tags.OWNER_KEY) in owners)
+        return next(chain(ours, self.security_groups), None)
 
     @property
     def record(self) -> ClusterRecord | None:

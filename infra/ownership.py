@@ -27,7 +27,8 @@ def check_owner(cluster: str, found: Inventory, public_key: str, now: datetime) 
     ``public_key`` is this machine's key for the cluster (type and base64, or empty).
     """
     own = fingerprint(public_key)
-    owners = [machine.tags.get(tags.OWNER_KEY, "") for machine in found.alive]
+    # Machines that shut down hold the group, and nothing can take its name.
+    owners = [machine.tags.get(tags.OWNER_KEY, "") for machine in found.instances]
     pairs = [pair.public for pair in found.key_pairs if pair.public]
     # A key pair's name is unique in a region. A group's is unique in its network only.
     if not (public_key and public_key in pairs):

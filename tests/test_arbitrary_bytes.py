@@ -264,7 +264,7 @@ class SendingHead(FakeHost):
 
 
 def fetch_from_head() -> None:
-    fetch(SendingHead("node0", [("", "")]), JobPaths("squad-1"), Path("fetched"))
+    fetch(SendingHead("node0", [("", "")]), JobPaths("squad-1"), Path("fetched"), print)
 
 
 def valid_tar() -> bytes:

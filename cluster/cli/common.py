@@ -41,7 +41,8 @@ def add_cloud_options(parser: argparse.ArgumentParser) -> None:
 def choose_cluster(args: argparse.Namespace) -> str:
     """Return the named cluster, else the only one whose key this machine has, else ``spr``.
 
-    Raises :class:`UsageError` for an invalid name, and if there are several and none is ``spr``.
+    Raises :class:`UsageError` for an invalid name, and if there are several and none is ``spr``; with
+    ``--yes``, also if there is one.
     """
     if args.name is not None:
         ClusterFiles.of(args.name)
@@ -50,6 +51,11 @@ def choose_cluster(args: argparse.Namespace) -> str:
     names = list(known)
     if DEFAULT_NAME in names or not names:
         return DEFAULT_NAME
+    if getattr(args, "yes", False):
+        raise UsageError(
+            "--yes needs --name: without a question, no cluster is guessed",
+            hint=f"this machine knows {_list_places(known)}",
+        )
     if len(names) > 1:
         raise UsageError(
             f"which cluster? This machine knows {_list_places(known)}", hint="--name chooses one"

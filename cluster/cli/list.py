@@ -20,6 +20,7 @@ from cluster.overview import Overview, describe_regions, list_clusters
 from infra.clients import connect, translate_boto_error
 from infra.cloud import Cloud
 from infra.errors import SprError, UsageError
+from infra.inventory import describe_inventory
 from infra.open_cloud import open_cloud
 from infra.words import counted
 
@@ -191,9 +192,7 @@ def run_gc(args: argparse.Namespace) -> int:
     search = _search(args)
     now = utc_now()
     wanted = [
-        (cloud, each)
-        for cloud, each in search.found
-        if each.is_orphan(now) or (args.all and not each.found.alive)
+        (cloud, each) for cloud, each in search.found if _is_wanted(each, now, unfinished=args.all)
     ]
     for _, cluster in wanted:
         print(
@@ -202,7 +201,7 @@ def run_gc(args: argparse.Namespace) -> int:
         )
     if any(cloud.billed for cloud, _ in wanted):
         confirm("Remove all of these?", yes=args.yes)
-    failed = _remove_all(wanted)
+    failed = _remove_all(wanted, unfinished=args.all)
     left = [cluster for cluster, _ in failed]
     names = [cluster.name for _, cluster in wanted if cluster not in left]
     if args.json:
@@ -220,12 +219,14 @@ def run_gc(args: argparse.Namespace) -> int:
     return 0
 
 
-def _remove_all(clusters: Sequence[tuple[Cloud, Overview]]) -> list[tuple[Overview, SprError]]:
+def _remove_all(
+    clusters: Sequence[tuple[Cloud, Overview]], *, unfinished: bool
+) -> list[tuple[Overview, SprError]]:
     """Remove clusters, each regardless of the others; return those that failed, and why."""
     failed = []
     for cloud, cluster in clusters:
         try:
-            _remove(cloud, cluster)
+            _remove(cloud, cluster, unfinished=unfinished)
         except Exception as error:
             reason = error if isinstance(error, SprError) else translate_boto_error(error)
             if reason is None:
@@ -234,10 +235,21 @@ def _remove_all(clusters: Sequence[tuple[Cloud, Overview]]) -> list[tuple[Overvi
     return failed
 
 
-def _remove(cloud: Cloud, cluster: Overview) -> None:
+def _is_wanted(cluster: Overview, now: datetime, *, unfinished: bool) -> bool:
+    """Whether ``gc`` removes a cluster; ``unfinished`` includes those that never had a machine."""
+    return cluster.is_orphan(now) or (unfinished and not cluster.found.alive)
+
+
+def _remove(cloud: Cloud, cluster: Overview, *, unfinished: bool) -> None:
     there = replace(cloud, region=cluster.region)
     progress = make_progress()
     files = ClusterFiles.of(cluster.name)
     with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
         ctx = Context(there, connect(there), files, progress, command="gc")
+        # Its owner may have renewed it while this command was asking.
+        found = describe_inventory(ctx.clients.ec2, cluster.name)
+        if found and not _is_wanted(
+            replace(cluster, found=found), ctx.now(), unfinished=unfinished
+        ):
+            raise SprError("it is in use again")
         down(ctx, cluster.name)

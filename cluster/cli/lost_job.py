@@ -26,13 +26,15 @@ class LostJob:
 def find_lost_job(proposal: Proposal) -> LostJob | None:
     """Return the job that runs although a node of it is gone.
 
+    Only `repair` also counts a node that runs, but is unhealthy: a job may still be running on it.
     Raises :class:`UsageError` if healthy nodes would be taken from a job that can go on.
     """
     plan_input, plan = proposal.plan_input, proposal.plan
+    unhealthy = plan_input.unhealthy if proposal.ctx.command == "repair" else ()
     healthy = {
         instance.id: instance.private_ip
         for instance in plan_input.found.alive
-        if instance.state == "running" and instance.id not in plan_input.unhealthy
+        if instance.state == "running" and instance.id not in unhealthy
     }
     taken = healthy.keys() & {id_ for action in plan.terminations for id_ in action.ids}
     nodes = rank_nodes(plan.keep)

@@ -30,7 +30,7 @@ from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
 from cluster.local_files import nearest_cluster
 from cluster.nodes import Cluster
 from infra.actions import Plan
-from infra.cluster_record import merge_options
+from infra.cluster_record import merge_options, parse_record
 from infra.errors import SprError, UsageError
 from infra.inventory import describe_inventory
 from infra.ownership import ForeignClusterError
@@ -116,7 +116,7 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
     ctx = open_context(args, cloud, progress=progress)
     with contextlib.nullcontext() if args.dry_run else ctx.files.lock(args.verb):
         plan_input = prepare(ctx, args.name, given, args.ssh_cidr)
-        if must_exist and not plan_input.group:
+        if must_exist and not (plan_input.group and parse_record(plan_input.group.tags)):
             raise UsageError(
                 f"no cluster {args.name!r} in {cloud.name} {cloud.region}{nearest_cluster(args.name)}",
                 hint=f"`spr-cluster up {ctx.flags}` creates one, `spr-cluster list` shows all clusters",

@@ -216,8 +216,9 @@ def _bring_up(
 ) -> Cluster:
     stack: Stack = load_stack(plan_input.spec.stack)
     replacements, had_group = 0, plan_input.group is not None
-    if had_group and plan.changes:
-        _require_unchanged(ctx, plan_input)
+    if plan_input.found.security_groups and plan.changes:
+        # A new group is a claim by itself.
+        _require_unchanged(ctx, plan_input, written=0)
     reason = _first_reason(plan_input)
     for number in range(_MOST_ROUNDS):
         _record_plan(ctx, plan_input, plan, reason)
@@ -225,8 +226,7 @@ def _bring_up(
             return PlanApplier(ctx, plan_input, stack, plan, offers).apply()
         except ClientError as error:
             if error_code(error) in _REMOVED:
-                now = _observe_again(ctx, plan_input, plan_input.unhealthy)
-                _check_still_there(ctx, now, had_group=True)
+                _require_group(ctx, plan_input)
             raise
         except PlanAgainError as again:
             reason = str(again)
@@ -237,8 +237,10 @@ def _bring_up(
             if not again.unhealthy:
                 # EC2 takes seconds to list resources that were just created or deleted.
                 ctx.clock.sleep(min(2.0**number, _LONGEST_PAUSE_S))
-        plan_input = _observe_again(ctx, plan_input, unhealthy)
-        had_group = _check_still_there(ctx, plan_input, had_group)
+        plan_input = _require_unchanged(
+            ctx, replace(plan_input, unhealthy=unhealthy), written=1, had_group=had_group
+        )
+        had_group = had_group or plan_input.group is not None
         plan = plan_up(plan_input)
         on_new_plan(plan_input, plan, reason)
     raise SprError(
@@ -272,42 +274,48 @@ def _record_plan(ctx: Context, plan_input: PlanInput, plan: Plan, reason: str) -
     )
 
 
-def _require_unchanged(ctx: Context, plan_input: PlanInput) -> None:
-    """Raise :class:`UsageError` if another command changed the cluster since the plan was made."""
-    now = _observe_again(ctx, plan_input, plan_input.unhealthy)
-    _check_still_there(ctx, now, had_group=True)
-    if now.record.generation != plan_input.record.generation:
+def _require_unchanged(
+    ctx: Context, plan_input: PlanInput, *, written: int, had_group: bool | None = None
+) -> PlanInput:
+    """Observe again, and return the input of the next plan.
+
+    This command itself has changed the cluster at most ``written`` times since the last observation.
+    Raises :class:`UsageError` if another one did, or if it owns or removed the cluster.
+    """
+    again = _observe_again(ctx, plan_input)
+    had_group = plan_input.group is not None if had_group is None else had_group
+    if again.group is None and had_group:
+        _require_group(ctx, plan_input)
+    changes = again.record.generation - plan_input.record.generation
+    if not 0 <= changes <= written:
         raise UsageError(
             f"another command changed cluster {plan_input.spec.name!r} since this plan was made; "
-            "nothing was changed",
+            "this command changes nothing more",
             hint="run the same command again: it makes a new plan",
         )
+    return again
 
 
-def _observe_again(ctx: Context, plan_input: PlanInput, unhealthy: Mapping[str, str]) -> PlanInput:
-    """Return the input of the next plan. Raises :class:`SprError` for a cluster that it may not change."""
+def _observe_again(ctx: Context, plan_input: PlanInput) -> PlanInput:
+    """Return the same wish with what exists now. Raises :class:`SprError` if it may not be changed."""
     found = observe(ctx, plan_input.spec.name)
     public_key = key_pair.read_public(ctx.files.key)
     check_owner(plan_input.spec.name, found, public_key, ctx.now())
-    check_head_is_not_stopped(found, unhealthy)
-    again = replace(
-        plan_input, found=found, unhealthy=unhealthy, public_key=public_key, now=ctx.now()
-    )
+    check_head_is_not_stopped(found, plan_input.unhealthy)
+    again = replace(plan_input, found=found, public_key=public_key, now=ctx.now())
     written = parse_record(again.group.tags) if again.group else None
     generation = written.generation if written else plan_input.record.generation
     return replace(again, record=replace(plan_input.record, generation=generation))
 
 
-def _check_still_there(ctx: Context, plan_input: PlanInput, had_group: bool) -> bool:
-    """Return whether the cluster's group is known. Raises :class:`SprError` if a `down` deleted it."""
-    if plan_input.group is None and had_group:
-        ctx.clock.sleep(SETTLE_S)
-        if _observe_again(ctx, plan_input, plan_input.unhealthy).group is None:
-            raise SprError(
-                "the cluster was removed in the meantime: its security group is gone",
-                hint=f"to create it again: spr-cluster up {ctx.flags}",
-            )
-    return had_group or plan_input.group is not None
+def _require_group(ctx: Context, plan_input: PlanInput) -> None:
+    """Raise :class:`SprError` if a `down` deleted the cluster's group."""
+    ctx.clock.sleep(SETTLE_S)
+    if _observe_again(ctx, plan_input).group is None:
+        raise SprError(
+            "the cluster was removed in the meantime: its security group is gone",
+            hint=f"to create it again: spr-cluster up {ctx.flags}",
+        )
 
 
 def extend(ctx: Context, cluster: str, more: timedelta) -> ClusterRecord:

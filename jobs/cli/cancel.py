@@ -9,7 +9,6 @@ import shlex
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from cluster.nodes import find_cluster
 from jobs.cli.job_display import JobDisplay
 from jobs.launch.follow import stop_job
 from jobs.launch.history import LOST, RUNNING, JobSummary, check_job_id, choose_job, list_jobs
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         check_job_id(args.job)
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
-    head = ctx.host_opener()(find_cluster(ctx.clients.ec2, args.name).head)
+    head = ctx.host_opener()(ctx.find_cluster().head)
     launcher = HeadLauncher(head, ctx.flags)
     job = args.job or launcher.running_job()
     found = choose_job(list_jobs(head), job) if job else None

@@ -98,10 +98,10 @@ def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return info
 
 
-def gather_output(head: Host, paths: JobPaths, nodes: int, on_log: Callable[[str], None]) -> None:
-    """Copy each worker's output to the head, into a folder named after the worker.
+def _render_gathering(paths: JobPaths) -> str:
+    """Return the commands that copy each worker's output to the head, if the job's plan asked for that.
 
-    A worker that can't be reached is reported; the others' files are kept.
+    They print the workers that can't be reached; the others' files are kept.
     """
     # One folder each, because ranks may use the same file names.
     pull = (
@@ -110,17 +110,15 @@ def gather_output(head: Host, paths: JobPaths, nodes: int, on_log: Callable[[str
         f'|| echo "the output of @ could not be fetched"; '
         f"rmdir --ignore-fail-on-non-empty {paths.output}/@"
     )
-    done = head.run(
-        f"# gathering the workers' output\n"
-        f"{_workers(nodes)} "
-        f"| xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}",
-        timeout_s=_TRANSFER_TIMEOUT_S,
+    return (
+        f'[ ! -f {paths.gather} ] || awk "NR > 1 && NR <= $(cat {paths.gather})" ~/hosts '
+        f"| xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}"
     )
-    for line in done.stdout.splitlines():
-        on_log(line)
 
 
-def fetch(head: Host, paths: JobPaths, target: Path, flags: str = "") -> None:
+def fetch(
+    head: Host, paths: JobPaths, target: Path, on_log: Callable[[str], None], flags: str = ""
+) -> None:
     """Download the job's output folder and every rank's logs, without checkpoints.
 
     ``flags`` name the cluster in messages. Raises :class:`JobError` if the files arrive damaged.
@@ -132,11 +130,13 @@ def fetch(head: Host, paths: JobPaths, target: Path, flags: str = "") -> None:
         f'"tar -C {paths.root} -cf - output/logs output/metrics 2>/dev/null" '
         f"| tar -C {paths.root} -xf - 2>/dev/null || true'"
     )
-    head.run(
-        f"{collect}; cd {paths.root}; "
+    done = head.run(
+        f"# collecting the results\n{_render_gathering(paths)}\n{collect}; cd {paths.root}; "
         f"tar -C {paths.root} {_NOT_FETCHED} -cf {bundle} $(ls -d log*) output",
         timeout_s=_TRANSFER_TIMEOUT_S,
     )
+    for line in done.stdout.splitlines():
+        on_log(line)
     target.mkdir(parents=True, exist_ok=True)
     # Not in /tmp, which may be in memory: a model can be larger than that.
     with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder:

@@ -76,14 +76,16 @@ def run_command(
     for line in (*(f"warning: {text}" for text in command.warnings), f"$ {command}"):
         if not output.quiet:
             output.show(line)
+    state = "may have started"
     try:
         launcher.start(command, paths)
+        state = "keeps running"
         with note_silence(output):
             return launcher.follow(paths, output.add_line)
     except HangupError:
         job, flags = paths.job_id, launcher.flags
         output.show(
-            f"job {job} keeps running; `spr-cluster jobs {flags}` shows its state, "
+            f"job {job} {state}; `spr-cluster jobs {flags}` shows its state, "
             f"`spr-cluster fetch {job} {flags}` downloads its results"
         )
         raise

@@ -139,9 +139,15 @@ class JobPaths:
         return f"{self.root}/exit"
 
     @property
+    def gather(self) -> str:
+        """Present if the workers' output is to be fetched, too: on how many nodes the job runs."""
+        return f"{self.root}/{GATHER}"
+
+    @property
     def fetched(self) -> str:
         """Marks that the output up to its time was fetched, for :mod:`cluster.losses`."""
         return f"{self.root}/fetched"
 
 
 MANIFEST = "start.json"
+GATHER = "gather"

@@ -25,7 +25,7 @@ from jobs.launch.launcher import HeadLauncher, Launcher, LauncherFactory
 from jobs.launch.manifest import JobManifest
 from jobs.launch.mpirun import LaunchCommand, build_launch_command
 from jobs.launch.placement import Placement, plan_placement
-from jobs.launch.plan import MANIFEST, JobPaths, JobPlan, PlacementOptions, new_job_id
+from jobs.launch.plan import GATHER, MANIFEST, JobPaths, JobPlan, PlacementOptions, new_job_id
 from jobs.launch.record import CloudInfo, JobRecord, Recorder, describe_placement
 from jobs.worker.runtime.stopping import EXIT_CODE as STOPPED
 from provision.facts import HostFacts, gather_facts
@@ -103,6 +103,9 @@ class JobSession:
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
         sent: dict[str, Path | bytes] = {**files.worker_files(), **plan.files, "output/.keep": b""}
+        if plan.gather_output:
+            nodes = len(self.context.cluster.first(plan.nodes).nodes)
+            sent[GATHER] = str(nodes).encode()
         if plan.resume_command and placement:
             sent[MANIFEST] = self._manifest(plan, placement).render()
         files.place_files(self.head, self.paths, sent, plan.nodes)
@@ -159,10 +162,8 @@ class JobSession:
     def bring_home(self, plan: JobPlan) -> None:
         """Fetch the job's output, log, and metrics into the plan's results folder."""
         assert plan.results is not None
-        if plan.gather_output:
-            nodes = len(self.context.cluster.first(plan.nodes).nodes)
-            files.gather_output(self.head, self.paths, nodes, self.context.on_log)
-        files.fetch(self.head, self.paths, plan.results, self.context.cluster.flags)
+        context = self.context
+        files.fetch(self.head, self.paths, plan.results, context.on_log, context.cluster.flags)
 
     def checkpoint(self) -> str:
         """Return the name of the job's newest checkpoint, "" if there is none."""

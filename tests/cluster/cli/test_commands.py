@@ -15,6 +15,7 @@ import pytest
 
 from cluster.local_files import ClusterFiles, cluster_names, home
 from infra.api_time import API_TIME
+from infra.instances import label_instances
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
 
@@ -352,6 +353,64 @@ def test_a_job_is_not_ended_without_confirmation(line: CommandLine, terminated: 
     assert result.code != 0
     assert line.cloud.machine(head)["job"] == "squad-1"
     assert line.changes == before
+
+
+def test_up_leaves_a_job_alone_whose_node_only_this_machine_can_not_reach(
+    line: CommandLine,
+) -> None:
+    head = lose_a_node_under_a_job(line, terminated=False)
+
+    result = line.run("up", "--yes")
+
+    assert result.code == 1
+    assert "job squad-1 is still running" in result.message
+    assert line.cloud.machine(head)["job"] == "squad-1"
+
+
+def test_repair_refuses_a_cluster_without_a_record(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes", "--name", "bert")
+    group = line.cloud.found("security_groups").group
+    assert group is not None
+    keys = [{"Key": key} for key in group.tags if key != "spr-cluster:cluster"]
+    line.cloud.ec2.delete_tags(Resources=[group.id], Tags=keys)
+
+    result = line.run("repair", "--yes", "--name", "bert")
+
+    assert result.code == 2
+    assert len(line.ids()) == 2
+
+
+def test_without_a_question_no_cluster_is_guessed(line: CommandLine) -> None:
+    line.must("up", "--nodes", "1", "--yes", "--name", "bert")
+
+    result = line.run("down", "--yes")
+
+    assert result.code == 2
+    assert "--yes needs --name" in result.message
+    assert "bert (aws us-east-1)" in result.message
+    assert len(line.cloud.left()) > 0
+
+
+def test_gc_leaves_a_cluster_alone_that_was_renewed_while_it_asked(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.must("up", "--nodes", "1", "--yes", "--name", "bert")
+    group = line.cloud.found("security_groups").group
+    assert group is not None
+    expires = group.tags["spr-cluster:expires"]
+    ids = [group.id, *line.ids()]
+    label_instances(line.cloud.ec2, ids, {"spr-cluster:expires": "2020-01-01T00:00:00Z"})
+
+    def renew(*_: object, **__: object) -> None:
+        label_instances(line.cloud.ec2, ids, {"spr-cluster:expires": expires})
+
+    monkeypatch.setattr("cluster.cli.list.confirm", renew)
+
+    result = line.run("gc")
+
+    assert result.code == 1
+    assert "it is in use again" in result.message
+    assert len(line.ids()) == 1
 
 
 def test_down_verifies_that_nothing_is_left(line: CommandLine) -> None:

@@ -400,7 +400,7 @@ def test_results_are_fetched_and_stay_inside_the_target(head: ThisMachine, tmp_p
     HeadLauncher(head).follow(paths, lambda _: None)
     target = tmp_path / "results 'here'"
 
-    fetch(head, paths, target)
+    fetch(head, paths, target, print)
 
     found = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
     assert found == ["log", "model/w", "results.json"]
@@ -447,7 +447,7 @@ def test_a_damaged_archive_of_results_is_one_line(
     monkeypatch.setattr(head, "download", lambda _, target: target.write_bytes(content))
 
     with pytest.raises(JobError, match="the results of job squad-1 arrived damaged: ") as caught:
-        fetch(head, paths, tmp_path / "results")
+        fetch(head, paths, tmp_path / "results", print)
     assert "\n" not in caught.value.message
     assert caught.value.hint == "to try again: spr-cluster fetch squad-1"
 
@@ -482,7 +482,7 @@ def test_every_ranks_files_are_fetched_without_checkpoints(
         file.write_text(name)
     target = tmp_path / "results"
 
-    fetch(head, paths, target)
+    fetch(head, paths, target, print)
 
     found = {str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()}
     ranks = {"logs/rank-0.log", "logs/rank-1.log", "metrics/rank-1.jsonl"}
@@ -501,7 +501,7 @@ def test_a_resumed_job_is_placed_on_a_replaced_node(
     place_again(head, paths, 2)
     HeadLauncher(head).start(LaunchCommand(("echo", "the second"), {}), paths)
     HeadLauncher(head).follow(paths, lambda _: None)
-    fetch(head, paths, tmp_path / "here")
+    fetch(head, paths, tmp_path / "here", print)
 
     there = worker / paths.relative_root
     found = {str(p.relative_to(there)) for p in there.rglob("*") if p.is_file()}

@@ -32,7 +32,7 @@ def hosts_for(
 ) -> dict[str, FakeHost]:
     hosts = make_hosts(lines, exit_code)
     head = hosts["node0"]
-    head.answers[:0] = [("# gathering", "the output of node2 could not be fetched\n")]
+    head.answers[:0] = [("# collecting", "the output of node2 could not be fetched\n")]
     if follow:
         head.answers[:0] = [("tail -n \\+1 -F", follow), ("# ending a job", "")]
     buffer = io.BytesIO()

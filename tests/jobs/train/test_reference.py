@@ -163,7 +163,7 @@ ALL_RESULTS = {
 def script_hosts(files: dict[str, Any]) -> dict[str, FakeHost]:
     """Nodes on which a stand-in of the script has left these files."""
     hosts = make_hosts(["***** Running training *****"])
-    hosts["node0"].answers[:0] = [("# gathering", "")]
+    hosts["node0"].answers[:0] = [("# collecting", "")]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():

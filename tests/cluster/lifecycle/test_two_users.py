@@ -1,0 +1,133 @@
+"""Two commands and one name: a plan that no longer fits what another command made changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.local_files import ClusterFiles
+from infra.cluster_record import new_record, parse_record, record_tags
+from infra.errors import UsageError
+from infra.instances import label_instances
+from infra.key_pair import fingerprint
+from infra.network import SecurityGroup
+from infra.ownership import ForeignClusterError
+from tests.harness.simulated_cloud import SimulatedCloud
+
+DAY_S = 26 * 3600
+
+
+def group_of(cloud: SimulatedCloud) -> SecurityGroup:
+    group = cloud.found("security_groups").group
+    assert group is not None
+    return group
+
+
+def other_user(cloud: SimulatedCloud, folder: Path) -> SimulatedCloud:
+    """The same cloud from another machine, which has no key."""
+    return replace(cloud, ctx=replace(cloud.ctx, files=ClusterFiles(folder / "other" / "bert")))
+
+
+def expire(cloud: SimulatedCloud) -> None:
+    cloud.prepared(nodes=2)
+    for machine in cloud.found("instances").alive:
+        cloud.end(machine.id)
+    cloud.clock.now += DAY_S
+
+
+def test_an_up_that_was_overtaken_ends_and_leaves_the_newer_ones_machines(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=2)
+    older = simulated_cloud.plan_input(nodes=3)
+    bought = []
+
+    def note(name: str, moment: str) -> None:
+        bought.extend([name] if (name, moment) == ("RunInstances", "after") else [])
+
+    def overtake() -> None:
+        if bought:
+            simulated_cloud.fake.application.on_call = lambda *_: None
+            simulated_cloud.steps.before.clear()
+            simulated_cloud.up(nodes=5)
+
+    simulated_cloud.fake.application.on_call = note
+    simulated_cloud.steps.before[""] = overtake
+
+    with pytest.raises(UsageError, match="another command changed cluster 'bert'"):
+        simulated_cloud.apply(older)
+
+    assert len(simulated_cloud.found("instances").alive) == 5
+    record = parse_record(group_of(simulated_cloud).tags)
+    assert record is not None
+    assert record.nodes == 5
+
+
+def test_a_plan_from_before_another_change_is_refused_and_changes_nothing(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=2)
+    older = simulated_cloud.plan_input(nodes=1)
+    simulated_cloud.up(nodes=3)
+    before = simulated_cloud.writes()
+
+    with pytest.raises(UsageError, match="another command changed cluster 'bert'"):
+        simulated_cloud.apply(older)
+
+    assert simulated_cloud.writes() == before
+
+
+def test_an_expired_cluster_that_its_owner_renews_is_not_taken_over(
+    simulated_cloud: SimulatedCloud, tmp_path: Path
+) -> None:
+    expire(simulated_cloud)
+    other = other_user(simulated_cloud, tmp_path)
+    takeover = other.plan_input(nodes=1)
+    wish, group = simulated_cloud.plan_input(nodes=1), group_of(simulated_cloud)
+    record = new_record(wish.spec, simulated_cloud.ctx.now(), None)
+    renewed = record_tags(wish.spec, record, fingerprint(wish.public_key))
+    label_instances(simulated_cloud.ec2, [group.id], renewed)
+    before = simulated_cloud.writes()
+
+    with pytest.raises(ForeignClusterError, match="belongs to another SSH key"):
+        other.apply(takeover)
+
+    assert simulated_cloud.writes() == before
+
+
+def test_an_expired_cluster_is_taken_over(simulated_cloud: SimulatedCloud, tmp_path: Path) -> None:
+    expire(simulated_cloud)
+    old = group_of(simulated_cloud).id
+
+    cluster = other_user(simulated_cloud, tmp_path).up(nodes=1)
+
+    assert len(cluster.nodes) == 1
+    assert group_of(simulated_cloud).id != old
+
+
+def test_machines_that_are_still_shutting_down_hold_the_name(
+    simulated_cloud: SimulatedCloud, tmp_path: Path
+) -> None:
+    simulated_cloud.prepared(nodes=2)
+    simulated_cloud.clock.now += DAY_S
+    simulated_cloud.faults("terminate_s = 1200\n")
+    ids = [machine.id for machine in simulated_cloud.found("instances").alive]
+    simulated_cloud.ec2.terminate_instances(InstanceIds=ids)
+    start = simulated_cloud.clock.now
+
+    with pytest.raises(ForeignClusterError):
+        other_user(simulated_cloud, tmp_path).up(nodes=1)
+
+    assert simulated_cloud.clock.now - start < 60
+
+
+def test_the_group_is_that_of_the_machines(simulated_cloud: SimulatedCloud) -> None:
+    """A loser in another network may have left its own."""
+    simulated_cloud.prepared(nodes=1)
+    found = simulated_cloud.found()
+    (group,) = found.security_groups
+    other = replace(group, id="sg-other", tags={**group.tags, "spr-cluster:owner-key": "SHA256:x"})
+
+    assert replace(found, security_groups=(other, group)).group == group

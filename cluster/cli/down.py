@@ -59,7 +59,7 @@ def _confirm(ctx: Context, name: str) -> None:
     """Ask, if the cluster is billed or a job or its results would be lost."""
     found = describe_inventory(ctx.clients.ec2, name)
     losses = find_losses(ctx, found)
-    asks = bool(found and ctx.cloud.billed) or bool(losses.found or losses.unknown)
+    asks = bool(found and ctx.cloud.billed) or bool(losses.found)
     lines = [f"Cluster {name} in {ctx.cloud.region}: {found}"] if asks else []
     for line in (*lines, *losses.describe(ctx.flags)):
         print(wrap(line, stream=sys.stderr), file=sys.stderr)

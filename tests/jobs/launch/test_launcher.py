@@ -300,9 +300,10 @@ def test_an_end_that_waits_does_not_end_the_resumed_job(head: ThisMachine) -> No
     read_soon(Path(paths.root, "waiting"))
     # It looks rarely, so it does not see that the job has ended in between.
     script = render_end_of_job("squad-1", 1).replace("sleep 0.2", "sleep 1.5")
+    script = script.replace("leader=$started\n", "leader=$started\necho yes > looked\n", 1)
     patient = threading.Thread(target=head.run, args=(script,), kwargs={"check": False})
     patient.start()
-    time.sleep(0.2)
+    read_soon(Path(paths.root, "looked"))
     HeadLauncher(head).cancel(paths, 0)
     HeadLauncher(head).start(LaunchCommand(("sleep", "60"), {}), paths)
     patient.join(30)

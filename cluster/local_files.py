@@ -130,11 +130,10 @@ class ClusterFiles:
 
 def cluster_names(folder: str | None = None) -> list[str]:
     """Return the names of the clusters that this machine made: all, or those of an embedded cloud."""
-    folders = home().glob("*/ssh_config") if home().is_dir() else ()
-    names = sorted(
-        {path.parent.name for path in folders if re.fullmatch(CLUSTER_NAME, path.parent.name)}
-    )
-    return [name for name in names if folder is None or _read_place(name)[2:] == [folder]]
+    paths = sorted(home().glob("*/ssh_config")) if home().is_dir() else ()
+    names = (path.parent.name for path in paths)
+    ours = (name for name in names if re.fullmatch(CLUSTER_NAME, name))
+    return [name for name in ours if folder is None or _read_place(name)[2:] == [folder]]
 
 
 def remembered_cloud(cluster: str) -> tuple[str, str] | None:
@@ -154,10 +153,7 @@ def _read_place(cluster: str) -> list[str]:
 
 def known_clusters(cloud: str | None = None) -> dict[str, tuple[str, str]]:
     """Return cloud and region of the clusters that this machine made, in one cloud or in all."""
-    folders = sorted(home().glob("*/ssh_config")) if home().is_dir() else ()
-    names = [path.parent.name for path in folders]
-    ours = (name for name in names if re.fullmatch(CLUSTER_NAME, name))
-    places = {name: place for name in ours if (place := remembered_cloud(name))}
+    places = {name: place for name in cluster_names() if (place := remembered_cloud(name))}
     return {name: place for name, place in places.items() if cloud in (None, place[0])}
 
 

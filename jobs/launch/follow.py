@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ Event = dict[str, Any]
 _KEPT_LOG_LINES = 200
 # One of each is kept for the caller; steps come by the thousand.
 _NOT_KEPT = {"step", "phase"}
+# Hydra's words when the SSH connection to a node breaks.
+_LOST_NODE = re.compile(r"Downstream from host (node(\d+)) exited abnormally")
 
 
 @dataclass
@@ -165,6 +168,22 @@ def explain(exit_code: int, output: JobOutput, hint: str) -> JobError:
         where = f"rank {first.get('rank')} on {first.get('host')}: "
         own = first.get("hint")
         return JobError(where + str(first["message"]), hint=f"{own}; {hint}" if own else hint)
-    known = explain_mpi_failure(output.lines)
+    known = explain_mpi_failure(output.lines) or _describe_lost_node(output)
     last = next((line for line in reversed(output.lines) if line.strip()), "no output")
     return JobError(known or f"the job ended with exit code {exit_code}: {last.strip()}", hint=hint)
+
+
+def _describe_lost_node(output: JobOutput) -> str | None:
+    """Return which ranks and host are lost, if mpirun noticed that before the ranks did."""
+    lost = next((match for line in output.lines if (match := _LOST_NODE.search(line))), None)
+    if lost is None:
+        return None
+    name, number = lost[1], int(lost[2])
+    start = next((event for event in output.events if event["event"] == "start"), None)
+    if start is None or number >= len(start["hosts"]):
+        return f"lost contact with {name}: its node is down or cut off"
+    each = start["world_size"] // len(start["hosts"])
+    first, last = number * each, (number + 1) * each - 1
+    ranks = f"rank {first}" if each == 1 else f"ranks {first} to {last}"
+    host = start["hosts"][number]
+    return f"lost contact with {ranks} on {host} ({name}): its node is down or cut off"

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from infra.errors import HangupError, JobError
-from jobs.launch.follow import JobOutput, note_silence, run_command
+from jobs.launch.follow import JobOutput, explain, note_silence, run_command
 from jobs.launch.launcher import HeadLauncher
 from jobs.launch.mpirun import LaunchCommand
 from jobs.launch.plan import JobPaths
@@ -231,3 +231,30 @@ def test_a_damaged_exit_code_is_no_exit_code(content: str) -> None:
     head = FakeHost("node0", [("tail -n", ""), ("^cat ", content)])
     with pytest.raises(JobError, match="ended without an exit code"):
         HeadLauncher(head).follow(PATHS, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([], "lost contact with node1: its node is down or cut off"),
+        (
+            [{"event": "start", "world_size": 3, "hosts": ["ip-4", "ip-5", "ip-6"]}],
+            "lost contact with rank 1 on ip-5 (node1): its node is down or cut off",
+        ),
+        (
+            [{"event": "start", "world_size": 4, "hosts": ["ip-4", "ip-5"]}],
+            "lost contact with ranks 2 to 3 on ip-5 (node1): its node is down or cut off",
+        ),
+    ],
+)
+def test_a_node_that_mpirun_has_lost_is_named_with_its_ranks(
+    events: list[dict[str, Any]], message: str
+) -> None:
+    lines = [
+        "Connection to 172.31.0.5 closed by remote host.",
+        "[mpiexec@ip-4] Error: Downstream from host node1 exited abnormally",
+        "[mpiexec@ip-4] wait_proxies_to_terminate: downstream from host node1 exited with status 255",
+    ]
+    output = JobOutput(print, print, lines=lines, events=events)
+
+    assert explain(255, output, "the log").message == message

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,6 +85,38 @@ def run_shares(module: str, options: Sequence[str], jobs: int) -> list[Any]:
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
     return [json.loads(answer.splitlines()[-1]) for answer in answers]
+
+
+def run_sweep(
+    module: str,
+    doc: str | None,
+    scenarios: Sequence[str],
+    sweep: Callable[[Path, str, int, int, int], dict[str, Any]],
+) -> dict[str, dict[str, Any]]:
+    """Run a sweep's scenarios in turn, each in several processes; return each one's sums.
+
+    ``sweep`` takes a folder, the scenario, "every N-th", and this process's share of the shares. It
+    returns ``runs``, ``wrong``, and figures that are the same in all shares.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n\n", 1)[0])
+    parser.add_argument("--every", type=int, default=1, help="try only every N-th point")
+    parser.add_argument("--scenario", choices=tuple(scenarios), action="append")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once")
+    parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    chosen = args.scenario or list(scenarios)
+    if args.job is not None:
+        with tempfile.TemporaryDirectory() as root:
+            print(json.dumps(sweep(Path(root), chosen[0], args.every, args.job, args.jobs)))
+        raise SystemExit
+    results = {}
+    for scenario in chosen:
+        options = [f"--scenario={scenario}", f"--every={args.every}"]
+        shares = run_shares(module, options, args.jobs)
+        runs = sum(share["runs"] for share in shares)
+        wrong = [line for share in shares for line in share["wrong"]]
+        results[scenario] = {**shares[0], "runs": runs, "wrong": wrong}
+    return results
 
 
 def finish(missed: Sequence[str], **figures: Any) -> NoReturn:

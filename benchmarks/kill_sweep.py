@@ -10,15 +10,12 @@ seconds late. The machines are simulated; EC2's API, the processes, the signals,
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import finish, run_shares
+from benchmarks.common import finish, run_sweep
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
     DONE,
@@ -131,27 +128,14 @@ def sweep(root: Path, scenario: str, every: int, job: int, jobs: int) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0] if __doc__ else "")
-    parser.add_argument("--every", type=int, default=1, help="try only every N-th point")
-    parser.add_argument("--scenario", choices=tuple(SCENARIOS), action="append")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at once")
-    parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    scenarios = args.scenario or list(SCENARIOS)
-    if args.job is not None:
-        with tempfile.TemporaryDirectory() as root:
-            share = sweep(Path(root), scenarios[0], args.every, args.job, args.jobs)
-            print(json.dumps(share))
-        return
-    runs, wrong, counts = 0, [], {}
-    for scenario in scenarios:
-        options = [f"--scenario={scenario}", f"--every={args.every}"]
-        shares = run_shares("benchmarks.kill_sweep", options, args.jobs)
-        counts[scenario] = {key: shares[0][key] for key in ("calls", "steps")}
-        runs += sum(share["runs"] for share in shares)
-        wrong += [line for share in shares for line in share["wrong"]]
+    results = run_sweep("benchmarks.kill_sweep", __doc__, tuple(SCENARIOS), sweep)
+    points = {
+        name: {key: result[key] for key in ("calls", "steps")} for name, result in results.items()
+    }
+    runs = sum(result["runs"] for result in results.values())
+    wrong = [line for result in results.values() for line in result["wrong"]]
     percent = round(100 * (1 - len(wrong) / runs), 2)
-    finish(wrong, benchmark="kill_sweep", points=counts, kills=runs, recovered_percent=percent)
+    finish(wrong, benchmark="kill_sweep", points=points, kills=runs, recovered_percent=percent)
 
 
 if __name__ == "__main__":

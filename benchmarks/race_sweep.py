@@ -10,16 +10,13 @@ cluster has expired there; in `renewed`, the first's; in `down`, the second comm
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import finish, run_shares
+from benchmarks.common import finish, run_sweep
 from infra.key_pair import read_public
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
@@ -168,13 +165,14 @@ def sweep(root: Path, scenario: str, every: int, job: int, jobs: int) -> dict[st
         planned = schedules(race)
         wrong, ran = [], 0
         # A loser makes fewer calls than planned: the longer schedules repeat one that was tried.
-        tried: set[tuple[int, int, bool]] = set()
+        tried: set[Schedule] = set()
         for schedule in planned[::every][job::jobs]:
-            if schedule[:2] + schedule[3:] in tried:
+            prefix = schedule._replace(during=0)
+            if prefix in tried:
                 continue
             runs, fits = race.run(schedule)
             if not fits:
-                tried.add(schedule[:2] + schedule[3:])
+                tried.add(prefix)
             ran += 1
             problems = [f"{scenario}, {schedule}: {problem}" for problem in race.judge(runs)]
             print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr, flush=True)
@@ -183,25 +181,10 @@ def sweep(root: Path, scenario: str, every: int, job: int, jobs: int) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0] if __doc__ else "")
-    parser.add_argument("--every", type=int, default=1, help="try only every N-th schedule")
-    parser.add_argument("--scenario", choices=tuple(SCENARIOS), action="append")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at once")
-    parser.add_argument("--job", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    scenarios = args.scenario or list(SCENARIOS)
-    if args.job is not None:
-        with tempfile.TemporaryDirectory() as root:
-            share = sweep(Path(root), scenarios[0], args.every, args.job, args.jobs)
-            print(json.dumps(share))
-        return
-    runs, wrong, planned = 0, [], {}
-    for scenario in scenarios:
-        options = [f"--scenario={scenario}", f"--every={args.every}"]
-        shares = run_shares("benchmarks.race_sweep", options, args.jobs)
-        planned[scenario] = shares[0]["planned"]
-        runs += sum(share["runs"] for share in shares)
-        wrong += [line for share in shares for line in share["wrong"]]
+    results = run_sweep("benchmarks.race_sweep", __doc__, tuple(SCENARIOS), sweep)
+    planned = {name: result["planned"] for name, result in results.items()}
+    runs = sum(result["runs"] for result in results.values())
+    wrong = [line for result in results.values() for line in result["wrong"]]
     finish(wrong, benchmark="race_sweep", schedules=planned, runs=runs)
 
 

@@ -31,7 +31,7 @@ for d in ~/spr-jobs/*/; do
   new=$(find "$out" -type f ! -name .keep ! -path "$out/logs/*" ! -path "$out/metrics/*" \
     ! -path "$out/checkpoints/*" $since | head -n 1)
   # The workers may have written more.
-  [ -n "$new" ] || [ -f "$d/gather" -a -z "$since" ] || continue
+  [ -n "$new" ] || {{ [ -f "$d/gather" ] && [ -z "$since" ]; }} || continue
   if [ -f "$out/model/config.json" ]; then echo "model $job"; else echo "results $job"; fi
 done
 """

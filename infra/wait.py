@@ -18,6 +18,8 @@ T = TypeVar("T")
 BOOT_DEADLINE_S = 40 * 60
 IMAGE_DEADLINE_S = 90 * 60
 TERMINATE_DEADLINE_S = 20 * 60
+# A resource that another one still uses is tried again in the next round instead of waited for.
+HELD_DEADLINE_S = 20.0
 # EC2 shows new and deleted resources with a delay of seconds.
 CONSISTENCY_DEADLINE_S = 2 * 60
 # Two observations this far apart must agree before an interrupted command's resources count as gone.

@@ -14,7 +14,7 @@ from cluster.cli.proposal import propose
 from cluster.cli.up import apply_proposal, confirm_purchase
 from cluster.context import Context
 from cluster.lifecycle.down import down
-from cluster.lifecycle.reconcile import prepare
+from cluster.lifecycle.prepare import prepare
 from infra.errors import SprError
 from infra.images import Image
 from infra.instance_types import BAKERS

@@ -9,7 +9,7 @@ from datetime import timedelta
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from cluster.lifecycle.reconcile import extend
+from cluster.lifecycle.extend import extend
 from infra.errors import UsageError
 from infra.spec import LONGEST_TTL, parse_duration
 from infra.tags import render_time

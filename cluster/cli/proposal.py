@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from cluster.context import Context
-from cluster.lifecycle.reconcile import find_offers
+from cluster.lifecycle.prepare import find_offers
 from infra.actions import Action, ActionKind, Plan
 from infra.errors import UsageError
 from infra.instance_types import PRICES_AS_OF, find_instance_type

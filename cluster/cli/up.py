@@ -26,7 +26,8 @@ from cluster.cli.proposal import Proposal, propose
 from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
-from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
+from cluster.lifecycle.prepare import find_offers, prepare
+from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import nearest_cluster
 from cluster.nodes import Cluster
 from infra.actions import Plan

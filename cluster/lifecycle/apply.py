@@ -24,13 +24,12 @@ from infra.instances import HEAD, WORKER
 from infra.plan import PlanInput, mesh_digest
 from infra.purchase import Offer
 from infra.removal import remove
-from infra.wait import TERMINATE_DEADLINE_S
+from infra.wait import HELD_DEADLINE_S, TERMINATE_DEADLINE_S
 from infra.words import counted
 from provision.bake import begin_image
 from provision.stacks.stack import Stack
 
 _PROBE_AGAIN_S = 10.0
-_HELD_S = 20.0
 
 
 class PlanApplier:
@@ -88,7 +87,7 @@ class PlanApplier:
     def _remove(self, action: Action) -> None:
         # A group in use belongs to a cluster that is being created.
         is_group = action.kind is ActionKind.DELETE_GROUPS
-        limit = _HELD_S if is_group else TERMINATE_DEADLINE_S
+        limit = HELD_DEADLINE_S if is_group else TERMINATE_DEADLINE_S
         ec2, note = self.ctx.clients.ec2, self._note_termination
         try:
             remove(ec2, action, self.ctx.clock, deadline_s=limit, on_wait=note)

@@ -16,10 +16,8 @@ from infra.images import Image, wait_until_available
 from infra.inventory import Inventory, describe_inventory
 from infra.plan import plan_down
 from infra.removal import remove
-from infra.wait import CONSISTENCY_DEADLINE_S, SETTLE_S, TERMINATE_DEADLINE_S
+from infra.wait import CONSISTENCY_DEADLINE_S, HELD_DEADLINE_S, SETTLE_S, TERMINATE_DEADLINE_S
 
-# A resource that another one still uses is tried again in the next round instead of waited for.
-_HELD_S = 20.0
 _LONGEST_PAUSE_S = 5.0
 
 
@@ -119,7 +117,7 @@ def _remove_all(ctx: Context, plan: Plan, denied: set[str]) -> str:
     """
     reason = ""
     for action in plan.actions:
-        limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else _HELD_S
+        limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else HELD_DEADLINE_S
 
         def note(passed: float, limit: float = limit) -> None:
             ctx.progress.note(f"terminating, {passed / 60:.0f} min of at most {limit / 60:.0f}")

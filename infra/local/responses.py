@@ -84,8 +84,8 @@ class LocalEC2Response(EC2Response):
         self.error_on_dryrun()
         name, id_ = self._get_param("KeyName"), self._get_param("KeyPairId")
         ec2 = self.ec2_backend
-        found = next((p for p in ec2.key_pairs.values() if id_ in (None, p.id)), None)
-        deleted = ec2.delete_key_pair(name or (found.key_name if found else ""))
+        names = [name] if name else [p.key_name for p in ec2.key_pairs.values() if p.id == id_]
+        deleted = ec2.delete_key_pair(names[0]) if names else None
         return ActionResult({"Return": True, "KeyPairId": deleted.id if deleted else None})
 
     # Placement groups

@@ -97,7 +97,7 @@ def push(
 
 def run(args: argparse.Namespace) -> int:
     if bool(args.job) == args.last:
-        raise UsageError("expected a job ID or --last", hint="`jobs` lists the jobs")
+        raise UsageError("expected a job ID or --last", hint="`spr-cluster jobs` lists the jobs")
     if args.job:
         check_job_id(args.job)
     if args.results:

@@ -120,7 +120,7 @@ def _find(
     found = next((job for job in jobs if job.job == job_id), None)
     if found is None:
         names = ", ".join(job.job for job in candidates)
-        hint = f"the last ones are {names}" if names else "`jobs` lists all jobs"
+        hint = f"the last ones are {names}" if names else "`spr-cluster jobs` lists all jobs"
         raise UsageError(f"there is no job {job_id} on the head", hint=hint)
     return found
 

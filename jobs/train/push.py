@@ -22,7 +22,9 @@ def files_to_push(results: Path) -> Mapping[str, Path]:
     """Return the model and the small files beside it, by name. Raises :class:`JobError` without a model."""
     model = results / "model"
     if not (model / "config.json").is_file():
-        raise JobError(f"{results} has no model to push", hint="`jobs` shows how the job ended")
+        raise JobError(
+            f"{results} has no model to push", hint="`spr-cluster jobs` shows how the job ended"
+        )
     paths = [path for path in sorted(model.rglob("*")) if path.is_file()]
     paths += [results / name for name in _BESIDE if (results / name).is_file()]
     return {path.relative_to(results).as_posix(): path for path in paths}

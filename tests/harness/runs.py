@@ -16,7 +16,8 @@ from typing import Any
 
 from cluster.context import Context
 from cluster.lifecycle.down import down
-from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
+from cluster.lifecycle.prepare import find_offers, prepare
+from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import ClusterFiles
 from infra.clients import Clients, connect, translate_boto_error
 from infra.errors import SprError

@@ -20,7 +20,8 @@ import pytest
 
 from cluster.context import Context
 from cluster.lifecycle.down import Removed, down
-from cluster.lifecycle.reconcile import bring_up, find_offers, prepare
+from cluster.lifecycle.prepare import find_offers, prepare
+from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import ClusterFiles
 from cluster.nodes import Cluster, find_cluster
 from infra.actions import Plan

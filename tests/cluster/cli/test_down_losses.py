@@ -220,6 +220,15 @@ def test_what_was_fetched_is_not_lost_unless_it_changed_since(head: Path) -> Non
     assert find(head) == ["model squad-1"]
 
 
+def test_the_workers_may_have_written_what_the_head_does_not_have(head: Path) -> None:
+    job = make_job(head, "run-1", "gather")
+    assert find(head) == ["results run-1"]
+
+    (job / "fetched").touch()
+
+    assert find(head) == []
+
+
 def test_the_checkpoint_of_an_unfinished_job_is_never_fetched(head: Path) -> None:
     job = make_job(head, "squad-1", "start.json", "output/checkpoints/step-7/state")
     (job / "fetched").touch()
@@ -244,4 +253,6 @@ def test_the_script_finds_a_running_job(head: Path) -> None:
 
 
 def test_the_marker_lies_where_the_script_looks(head: Path) -> None:
-    assert JobPaths("squad-1", str(head)).fetched == str(head / "spr-jobs/squad-1/fetched")
+    paths = JobPaths("squad-1", str(head))
+    assert paths.fetched == str(head / "spr-jobs/squad-1/fetched")
+    assert paths.gather == str(head / "spr-jobs/squad-1/gather")

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from cluster.lifecycle.reconcile import extend
+from cluster.lifecycle.extend import extend
 from infra import tags
 from infra.cluster_record import ClusterRecord
 from infra.errors import HostsError, SprError, UsageError

@@ -168,8 +168,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "--push-to s3://models/../x" + _S3 + ", without empty parts, `.`, or `..`",
     ),
     # Fetched
-    ("fetch", "expected a job ID or --last\n  → `jobs` lists the jobs"),
-    ("fetch squad-1 --last", "expected a job ID or --last\n  → `jobs` lists the jobs"),
+    ("fetch", "expected a job ID or --last\n  → `spr-cluster jobs` lists the jobs"),
+    ("fetch squad-1 --last", "expected a job ID or --last\n  → `spr-cluster jobs` lists the jobs"),
     (
         "fetch ../squad-1",
         "'../squad-1' is not a job ID\n  → expected one such as squad-20260731-142501-k3f; "

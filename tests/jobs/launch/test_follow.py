@@ -258,3 +258,23 @@ def test_a_node_that_mpirun_has_lost_is_named_with_its_ranks(
     output = JobOutput(print, print, lines=lines, events=events)
 
     assert explain(255, output, "the log").message == message
+
+
+def test_a_hang_up_during_the_start_promises_nothing() -> None:
+    class Starting(HeadLauncher):
+        def start(self, command: LaunchCommand, paths: JobPaths) -> None:
+            raise HangupError
+
+    said: list[str] = []
+    output = JobOutput(lambda _: None, said.append)
+
+    with pytest.raises(HangupError):
+        run_command(
+            Starting(FakeHost("node0", [])),
+            LaunchCommand(("mpirun",), {}),
+            JobPaths("squad-1"),
+            output,
+            10,
+        )
+
+    assert said[-1].startswith("job squad-1 may have started; `spr-cluster jobs")

@@ -184,7 +184,7 @@ def test_the_last_unfinished_job_is_the_default() -> None:
             "there is no job squad-9 on the head",
             "the last ones are squad-1, squad-3",
         ),
-        ((), "squad-9", "there is no job squad-9 on the head", "`jobs` lists all jobs"),
+        ((), "squad-9", "there is no job squad-9 on the head", "`spr-cluster jobs` lists all jobs"),
         (
             JOBS[1:2],
             None,

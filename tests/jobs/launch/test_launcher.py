@@ -470,6 +470,32 @@ def two_nodes(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
     return other
 
 
+@pytest.mark.parametrize(("nodes", "found"), [("2", ["mine", "node1/theirs"]), (None, ["mine"])])
+def test_the_workers_output_is_fetched_if_the_job_wants_it(
+    head: ThisMachine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: str | None,
+    found: list[str],
+) -> None:
+    """By `fetch` alone, too: the command that started the job may have lost its terminal."""
+    worker = two_nodes(head, monkeypatch)
+    paths = start(head, "mkdir -p output; touch output/mine")
+    HeadLauncher(head).follow(paths, lambda _: None)
+    theirs = worker / paths.relative_root / "output" / "theirs"
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.touch()
+    if nodes:
+        Path(paths.gather).write_text(nodes)
+    said: list[str] = []
+
+    fetch(head, paths, tmp_path / "results", said.append)
+
+    files = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(tmp_path / "results")) for path in files) == ["log", *found]
+    assert said == []
+
+
 def test_every_ranks_files_are_fetched_without_checkpoints(
     head: ThisMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

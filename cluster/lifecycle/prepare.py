@@ -1,0 +1,153 @@
+"""What a plan starts from: the desired cluster, what exists, and the ways to buy what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cluster.context import Context
+from cluster.local_files import remembered_cloud
+from infra import key_pair, network, tags
+from infra.cluster_record import ClusterRecord, merge_options, new_record, parse_record
+from infra.errors import SprError, UsageError
+from infra.images import describe_cached_images
+from infra.instances import HEAD, describe_impaired
+from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
+from infra.network import SecurityGroup
+from infra.ownership import check_owner, split_groups
+from infra.plan import PlanInput, check_head_is_not_stopped
+from infra.purchase import Offer, list_offers
+from infra.spec import ClusterSpec
+from provision.recipe import recipe_digest
+from provision.stacks.load import load_stack, stack_names
+
+_MOST_INSTALLS = 32
+
+
+def observe(ctx: Context, cluster: str) -> Inventory:
+    """Return what exists of a cluster, from its tags."""
+    return describe_inventory(ctx.clients.ec2, cluster, PLANNED_KINDS)
+
+
+def prepare(
+    ctx: Context,
+    cluster: str,
+    given: Mapping[str, Any],
+    ssh_cidr: str | None,
+    *,
+    wants_image: bool = False,
+) -> PlanInput:
+    """Return the specification and what exists, as the planner's input; nothing is changed.
+
+    Without ``ssh_cidr``, the addresses that may use SSH are kept if they include this machine.
+    Raises :class:`UsageError` for options that an existing cluster can't change to, or if this
+    machine lacks the cluster's key.
+    """
+    found = observe(ctx, cluster)
+    _check_other_clouds(ctx, cluster)
+    public_key = key_pair.read_public(ctx.files.key)
+    if found.alive and ctx.files.key.exists() and not public_key:
+        raise ctx.missing_key()
+    check_owner(cluster, found, public_key, ctx.now())
+    group, _ = split_groups(found, public_key)
+    record = parse_record(group.tags) if group else None
+    defaults = {
+        "stack": _kept_stack(ctx, found) or ctx.cloud.default_stack,
+        "amx_required": ctx.cloud.has_amx,
+        "bake": _default_bake(ctx, given),
+    }
+    spec = merge_options(cluster, ssh_cidr or _find_cidr(ctx, group), given, record, defaults)
+    check_head_is_not_stopped(found)
+    _check_existing(ctx, spec, found, record)
+    plan_input = PlanInput(
+        spec=spec,
+        record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
+        found=found,
+        recipe=_recipe(ctx, spec.stack),
+        public_key=public_key,
+        now=ctx.now(),
+        unhealthy=_find_impaired(ctx, found),
+        wants_image=wants_image,
+    )
+    if (own := plan_input.own_image) and own.state == "available":
+        return plan_input
+    cached = describe_cached_images(ctx.clients.ec2, plan_input.software, spec.volume_gib)
+    return replace(plan_input, cached=cached)
+
+
+def _find_impaired(ctx: Context, found: Inventory) -> dict[str, str]:
+    """Return the workers that EC2's status checks call impaired, with that reason."""
+    workers = [machine.id for machine in found.alive if machine.role != HEAD]
+    impaired = describe_impaired(ctx.clients.ec2, workers) if workers else ()
+    return dict.fromkeys(impaired, "impaired, according to EC2's status checks")
+
+
+def _recipe(ctx: Context, stack: str) -> str:
+    return recipe_digest(load_stack(stack), ctx.cloud.base)
+
+
+def _default_bake(ctx: Context, given: Mapping[str, Any]) -> str:
+    """Return the cloud's faster way, unless too many nodes would load from one package index."""
+    return "head" if given.get("nodes", 1) > _MOST_INSTALLS else ctx.cloud.default_bake
+
+
+def _kept_stack(ctx: Context, found: Inventory) -> str | None:
+    """Return the stack of a kept image, which is the default of the next `up`."""
+    installed = {image.tags.get(tags.INSTALLED) for image in found.images}
+    names = stack_names() if installed else ()
+    return next((name for name in names if _recipe(ctx, name) in installed), None)
+
+
+def find_offers(ctx: Context, plan_input: PlanInput) -> tuple[Offer, ...]:
+    """Every way to buy what is missing, before anything is made.
+
+    Raises :class:`UsageError` if the region offers none.
+    """
+    spec, group = plan_input.spec, plan_input.group
+    ec2 = ctx.clients.ec2
+    support = network.describe_type_support(ec2, spec.instance_types)
+    networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
+    network.require_offers(spec, support, networks, ctx.cloud.region)
+    return list_offers(spec, support, networks)
+
+
+def _find_cidr(ctx: Context, group: SecurityGroup | None) -> str:
+    """Return the caller's address, or the existing wider range that includes it."""
+    caller = ctx.cloud.caller_cidr()
+    return group.cidr_for(caller) if group else caller
+
+
+def _check_other_clouds(ctx: Context, cluster: str) -> None:
+    elsewhere = remembered_cloud(cluster)
+    if elsewhere and elsewhere != (ctx.cloud.name, ctx.cloud.region) and ctx.files.key.exists():
+        raise UsageError(
+            f"this machine has the key of another cluster {cluster!r}, in {' '.join(elsewhere)}",
+            hint=f"choose another --name, or remove that cluster: spr-cluster down --name {cluster} "
+            f"--cloud {elsewhere[0]} --region {elsewhere[1]}",
+        )
+
+
+def _check_existing(
+    ctx: Context, spec: ClusterSpec, found: Inventory, record: ClusterRecord | None
+) -> None:
+    if not found.alive:
+        return
+    types = {instance.instance_type for instance in found.alive}
+    if foreign := types - set(spec.instance_types):
+        raise UsageError(
+            f"--instance-type {','.join(spec.instance_types)}: the machines of cluster "
+            f"{spec.name!r} are {', '.join(sorted(foreign))}",
+            hint=f"leave --instance-type out, or start over: spr-cluster down {ctx.flags}",
+        )
+    if record and record.is_over(ctx.now()):
+        raise time_is_over(ctx, spec.name)
+
+
+def time_is_over(ctx: Context, cluster: str) -> SprError:
+    """Return the error for a cluster whose nodes are shutting down."""
+    return SprError(
+        f"the time to live of cluster {cluster!r} is over; its nodes are shutting down",
+        hint=f"in two minutes, `spr-cluster up {ctx.flags}` creates a new one; "
+        f"to remove the rest: spr-cluster down {ctx.flags}",
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import boto3
 from botocore import exceptions as boto
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
+    from types_boto3_sts import STSClient
 
 
 T = TypeVar("T")
@@ -50,19 +51,42 @@ _CREDENTIALS_HINT = (
 )
 
 
-@dataclass(frozen=True)
 class Clients:
-    """One client for each AWS service in use."""
+    """One client for each AWS service in use, created when it is first needed."""
 
-    ec2: EC2Client
-    buyer: EC2Client
-    """EC2 without the SDK's retries: :mod:`infra.purchase` decides what to do after a refusal."""
-    quotas: ServiceQuotasClient
-    ssm: SSMClient
+    def __init__(self, session: boto3.session.Session, config: Config, url: str | None) -> None:
+        self._session, self._config, self._url = session, config, url
+
+    def _client(self, service: Any, config: Config | None = None, region: str | None = None) -> Any:
+        return self._session.client(
+            service, endpoint_url=self._url, config=config or self._config, region_name=region
+        )
+
+    @cached_property
+    def ec2(self) -> EC2Client:
+        return cast("EC2Client", self._client("ec2"))
+
+    @cached_property
+    def buyer(self) -> EC2Client:
+        """EC2 without the SDK's retries: :mod:`infra.purchase` decides what to do after a refusal."""
+        once = Config(retries={"mode": "standard", "total_max_attempts": 1})
+        return cast("EC2Client", self._client("ec2", self._config.merge(once)))
+
+    @cached_property
+    def quotas(self) -> ServiceQuotasClient:
+        return cast("ServiceQuotasClient", self._client("service-quotas"))
+
+    @cached_property
+    def ssm(self) -> SSMClient:
+        return cast("SSMClient", self._client("ssm"))
+
+    @cached_property
+    def sts(self) -> STSClient:
+        return cast("STSClient", self._client("sts"))
 
 
 def connect(cloud: Cloud) -> Clients:
-    """Create the clients for a cloud without sending anything."""
+    """Return the clients for a cloud without sending anything."""
     key, secret = cloud.credentials or (None, None)
     session = boto3.session.Session(
         aws_access_key_id=key, aws_secret_access_key=secret, region_name=cloud.region
@@ -76,15 +100,8 @@ def connect(cloud: Cloud) -> Clients:
         # The embedded cloud runs on this machine, so no proxy is involved.
         proxies={} if cloud.endpoint_url else None,
     )
-    once = config.merge(Config(retries={"mode": "standard", "total_max_attempts": 1}))
-    url = cloud.endpoint_url
     session.events.register("after-call", API_TIME.learn)
-    return Clients(
-        ec2=session.client("ec2", endpoint_url=url, config=config),
-        buyer=session.client("ec2", endpoint_url=url, config=once),
-        quotas=session.client("service-quotas", endpoint_url=url, config=config),
-        ssm=session.client("ssm", endpoint_url=url, config=config),
-    )
+    return Clients(session, config, cloud.endpoint_url)
 
 
 def has_credentials(cloud: Cloud) -> bool:

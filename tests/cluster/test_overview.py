@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -218,7 +219,8 @@ def test_a_closed_region_is_named_and_the_others_are_listed(
 ) -> None:
     ResourceFactory(simulated_cloud.fake, "bert").key_pairs()
     closed_ec2: Any = Closed()
-    open_, shut = simulated_cloud.ctx.clients, replace(simulated_cloud.ctx.clients, ec2=closed_ec2)
+    open_, shut = simulated_cloud.ctx.clients, copy(simulated_cloud.ctx.clients)
+    shut.ec2 = closed_ec2
     monkeypatch.setattr(
         cluster.overview, "connect", lambda c: shut if c.region == "eu-west-1" else open_
     )

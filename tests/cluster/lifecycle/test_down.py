@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -281,7 +282,8 @@ def test_the_key_of_another_clouds_cluster_is_left_alone(simulated_cloud: Simula
 
     elsewhere = simulated_cloud.seen_as(name="aws", region="eu-west-1")
     nothing: Any = Empty()
-    clients = replace(simulated_cloud.ctx.clients, ec2=nothing)
+    clients = copy(simulated_cloud.ctx.clients)
+    clients.ec2 = nothing
     replace(elsewhere, ctx=replace(elsewhere.ctx, clients=clients)).down()
 
     assert simulated_cloud.ctx.files.key.read_text() == key

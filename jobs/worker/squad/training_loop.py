@@ -118,6 +118,8 @@ def _resume(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None:
         )
     progress.resumed.append((progress.step, progress.seconds))
     loop.kept = ranks.share(newest.name if newest else "")
+    # The interrupted run may have ended between its last checkpoint and the removal of an older one.
+    _prune(loop)
     context.events.emit("resumed", step=progress.step, total=loop.schedule.total)
     if changes:
         context.events.note(
@@ -219,6 +221,13 @@ def _after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> Non
         reporter.stop(name)
 
 
+def _prune(loop: Loop) -> None:
+    """Remove old checkpoints, unless the newest may be worth nothing."""
+    context = loop.context
+    if context.ranks.first and not loop.progress.watch.suspicious:
+        prune(context.output, context.options.keep_checkpoints)
+
+
 def _save(loop: Loop, reporter: StepReporter, *, must: bool) -> str:
     """Save a checkpoint and return its name.
 
@@ -235,8 +244,7 @@ def _save(loop: Loop, reporter: StepReporter, *, must: bool) -> str:
         loop.timer.saved(time.perf_counter() - begin)
         context.events.note(f"warning: {error.message}; training continues without it")
         return ""
-    if context.ranks.first and not progress.watch.suspicious:
-        prune(context.output, context.options.keep_checkpoints)
+    _prune(loop)
     took = time.perf_counter() - begin
     loop.timer.saved(took)
     context.events.emit("checkpoint", step=progress.step, name=loop.kept, seconds=round(took, 3))

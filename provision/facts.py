@@ -44,8 +44,6 @@ class HostFacts:
     """Interface name by IPv4 address."""
     tcmalloc: str | None
     iomp5: str | None
-    efa: bool
-    """It has an Elastic Fabric Adapter and the driver for it."""
     host_key: str
 
     @property
@@ -129,7 +127,6 @@ def read_facts(answer: Mapping[str, Any]) -> dict[str, Any]:
             "interfaces": {a: found["name"] for a, found in network["interfaces"].items()},
             "tcmalloc": answer["tcmalloc"]["path"],
             "iomp5": answer["iomp5"],
-            "efa": bool(answer["efa"]),
             "host_key": " ".join((answer["host_key"] or "").split()[:2]),
         }
     except (KeyError, TypeError, AttributeError) as error:

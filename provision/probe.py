@@ -206,14 +206,12 @@ def describe_facts(venv: str) -> dict[str, Any]:
     """What jobs and the mesh need, quickly and without writing anything."""
     # As PyPI's intel-openmp leaves it.
     iomp5 = Path(venv, "lib/libiomp5.so")
-    drivers = Path("/sys/class/infiniband").glob("*/device/uevent")
     return {
         "kernel": os.uname().release,
         "processor": describe_processor(),
         "network": describe_network(),
         "tcmalloc": find_tcmalloc(),
         "iomp5": str(iomp5) if iomp5.exists() else None,
-        "efa": any("DRIVER=efa" in (read(str(path)) or "") for path in drivers),
         "host_key": read("/etc/ssh/ssh_host_ed25519_key.pub"),
     }
 

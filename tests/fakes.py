@@ -29,7 +29,6 @@ def facts_answer(
     allowed: str = "0-1",
     interface: str = "ens5",
     iomp5: str = "",
-    efa: str = "",
 ) -> str:
     """The probe's answer to the question for a machine's facts."""
     return json.dumps(
@@ -51,7 +50,6 @@ def facts_answer(
             },
             "tcmalloc": {"path": "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4", "error": None},
             "iomp5": iomp5 or None,
-            "efa": bool(efa),
             "host_key": "ssh-ed25519 AAAAC3Nz root@host",
         }
     )

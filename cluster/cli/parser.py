@@ -9,6 +9,10 @@ import textwrap
 from typing import Any, NoReturn
 
 SubParsers = Any
+# Why options of earlier versions are gone.
+_GONE = {
+    "--fabric": "EFA is not supported yet; the nodes use TCP, with ENA Express where their type has it",
+}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -43,6 +47,8 @@ class Parser(argparse.ArgumentParser):
         """Refuse an unknown option here, where its nearest match is known."""
         known, rest = super().parse_known_args(args, namespace)
         if rest:
+            if reason := _GONE.get(rest[0].partition("=")[0]):
+                self.error(f"{rest[0]}: {reason}")
             what = "option" if rest[0].startswith("-") else "argument"
             self.error(f"unknown {what} {rest[0]!r}{self._nearest(rest[0])}")
         return known, rest

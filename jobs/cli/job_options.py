@@ -7,14 +7,14 @@ from datetime import datetime
 from pathlib import Path
 
 from cluster.cli.parser import positive_int
-from jobs.launch.plan import FABRICS, PLACEMENTS, PlacementOptions, new_job_id
+from jobs.launch.plan import PLACEMENTS, PlacementOptions, new_job_id
 from jobs.train.request import expand_home
 
 
 def add_placement_options(
     group: argparse._ArgumentGroup, ppn: str = "one per NUMA node", *, backend: bool = True
 ) -> None:
-    """Add ``--nodes``, ``--ppn``, ``--placement``, ``--ccl-workers``, ``--fabric``, and ``--backend``.
+    """Add ``--nodes``, ``--ppn``, ``--placement``, ``--ccl-workers``, and ``--backend``.
 
     ``ppn`` describes the default of ``--ppn``.
     """
@@ -34,12 +34,6 @@ def add_placement_options(
         metavar="N",
         help="cores per rank for oneCCL's workers instead of computing (default: 1)",
     )
-    add(
-        "--fabric",
-        choices=FABRICS,
-        default="tcp",
-        help="network that oneCCL uses; efa needs nodes that have it (default: tcp)",
-    )
     if backend:
         add(
             "--backend",
@@ -51,7 +45,7 @@ def add_placement_options(
 
 def read_placement(args: argparse.Namespace) -> PlacementOptions:
     """Return the values of :func:`add_placement_options`."""
-    return PlacementOptions(args.placement, args.ppn, args.ccl_workers, args.fabric)
+    return PlacementOptions(args.placement, args.ppn, args.ccl_workers)
 
 
 def results_folder(args: argparse.Namespace, kind: str, now: datetime) -> Path:

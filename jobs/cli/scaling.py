@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 def build_request(args: argparse.Namespace, now: datetime) -> ScalingRequest:
     """Return the options as a request. Raises :class:`UsageError` for one out of range."""
     _check(args)
-    placement = PlacementOptions("auto", args.ppn, args.ccl_workers, args.fabric)
+    placement = PlacementOptions("auto", args.ppn, args.ccl_workers)
     request = ScalingRequest(
         TrainRequest(read_options(args), results_folder(args, "scaling", now), placement),
         nodes=tuple(sorted(args.nodes or ())),

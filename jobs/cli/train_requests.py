@@ -19,7 +19,7 @@ LAST = "the last unfinished one"
 _RESUME_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints"}
 
 
-_DEFAULTS = {"placement": "auto", "fabric": "tcp", "recipe": "fast"}
+_DEFAULTS = {"placement": "auto", "recipe": "fast"}
 
 
 def build_resume(args: argparse.Namespace) -> ResumeRequest:
@@ -92,7 +92,6 @@ def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest
         nodes=args.nodes,
         script=check_script(expand_home(args.run_qa)) if args.run_qa else None,
         smoke=args.smoke,
-        fabric=args.fabric,
     )
 
 

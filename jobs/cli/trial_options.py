@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from infra.errors import UsageError
-from jobs.launch.plan import FABRICS
 from jobs.worker.squad.options import add_arguments
 
 _SECONDS, _MAX_SECONDS = 20, 3600
@@ -34,7 +33,6 @@ def add_trial_arguments(add: Any) -> None:
         default=_SECONDS,
         help=f"seconds of measured training per trial (default: {_SECONDS})",
     )
-    add("--fabric", choices=FABRICS, default="tcp", help="as for train (default: tcp)")
     add("--demo", action="store_true", help="try the job of `train squad --demo`")
 
 

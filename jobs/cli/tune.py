@@ -89,7 +89,7 @@ def build_request(args: argparse.Namespace) -> TuneRequest:
     except ValueError as error:
         raise UsageError(str(error)) from None
     grid = TrialGrid(args.ppn, args.ccl_workers, batch_sizes)
-    training = TrainRequest(options, Path("results"), PlacementOptions(fabric=args.fabric))
+    training = TrainRequest(options, Path("results"), PlacementOptions())
     return TuneRequest(training, grid, args.seconds)
 
 

@@ -95,8 +95,8 @@ def rank_environment(
     env = {
         "MASTER_ADDR": cluster.head.private_ip,
         "MASTER_PORT": str(MASTER_PORT),
-        "FI_PROVIDER": placement.fabric,
-        "FI_TCP_IFACE": placement.interface if placement.fabric == "tcp" else "",
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": placement.interface,
         # Otherwise gloo binds to the hostname's address, which may be 127.0.1.1.
         "GLOO_SOCKET_IFNAME": placement.interface,
         "PYTHONPATH": paths.code,

@@ -33,14 +33,13 @@ class RankLayout:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the ranks run, the libraries to preload (paths), and the network to use."""
+    """Where the ranks run, the libraries to preload (paths), and the network interface."""
 
     ranks: RankLayout
     interface: str
     """The network interface that has the nodes' private addresses."""
     tcmalloc: str | None = None
     iomp5: str | None = None
-    fabric: str = "tcp"
 
 
 def plan_placement(
@@ -56,7 +55,6 @@ def plan_placement(
     the thread count, because every step waits for the slowest rank. Raises :class:`UsageError` if the
     options don't fit the nodes or the backend.
     """
-    _require_fabric(options, backend, facts)
     workers = _workers(options, backend)
     lay_out = _as_published if options.mode == "reference" else _share_out
     interfaces = {name: _interface(name, fact, addresses[name]) for name, fact in facts.items()}
@@ -65,7 +63,6 @@ def plan_placement(
         interface=_common("network interface", interfaces),
         tcmalloc=_common("tcmalloc", {name: fact.tcmalloc for name, fact in facts.items()}),
         iomp5=_common("libiomp5", {name: fact.iomp5 for name, fact in facts.items()}),
-        fabric=options.fabric,
     )
 
 
@@ -144,23 +141,6 @@ def no_ccl_workers(backend: str) -> UsageError:
         f"--ccl-workers: the backend is {backend}, which has none",
         hint="omit it, or use --backend ccl on a stack that has oneCCL",
     )
-
-
-def _require_fabric(
-    options: PlacementOptions, backend: str, facts: Mapping[str, HostFacts]
-) -> None:
-    if options.fabric != "efa":
-        return
-    if backend != "ccl":
-        raise UsageError(
-            f"--fabric efa: backend {backend} supports TCP only", hint="use --backend ccl"
-        )
-    without = [name for name, fact in facts.items() if not fact.efa]
-    if without:
-        raise UsageError(
-            f"--fabric efa: no EFA device on {', '.join(without)}",
-            hint="needs an instance type with EFA, an EFA network interface, and the EFA driver",
-        )
 
 
 def _interface(name: str, facts: HostFacts, address: str) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 PLACEMENTS = ("auto", "reference")
-FABRICS = ("tcp", "efa")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUFFIX = "".join(secrets.choice(_DIGITS) for _ in range(3))
 STOP_SECONDS = 10
@@ -21,13 +20,12 @@ STOP_SECONDS = 10
 class PlacementOptions:
     """What the user may choose about placement; ``None`` lets the nodes decide.
 
-    ``mode`` is one of :data:`PLACEMENTS`, ``fabric`` one of :data:`FABRICS`.
+    ``mode`` is one of :data:`PLACEMENTS`.
     """
 
     mode: str = "auto"
     nproc_per_node: int | None = None
     ccl_workers: int | None = None
-    fabric: str = "tcp"
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,6 @@ def describe_placement(placement: Placement, backend: str) -> dict[str, Any]:
         "pinned": bool(ranks.shares),
         "shares": [[asdict(share) for share in node] for node in ranks.shares],
         "backend": backend,
-        "fabric": placement.fabric,
         "interface": placement.interface,
     }
 

@@ -55,7 +55,6 @@ class ReferenceRequest:
     nodes: int | None = None
     script: Path | None = None
     smoke: bool = False
-    fabric: str = "tcp"
 
 
 def reference_argv(
@@ -84,12 +83,12 @@ def reference_argv(
     return tuple(argv)
 
 
-def reference_placement(preset: Preset, nodes: int, fabric: str) -> PlacementOptions:
+def reference_placement(preset: Preset, nodes: int) -> PlacementOptions:
     """Return the published command's placement: its own thread counts, or each rank on its own cores."""
     launch = preset.launch_on(nodes)
     if launch.reference:
-        return PlacementOptions("reference", fabric=fabric)
-    return PlacementOptions(nproc_per_node=launch.ppn, fabric=fabric)
+        return PlacementOptions("reference")
+    return PlacementOptions(nproc_per_node=launch.ppn)
 
 
 def plan_reference(request: ReferenceRequest, stack: Stack, nodes: int) -> JobPlan:
@@ -104,7 +103,7 @@ def plan_reference(request: ReferenceRequest, stack: Stack, nodes: int) -> JobPl
         command=argv,
         files=files,
         results=request.results,
-        placement=reference_placement(request.preset, nodes, request.fabric),
+        placement=reference_placement(request.preset, nodes),
         nodes=nodes,
         # A single process needs no core for oneCCL.
         backend="gloo" if nodes * launch.ppn == 1 else "auto",

@@ -31,7 +31,6 @@ class TuningKey:
 
     stack: str
     backend: str
-    fabric: str
     dtype: str
     ipex: bool
     model: str
@@ -64,7 +63,6 @@ def tuning_key(stack: Stack, request: TrainRequest, facts: Iterable[HostFacts]) 
     return TuningKey(
         stack=stack.name,
         backend=chosen_backend(options, stack),
-        fabric=request.placement.fabric,
         dtype=options.dtype,
         ipex=options.ipex or stack.use_ipex,
         model=_model_identity(options),

@@ -91,8 +91,8 @@ def test_an_unusable_answer_names_the_host(answer: str, reason: str) -> None:
         gather_facts(FakeHost("node3", [("^# querying the facts", answer)]))
 
 
-def test_missing_libraries_and_devices_are_none() -> None:
+def test_missing_libraries_are_none() -> None:
     facts = parse_facts(facts_answer())
-    assert (facts.iomp5, facts.efa) == (None, False)
-    found = parse_facts(facts_answer(iomp5="/venv/lib/libiomp5.so", efa="/sys/x/uevent"))
-    assert (found.iomp5, found.efa) == ("/venv/lib/libiomp5.so", True)
+    assert facts.iomp5 is None
+    found = parse_facts(facts_answer(iomp5="/venv/lib/libiomp5.so"))
+    assert found.iomp5 == "/venv/lib/libiomp5.so"

@@ -129,13 +129,10 @@ def test_intels_openmp_is_preloaded_and_alone_configured() -> None:
     assert not [name for name in without if name.startswith("KMP_")]
 
 
-def test_the_requested_fabric_is_used() -> None:
-    facts = machine(4, efa=True)
-    over_efa = environment(command_for(facts, backend="ccl", fabric="efa").argv)
+def test_ranks_use_tcp_on_the_cluster_s_interface() -> None:
+    env = environment(command_for(machine(4, interface="ens7"), backend="ccl").argv)
 
-    assert over_efa["FI_PROVIDER"] == "efa"
-    assert "FI_TCP_IFACE" not in over_efa
-    assert environment(command_for(facts).argv)["FI_PROVIDER"] == "tcp"
+    assert (env["FI_PROVIDER"], env["FI_TCP_IFACE"]) == ("tcp", "ens7")
 
 
 def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them() -> None:

@@ -201,17 +201,6 @@ def test_the_published_numbers_can_not_be_changed() -> None:
         plan(R7IZ, mode="reference", ppn=4)
 
 
-def test_efa_is_used_if_oneccl_and_the_nodes_support_it() -> None:
-    with_efa = machine(4, efa=True)
-
-    assert plan(with_efa, workers=1, fabric="efa").fabric == "efa"
-    assert plan(with_efa, workers=1).fabric == "tcp"
-    with pytest.raises(UsageError, match="no EFA device on node1"):
-        plan(with_efa, machine(4), workers=1, fabric="efa")
-    with pytest.raises(UsageError, match="backend gloo supports TCP only"):
-        plan(with_efa, fabric="efa")
-
-
 def test_nodes_that_differ_in_their_interface_are_named() -> None:
     with pytest.raises(SprError, match="network interface: node0: ens5, node1: eth0"):
         plan(machine(2), machine(2, interface="eth0"))

@@ -16,14 +16,13 @@ def machine(
     smt: bool = False,
     interface: str = "ens5",
     allowed: str = "",
-    efa: bool = False,
     iomp5: str = "",
 ) -> HostFacts:
     """``cores`` and ``numa`` nodes in all; second hyper-threads are numbered after all cores."""
     rows = [(core, core, core * sockets // cores, core * numa // cores) for core in range(cores)]
     if smt:
         rows += [(cores + cpu, core, socket, node) for cpu, core, socket, node in rows]
-    return from_rows(rows, allowed, interface, efa, iomp5)
+    return from_rows(rows, allowed, interface, iomp5)
 
 
 def interleaved(cores: int, *, smt: bool = False) -> HostFacts:
@@ -41,7 +40,6 @@ def from_rows(
     rows: Sequence[tuple[int, int, int, int]],
     allowed: str = "",
     interface: str = "ens5",
-    efa: bool = False,
     iomp5: str = "",
 ) -> HostFacts:
     """``rows`` are (CPU, core, socket, NUMA node); ``allowed`` is the kernel's list, or all."""
@@ -49,7 +47,6 @@ def from_rows(
         topology="\n".join(",".join(map(str, row)) for row in rows),
         allowed=allowed or ",".join(str(row[0]) for row in rows),
         interface=interface,
-        efa="/sys/class/infiniband/efa_0/device/uevent" if efa else "",
         iomp5=iomp5,
     )
     return parse_facts(answer)

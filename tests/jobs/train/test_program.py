@@ -174,12 +174,12 @@ def test_the_command_line_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Mon
         return build_request(parser.parse_args(["run", *argv]), NOW)
 
     asked = typed(
-        *("--nodes=2", "--ppn=4", "--env=A=1", "--env=B=2", "--fabric=efa", "--ccl-workers=2"),
+        *("--nodes=2", "--ppn=4", "--env=A=1", "--env=B=2", "--ccl-workers=2"),
         *("--backend=ccl", "--", "python", "x.py", "--nodes", "9", "--", "-v"),
     )
     assert asked.command == ("python", "x.py", "--nodes", "9", "--", "-v")
     assert (asked.nodes, asked.env, asked.backend) == (2, ("A=1", "B=2"), "ccl")
-    assert asked.placement == PlacementOptions("auto", 4, 2, "efa")
+    assert asked.placement == PlacementOptions("auto", 4, 2)
     assert list(asked.files.files) == ["x.py"]
     assert asked.results == Path("results", PATHS.job_id)
     assert typed("hostname").command == ("hostname",)

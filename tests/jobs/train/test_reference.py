@@ -106,9 +106,9 @@ def test_flags_that_a_version_lacks_are_refused() -> None:
 
 
 def test_the_ranks_are_where_the_published_ones_were() -> None:
-    assert reference_placement(DISTILBERT, 4, "tcp") == PlacementOptions("reference")
-    assert reference_placement(DISTILBERT, 1, "tcp").nproc_per_node == 1
-    assert reference_placement(BERT, 2, "efa") == PlacementOptions("auto", 2, fabric="efa")
+    assert reference_placement(DISTILBERT, 4) == PlacementOptions("reference")
+    assert reference_placement(DISTILBERT, 1).nproc_per_node == 1
+    assert reference_placement(BERT, 2) == PlacementOptions("auto", 2)
 
 
 def test_a_stack_without_the_script_names_the_alternatives(tmp_path: Path) -> None:

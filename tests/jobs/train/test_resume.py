@@ -28,7 +28,7 @@ RECORD = JobManifest(
     argv=tuple(replace(DEMO, backend="gloo", output="output").to_argv()),
     nnodes=3,
     nproc_per_node=1,
-    placement=PlacementOptions("auto", 1, None, "tcp"),
+    placement=PlacementOptions("auto", 1, None),
     env={"HF_HUB_OFFLINE": "1"},
 )
 

@@ -233,9 +233,9 @@ def test_placement_options_are_read() -> None:
         assert isinstance(request, TrainRequest)
         return request.placement
 
-    assert placement() == PlacementOptions("auto", None, None, "tcp")
-    asked = ("--ppn=2", "--ccl-workers=3", "--fabric=efa")
-    assert placement(*asked) == PlacementOptions("auto", 2, 3, "efa")
+    assert placement() == PlacementOptions("auto", None, None)
+    asked = ("--ppn=2", "--ccl-workers=3")
+    assert placement(*asked) == PlacementOptions("auto", 2, 3)
     assert placement("--placement=reference").mode == "reference"
 
 

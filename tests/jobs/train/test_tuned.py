@@ -83,7 +83,6 @@ def test_the_key_names_what_a_speed_depends_on(tmp_path: Path) -> None:
         key(replace(DEMO, model=str(model))),
         key(replace(DEMO, max_length=256)),
         key(replace(DEMO, ipex=True)),
-        key(fabric="efa"),
         key(facts=[machine(32)]),
         key(facts=[machine(32), machine(16)]),
         key(facts=[machine(32, numa=2), machine(32)]),
@@ -111,13 +110,13 @@ def test_machines_are_described_whatever_their_order() -> None:
 
 
 def request(may_tune: frozenset[str]) -> TrainRequest:
-    return TrainRequest(DEMO, Path("results"), PlacementOptions(fabric="efa"), may_tune)
+    return TrainRequest(DEMO, Path("results"), PlacementOptions(), may_tune)
 
 
 def test_train_uses_the_tuned_placement_and_logs_it() -> None:
     changed, result = apply_tuned(BEST, request(BOTH), 2)
 
-    assert changed.placement == PlacementOptions(nproc_per_node=2, fabric="efa")
+    assert changed.placement == PlacementOptions(nproc_per_node=2)
     assert changed.options == DEMO
     assert result == "--ppn 2 from `spr-cluster tune` of 2026-11-21; --no-tuned ignores it"
 

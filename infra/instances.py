@@ -50,6 +50,7 @@ class Instance:
     image_id: str = ""
     subnet_id: str = ""
     spot_request: str = ""
+    ena_express: bool = False
 
     @staticmethod
     def from_aws(instance: InstanceTypeDef) -> Instance:
@@ -69,6 +70,10 @@ class Instance:
             image_id=instance.get("ImageId", ""),
             subnet_id=instance.get("SubnetId", ""),
             spot_request=instance.get("SpotInstanceRequestId", ""),
+            ena_express=any(
+                interface.get("Attachment", {}).get("EnaSrdSpecification", {}).get("EnaSrdEnabled")
+                for interface in instance.get("NetworkInterfaces", [])
+            ),
         )
 
     @property

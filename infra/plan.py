@@ -211,8 +211,7 @@ def _plan_surroundings(given: PlanInput, keep: Sequence[Instance]) -> list[Actio
         )
     if given.public_key not in {key.public for key in found.key_pairs if key.public}:
         actions.append(Action(kind.IMPORT_KEY, "a new ed25519 key for this cluster"))
-    wants_group = spec.placement_group and spec.nodes > len(keep) and spec.nodes > 1
-    if wants_group and not found.placement_groups:
+    if spec.placement_group and spec.nodes > len(keep) and not found.placement_groups:
         actions.append(Action(kind.CREATE_PLACEMENT, "machines stand close together"))
     return actions
 

@@ -119,7 +119,6 @@ def list_offers(
     markets = [SPOT] if spec.spot else [ON_DEMAND]
     if spec.spot and spec.on_demand_allowed:
         markets.append(ON_DEMAND)
-    wants_group = spec.placement_group and spec.nodes > 1
     offers = []
     for market in markets:
         for type_ in spec.types:
@@ -127,9 +126,10 @@ def list_offers(
             if known is None:
                 continue
             places = [network for network in networks if network.zone in known.zones]
-            groups = [True, False] if wants_group and known.cluster_groups else [False]
+            # One node, too: the cluster may grow, and a running machine can't enter a group.
+            groups = [True, False] if spec.placement_group and known.cluster_groups else [False]
             offers += [
-                Offer(type_, network, market, in_group, known.ena_express and spec.nodes > 1)
+                Offer(type_, network, market, in_group, known.ena_express)
                 for in_group in groups
                 for network in places
             ]
@@ -149,7 +149,7 @@ class Purchase:
     count: int
     image: Image
     group_id: str
-    user_data: str
+    user_data: Callable[[Offer], str]
     labels: Mapping[str, str]
     known: frozenset[str]
 
@@ -236,7 +236,7 @@ def render_request(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         "MinCount": purchase.count,
         "MaxCount": purchase.count,
         "KeyName": tags.resource_name(spec.name),
-        "UserData": purchase.user_data,
+        "UserData": purchase.user_data(offer),
         "NetworkInterfaces": [_interface(purchase, offer)],
         "BlockDeviceMappings": [
             {"DeviceName": purchase.image.root_device, "Ebs": _disk(purchase)},

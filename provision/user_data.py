@@ -1,4 +1,4 @@
-"""The cloud-init user data of every node: shutdown at expiry and when idle, no background updates. Pure.
+"""The cloud-init user data of every node: shutdown at expiry and when idle, settings, a warm disk. Pure.
 
 It never holds secrets: every user of the machine can read it.
 """
@@ -32,21 +32,39 @@ _NOTICE_DEAD_SESSIONS = (
     "net.ipv4.tcp_keepalive_probes=5 || true"
 )
 
+EXPRESS_MTU = 8900
+"""The MTU of machines with ENA Express; it can't carry AWS's usual 9001."""
+WARM_UNIT = "spr-cluster-warm.service"
+"""It runs while a new machine reads its disk for the first time."""
+_START_WARM = (
+    f"systemd-run --quiet --no-block --unit={WARM_UNIT} -p DefaultDependencies=no "
+    f"-p CPUSchedulingPolicy=idle -p IOSchedulingClass=idle /bin/sh {_STATE}/warm || true"
+)
 
-def render_user_data(expires: datetime, idle_timeout: timedelta | None = None) -> str:
+
+def render_user_data(
+    expires: datetime, idle_timeout: timedelta | None = None, *, ena_express: bool = False
+) -> str:
     """Render user data that powers the machine off at ``expires``; EC2 then terminates it.
 
     With ``idle_timeout``, the head powers the whole cluster off after that time without an SSH
-    session or a job. All files are in memory, written at every boot from this machine's user data
-    (cloud-init's bootcmd), so that no image carries one machine's expiry over to another.
+    session or a job. With ``ena_express``, the network gets the settings that this needs. All files
+    are in memory, written at every boot from this machine's user data (cloud-init's bootcmd), so that
+    no image carries one machine's expiry over to another.
     ``EXPIRES_FILE`` on the machine overrides ``expires``: see :mod:`provision.lifetime`.
     """
     guards = {"expiry": render_expiry_script(expires)}
+    if ena_express:
+        values = _render_values(state=_STATE, mtu=EXPRESS_MTU)
+        guards["ena-express"] = values + _read("ena_express.sh")
     if idle_timeout is not None:
         guards["idle"] = render_idle_script(idle_timeout)
     boot = [_render_start(guards), _read("fresh.sh"), _QUIET]
+    boot += [_render_file(f"{_STATE}/warm", _read("warm.sh")), _START_WARM]
     if idle_timeout is not None:
         boot.append(_NOTICE_DEAD_SESSIONS)
+    if ena_express:
+        boot.append(f"timeout 30 sh {_STATE}/ena-express || true")
     config = {"package_update": False, "bootcmd": boot}
     return _HEADER + json.dumps(config, indent=1) + "\n"
 
@@ -78,13 +96,17 @@ def _render_start(guards: dict[str, str]) -> str:
         [
             "set -e",
             f"mkdir -p {_STATE} {units}",
-            *(f"cat >{path} <<'_END_'\n{text}_END_" for path, text in files.items()),
+            *(_render_file(path, text) for path, text in files.items()),
             "systemctl daemon-reload",
             f"systemctl restart --no-block {timers}",
             # A machine without its guard is a failed boot; the rest may fail.
             "set +e",
         ]
     )
+
+
+def _render_file(path: str, text: str) -> str:
+    return f"cat >{path} <<'_END_'\n{text}_END_"
 
 
 def _render_values(**values: str | int) -> str:

@@ -125,7 +125,9 @@ class Machines:
             count=count,
             image=image,
             group_id=group.id,
-            user_data=render_user_data(self.record.expires, self.spec.idle_timeout),
+            user_data=lambda offer: render_user_data(
+                self.record.expires, self.spec.idle_timeout, ena_express=offer.ena_express
+            ),
             labels={key: value for key, value in labels.items() if value},
             known=frozenset(instance.id for instance in self.all),
         )

@@ -26,6 +26,16 @@ from infra.local.ec2_visibility import Visibility
 from infra.local.host import choose_range, used_ranges
 from infra.local.runtime import Runtime
 
+_PLAIN_ATTACHMENT: Any = vars(NetworkInterface)["attachment"]
+
+
+def _attachment_of(interface: Any) -> Any:
+    """Return moto's attachment with what the launch asked of ENA Express, as DescribeInstances shows it."""
+    attachment = _PLAIN_ATTACHMENT.fget(interface)
+    if attachment is not None:
+        attachment.ena_srd_specification = getattr(interface, "ena_srd_specification", None)
+    return attachment
+
 
 def hide_invented_addresses() -> None:
     """Make moto show a node's real address as its public one.
@@ -38,6 +48,7 @@ def hide_invented_addresses() -> None:
             interface.public_ip = interface.private_ip_address
 
     NetworkInterface.check_auto_public_ip = show_private_address
+    NetworkInterface.attachment = property(_attachment_of)
     # This name exists in the public DNS, where it is a stranger's machine.
     Instance.public_dns_name = property(lambda _instance: "")
 

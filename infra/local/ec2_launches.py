@@ -219,6 +219,7 @@ class Launches:
             interface.attach_time = instance.launch_time
             interface.mac_address = mac_of(interface.private_ip_address)
             nic = asked.get(index, {})
+            interface.ena_srd_specification = nic.get("EnaSrdSpecification")
             if "NetworkInterfaceId" not in nic:
                 keep = str(nic.get("DeleteOnTermination", True)).lower() == "false"
                 interface.delete_on_termination = not keep

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -24,8 +23,6 @@ from tests.infra.hasty_time import AtOnce
 from tests.infra.local.fakes import CREDENTIALS, Endpoint, FakeCloud, FakePodman, state_folder
 
 _START_S = 60
-# As provision/expiry.sh gets it.
-_LAUNCH_EXPIRES = re.compile(r"launch_expires=(\d+)")
 CALLER = "203.0.113.7/32"
 
 
@@ -43,9 +40,8 @@ class SimulatedEngine(FakePodman):
         instance_id = _instance_of(name)
         fate = self.cloud.fate_of(instance_id) if self.cloud else ""
         image = spec.image.name if isinstance(spec.image, Path) else ""
-        launched_until = _LAUNCH_EXPIRES.search((spec.mounts[0].source / "user-data").read_text())
-        expires = int(launched_until[1]) if launched_until else None
-        self.machines.begin(instance_id, spec.address, fate, image, expires)
+        user_data = (spec.mounts[0].source / "user-data").read_text()
+        self.machines.begin(instance_id, spec.address, fate, image, user_data)
 
     def end(self, name: str, exit_code: int) -> None:
         super().end(name, exit_code)

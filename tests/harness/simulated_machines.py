@@ -48,10 +48,12 @@ class SimulatedMachines:
     root: Path
     on_step: Hook = lambda _name, _moment: None
 
-    def begin(
-        self, instance_id: str, address: str, fate: str, image: str, expires: int | None
-    ) -> None:
+    def begin(self, instance_id: str, address: str, fate: str, image: str, user_data: str) -> None:
         """Start a machine; ``image`` names the disk that it has a copy of."""
+        # As the boot scripts get them.
+        expires, mtu = (
+            re.search(rf"{name}=(\d+)", user_data) for name in ("launch_expires", "mtu")
+        )
         folder = self.root / instance_id
         folder.mkdir(parents=True, exist_ok=True)
         disk: dict[str, Any] = {"installed": "", "clean": True}
@@ -64,7 +66,8 @@ class SimulatedMachines:
             "address": address,
             "fate": fate,
             "installed": installed,
-            "launch_expires": expires,
+            "launch_expires": int(expires[1]) if expires else None,
+            "mtu": int(mtu[1]) if mtu else 9001,
         }
         _write(folder / "state.json", state)
 
@@ -122,6 +125,7 @@ def _health_of(state: dict[str, Any]) -> dict[str, Any]:
     parts: dict[str, Any] = {"mark": state["installed"], "expires": expires}
     if state.get("timer", "runs") != "runs":
         parts["expires"] = None
+    parts["network"] = {"interfaces": {state["address"]: {"name": "ens5", "mtu": state["mtu"]}}}
     parts |= state.get("health", {})
     if state["fate"] == "no-amx":
         parts["processor"] = {"amx": [], "tile_data": "ENOTSUP"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from infra import tags
@@ -46,9 +44,10 @@ def test_spot_alone_never_becomes_on_demand() -> None:
     assert {offer.market for offer in offers_of(make_spec(2))} == {"on-demand"}
 
 
-@pytest.mark.parametrize("options", [{"nodes": 1}, {"nodes": 2, "placement_group": False}])
-def test_no_placement_group_for_one_node_or_if_disabled(options: dict[str, Any]) -> None:
-    assert not any(offer.in_group for offer in offers_of(make_spec(**options)))
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_one_node_gets_a_placement_group_too_unless_disabled(nodes: int) -> None:
+    assert offers_of(make_spec(nodes))[0].in_group
+    assert not any(offer.in_group for offer in offers_of(make_spec(nodes, placement_group=False)))
 
 
 def test_no_group_for_types_that_can_not_be_in_one() -> None:
@@ -75,7 +74,7 @@ def test_the_request_of_a_plain_machine_is_exactly_this() -> None:
         "MinCount": 2,
         "MaxCount": 2,
         "KeyName": "spr-cluster-bert",
-        "UserData": "#cloud-config\n{}",
+        "UserData": "#cloud-config\nFalse",
         "NetworkInterfaces": [
             {
                 "DeviceIndex": 0,
@@ -137,13 +136,15 @@ def test_a_spot_machine_is_bought_once_with_its_ceiling_and_its_request_is_tagge
     assert kinds == ["instance", "volume", "network-interface", "spot-instances-request"]
 
 
-@pytest.mark.parametrize(("nodes", "has"), [(2, True), (1, False)])
-def test_ena_express_needs_a_supporting_type_and_two_nodes(nodes: int, has: bool) -> None:
+@pytest.mark.parametrize(("nodes", "supported"), [(2, True), (1, True), (2, False)])
+def test_ena_express_with_its_settings_if_the_type_supports_it(nodes: int, supported: bool) -> None:
     spec = make_spec(nodes)
-    support = {METAL: TypeSupport(AB, ena_express=True)}
+    support = {METAL: TypeSupport(AB, ena_express=supported)}
     offer = list_offers(spec, support, NETWORKS)[0]
 
-    (interface,) = render_request(make_purchase(spec), offer)["NetworkInterfaces"]
+    request = render_request(make_purchase(spec), offer)
+    (interface,) = request["NetworkInterfaces"]
 
     express = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": {"EnaSrdUdpEnabled": True}}
-    assert interface.get("EnaSrdSpecification") == (express if has else None)
+    assert interface.get("EnaSrdSpecification") == (express if supported else None)
+    assert request["UserData"] == f"#cloud-config\n{supported}"

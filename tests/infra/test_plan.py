@@ -99,7 +99,7 @@ CASES = {
     ),
     "nothing is there, one node": Case(
         make_plan_input(make_spec(1)),
-        (*FRESH, K.RUN_HEAD, K.INSTALL, K.CONNECT, K.VERIFY),
+        (*FRESH, K.CREATE_PLACEMENT, K.RUN_HEAD, K.INSTALL, K.CONNECT, K.VERIFY),
         keep=(),
     ),
     "nothing exists, no placement group requested": Case(

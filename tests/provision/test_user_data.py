@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime, timedelta, timezone
+from importlib import resources
 
 import pytest
 
@@ -15,14 +16,14 @@ EXPIRES = datetime(2026, 12, 24, 18, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
 
 
-def boot_script(idle_timeout: timedelta | None = None) -> str:
+def boot_script(idle_timeout: timedelta | None = None, *, ena_express: bool = False) -> str:
     """What cloud-init makes of the list of commands: one shell script."""
-    _, _, body = render_user_data(EXPIRES, idle_timeout).partition("\n")
+    _, _, body = render_user_data(EXPIRES, idle_timeout, ena_express=ena_express).partition("\n")
     return "\n".join(json.loads(body)["bootcmd"])
 
 
 def boot(machine: Machine, idle_timeout: timedelta | None = None) -> None:
-    for name in ("systemctl", "sysctl"):
+    for name in ("systemctl", "systemd-run", "sysctl"):
         machine.replace(name)
     machine.path("/etc/hosts").touch()
     done = machine.shell(boot_script(idle_timeout), program="sh")
@@ -33,7 +34,8 @@ def boot(machine: Machine, idle_timeout: timedelta | None = None) -> None:
 def test_user_data_is_json_that_cloud_init_runs_at_every_boot(
     idle_timeout: timedelta | None,
 ) -> None:
-    header, _, body = render_user_data(EXPIRES, idle_timeout).partition("\n")
+    user_data = render_user_data(EXPIRES, idle_timeout, ena_express=True)
+    header, _, body = user_data.partition("\n")
     config = json.loads(body)
 
     assert header == "#cloud-config"
@@ -115,6 +117,7 @@ def test_a_copy_of_a_machine_forgets_its_parents_cluster_once(machine: Machine) 
     )
     (machine.folder / "link").symlink_to(hosts)
     machine.replace("systemctl")
+    machine.replace("systemd-run")
 
     assert machine.shell(boot_script(), program="sh").returncode == 0
 
@@ -126,3 +129,107 @@ def test_a_copy_of_a_machine_forgets_its_parents_cluster_once(machine: Machine) 
     (ssh / "authorized_keys").write_text("of the owner")
     assert machine.shell(boot_script(), program="sh").returncode == 0
     assert (ssh / "authorized_keys").read_text() == "of the owner"
+
+
+# ENA Express
+
+
+def add_interface(machine: Machine, name: str, driver: str) -> None:
+    """An interface with AWS's MTU, and one send queue."""
+    device = machine.path(f"/sys/class/net/{name}")
+    (device / "queues/tx-0/byte_queue_limits").mkdir(parents=True)
+    (device / "queues/tx-0/byte_queue_limits/limit_min").write_text("0\n")
+    (device / "mtu").write_text("9001\n")
+    (device / "device").mkdir()
+    (device / "device/driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+
+
+def boot_with_express(machine: Machine) -> list[str]:
+    """Boot; return the calls that change the network."""
+    for name in ("systemctl", "systemd-run", "sysctl", "ip"):
+        machine.replace(name)
+    machine.path("/etc/hosts").touch()
+    done = machine.shell(boot_script(ena_express=True), program="sh")
+    assert done.returncode == 0
+    return [call for call in machine.calls if call.startswith(("ip ", "ethtool ", "sysctl "))]
+
+
+def test_ena_express_gets_its_settings_at_every_boot_and_its_mtu_again_and_again(
+    machine: Machine,
+) -> None:
+    add_interface(machine, "ens5", "ena")
+    add_interface(machine, "eth0", "veth")
+    machine.replace("ethtool")
+
+    first = boot_with_express(machine)
+    mtu = ["ip link set ens5 mtu 8900"]
+    assert first == ["sysctl -qw net.ipv4.tcp_autocorking=0", "ethtool -G ens5 rx 8192", *mtu]
+    limit = machine.path("/sys/class/net/ens5/queues/tx-0/byte_queue_limits/limit_min")
+    assert limit.read_text() == "max\n"
+
+    # A new DHCP lease sets 9001 again; the timer's next run mends that alone.
+    script = machine.path("/run/spr-cluster/ena-express").read_text()
+    assert machine.shell(script, program="sh").returncode == 0
+    assert machine.calls[-1:] == mtu
+    assert sum(call.startswith("ethtool") for call in machine.calls) == 1
+    machine.path("/sys/class/net/ens5/mtu").write_text("8900\n")
+    before = machine.calls
+    assert machine.shell(script, program="sh").returncode == 0
+    assert machine.calls == before
+
+    assert "spr-cluster-ena-express.timer" in machine.calls[1]
+
+
+def test_a_machine_without_ethtool_gets_the_mtu_all_the_same(machine: Machine) -> None:
+    add_interface(machine, "ens5", "ena")
+    machine.replace("ethtool", "exit 127")
+
+    assert "ip link set ens5 mtu 8900" in boot_with_express(machine)
+
+
+def test_a_container_stays_as_it_is(machine: Machine) -> None:
+    add_interface(machine, "eth0", "veth")
+    machine.replace("ethtool")
+
+    assert boot_with_express(machine) == []
+
+
+# The first read of a disk
+
+
+def test_a_new_disk_is_read_in_the_background_without_waiting_for_it(machine: Machine) -> None:
+    boot(machine)
+
+    (call,) = [call for call in machine.calls if call.startswith("systemd-run")]
+    assert call.endswith(f"/bin/sh {machine.path('/run/spr-cluster/warm')}")
+    assert "--no-block" in call
+    assert "IOSchedulingClass=idle" in call
+
+
+def test_every_byte_of_the_software_is_read(machine: Machine) -> None:
+    """By the script itself, on a disk that is said to be a block device."""
+    venv = machine.path("/opt/spr-cluster/venv/lib")
+    venv.mkdir(parents=True)
+    (venv / "small one.py").write_bytes(b"s" * 5000)
+    (venv / "large.so").write_bytes(b"l" * (40 << 20))
+    machine.replace("findmnt", "echo /dev/disk")
+    read = machine.folder / "read"
+    machine.replace("cat", f'for f in "$@"; do wc -c <"$f" >>{read}; done')
+    machine.replace("dd", f'/bin/dd "$@" of=/dev/stdout | wc -c >>{read}')
+    script = resources.files("provision").joinpath("warm.sh").read_text()
+    # No block device is here, and this machine's own Python is not read.
+    script = script.replace("[ -b ", "[ -n ").replace("/usr/lib/python3* /usr/bin/python3*", "")
+
+    assert machine.shell(script, program="sh").returncode == 0
+
+    assert sorted(map(int, read.read_text().split())) == [5000, 8 << 20, 16 << 20, 16 << 20]
+
+
+def test_a_container_reads_nothing(machine: Machine) -> None:
+    machine.path("/opt/spr-cluster").mkdir(parents=True)
+    machine.replace("findmnt", "echo overlay")
+    machine.replace("find")
+    script = resources.files("provision").joinpath("warm.sh").read_text()
+
+    assert machine.shell(script, program="sh").returncode == 0
+    assert machine.calls == ["findmnt -no SOURCE /"]

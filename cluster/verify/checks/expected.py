@@ -14,6 +14,10 @@ from infra.instance_types import INSTANCE_TYPES, InstanceType
 from infra.spec import ClusterSpec
 from provision.install import stack_digest
 from provision.stacks.stack import Stack
+from provision.user_data import EXPRESS_MTU
+
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/network_mtu.html: inside a VPC.
+AWS_MTU = 9001
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Expected:
     """Private addresses by node, in rank order."""
     expires: Mapping[str, datetime] = field(default_factory=dict)
     """When the nodes shut down, by their tags; without a node whose tag is missing or unreadable."""
+    mtu: int = 0
+    """Of the machine's network; 0 for the embedded cloud."""
     place: str = ""
     """As :attr:`.Cluster.place`."""
 
@@ -86,4 +92,7 @@ def _expiry_of(node: Node) -> datetime | None:
 
 def with_hardware(expected: Expected, cluster: Cluster) -> Expected:
     """Return the expected state with the hardware of the cluster's instance type."""
-    return replace(expected, machine=INSTANCE_TYPES.get(cluster.head.instance.instance_type))
+    machine = INSTANCE_TYPES.get(cluster.head.instance.instance_type)
+    # All nodes alike, if one of them can't have more.
+    express = any(node.instance.ena_express for node in cluster.nodes)
+    return replace(expected, machine=machine, mtu=EXPRESS_MTU if express else AWS_MTU)

@@ -9,11 +9,10 @@ from cluster.verify.checks.expected import Expected
 from cluster.verify.checks.result import CheckResult, Verdict, typical
 from cluster.verify.node_probe import HealthByNode, NodeAnswer
 from provision.health import NodeHealth
+from provision.user_data import EXPRESS_MTU
 
 # File times, logs, and automatic shutdown depend on the clock; chrony on AWS keeps it within milliseconds.
 _CLOCK_WARN_S, _CLOCK_FAIL_S = 0.5, 5.0
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/network_mtu.html: inside a VPC.
-_JUMBO = 9001
 FIX_CLOCK = "sudo systemctl restart chrony; timedatectl"
 
 
@@ -63,7 +62,7 @@ def restore_names(node: str, expected: Expected) -> str:
 
 
 def check_mtu(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult]:
-    """Check that all nodes have the same MTU, and jumbo frames on AWS."""
+    """Check that all nodes have the same MTU, and on AWS the one of its networks or of ENA Express."""
     mtus = {n: health.mtus.get(expected.addresses[n]) for n, health in by_node.items()}
     known = [mtu for mtu in mtus.values() if mtu]
     for node, mtu in mtus.items():
@@ -75,11 +74,12 @@ def check_mtu(by_node: HealthByNode, expected: Expected) -> Iterator[CheckResult
             continue
         name = by_node[node].interfaces[address]
         found, verdict, wanted, remedy = f"{name}: {mtu}", Verdict.OK, "", ""
-        usual = max(typical(known), _JUMBO) if expected.machine else typical(known)
+        usual = expected.mtu or typical(known)
         if mtu != usual:
             # A node with a smaller MTU than its peers loses their packets or slows them down.
             verdict = Verdict.FAIL if len(set(known)) > 1 else Verdict.WARN
-            wanted = f"{usual}, the MTU of AWS networks" if expected.machine else f"{usual}"
+            network = "ENA Express" if usual == EXPRESS_MTU else "AWS networks"
+            wanted = f"{usual}, the MTU of {network}" if expected.mtu else f"{usual}"
             remedy = expected.on_node(node, f"sudo ip link set {name} mtu {usual}")
         yield CheckResult(node, "mtu", verdict, found, wanted, remedy)
 

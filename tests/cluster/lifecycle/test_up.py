@@ -126,10 +126,10 @@ def test_the_security_group_lets_in_ssh_from_the_caller_and_the_cluster_itself(
     assert group.ssh_cidrs == (CALLER,)
 
 
-def test_one_node_needs_no_image_and_no_placement_group(simulated_cloud: SimulatedCloud) -> None:
+def test_one_node_needs_no_image(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=1)
 
-    assert not {"CreateImage", "CreatePlacementGroup"} & set(simulated_cloud.writes())
+    assert "CreateImage" not in simulated_cloud.writes()
     assert len(simulated_cloud.recorder.of("RunInstances")) == 1
 
 

@@ -28,7 +28,7 @@ from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.launch.topologies import machine
 
-KEY = TuningKey("upstream", "gloo", "tcp", "auto", False, "scratch", 384, "2 x Xeon, 32 cores in 1")
+KEY = TuningKey("upstream", "gloo", "auto", False, "scratch", 384, "2 x Xeon, 32 cores in 1")
 BEST = TuningResult(KEY, 2, 0, None, 57.5, "2026-11-21T08:00:00+00:00")
 BOTH = frozenset({"placement", "batch_size"})
 

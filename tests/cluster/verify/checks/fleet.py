@@ -26,11 +26,12 @@ ON_AWS = Expected(
     amx_required=True,
     machine=find_instance_type("r7iz.metal-16xl"),
     volume_gib=100,
+    mtu=9001,
     instances={name: f"i-{rank}" for rank, name in enumerate(NODES)},
     addresses={name: f"172.31.0.{10 + rank}" for rank, name in enumerate(NODES)},
     expires=dict.fromkeys(NODES, datetime.fromtimestamp(EXPIRES, timezone.utc)),
 )
-IN_CONTAINERS = replace(ON_AWS, machine=None, amx_required=False)
+IN_CONTAINERS = replace(ON_AWS, machine=None, mtu=0, amx_required=False)
 
 
 def answer(node: str, **parts: Any) -> NodeAnswer:

@@ -204,6 +204,21 @@ def test_different_mtus_fail_even_if_the_head_or_most_nodes_have_the_small_one()
     assert verdicts_of(alike) == [(node, "mtu", "warn") for node in NODES]
 
 
+def test_with_ena_express_its_mtu_is_right_and_the_usual_one_is_not() -> None:
+    def express(node: str) -> dict[str, Any]:
+        return {"network": {"interfaces": {ON_AWS.addresses[node]: {"name": "ens5", "mtu": 8900}}}}
+
+    expected = replace(ON_AWS, mtu=8900)
+    set_up = judge(expected, **{node: express(node) for node in NODES})
+    one_is_not = judge(expected, **{node: express(node) for node in NODES[:2]})
+
+    assert verdicts_of(set_up) == []
+    assert verdicts_of(one_is_not) == [("node2", "mtu", "fail")]
+    found = one(one_is_not, "node2", "mtu")
+    assert found.wanted == "8900, the MTU of ENA Express"
+    assert found.remedy.endswith("'sudo ip link set ens5 mtu 8900'")
+
+
 def test_a_node_is_not_blamed_for_what_the_others_lack() -> None:
     lacking: dict[str, Any] = {"tcmalloc": {"path": None}, "mark": None}
 

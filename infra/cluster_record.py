@@ -18,9 +18,18 @@ from infra.spec import ClusterSpec, build_spec, parse_duration, render_duration
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
 _GENERATION = f"{_PREFIX}generation"
+_DISK_SPEED = {
+    key: key.replace("_", "-") for key in ("volume_throughput", "volume_iops", "volume_init_rate")
+}
 _JUST_NOW = timedelta(minutes=10)
 # Options that cannot change while the cluster exists.
-_FIXED = {"stack": "--stack", "volume_gib": "--volume-gib", "subnet_id": "--subnet-id"}
+_FIXED = {
+    "stack": "--stack",
+    "volume_gib": "--volume-gib",
+    "volume_throughput": "--volume-throughput",
+    "volume_iops": "--volume-iops",
+    "subnet_id": "--subnet-id",
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
         "stack": spec.stack,
         "instance-types": " ".join(spec.instance_types),
         "volume-gib": str(spec.volume_gib),
+        **{label: str(getattr(spec, key) or "") for key, label in _DISK_SPEED.items()},
         "amx": "required" if spec.amx_required else "optional",
         "market": " ".join(market),
         "max-price": "" if spec.max_price is None else f"{spec.max_price:g}",
@@ -104,6 +114,11 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             "stack": read("stack"),
             "instance_types": read("instance-types", lambda text: tuple(text.split())),
             "volume_gib": read("volume-gib", int),
+            # Older records have none of them.
+            **{
+                key: read(label, int) if labels.get(_PREFIX + label) else None
+                for key, label in _DISK_SPEED.items()
+            },
             "amx_required": read("amx") == "required",
             "spot": read("market", lambda text: text.split()[0]) == "spot",
             "on_demand_allowed": read("market").split() == ["spot", "on-demand"],

@@ -243,7 +243,7 @@ def _plan_software(given: PlanInput, keep: Sequence[Instance], missing: int) -> 
     kind, spec, image = ActionKind, given.spec, given.image
     machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else spec.types
     machine = " or ".join(each.name for each in machines)
-    what = f"{machine}, {spec.volume_gib} GiB encrypted gp3"
+    what = f"{machine}, {spec.disk}"
 
     def run(kind: ActionKind, detail: str) -> Action:
         return Action(kind, detail, virtual=not any(each.is_metal for each in machines))

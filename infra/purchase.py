@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
@@ -91,6 +91,10 @@ class Refusal:
     code: str
     message: str
 
+    @staticmethod
+    def of(offer: Offer, error: ClientError) -> Refusal:
+        return Refusal(offer, error_code(error), str(error.response["Error"].get("Message", "")))
+
 
 class NoCapacityError(CloudError):
     """EC2 refused every offer. The message lists each offer with its reason."""
@@ -169,17 +173,39 @@ def buy(
         if (offer.type.name, offer.market) in hopeless:
             continue
         try:
-            return offer, _run_instances(buyer, purchase, offer, clock)
+            return offer, _run_with_or_without_rate(buyer, purchase, offer, clock, on_refusal)
         except ClientError as error:
             code = error_code(error)
             if code not in _NO_ROOM | _NO_QUOTA:
                 raise
             if code in _NO_QUOTA:
                 hopeless.add((offer.type.name, offer.market))
-            message = str(error.response.get("Error", {}).get("Message", ""))
-            refusals.append(Refusal(offer, code, message))
+            refusals.append(Refusal.of(offer, error))
             on_refusal(refusals[-1])
     raise NoCapacityError(purchase.count, refusals)
+
+
+def _run_with_or_without_rate(
+    buyer: EC2Client,
+    purchase: Purchase,
+    offer: Offer,
+    clock: Clock | None,
+    on_refusal: Callable[[Refusal], None],
+) -> tuple[Instance, ...]:
+    """Buy; without the rate at which disks are initialized if this account or region has none left."""
+    try:
+        return _run_instances(buyer, purchase, offer, clock)
+    except ClientError as error:
+        refusal = Refusal.of(offer, error)
+        # AWS documents no code of its own for this.
+        about_rate = "initialization" in f"{refusal.code} {refusal.message}".lower()
+        if purchase.spec.volume_init_rate is None or not (
+            about_rate or refusal.code.startswith(("InvalidParameter", "UnknownParameter"))
+        ):
+            raise
+        on_refusal(refusal)
+        spec = purchase.spec.model_copy(update={"volume_init_rate": None})
+        return _run_instances(buyer, replace(purchase, spec=spec), offer, clock)
 
 
 def _run_instances(
@@ -274,12 +300,20 @@ def _interface(purchase: Purchase, offer: Offer) -> dict[str, Any]:
 
 
 def _disk(purchase: Purchase) -> dict[str, Any]:
+    spec = purchase.spec
+    speeds = {
+        "Throughput": spec.volume_throughput,
+        "Iops": spec.volume_iops,
+        # https://docs.aws.amazon.com/ebs/latest/userguide/initalize-volume.html
+        "VolumeInitializationRate": spec.volume_init_rate,
+    }
     return {
         # EC2 refuses a disk smaller than the image's.
-        "VolumeSize": max(purchase.spec.volume_gib, purchase.image.volume_gib),
+        "VolumeSize": max(spec.volume_gib, purchase.image.volume_gib),
         "VolumeType": "gp3",
         "Encrypted": True,
         "DeleteOnTermination": True,
+        **{name: value for name, value in speeds.items() if value},
     }
 
 

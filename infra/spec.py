@@ -7,7 +7,7 @@ import re
 from datetime import timedelta
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from infra.errors import UsageError
 from infra.instance_types import DEFAULT_INSTANCE_TYPE, InstanceType, find_instance_type
@@ -18,6 +18,8 @@ CLUSTER_NAME_RULE = "at most 32 lowercase letters, digits, and hyphens, starting
 DEFAULT_TTL = timedelta(hours=8)
 LONGEST_TTL = timedelta(days=30)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
+# gp3: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
+_BASE_IOPS, _IOPS_PER_GIB, _IOPS_PER_MIB_S = 3000, 500, 4
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -37,6 +39,11 @@ class ClusterSpec(BaseModel):
     ssh_cidr: str
     subnet_id: str | None = None
     volume_gib: int = Field(default=100, ge=20, le=16384)
+    volume_throughput: int | None = Field(default=None, ge=125, le=2000)
+    """In MiB/s; by default gp3's 125."""
+    volume_iops: int | None = Field(default=None, ge=_BASE_IOPS, le=80000)
+    volume_init_rate: int | None = Field(default=None, ge=100, le=300)
+    """MiB/s at which EC2 loads a new disk from its image; by default when blocks are first read."""
     ttl: timedelta = Field(default=DEFAULT_TTL, ge=timedelta(minutes=1), le=LONGEST_TTL)
     idle_timeout: timedelta | None = Field(default=None, ge=timedelta(minutes=5), le=LONGEST_TTL)
     amx_required: bool = True
@@ -58,6 +65,29 @@ class ClusterSpec(BaseModel):
     def _ipv4_network(cls, cidr: str) -> str:
         return parse_ssh_cidr(cidr)
 
+    @model_validator(mode="after")
+    def _possible_disk(self) -> ClusterSpec:
+        iops = self.volume_iops or _BASE_IOPS
+        if iops > self.volume_gib * _IOPS_PER_GIB:
+            raise UsageError(
+                f"--volume-iops {iops}: at most {self.volume_gib * _IOPS_PER_GIB} with --volume-gib "
+                f"{self.volume_gib} ({_IOPS_PER_GIB} per GiB)"
+            )
+        if (self.volume_throughput or 0) * _IOPS_PER_MIB_S > iops:
+            raise UsageError(
+                f"--volume-throughput {self.volume_throughput}: at most {iops // _IOPS_PER_MIB_S} with "
+                f"{iops} IOPS",
+                hint=f"add --volume-iops {(self.volume_throughput or 0) * _IOPS_PER_MIB_S}",
+            )
+        return self
+
+    @property
+    def disk(self) -> str:
+        """The disk in words."""
+        speeds = {"MiB/s": self.volume_throughput, "IOPS": self.volume_iops}
+        more = "".join(f", {value} {unit}" for unit, value in speeds.items() if value)
+        return f"{self.volume_gib} GiB encrypted gp3{more}"
+
     @property
     def types(self) -> tuple[InstanceType, ...]:
         return tuple(find_instance_type(name) for name in self.instance_types)
@@ -71,6 +101,9 @@ _EXPECTED = {
     "name": CLUSTER_NAME_RULE,
     "nodes": "a whole number from 1 to 256",
     "volume_gib": "from 20 to 16384 GiB",
+    "volume_throughput": "from 125 to 2000 MiB/s",
+    "volume_iops": "from 3000 to 80000 IOPS",
+    "volume_init_rate": "from 100 to 300 MiB/s",
     "ttl": "from 1m to 30d",
     "idle_timeout": "from 5m to 30d",
     "max_price": "US dollars per machine and hour, above 0 and at most 1000",

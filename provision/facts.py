@@ -14,6 +14,7 @@ from infra.files import parse_object
 from provision.host import Host
 from provision.install import STACK_FILE, VENV
 from provision.lifetime import SHOW_EXPIRY
+from provision.user_data import WARM_UNIT
 
 AMX_FLAGS = frozenset({"amx_bf16", "amx_tile", "amx_int8"})
 _GRANTED = "granted"
@@ -80,7 +81,8 @@ def render_question(packages: Sequence[str] | None = None, modules: Sequence[str
     """The probe's argument: facts alone, or with ``packages`` also the machine's health."""
     question: dict[str, Any] = {"venv": VENV, "mark": STACK_FILE}
     if packages is not None:
-        question |= {"packages": list(packages), "modules": list(modules), "timer": SHOW_EXPIRY}
+        question |= {"packages": list(packages), "modules": list(modules)}
+        question |= {"timer": SHOW_EXPIRY, "warm": WARM_UNIT}
     return json.dumps(question)
 
 

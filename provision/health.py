@@ -34,6 +34,8 @@ class NodeHealth(HostFacts):
     disk_size: int
     disk_free: int
     disk_error: str | None
+    reading_disk: bool
+    """It still reads its new disk for the first time, which is slow."""
     memory_total: int
     memory_available: int
     own_addresses: tuple[str, ...]
@@ -75,6 +77,7 @@ def parse_health(text: str) -> NodeHealth:
             disk_size=int(disk["size"]),
             disk_free=int(disk["free"]),
             disk_error=disk["error"],
+            reading_disk=bool(answer["reading_disk"]),
             memory_total=int(memory["total"]),
             memory_available=int(memory["available"]),
             own_addresses=tuple(network["own_addresses"]),

@@ -2,7 +2,8 @@
 
 It needs Python 3.8 (stack ``reference``) and the standard library alone. Its argument is JSON: the
 paths ``venv`` and ``mark``, and, for the node's health, ``packages`` and ``modules`` whose versions
-are reported, and the shell command ``timer`` that prints when the node shuts down. ``null`` is what a
+are reported, the shell command ``timer`` that prints when the node shuts down, and the systemd unit
+``warm`` that runs while the disk is read for the first time. ``null`` is what a
 machine does not have.
 """
 
@@ -232,6 +233,7 @@ def describe(question: dict[str, Any]) -> dict[str, Any]:
         "network": {**network, "own_addresses": find_own_addresses(network["hostname"])},
         "power": describe_power(),
         "disk": describe_disk(),
+        "reading_disk": output("systemctl", "is-active", question["warm"]).strip() == "active",
         "memory": describe_memory(),
         "expires": ask_timer(question["timer"]),
         # Last: the caller compares it with the moment of the answer.

@@ -88,6 +88,7 @@ def health_answer(
             "clock_kept": True,
         },
         "disk": {"size": 100 << 30, "free": 80 << 30, "error": None},
+        "reading_disk": False,
         "memory": {"total": 527951364, "available": 520000000},
         "expires": EXPIRES,
         "time": time,

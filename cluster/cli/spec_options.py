@@ -9,6 +9,11 @@ from cluster.cli.common import DEFAULT_NAME, add_cloud_options
 from infra.errors import UsageError
 from infra.spec import parse_duration
 
+_AS_GIVEN = (
+    *("nodes", "stack", "subnet_id", "max_price", "bake"),
+    *("volume_gib", "volume_throughput", "volume_iops", "volume_init_rate"),
+)
+
 
 def add_spec_options(parser: argparse.ArgumentParser) -> None:
     """Add the options, all without defaults: a cluster keeps what is not given."""
@@ -50,13 +55,24 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     add("--ssh-cidr", help="addresses that may use SSH (default: this machine's, as /32)")
     add("--subnet-id", help="a subnet (default: one in the default VPC)")
     add("--volume-gib", type=int, help="each node's disk in GiB (default: 100)")
+    add("--volume-throughput", type=int, metavar="MIB_S", help="its MiB/s (default: 125)")
+    add(
+        "--volume-iops", type=int, metavar="N", help="its I/O operations per second (default: 3000)"
+    )
+    add(
+        "--volume-init-rate",
+        type=int,
+        metavar="MIB_S",
+        help="load new disks from their image at 100 to 300 MiB/s, which AWS bills per GiB of the image "
+        "(default: when blocks are first read)",
+    )
     add("--allow-no-amx", action="store_true", help="continue if the processor has no AMX")
 
 
 def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options by the spec's names. Raises :class:`UsageError` for invalid ones."""
     given: dict[str, Any] = {}
-    for key in ("nodes", "stack", "subnet_id", "volume_gib", "max_price", "bake"):
+    for key in _AS_GIVEN:
         if getattr(args, key) is not None:
             given[key] = getattr(args, key)
     for key in ("ttl", "idle_timeout"):

@@ -12,6 +12,7 @@ from provision.install import VENV
 from provision.mpi import HOSTFILE, MPIRUN_ENV, explain_mpi_failure
 
 _DEADLINE_S = 120
+_COLD_DEADLINE_S = 15 * 60
 _TIMEOUT = 124
 _ANSWER = re.compile(r"^hello (\d+) (torch|error) (.*)$", re.MULTILINE)
 # A failing rank would make mpirun kill the others before they answer, so every rank exits with 0.
@@ -35,17 +36,22 @@ class LauncherReport:
     error: str | None = None
 
 
-def launcher_command(nodes: int) -> str:
+def launcher_command(nodes: int, deadline_s: int = _DEADLINE_S) -> str:
     """Return mpirun as a job starts it, with a deadline: behind a closed port it waits forever."""
     exports = "; ".join(f"export {name}={shlex.quote(value)}" for name, value in MPIRUN_ENV.items())
     argv = [f"{VENV}/bin/mpirun", "-f", HOSTFILE, "-n", str(nodes), "-ppn", "1"]
     argv += ["-bootstrap", "ssh", f"{VENV}/bin/python", "-c", _PROGRAM]
-    return f"{exports}; timeout -k 5 {_DEADLINE_S} {shlex.join(argv)} < /dev/null"
+    return f"{exports}; timeout -k 5 {deadline_s} {shlex.join(argv)} < /dev/null"
 
 
-def probe_launcher(head: Host, nodes: Sequence[str]) -> LauncherReport:
-    """Start a rank on every node of the hostfile and collect their answers."""
-    done = head.run(launcher_command(len(nodes)), timeout_s=_DEADLINE_S + 30, check=False)
+def probe_launcher(head: Host, nodes: Sequence[str], *, cold: bool = False) -> LauncherReport:
+    """Start a rank on every node of the hostfile and collect their answers.
+
+    With ``cold`` disks, the import of torch may load gigabytes from S3.
+    """
+    limit = _COLD_DEADLINE_S if cold else _DEADLINE_S
+    command = launcher_command(len(nodes), limit)
+    done = head.run(command, timeout_s=limit + 30, check=False)
     # One rank per node, in the hostfile's order.
     answers = {nodes[int(rank)]: (kind, text) for rank, kind, text in _ANSWER.findall(done.stdout)}
     torch = {node: text for node, (kind, text) in answers.items() if kind == "torch"}
@@ -53,7 +59,7 @@ def probe_launcher(head: Host, nodes: Sequence[str]) -> LauncherReport:
     if done.exit_code == 0 and len(answers) == len(nodes):
         return LauncherReport(torch, errors)
     if done.exit_code == _TIMEOUT:
-        return LauncherReport(torch, errors, f"mpirun did not finish within {_DEADLINE_S} s")
+        return LauncherReport(torch, errors, f"mpirun did not finish within {limit} s")
     lines = f"{done.stdout}\n{done.stderr}".splitlines()
     last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
     count = f"{len(answers)} of {len(nodes)} nodes answered"

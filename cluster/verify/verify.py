@@ -59,8 +59,11 @@ def verify_cluster(
             network = probe_network(
                 head, reached, bandwidth=bandwidth and not job, note=progress.note
             )
+    cold = [answer.node for answer in answers if answer.health and answer.health.reading_disk]
     with progress.phase("Start a rank on every node"):
-        launched = _launch(head, cluster, reached, job)
+        if cold:
+            progress.note(f"{name_some(cold)}: a new disk, read for the first time, is slow")
+        launched = _launch(head, cluster, reached, job, cold=bool(cold))
     results = [
         *_describe_cluster(cluster, expected),
         *_merge(
@@ -121,7 +124,7 @@ def _probe(
 
 
 def _launch(
-    head: Host, cluster: Cluster, reached: Sequence[str], job: str | None
+    head: Host, cluster: Cluster, reached: Sequence[str], job: str | None, *, cold: bool
 ) -> list[CheckResult]:
     nodes = [node.name for node in cluster.nodes]
     unreached = [node for node in nodes if node not in reached]
@@ -130,7 +133,7 @@ def _launch(
     elif unreached:
         found = f"not tested: the head can't connect to {name_some(unreached)}"
     else:
-        return check_launcher(probe_launcher(head, nodes))
+        return check_launcher(probe_launcher(head, nodes, cold=cold))
     return [CheckResult(CLUSTER, "mpirun", Verdict.SKIPPED, found)]
 
 

@@ -188,7 +188,10 @@ class Launches:
             if mapping["DeviceName"] == image.root_device_name:
                 options, ebs = asked.get("Ebs", {}), mapping["Ebs"]
                 ebs["DeleteOnTermination"] = options.get("DeleteOnTermination", True)
-                ebs["VolumeSize"] = refusals.require_root_size(image, options.get("VolumeSize"))
+                size_gib = refusals.require_root_size(image, options.get("VolumeSize"))
+                has_rate = self._runtime.faults.now.disk.init_rate
+                refusals.require_disk_speed(size_gib, options, has_init_rate=has_rate)
+                ebs["VolumeSize"] = size_gib
 
     def _subnet_of(self, arguments: Arguments) -> Any:
         """Return the subnet of a launch; ``None`` for a launch into an existing interface."""

@@ -156,6 +156,17 @@ class MachineRule(_Section):
         return n
 
 
+class Disk(_Section):
+    """Disks made from an image: ``first_read_mib_s`` is their speed when a block is first read.
+
+    Containers have no such disks; simulated machines do. Without ``init_rate``, a launch that asks for
+    a rate of initialization is refused.
+    """
+
+    first_read_mib_s: float | None = Field(default=None, gt=0)
+    init_rate: bool = True
+
+
 class Iam(_Section):
     """The file with the IAM policy of the tool's user."""
 
@@ -177,6 +188,7 @@ class Faults(_Section):
     throttle: tuple[ThrottleRule, ...] = ()
     error: tuple[ErrorRule, ...] = ()
     machine: tuple[MachineRule, ...] = ()
+    disk: Disk = Disk()
     iam: Iam | None = None
 
     @property

@@ -5,7 +5,7 @@ EC2's codes and wording: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
@@ -83,6 +83,25 @@ def require_root_size(image: Any, size_gib: int | None) -> int:
             f"expect size>= {least}GB",
         )
     return int(size_gib or least)
+
+
+def require_disk_speed(size_gib: int, ebs: Mapping[str, Any], *, has_init_rate: bool) -> None:
+    """gp3's limits: https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html"""
+    iops, throughput = int(ebs.get("Iops") or 3000), int(ebs.get("Throughput") or 125)
+    rate = ebs.get("VolumeInitializationRate")
+    ranges = {
+        f"Iops of {iops}": 3000 <= iops <= 80000,
+        f"Throughput of {throughput}": 125 <= throughput <= 2000,
+        f"VolumeInitializationRate of {rate}": rate is None or 100 <= int(rate) <= 300,
+        f"Iops to volume size ratio of {iops / size_gib:f}": iops <= 500 * size_gib,
+        f"Throughput to iops ratio of {throughput / iops:f}": throughput <= iops / 4,
+    }
+    if wrong := [value for value, valid in ranges.items() if not valid]:
+        raise EC2ClientError("InvalidParameterValue", f"{wrong[0]} is out of range")
+    if rate is not None and not has_init_rate:
+        raise EC2ClientError(
+            "InvalidParameterValue", "The volume initialization rate is not supported"
+        )
 
 
 def require_new_image_name(backend: Any, name: str) -> None:

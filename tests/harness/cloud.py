@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from infra.clients import Clients, connect
 from infra.cloud import Cloud
+from infra.local.faults import Faults
 from infra.local.podman import ContainerSpec
 from tests.harness.shared_time import SharedTime
 from tests.harness.simulated_machines import SimulatedMachines, host_key_of
@@ -41,7 +42,9 @@ class SimulatedEngine(FakePodman):
         fate = self.cloud.fate_of(instance_id) if self.cloud else ""
         image = spec.image.name if isinstance(spec.image, Path) else ""
         user_data = (spec.mounts[0].source / "user-data").read_text()
-        self.machines.begin(instance_id, spec.address, fate, image, user_data)
+        faults = self.cloud.application.runtime.faults.now if self.cloud else Faults()
+        rate = faults.disk.first_read_mib_s if image else None
+        self.machines.begin(instance_id, spec.address, fate, image, user_data, rate)
 
     def end(self, name: str, exit_code: int) -> None:
         super().end(name, exit_code)

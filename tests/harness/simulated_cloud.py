@@ -212,7 +212,7 @@ class Folder(StateFolder):
 def open_simulated_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterator[SimulatedCloud]:
     """An empty cloud with simulated machines; ``start`` is EC2's time, in seconds since 1970."""
     steps, clock = Steps(), HastyTime(start)
-    machines = SimulatedMachines(root / "machines", steps)
+    machines = SimulatedMachines(root / "machines", steps, clock)
     engine = SimulatedEngine(machines)
     clients = endpoint.clients
     recorder, progress = Recorder(), RecordedProgress()

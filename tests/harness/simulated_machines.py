@@ -15,7 +15,7 @@ import struct
 import tarfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ from provision.install import stack_digest
 from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import Stack
 from tests.fakes import AMX, facts_answer, health_answer
+from tests.infra.local.fakes import FakeTime
 
 # Takes the step's name and "before" or "after".
 Hook = Callable[[str, str], None]
 _MESH = "/tmp/spr-cluster-mesh.tar"
 _NOW = 1_800_000_000.0
+# MiB that the first import of torch reads, and of these the probe; pieces that the boot reads at once.
+_VENV_MIB, _PROBE_MIB, _READ_AT_ONCE = 1000, 20, 8
 _LINK: dict[str, dict[str, Any]] = {
     "reach": {"round_trip": 60e-6, "shortest": 50e-6, "clock": 0.0},
     "ssh": {},
@@ -47,9 +50,18 @@ class SimulatedMachines:
 
     root: Path
     on_step: Hook = lambda _name, _moment: None
+    clock: FakeTime = field(default_factory=FakeTime)
 
-    def begin(self, instance_id: str, address: str, fate: str, image: str, user_data: str) -> None:
-        """Start a machine; ``image`` names the disk that it has a copy of."""
+    def begin(
+        self,
+        instance_id: str,
+        address: str,
+        fate: str,
+        image: str,
+        user_data: str,
+        first_read_mib_s: float | None,
+    ) -> None:
+        """Start a machine; ``image`` names the disk that it has a copy of, which is slow at first."""
         # As the boot scripts get them.
         expires, mtu = (
             re.search(rf"{name}=(\d+)", user_data) for name in ("launch_expires", "mtu")
@@ -68,6 +80,9 @@ class SimulatedMachines:
             "installed": installed,
             "launch_expires": int(expires[1]) if expires else None,
             "mtu": int(mtu[1]) if mtu else 9001,
+            "first_read_mib_s": first_read_mib_s,
+            "booted": self.clock.now,
+            "reads_ahead": "spr-cluster-warm" in user_data,
         }
         _write(folder / "state.json", state)
 
@@ -118,7 +133,7 @@ def _stacks() -> dict[str, Stack]:
     return {stack_digest(stack): stack for stack in found}
 
 
-def _health_of(state: dict[str, Any]) -> dict[str, Any]:
+def _health_of(state: dict[str, Any], now: float) -> dict[str, Any]:
     """A machine of the default type with the stack that was installed; ``health`` changes parts."""
     stack = _stacks().get(state["installed"], load_stack("upstream"))
     expires = state.get("expires", state["launch_expires"])
@@ -126,6 +141,7 @@ def _health_of(state: dict[str, Any]) -> dict[str, Any]:
     if state.get("timer", "runs") != "runs":
         parts["expires"] = None
     parts["network"] = {"interfaces": {state["address"]: {"name": "ens5", "mtu": state["mtu"]}}}
+    parts["reading_disk"] = state["reads_ahead"] and _left_to_read_s(state, _VENV_MIB, now) > 0
     parts |= state.get("health", {})
     if state["fate"] == "no-amx":
         parts["processor"] = {"amx": [], "tile_data": "ENOTSUP"}
@@ -138,6 +154,15 @@ def host_key_of(instance_id: str) -> str:
     kind, key = b"ssh-ed25519", hashlib.sha256(instance_id.encode()).digest()
     blob = struct.pack(f">I{len(kind)}sI{len(key)}s", len(kind), kind, len(key), key)
     return f"{kind.decode()} {base64.b64encode(blob).decode()}"
+
+
+def _left_to_read_s(state: dict[str, Any], mib: int, now: float) -> float:
+    """How long the first read of a part of the environment takes from now on."""
+    rate = state["first_read_mib_s"]
+    if not rate or state.get("read_mib", 0) >= mib:
+        return 0
+    ahead: float = state["booted"] + _VENV_MIB / rate / _READ_AT_ONCE - now
+    return max(0, min(mib / rate, ahead) if state["reads_ahead"] else mib / rate)
 
 
 class SimulatedHost:
@@ -283,21 +308,40 @@ class SimulatedHost:
         ]
         return Result(0, "".join(lines), "")
 
-    def _hear_all(self, _: str) -> Result:
+    def _read_disks(self, mib: int, command: str) -> bool:
+        """Wait until all nodes have read so much of their environment, or until the command's limit."""
+        limit = re.search(r"timeout -k 5 (\d+)", command)
+        now, machines = self._machines.clock.now, self._all_machines()
+        names = self._state().get("names", {})
+        nodes = [machines[address] for address in names.values() if address in machines]
+        wait = max((_left_to_read_s(node, mib, now) for node in nodes), default=0)
+        self._machines.clock.sleep(min(wait, float(limit[1]) if limit else wait))
+        if limit and wait > float(limit[1]):
+            return False
+        for node in nodes if wait else ():
+            path = self._machines.root / node["id"] / "state.json"
+            _write(path, {**self._machines.read(node["id"]), "read_mib": mib})
+        return True
+
+    def _hear_all(self, command: str) -> Result:
         """Nodes answer the head when they run, have the software, and know the same key."""
+        in_time = self._read_disks(_PROBE_MIB, command)
         state, machines = self._state(), self._all_machines()
         lines = []
         for name, address in state.get("names", {}).items():
             other = machines.get(address, {})
             good = bool(other.get("installed")) and other.get("mesh") == state["mesh"]
             good = good and other.get("fate") != "no-ssh"
-            said = json.dumps(_health_of(other)) if good else "no route"
-            lines.append(f"answer:{name}:{0 if good else 255}:{_NOW}:{_NOW}:{said}\n")
+            now = self._machines.clock.now
+            said = json.dumps(_health_of(other, now)) if good else "no route"
+            code = (0 if in_time else 124) if good else 255
+            lines.append(f"answer:{name}:{code}:{_NOW}:{_NOW}:{said}\n")
         return Result(0, "".join(lines), "")
 
     def _describe(self, _: str) -> Result:
         """The machine, as it tells this one of itself."""
-        return Result(0, json.dumps(_health_of({**self._state(), "id": self._id})), "")
+        state = {**self._state(), "id": self._id}
+        return Result(0, json.dumps(_health_of(state, self._machines.clock.now)), "")
 
     def _hear_links(self, command: str) -> Result:
         """All ways between the nodes are good, but those to a node that is said to be closed."""
@@ -316,7 +360,9 @@ class SimulatedHost:
             }
         return Result(0, f"stage:reach\nlinks:{json.dumps(result)}\n", "")
 
-    def _hello(self, _: str) -> Result:
+    def _hello(self, command: str) -> Result:
+        if not self._read_disks(_VENV_MIB, command):
+            return Result(124, "", "")
         ranks = range(len(self._state()["names"]))
         return Result(0, "".join(f"hello {rank} torch 2.13.0+cpu\n" for rank in ranks), "")
 

@@ -44,6 +44,9 @@ any_wishes = st.fixed_dictionaries(
             st.sampled_from(sorted(INSTANCE_TYPES)), min_size=1, max_size=12, unique=True
         ).map(tuple),
         "volume_gib": st.integers(20, 16384),
+        "volume_throughput": st.none() | st.integers(125, 750),
+        "volume_iops": st.none() | st.integers(3000, 10000),
+        "volume_init_rate": st.none() | st.integers(100, 300),
         "amx_required": st.booleans(),
         "spot": st.booleans(),
         "on_demand_allowed": st.booleans(),
@@ -72,6 +75,17 @@ def test_every_option_survives_the_tags(options: dict[str, Any]) -> None:
         assert TAG_VALUE.fullmatch(value), f"{key}={value}"
         assert len(key) <= 128
         assert not key.startswith("aws:")
+
+
+def test_a_record_without_the_speed_of_disks_is_read() -> None:
+    labels = {key: value for key, value in labels_of().items() if "volume-i" not in key}
+
+    record = parse_record(labels)
+
+    assert record is not None
+    assert record.options["volume_iops"] is None
+    with pytest.raises(SprError, match="spr-cluster:volume-iops is 'many'"):
+        parse_record({**labels, "spr-cluster:volume-iops": "many"})
 
 
 def test_the_longest_record_fits_the_tags_of_one_resource() -> None:

@@ -148,3 +148,13 @@ def test_ena_express_with_its_settings_if_the_type_supports_it(nodes: int, suppo
     express = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": {"EnaSrdUdpEnabled": True}}
     assert interface.get("EnaSrdSpecification") == (express if supported else None)
     assert request["UserData"] == f"#cloud-config\n{supported}"
+
+
+def test_the_disk_has_the_speed_that_was_asked_for() -> None:
+    spec = make_spec(2, volume_throughput=500, volume_iops=4000, volume_init_rate=200)
+
+    request = render_request(make_purchase(spec), offers_of(spec)[0])
+
+    ebs = request["BlockDeviceMappings"][0]["Ebs"]
+    assert (ebs["Throughput"], ebs["Iops"], ebs["VolumeInitializationRate"]) == (500, 4000, 200)
+    assert spec.disk == "100 GiB encrypted gp3, 500 MiB/s, 4000 IOPS"

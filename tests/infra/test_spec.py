@@ -28,6 +28,17 @@ GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr"
         ({"name": "a" * 33}, "at most 32"),
         ({"name": "bert\n"}, "expected at most 32 lowercase letters"),
         ({"volume_gib": 5}, "--volume-gib 5: expected from 20"),
+        ({"volume_throughput": 124}, "--volume-throughput 124: expected from 125 to 2000 MiB/s"),
+        ({"volume_iops": 80001}, "--volume-iops 80001: expected from 3000 to 80000 IOPS"),
+        ({"volume_init_rate": 99}, "--volume-init-rate 99: expected from 100 to 300 MiB/s"),
+        (
+            {"volume_iops": 12000, "volume_gib": 20},
+            "--volume-iops 12000: at most 10000 with --volume-gib 20 (500 per GiB)",
+        ),
+        (
+            {"volume_throughput": 1000},
+            "--volume-throughput 1000: at most 750 with 3000 IOPS\n  → add --volume-iops 4000",
+        ),
         ({"ssh_cidr": "everywhere"}, "--ssh-cidr 'everywhere'"),
         ({"ssh_cidr": "10.0.0.1/8"}, "--ssh-cidr '10.0.0.1/8': 10.0.0.1/8 has host bits set"),
         ({"ssh_cidr": "::1/128"}, "an IPv4 range such as 203.0.113.7/32"),

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from cluster.verify.checks.expected import expect
+from cluster.verify.checks.result import Verdict
+from cluster.verify.verify import verify_cluster
+from infra.errors import UsageError
+from provision.stacks.load import load_stack
 from tests.harness.simulated_cloud import SimulatedCloud
 
 
@@ -27,3 +34,62 @@ def test_machines_with_ena_express_have_its_mtu_and_verify_expects_it(
     simulated_cloud.change_machine(cluster.nodes[1].instance.id, mtu=9001)
     simulated_cloud.up()
     assert "node1: mtu: ens5: 9001" in simulated_cloud.progress.notes[-1]
+
+
+def verdicts(cloud: SimulatedCloud) -> list[tuple[str, str]]:
+    """What `verify` finds wrong, as check and finding."""
+    cluster, stack = cloud.cluster(), load_stack("upstream")
+    expected = expect(cloud.ctx.cloud, cluster, {"volume_gib": 100}, stack)
+    report = verify_cluster(cluster, expected, cloud.ctx.host_opener(), cloud.progress)
+    return [(r.check, r.found) for r in report.results if r.verdict in (Verdict.FAIL, Verdict.WARN)]
+
+
+@pytest.mark.parametrize("mib_s", [5, 0.5])
+def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
+    simulated_cloud: SimulatedCloud, mib_s: float
+) -> None:
+    """At 5 MiB/s the boot has read enough in time; at 0.5 `verify` waits, longer than usual."""
+    simulated_cloud.faults(f"[disk]\nfirst_read_mib_s = {mib_s}\n")
+    simulated_cloud.up(nodes=2)
+
+    began = simulated_cloud.clock.now
+    assert verdicts(simulated_cloud) == []
+
+    waited = simulated_cloud.clock.now - began
+    assert (waited > 120) == (mib_s < 1)
+    noted = "node1: a new disk, read for the first time, is slow" in simulated_cloud.progress.notes
+    assert noted == (mib_s < 1)
+
+
+def test_a_rate_of_initialization_that_is_refused_costs_nothing_but_a_note(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults("[disk]\ninit_rate = false\n")
+
+    simulated_cloud.up(nodes=2, volume_init_rate=200, volume_throughput=250)
+
+    assert simulated_cloud.cluster().is_whole
+    disks = [
+        r["BlockDeviceMappings"][0]["Ebs"] for r in simulated_cloud.recorder.of("RunInstances")
+    ]
+    assert [disk.get("VolumeInitializationRate") for disk in disks] == [200, None] * 2
+    assert [disk["Throughput"] for disk in disks] == [250] * 4
+    notes = [note for note in simulated_cloud.progress.notes if "InvalidParameterValue" in note]
+    assert len(notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"), [("volume_throughput", "Throughput"), ("volume_iops", "Iops")]
+)
+def test_the_speed_of_disks_is_recorded_and_kept(
+    simulated_cloud: SimulatedCloud, name: str, parameter: str
+) -> None:
+    simulated_cloud.up(nodes=1, volume_iops=4000, volume_throughput=250)
+    simulated_cloud.up(nodes=2)
+
+    disks = [
+        r["BlockDeviceMappings"][0]["Ebs"] for r in simulated_cloud.recorder.of("RunInstances")
+    ]
+    assert len({disk[parameter] for disk in disks}) == 1
+    with pytest.raises(UsageError, match="was created with"):
+        simulated_cloud.plan_input(**{name: 5000 if name == "volume_iops" else 300})

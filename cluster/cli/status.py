@@ -13,6 +13,7 @@ from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.events import utc_now
+from cluster.host_identity import verified_by
 from cluster.local_files import nearest_cluster
 from cluster.nodes import Node, rank_nodes
 from cluster.overview import Overview
@@ -49,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
     now = utc_now()
     notices = describe_spot_notices(ec2, found.alive)
     user = ctx.files.user()
+    keys = verified_by(ctx.events)
     if args.json:
-        print(json.dumps(_as_dict(nodes, overview, cloud, now, notices, user)))
+        print(json.dumps(_as_dict(nodes, overview, cloud, now, notices, user, keys)))
         return 0
     working = "`spr-cluster {}` (PID {}) is working on it.".format(*user) if user else ""
     if not found:
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     if nodes:
-        print(format_table([_HEADER, *map(_row, nodes)]))
+        print(format_table([_HEADER, *(_row(node, keys) for node in nodes)]))
     for node in nodes:
         if notice := notices.get(node.instance.id):
             print(f"{node.name}: SPOT NOTICE: {notice}")
@@ -79,13 +81,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-_HEADER = ("NODE", "STATE", "TYPE", "INSTANCE", "PRIVATE IP", "PUBLIC IP")
+_HEADER = ("NODE", "STATE", "TYPE", "INSTANCE", "PRIVATE IP", "PUBLIC IP", "HOST KEY")
 
 
-def _row(node: Node) -> tuple[str, ...]:
+def _row(node: Node, keys: Mapping[str, str]) -> tuple[str, ...]:
     instance = node.instance
     kind = instance.instance_type
-    return (node.name, instance.state, kind, instance.id, node.private_ip, node.public_ip)
+    key = keys.get(instance.id, "-")
+    return (node.name, instance.state, kind, instance.id, node.private_ip, node.public_ip, key)
 
 
 def _as_dict(
@@ -95,9 +98,17 @@ def _as_dict(
     now: datetime,
     notices: Mapping[str, str],
     user: tuple[str, int] | None,
+    keys: Mapping[str, str],
 ) -> dict[str, Any]:
     stack = nodes[0].instance.tags.get(tags.STACK, "") if nodes else ""
-    listed = [{**node.as_dict(), "spot_notice": notices.get(node.instance.id)} for node in nodes]
+    listed = [
+        {
+            **node.as_dict(),
+            "spot_notice": notices.get(node.instance.id),
+            "host_key_verified_by": keys.get(node.instance.id),
+        }
+        for node in nodes
+    ]
     in_use_by = dict(zip(("command", "pid"), user, strict=True)) if user else None
     more = {"cloud": cloud.name, "stack": stack, "nodes": listed, "in_use_by": in_use_by}
     return {**overview.as_dict(now), **more}

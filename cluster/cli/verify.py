@@ -18,6 +18,7 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
+from cluster.host_identity import FIRST_CONTACT, check_head_identity, verified_by
 from cluster.nodes import Cluster
 from cluster.verify.checks.expected import Expected, expect, with_hardware
 from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     cluster = ctx.find_cluster()
     expected = build_expected(ctx, cluster, judge=args.judge_hardware)
     with progress.phase(f"Verify cluster {args.name}"):
+        if verified_by(ctx.events).get(cluster.head.instance.id) == FIRST_CONTACT:
+            progress.note(check_head_identity(ctx, cluster.head))
         report = verify_cluster(
             cluster, expected, ctx.host_opener(), progress, bandwidth=not args.no_bandwidth
         )

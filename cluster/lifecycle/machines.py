@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from cluster import ssh_mesh
 from cluster.context import Context
-from cluster.lifecycle.reach import check_head_identity, check_neighbours, reach_nodes
+from cluster.host_identity import check_head_identity, check_neighbours
+from cluster.lifecycle.reach import reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify import node_probe
 from cluster.verify.checks.result import name_some

@@ -1,9 +1,9 @@
-"""Reaching nodes after launch: SSH, cloud-init, facts, and host keys, on many nodes in parallel."""
+"""Reaching nodes after launch: SSH, cloud-init, and facts, on many nodes in parallel."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -13,13 +13,7 @@ from infra.errors import HostError, HostKeyError
 from infra.instances import describe_by_id
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts, gather_facts
-from provision.host import Host, on_all, wait_until_reachable
-from provision.host_keys import (
-    check_pinned_keys,
-    parse_console_host_keys,
-    pinned_host_keys,
-    scan_host_keys,
-)
+from provision.host import on_all, wait_until_reachable
 from provision.install import wait_for_cloud_init
 
 # A machine that has been running for longer than a boot takes is no longer booting.
@@ -121,33 +115,3 @@ def reach_nodes(
         else:
             facts[node.instance.id] = answer
     return facts, failed
-
-
-def check_head_identity(ctx: Context, head: Node) -> str:
-    """Compare the head's pinned key with its console output; return a progress note.
-
-    The console output comes through EC2's API, so an attacker on the network path can't change it.
-    """
-    pinned = pinned_host_keys(ctx.files.known_hosts, head.instance.id)
-    try:
-        answer = ctx.clients.ec2.get_console_output(InstanceId=head.instance.id, Latest=True)
-        text = answer.get("Output", "")  # botocore has decoded it
-    except (ClientError, BotoCoreError):
-        text = ""
-    known = parse_console_host_keys(text)
-    if not known:
-        return "its host key was accepted on first contact: the console does not show it"
-    check_pinned_keys(head.name, head.instance.id, pinned, known, ctx.files.known_hosts)
-    return "its host key matches its console"
-
-
-def check_neighbours(ctx: Context, head: Host, nodes: Sequence[Node]) -> None:
-    """Compare the pinned keys with those that the head sees in the private network.
-
-    Raises :class:`HostKeyError` naming a node with another key there.
-    """
-    seen: Mapping[str, str] = scan_host_keys(head, [node.private_ip for node in nodes])
-    for node in nodes:
-        if key := seen.get(node.private_ip):
-            pinned = pinned_host_keys(ctx.files.known_hosts, node.instance.id)
-            check_pinned_keys(node.name, node.instance.id, pinned, (key,), ctx.files.known_hosts)

@@ -156,6 +156,13 @@ class MachineRule(_Section):
         return n
 
 
+class Console(_Section):
+    """GetConsoleOutput: without ``latest``, a type shows only what EC2 posts ``delay_s`` after a launch."""
+
+    latest: bool = True
+    delay_s: Seconds = 0
+
+
 class Disk(_Section):
     """Disks made from an image: ``first_read_mib_s`` is their speed when a block is first read.
 
@@ -189,6 +196,7 @@ class Faults(_Section):
     error: tuple[ErrorRule, ...] = ()
     machine: tuple[MachineRule, ...] = ()
     disk: Disk = Disk()
+    console: Console = Console()
     iam: Iam | None = None
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.types import Base64EncodedString
+from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
@@ -68,7 +69,15 @@ class LocalEC2Response(EC2Response):
     def get_console_output(self) -> ActionResult:
         ec2 = self.ec2_backend
         instance = ec2.get_instance(self._get_param("InstanceId"))
-        text = ec2.instances.console_of(instance)
+        faults, latest = ec2.runtime.faults.now.console, self._get_bool_param("Latest", False)
+        if latest and not faults.latest:
+            raise EC2ClientError(
+                "UnsupportedOperation",
+                "This instance type does not support retrieving the latest console logs.",
+            )
+        age_s = (ec2.runtime.moto_now() - instance.launch_time).total_seconds()
+        posted = latest or age_s >= faults.delay_s
+        text = ec2.instances.console_of(instance) if posted else ""
         return ActionResult(
             {
                 "InstanceId": instance.id,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from cluster.host_identity import check_head_identity, verified_by
 from infra.errors import HostKeyError, SprError
 from infra.key_pair import generate_key_pair
 from provision.host_keys import pin_host_keys, pinned_host_keys
@@ -70,7 +71,8 @@ def test_an_empty_console_is_reported(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.up(nodes=1)
 
     said = "its host key was accepted on first contact: the console does not show it"
-    assert said in simulated_cloud.progress.notes
+    assert any(said in note for note in simulated_cloud.progress.notes)
+    assert list(verified_by(simulated_cloud.ctx.events).values()) == ["first contact"]
 
 
 def test_a_console_that_can_not_be_asked_stops_nothing(simulated_cloud: SimulatedCloud) -> None:
@@ -87,6 +89,51 @@ def test_the_heads_console_is_looked_at(simulated_cloud: SimulatedCloud) -> None
     simulated_cloud.prepared(nodes=1)
 
     assert "its host key matches its console" in simulated_cloud.progress.notes
+
+
+def test_how_each_key_was_verified_is_remembered(simulated_cloud: SimulatedCloud) -> None:
+    cluster = simulated_cloud.up(nodes=2)
+
+    assert verified_by(simulated_cloud.ctx.events) == {
+        cluster.head.instance.id: "console",
+        cluster.workers[0].instance.id: "head",
+    }
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "how"), [(0, "console"), (60, "console"), (3600, "first contact")]
+)
+def test_a_type_without_the_latest_console_is_asked_again_and_waited_for_a_while(
+    simulated_cloud: SimulatedCloud, delay_s: int, how: str
+) -> None:
+    simulated_cloud.faults(f"[console]\nlatest = false\ndelay_s = {delay_s}\n")
+
+    head = simulated_cloud.up(nodes=1).head
+
+    events = simulated_cloud.ctx.events
+    assert verified_by(events) == {head.instance.id: how}
+    assert simulated_cloud.clock.now - simulated_cloud.began < 240
+    # Later it is looked at again, without another wait.
+    before = simulated_cloud.clock.now
+    check_head_identity(simulated_cloud.ctx, head)
+    assert simulated_cloud.clock.now == before
+    simulated_cloud.clock.now += 3600
+    assert check_head_identity(simulated_cloud.ctx, head) == "its host key matches its console"
+    assert verified_by(events) == {head.instance.id: "console"}
+
+
+def test_a_stranger_is_not_trusted_on_a_type_without_the_latest_console(
+    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated_cloud.faults("[console]\nlatest = false\n")
+    keys = (f"{STRANGER} root@somewhere",)
+    monkeypatch.setattr(simulated_cloud.engine, "host_keys", lambda *_: keys)
+
+    with pytest.raises(
+        HostKeyError, match=r"\[node0\] the SSH host key pinned here for i-\w+ is not"
+    ):
+        simulated_cloud.up(nodes=1)
+    assert secrets_given(simulated_cloud) == 0
 
 
 def test_a_worker_whom_the_head_sees_with_another_key_is_not_trusted(

@@ -82,6 +82,11 @@ class Instance:
         return self.instance_type, self.zone
 
     @property
+    def is_metal(self) -> bool:
+        """Whether it boots as slowly as a physical machine."""
+        return ".metal" in self.instance_type
+
+    @property
     def expires(self) -> datetime | None:
         """When the machine shuts itself down, according to its tag."""
         text = self.tags.get(tags.EXPIRES)

@@ -17,7 +17,9 @@ T = TypeVar("T")
 # Bare metal can take over 20 minutes to start, and images of large volumes have taken over 50.
 BOOT_DEADLINE_S = 40 * 60
 IMAGE_DEADLINE_S = 90 * 60
+# `up` goes on then; `down` waits longer, because bare metal has taken an hour to end.
 TERMINATE_DEADLINE_S = 20 * 60
+DOWN_DEADLINE_S = 100 * 60
 # A resource that another one still uses is tried again in the next round instead of waited for.
 HELD_DEADLINE_S = 20.0
 # EC2 shows new and deleted resources with a delay of seconds.

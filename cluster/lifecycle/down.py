@@ -16,7 +16,13 @@ from infra.images import Image, wait_until_available
 from infra.inventory import Inventory, describe_inventory
 from infra.plan import plan_down
 from infra.removal import remove
-from infra.wait import CONSISTENCY_DEADLINE_S, HELD_DEADLINE_S, SETTLE_S, TERMINATE_DEADLINE_S
+from infra.wait import (
+    CONSISTENCY_DEADLINE_S,
+    DOWN_DEADLINE_S,
+    HELD_DEADLINE_S,
+    SETTLE_S,
+    TERMINATE_DEADLINE_S,
+)
 
 _LONGEST_PAUSE_S = 5.0
 
@@ -40,7 +46,8 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
     denied: set[str] = set()
     # If this machine has no files of the cluster either, one search is enough.
     clean, wanted = 0, 2 if ctx.files.exist else 1
-    start, rounds, reason = ctx.clock.monotonic(), 0, ""
+    start = without_machines = ctx.clock.monotonic()
+    rounds, reason = 0, ""
     while clean < wanted:
         found = _search(ctx, name, again=clean > 0)
         kept = _keep(ctx, found) if keep_image else Inventory()
@@ -48,7 +55,11 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
         if not rest:
             clean += 1
             continue
-        if ctx.clock.monotonic() - start > TERMINATE_DEADLINE_S + CONSISTENCY_DEADLINE_S:
+        now = ctx.clock.monotonic()
+        since, limit = without_machines, TERMINATE_DEADLINE_S + CONSISTENCY_DEADLINE_S
+        if rest.instances:
+            since, limit = start, DOWN_DEADLINE_S
+        if now - since > limit:
             raise SprError(
                 f"still there after `down`: {rest}" + (f"\n  {reason}" if reason else ""),
                 hint=f"run `spr-cluster down {ctx.flags}` again; these resources may still cost money",
@@ -58,7 +69,9 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
         clean, wanted, rounds = 0, 2, rounds + 1
         for kind, ids in rest.ids().items():
             removed.setdefault(kind, set()).update(ids)
-        reason = _remove_all(ctx, plan_down(rest), denied)
+        reason = _remove_all(ctx, plan_down(rest), denied, start)
+        if rest.instances:
+            without_machines = ctx.clock.monotonic()
     if remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region)):
         ctx.files.remove(keep_cloud=bool(kept))
     if removed:
@@ -81,7 +94,7 @@ def _keep(ctx: Context, found: Inventory) -> Inventory:
         instances.label_instances(ctx.clients.ec2, new, {tags.KEPT: "yes"})
     if any(image.state == "pending" for image in good):
         workers = tuple(i for i in found.instances if i.role != instances.HEAD)
-        _remove_all(ctx, plan_down(Inventory(instances=workers)), set())
+        _remove_all(ctx, plan_down(Inventory(instances=workers)), set(), ctx.clock.monotonic())
     kept = [image for image in good if image.state != "pending" or _is_finished(ctx, image)]
     others = {id_ for image in found.images if image not in kept for id_ in image.snapshot_ids}
     # EC2 may not have listed a snapshot with its image yet.
@@ -110,17 +123,24 @@ def _search(ctx: Context, name: str, *, again: bool) -> Inventory:
     return found
 
 
-def _remove_all(ctx: Context, plan: Plan, denied: set[str]) -> str:
+def _remove_all(ctx: Context, plan: Plan, denied: set[str], start: float) -> str:
     """Remove what can be removed now; return why something has to wait for the next round.
 
-    ``denied`` are the IDs that were denied in an earlier round; a second denial is an error.
+    ``denied`` are the IDs that were denied in an earlier round; a second denial is an error. ``start``
+    is when the removal began.
     """
     reason = ""
+
+    def note(_: float) -> None:
+        passed = (ctx.clock.monotonic() - start) / 60
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
+        cost = ", not billed any more" if ctx.cloud.billed else ""
+        ctx.progress.note(
+            f"shutting down{cost}: {passed:.0f} min of at most {DOWN_DEADLINE_S // 60}"
+        )
+
     for action in plan.actions:
         limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else HELD_DEADLINE_S
-
-        def note(passed: float, limit: float = limit) -> None:
-            ctx.progress.note(f"terminating, {passed / 60:.0f} min of at most {limit / 60:.0f}")
 
         with ctx.perform(action):
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from cluster.context import Context
@@ -19,6 +20,7 @@ from infra.ownership import check_owner, split_groups
 from infra.plan import PlanInput, check_head_is_not_stopped
 from infra.purchase import Offer, list_offers
 from infra.spec import ClusterSpec
+from infra.wait import BOOT_DEADLINE_S
 from provision.recipe import recipe_digest
 from provision.stacks.load import load_stack, stack_names
 
@@ -77,8 +79,16 @@ def prepare(
 
 
 def _find_impaired(ctx: Context, found: Inventory) -> dict[str, str]:
-    """Return the workers that EC2's status checks call impaired, with that reason."""
-    workers = [machine.id for machine in found.alive if machine.role != HEAD]
+    """Return the workers that EC2's status checks call impaired, with that reason.
+
+    Bare metal may be impaired while it boots, so that is no reason until a boot takes no longer.
+    """
+    booting = ctx.now() - timedelta(seconds=BOOT_DEADLINE_S)
+    workers = [
+        machine.id
+        for machine in found.alive
+        if machine.role != HEAD and not (machine.is_metal and machine.launch_time > booting)
+    ]
     impaired = describe_impaired(ctx.clients.ec2, workers) if workers else ()
     return dict.fromkeys(impaired, "impaired, according to EC2's status checks")
 

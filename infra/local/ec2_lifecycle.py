@@ -76,6 +76,8 @@ class InstanceLifecycle:
             self._schedule(instance, "dies", boot_s)
         elif rule.fate != "never-boots":
             self.boot(instance)
+            if rule.fate == "slow-checks":
+                self._schedule(instance, "impaired", boot_s)
             self._schedule(instance, rule.fate, boot_s + rule.after_s)
 
     def boot(self, instance: Instance) -> None:
@@ -148,6 +150,8 @@ class InstanceLifecycle:
             set_reason(instance, "Server.ScheduledStop", "Stopped due to a scheduled retirement")
         elif event == "impaired":
             self.impaired.add(instance.id)
+        elif event == "slow-checks":
+            self.impaired.discard(instance.id)
         elif event == "spot-notice" and (request := self._spot_requests.find(instance.id)):
             request.set_code("marked-for-termination")
 

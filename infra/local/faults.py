@@ -24,7 +24,9 @@ from infra.validation import explain_invalid, nearest
 
 Profile = Literal["instant", "fast", "metal"]
 Market = Literal["spot", "on-demand", "*"]
-Fate = Literal["never-boots", "dies", "no-ssh", "no-amx", "impaired", "spot-notice", "stops"]
+Fate = Literal[
+    "never-boots", "dies", "no-ssh", "no-amx", "impaired", "slow-checks", "spot-notice", "stops"
+]
 
 _SERVICES = ("ec2", "ssm", "sts", "service-quotas")
 # AWS's HTTP statuses of the codes that are worth a retry; every other code is the caller's fault:

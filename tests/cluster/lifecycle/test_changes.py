@@ -98,6 +98,8 @@ def stop_worker(simulated_cloud: SimulatedCloud) -> str:
 def impair_worker(simulated_cloud: SimulatedCloud) -> str:
     lost = ids(simulated_cloud)[1]
     simulated_cloud.fake.backend.lifecycle.impaired.add(lost)
+    # Before, it could be booting.
+    simulated_cloud.clock.now += 2400
     return lost
 
 

@@ -183,7 +183,7 @@ def test_machines_that_do_not_end_are_named_in_time(simulated_cloud: SimulatedCl
     with pytest.raises(SprError, match=r"still there after `down`: 1 instance") as caught:
         simulated_cloud.down()
     assert f"termination of {machine} timed out after 20 min" in str(caught.value)
-    assert simulated_cloud.clock.now - began < 3600
+    assert 5400 < simulated_cloud.clock.now - began < 9000
 
 
 def test_ec2_lets_go_late_and_is_waited_for(simulated_cloud: SimulatedCloud) -> None:

@@ -93,3 +93,46 @@ def test_the_speed_of_disks_is_recorded_and_kept(
     assert len({disk[parameter] for disk in disks}) == 1
     with pytest.raises(UsageError, match="was created with"):
         simulated_cloud.plan_input(**{name: 5000 if name == "volume_iops" else 300})
+
+
+# Bare metal is slow
+
+
+def test_a_young_machine_that_seems_impaired_is_left_alone(simulated_cloud: SimulatedCloud) -> None:
+    """A metal machine's checks fail while it boots; a second `up` must not end it."""
+    simulated_cloud.faults('[[machine]]\nn = 1\nfate = "slow-checks"\nafter_s = 1500\n')
+    worker = simulated_cloud.up(nodes=2).workers[0].instance.id
+
+    for _ in range(2):
+        assert simulated_cloud.plan().terminations == ()
+        simulated_cloud.clock.now += 1800
+    assert simulated_cloud.up().workers[0].instance.id == worker
+
+
+def test_an_impaired_machine_is_replaced_once_it_can_not_be_booting(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults('[[machine]]\nn = 1\nfate = "impaired"\n')
+    worker = simulated_cloud.up(nodes=2).workers[0].instance.id
+    simulated_cloud.clock.now += 2400
+
+    (removal,) = simulated_cloud.plan().terminations
+    assert removal.ids == (worker,)
+
+
+def test_images_and_ends_that_take_an_hour_are_waited_for(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults("image_s = 3600\nterminate_s = 3600\n")
+    simulated_cloud.clock.pace = 20
+
+    lost = simulated_cloud.up(nodes=2).workers[0].instance.id
+    assert simulated_cloud.clock.now - simulated_cloud.began > 3600
+    simulated_cloud.end(lost)
+    began = simulated_cloud.clock.now
+    simulated_cloud.up()
+    assert simulated_cloud.cluster().is_whole
+    assert simulated_cloud.clock.now - began < 3600, "`up` waits for a machine that is of no use"
+
+    simulated_cloud.down()
+    assert simulated_cloud.left() == []
+    noted = [note for note in simulated_cloud.progress.notes if note.startswith("shutting down")]
+    assert any("min of at most 100" in note for note in noted)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from infra.instances import Instance
 from tests.infra.local.fakes import BASE, FakeCloud, FakePodman, refusal, refused
 
 
@@ -219,3 +220,47 @@ def test_a_missing_group_is_refused_and_not_created(fake_cloud: FakeCloud) -> No
         code = refusal(launch, cloud=fake_cloud, least=1, most=1, **request)
         assert code == "InvalidGroup.NotFound"
     assert len(fake_cloud.ec2.describe_security_groups()["SecurityGroups"]) == 1
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_interface_shows_whether_it_has_ena_express(fake_cloud: FakeCloud, asked: bool) -> None:
+    more = {"EnaSrdSpecification": {"EnaSrdEnabled": True}} if asked else {}
+    (instance_id,) = fake_cloud.run(NetworkInterfaces=[{"DeviceIndex": 0, **more}])
+
+    described = fake_cloud.describe(instance_id)
+
+    attachment = described["NetworkInterfaces"][0]["Attachment"]
+    assert attachment.get("EnaSrdSpecification") == more.get("EnaSrdSpecification")
+    assert Instance.from_aws(described).ena_express == asked
+
+
+@pytest.mark.parametrize(
+    ("ebs", "accepted"),
+    [
+        ({"Iops": 16000, "Throughput": 1000}, True),
+        ({"Iops": 80000}, False),  # 500 per GiB
+        ({"Throughput": 1000}, False),  # a quarter of the IOPS, which are 3000
+        ({"Iops": 2999}, False),
+        ({"VolumeInitializationRate": 300}, True),
+        ({"VolumeInitializationRate": 301}, False),
+    ],
+)
+def test_the_speed_of_a_disk_has_gp3s_limits(
+    fake_cloud: FakeCloud, ebs: dict[str, int], accepted: bool
+) -> None:
+    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeType": "gp3", **ebs}}
+
+    if accepted:
+        assert fake_cloud.run(BlockDeviceMappings=[disk])
+    else:
+        code = refusal(launch, cloud=fake_cloud, least=1, most=1, BlockDeviceMappings=[disk])
+        assert code == "InvalidParameterValue"
+
+
+def test_an_account_may_have_no_rate_of_initialization(fake_cloud: FakeCloud) -> None:
+    fake_cloud.faults("[disk]\ninit_rate = false\n")
+    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "VolumeInitializationRate": 200}}
+
+    code = refusal(launch, cloud=fake_cloud, least=1, most=1, BlockDeviceMappings=[disk])
+    assert code == "InvalidParameterValue"
+    assert fake_cloud.ec2.describe_instances()["Reservations"] == []

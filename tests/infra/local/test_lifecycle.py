@@ -199,6 +199,17 @@ def test_a_machine_stops_after_the_given_time(cloud: FakeCloud) -> None:
     assert cloud.state_of(instance_id) == "stopped"
 
 
+def test_slow_checks_fail_first_and_pass_later(cloud: FakeCloud) -> None:
+    cloud.faults("boot_s = 60\n[[machine]]\nfate = 'slow-checks'\nafter_s = 900\n")
+    (instance_id,) = cloud.run()
+
+    seen = []
+    for _ in range(3):
+        seen.append(status_of(cloud, instance_id))
+        cloud.clock.sleep(500)
+    assert seen == ["initializing", "impaired", "ok"]
+
+
 def test_resume_keeps_a_machine_that_never_boots(
     cloud: FakeCloud, folder: StateFolder, podman: FakePodman
 ) -> None:
@@ -225,3 +236,16 @@ def test_the_console_shows_the_host_keys_once_they_exist(
     ]
     podman.keys = ()
     assert cloud.ec2.get_console_output(InstanceId=instance_id).get("Output", "") == ""
+
+
+def test_a_console_without_latest_is_posted_late(cloud: FakeCloud) -> None:
+    cloud.faults("[console]\nlatest = false\ndelay_s = 600\n")
+    (instance_id,) = cloud.run()
+    ask = cloud.ec2.get_console_output
+    assert refusal(ask, InstanceId=instance_id, Latest=True) == "UnsupportedOperation"
+
+    shown = []
+    for _ in range(2):
+        shown.append("ssh-ed25519" in ask(InstanceId=instance_id).get("Output", ""))
+        cloud.clock.sleep(600)
+    assert shown == [False, True]

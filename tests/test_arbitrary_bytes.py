@@ -209,7 +209,7 @@ LOSSES = {"log_history": [{"step": 1, "loss": 0.5}]}
 # On the head
 
 TUNED = TuningResult(
-    TuningKey("upstream", "gloo", "tcp", "auto", False, "scratch", 384, "1 x Xeon"),
+    TuningKey("upstream", "gloo", "auto", False, "scratch", 384, "1 x Xeon"),
     2,
     1,
     8,

@@ -158,7 +158,7 @@ def host_key_of(instance_id: str) -> str:
 
 def _left_to_read_s(state: dict[str, Any], mib: int, now: float) -> float:
     """How long the first read of a part of the environment takes from now on."""
-    rate = state["first_read_mib_s"]
+    rate: float = state["first_read_mib_s"] or 0
     if not rate or state.get("read_mib", 0) >= mib:
         return 0
     ahead: float = state["booted"] + _VENV_MIB / rate / _READ_AT_ONCE - now

@@ -106,6 +106,8 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
     ):
         if step[0] == "repair":
             line.lose(line.ids()[-1])
+            # The status checks of younger metal machines are not asked for.
+            line.cloud.clock.now += 2400
         if step[0] == "extend":
             line.caller = "198.51.100.9/32"
         result = line.run(*step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cluster.verify.checks.expected import expect
@@ -91,8 +93,9 @@ def test_the_speed_of_disks_is_recorded_and_kept(
         r["BlockDeviceMappings"][0]["Ebs"] for r in simulated_cloud.recorder.of("RunInstances")
     ]
     assert len({disk[parameter] for disk in disks}) == 1
+    changed: dict[str, Any] = {name: 5000 if name == "volume_iops" else 300}
     with pytest.raises(UsageError, match="was created with"):
-        simulated_cloud.plan_input(**{name: 5000 if name == "volume_iops" else 300})
+        simulated_cloud.plan_input(**changed)
 
 
 # Bare metal is slow

@@ -93,7 +93,8 @@ class Refusal:
 
     @staticmethod
     def of(offer: Offer, error: ClientError) -> Refusal:
-        return Refusal(offer, error_code(error), str(error.response["Error"].get("Message", "")))
+        message = str(error.response.get("Error", {}).get("Message", ""))
+        return Refusal(offer, error_code(error), message)
 
 
 class NoCapacityError(CloudError):

@@ -55,10 +55,8 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     add("--ssh-cidr", help="addresses that may use SSH (default: this machine's, as /32)")
     add("--subnet-id", help="a subnet (default: one in the default VPC)")
     add("--volume-gib", type=int, help="each node's disk in GiB (default: 100)")
-    add("--volume-throughput", type=int, metavar="MIB_S", help="its MiB/s (default: 125)")
-    add(
-        "--volume-iops", type=int, metavar="N", help="its I/O operations per second (default: 3000)"
-    )
+    add("--volume-throughput", type=int, metavar="MIB_S", help="the disk's MiB/s (default: 125)")
+    add("--volume-iops", type=int, metavar="N", help="the disk's IOPS (default: 3000)")
     add(
         "--volume-init-rate",
         type=int,

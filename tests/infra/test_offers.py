@@ -46,7 +46,8 @@ def test_spot_alone_never_becomes_on_demand() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_one_node_gets_a_placement_group_too_unless_disabled(nodes: int) -> None:
-    assert offers_of(make_spec(nodes))[0].in_group
+    in_group = [offer.in_group for offer in offers_of(make_spec(nodes))]
+    assert in_group == [True, True, False, False]
     assert not any(offer.in_group for offer in offers_of(make_spec(nodes, placement_group=False)))
 
 

@@ -93,6 +93,6 @@ def _expiry_of(node: Node) -> datetime | None:
 def with_hardware(expected: Expected, cluster: Cluster) -> Expected:
     """Return the expected state with the hardware of the cluster's instance type."""
     machine = INSTANCE_TYPES.get(cluster.head.instance.instance_type)
-    # All nodes alike, if one of them can't have more.
+    # One node with ENA Express limits all.
     express = any(node.instance.ena_express for node in cluster.nodes)
     return replace(expected, machine=machine, mtu=EXPRESS_MTU if express else AWS_MTU)

@@ -150,8 +150,8 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     result = parsed(line.run("status", "--json"))
 
     head, worker = line.ids()
-    assert re.search(rf"^node0 +running +r7iz.metal-16xl +{head} ", text, re.MULTILINE)
-    assert re.search(rf"^node1 +running +r7iz.metal-16xl +{worker} ", text, re.MULTILINE)
+    assert re.search(rf"^node0 +running +r7iz.metal-16xl +{head} .* console$", text, re.MULTILINE)
+    assert re.search(rf"^node1 +running +r7iz.metal-16xl +{worker} .* head$", text, re.MULTILINE)
     assert "Cluster spr is running: 2 of 2 nodes, stack intel" in text
     set_to = (
         rf"^Nodes are set to shut down at {UNTIL}; `spr-cluster verify` asks each node's timer$"
@@ -160,7 +160,19 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     assert "Resources: 2 instances" in text
     assert (result["state"], result["wanted_nodes"], result["stack"]) == ("running", 2, "intel")
     assert [node["spot_notice"] for node in result["nodes"]] == [None, None]
+    assert [node["host_key_verified_by"] for node in result["nodes"]] == ["console", "head"]
     assert set(result["resources"]) >= {"instances", "images", "security_groups"}
+
+
+def test_verify_looks_again_at_a_console_that_showed_no_key(line: CommandLine) -> None:
+    line.cloud.faults("[console]\nlatest = false\ndelay_s = 3600\n")
+    line.must("up", "--nodes", "1", "--yes")
+    assert "  first contact\n" in line.must("status").out
+
+    line.cloud.clock.now += 3600
+    line.run("verify")
+
+    assert "  console\n" in line.must("status").out
 
 
 def test_status_during_up_names_the_command_at_work(line: CommandLine) -> None:

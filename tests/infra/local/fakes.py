@@ -43,6 +43,7 @@ def leave_moto_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo after a test what the embedded cloud changes in moto, and ignore this machine's networks."""
     unchanged = NetworkInterface.check_auto_public_ip
     monkeypatch.setattr(NetworkInterface, "check_auto_public_ip", unchanged)
+    monkeypatch.setattr(NetworkInterface, "attachment", NetworkInterface.attachment)
     monkeypatch.setattr(Instance, "public_dns_name", Instance.public_dns_name)
     monkeypatch.setattr("infra.local.ec2.used_ranges", list)
 

@@ -15,10 +15,12 @@ from botocore.parsers import ResponseParserError
 from infra.api_time import API_TIME, FIX_CLOCK, why_refused
 from infra.cloud import Cloud
 from infra.errors import CloudError, DeadlineError, SprError, UsageError
+from infra.new_resources import NewResources
 from infra.wait import Clock, wait_until
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
+    from types_boto3_iam import IAMClient
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
     from types_boto3_sts import STSClient
@@ -73,6 +75,19 @@ class Clients:
         return cast("EC2Client", self._client("ec2", self._config.merge(once)))
 
     @cached_property
+    def dry(self) -> EC2Client:
+        """EC2 that does nothing: an allowed call fails with ``DryRunOperation``."""
+        client = self._client("ec2")
+        client.meta.events.register(
+            "provide-client-params.ec2", lambda params, **_: {**params, "DryRun": True}
+        )
+        return cast("EC2Client", client)
+
+    @cached_property
+    def iam(self) -> IAMClient:
+        return cast("IAMClient", self._client("iam"))
+
+    @cached_property
     def quotas(self) -> ServiceQuotasClient:
         return cast("ServiceQuotasClient", self._client("service-quotas"))
 
@@ -101,6 +116,9 @@ def connect(cloud: Cloud) -> Clients:
         proxies={} if cloud.endpoint_url else None,
     )
     session.events.register("after-call", API_TIME.learn)
+    new = NewResources()
+    session.events.register("after-call.ec2", new.learn)
+    session.events.register("needs-retry.ec2", cast("Any", new.pause))
     return Clients(session, config, cloud.endpoint_url)
 
 
@@ -182,6 +200,7 @@ def error_code(error: boto.ClientError) -> str:
 
 
 DENIED = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
+_DENIED_ACTION = re.compile(r"not authorized to perform: [\w-]+:(\w+)")
 _EXPIRED = {
     "ExpiredToken",
     "RequestExpired",
@@ -208,7 +227,8 @@ _HINTS = {
     "PendingVerification": f"this takes minutes, at most four hours; after that {_SUPPORT}",
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot needs a role that is created once per "
-    "account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+    "account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com; "
+    "`spr-cluster iam-policy` includes the permission",
 }
 
 
@@ -241,11 +261,14 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         flags=re.DOTALL,
     )
     if code in DENIED or code.startswith("UnauthorizedOperation"):
+        # A call needs more than the action of its own name, such as ec2:CreateTags.
+        named = _DENIED_ACTION.search(detail)
+        action = named[1] if named else operation
         return CloudError(
-            f"no permission for {operation}: {detail}",
+            f"no permission for {action}: {detail}",
             code=code,
-            hint=f"ask an administrator to allow {operation} (`spr-cluster iam-policy` prints the full "
-            "policy), or choose another AWS_PROFILE",
+            hint=f"ask an administrator to allow {action} (`spr-cluster iam-policy` prints the full "
+            "policy, and `spr-cluster iam-policy --check` what is missing), or choose another AWS_PROFILE",
         )
     if code in _EXPIRED and (clock := why_refused(error.response)):
         return UsageError(clock, hint=FIX_CLOCK)

@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from infra import tags
 from infra.clients import error_code, patient
-from infra.errors import DeadlineError
+from infra.errors import CloudError, DeadlineError
 from infra.instance_types import INSTANCE_TYPES
 from infra.wait import BOOT_DEADLINE_S, TERMINATE_DEADLINE_S, Clock, wait_until
 
@@ -27,6 +27,9 @@ DYING = (*ALIVE, "shutting-down")
 _FILTER_VALUES = 200
 _ANY_STATE = (*DYING, "terminated")
 _WAIT_EVERY_S = 15.0
+# The caller may not use the key of the disk:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
+_NO_KEY = "Client.InternalError: Client error on launch"
 # A call terminated the machine; a spot machine that EC2 reclaims or a broken one has another reason:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _BY_CALL = "Client.UserInitiatedShutdown"
@@ -196,6 +199,18 @@ class Boot:
 
     running: tuple[Instance, ...]
     failed: dict[str, str]
+
+    def check_disk_key(self) -> None:
+        """Raise :class:`CloudError` if EC2 could not encrypt a disk: other machines would fail alike."""
+        for id_, why in self.failed.items():
+            if _NO_KEY in why:
+                raise CloudError(
+                    f"EC2 ended {id_} at its launch ({_NO_KEY}): these credentials have no permission "
+                    "to use the key that encrypts new disks",
+                    code="Client.InternalError",
+                    hint="`aws ec2 get-ebs-default-kms-key-id` shows the key, `spr-cluster iam-policy "
+                    "--kms-key ARN` prints the permissions; the key's own policy has to allow them, too",
+                )
 
 
 def wait_until_running(

@@ -3,34 +3,122 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
+from botocore.exceptions import ClientError
+
+from cluster.cli.common import add_cloud_options
+from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from infra.iam_policy import render_policy
+from infra.clients import DENIED, Clients, connect, error_code
+from infra.iam_dry_runs import try_dry
+from infra.iam_policy import build_policy, parse_key, parse_types, render_policy
+from infra.iam_simulation import Finding, State, find_principal, simulate
+from infra.open_cloud import open_cloud
 from infra.s3 import parse_s3_url
 
 _EXAMPLES = """\
   spr-cluster iam-policy > policy.json
   aws iam create-policy --policy-name spr-cluster --policy-document file://policy.json
+  spr-cluster iam-policy --instance-type r7iz.metal-16xl,c7i.xlarge
   spr-cluster iam-policy --push-to s3://my-models/squad
+  spr-cluster iam-policy --check --instance-type r7iz.metal-16xl
 """
+_TITLES: dict[State, str] = {"allowed": "allowed", "missing": "missing", "unknown": "not checked"}
+_LIMITS = {
+    "simulation": "It cannot judge policies of your organization that have conditions, nor those of "
+    "keys and buckets.",
+    "dry runs": "With the permissions iam:SimulatePrincipalPolicy and iam:GetRole, IAM itself is asked, "
+    "which checks all of them.",
+}
 
 
 def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "iam-policy",
-        "Print, as JSON, the least IAM policy that this tool requires. Actions that change or delete\n"
+        "Print, as JSON, the least IAM policy that this tool requires. It buys only the instance types\n"
+        "named here, and only machines and disks with this tool's tag. Actions that change or delete\n"
         "resources are limited to resources with this tool's tag.",
         _EXAMPLES,
+    )
+    parser.add_argument(
+        "--instance-type",
+        metavar="TYPES",
+        help="the types that can be bought, separated by commas (default: all types with AMX in the "
+        "tool's table, and those that bake images)",
+    )
+    parser.add_argument(
+        "--kms-key",
+        metavar="ARN",
+        help="also allow the use of this customer-managed key: the account's default for EBS",
     )
     parser.add_argument(
         "--push-to",
         metavar="s3://BUCKET/PREFIX",
         help="also allow `train` and `fetch` to store models there",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="print what these AWS credentials lack of the policy, without making anything; the exit "
+        "code is 1 if they lack something",
+    )
+    add_cloud_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    print(render_policy(parse_s3_url(args.push_to) if args.push_to else None))
+    policy = build_policy(
+        parse_s3_url(args.push_to) if args.push_to else None,
+        parse_types(args.instance_type),
+        parse_key(args.kms_key),
+    )
+    if args.check:
+        return _check(args, policy)
+    print(render_policy(policy))
     return 0
+
+
+def _check(args: argparse.Namespace, policy: dict[str, Any]) -> int:
+    """Print what the caller may not do; return 1 if there is anything."""
+    progress = make_progress()
+    cloud = open_cloud(args.cloud or "aws", args.region, progress)
+    clients = connect(cloud)
+    caller = clients.sts.get_caller_identity()["Arn"]
+    with progress.phase(f"Permissions of {caller} in {cloud.region}"):
+        means, findings = _judge(clients, policy, caller, cloud.region)
+    by_state = {state: [f for f in findings if f.state == state] for state in get_args(State)}
+    if args.json:
+        shown = {
+            state: [{"action": f.action, "why": f.why} for f in by_state[state]]
+            for state in by_state
+        }
+        print(json.dumps({"caller": caller, "region": cloud.region, "means": means, **shown}))
+    else:
+        _show(means, by_state)
+    return 1 if by_state["missing"] else 0
+
+
+def _show(means: str, by_state: Mapping[State, Sequence[Finding]]) -> None:
+    for finding in by_state["missing"]:
+        print(f"missing: {finding.action}: {finding.why}")
+    for why in dict.fromkeys(finding.why for finding in by_state["unknown"]):
+        actions = ", ".join(f.action for f in by_state["unknown"] if f.why == why)
+        print(f"not checked, {why}: {actions}")
+    counts = ", ".join(f"{len(by_state[s])} {_TITLES[s]}" for s in by_state)
+    print(f"By {means}: {counts}. {_LIMITS[means]}")
+
+
+def _judge(
+    clients: Clients, policy: dict[str, Any], caller: str, region: str
+) -> tuple[str, list[Finding]]:
+    try:
+        principal = find_principal(clients.iam, caller, region)
+        return "simulation", simulate(clients.iam, principal, policy)
+    except ClientError as error:
+        if error_code(error) not in (*DENIED, "NoSuchEntity", "InvalidInput"):
+            raise
+    return "dry runs", try_dry(clients, policy)

@@ -15,6 +15,7 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 
 from infra.local import refusals
+from infra.local.authorization import key_requests
 from infra.local.containers import ContainerRequest
 from infra.local.ec2_capacity import CapacityPool, grant
 from infra.local.ec2_images import LocalImages
@@ -22,6 +23,7 @@ from infra.local.ec2_instances import podman_errors
 from infra.local.ec2_lifecycle import InstanceLifecycle
 from infra.local.ec2_placement_groups import PlacementGroups
 from infra.local.ec2_spot_requests import SpotRequests
+from infra.local.faults import MachineRule
 from infra.local.host import choose_cpus
 from infra.local.podman import mac_of
 from infra.local.runtime import Runtime
@@ -156,6 +158,7 @@ class Launches:
             zone = str(subnet.availability_zone) if subnet else ""
             self._placement_groups.require_zone(self._request.group, zone)
         if _is_spot(arguments):
+            self._spot_requests.require_role()
             self._spot_requests.require_price(self._request.spot)
         return image, public_key
 
@@ -240,8 +243,9 @@ class Launches:
         all_cpus = choose_cpus(len(instances), self._lifecycle.cpus.values())
         content = base64.b64decode(str(user_data)) if user_data else b""
         requests = []
+        no_key = None if self._has_key() else MachineRule(fate="no-key")
         for instance, cpus in zip(instances, all_cpus, strict=True):
-            if rule := self._runtime.faults.next_fate():
+            if rule := (no_key or self._runtime.faults.next_fate()):
                 self._lifecycle.fates[instance.id] = rule
             if not self._lifecycle.has_container(instance):
                 continue
@@ -258,6 +262,12 @@ class Launches:
         with podman_errors():
             self._runtime.containers.launch(requests)
         self._lifecycle.cpus.update({r.seed.instance_id: r.cpus for r in requests})
+
+    def _has_key(self) -> bool:
+        """Return whether the caller may use the key of the new disks, which are all encrypted."""
+        faults = self._runtime.faults
+        key = faults.now.ebs.kms_key
+        return not key or all(map(faults.allows, key_requests(self._ec2, key)))
 
     def _undo(self, reservation_id: str) -> None:
         """Undo a launch that failed, so that nothing of it is left."""

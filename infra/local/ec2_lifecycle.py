@@ -14,7 +14,12 @@ from infra.local.runtime import Runtime
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32}
-_FATES_WITHOUT_CONTAINER = ("never-boots", "dies")
+_FATES_WITHOUT_CONTAINER = ("never-boots", "dies", "no-key")
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
+_WHY_IT_DIED = {
+    "dies": ("Server.InternalError", "Internal error on launch"),
+    "no-key": ("Client.InternalError", "Client error on launch"),
+}
 
 Event = Literal["boots", "ends"] | Fate
 
@@ -72,8 +77,8 @@ class InstanceLifecycle:
             return
         set_state(instance, "pending")
         boot_s = self._runtime.faults.now.times.boot_s
-        if rule.fate == "dies":
-            self._schedule(instance, "dies", boot_s)
+        if rule.fate in _WHY_IT_DIED:
+            self._schedule(instance, rule.fate, boot_s)
         elif rule.fate != "never-boots":
             self.boot(instance)
             if rule.fate == "slow-checks":
@@ -115,7 +120,7 @@ class InstanceLifecycle:
             self._happen(self._ec2.get_instance(event.instance_id), event.event)
         if any(event.event == "boots" for event in due):
             self.refresh_pids()
-        if any(event.event in ("dies", "ends") for event in due):
+        if any(event.event in ("ends", *_WHY_IT_DIED) for event in due):
             self._images.remove_unused()
         return True
 
@@ -139,10 +144,9 @@ class InstanceLifecycle:
             set_state(instance, "running")
         elif event == "ends":
             self._finish(instance)
-        elif event == "dies":
-            # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
+        elif event in _WHY_IT_DIED:
             self.end(instance, at_once=True)
-            set_reason(instance, "Server.InternalError", "Internal error on launch")
+            set_reason(instance, *_WHY_IT_DIED[event])
         elif event == "stops" and instance.state == "running":
             self._runtime.containers.stop([instance.id])
             self.pids.pop(instance.id, None)

@@ -14,6 +14,7 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.utils import random_spot_request_id
 
 from infra.local import refusals
+from infra.local.authorization import role_request
 from infra.local.runtime import Runtime
 
 _MESSAGES = {
@@ -60,6 +61,19 @@ class SpotRequests:
     def __init__(self, ec2: Any) -> None:
         self._ec2 = ec2
         self._runtime: Runtime = ec2.runtime
+
+    def require_role(self) -> None:
+        """Refuse a purchase if spot's role is missing and the caller may not create it.
+
+        https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+        """
+        faults = self._runtime.faults
+        if not faults.now.spot.service_linked_role and not faults.allows(role_request(self._ec2)):
+            raise EC2ClientError(
+                "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+                "The provided credentials do not have permission to create the service-linked role "
+                "for EC2 Spot Instances.",
+            )
 
     def require_price(self, options: Mapping[str, Any]) -> None:
         """Refuse a maximum price below today's spot price."""

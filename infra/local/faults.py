@@ -18,14 +18,23 @@ import botocore.session
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from infra.errors import UsageError
-from infra.files import parse_object, parse_toml, read_text
+from infra.files import parse_toml, read_text
+from infra.local.policy import Policy, Request, parse_policy
 from infra.local.state import StateFolder, write_atomically
 from infra.validation import explain_invalid, nearest
 
 Profile = Literal["instant", "fast", "metal"]
 Market = Literal["spot", "on-demand", "*"]
 Fate = Literal[
-    "never-boots", "dies", "no-ssh", "no-amx", "impaired", "slow-checks", "spot-notice", "stops"
+    "never-boots",
+    "dies",
+    "no-key",
+    "no-ssh",
+    "no-amx",
+    "impaired",
+    "slow-checks",
+    "spot-notice",
+    "stops",
 ]
 
 _SERVICES = ("ec2", "ssm", "sts", "service-quotas")
@@ -96,9 +105,19 @@ class Quota(_Section):
 
 
 class Spot(_Section):
-    """The current spot price: a lower maximum price is refused."""
+    """The current spot price: a lower maximum price is refused.
+
+    Without the ``service_linked_role``, a purchase needs the permission to create it.
+    """
 
     usd_per_hour: float = Field(default=0, ge=0)
+    service_linked_role: bool = True
+
+
+class Ebs(_Section):
+    """The customer-managed key that encrypts new disks; callers need permissions on it."""
+
+    kms_key: str = ""
 
 
 class CapacityRule(_Section):
@@ -177,9 +196,10 @@ class Disk(_Section):
 
 
 class Iam(_Section):
-    """The file with the IAM policy of the tool's user."""
+    """The file with the IAM policy of the tool's user; IAM sees new tags after ``tag_delay_s``."""
 
     policy: Annotated[Path, AfterValidator(_absolute)]
+    tag_delay_s: Seconds = 0
 
 
 class Faults(_Section):
@@ -193,6 +213,7 @@ class Faults(_Section):
     visibility_s: Seconds = 0
     quota: Quota = Quota()
     spot: Spot = Spot()
+    ebs: Ebs = Ebs()
     capacity: tuple[CapacityRule, ...] = ()
     throttle: tuple[ThrottleRule, ...] = ()
     error: tuple[ErrorRule, ...] = ()
@@ -217,22 +238,13 @@ def parse_faults(text: str, source: str = "faults") -> Faults:
         raise UsageError(f"{source}: {explain_invalid(error, Faults)}") from None
 
 
-def read_faults(path: Path) -> tuple[Faults, str | None]:
-    """Return a file's values and the text of its policy; raises :class:`UsageError`."""
+def read_faults(path: Path) -> tuple[Faults, Policy | None]:
+    """Return a file's values and its policy; raises :class:`UsageError`."""
     faults = parse_faults(read_text(path), str(path))
-    return faults, _read_policy(faults.iam.policy) if faults.iam else None
-
-
-def _read_policy(path: Path) -> str:
-    """Return the text of an IAM policy; raises :class:`UsageError` if the file has none."""
-    text = read_text(path)
-    found = parse_object(text, f"IAM policy {path}").get("Statement")
-    statements = [found] if isinstance(found, dict) else found
-    if not isinstance(statements, list) or not all(
-        isinstance(each, dict) and "Effect" in each for each in statements
-    ):
-        raise UsageError(f"IAM policy {path}: expected an object with a Statement and its Effect")
-    return text
+    if faults.iam is None:
+        return faults, None
+    file = faults.iam.policy
+    return faults, parse_policy(read_text(file), f"IAM policy {file}")
 
 
 @dataclass(frozen=True)
@@ -278,7 +290,7 @@ class ActiveFaults:
         self._stamp: tuple[int, ...] | None = None
         self._activate(Faults(), None)
 
-    def _activate(self, faults: Faults, policy: str | None) -> None:
+    def _activate(self, faults: Faults, policy: Policy | None) -> None:
         """Start with these faults: every count is 0."""
         self.now = faults
         self.policy = policy
@@ -299,6 +311,14 @@ class ActiveFaults:
             self._activate(*read_faults(self._path))
         except UsageError as error:
             logging.error("faults unchanged: %s", error.message)
+
+    def allows(self, request: Request) -> bool:
+        """Return whether the policy, if there is one, allows a request."""
+        return self.policy is None or self.policy.allows(request)
+
+    @property
+    def tag_delay_s(self) -> float:
+        return self.now.iam.tag_delay_s if self.now.iam else 0
 
     def is_throttled(self, action: str) -> bool:
         """Return whether this call exceeds the limit; every matching rule draws once."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from dataclasses import asdict
 from typing import Any
 
-from moto.core.exceptions import AccessDeniedError
-from moto.iam.access_control import IAMRequest
-from moto.iam.models import AccessKey, iam_backends
-from werkzeug.datastructures import EnvironHeaders
+from moto.ec2.models import ec2_backends
 
+from infra.local.authorization import parameters_of, requests_of
 from infra.local.faults import ActiveFaults
+from infra.local.policy import Request
 from infra.local.requests import ApiCall, Reply, error_reply
 from infra.local.signatures import refuse_stranger
 
@@ -17,6 +19,8 @@ _USER = "spr-cluster"
 # EC2's codes differ from those of all other services:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#CommonErrors
 _DENIED = {"ec2": "UnauthorizedOperation", "sts": "AccessDenied"}
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html
+_DRY_RUN = "Request would have succeeded, but DryRun flag is set."
 _THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}
 
 
@@ -32,39 +36,43 @@ class Interceptor:
         """Return the refusal of a call that is a stranger's, denied, or throttled."""
         if stranger := refuse_stranger(environ, call, self._credentials):
             return stranger
-        if self._faults.policy is not None and (denied := self._deny(environ, call)):
+        if call.action == "SimulatePrincipalPolicy":
+            return error_reply(call, 403, "AccessDenied", "The embedded cloud has no simulator.")
+        if self._faults.policy is not None and (denied := self._deny(call)):
             return denied
+        if call.service == "ec2" and parameters_of(call).get("DryRun") == "true":
+            return error_reply(call, 412, "DryRunOperation", _DRY_RUN)
         if self._faults.is_throttled(call.action):
             code, status = _THROTTLED.get(call.service, ("ThrottlingException", 400))
             return error_reply(call, status, code, "Request limit exceeded.")
         return None
 
-    def _deny(self, environ: dict[str, Any], call: ApiCall) -> Reply | None:
-        """Evaluate the tool's policy with moto, which knows neither resources nor conditions."""
-        self._put_policy(str(self._faults.policy))
-        query = environ.get("QUERY_STRING", "")
-        try:
-            request = IAMRequest(
-                account_id=self._account,
-                method=environ["REQUEST_METHOD"],
-                path=environ.get("PATH_INFO", "/") + (f"?{query}" if query else ""),
-                data={},
-                body=call.body,
-                headers=EnvironHeaders(environ),
-                action=call.action,
-            )
-            request.check_action_permitted("*")
-        except AccessDeniedError as error:
-            code = _DENIED.get(call.service, "AccessDeniedException")
-            return error_reply(call, 403, code, error.message)
+    def _deny(self, call: ApiCall) -> Reply | None:
+        """Refuse a call if the policy does not allow all that it needs."""
+        # AWS allows this call to every caller, whatever their policy.
+        if call.action == "GetCallerIdentity":
+            return None
+        ec2 = ec2_backends[self._account][call.region]
+        for request in requests_of(call, ec2, self._faults.tag_delay_s):
+            if not self._faults.allows(request):
+                code = _DENIED.get(call.service, "AccessDeniedException")
+                return error_reply(call, 403, code, self._explain(call, request))
         return None
 
-    def _put_policy(self, policy: str) -> None:
-        """Give the tool's user exactly this policy."""
-        iam = iam_backends[self._account]["aws"]
-        if _USER not in iam.users:
-            user = iam.create_user("us-east-1", _USER)
-            key = AccessKey(_USER, "AKIA", self._account)
-            key.access_key_id, key.secret_access_key = self._credentials
-            user.access_keys.append(key)
-        iam.users[_USER].policies = {"policy": policy}
+    def _explain(self, call: ApiCall, request: Request) -> str:
+        """Explain a denial as AWS does.
+
+        https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot_access-denied.html
+        """
+        user = f"arn:aws:iam::{self._account}:user/{_USER}"
+        why = (
+            f"User: {user} is not authorized to perform: {request.action} on resource: "
+            f"{request.resource} because no identity-based policy allows the {request.action} action"
+        )
+        if call.service != "ec2":
+            return why
+        encoded = base64.b64encode(json.dumps(asdict(request)).encode()).decode()
+        return (
+            f"You are not authorized to perform this operation. {why}. "
+            f"Encoded authorization failure message: {encoded}"
+        )

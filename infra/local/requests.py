@@ -47,14 +47,14 @@ def read_call(environ: dict[str, Any]) -> ApiCall:
 
 
 def error_reply(call: ApiCall, status: int, code: str, message: str) -> Reply:
-    """Return an error in the format of the call's service: EC2's XML, STS's XML, or JSON."""
+    """Return an error in the format of the call's service: EC2's XML, that of IAM and STS, or JSON."""
     if call.service == "ec2":
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-response
         text = (
             f"<Response><Errors><Error><Code>{escape(code)}</Code><Message>{escape(message)}"
             f"</Message></Error></Errors><RequestID>{_REQUEST_ID}</RequestID></Response>"
         )
-    elif call.service == "sts":
+    elif call.service in ("iam", "sts"):
         text = (
             f"<ErrorResponse><Error><Type>Sender</Type><Code>{escape(code)}</Code><Message>"
             f"{escape(message)}</Message></Error><RequestId>{_REQUEST_ID}</RequestId></ErrorResponse>"

@@ -1,14 +1,15 @@
-"""The IAM policy that `iam-policy` prints: enough for a cluster's whole life, and no action too many.
+"""The IAM policy that `iam-policy` prints: enough for a cluster's whole life, and nothing too much.
 
-moto judges by actions alone: it takes every condition as not fulfilled, and a statement about certain
-resources as one about none, which would deny all that they allow. So here the policy is put in force
-without these, and what they are about is shown from the calls themselves.
+The embedded cloud judges actions, resources, and conditions. A life is lived once; what IAM was asked
+in it is then judged by policies that differ in one place each, together with what must be refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,32 +18,24 @@ import pytest
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
 from infra import tags
-from infra.iam_policy import build_policy
+from infra.iam_policy import build_policy, render_policy
+from infra.instance_types import BAKERS
 from infra.local.ec2_spot_requests import SpotRequest
-from tests.harness.command_line import ApiCall, CommandLine, CommandResult, open_command_line
+from infra.local.faults import ActiveFaults
+from infra.local.policy import Policy, Request
+from infra.s3 import parse_s3_url
+from tests.harness.command_line import CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 
-_ACTIONS = tuple(dict.fromkeys(a for s in build_policy()["Statement"] for a in s["Action"]))
 # Their absence stops nothing; what the user is told instead.
 _INFORMATIVE = {
     "ec2:GetConsoleOutput": "its host key was accepted on first contact: the console does not show",
     "servicequotas:GetServiceQuota": "you have unknown (no permission to ask)",
 }
-# The parameters by which calls name what they change. What is not named by its id is looked up.
-_NAMED_BY = (
-    "AllocationId",
-    "GroupId",
-    "GroupName",
-    "ImageId",
-    "InstanceId",
-    "KeyPairId",
-    "LaunchTemplateId",
-    "NetworkInterfaceId",
-    "ResourceId",
-    "SnapshotId",
-    "SpotInstanceRequestId",
-    "VolumeId",
-)
+_KEY = "arn:aws:kms:us-east-1:123456789012:key/0123"
+_TYPES = ("r7iz.metal-16xl", "m7i.metal-24xl", "c7i.xlarge", "m7i.xlarge")
+# Disks are encrypted with the account's own key, and nobody has bought on spot before.
+_ACCOUNT = f"[ebs]\nkms_key = '{_KEY}'\n[spot]\nservice_linked_role = false\n"
 
 
 @pytest.fixture
@@ -53,16 +46,13 @@ def line(
         yield line
 
 
-def allow(line: CommandLine, folder: Path, *, less: str = "") -> None:
-    """Put the policy in force, without conditions and resources, and without one of its actions."""
-    policy = build_policy()
-    for statement in policy["Statement"]:
-        statement.pop("Condition", None)
-        statement["Resource"] = "*"
-        statement["Action"] = [action for action in statement["Action"] if action != less]
+def allow(
+    line: CommandLine, folder: Path, policy: dict[str, Any], more: str = "", tag_delay_s: float = 0
+) -> None:
+    """Put a policy in force. ``more`` are lines of the faults file."""
     file = folder / "policy.json"
     file.write_text(json.dumps(policy))
-    line.cloud.faults(f'[iam]\npolicy = "{file}"\n')
+    line.cloud.faults(f'{more}\n[iam]\npolicy = "{file}"\ntag_delay_s = {tag_delay_s}\n')
 
 
 def leave_orphans(line: CommandLine) -> None:
@@ -92,7 +82,7 @@ def leave_orphans(line: CommandLine) -> None:
 
 def live(line: CommandLine) -> Iterator[CommandResult]:
     """A cluster's life, command by command, until one of them fails."""
-    types = ("--instance-type", "r7iz.metal-16xl,m7i.metal-24xl")
+    types = ("--instance-type", ",".join(_TYPES[:2]))
     for step in (
         ("list", "--all-regions"),
         ("gc", "--yes"),
@@ -102,7 +92,13 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
         ("repair", "--yes"),
         ("extend", "2h"),
         ("up", "--yes"),
+        ("up", "--nodes", "2", "--yes"),
         ("down", "--yes"),
+        ("bake", "--yes"),
+        ("up", "--nodes", "2", "--yes"),
+        ("down", "--yes"),
+        ("images", "list"),
+        ("images", "delete", "--yes"),
     ):
         if step[0] == "repair":
             line.lose(line.ids()[-1])
@@ -110,106 +106,388 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
             line.cloud.clock.now += 2400
         if step[0] == "extend":
             line.caller = "198.51.100.9/32"
-        result = line.run(*step)
+        ours = our_images(line) if step[:2] == ("images", "delete") else []
+        result = line.run(*step, *ours)
         yield result
         if result.code != 0:
             return
 
 
-def test_a_clusters_lifecycle_needs_these_actions_and_no_others(
-    line: CommandLine, tmp_path: Path
+def our_images(line: CommandLine) -> list[str]:
+    backend = line.cloud.fake.backend
+    return [image.id for image in backend.amis.values() if image.owner_id == backend.account_id]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Request]:
+    """What IAM decides on from now on."""
+    seen: dict[str, Request] = {}
+    allows = ActiveFaults.allows
+
+    def note(self: ActiveFaults, request: Request) -> bool:
+        seen[repr(request)] = request
+        return allows(self, request)
+
+    monkeypatch.setattr(ActiveFaults, "allows", note)
+    return seen
+
+
+def test_a_clusters_lifecycle_needs_this_policy_and_no_more(
+    line: CommandLine, tmp_path: Path, asked: dict[str, Request]
 ) -> None:
     leave_orphans(line)
-    line.call_log.calls.clear()
-    allow(line, tmp_path)
+    asked.clear()
+    policy = build_policy(instance_types=_TYPES, kms_key=_KEY)
+    allow(line, tmp_path, policy, _ACCOUNT)
 
     for result in live(line):
         assert result.code == 0, result.err
 
     assert line.cloud.left() == []
-    assert {seen.action for seen in line.call_log.calls} == set(_ACTIONS)
+    needed = distinct([*asked.values(), *variants(asked.values())])
+    assert {request.action for request in needed} == actions_of(policy)
+    forbidden = distinct(forbidden_by(needed))
+    judge = Policy(policy["Statement"])
+    assert [request for request in needed if not judge.allows(request)] == []
+    assert [request for request in forbidden if judge.allows(request)] == []
+    changed = list(mutants(policy))
+    assert len(changed) > 150
+    unnoticed = [
+        what
+        for what, mutant in changed
+        if all(map(mutant.allows, needed)) and not any(map(mutant.allows, forbidden))
+    ]
+    assert unnoticed == []
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        # A life takes seconds: every third always, all of them in the full run.
-        pytest.param(action, marks=() if number % 3 == 0 or informs else pytest.mark.full)
-        for number, action in enumerate(_ACTIONS)
-        for informs in (action in _INFORMATIVE,)
-    ],
+def actions_of(policy: dict[str, Any]) -> set[str]:
+    return {action for statement in policy["Statement"] for action in statement["Action"]}
+
+
+def distinct(requests: Iterable[Request]) -> list[Request]:
+    """Leave out requests that differ only in ids and in the values of tags."""
+    kinds: dict[Any, Request] = {}
+    for request in requests:
+        keys = {k: None if "Tag" in k else v for k, v in request.context.items()}
+        resource = re.sub(r"/(\w+)-[0-9a-f]{17}$", r"/\1", request.resource)
+        kinds.setdefault((request.action, resource, tuple(sorted(keys.items()))), request)
+    return list(kinds.values())
+
+
+def variants(requests: Iterable[Request]) -> Iterator[Request]:
+    """What is needed as well: every type, and Canonical's images by their other owner."""
+    for request in requests:
+        if "ec2:InstanceType" in request.context:
+            for name in _TYPES:
+                yield with_key(request, "ec2:InstanceType", name)
+        if request.context.get("ec2:Owner") == "099720109477":
+            yield with_key(request, "ec2:Owner", "amazon")
+
+
+def with_key(request: Request, key: str, value: str | None) -> Request:
+    """Return the same request with another value of a condition key, or without it."""
+    rest = {k: v for k, v in request.context.items() if k != key}
+    return replace(request, context=rest if value is None else {**rest, key: value})
+
+
+# One change of a value, by which what is needed becomes what must be refused.
+_WRONG: dict[str, str | None] = {
+    f"aws:RequestTag/{tags.CLUSTER}": None,
+    f"aws:ResourceTag/{tags.CLUSTER}": None,
+    "ec2:CreateAction": "CreateVolume",
+    "ec2:Encrypted": "false",
+    "ec2:InstanceType": "p5.48xlarge",
+    "ec2:MetadataHttpTokens": "optional",
+    "ec2:Owner": "111122223333",
+    "iam:AWSServiceName": "ecs.amazonaws.com",
+    "kms:GrantIsForAWSResource": "false",
+    "kms:ViaService": "s3.us-east-1.amazonaws.com",
+}
+_ELSEWHERE = {
+    "key-pair/spr-cluster-": "key-pair/theirs-",
+    "placement-group/spr-cluster-": "placement-group/theirs-",
+    ":ec2/L-": ":lambda/L-",
+    "parameter/aws/service/canonical/": "parameter/secrets/",
+    "role/aws-service-role/spot.amazonaws.com/": "role/aws-service-role/ecs.amazonaws.com/",
+    "/AWSServiceRoleForEC2Spot": "/AnotherRole",
+    "key/0123": "key/4567",
+}
+_NEVER = (
+    "ec2:DeleteTags",
+    "ec2:DescribeVpcs",
+    "ec2:ModifyInstanceAttribute",
+    "ec2:StopInstances",
+    "iam:CreateRole",
+    "iam:PassRole",
+    "kms:ScheduleKeyDeletion",
+    "servicequotas:RequestServiceQuotaIncrease",
+    "ssm:PutParameter",
 )
-def test_without_any_one_of_its_actions_a_life_is_poorer_and_says_which(
+
+
+def forbidden_by(needed: Iterable[Request]) -> Iterator[Request]:
+    """Yield what no policy of this tool may allow: what it needs, with one thing wrong."""
+    made = "CreateTags"
+    for request in needed:
+        at_creation = request.action.endswith(made) and "ec2:CreateAction" in request.context
+        own = f"aws:ResourceTag/{tags.CLUSTER}" in request.context
+        for key, wrong in _WRONG.items():
+            # The tags of tagging itself, and the owner of our own images, do not matter.
+            ignored = (request.action.endswith(made) and "RequestTag" in key) or (
+                own and key == "ec2:Owner"
+            )
+            if key in request.context and not ignored:
+                yield with_key(request, key, wrong)
+        for part, other in _ELSEWHERE.items():
+            if part in request.resource and not own and not at_creation:
+                yield replace(request, resource=request.resource.replace(part, other))
+        if at_creation:
+            yield with_key(request, "ec2:CreateAction", None)
+        elif not own and ":ec2:" in request.resource:
+            # AWS may add kinds, with the keys of today's.
+            kind = request.resource.rpartition(":")[2].partition("/")[0]
+            yield replace(request, resource=request.resource.replace(f"{kind}/", "kind-to-come/"))
+        for action in _NEVER:
+            yield replace(request, action=action)
+    # A disk from somebody's snapshot, a machine by somebody's template.
+    example = next(r for r in needed if r.action == "ec2:RunInstances")
+    always = {
+        k: v for k, v in example.context.items() if k in ("ec2:Region", "aws:PrincipalAccount")
+    }
+    template = "arn:aws:ec2:us-east-1:123456789012:launch-template/lt-1"
+    yield Request(example.action, template, always)
+    snapshot = "arn:aws:ec2:us-east-1::snapshot/snap-1"
+    yield Request(example.action, snapshot, {**always, "ec2:Owner": "amazon"})
+
+
+def mutants(policy: dict[str, Any]) -> Iterator[tuple[str, Policy]]:
+    """Yield the policy with one action, resource, or condition narrowed or widened."""
+    statements = policy["Statement"]
+    for number, statement in enumerate(statements):
+
+        def put(what: str, number: int = number, **changes: Any) -> tuple[str, Policy]:
+            mutant = {**statements[number], **changes}
+            listed = [*statements[:number], mutant, *statements[number + 1 :]]
+            return f"{mutant['Sid']}: {what}", Policy(listed)
+
+        for action in statement["Action"]:
+            rest = [other for other in statement["Action"] if other != action]
+            yield put(f"without {action}", Action=rest)
+            yield put(f"all beside {action}", Action=[*rest, f"{action.partition(':')[0]}:*"])
+        given = statement["Resource"]
+        for resource in given if isinstance(given, list) else [given]:
+            rest = [other for other in given if other != resource and isinstance(given, list)]
+            yield put(f"not on {resource}", Resource=rest)
+            if resource != "*":
+                yield put(f"on all beside {resource}", Resource=[*rest, "*"])
+                for end in ("[^:]*$", "/.*", "[^/]*$"):
+                    short = re.sub(end, "/*" if end == "/.*" else "*", resource, count=1)
+                    if short != resource:
+                        yield put(f"on {short}", Resource=[*rest, short])
+        for operator, tests in statement.get("Condition", {}).items():
+            for key, values in tests.items():
+                yield from (
+                    put(f"{key}: {what}", Condition=changed)
+                    for what, changed in other_conditions(
+                        statement["Condition"], operator, key, values
+                    )
+                )
+
+
+def other_conditions(
+    condition: dict[str, Any], operator: str, key: str, values: Any
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    def given(new: Any) -> dict[str, Any]:
+        tests = {k: v for k, v in condition[operator].items() if k != key}
+        return {**condition, operator: tests if new is None else {**tests, key: new}}
+
+    listed = values if isinstance(values, list) else [values]
+    yield "any", given(None)
+    for value in listed:
+        yield f"without {value}", given([other for other in listed if other != value] or ["none"])
+    if wrong := _WRONG.get(key):
+        yield f"also {wrong}", given([*listed, wrong])
+    if operator == "Null":
+        yield "absent", given("true")
+
+
+@pytest.mark.parametrize("action", ["ec2:CreateTags", "ec2:RunInstances", "ec2:DescribeVolumes"])
+def test_without_one_of_its_actions_a_command_says_which(
     line: CommandLine, tmp_path: Path, action: str
 ) -> None:
     leave_orphans(line)
-    allow(line, tmp_path, less=action)
+    allow(line, tmp_path, without(action))
+
+    failed = list(live(line))[-1]
+
+    assert failed.code == 1
     operation = action.partition(":")[2]
-
-    result = list(live(line))
-
-    if action in _INFORMATIVE:
-        assert result[-1].code == 0, result[-1].err
-        assert _INFORMATIVE[action] in "".join(each.err for each in result)
-        return
-    assert result[-1].code == 1
-    assert f"no permission for {operation}: " in result[-1].message
+    assert f"no permission for {operation}: " in failed.message
     hint = f"ask an administrator to allow {operation} (`spr-cluster iam-policy` prints the full policy"
-    assert f"\n  → {hint}" in result[-1].message
+    assert f"\n  → {hint}" in failed.message
 
 
-def test_what_is_changed_or_taken_away_carries_our_tag_at_that_moment(line: CommandLine) -> None:
-    """That is what the policy's condition asks AWS to look at."""
-    leave_orphans(line)
-    ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
-    statements = [s for s in build_policy()["Statement"] if s.get("Condition") == ours]
-    asked = {action for statement in statements for action in statement["Action"]}
-    assert asked >= {"ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:CreateImage"}
-    named: dict[str, list[str]] = {}
+@pytest.mark.parametrize("action", _INFORMATIVE)
+def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
+    line: CommandLine, tmp_path: Path, action: str
+) -> None:
+    allow(line, tmp_path, without(action))
 
-    def look(seen: ApiCall) -> None:
-        if seen.action in asked:
-            named.setdefault(seen.action, []).extend(ids_in(seen))
-            for id_ in ids_in(seen):
-                assert tags.CLUSTER in labels_of(line, id_), f"{seen.action} of {id_}"
+    result = line.must("up", "--nodes", "2", "--yes")
 
-    line.call_log.before.append(look)
+    assert _INFORMATIVE[action] in result.err
+
+
+def without(action: str) -> dict[str, Any]:
+    """Return the policy without an action."""
+    policy = build_policy()
+    for statement in policy["Statement"]:
+        statement["Action"] = [each for each in statement["Action"] if each != action]
+    return policy
+
+
+def test_tags_that_iam_does_not_see_yet_stop_nothing(line: CommandLine, tmp_path: Path) -> None:
+    allow(line, tmp_path, build_policy(), tag_delay_s=5)
+    began = line.cloud.clock.now
+
     for result in live(line):
         assert result.code == 0, result.err
 
-    assert named.keys() == asked
-    assert all(named.values())
+    # Two clusters and an image were made, each with a new group.
+    assert line.changes["ec2:AuthorizeSecurityGroupIngress"] > 2 * 3
+    assert line.cloud.clock.now - began < 600
 
 
-def ids_in(seen: ApiCall) -> list[str]:
-    """What a call is about."""
-    return [value for key, value in seen.parameters.items() if key.partition(".")[0] in _NAMED_BY]
+def test_a_true_denial_is_never_repeated(line: CommandLine, tmp_path: Path) -> None:
+    """The group was made a second ago, but what is denied is the type of the machine."""
+    allow(line, tmp_path, build_policy(instance_types=["m7i.metal-24xl"]))
+    began = line.cloud.clock.now
+
+    result = line.run("up", "--nodes", "2", "--yes")
+
+    assert result.code == 1
+    assert "no permission for RunInstances: " in result.message
+    assert line.changes["ec2:RunInstances"] == 1
+    assert line.cloud.clock.now - began < 1
 
 
-def labels_of(line: CommandLine, id_: str) -> dict[str, str]:
-    """A resource's tags now; key pairs and placement groups are named, others have an id."""
-    backend = line.cloud.fake.backend
-    resource = backend.placement_groups.by_name.get(id_)
-    found: dict[str, str] = dict(backend.tags.get(resource.id if resource else id_, {}))
-    return found
+def test_tags_that_stay_unseen_are_a_denial_in_the_end(line: CommandLine, tmp_path: Path) -> None:
+    allow(line, tmp_path, build_policy(), tag_delay_s=86400)
+    began = line.cloud.clock.now
+
+    result = line.run("up", "--nodes", "2", "--yes")
+
+    assert result.code == 1
+    assert "no permission for AuthorizeSecurityGroupIngress: " in result.message
+    assert 100 < line.cloud.clock.now - began < 200
 
 
-def test_only_new_resources_and_ours_can_be_tagged() -> None:
-    """Whoever may tag anything may make it look like ours, and take it away."""
-    *_, in_the_making, ours = build_policy()["Statement"]
-    assert in_the_making["Action"] == ["ec2:CreateTags"]
-    assert in_the_making["Condition"] == {
-        "StringEquals": {
-            "ec2:CreateAction": [
-                "CreateImage",
-                "CreatePlacementGroup",
-                "CreateSecurityGroup",
-                "ImportKeyPair",
-                "RunInstances",
-            ]
-        }
-    }
-    assert "ec2:CreateTags" in ours["Action"]
+def test_a_key_for_disks_that_may_not_be_used_is_named_and_nothing_is_bought_again(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    allow(line, tmp_path, build_policy(), f"[ebs]\nkms_key = '{_KEY}'\n")
+
+    result = line.run("up", "--nodes", "2", "--yes")
+
+    assert result.code == 1
+    assert "no permission to use the key that encrypts new disks" in result.message
+    assert "spr-cluster iam-policy --kms-key ARN" in result.message
+    assert line.changes["ec2:RunInstances"] == 1
+    assert line.ids("pending", "running") == []
+
+
+def test_spots_role_needs_a_permission_only_where_it_is_missing(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    policy = without("iam:CreateServiceLinkedRole")
+    allow(line, tmp_path, policy, "[spot]\nservice_linked_role = false\n")
+
+    result = line.run("up", "--nodes", "2", "--spot", "--yes")
+
+    assert result.code == 1
+    assert "AuthFailure.ServiceLinkedRoleCreationNotPermitted" in result.message
+    assert "aws iam create-service-linked-role" in result.message
+    allow(line, tmp_path, policy)
+    line.must("up", "--nodes", "2", "--spot", "--yes")
+
+
+# --check
+
+
+def test_a_check_by_dry_runs_makes_nothing_and_names_what_is_missing(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    policy = build_policy(instance_types=_TYPES[:1])
+    allow(line, tmp_path, policy)
+    check = ("iam-policy", "--check", "--instance-type")
+
+    assert line.must(*check, _TYPES[0]).out.startswith("not checked, no resource of this tool")
+    assert line.cloud.left() == []
+    result = line.run(*check, ",".join(_TYPES[:2]))
+    assert result.code == 1
+    (missing,) = [text for text in result.out.splitlines() if text.startswith("missing")]
+    assert missing.startswith(f"missing: ec2:RunInstances of {_TYPES[1]}, on-demand: ")
+
+    allow(line, tmp_path, without("ec2:ImportKeyPair"))
+    found = json.loads(line.run(*check, _TYPES[0], "--json").out)
+    assert found["means"] == "dry runs"
+    assert [each["action"] for each in found["missing"]] == ["ec2:ImportKeyPair"]
+    assert "ec2:TerminateInstances" in {each["action"] for each in found["unknown"]}
+
+
+def test_a_check_tries_changes_on_what_exists(line: CommandLine, tmp_path: Path) -> None:
+    leave_orphans(line)
+    line.must("up", "--nodes", "2", "--spot", "--yes")
+    before = line.cloud.left()
+    allow(line, tmp_path, without("ec2:DeleteVolume"))
+
+    found = json.loads(line.run("iam-policy", "--check", "--json").out)
+
+    assert {each["action"] for each in found["missing"]} == {"ec2:DeleteVolume"}
+    assert [each["action"] for each in found["unknown"]] == ["iam:CreateServiceLinkedRole"]
+    assert line.cloud.left() == before
+
+
+def test_a_check_needs_no_permission_at_all(line: CommandLine, tmp_path: Path) -> None:
+    allow(line, tmp_path, {"Statement": []})
+
+    result = line.run("iam-policy", "--check")
+
+    assert result.code == 1
+    assert "missing: ec2:DescribeImages: ec2:DescribeImages on *" in result.out
+
+
+# What is printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--instance-type", "r7iz"), "--instance-type 'r7iz': expected a type such as"),
+        (("--instance-type", "c7i.xlarge,"), "--instance-type '': expected a type such as"),
+        (("--kms-key", "alias/mine"), "--kms-key 'alias/mine': expected arn:aws:kms:"),
+    ],
+)
+def test_bad_options_are_refused(line: CommandLine, options: tuple[str, ...], message: str) -> None:
+    result = line.run("iam-policy", *options)
+
+    assert (result.code, result.out) == (2, "")
+    assert message in result.message
+
+
+def test_options_change_the_policy(line: CommandLine) -> None:
+    printed = line.must("iam-policy", "--instance-type", "c7i.xlarge", "--kms-key", _KEY).out
+
+    assert json.loads(printed) == build_policy(instance_types=["c7i.xlarge"], kms_key=_KEY)
+    types = build_policy()["Statement"][3]["Condition"]["StringEquals"]["ec2:InstanceType"]
+    assert {"r7iz.metal-16xl", *BAKERS} <= set(types)
+    assert "c6i.16xlarge" not in types
+
+
+def test_the_policy_fits_into_a_managed_policy() -> None:
+    """https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html"""
+    policy = build_policy(parse_s3_url("s3://my-models/squad"), kms_key=_KEY)
+    assert len(re.sub(r"\s", "", render_policy(policy))) < 6144
 
 
 def test_the_policy_names_every_action_in_full(line: CommandLine) -> None:
@@ -217,9 +495,12 @@ def test_the_policy_names_every_action_in_full(line: CommandLine) -> None:
 
     printed = json.loads(result.out)
     assert printed == build_policy()
-    named = {action for statement in printed["Statement"] for action in statement["Action"]}
-    assert named == set(_ACTIONS)
-    assert len(_ACTIONS) == len(set(_ACTIONS))
-    assert not any("*" in action for action in _ACTIONS)
+    named = actions_of(printed)
+    assert not any("*" in action for action in named)
     # Whoever has it changes nobody's permissions.
-    assert {action.partition(":")[0] for action in _ACTIONS} == {"ec2", "servicequotas", "ssm"}
+    others = {action for action in named if not action.startswith("ec2:")}
+    assert others == {
+        "iam:CreateServiceLinkedRole",
+        "servicequotas:GetServiceQuota",
+        "ssm:GetParameter",
+    }

@@ -10,6 +10,7 @@ import pytest
 
 from infra.errors import UsageError
 from infra.local.faults import PROFILES, ActiveFaults, Faults, Quota, parse_faults, read_faults
+from infra.local.policy import Policy
 from infra.local.state import StateFolder
 from jobs.cli import main
 
@@ -99,7 +100,7 @@ def test_an_invalid_policy_is_refused(tmp_path: Path, policy: str | None) -> Non
     with pytest.raises(UsageError, match=r"policy\.json: "):
         read_faults(faults)
     file.write_text('{"Statement": []}')
-    assert read_faults(faults)[1] == '{"Statement": []}'
+    assert read_faults(faults)[1] == Policy([])
 
 
 # Active faults

@@ -1,0 +1,143 @@
+"""What of the policy the caller lacks, by dry runs: EC2 checks the permissions of a call and stops.
+
+The calls are those of the commands, with the same parameters, so that nothing describes them twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from botocore import xform_name
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra import images, inventory, key_pair, network, tags
+from infra.clients import DENIED, Clients, error_code
+from infra.errors import SprError
+from infra.iam_simulation import Finding
+from infra.instance_types import find_instance_type
+from infra.instances import label_instances
+from infra.network import Network
+from infra.plan import plan_down
+from infra.purchase import ON_DEMAND, SPOT, Offer, Purchase, render_request
+from infra.quotas import ON_DEMAND_QUOTA
+from infra.removal import remove
+from infra.spec import build_spec
+from infra.ubuntu import RELEASES, ubuntu_parameter
+
+_NAME = "check"
+_NOWHERE = "192.0.2.1/32"
+_BUY, _GROUP = "RunInstances", ":security-group/"
+_DENIED_ON = re.compile(r"not authorized to perform: (\S+) on resource: (\S+)")
+_PLAIN: Mapping[str, Callable[[Clients], object]] = {
+    "servicequotas:GetServiceQuota": lambda clients: clients.quotas.get_service_quota(
+        ServiceCode="ec2", QuotaCode=ON_DEMAND_QUOTA
+    ),
+    "ssm:GetParameter": lambda clients: clients.ssm.get_parameter(
+        Name=ubuntu_parameter(max(RELEASES))
+    ),
+}
+Trials = Iterator[tuple[str, Callable[[], object]]]
+
+
+def try_dry(clients: Clients, policy: Mapping[str, Any]) -> list[Finding]:
+    """Try every action of a policy, as far as that is possible without making anything."""
+    findings = [_try(detail, call) for detail, call in _trials(clients, policy)]
+    tried = {finding.action.partition(" ")[0] for finding in findings}
+    for action in dict.fromkeys(a for s in policy["Statement"] for a in s["Action"]):
+        if action not in tried:
+            ours = action.startswith("ec2:")
+            why = "no resource of this tool to try it on" if ours else "it has no dry run"
+            findings.append(Finding(action, "unknown", why))
+    return list(dict.fromkeys(findings))
+
+
+def _try(detail: str, call: Callable[[], object]) -> Finding:
+    """Make a call; ``detail`` is its action, or follows the name of the operation that it ends in."""
+    try:
+        call()
+    except ClientError as error:
+        code, message = error_code(error), str(error.response["Error"].get("Message", ""))
+        named = detail if ":" in detail else f"ec2:{error.operation_name} {detail}".rstrip()
+        message = message.partition("Encoded authorization")[0].strip()
+        if about := _DENIED_ON.search(message):
+            message = f"{about[1]} on {about[2]}"
+        if code == "DryRunOperation":
+            return Finding(named, "allowed")
+        # Before the first cluster there is only the default group, which the policy excludes.
+        if code in DENIED and not (error.operation_name == _BUY and _GROUP in message):
+            return Finding(named, "missing", message)
+        return Finding(named, "unknown", f"{code}: {message}")
+    except (BotoCoreError, SprError) as error:
+        return Finding(detail, "unknown", str(error))
+    return Finding(detail, "allowed")
+
+
+def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
+    ec2, dry = clients.ec2, clients.dry
+    for action in (a for s in policy["Statement"] for a in s["Action"]):
+        service, _, operation = action.partition(":")
+        if service == "ec2" and operation.startswith("Describe"):
+            yield action, getattr(dry, xform_name(operation))
+        elif action in _PLAIN:
+            yield action, partial(_PLAIN[action], clients)
+    try:
+        found = inventory.describe_inventories(ec2)
+        networks = network.describe_networks(ec2, None, None)
+    except ClientError:
+        return  # the descriptions above say which
+    for place in networks[:1]:
+        yield from _creations(clients, place)
+        group = next((g.id for i in found.values() for g in i.security_groups), "")
+        yield from _purchases(clients, place, group, _types(policy))
+    for listed in found.values():
+        yield from _uses(clients, listed)
+        # With its machines, a plan would leave their groups for later.
+        for part in (inventory.Inventory(instances=listed.alive), replace(listed, instances=())):
+            for action in plan_down(part).actions:
+                yield "", partial(remove, dry, action)
+
+
+def _types(policy: Mapping[str, Any]) -> list[str]:
+    wanted = [s.get("Condition", {}).get("StringEquals", {}) for s in policy["Statement"]]
+    return [name for each in wanted for name in each.get("ec2:InstanceType", [])]
+
+
+def _creations(clients: Clients, place: Network) -> Trials:
+    dry, public = clients.dry, key_pair.generate_key_pair(_NAME).public
+    yield "", lambda: network.create_security_group(dry, _NAME, place.vpc_id, {})
+    yield "", lambda: network.create_placement_group(dry, _NAME)
+    yield "", lambda: key_pair.import_key_pair(dry, _NAME, public)
+
+
+def _purchases(clients: Clients, place: Network, group: str, types: list[str]) -> Trials:
+    image = images.find_ubuntu_image(clients.ssm, clients.ec2, max(RELEASES))
+    for name, market in [(name, ON_DEMAND) for name in types] + [(n, SPOT) for n in types[:1]]:
+        spec = build_spec(name=_NAME, stack="", ssh_cidr=_NOWHERE, instance_types=(name,))
+        purchase = Purchase(spec, "head", 1, image, group, "", {}, frozenset())
+        request = render_request(purchase, Offer(find_instance_type(name), place, market, False))
+        del request["KeyName"]  # it does not exist
+        if not group:
+            del request["NetworkInterfaces"][0]["Groups"]
+        yield f"of {name}, {market}", partial(clients.dry.run_instances, **request)
+
+
+def _uses(clients: Clients, found: inventory.Inventory) -> Trials:
+    """Try what changes a cluster's resources; :mod:`infra.removal` tries the rest."""
+    dry = clients.dry
+    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
+    rules: Any = [{**ssh, "IpRanges": [{"CidrIp": _NOWHERE}]}]
+    for group in found.security_groups[:1]:
+        for change in (
+            dry.authorize_security_group_ingress,
+            dry.authorize_security_group_egress,
+            dry.revoke_security_group_ingress,
+        ):
+            yield "", partial(change, GroupId=group.id, IpPermissions=rules)
+        yield "", partial(label_instances, dry, [group.id], {tags.CLUSTER: _NAME})
+    for machine in found.alive[:1]:
+        yield "", partial(dry.get_console_output, InstanceId=machine.id)
+        yield "", partial(images.create_image, dry, machine.id, _NAME, _NAME, {})

@@ -1,0 +1,174 @@
+"""IAM policies: statements with actions, resources, and conditions, judged as IAM does.
+
+Operators and keys that this module does not know are refused when a policy is read: a condition that
+nothing judges would allow, or deny, without any sign of it.
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.errors import UsageError
+from infra.files import parse_object
+from infra.validation import nearest
+
+_ELEMENTS = {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
+# The keys that :mod:`infra.local.authorization` provides.
+_KEYS = (
+    "aws:PrincipalAccount",
+    "aws:RequestTag/*",
+    "aws:ResourceTag/*",
+    "aws:TagKeys",
+    "ec2:CreateAction",
+    "ec2:Encrypted",
+    "ec2:InstanceMarketType",
+    "ec2:InstanceType",
+    "ec2:MetadataHttpTokens",
+    "ec2:Owner",
+    "ec2:Region",
+    "iam:AWSServiceName",
+    "kms:GrantIsForAWSResource",
+    "kms:ViaService",
+)
+_VARIABLE = re.compile(r"\$\{([^}]+)\}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What IAM decides on: an action on a resource. A call can need several of them.
+
+    ``context`` has the condition keys that AWS provides for it.
+    """
+
+    action: str
+    resource: str
+    context: Mapping[str, str | tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The statements of a policy document."""
+
+    statements: Sequence[Mapping[str, Any]]
+
+    def allows(self, request: Request) -> bool:
+        """Return whether a statement allows the request and none denies it."""
+        effects = {s["Effect"] for s in self.statements if _applies(s, request)}
+        return effects == {"Allow"}
+
+
+def parse_policy(text: str, source: str) -> Policy:
+    """Return a policy; raises :class:`UsageError` for what could not be judged."""
+    found = parse_object(text, source).get("Statement")
+    statements = [found] if isinstance(found, dict) else found
+    if not isinstance(statements, list) or not all(isinstance(s, dict) for s in statements):
+        raise UsageError(f"{source}: expected an object with a Statement and its Effect")
+    for statement in statements:
+        _check(statement, source)
+    return Policy(statements)
+
+
+def _check(statement: Mapping[str, Any], source: str) -> None:
+    for element in statement.keys() - _ELEMENTS:
+        raise UsageError(f"{source}: {element}{nearest(element, _ELEMENTS)}: unknown element")
+    if statement.get("Effect") not in ("Allow", "Deny"):
+        raise UsageError(f"{source}: expected a Statement with its Effect, Allow or Deny")
+    if not (statement.keys() & {"Action", "NotAction"}):
+        raise UsageError(f"{source}: a statement has no Action")
+    if not (statement.keys() & {"Resource", "NotResource"}):
+        raise UsageError(f"{source}: a statement has no Resource")
+    for operator, tests in statement.get("Condition", {}).items():
+        _, name, _ = _split_operator(operator)
+        if name not in _OPERATORS:
+            raise UsageError(f"{source}: unknown operator {operator!r}{nearest(name, _OPERATORS)}")
+        for key in tests:
+            if not any(_like(pattern.lower(), key.lower()) for pattern in _KEYS):
+                raise UsageError(f"{source}: unknown condition key {key!r}{nearest(key, _KEYS)}")
+
+
+def _applies(statement: Mapping[str, Any], request: Request) -> bool:
+    """Return whether a statement is about a request and its conditions are fulfilled."""
+    named = "Action" in statement
+    actions = _listed(statement["Action" if named else "NotAction"])
+    action = request.action.lower()
+    if named != any(_like(pattern.lower(), action) for pattern in actions):
+        return False
+    named = "Resource" in statement
+    resources = _listed(statement["Resource" if named else "NotResource"])
+    if named != any(_covers(_fill_in(r, request), request.resource) for r in resources):
+        return False
+    conditions = statement.get("Condition", {}).items()
+    return all(
+        _holds(operator, key, [_fill_in(str(value), request) for value in _listed(values)], request)
+        for operator, tests in conditions
+        for key, values in tests.items()
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _fill_in(text: str, request: Request) -> str:
+    """Replace variables such as ``${aws:PrincipalAccount}``; an unknown one fits nothing."""
+    return _VARIABLE.sub(lambda match: str(request.context.get(match[1], match[0])), text)
+
+
+@functools.cache
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(re.escape(text).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
+
+
+def _like(pattern: str, text: str) -> bool:
+    return _pattern(pattern).fullmatch(text) is not None
+
+
+def _covers(pattern: str, arn: str) -> bool:
+    """Return whether a statement's resource covers one; a wildcard stays in its part of the ARN."""
+    if pattern == "*":
+        return True
+    parts = pattern.split(":", 5), arn.split(":", 5)
+    return len(parts[0]) == len(parts[1]) and all(map(_like, *parts))
+
+
+def _same_truth(wanted: str, found: str) -> bool:
+    return wanted.lower() == found.lower()
+
+
+# The comparison, and whether the operator asks for its opposite.
+_OPERATORS: dict[str, tuple[Callable[[str, str], bool], bool]] = {
+    "StringEquals": (str.__eq__, False),
+    "StringNotEquals": (str.__eq__, True),
+    "StringLike": (_like, False),
+    "StringNotLike": (_like, True),
+    "Bool": (_same_truth, False),
+    "Null": (_same_truth, False),
+}
+
+
+def _split_operator(operator: str) -> tuple[str, str, bool]:
+    """Return an operator's set qualifier, its name, and whether it ends in IfExists."""
+    qualifier, _, name = operator.rpartition(":")
+    return qualifier, name.removesuffix("IfExists"), name.endswith("IfExists")
+
+
+def _holds(operator: str, key: str, wanted: Sequence[str], request: Request) -> bool:
+    """Judge one line of a condition.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-logic-multiple-context-keys-or-values.html
+    """
+    qualifier, name, if_exists = _split_operator(operator)
+    compare, negated = _OPERATORS[name]
+    found = next((v for k, v in request.context.items() if k.lower() == key.lower()), None)
+    if name == "Null":
+        return _same_truth(wanted[0], str(found is None))
+    if found is None:
+        return if_exists or negated or qualifier == "ForAllValues"
+    values = (found,) if isinstance(found, str) else found
+    fits = (negated != any(compare(each, value) for each in wanted) for value in values)
+    return all(fits) if qualifier == "ForAllValues" else any(fits)

@@ -1,0 +1,63 @@
+"""Resources that this command has just made: IAM may not see their tags for some seconds.
+
+EC2 then denies what a policy allows for these tags. Such a denial means "not visible yet"; a denial
+of anything else means denied, and is never repeated.
+https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infra import wait
+
+_EVERY_S = 3.0
+# The keys of responses that name what a call has made.
+_MADE_BY = {
+    "CreateImage": {"ImageId"},
+    "CreatePlacementGroup": {"GroupName"},
+    "CreateSecurityGroup": {"GroupId"},
+    "ImportKeyPair": {"KeyName", "KeyPairId"},
+    "RunInstances": {"InstanceId", "NetworkInterfaceId", "SpotInstanceRequestId", "VolumeId"},
+}
+_NAMED = re.compile(r"on resource: arn:\S*/(\S+)")
+
+
+class NewResources:
+    """Handles botocore's events of one set of EC2 clients."""
+
+    def __init__(self) -> None:
+        self._made_at: dict[str, float] = {}
+
+    def learn(self, parsed: Mapping[str, Any], model: Any, **_: Any) -> None:
+        """Remember what a call has made; for the event ``after-call``."""
+        if keys := _MADE_BY.get(model.name):
+            now = wait.SystemClock().monotonic()
+            self._made_at.update((id_, now) for id_ in _values(parsed, keys))
+
+    def pause(
+        self, response: Any, operation: Any, request_dict: Mapping[str, Any], **_: Any
+    ) -> float | None:
+        """Return the seconds until a repetition, or ``None``; for the event ``needs-retry``."""
+        error = response[1].get("Error", {}) if response else {}
+        if error.get("Code") != "UnauthorizedOperation" or not self._made_at:
+            return None
+        limit = wait.SystemClock().monotonic() - wait.CONSISTENCY_DEADLINE_S
+        new = {id_ for id_, at in self._made_at.items() if at > limit}
+        given = {str(value) for value in request_dict["body"].values()}
+        named = _NAMED.search(error.get("Message", ""))
+        # The snapshots of a new image are as new, and are tagged together with it.
+        about = {named[1]} if named and operation.name != "CreateTags" else given
+        return _EVERY_S if about & new else None
+
+
+def _values(found: Any, keys: set[str]) -> Iterator[str]:
+    """Yield the values of these keys, at any depth."""
+    items = found.items() if isinstance(found, Mapping) else enumerate(found)
+    for key, value in items:
+        if key in keys and isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping | list):
+            yield from _values(value, keys)

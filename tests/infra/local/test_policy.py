@@ -1,0 +1,123 @@
+"""IAM policies: which requests a statement covers, and conditions that are refused when unknown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from infra.errors import UsageError
+from infra.local.policy import Policy, Request, parse_policy
+
+MACHINE = "arn:aws:ec2:us-east-1:123456789012:instance/i-1"
+CONTEXT: dict[str, Any] = {
+    "aws:PrincipalAccount": "123456789012",
+    "aws:ResourceTag/team:name": "red",
+    "aws:TagKeys": ("Name", "team:name"),
+    "ec2:Encrypted": "true",
+    "ec2:InstanceType": "c7i.xlarge",
+}
+
+
+def allows(action: str = "ec2:StopInstances", resource: str = MACHINE, **statement: Any) -> bool:
+    given = {"Effect": "Allow", **statement}
+    if "NotAction" not in given:
+        given.setdefault("Action", "*")
+    if "NotResource" not in given:
+        given.setdefault("Resource", "*")
+    policy = parse_policy(json.dumps({"Statement": given}), "p")
+    return policy.allows(Request(action, resource, CONTEXT))
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed"),
+    [
+        ({"Action": "ec2:stopinstances"}, True),
+        ({"Action": ["ec2:St?pInst*", "ec2:DescribeVpcs"]}, True),
+        ({"Action": "ec2:Stop"}, False),
+        ({"NotAction": "iam:*"}, True),
+        ({"NotAction": ["iam:*", "ec2:Stop*"]}, False),
+        ({"Resource": "arn:aws:ec2:*:*:instance/*"}, True),
+        ({"Resource": ["arn:*:ec2:*:${aws:PrincipalAccount}:instance/i-1"]}, True),
+        ({"Resource": "arn:aws:ec2:*:${aws:username}:instance/*"}, False),
+        # A wildcard stays in its part of the ARN, and brackets are only brackets.
+        ({"Resource": "arn:aws:ec2:*:instance/*"}, False),
+        ({"Resource": "arn:aws:ec2:us-*:instance/i-1:x"}, False),
+        ({"Resource": "arn:aws:ec2:*:*:instance/i-[1]"}, False),
+        ({"NotResource": "arn:aws:ec2:*:*:volume/*"}, True),
+        ({"NotResource": MACHINE}, False),
+    ],
+)
+def test_a_statement_covers_actions_and_resources(statement: Any, allowed: bool) -> None:
+    assert allows(**statement) is allowed
+
+
+@pytest.mark.parametrize(
+    ("operator", "key", "values", "holds"),
+    [
+        ("StringEquals", "ec2:InstanceType", ["c7i.large", "c7i.xlarge"], True),
+        ("StringEquals", "EC2:instancetype", "c7i.xlarge", True),
+        ("StringEquals", "ec2:InstanceType", "c7i.*", False),
+        ("StringEquals", "ec2:Owner", "amazon", False),
+        ("StringEqualsIfExists", "ec2:Owner", "amazon", True),
+        ("StringLike", "ec2:InstanceType", "c7i.*", True),
+        ("StringNotEquals", "ec2:InstanceType", ["c7i.large", "c7i.xlarge"], False),
+        ("StringNotEquals", "ec2:Owner", "amazon", True),
+        ("StringNotLike", "ec2:InstanceType", "p5.*", True),
+        ("Bool", "ec2:Encrypted", "true", True),
+        ("Bool", "ec2:Encrypted", False, False),
+        ("Null", "aws:ResourceTag/team:name", "false", True),
+        ("Null", "aws:ResourceTag/team:name", True, False),
+        ("Null", "aws:RequestTag/team:name", "true", True),
+        ("ForAllValues:StringEquals", "aws:TagKeys", ["Name", "team:name", "x"], True),
+        ("ForAllValues:StringEquals", "aws:TagKeys", "Name", False),
+        ("ForAllValues:StringEquals", "ec2:Owner", "amazon", True),
+        ("ForAnyValue:StringLike", "aws:TagKeys", "team*", True),
+        ("ForAnyValue:StringEquals", "ec2:Owner", "amazon", False),
+    ],
+)
+def test_conditions_hold_as_in_iam(operator: str, key: str, values: Any, holds: bool) -> None:
+    assert allows(Condition={operator: {key: values}}) is holds
+
+
+def test_every_condition_of_a_statement_has_to_hold() -> None:
+    fits = {"ec2:InstanceType": "c7i.xlarge"}
+    assert allows(Condition={"StringEquals": fits, "Bool": {"ec2:Encrypted": "true"}})
+    assert not allows(Condition={"StringEquals": fits, "Bool": {"ec2:Encrypted": "false"}})
+    assert not allows(Condition={"StringEquals": {**fits, "aws:ResourceTag/team:name": "blue"}})
+
+
+def test_a_denial_wins_and_silence_denies() -> None:
+    request = Request("ec2:StopInstances", MACHINE, {})
+    every = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    deny = {"Effect": "Deny", "Action": "ec2:Stop*", "Resource": "*"}
+    assert Policy([every]).allows(request)
+    assert not Policy([every, deny]).allows(request)
+    assert not Policy([]).allows(request)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ({"Effect": "allow"}, "expected a Statement with its Effect, Allow or Deny"),
+        ({"Resources": "*"}, "Resources; did you mean Resource?: unknown element"),
+        ({"Action": None}, "a statement has no Action"),
+        ({"Resource": None}, "a statement has no Resource"),
+        (
+            {"Condition": {"StringEqual": {"ec2:Owner": "amazon"}}},
+            "unknown operator 'StringEqual'; did you mean StringEquals?",
+        ),
+        (
+            {"Condition": {"StringEquals": {"ec2:Ownr": "amazon"}}},
+            "unknown condition key 'ec2:Ownr'; did you mean ec2:Owner?",
+        ),
+        ({"Condition": {"DateLessThan": {"ec2:Owner": "2030"}}}, "unknown operator 'DateLessThan'"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(statement: dict[str, Any], message: str) -> None:
+    given = {"Effect": "Allow", "Action": "*", "Resource": "*", **statement}
+    text = json.dumps({"Statement": [{k: v for k, v in given.items() if v is not None}]})
+    with pytest.raises(UsageError) as caught:
+        parse_policy(text, "IAM policy p.json")
+    assert caught.value.message == f"IAM policy p.json: {message}"

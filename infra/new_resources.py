@@ -42,15 +42,16 @@ class NewResources:
     ) -> float | None:
         """Return the seconds until a repetition, or ``None``; for the event ``needs-retry``."""
         error = response[1].get("Error", {}) if response else {}
-        if error.get("Code") != "UnauthorizedOperation" or not self._made_at:
+        if error.get("Code") != "UnauthorizedOperation":
             return None
+        named = _NAMED.search(error.get("Message", ""))
+        if named is None:
+            return None
+        # The snapshots of a new image are as new, and are tagged together with it.
+        together = request_dict["body"].values() if operation.name == "CreateTags" else ()
         limit = wait.SystemClock().monotonic() - wait.CONSISTENCY_DEADLINE_S
         new = {id_ for id_, at in self._made_at.items() if at > limit}
-        given = {str(value) for value in request_dict["body"].values()}
-        named = _NAMED.search(error.get("Message", ""))
-        # The snapshots of a new image are as new, and are tagged together with it.
-        about = {named[1]} if named and operation.name != "CreateTags" else given
-        return _EVERY_S if about & new else None
+        return _EVERY_S if new.intersection((named[1], *together)) else None
 
 
 def _values(found: Any, keys: set[str]) -> Iterator[str]:

@@ -268,7 +268,7 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
             f"no permission for {action}: {detail}",
             code=code,
             hint=f"ask an administrator to allow {action} (`spr-cluster iam-policy` prints the full "
-            "policy, and `spr-cluster iam-policy --check` what is missing), or choose another AWS_PROFILE",
+            "policy, and with --check what is missing), or choose another AWS_PROFILE",
         )
     if code in _EXPIRED and (clock := why_refused(error.response)):
         return UsageError(clock, hint=FIX_CLOCK)

@@ -30,7 +30,7 @@ from infra.ubuntu import RELEASES, ubuntu_parameter
 
 _NAME = "check"
 _NOWHERE = "192.0.2.1/32"
-_BUY, _GROUP = "RunInstances", ":security-group/"
+_NO_GROUP = "in the default group"
 _DENIED_ON = re.compile(r"not authorized to perform: (\S+) on resource: (\S+)")
 _PLAIN: Mapping[str, Callable[[Clients], object]] = {
     "servicequotas:GetServiceQuota": lambda clients: clients.quotas.get_service_quota(
@@ -68,7 +68,8 @@ def _try(detail: str, call: Callable[[], object]) -> Finding:
         if code == "DryRunOperation":
             return Finding(named, "allowed")
         # Before the first cluster there is only the default group, which the policy excludes.
-        if code in DENIED and not (error.operation_name == _BUY and _GROUP in message):
+        excluded = detail.endswith(_NO_GROUP) and ":security-group/" in message
+        if code in DENIED and not excluded:
             return Finding(named, "missing", message)
         return Finding(named, "unknown", f"{code}: {message}")
     except (BotoCoreError, SprError) as error:
@@ -87,12 +88,19 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
     try:
         found = inventory.describe_inventories(ec2)
         networks = network.describe_networks(ec2, None, None)
-    except ClientError:
-        return  # the descriptions above say which
+        image = images.find_ubuntu_image(clients.ssm, ec2, max(RELEASES))
+    except ClientError as error:
+        if error_code(error) not in DENIED:
+            raise
+        return  # the looks above say which
     for place in networks[:1]:
         yield from _creations(clients, place)
-        group = next((g.id for i in found.values() for g in i.security_groups), "")
-        yield from _purchases(clients, place, group, _types(policy))
+        groups = [g for i in found.values() for g in i.security_groups if g.vpc_id == place.vpc_id]
+        request = partial(_render_purchase, place, image, groups[0].id if groups else "")
+        types = _types(policy)
+        for name, market in [(name, ON_DEMAND) for name in types] + [(n, SPOT) for n in types[:1]]:
+            buy = partial(dry.run_instances, **request(name, market))
+            yield f"of {name}, {market}" + ("" if groups else f", {_NO_GROUP}"), buy
     for listed in found.values():
         yield from _uses(clients, listed)
         # With its machines, a plan would leave their groups for later.
@@ -113,16 +121,17 @@ def _creations(clients: Clients, place: Network) -> Trials:
     yield "", lambda: key_pair.import_key_pair(dry, _NAME, public)
 
 
-def _purchases(clients: Clients, place: Network, group: str, types: list[str]) -> Trials:
-    image = images.find_ubuntu_image(clients.ssm, clients.ec2, max(RELEASES))
-    for name, market in [(name, ON_DEMAND) for name in types] + [(n, SPOT) for n in types[:1]]:
-        spec = build_spec(name=_NAME, stack="", ssh_cidr=_NOWHERE, instance_types=(name,))
-        purchase = Purchase(spec, "head", 1, image, group, "", {}, frozenset())
-        request = render_request(purchase, Offer(find_instance_type(name), place, market, False))
-        del request["KeyName"]  # it does not exist
-        if not group:
-            del request["NetworkInterfaces"][0]["Groups"]
-        yield f"of {name}, {market}", partial(clients.dry.run_instances, **request)
+def _render_purchase(
+    place: Network, image: images.Image, group: str, name: str, market: str
+) -> dict[str, Any]:
+    """Return a purchase without a key pair, and without a group if there is none."""
+    spec = build_spec(name=_NAME, stack="", ssh_cidr=_NOWHERE, instance_types=(name,))
+    purchase = Purchase(spec, "head", 1, image, group, "", {}, frozenset())
+    request = render_request(purchase, Offer(find_instance_type(name), place, market, False))
+    del request["KeyName"]
+    if not group:
+        del request["NetworkInterfaces"][0]["Groups"]
+    return request
 
 
 def _uses(clients: Clients, found: inventory.Inventory) -> Trials:

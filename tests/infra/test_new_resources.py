@@ -83,6 +83,6 @@ def test_after_a_while_nothing_is_new(new: NewResources, time: FakeTime) -> None
 
 def test_other_errors_and_lost_answers_are_not_its_business(new: NewResources) -> None:
     assert pause(new, "instance/i-1", code="IncorrectInstanceState") is None
-    request = {"body": {}}
+    request: dict[str, Any] = {"body": {}}
     operation = SimpleNamespace(name="TerminateInstances")
     assert new.pause(response=None, operation=operation, request_dict=request) is None

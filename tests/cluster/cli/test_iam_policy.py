@@ -150,12 +150,16 @@ def test_a_clusters_lifecycle_needs_this_policy_and_no_more(
     judge = Policy(policy["Statement"])
     assert [request for request in needed if not judge.allows(request)] == []
     assert [request for request in forbidden if judge.allows(request)] == []
+    # All statements allow, so a request depends on a statement if no other one allows it.
+    judges = [Policy([statement]) for statement in policy["Statement"]]
+    by = [(request, [judge.allows(request) for judge in judges]) for request in needed]
     changed = list(mutants(policy))
     assert len(changed) > 150
     unnoticed = [
         what
-        for what, mutant in changed
-        if all(map(mutant.allows, needed)) and not any(map(mutant.allows, forbidden))
+        for what, number, mutant in changed
+        if not any(map(mutant.allows, forbidden))
+        and all(mutant.allows(r) for r, allowed in by if allowed[number] and sum(allowed) == 1)
     ]
     assert unnoticed == []
 
@@ -260,15 +264,14 @@ def forbidden_by(needed: Iterable[Request]) -> Iterator[Request]:
     yield Request(example.action, snapshot, {**always, "ec2:Owner": "amazon"})
 
 
-def mutants(policy: dict[str, Any]) -> Iterator[tuple[str, Policy]]:
-    """Yield the policy with one action, resource, or condition narrowed or widened."""
+def mutants(policy: dict[str, Any]) -> Iterator[tuple[str, int, Policy]]:
+    """Yield each statement with one action, resource, or condition narrowed or widened."""
     statements = policy["Statement"]
     for number, statement in enumerate(statements):
 
-        def put(what: str, number: int = number, **changes: Any) -> tuple[str, Policy]:
+        def put(what: str, number: int = number, **changes: Any) -> tuple[str, int, Policy]:
             mutant = {**statements[number], **changes}
-            listed = [*statements[:number], mutant, *statements[number + 1 :]]
-            return f"{mutant['Sid']}: {what}", Policy(listed)
+            return f"{mutant['Sid']}: {what}", number, Policy([mutant])
 
         for action in statement["Action"]:
             rest = [other for other in statement["Action"] if other != action]
@@ -426,7 +429,8 @@ def test_a_check_by_dry_runs_makes_nothing_and_names_what_is_missing(
     result = line.run(*check, ",".join(_TYPES[:2]))
     assert result.code == 1
     (missing,) = [text for text in result.out.splitlines() if text.startswith("missing")]
-    assert missing.startswith(f"missing: ec2:RunInstances of {_TYPES[1]}, on-demand: ")
+    about = f"ec2:RunInstances of {_TYPES[1]}, on-demand, in the default group"
+    assert missing.startswith(f"missing: {about}: ec2:RunInstances on arn:aws:ec2:")
 
     allow(line, tmp_path, without("ec2:ImportKeyPair"))
     found = json.loads(line.run(*check, _TYPES[0], "--json").out)
@@ -449,12 +453,14 @@ def test_a_check_tries_changes_on_what_exists(line: CommandLine, tmp_path: Path)
 
 
 def test_a_check_needs_no_permission_at_all(line: CommandLine, tmp_path: Path) -> None:
-    allow(line, tmp_path, {"Statement": []})
-
-    result = line.run("iam-policy", "--check")
-
-    assert result.code == 1
-    assert "missing: ec2:DescribeImages: ec2:DescribeImages on *" in result.out
+    for policy, needed in (
+        ({"Statement": []}, "ec2:DescribeImages: ec2:DescribeImages on *"),
+        (without("ssm:GetParameter"), "ssm:GetParameter: ssm:GetParameter on arn:aws:ssm:"),
+    ):
+        allow(line, tmp_path, policy)
+        result = line.run("iam-policy", "--check")
+        assert result.code == 1
+        assert f"missing: {needed}" in result.out
 
 
 # What is printed

@@ -87,7 +87,7 @@ _WHILE_BUYING = (
         f"{_UP} --spot",
         f"RunInstances failed: AuthFailure.ServiceLinkedRoleCreationNotPermitted: {_NO_ROLE}\n  "
         "→ spot needs a role that is created once per account: aws iam create-service-linked-role "
-        "--aws-service-name spot.amazonaws.com",
+        "--aws-service-name spot.amazonaws.com; `spr-cluster iam-policy` includes the permission",
         faults=f.error(
             "RunInstances", "AuthFailure.ServiceLinkedRoleCreationNotPermitted", _NO_ROLE
         ),
@@ -119,8 +119,8 @@ _WHILE_BUYING = (
         "purchase not allowed",
         _UP,
         "no permission for RunInstances: told by EC2\n  → ask an administrator to allow "
-        "RunInstances (`spr-cluster iam-policy` prints the full policy), or choose another "
-        "AWS_PROFILE",
+        "RunInstances (`spr-cluster iam-policy` prints the full policy, and with --check what is "
+        "missing), or choose another AWS_PROFILE",
         faults=f.error("RunInstances", "UnauthorizedOperation"),
         left=f.GROUPS,
     ),

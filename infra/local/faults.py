@@ -25,10 +25,18 @@ from infra.validation import explain_invalid, nearest
 Profile = Literal["instant", "fast", "metal"]
 Market = Literal["spot", "on-demand", "*"]
 Fate = Literal[
-    "never-boots", "dies", "no-ssh", "no-amx", "impaired", "slow-checks", "spot-notice", "stops"
+    "never-boots",
+    "no-guest",
+    "dies",
+    "no-ssh",
+    "no-amx",
+    "impaired",
+    "slow-checks",
+    "spot-notice",
+    "stops",
 ]
 
-_SERVICES = ("ec2", "ssm", "sts", "service-quotas")
+_SERVICES = ("ec2", "iam", "scheduler", "ssm", "sts", "service-quotas")
 # AWS's HTTP statuses of the codes that are worth a retry; every other code is the caller's fault:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 _STATUS = {
@@ -191,6 +199,7 @@ class Faults(_Section):
     image_s: Seconds | None = None
     terminate_s: Seconds | None = None
     visibility_s: Seconds = 0
+    role_visibility_s: Seconds = 0
     quota: Quota = Quota()
     spot: Spot = Spot()
     capacity: tuple[CapacityRule, ...] = ()

@@ -19,6 +19,8 @@ from infra.wait import Clock, wait_until
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
+    from types_boto3_iam import IAMClient
+    from types_boto3_scheduler import EventBridgeSchedulerClient
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
     from types_boto3_sts import STSClient
@@ -79,6 +81,18 @@ class Clients:
     @cached_property
     def ssm(self) -> SSMClient:
         return cast("SSMClient", self._client("ssm"))
+
+    @cached_property
+    def iam(self) -> IAMClient:
+        return cast("IAMClient", self._client("iam"))
+
+    @cached_property
+    def scheduler(self) -> EventBridgeSchedulerClient:
+        """With few attempts: most users neither use it nor may, and not every network leads to it."""
+        few = Config(retries={"mode": "standard", "total_max_attempts": 3}, connect_timeout=5)
+        return cast(
+            "EventBridgeSchedulerClient", self._client("scheduler", self._config.merge(few))
+        )
 
     @cached_property
     def sts(self) -> STSClient:
@@ -181,6 +195,7 @@ def error_code(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+_OF_SECOND_GUARD = re.compile(r"\w*Schedule\w*|\w*RolePolicy|(Create|Delete|Get)Role")
 DENIED = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
 _EXPIRED = {
     "ExpiredToken",
@@ -244,7 +259,8 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         return CloudError(
             f"no permission for {operation}: {detail}",
             code=code,
-            hint=f"ask an administrator to allow {operation} (`spr-cluster iam-policy` prints the full "
+            hint=f"ask an administrator to allow {operation} (`spr-cluster iam-policy"
+            f"{' --second-guard' if _OF_SECOND_GUARD.fullmatch(operation) else ''}` prints the full "
             "policy), or choose another AWS_PROFILE",
         )
     if code in _EXPIRED and (clock := why_refused(error.response)):

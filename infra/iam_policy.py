@@ -65,9 +65,46 @@ _CHANGE_OUR_OWN = (
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
 _PUSH = ("s3:AbortMultipartUpload", "s3:PutObject")
 
+# Only with --second-guard. AWS accepts lists on all resources only.
+_LOOK_FOR_GUARDS = ("scheduler:ListScheduleGroups", "scheduler:ListSchedules")
+_GUARD = (
+    "iam:CreateRole",
+    "iam:DeleteRole",
+    "iam:DeleteRolePolicy",
+    "iam:GetRole",
+    "iam:PutRolePolicy",
+    "iam:TagRole",
+    "scheduler:CreateSchedule",
+    "scheduler:CreateScheduleGroup",
+    "scheduler:DeleteSchedule",
+    "scheduler:DeleteScheduleGroup",
+    "scheduler:GetScheduleGroup",
+    "scheduler:ListTagsForResource",
+    "scheduler:TagResource",
+    "scheduler:UpdateSchedule",
+)
+_GUARD_ROLES = "arn:*:iam::*:role/spr-cluster-*"
+_OF_GUARDS = [
+    _GUARD_ROLES,
+    "arn:*:scheduler:*:*:schedule-group/spr-cluster-*",
+    "arn:*:scheduler:*:*:schedule/spr-cluster-*/*",
+]
 
-def build_policy(push_to: S3Location | None = None) -> dict[str, Any]:
+
+def build_policy(
+    push_to: S3Location | None = None, *, second_guard: bool = False
+) -> dict[str, Any]:
     """Return the policy as IAM's JSON document; ``push_to`` adds uploads to S3."""
+    guard = [
+        _allow("LookForGuards", _LOOK_FOR_GUARDS),
+        _allow("Guard", _GUARD, None, _OF_GUARDS),
+        _allow(
+            "GiveTheGuardItsRole",
+            ("iam:PassRole",),
+            {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}},
+            [_GUARD_ROLES],
+        ),
+    ]
     makers = sorted(action.removeprefix("ec2:") for action in (*_MAKE, *_COPY))
     in_the_making = {"StringEquals": {"ec2:CreateAction": makers}}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
@@ -82,6 +119,7 @@ def build_policy(push_to: S3Location | None = None) -> dict[str, Any]:
             _allow("TagWhatIsBeingMade", _TAG, in_the_making),
             _allow("ChangeOurOwn", _CHANGE_OUR_OWN, ours),
             *([_allow("Push", _PUSH, None, [objects])] if push_to else []),
+            *(guard if second_guard else []),
         ],
     }
 
@@ -93,6 +131,6 @@ def _allow(
     return {**statement, "Condition": condition} if condition else statement
 
 
-def render_policy(push_to: S3Location | None = None) -> str:
+def render_policy(push_to: S3Location | None = None, *, second_guard: bool = False) -> str:
     """Return the policy as JSON text."""
-    return json.dumps(build_policy(push_to), indent=2)
+    return json.dumps(build_policy(push_to, second_guard=second_guard), indent=2)

@@ -28,9 +28,13 @@ def add_parser(subparsers: SubParsers) -> None:
         metavar="s3://BUCKET/PREFIX",
         help="also allow `train` and `fetch` to store models there",
     )
+    parser.add_argument(
+        "--second-guard", action="store_true", help="also allow what `up --second-guard` makes"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    print(render_policy(parse_s3_url(args.push_to) if args.push_to else None))
+    push_to = parse_s3_url(args.push_to) if args.push_to else None
+    print(render_policy(push_to, second_guard=args.second_guard))
     return 0

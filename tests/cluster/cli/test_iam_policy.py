@@ -127,7 +127,9 @@ def test_a_clusters_lifecycle_needs_these_actions_and_no_others(
         assert result.code == 0, result.err
 
     assert line.cloud.left() == []
-    assert {seen.action for seen in line.call_log.calls} == set(_ACTIONS)
+    # Where nothing on record says that there is a second guard, a denied look for one stops nothing.
+    looks = {"scheduler:ListScheduleGroups", "scheduler:ListSchedules"}
+    assert {seen.action for seen in line.call_log.calls} - looks == set(_ACTIONS)
 
 
 @pytest.mark.parametrize(

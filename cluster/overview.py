@@ -14,6 +14,7 @@ from cluster.local_files import is_idle_here
 from infra import tags
 from infra.clients import connect, translate_boto_error
 from infra.errors import SprError
+from infra.guard import with_guards
 from infra.instances import HEAD
 from infra.inventory import Inventory, describe_inventories
 from infra.plan import is_connected, rank_instances
@@ -131,7 +132,8 @@ def list_clusters(
 
     def search(region: str) -> list[Overview] | ClientError | BotoCoreError:
         try:
-            found = describe_inventories(connect(replace(cloud, region=region)).ec2)
+            clients = connect(replace(cloud, region=region))
+            found = with_guards(clients, describe_inventories(clients.ec2))
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
             return error

@@ -21,6 +21,7 @@ from infra.wait import Clock, wait_until
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_iam import IAMClient
+    from types_boto3_scheduler import EventBridgeSchedulerClient
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
     from types_boto3_sts import STSClient
@@ -84,16 +85,24 @@ class Clients:
         return cast("EC2Client", client)
 
     @cached_property
-    def iam(self) -> IAMClient:
-        return cast("IAMClient", self._client("iam"))
-
-    @cached_property
     def quotas(self) -> ServiceQuotasClient:
         return cast("ServiceQuotasClient", self._client("service-quotas"))
 
     @cached_property
     def ssm(self) -> SSMClient:
         return cast("SSMClient", self._client("ssm"))
+
+    @cached_property
+    def iam(self) -> IAMClient:
+        return cast("IAMClient", self._client("iam"))
+
+    @cached_property
+    def scheduler(self) -> EventBridgeSchedulerClient:
+        """With few attempts: most users neither use it nor may, and not every network leads to it."""
+        few = Config(retries={"mode": "standard", "total_max_attempts": 3}, connect_timeout=5)
+        return cast(
+            "EventBridgeSchedulerClient", self._client("scheduler", self._config.merge(few))
+        )
 
     @cached_property
     def sts(self) -> STSClient:
@@ -199,6 +208,7 @@ def error_code(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+_OF_SECOND_GUARD = re.compile(r"\w*Schedule\w*|\w*RolePolicy|(Create|Delete|Get)Role")
 DENIED = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"}
 _DENIED_ACTION = re.compile(r"not authorized to perform: [\w-]+:(\w+)")
 _EXPIRED = {
@@ -267,7 +277,8 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         return CloudError(
             f"no permission for {action}: {detail}",
             code=code,
-            hint=f"ask an administrator to allow {action} (`spr-cluster iam-policy` prints the full "
+            hint=f"ask an administrator to allow {action} (`spr-cluster iam-policy"
+            f"{' --second-guard' if _OF_SECOND_GUARD.fullmatch(operation) else ''}` prints the full "
             "policy, and with --check what is missing), or choose another AWS_PROFILE",
         )
     if code in _EXPIRED and (clock := why_refused(error.response)):

@@ -88,6 +88,7 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
         _CREATED: tags.render_time(record.created),
         **deadline_tags(record),
         **({tags.OWNER_KEY: owner_key} if owner_key else {}),
+        **({tags.GUARD: "yes"} if spec.second_guard else {}),
     }
 
 
@@ -127,6 +128,7 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             "placement_group": read("placement-group") == "yes",
             "subnet_id": read("subnet") or None,
             "bake": read("bake"),
+            "second_guard": tags.GUARD in labels,
         }
         created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
         generation = read("generation", int) if _GENERATION in labels else 0

@@ -95,15 +95,43 @@ _ENCRYPT = (
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
 _PUSH = ("s3:AbortMultipartUpload", "s3:PutObject")
 
+# Only with --second-guard. AWS accepts lists on all resources only.
+_LOOK_FOR_GUARDS = ("scheduler:ListScheduleGroups", "scheduler:ListSchedules")
+_GUARD = (
+    "iam:CreateRole",
+    "iam:DeleteRole",
+    "iam:DeleteRolePolicy",
+    "iam:GetRole",
+    "iam:PutRolePolicy",
+    "iam:TagRole",
+    "scheduler:CreateSchedule",
+    "scheduler:CreateScheduleGroup",
+    "scheduler:DeleteSchedule",
+    "scheduler:DeleteScheduleGroup",
+    "scheduler:GetScheduleGroup",
+    "scheduler:ListTagsForResource",
+    "scheduler:TagResource",
+    "scheduler:UpdateSchedule",
+)
+_GUARD_ROLES = "arn:*:iam::*:role/spr-cluster-*"
+_OF_GUARDS = [
+    _GUARD_ROLES,
+    "arn:*:scheduler:*:*:schedule-group/spr-cluster-*",
+    "arn:*:scheduler:*:*:schedule/spr-cluster-*/*",
+]
+
 
 def build_policy(
     push_to: S3Location | None = None,
     instance_types: Sequence[str] = DEFAULT_TYPES,
     kms_key: str | None = None,
+    *,
+    second_guard: bool = False,
 ) -> dict[str, Any]:
     """Return the policy as IAM's JSON document.
 
-    ``push_to`` adds uploads to S3, and ``kms_key`` the use of a customer-managed key for disks.
+    ``push_to`` adds uploads to S3, ``kms_key`` the use of a customer-managed key for disks, and
+    ``second_guard`` what ``up --second-guard`` makes.
     """
     tagged = {f"aws:RequestTag/{tags.CLUSTER}": "false"}
     ours = {"Null": {f"aws:ResourceTag/{tags.CLUSTER}": "false"}}
@@ -148,6 +176,7 @@ def build_policy(
             _allow("Spot", _SPOT_ROLE, role, {"StringEquals": {"iam:AWSServiceName": _SPOT}}),
             *(_use_key(kms_key) if kms_key else []),
             *([_push(push_to)] if push_to else []),
+            *(_guard() if second_guard else []),
         ],
     }
 
@@ -165,6 +194,15 @@ def _use_key(key: str) -> list[dict[str, Any]]:
     via = {"StringLike": {"kms:ViaService": "ec2.*.amazonaws.com*"}}
     grant = {**via, "Bool": {"kms:GrantIsForAWSResource": "true"}}
     return [_allow("Grant", _GRANT, key, grant), _allow("Encrypt", _ENCRYPT, key, via)]
+
+
+def _guard() -> list[dict[str, Any]]:
+    to_scheduler = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
+    return [
+        _allow("LookForGuards", _LOOK_FOR_GUARDS, "*"),
+        _allow("Guard", _GUARD, _OF_GUARDS),
+        _allow("GiveTheGuardItsRole", ("iam:PassRole",), _GUARD_ROLES, to_scheduler),
+    ]
 
 
 def _push(place: S3Location) -> dict[str, Any]:

@@ -38,6 +38,14 @@ class RegisteredKey:
 
 
 @dataclass(frozen=True)
+class SecondGuard:
+    """A cluster's schedule group and role, and the machines that have a schedule."""
+
+    id: str
+    machines: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Inventory:
     """All resources that carry a cluster's tag."""
 
@@ -52,6 +60,8 @@ class Inventory:
     key_pairs: tuple[RegisteredKey, ...] = ()
     images: tuple[Image, ...] = ()
     snapshots: tuple[Resource, ...] = ()
+    guards: tuple[SecondGuard, ...] = ()
+    """Not EC2's; added by :mod:`infra.guard`."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))

@@ -12,6 +12,7 @@ from infra import tags
 from infra.actions import Action, ActionKind, Plan
 from infra.cluster_record import ClusterRecord, record_tags
 from infra.errors import SprError
+from infra.guard import AFTER
 from infra.images import Image
 from infra.instance_types import INSTANCE_TYPES
 from infra.instances import HEAD, Instance
@@ -187,6 +188,9 @@ def _plan_claim(given: PlanInput, *, changes: bool) -> list[Action]:
     kind, spec = ActionKind, given.spec
     group, abandoned = split_groups(given.found, given.public_key)
     actions = []
+    if given.found.guards and not spec.second_guard:
+        ids = tuple(guard.id for guard in given.found.guards)
+        actions.append(Action(kind.DELETE_GUARDS, ", ".join(ids), ids))
     if abandoned:
         ids = tuple(each.id for each in abandoned)
         actions.append(Action(kind.DELETE_GROUPS, f"{', '.join(ids)} (another SSH key's)", ids))
@@ -213,6 +217,12 @@ def _plan_surroundings(given: PlanInput, keep: Sequence[Instance]) -> list[Actio
         actions.append(Action(kind.IMPORT_KEY, "a new ed25519 key for this cluster"))
     if spec.placement_group and spec.nodes > len(keep) and not found.placement_groups:
         actions.append(Action(kind.CREATE_PLACEMENT, "machines stand close together"))
+    guarded = {id_ for guard in found.guards for id_ in guard.machines}
+    bare = tuple(node.id for node in keep if node.id not in guarded)
+    if spec.second_guard and (bare or spec.nodes > len(keep)):
+        minutes = f"{AFTER.total_seconds() / 60:.0f} min"
+        detail = f"EventBridge Scheduler terminates each machine {minutes} after its deadline"
+        actions.append(Action(kind.GUARD, detail, bare))
     return actions
 
 
@@ -299,12 +309,21 @@ _REMOVALS = (
     (ActionKind.RELEASE_ADDRESSES, "addresses"),
     (ActionKind.DELETE_TEMPLATES, "launch_templates"),
     (ActionKind.DELETE_PLACEMENTS, "placement_groups"),
+    (ActionKind.DELETE_GUARDS, "guards"),
     (ActionKind.DELETE_GROUPS, "security_groups"),
     (ActionKind.DELETE_KEYS, "key_pairs"),
 )
 # EC2 deletes a machine's disks and interfaces with it and only then releases its groups, so the next
 # round of `down` finds what is left of these.
-_AFTER_MACHINES = ("volumes", "interfaces", "addresses", "placement_groups", "security_groups")
+# The record, on the security group, is the last that says that there is a second guard.
+_AFTER_MACHINES = (
+    "volumes",
+    "interfaces",
+    "addresses",
+    "placement_groups",
+    "guards",
+    "security_groups",
+)
 
 
 def plan_down(found: Inventory) -> Plan:

@@ -54,6 +54,8 @@ class ClusterSpec(BaseModel):
     placement_group: bool = True
     bake: Literal["head", "none"] = "head"
     """Without an image: install the head and copy it, or install all nodes at once."""
+    second_guard: bool = False
+    """Machines are also terminated from outside: see :mod:`infra.guard`."""
 
     @field_validator("instance_types")
     @classmethod

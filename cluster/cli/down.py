@@ -20,7 +20,7 @@ from cluster.context import Context
 from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
 from cluster.losses import find_losses
-from infra.inventory import describe_inventory
+from infra.guard import describe_cluster
 
 _EXAMPLES = """\
   spr-cluster down
@@ -57,7 +57,7 @@ def _down(ctx: Context, args: argparse.Namespace) -> Removed:
 
 def _confirm(ctx: Context, name: str) -> None:
     """Ask, if the cluster is billed or a job or its results would be lost."""
-    found = describe_inventory(ctx.clients.ec2, name)
+    found = describe_cluster(ctx.clients, name)
     losses = find_losses(ctx, found)
     asks = bool(found and ctx.cloud.billed) or bool(losses.found)
     lines = [f"Cluster {name} in {ctx.cloud.region}: {found}"] if asks else []

@@ -61,6 +61,9 @@ def add_parser(subparsers: SubParsers) -> None:
         help="also allow `train` and `fetch` to store models there",
     )
     parser.add_argument(
+        "--second-guard", action="store_true", help="also allow what `up --second-guard` makes"
+    )
+    parser.add_argument(
         "--check",
         action="store_true",
         help="print what these AWS credentials lack of the policy, without making anything; the exit "
@@ -75,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         parse_s3_url(args.push_to) if args.push_to else None,
         parse_types(args.instance_type),
         parse_key(args.kms_key),
+        second_guard=args.second_guard,
     )
     if args.check:
         return _check(args, policy)

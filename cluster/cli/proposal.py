@@ -11,6 +11,7 @@ from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
 from infra.actions import Action, ActionKind, Plan
 from infra.errors import UsageError
+from infra.guard import COST
 from infra.instance_types import PRICES_AS_OF, find_instance_type
 from infra.plan import PlanInput, expected_by_bake, plan_up
 from infra.purchase import Offer
@@ -21,6 +22,11 @@ from infra.words import counted, spoken_time
 
 # A cluster that lives less would be paid for and gone before it could be used.
 _SHORTEST = timedelta(minutes=30)
+_GUARDED = f"Second guard: terminated from outside if they do not ({COST})."
+_UNGUARDED = (
+    "A machine that never boots does not shut down: --second-guard has AWS terminate it, too "
+    f"({COST})."
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,8 @@ class Proposal:
         expires = spoken_time(self.plan_input.record.expires, self.ctx.now())
         idle = f", or after {render_duration(spec.idle_timeout)} idle" if spec.idle_timeout else ""
         lines.append(f"Nodes shut down automatically at {expires}{idle}.")
+        if cloud.billed and self.plan.buys:
+            lines.append(_GUARDED if spec.second_guard else _UNGUARDED)
         return "\n".join(lines)
 
     def _expected(self, action: Action) -> str:

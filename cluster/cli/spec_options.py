@@ -40,6 +40,12 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--ttl", help="time after which the nodes shut down (default: 8h); see `extend`")
     add("--idle-timeout", help="also shut down after this time without a job or SSH session")
+    add(
+        "--second-guard",
+        action="store_true",
+        help="also have EventBridge Scheduler terminate each machine 10 min after its deadline: one "
+        "that never boots does not shut itself down (free; needs `iam-policy --second-guard`)",
+    )
     add("--spot", action="store_true", help="buy spot capacity: cheaper, but EC2 can reclaim it")
     add("--max-price", type=float, metavar="USD", help="maximum price per spot machine and hour")
     add(
@@ -83,6 +89,8 @@ def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
         given["spot"], given["on_demand_allowed"] = True, args.spot_or_on_demand
     elif args.max_price is not None:
         raise UsageError("--max-price requires --spot; on-demand prices are fixed")
+    if args.second_guard:
+        given["second_guard"] = True
     if args.no_placement_group:
         given["placement_group"] = False
     if args.allow_no_amx:

@@ -33,7 +33,7 @@ from cluster.nodes import Cluster
 from infra.actions import Plan
 from infra.cluster_record import merge_options, parse_record
 from infra.errors import SprError, UsageError
-from infra.inventory import describe_inventory
+from infra.guard import describe_cluster
 from infra.ownership import ForeignClusterError
 from infra.plan import PlanInput
 from infra.purchase import Offer
@@ -215,7 +215,7 @@ def list_what_exists(ctx: Context, name: str, again: str = "up") -> None:
     ]
     print(wrap("\n".join(lines), stream=sys.stderr), file=sys.stderr, flush=True)
     try:
-        found = describe_inventory(ctx.clients.ec2, name)
+        found = describe_cluster(ctx.clients, name)
     except Exception as error:
         text = f"What exists could not be listed: {error}"
     else:

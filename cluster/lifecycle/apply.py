@@ -63,6 +63,8 @@ class PlanApplier:
             ActionKind.RECORD: self._write_record,
             ActionKind.IMPORT_KEY: self._import_key,
             ActionKind.CREATE_PLACEMENT: self._create_placement,
+            ActionKind.GUARD: self._guard,
+            ActionKind.DELETE_GUARDS: self._remove_guard,
             ActionKind.RUN_HEAD: self._run_head,
             ActionKind.RUN_NODES: self._run_nodes,
             ActionKind.PROMOTE: self.machines.promote,
@@ -159,6 +161,14 @@ class PlanApplier:
     def _create_placement(self) -> None:
         network.create_placement_group(self.ctx.clients.ec2, self.spec.name)
         self._record_created("placement group", tags.resource_name(self.spec.name))
+
+    def _guard(self) -> None:
+        kind = ActionKind.GUARD
+        ids = [id_ for action in self.plan.actions if action.kind is kind for id_ in action.ids]
+        self.machines.guard.protect(ids, self.record.expires)
+
+    def _remove_guard(self) -> None:
+        self.machines.guard.remove()
 
     def _record_created(self, what: str, resource: str) -> None:
         self.ctx.events.record("created", what, resources=[resource])

@@ -12,6 +12,7 @@ from infra import instances, tags
 from infra.actions import ActionKind, Plan
 from infra.clients import DENIED, error_code
 from infra.errors import DeadlineError, SprError
+from infra.guard import ClusterGuard, is_guarded, with_guard
 from infra.images import Image, wait_until_available
 from infra.inventory import Inventory, describe_inventory
 from infra.plan import plan_down
@@ -48,8 +49,13 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
     clean, wanted = 0, 2 if ctx.files.exist else 1
     start = without_machines = ctx.clock.monotonic()
     rounds, reason = 0, ""
+    was_guarded = had_record = False
     while clean < wanted:
         found = _search(ctx, name, again=clean > 0)
+        was_guarded |= is_guarded(found)
+        had_record |= bool(found.security_groups)
+        if was_guarded or not had_record:
+            found = with_guard(ctx.clients, name, found, is_certain=was_guarded)
         kept = _keep(ctx, found) if keep_image else Inventory()
         rest = found.without(kept)
         if not rest:
@@ -143,6 +149,10 @@ def _remove_all(ctx: Context, plan: Plan, denied: set[str], start: float) -> str
         limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else HELD_DEADLINE_S
 
         with ctx.perform(action):
+            if action.kind is ActionKind.DELETE_GUARDS:
+                # Or else it fails here: the group, which has the record of it, must go later.
+                ClusterGuard(ctx.clients, ctx.files.folder.name, ctx.clock).remove()
+                continue
             try:
                 remove(ctx.clients.ec2, action, ctx.clock, deadline_s=limit, on_wait=note)
             except DeadlineError as error:

@@ -10,6 +10,7 @@ from cluster.lifecycle.prepare import time_is_over
 from infra import tags
 from infra.cluster_record import ClusterRecord, deadline_tags
 from infra.errors import SprError, UsageError
+from infra.guard import ClusterGuard, is_guarded
 from infra.instances import label_instances
 from infra.inventory import describe_inventory
 from infra.spec import LONGEST_TTL
@@ -42,9 +43,13 @@ def extend(ctx: Context, cluster: str, more: timedelta) -> ClusterRecord:
         f"`spr-cluster repair {ctx.flags}` replaces lost nodes"
     )
     with ctx.progress.phase(f"Extend until {spoken_time(record.expires, ctx.now())}"):
-        # The tags first: if they named an earlier time than the nodes, `gc` would remove a live cluster.
-        label_instances(ctx.clients.ec2, [found.group.id], deadline_tags(record))
         ids = [node.instance.id for node in nodes]
+        if is_guarded(found):
+            # First: it must never end a machine before that machine's own guard.
+            guard = ClusterGuard(ctx.clients, cluster, ctx.clock)
+            guard.protect(ids, record.expires, moves=True)
+        # The tags next: if they named an earlier time than the nodes, `gc` would remove a live cluster.
+        label_instances(ctx.clients.ec2, [found.group.id], deadline_tags(record))
         label = {tags.EXPIRES: tags.render_time(record.expires)}
         label_instances(ctx.clients.ec2, ids, label)
         on_all("extending", hosts, lambda host: extend_life(host, record.expires), hint=hint)

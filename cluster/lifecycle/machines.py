@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from cluster import ssh_mesh
 from cluster.context import Context
@@ -14,6 +15,7 @@ from cluster.verify import node_probe
 from cluster.verify.checks.result import name_some
 from infra import instances, key_pair, tags
 from infra.errors import HostError, SprError
+from infra.guard import ClusterGuard
 from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
 from infra.network import SecurityGroup
@@ -65,6 +67,11 @@ class Machines:
     @property
     def head_host(self) -> Host:
         return self.open_host(self.cluster.head)
+
+    @cached_property
+    def guard(self) -> ClusterGuard:
+        """The second guard, which terminates machines from outside."""
+        return ClusterGuard(self.ctx.clients, self.spec.name, self.ctx.clock)
 
     # Buying
 
@@ -141,6 +148,9 @@ class Machines:
         )
         self.ctx.progress.note(f"bought: {offer}")
         self._record_purchase(offer, bought)
+        if self.spec.second_guard:
+            # At once: a machine that never boots has no other.
+            self.guard.protect([instance.id for instance in bought], self.record.expires)
         return bought
 
     def _record_purchase(self, offer: Offer, bought: Sequence[Instance]) -> None:

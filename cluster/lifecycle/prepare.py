@@ -12,9 +12,10 @@ from cluster.local_files import remembered_cloud
 from infra import key_pair, network, tags
 from infra.cluster_record import ClusterRecord, merge_options, new_record, parse_record
 from infra.errors import SprError, UsageError
+from infra.guard import describe_cluster
 from infra.images import describe_cached_images
 from infra.instances import HEAD, describe_impaired
-from infra.inventory import PLANNED_KINDS, Inventory, describe_inventory
+from infra.inventory import PLANNED_KINDS, Inventory
 from infra.network import SecurityGroup
 from infra.ownership import check_owner, split_groups
 from infra.plan import PlanInput, check_head_is_not_stopped
@@ -29,7 +30,7 @@ _MOST_INSTALLS = 32
 
 def observe(ctx: Context, cluster: str) -> Inventory:
     """Return what exists of a cluster, from its tags."""
-    return describe_inventory(ctx.clients.ec2, cluster, PLANNED_KINDS)
+    return describe_cluster(ctx.clients, cluster, PLANNED_KINDS)
 
 
 def prepare(

@@ -28,10 +28,13 @@ from infra.local.interceptors import Interceptor
 from infra.local.quotas import show_quotas
 from infra.local.requests import ApiCall, Reply, error_reply, read_call
 from infra.local.runtime import Runtime, ServerClock
+from infra.local.schedules import Schedules
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
 from infra.ubuntu import RELEASES, ubuntu_parameter
 
 ACCOUNT = "123456789012"
+# Beside the regions in the snapshot.
+_SCHEDULES = "schedules"
 
 
 class Application:
@@ -58,6 +61,7 @@ class Application:
         self._regions = ec2_backends[ACCOUNT]
         self._regions.backend = functools.partial(LocalEC2Backend, runtime=self.runtime)
         show_quotas(ACCOUNT, self.runtime.faults)
+        self._schedules = Schedules(ACCOUNT, self.runtime)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
         self._credentials = folder.credentials()
@@ -69,7 +73,9 @@ class Application:
     def load(self, *, suspended: bool) -> None:
         """Continue from the saved state; raises :class:`CloudError` if it can't be read."""
         self.runtime.faults.refresh()
-        for region, backend in load_snapshot(self._folder).items():
+        saved = load_snapshot(self._folder)
+        self._schedules.restore(saved.pop(_SCHEDULES, ({}, {})))
+        for region, backend in saved.items():
             self._regions[region] = backend
             backend.resume(self.runtime, suspended=suspended)
         self.save()
@@ -85,13 +91,15 @@ class Application:
 
     def save(self) -> None:
         if self._saving:
-            save_snapshot(self._folder, dict(self._regions))
+            state = {**self._regions, _SCHEDULES: self._schedules.state()}
+            save_snapshot(self._folder, state)
 
     def reconcile(self) -> None:
         """Apply what the nodes did themselves; a failure must not block the request."""
         self.runtime.faults.refresh()
         try:
-            changed = [backend.reconcile() for backend in list(self._regions.values())]
+            changed = [self._schedules.pass_time(dict(self._regions))]
+            changed += [backend.reconcile() for backend in list(self._regions.values())]
         except Exception:
             logging.exception("reconciling with the nodes")
         else:

@@ -14,7 +14,7 @@ from infra.local.runtime import Runtime
 
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceState.html
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32}
-_FATES_WITHOUT_CONTAINER = ("never-boots", "dies", "no-key")
+_FATES_WITHOUT_CONTAINER = ("never-boots", "no-guest", "dies", "no-key")
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
 _WHY_IT_DIED = {
     "dies": ("Server.InternalError", "Internal error on launch"),
@@ -72,7 +72,7 @@ class InstanceLifecycle:
     def begin(self, instance: Instance) -> None:
         """Boot a new instance, or do with it what its fate says."""
         rule = self.fates.get(instance.id)
-        if rule is None or rule.fate in ("no-ssh", "no-amx"):
+        if rule is None or rule.fate in ("no-guest", "no-ssh", "no-amx"):
             self.boot(instance)
             return
         set_state(instance, "pending")
@@ -126,9 +126,9 @@ class InstanceLifecycle:
 
     def status_of(self, instance: Instance) -> str:
         """Return the instance status check: initializing, ok, impaired, or not-applicable."""
-        if instance.state == "running":
+        if instance.state == "running" and self.fate_of(instance.id) != "no-guest":
             return "impaired" if instance.id in self.impaired else "ok"
-        return "initializing" if instance.state == "pending" else "not-applicable"
+        return "initializing" if instance.state in ("pending", "running") else "not-applicable"
 
     def refresh_pids(self) -> None:
         running = {i.id for i in self._ec2.live_instances() if i.state == "running"}

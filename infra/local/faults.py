@@ -27,6 +27,7 @@ Profile = Literal["instant", "fast", "metal"]
 Market = Literal["spot", "on-demand", "*"]
 Fate = Literal[
     "never-boots",
+    "no-guest",
     "dies",
     "no-key",
     "no-ssh",
@@ -37,7 +38,7 @@ Fate = Literal[
     "stops",
 ]
 
-_SERVICES = ("ec2", "ssm", "sts", "service-quotas")
+_SERVICES = ("ec2", "iam", "scheduler", "ssm", "sts", "service-quotas")
 # AWS's HTTP statuses of the codes that are worth a retry; every other code is the caller's fault:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 _STATUS = {
@@ -211,6 +212,7 @@ class Faults(_Section):
     image_s: Seconds | None = None
     terminate_s: Seconds | None = None
     visibility_s: Seconds = 0
+    role_visibility_s: Seconds = 0
     quota: Quota = Quota()
     spot: Spot = Spot()
     ebs: Ebs = Ebs()

@@ -18,7 +18,7 @@ from infra.local.signatures import refuse_stranger
 _USER = "spr-cluster"
 # EC2's codes differ from those of all other services:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#CommonErrors
-_DENIED = {"ec2": "UnauthorizedOperation", "sts": "AccessDenied"}
+_DENIED = {"ec2": "UnauthorizedOperation", "sts": "AccessDenied", "iam": "AccessDenied"}
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html
 _DRY_RUN = "Request would have succeeded, but DryRun flag is set."
 _THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
+
+import botocore.session
 
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request")
 _REQUEST_ID = "59dbff89-35bd-4eac-99ed-be587ex0"
@@ -42,8 +45,27 @@ def read_call(environ: dict[str, Any]) -> ApiCall:
     service, region = (scope["service"], scope["region"]) if scope else ("", "")
     if target := environ.get("HTTP_X_AMZ_TARGET", ""):
         return ApiCall(service, region, str(target).rsplit(".", 1)[-1], body)
+    if service == "scheduler":
+        return ApiCall(service, region, _rest_action(environ), body)
     values = parse_qs(body.decode("utf-8", "replace")) or parse_qs(environ.get("QUERY_STRING", ""))
     return ApiCall(service, region, str(values.get("Action", [""])[0]), body)
+
+
+def _rest_action(environ: dict[str, Any]) -> str:
+    """Return the action of EventBridge Scheduler that a method and a path stand for."""
+    method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
+    found = (name for verb, uri, name in _rest_actions() if verb == method and uri.fullmatch(path))
+    return next(found, "")
+
+
+@functools.cache
+def _rest_actions() -> tuple[tuple[str, re.Pattern[str], str], ...]:
+    model = botocore.session.get_session().get_service_model("scheduler")
+    https = {name: model.operation_model(name).http for name in model.operation_names}
+    return tuple(
+        (http["method"], re.compile(re.sub(r"\{.*?\}", ".+", http["requestUri"])), name)
+        for name, http in https.items()
+    )
 
 
 def error_reply(call: ApiCall, status: int, code: str, message: str) -> Reply:

@@ -54,10 +54,10 @@ def _is_signed(environ: dict[str, Any], body: bytes, credentials: tuple[str, str
     if not found or found["key"] != credentials[0] or "HTTP_X_AMZ_DATE" not in environ:
         return False
     signed = found["headers"].split(";")
-    query = environ.get("QUERY_STRING", "")
     request = AWSRequest(
         method=environ["REQUEST_METHOD"],
-        url=environ.get("PATH_INFO", "/") + (f"?{query}" if query else ""),
+        # As it was sent: an ARN in a path has an encoded slash.
+        url=environ["REQUEST_URI"],
         data=body,
         headers={key: value for key, value in EnvironHeaders(environ) if key.lower() in signed},
     )

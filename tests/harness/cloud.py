@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from moto.iam.models import iam_backends
+from moto.scheduler.models import scheduler_backends
+
 from infra.clients import Clients, connect
 from infra.cloud import Cloud
 from infra.local.faults import Faults
@@ -34,6 +37,21 @@ class SimulatedEngine(FakePodman):
         super().__init__()
         self.machines = machines
         self.cloud: FakeCloud | None = None
+        self.ends_on_time = False
+        """Whether machines shut themselves down at their deadline."""
+
+    def is_alive(self, pid: int) -> bool:
+        if self.ends_on_time:
+            self._end_on_time()
+        return super().is_alive(pid)
+
+    def _end_on_time(self) -> None:
+        assert self.cloud is not None
+        now = self.cloud.clock.time()
+        for name in [c.name for c in self.state.values() if c.running]:
+            machine = self.machines.read(_instance_of(name))
+            if machine.get("expires", machine["launch_expires"]) <= now:
+                self.end(name, 130)
 
     def start(self, name: str) -> None:
         super().start(name)
@@ -187,6 +205,8 @@ def _answer(cloud: FakeCloud, line: str, commands: TextIO) -> str:
 def list_left(cloud: FakeCloud) -> list[str]:
     """Return the IDs of everything that exists, tagged or not, listed by EC2 or not."""
     backend = cloud.backend
+    iam, scheduler = iam_backends[backend.account_id], scheduler_backends[backend.account_id]
+    schedule_groups = [g for region in scheduler.values() for g in region.schedule_groups.values()]
     with cloud.application.lock:
         groups = [g for groups in backend.groups.values() for g in groups.values()]
         return [
@@ -201,6 +221,9 @@ def list_left(cloud: FakeCloud) -> list[str]:
             *backend.launch_templates,
             *(r.id for r in backend.spot_instance_requests.values() if r.state == "active"),
             *(address.allocation_id for address in backend.addresses),
+            *(role.name for region in iam.values() for role in region.roles.values()),
+            *(group.name for group in schedule_groups if group.name != "default"),
+            *(name for group in schedule_groups for name in group.schedules),
         ]
 
 

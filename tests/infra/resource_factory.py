@@ -109,5 +109,7 @@ class ResourceFactory:
 
 
 KINDS: dict[str, Callable[[ResourceFactory], str]] = {
-    name: getattr(ResourceFactory, name) for name in Inventory.__dataclass_fields__
+    name: getattr(ResourceFactory, name)
+    for name in Inventory.__dataclass_fields__
+    if name != "guards"
 }

@@ -54,6 +54,7 @@ any_wishes = st.fixed_dictionaries(
         "max_price": st.none() | st.integers(1, 99_999).map(lambda cents: cents / 100),
         "idle_timeout": st.none() | whole_minutes,
         "placement_group": st.booleans(),
+        "second_guard": st.booleans(),
         "bake": st.sampled_from(["head", "none"]),
         "subnet_id": st.none() | st.from_regex(r"subnet-[0-9a-f]{17}", fullmatch=True),
     }

@@ -11,7 +11,7 @@ from infra import tags
 from infra.actions import ActionKind
 from infra.errors import SprError
 from infra.instances import HEAD
-from infra.inventory import Inventory, Resource
+from infra.inventory import Inventory, Resource, SecondGuard
 from infra.network import SecurityGroup
 from infra.plan import check_head_is_not_stopped, mesh_digest, plan_down, plan_up, rank_instances
 from tests.infra.plan_inputs import (
@@ -19,6 +19,7 @@ from tests.infra.plan_inputs import (
     PLACEMENT,
     RECIPE,
     make_found,
+    make_group,
     make_image,
     make_machine,
     make_machines,
@@ -112,6 +113,41 @@ def test_connected_nodes_are_known_by_their_ranks() -> None:
     assert mesh_digest([one, two]) == mesh_digest([one, replace(two, public_ip="192.0.2.1")])
 
 
+# The second guard
+
+
+def guarded(*machines: str) -> Inventory:
+    return replace(make_found(SPEC), guards=(SecondGuard("spr-cluster-bert", frozenset(machines)),))
+
+
+@pytest.mark.parametrize(("machines", "bare"), [(("i-0", "i-1", "i-2"), None), (("i-0",), 2)])
+def test_machines_without_a_schedule_get_one(machines: tuple[str, ...], bare: int | None) -> None:
+    spec = SPEC.model_copy(update={"second_guard": True})
+
+    plan = plan_up(make_plan_input(spec, guarded(*machines)))
+
+    found = [action.ids for action in plan.actions if action.kind is K.GUARD]
+    assert found == ([("i-1", "i-2")] if bare else [])
+
+
+def test_it_is_made_before_machines_are_bought() -> None:
+    spec = make_spec(3, second_guard=True)
+
+    order = kinds(plan_up(make_plan_input(spec)))
+
+    assert order.index(K.CREATE_GROUP) < order.index(K.GUARD) < order.index(K.RUN_HEAD)
+    assert K.GUARD not in kinds(plan_up(make_plan_input(make_spec(3))))
+
+
+def test_that_of_an_abandoned_cluster_goes_before_the_record_of_it() -> None:
+    theirs = replace(make_group(SPEC), tags={tags.OWNER_KEY: "SHA256:theirs", tags.GUARD: "yes"})
+    found = replace(guarded(), instances=(), key_pairs=(), security_groups=(theirs,))
+
+    order = kinds(plan_up(make_plan_input(SPEC, found)))
+
+    assert order.index(K.DELETE_GUARDS) < order.index(K.DELETE_GROUPS)
+
+
 # What is taken away, and in which order
 
 
@@ -124,6 +160,7 @@ def everything() -> Inventory:
         interfaces=one,
         addresses=one,
         launch_templates=one,
+        guards=(SecondGuard("spr-cluster-bert"),),
         snapshots=(Resource("snap-other", {}), Resource("snap-of-ami-1", {})),
     )
 
@@ -152,9 +189,10 @@ def test_every_kind_that_is_left_is_removed_in_the_order_in_which_ec2_lets_go() 
 
     order = kinds(plan_down(rest))
 
-    assert len(order) == len(rest.ids()) == 10
+    assert len(order) == len(rest.ids()) == 11
     assert order.index(K.DELETE_IMAGES) < order.index(K.DELETE_SNAPSHOTS)
     assert order.index(K.DELETE_INTERFACES) < order.index(K.DELETE_GROUPS)
+    assert order.index(K.DELETE_GUARDS) < order.index(K.DELETE_GROUPS)
     assert ids_of(plan_down(rest), K.DELETE_PLACEMENTS) == (PLACEMENT.id,)
     assert ids_of(plan_down(rest), K.DELETE_VOLUMES) == ("vol-1", "vol-2")
 

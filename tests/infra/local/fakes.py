@@ -19,6 +19,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.elastic_network_interfaces import NetworkInterface
 from moto.ec2.models.instances import Instance
 from moto.iam.models import iam_backends
+from moto.scheduler.models import scheduler_backends
 from moto.servicequotas.models import servicequotas_backends
 from werkzeug.serving import make_server
 
@@ -297,7 +298,8 @@ class Endpoint:
             yield FakeCloud(folder, podman, self, application)
         finally:
             self.application = outer
-            for backends in (ec2_backends, servicequotas_backends, iam_backends):
+            every = (ec2_backends, servicequotas_backends, iam_backends, scheduler_backends)
+            for backends in every:
                 backends.clear()
 
 

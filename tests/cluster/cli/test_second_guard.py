@@ -1,0 +1,83 @@
+"""`--second-guard` from the command line: offered, paid for with nothing, and allowed by its own policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.iam_policy import build_policy
+from tests.harness.command_line import CommandLine, open_command_line
+from tests.infra.local.fakes import Endpoint
+
+# AWS asks for these in calls that are named otherwise.
+_IMPLIED = {
+    "iam:PassRole",
+    "iam:TagRole",
+    "scheduler:DeleteSchedule",
+    "scheduler:TagResource",
+}
+_SERVICES = ("iam:", "scheduler:")
+
+
+@pytest.fixture
+def line(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CommandLine]:
+    with open_command_line(endpoint, tmp_path, monkeypatch) as line:
+        yield line
+
+
+def allow(line: CommandLine, folder: Path, *, second_guard: bool) -> set[str]:
+    """Put the policy in force without conditions and resources, which moto does not know."""
+    policy = build_policy(second_guard=second_guard)
+    for statement in policy["Statement"]:
+        statement.pop("Condition", None)
+        statement["Resource"] = "*"
+    (folder / "policy.json").write_text(json.dumps(policy))
+    line.cloud.faults(f'[iam]\npolicy = "{folder / "policy.json"}"\n')
+    return {action for statement in policy["Statement"] for action in statement["Action"]}
+
+
+def test_a_plan_offers_it_and_says_what_it_costs(line: CommandLine) -> None:
+    free = "(free: one of 14 million free invocations a month for each node)"
+
+    offered = " ".join(line.must("plan").out.split())
+    taken = " ".join(line.must("plan", "--second-guard").out.split())
+
+    assert f"--second-guard has AWS terminate it, too {free}." in offered
+    assert "Second guard" not in offered
+    assert f"Second guard: terminated from outside if they do not {free}." in taken
+    action = "EventBridge Scheduler terminates each machine 10 min after its deadline"
+    assert f"Second guard: {action} Nodes:" in taken
+
+
+def test_its_policy_is_enough_for_a_life_and_allows_no_action_too_many(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    allowed = allow(line, tmp_path, second_guard=True)
+
+    line.must("up", "--nodes", "2", "--second-guard", "--yes")
+    line.must("list")
+    line.must("extend", "1h")
+    line.must("up", "--nodes", "3", "--yes")
+    line.must("down", "--yes")
+
+    assert line.cloud.left() == []
+    used = {seen.action for seen in line.call_log.calls if seen.action.startswith(_SERVICES)}
+    assert used | _IMPLIED == {action for action in allowed if action.startswith(_SERVICES)}
+    printed = json.loads(line.must("iam-policy", "--second-guard").out)
+    assert printed == build_policy(second_guard=True)
+
+
+def test_without_its_policy_nothing_is_bought(line: CommandLine, tmp_path: Path) -> None:
+    allow(line, tmp_path, second_guard=False)
+
+    result = line.run("up", "--nodes", "2", "--second-guard", "--yes")
+
+    assert result.code == 1
+    assert "no permission for CreateScheduleGroup: " in result.message
+    assert "`spr-cluster iam-policy --second-guard` prints" in result.message
+    assert line.ids("pending", "running", "terminated") == []

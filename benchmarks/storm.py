@@ -3,7 +3,8 @@
 `python -m benchmarks.storm [--runs 200] [--seed N] [--jobs N]`
 
 In every run, three of ten calls are throttled, and new resources appear late. Random faults: zones without
-capacity, calls that fail or lose their answer, a machine that never boots, dies, has no SSH or no AMX, spot.
+capacity, calls that fail or lose their answer, a machine that never boots, dies, has no SSH or no AMX, spot,
+and a network that lets no SSH through, because of which no machine may be replaced.
 Each `up` must end with a verified cluster or a clear failure, each `down` with nothing left, counted in the
 cloud itself. `--seed 7 --only 13` repeats one run.
 """
@@ -39,6 +40,9 @@ CALLS = (
 )
 
 
+CUT = '[network]\nssh = "blocked"'
+
+
 def make_faults(dice: random.Random) -> str:
     """Return one run's faults file."""
     lines = [
@@ -50,7 +54,9 @@ def make_faults(dice: random.Random) -> str:
     for zone in dice.sample(ZONES, dice.randint(0, len(ZONES))):
         free, group = dice.choice([0, 0, 1, 2]), dice.choice(["true", "false"])
         lines.append(f'[[capacity]]\nzone = "{zone}"\nfree = {free}\ngroup = {group}')
-    for _ in range(dice.randint(0, 2)):
+    is_cut = dice.random() < 0.15
+    lines += [CUT] if is_cut else []
+    for _ in range(0 if is_cut else dice.randint(0, 2)):
         lines.append(f'[[machine]]\nn = {dice.randint(0, 4)}\nfate = "{dice.choice(FATES)}"')
     for action in dice.sample(CALLS, dice.randint(0, 2)):
         effect = dice.choice(["true", "false"])
@@ -79,9 +85,12 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
     cloud.new(faults)
     start = time.monotonic()
     up = run_in_process(cloud, home, run_up, wish)
-    calls = sum(cloud.calls().values())
+    counts = cloud.calls()
+    calls = sum(counts.values())
     down = run_in_process(cloud, home, run_down)
     wrong = []
+    if CUT in faults and (up.code == DONE or counts["TerminateInstances"]):
+        wrong.append("machines that the network hides were replaced")
     if up.code == BROKEN or up.was_killed or (up.code != DONE and not up.error.strip()):
         wrong.append(f"up: {up.code}: {up.error}")
     if down.code != DONE:

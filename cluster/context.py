@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 
+from cluster.access import Access, FollowedHost
 from cluster.events import EventLog, describe_failure, utc_now
 from cluster.local_files import ClusterFiles, place_options
 from cluster.nodes import Cluster, HostOpener, Node, find_cluster
@@ -19,6 +21,7 @@ from infra.instances import why_gone
 from infra.progress import Progress, Silent
 from infra.wait import Clock, SystemClock
 from provision.host import Host
+from provision.jump import proxy_argv
 from provision.ssh import SshHost
 
 
@@ -35,6 +38,12 @@ class Context:
     make_host: Callable[[Node, ClusterFiles], Host] | None = None
     command: str = ""
     """The command that is running, as the event log names it."""
+    allow: Callable[[str], bool] = lambda _question: False
+    """Answers whether SSH may be opened to this machine's new address."""
+
+    @cached_property
+    def access(self) -> Access:
+        return Access(self)
 
     @property
     def events(self) -> EventLog:
@@ -60,7 +69,8 @@ class Context:
             # A node that got another rank is opened anew, under its new name.
             key = (node.instance.id, node.name)
             if key not in opened:
-                opened[key] = (self.make_host or self._ssh_host)(node, self.files)
+                host = (self.make_host or self._ssh_host)(node, self.files)
+                opened[key] = FollowedHost(host, self.access) if node.public_ip else host
             return opened[key]
 
         return open_host
@@ -68,12 +78,14 @@ class Context:
     def _ssh_host(self, node: Node, files: ClusterFiles) -> Host:
         if not key_pair.read_public(files.key):
             raise self.missing_key()
+        id_ = node.instance.id
         return SshHost(
             node.name,
-            node.public_ip,
+            node.address,
             files.login,
-            alias=node.instance.id,
-            ask_why_gone=lambda: why_gone(self.clients.ec2, node.instance.id),
+            alias=id_,
+            proxy=proxy_argv(node.jump, id_, node.address, self.cloud.region),
+            ask_why_gone=lambda: why_gone(self.clients.ec2, id_),
         )
 
     def missing_key(self) -> UsageError:

@@ -25,6 +25,8 @@ class Node:
 
     rank: int
     instance: Instance
+    jump: str = ""
+    """How it is reached if it has no public address: see ``ClusterSpec.jump``."""
 
     @property
     def name(self) -> str:
@@ -37,6 +39,11 @@ class Node:
     @property
     def public_ip(self) -> str:
         return self.instance.public_ip
+
+    @property
+    def address(self) -> str:
+        """Where SSH connects to."""
+        return self.public_ip or self.private_ip
 
     def as_dict(self) -> dict[str, str]:
         """Return the node for ``--json``."""
@@ -114,9 +121,10 @@ class Cluster:
         )
 
 
-def rank_nodes(instances: Iterable[Instance]) -> tuple[Node, ...]:
+def rank_nodes(instances: Iterable[Instance], jump: str | None = None) -> tuple[Node, ...]:
     """Rank nodes by role, then launch: the head is 0, workers follow in EC2's launch order."""
-    return tuple(Node(rank, node) for rank, node in enumerate(rank_instances(instances)))
+    ranked = enumerate(rank_instances(instances))
+    return tuple(Node(rank, instance, jump or "") for rank, instance in ranked)
 
 
 def find_cluster(ec2: EC2Client, name: str, place: str = "") -> Cluster:
@@ -125,7 +133,8 @@ def find_cluster(ec2: EC2Client, name: str, place: str = "") -> Cluster:
     Raises :class:`UsageError` if there is none, or if it has no head.
     """
     found = describe_inventory(ec2, name, ("instances", "security_groups"))
-    nodes = rank_nodes(i for i in found.instances if i.state == "running")
+    jump = found.record.options["jump"] if found.record else None
+    nodes = rank_nodes((i for i in found.instances if i.state == "running"), jump)
     if not nodes:
         raise UsageError(
             f"no cluster {name!r} is running in {ec2.meta.region_name}{nearest_cluster(name)}",

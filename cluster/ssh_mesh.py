@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +11,7 @@ from cluster.nodes import Cluster, HostOpener, Node
 from infra.key_pair import KeyPair, generate_key_pair
 from provision.facts import HostFacts
 from provision.host import SSH_USER, Host, on_all
+from provision.jump import proxy_argv
 
 _KEY = ".ssh/spr-cluster"
 _BEGIN, _END = "# spr-cluster begin", "# spr-cluster end"
@@ -72,12 +74,15 @@ def render_hostfile(nodes: Sequence[Node]) -> str:
     return "".join(f"{node.name}\n" for node in nodes)
 
 
-def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str) -> str:
+def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str, region: str) -> str:
     """Render this machine's SSH configuration for `ssh -F`, with the nodes by name."""
-    blocks = [
-        f"Host {node.name}\n    HostName {node.public_ip}\n    HostKeyAlias {node.instance.id}"
-        for node in cluster.nodes
-    ]
+    blocks = []
+    for node in cluster.nodes:
+        id_ = node.instance.id
+        block = f"Host {node.name}\n    HostName {node.address}\n    HostKeyAlias {id_}"
+        if proxy := proxy_argv(node.jump, id_, node.address, region):
+            block += f"\n    ProxyCommand {shlex.join(proxy)}"
+        blocks.append(block)
     common = (
         "Host node*\n"
         f"    User {SSH_USER}\n"
@@ -85,6 +90,7 @@ def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str) -> st
         f'    UserKnownHostsFile "{known_hosts}"\n'
         "    IdentitiesOnly yes\n"
         "    StrictHostKeyChecking yes\n"
+        "    ConnectTimeout 20\n"
         "    ServerAliveInterval 20\n"
         "    ServerAliveCountMax 3"
     )

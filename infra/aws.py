@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 import urllib.error
 import urllib.request
 
@@ -15,6 +16,8 @@ from infra.errors import CloudError, UsageError
 from infra.validation import nearest
 
 _ADDRESS_SERVICE = "https://checkip.amazonaws.com"
+# SSH servers of AWS itself: https://docs.aws.amazon.com/codecommit/latest/userguide/regions.html#regions-git
+_SSH_SERVICE, _SSH_PORT = "git-codecommit.{}.amazonaws.com", 22
 # For example us-gov-west-1 and eusc-de-east-1. Loading botocore's list takes a fifth of a second.
 _REGION = re.compile(
     r"[a-z]{2,4}(-(gov|iso[a-z]?|[a-z]{2}))?-(central|(north|south)?(east|west)?(?<!-))-\d+"
@@ -42,6 +45,7 @@ def open_aws_cloud(region: str | None) -> Cloud:
         name="aws",
         region=chosen,
         caller_cidr=find_caller_cidr,
+        probe_ssh=lambda: probe_ssh(chosen),
         default_stack="intel",
         billed=True,
         has_amx=True,
@@ -60,3 +64,21 @@ def find_caller_cidr() -> str:
             hint="specify the addresses that may use SSH: --ssh-cidr 203.0.113.7/32",
         ) from None
     return f"{address}/32"
+
+
+def probe_ssh(region: str) -> str:
+    """Return why no connection to port 22 leaves this machine's network; "" if one does.
+
+    Two SSH servers of AWS are tried, and nothing is sent to them. A name that is not known says nothing.
+    """
+    reasons = []
+    for server in dict.fromkeys(map(_SSH_SERVICE.format, (region, DEFAULT_REGION))):
+        try:
+            socket.create_connection((server, _SSH_PORT), timeout=5).close()
+        except socket.gaierror:
+            continue
+        except OSError as error:
+            reasons.append(f"{server}: {error}")
+        else:
+            return ""
+    return "; ".join(reasons)

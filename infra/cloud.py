@@ -12,7 +12,8 @@ DEFAULT_REGION = "us-east-1"
 class Cloud:
     """An endpoint that speaks EC2, and its defaults.
 
-    ``caller_cidr`` returns the address from which the cloud sees this machine.
+    ``caller_cidr`` returns the address from which the cloud sees this machine, and ``probe_ssh`` why
+    this machine's own network lets no connection out to port 22 ("" if it does, or if that is not known).
     """
 
     name: str
@@ -23,6 +24,7 @@ class Cloud:
     """Machines cost money, so the user confirms each purchase first."""
     has_amx: bool
     """Machines should have AMX. If false, missing AMX does not stop ``up``."""
+    probe_ssh: Callable[[], str] = field(default=str, repr=False)
     default_bake: str = "head"
     """The fastest route to installed nodes without an image: see ``ClusterSpec.bake``."""
     base: str = ""

@@ -22,6 +22,7 @@ _DISK_SPEED = {
     key: key.replace("_", "-") for key in ("volume_throughput", "volume_iops", "volume_init_rate")
 }
 _JUST_NOW = timedelta(minutes=10)
+_NOT_RECORDED = {"name", "ssh_cidrs", "caller", "ttl"}
 # Options that cannot change while the cluster exists.
 _FIXED = {
     "stack": "--stack",
@@ -29,12 +30,13 @@ _FIXED = {
     "volume_throughput": "--volume-throughput",
     "volume_iops": "--volume-iops",
     "subnet_id": "--subnet-id",
+    "private": "--private",
 }
 
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """``options`` are the arguments of :func:`build_spec` except ``name``, ``ssh_cidr``, and ``ttl``.
+    """``options`` are the arguments of :func:`build_spec` except those in ``_NOT_RECORDED``.
 
     ``generation`` counts the changes of the cluster, so a plan made before another change is refused.
     """
@@ -81,6 +83,8 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
         "idle-timeout": render_duration(spec.idle_timeout) if spec.idle_timeout else "",
         "placement-group": "yes" if spec.placement_group else "no",
         "subnet": spec.subnet_id or "",
+        "private": "yes" if spec.private else "no",
+        "jump": spec.jump or "",
         "bake": spec.bake,
     }
     return {
@@ -127,12 +131,15 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             "idle_timeout": read("idle-timeout", _parse_idle),
             "placement_group": read("placement-group") == "yes",
             "subnet_id": read("subnet") or None,
+            # Clusters of earlier versions have public addresses.
+            "private": labels.get(f"{_PREFIX}private") == "yes",
+            "jump": labels.get(f"{_PREFIX}jump") or None,
             "bake": read("bake"),
             "second_guard": tags.GUARD in labels,
         }
         created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
         generation = read("generation", int) if _GENERATION in labels else 0
-        build_spec(name="a", ssh_cidr="0.0.0.0/32", **options)
+        build_spec(name="a", ssh_cidrs=("0.0.0.0/32",), **options)
     except (ValueError, UsageError) as error:
         raise SprError(
             f"invalid cluster record in the tags of the security group: {error}",
@@ -148,7 +155,7 @@ def _parse_idle(text: str) -> timedelta | None:
 
 def merge_options(
     name: str,
-    ssh_cidr: str,
+    ssh_cidrs: tuple[str, ...],
     given: Mapping[str, Any],
     record: ClusterRecord | None,
     defaults: Mapping[str, Any] | None = None,
@@ -161,10 +168,11 @@ def merge_options(
     for key, option in _FIXED.items():
         if key in given and key in known and given[key] != known[key]:
             raise UsageError(
-                f"{option} {given[key]}: cluster {name!r} was created with {known[key] or 'none'}",
+                f"{option} {'' if given[key] is True else given[key]}".rstrip()
+                + f": cluster {name!r} was created with {known[key] or 'none'}",
                 hint=f"omit {option}, or start over: spr-cluster down --name {name}",
             )
-    return build_spec(name=name, ssh_cidr=ssh_cidr, **{**(defaults or {}), **known, **given})
+    return build_spec(name=name, ssh_cidrs=ssh_cidrs, **{**(defaults or {}), **known, **given})
 
 
 def new_record(
@@ -175,7 +183,7 @@ def new_record(
     An existing cluster keeps its deadline. A new lifetime starts if the deadline has passed, or if there
     are no machines; a cluster created minutes ago may have machines that EC2 does not show yet.
     """
-    options = spec.model_dump(exclude={"name", "ssh_cidr", "ttl"})
+    options = spec.model_dump(exclude=_NOT_RECORDED)
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
         return ClusterRecord(options, old.created, old.expires, old.generation)
     # The tag stores whole seconds.

@@ -7,6 +7,7 @@
     ├── DeadlineError           a wait timed out
     ├── HostError               a command on one machine failed
     │   ├── HostKeyError        a machine's SSH host key changed
+    │   ├── NoAnswerError       a machine does not answer over SSH
     │   └── ConnectionLostError the SSH connection broke; the command may still run
     ├── HostsError              commands on several machines failed; carries every outcome
     └── JobError                a training job failed
@@ -61,6 +62,10 @@ class HostError(SprError):
 
 class HostKeyError(HostError):
     """A machine's host key differs from the pinned one."""
+
+
+class NoAnswerError(HostError):
+    """A machine does not answer over SSH."""
 
 
 class ConnectionLostError(HostError):

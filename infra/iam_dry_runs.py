@@ -125,7 +125,7 @@ def _render_purchase(
     place: Network, image: images.Image, group: str, name: str, market: str
 ) -> dict[str, Any]:
     """Return a purchase without a key pair, and without a group if there is none."""
-    spec = build_spec(name=_NAME, stack="", ssh_cidr=_NOWHERE, instance_types=(name,))
+    spec = build_spec(name=_NAME, stack="", ssh_cidrs=(_NOWHERE,), instance_types=(name,))
     purchase = Purchase(spec, "head", 1, image, group, lambda _offer: "", {}, frozenset())
     request = render_request(purchase, Offer(find_instance_type(name), place, market, False))
     del request["KeyName"]

@@ -35,11 +35,14 @@ _LOOK = (
     "ec2:DescribeNetworkInterfaces",
     "ec2:DescribePlacementGroups",
     "ec2:DescribeRegions",
+    "ec2:DescribeRouteTables",
     "ec2:DescribeSecurityGroups",
     "ec2:DescribeSnapshots",
     "ec2:DescribeSpotInstanceRequests",
     "ec2:DescribeSubnets",
     "ec2:DescribeVolumes",
+    "ec2:DescribeVpcBlockPublicAccessExclusions",
+    "ec2:DescribeVpcBlockPublicAccessOptions",
 )
 _RUN = ("ec2:RunInstances",)
 # In any network, which is the user's choice.

@@ -52,6 +52,7 @@ class Instance:
     reason: str = ""
     image_id: str = ""
     subnet_id: str = ""
+    vpc_id: str = ""
     spot_request: str = ""
     ena_express: bool = False
 
@@ -72,6 +73,7 @@ class Instance:
             reason=instance.get("StateReason", {}).get("Message", ""),
             image_id=instance.get("ImageId", ""),
             subnet_id=instance.get("SubnetId", ""),
+            vpc_id=instance.get("VpcId", ""),
             spot_request=instance.get("SpotInstanceRequestId", ""),
             ena_express=any(
                 interface.get("Attachment", {}).get("EnaSrdSpecification", {}).get("EnaSrdEnabled")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from infra.spec import ClusterSpec
 
+# The description of an SSH rule is the memory of where its range comes from.
+_CALLER, _CHOSEN = "SSH from the caller", "SSH from --ssh-cidr"
+
 
 @dataclass(frozen=True)
 class Network:
@@ -40,12 +43,16 @@ class Network:
 
 @dataclass(frozen=True)
 class SecurityGroup:
-    """A cluster's security group with its current rules."""
+    """A cluster's security group with its current rules.
+
+    ``followed`` are the ranges of ``ssh_cidrs`` that this tool looked up itself, and may replace.
+    """
 
     id: str
     vpc_id: str
     tags: dict[str, str]
     ssh_cidrs: tuple[str, ...] = ()
+    followed: frozenset[str] = frozenset()
     inside_in: bool = False
     inside_out: bool = False
 
@@ -58,24 +65,41 @@ class SecurityGroup:
             for rule in ingress
             if (rule.get("IpProtocol"), rule.get("FromPort"), rule.get("ToPort")) == ("tcp", 22, 22)
         ]
+        ranges = {
+            str(each.get("CidrIp") or each.get("CidrIpv6")): each.get("Description", "")
+            for rule in ssh
+            for each in (*rule.get("IpRanges", []), *rule.get("Ipv6Ranges", []))
+        }
         return SecurityGroup(
             id=group["GroupId"],
             vpc_id=group.get("VpcId", ""),
             tags=tags.from_aws(group.get("Tags")),
-            ssh_cidrs=tuple(sorted(r["CidrIp"] for rule in ssh for r in rule.get("IpRanges", []))),
+            ssh_cidrs=tuple(sorted(ranges)),
+            followed=frozenset(c for c, why in ranges.items() if why == _CALLER and is_single(c)),
             inside_in=_lets_itself_pass(group["GroupId"], ingress),
             inside_out=_lets_itself_pass(group["GroupId"], egress),
         )
 
-    def is_open_as(self, ssh_cidr: str) -> bool:
+    def is_open_as(self, ssh_cidrs: Sequence[str]) -> bool:
         """Whether all rules exist and SSH is open to these addresses only."""
-        return self.ssh_cidrs == (ssh_cidr,) and self.inside_in and self.inside_out
+        return set(self.ssh_cidrs) == set(ssh_cidrs) and self.inside_in and self.inside_out
 
-    def cidr_for(self, caller: str) -> str:
-        """Return the allowed range that covers the caller, else the caller's own address."""
-        mine = ipaddress.IPv4Network(caller)
-        covering = [c for c in self.ssh_cidrs if mine.subnet_of(ipaddress.IPv4Network(c))]
-        return covering[0] if covering else caller
+    def admits(self, caller: str) -> bool:
+        """Whether SSH is open to an address."""
+        mine = ipaddress.ip_network(caller)
+        allowed = map(ipaddress.ip_network, self.ssh_cidrs)
+        return any(a.version == mine.version and mine.network_address in a for a in allowed)
+
+    def cidrs_for(self, caller: str) -> tuple[str, ...]:
+        """Return the ranges that the user chose, and the caller's own address unless they cover it."""
+        if self.admits(caller):
+            return tuple(c for c in self.ssh_cidrs if c not in self.followed or c == caller)
+        return (*(c for c in self.ssh_cidrs if c not in self.followed), caller)
+
+
+def is_single(cidr: str) -> bool:
+    """Whether a range is one address."""
+    return ipaddress.ip_network(cidr).num_addresses == 1
 
 
 def _lets_itself_pass(group_id: str, rules: Sequence[IpPermissionOutputTypeDef]) -> bool:
@@ -188,13 +212,19 @@ def create_security_group(
     return SecurityGroup(group_id, vpc_id, known)
 
 
-def open_security_group(ec2: EC2Client, group: SecurityGroup, ssh_cidr: str) -> None:
-    """Add the missing rules, and close SSH to all other addresses."""
+def open_security_group(
+    ec2: EC2Client, group: SecurityGroup, ssh_cidrs: Sequence[str], caller: str = ""
+) -> None:
+    """Add the missing rules, and close SSH to all other addresses.
+
+    ``caller`` is the range among them that follows this machine when its address changes.
+    """
     inside: IpPermissionTypeDef = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
-    stale = [cidr for cidr in group.ssh_cidrs if cidr != ssh_cidr]
+    stale = [cidr for cidr in group.ssh_cidrs if cidr not in ssh_cidrs]
     if stale:
-        ec2.revoke_security_group_ingress(GroupId=group.id, IpPermissions=[_ssh_rule(*stale)])
-    missing = [] if ssh_cidr in group.ssh_cidrs else [_ssh_rule(ssh_cidr)]
+        _close(ec2, group.id, stale)
+    new = [cidr for cidr in ssh_cidrs if cidr not in group.ssh_cidrs]
+    missing = [_ssh_rule(new, caller)] if new else []
     missing += [] if group.inside_in else [inside]
     if missing:
         when_visible(ec2.authorize_security_group_ingress, GroupId=group.id, IpPermissions=missing)
@@ -203,9 +233,23 @@ def open_security_group(ec2: EC2Client, group: SecurityGroup, ssh_cidr: str) -> 
         ec2.authorize_security_group_egress(GroupId=group.id, IpPermissions=[inside])
 
 
-def _ssh_rule(*cidrs: str) -> IpPermissionTypeDef:
-    ranges: Any = [{"CidrIp": cidr, "Description": "SSH from the caller"} for cidr in cidrs]
-    return {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": ranges}
+def _close(ec2: EC2Client, group_id: str, cidrs: Sequence[str]) -> None:
+    try:
+        ec2.revoke_security_group_ingress(GroupId=group_id, IpPermissions=[_ssh_rule(cidrs)])
+    except ClientError as error:
+        # The address was followed since the group was looked at.
+        if error_code(error) != "InvalidPermission.NotFound":
+            raise
+
+
+def _ssh_rule(cidrs: Sequence[str], caller: str = "") -> IpPermissionTypeDef:
+    ranges: dict[str, list[Any]] = {"IpRanges": [], "Ipv6Ranges": []}
+    for cidr in cidrs:
+        kind, key = ("Ipv6Ranges", "CidrIpv6") if ":" in cidr else ("IpRanges", "CidrIp")
+        ranges[kind].append({key: cidr, "Description": _CALLER if cidr == caller else _CHOSEN})
+    used = {kind: listed for kind, listed in ranges.items() if listed}
+    rule: Any = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **used}
+    return cast("IpPermissionTypeDef", rule)
 
 
 def create_placement_group(ec2: EC2Client, cluster: str) -> None:

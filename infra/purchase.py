@@ -289,7 +289,7 @@ def _interface(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         "DeviceIndex": 0,
         "SubnetId": offer.network.subnet_id,
         "Groups": [purchase.group_id],
-        "AssociatePublicIpAddress": True,
+        "AssociatePublicIpAddress": not purchase.spec.private,
         "DeleteOnTermination": True,
     }
     if offer.ena_express:

@@ -15,6 +15,12 @@ from infra.validation import explain_invalid
 
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "at most 32 lowercase letters, digits, and hyphens, starting with a letter"
+AUTO = "auto"
+EICE, SSM = "eice", "ssm"
+# It becomes part of a command line: nothing that a shell or OpenSSH could take for an option.
+_JUMP = re.compile(
+    r"(?:[a-z_][a-z0-9_.-]{0,31}@)?[a-z0-9][a-z0-9.-]{0,180}(?::(\d{1,5}))?", re.ASCII | re.I
+)
 DEFAULT_TTL = timedelta(hours=8)
 LONGEST_TTL = timedelta(days=30)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
@@ -36,7 +42,10 @@ class ClusterSpec(BaseModel):
         default=(DEFAULT_INSTANCE_TYPE,), min_length=1, max_length=12
     )
     """In order of preference; all nodes have the same type."""
-    ssh_cidr: str
+    ssh_cidrs: tuple[str, ...] = Field(min_length=1)
+    """The ranges that may use SSH."""
+    caller: str = ""
+    """The one among them that is this machine's address, and follows it."""
     subnet_id: str | None = None
     volume_gib: int = Field(default=100, ge=20, le=16384)
     volume_throughput: int | None = Field(default=None, ge=125, le=2000)
@@ -52,6 +61,10 @@ class ClusterSpec(BaseModel):
     on_demand_allowed: bool = False
     """Buy on demand if spot has no capacity or is too expensive."""
     placement_group: bool = True
+    private: bool = False
+    """The machines have no public addresses."""
+    jump: str | None = None
+    """How private machines are reached: ``[user@]host[:port]``, ``eice``, ``ssm``, or directly."""
     bake: Literal["head", "none"] = "head"
     """Without an image: install the head and copy it, or install all nodes at once."""
     second_guard: bool = False
@@ -62,10 +75,15 @@ class ClusterSpec(BaseModel):
     def _known_types(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(find_instance_type(name).name for name in names))
 
-    @field_validator("ssh_cidr")
+    @field_validator("ssh_cidrs")
     @classmethod
-    def _ipv4_network(cls, cidr: str) -> str:
-        return parse_ssh_cidr(cidr)
+    def _networks(cls, cidrs: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(_parse_cidr, cidrs)))
+
+    @field_validator("jump")
+    @classmethod
+    def _jump(cls, jump: str | None) -> str | None:
+        return jump and parse_jump(jump)
 
     @model_validator(mode="after")
     def _possible_disk(self) -> ClusterSpec:
@@ -117,15 +135,21 @@ _EXPECTED = {
 def build_spec(**options: Any) -> ClusterSpec:
     """Validate options. Raises :class:`UsageError` with the option, its value, and what was expected."""
     try:
-        return ClusterSpec(**options)
+        spec = ClusterSpec(**options)
     except ValidationError as error:
         message = explain_invalid(error, ClusterSpec, expected=_EXPECTED, render=_render_option)
         raise UsageError(message) from None
+    if spec.jump and not spec.private:
+        raise UsageError(
+            f"--jump {spec.jump} requires --private: other machines are reached at their public addresses"
+        )
+    return spec
 
 
 def _render_option(key: str, value: Any) -> str:
     """Return an option and its value as typed on the command line."""
-    option = "--instance-type" if key == "instance_types" else "--" + key.replace("_", "-")
+    several = ("instance_types", "ssh_cidrs")
+    option = "--" + (key.removesuffix("s") if key in several else key).replace("_", "-")
     if isinstance(value, timedelta):
         value = render_duration(value)
     elif isinstance(value, tuple):
@@ -133,14 +157,35 @@ def _render_option(key: str, value: Any) -> str:
     return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value or repr(value)}"
 
 
-def parse_ssh_cidr(text: str) -> str:
-    """Return a normalized IPv4 range. Raises :class:`UsageError` for anything else."""
+def parse_ssh_cidr(text: str) -> tuple[str, ...]:
+    """Return the normalized ranges of ``--ssh-cidr``, and :data:`AUTO` for this machine's address.
+
+    Raises :class:`UsageError` for anything else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    return tuple(dict.fromkeys(AUTO if word == AUTO else _parse_cidr(word) for word in words))
+
+
+def _parse_cidr(text: str) -> str:
     try:
-        return str(ipaddress.IPv4Network(text))
+        return str(ipaddress.ip_network(text))
     except ValueError as error:
         raise UsageError(
-            f"--ssh-cidr {text!r}: {error}", hint="use an IPv4 range such as 203.0.113.7/32"
+            f"--ssh-cidr {text!r}: {error}",
+            hint="use ranges such as 203.0.113.7/32 or 2001:db8::7/128, separated by commas, or auto "
+            "for this machine's address",
         ) from None
+
+
+def parse_jump(text: str) -> str:
+    """Return a valid ``--jump``. Raises :class:`UsageError`."""
+    match = _JUMP.fullmatch(text)
+    if not match or not 0 < int(match[1] or 22) < 65536:
+        raise UsageError(
+            f"--jump {text!r}: expected [user@]host[:port], {EICE}, or {SSM}",
+            hint=f"{EICE} is an EC2 Instance Connect Endpoint, {SSM} is Session Manager",
+        )
+    return text
 
 
 def parse_duration(text: str, option: str) -> timedelta:

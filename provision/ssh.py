@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import shlex
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from fabric import Config, Connection
 from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut
 
-from infra.errors import ConnectionLostError, HostError, HostKeyError
+from infra.errors import ConnectionLostError, HostError, HostKeyError, NoAnswerError
 from infra.key_pair import fingerprint
 from provision.host import CONNECT_TIMEOUT_S, LineSink, Login, Result
 from provision.host_keys import pin_host_keys, pinned_host_keys
+from provision.jump import Proxy
 
 _KEEPALIVE_S = 20
 # A connection whose packets are lost breaks after this time; TCP alone would try for 15 minutes.
@@ -79,7 +81,8 @@ class SshHost:
     """A :class:`Host` over fabric. It connects at the first use and keeps the connection.
 
     ``alias`` is the name of its host keys in the file of known hosts: the instance id, since an
-    address may belong to another machine tomorrow. ``ask_why_gone`` implements :meth:`why_gone`.
+    address may belong to another machine tomorrow. ``proxy`` is a command that leads to its port 22.
+    ``ask_why_gone`` implements :meth:`why_gone`.
     """
 
     def __init__(
@@ -89,11 +92,13 @@ class SshHost:
         login: Login,
         *,
         alias: str,
+        proxy: Sequence[str] = (),
         ask_why_gone: Callable[[], str] = str,
     ) -> None:
         self._name, self._address, self._login, self._alias = name, address, login, alias
-        self._ask_why_gone = ask_why_gone
+        self._ask_why_gone, self._proxy_argv = ask_why_gone, proxy
         self._connection: Connection | None = None
+        self._proxy: Proxy | None = None
 
     @property
     def name(self) -> str:
@@ -102,8 +107,12 @@ class SshHost:
     def _open(self) -> Connection:
         if self._connection is not None and self._connection.is_connected:
             return self._connection
+        self.close()
         connection = self._prepare()
         try:
+            if self._proxy_argv:
+                self._proxy = Proxy(self._proxy_argv)
+                connection.connect_kwargs["sock"] = self._proxy.socket
             connection.open()
         except paramiko.BadHostKeyException as error:
             raise self._explain(error) from None
@@ -115,14 +124,16 @@ class SshHost:
                 "~/.ssh/authorized_keys on the node was changed",
             ) from None
         except (OSError, paramiko.SSHException, EOFError) as error:
-            raise HostError(
+            if self._proxy_argv:
+                raise self._explain_proxy(error) from None
+            raise NoAnswerError(
                 self._name,
                 f"no SSH at {self._address}: {error}",
                 hint="SSH is open to the address that this machine had at `up`. Has it changed, or "
                 "is port 22 blocked?",
             ) from None
         connection.transport.set_keepalive(_KEEPALIVE_S)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        if hasattr(socket, "TCP_USER_TIMEOUT") and not self._proxy:  # Linux
             limit = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _LOST_S)
             connection.transport.sock.setsockopt(*limit)
         self._connection = connection
@@ -154,6 +165,20 @@ class SshHost:
         policy = _LearnOnce(self._login.known_hosts, self._alias)
         connection.client.set_missing_host_key_policy(policy)
         return connection
+
+    def _explain_proxy(self, error: Exception) -> NoAnswerError:
+        why = self._proxy.close() if self._proxy else ""
+        self._proxy = None
+        hint = "does this command work by itself?"
+        if self._proxy_argv[0] == "ssh":
+            hint = (
+                "OpenSSH must know the jump host's key and get in without a question: "
+                f"ssh {self._proxy_argv[-1]}"
+            )
+        command = shlex.join(self._proxy_argv)
+        return NoAnswerError(
+            self._name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint
+        )
 
     def _explain(self, error: paramiko.BadHostKeyException) -> HostKeyError:
         shown, expected = (
@@ -245,6 +270,9 @@ class SshHost:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        if self._proxy is not None:
+            self._proxy.close()
+            self._proxy = None
 
 
 def _trust(known: paramiko.HostKeys, address: str, key: str) -> None:

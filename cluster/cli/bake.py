@@ -7,10 +7,11 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from cluster.cli.common import add_cloud_options, open_context
+from cluster.cli.common import add_cloud_options, may_follow, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.proposal import propose
+from cluster.cli.spec_options import add_access_options, read_access_options
 from cluster.cli.up import apply_proposal, confirm_purchase
 from cluster.context import Context
 from cluster.lifecycle.down import down
@@ -52,8 +53,7 @@ def add_parser(subparsers: SubParsers) -> None:
         help="the machine that installs, or several in order of preference "
         f"(default: {','.join(BAKERS)})",
     )
-    parser.add_argument("--ssh-cidr", help="addresses that may use SSH (default: this machine's)")
-    parser.add_argument("--subnet-id", help="a subnet (default: one of the default VPC)")
+    add_access_options(parser)
     parser.add_argument("--yes", "-y", action="store_true", help="buy without asking")
     parser.set_defaults(run=run)
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     stack = load_stack(args.stack or cloud.default_stack)
     recipe = recipe_digest(stack, cloud.base)
     args.name = f"bake-{recipe}"
-    ctx = open_context(args, cloud, progress=progress)
+    ctx = open_context(args, cloud, progress=progress, allow=may_follow(args))
     with ctx.files.lock(args.verb):
         image, made = _bake(ctx, args, stack.name)
     if args.json:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _bake_options(args: argparse.Namespace, stack: str) -> dict[str, Any]:
     types = args.instance_type.split(",") if args.instance_type else BAKERS
-    options = {
+    return {
         "nodes": 1,
         "stack": stack,
         "instance_types": tuple(name.strip() for name in types if name.strip()),
@@ -92,8 +92,8 @@ def _bake_options(args: argparse.Namespace, stack: str) -> dict[str, Any]:
         "ttl": timedelta(hours=_TTL_H),
         "bake": "head",
         "placement_group": False,
+        **read_access_options(args),
     }
-    return {**options, "subnet_id": args.subnet_id} if args.subnet_id else options
 
 
 def _bake(ctx: Context, args: argparse.Namespace, stack: str) -> tuple[Image, bool]:

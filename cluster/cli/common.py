@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cluster.context import Context
@@ -15,6 +15,7 @@ from infra.cloud import Cloud
 from infra.errors import SprError, UsageError
 from infra.open_cloud import open_cloud
 from infra.progress import Progress, Silent
+from infra.spec import AUTO, parse_ssh_cidr
 
 DEFAULT_NAME = "spr"
 NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"
@@ -110,7 +111,13 @@ def _list_places(known: Mapping[str, tuple[str, str]]) -> str:
 def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context:
     """Return the context of the chosen cluster in a cloud."""
     files = ClusterFiles.of(args.name)
-    return Context(cloud=cloud, clients=connect(cloud), files=files, command=args.verb, **more)
+    given = {"allow": ask, "command": args.verb, **more}
+    return Context(cloud=cloud, clients=connect(cloud), files=files, **given)
+
+
+def may_follow(args: argparse.Namespace) -> Callable[[str], bool]:
+    """Return whether a command that sets the SSH rule anyway may open it to another address."""
+    return lambda _: args.ssh_cidr is None or AUTO in parse_ssh_cidr(args.ssh_cidr)
 
 
 def record_failure(ctx: Context, failure: BaseException) -> BaseException:
@@ -133,8 +140,19 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask on a terminal. Raises :class:`UsageError` if the answer is no or there is no terminal."""
     if yes:
         return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _has_terminal():
         raise UsageError("this needs confirmation, but there is no terminal", hint="--yes confirms")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not ask(question):
         raise UsageError("not confirmed; nothing was changed")
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def ask(question: str) -> bool:
+    """Ask on a terminal; without one, the answer is no."""
+    if not _has_terminal():
+        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -37,7 +37,7 @@ def find_lost_job(proposal: Proposal) -> LostJob | None:
         if instance.state == "running" and instance.id not in unhealthy
     }
     taken = healthy.keys() & {id_ for action in plan.terminations for id_ in action.ids}
-    nodes = rank_nodes(plan.keep)
+    nodes = rank_nodes(plan.keep, plan_input.spec.jump)
     if not (plan.changes and nodes and _may_run_jobs(nodes[0])):
         return None
     head = proposal.ctx.host_opener()(nodes[0])

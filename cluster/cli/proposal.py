@@ -38,6 +38,8 @@ class Proposal:
     plan: Plan
     offers: Sequence[Offer]
     quota_held: int | None
+    notes: Sequence[str] = ()
+    """What may stand in the way of the purchase."""
 
     @property
     def _vcpus_by_type(self) -> dict[str, int]:
@@ -101,6 +103,7 @@ class Proposal:
                 "vcpus_held": self.quota_held,
             },
             "zones": self.zones,
+            "notes": list(self.notes),
             "minutes": plan.expected_min if billed else None,
         }
 
@@ -119,6 +122,7 @@ class Proposal:
         lines.append(f"Nodes shut down automatically at {expires}{idle}.")
         if cloud.billed and self.plan.buys:
             lines.append(_GUARDED if spec.second_guard else _UNGUARDED)
+        lines += self.notes
         return "\n".join(lines)
 
     def _expected(self, action: Action) -> str:
@@ -172,7 +176,8 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
             hint=f"new cluster: --ttl {render_duration(_SHORTEST)} or more; existing cluster: "
             f"spr-cluster extend 2h {ctx.flags}",
         )
-    offers = find_offers(ctx, plan_input) if plan.buys else ()
+    notes: list[str] = []
+    offers = find_offers(ctx, plan_input, notes.append) if plan.buys else ()
     asks = plan.buys and ctx.cloud.billed
     held = describe_quota(ctx.clients.quotas, spot=plan_input.spec.spot) if asks else None
-    return Proposal(ctx, plan_input, plan, offers, held)
+    return Proposal(ctx, plan_input, plan, offers, held, notes)

@@ -10,7 +10,7 @@ from infra.errors import UsageError
 from infra.spec import parse_duration
 
 _AS_GIVEN = (
-    *("nodes", "stack", "subnet_id", "max_price", "bake"),
+    *("nodes", "stack", "max_price", "bake"),
     *("volume_gib", "volume_throughput", "volume_iops", "volume_init_rate"),
 )
 
@@ -58,8 +58,7 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not place the machines close together",
     )
-    add("--ssh-cidr", help="addresses that may use SSH (default: this machine's, as /32)")
-    add("--subnet-id", help="a subnet (default: one in the default VPC)")
+    add_access_options(parser)
     add("--volume-gib", type=int, help="each node's disk in GiB (default: 100)")
     add("--volume-throughput", type=int, metavar="MIB_S", help="the disk's MiB/s (default: 125)")
     add("--volume-iops", type=int, metavar="N", help="the disk's IOPS (default: 3000)")
@@ -73,9 +72,41 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     add("--allow-no-amx", action="store_true", help="continue if the processor has no AMX")
 
 
+def add_access_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how the machines are reached."""
+    add = parser.add_argument
+    add(
+        "--private",
+        action="store_true",
+        help="machines without public addresses, reached from inside the VPC or with --jump; to install "
+        "software they need a route to a NAT gateway",
+    )
+    add(
+        "--jump",
+        metavar="WAY",
+        help="how private machines are reached: a host to jump over, [user@]host[:port], which OpenSSH "
+        "must know already; `eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
+    )
+    add(
+        "--ssh-cidr",
+        metavar="RANGES",
+        help="addresses that may use SSH, IPv4 or IPv6: a,b,c; `auto` is this machine's address, which "
+        "is looked up again when it changes (default: unchanged, or auto; with --private, the VPC)",
+    )
+    add("--subnet-id", help="a subnet (default: one in the default VPC)")
+
+
+def read_access_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the given ones of these options by the spec's names."""
+    given = {key: getattr(args, key) for key in ("subnet_id", "jump")}
+    return {key: value for key, value in given.items() if value is not None} | (
+        {"private": True} if args.private else {}
+    )
+
+
 def read_spec_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options by the spec's names. Raises :class:`UsageError` for invalid ones."""
-    given: dict[str, Any] = {}
+    given = read_access_options(args)
     for key in _AS_GIVEN:
         if getattr(args, key) is not None:
             given[key] = getattr(args, key)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.parser import SubParsers, add_command
@@ -17,6 +19,8 @@ _EXAMPLES = """\
   spr-cluster ssh node2
   spr-cluster ssh node1 -- lscpu      one command
 """
+# OpenSSH's own exit code, also of a command that ends with it.
+_NOT_CONNECTED = 255
 _NODE = re.compile(r"(node)?\d+")
 
 
@@ -48,4 +52,15 @@ def run(args: argparse.Namespace) -> int:
         raise ctx.missing_key()
     command = command[1:] if command[:1] == ["--"] else command
     argv = [client, "-F", str(ctx.files.ssh_config), found.name, *command]
-    os.execv(client, argv)  # hands the terminal over to OpenSSH
+    code = run_client(argv)
+    if code == _NOT_CONNECTED and ctx.access.mend():
+        code = run_client(argv)
+    if code == _NOT_CONNECTED and (move := ctx.access.refused):
+        print(f"{move}. To allow it: spr-cluster up {ctx.flags}", file=sys.stderr)
+    return code
+
+
+def run_client(argv: Sequence[str]) -> int:
+    """Let OpenSSH have the terminal; return its exit code, or as a shell does that of a signal."""
+    code = subprocess.call(argv)
+    return code if code >= 0 else 128 - code

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.common import add_cluster_options, ask, open_chosen_cloud, open_context
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
+from cluster.context import Context
 from cluster.events import utc_now
 from cluster.host_identity import verified_by
 from cluster.local_files import nearest_cluster
@@ -78,7 +79,19 @@ def run(args: argparse.Namespace) -> int:
             f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair {ctx.flags}"
         )
     print(wrap(f"Resources: {found}"))
+    if any(node.public_ip for node in nodes) and ctx.files.key.exists():
+        _follow_address(ctx)
     return 0
+
+
+def _follow_address(ctx: Context) -> None:
+    """Compare the SSH rule with this machine's address, and offer to mend it."""
+    if (move := ctx.access.find_move()) is None:
+        return
+    if ask(f"{move}; allow it?"):
+        ctx.access.follow(move)
+    else:
+        print(wrap(f"{move}. To allow it: spr-cluster up {ctx.flags}"))
 
 
 _HEADER = ("NODE", "STATE", "TYPE", "INSTANCE", "PRIVATE IP", "PUBLIC IP", "HOST KEY")

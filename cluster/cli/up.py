@@ -15,6 +15,7 @@ from cluster.cli.common import (
     DEFAULT_NAME,
     add_cluster_options,
     confirm,
+    may_follow,
     open_chosen_cloud,
     open_context,
     record_failure,
@@ -101,7 +102,9 @@ def run(args: argparse.Namespace) -> int:
     given = read_spec_options(args)
     # Checked before anything is started or requested: a mistake costs no time.
     load_stack(given.get("stack", "upstream"))
-    merge_options(args.name, args.ssh_cidr or "0.0.0.0/32", {"stack": "", **given}, None)
+    if args.ssh_cidr is not None:
+        parse_ssh_cidr(args.ssh_cidr)
+    merge_options(args.name, ("0.0.0.0/32",), {"stack": "", **given, "private": True}, None)
     return _go(args, given, must_exist=False)
 
 
@@ -114,7 +117,7 @@ def run_repair(args: argparse.Namespace) -> int:
 def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) -> int:
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress, must_exist=must_exist)
-    ctx = open_context(args, cloud, progress=progress)
+    ctx = open_context(args, cloud, progress=progress, allow=may_follow(args))
     with contextlib.nullcontext() if args.dry_run else ctx.files.lock(args.verb):
         plan_input = prepare(ctx, args.name, given, args.ssh_cidr)
         if must_exist and not (plan_input.group and parse_record(plan_input.group.tags)):
@@ -244,7 +247,7 @@ def _report(cluster: Cluster, proposal: Proposal, *, as_json: bool) -> None:
         print(json.dumps(result))
         return
     for node in cluster.nodes:
-        print(f"{node.name}  {node.instance.id}  {node.public_ip}")
+        print(f"{node.name}  {node.instance.id}  {node.address}")
     if not proposal.plan.changes:
         print(f"Up to date: {counted(len(cluster.nodes), 'node')}, verified")
     name = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"

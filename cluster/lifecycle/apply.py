@@ -137,7 +137,8 @@ class PlanApplier:
         self._record_created("security group", self._group.id)
 
     def _open_group(self) -> None:
-        network.open_security_group(self.ctx.clients.ec2, self.group, self.spec.ssh_cidr)
+        spec = self.spec
+        network.open_security_group(self.ctx.clients.ec2, self.group, spec.ssh_cidrs, spec.caller)
 
     def _write_record(self) -> None:
         instances.label_instances(self.ctx.clients.ec2, [self.group.id], self._record_tags())
@@ -265,6 +266,7 @@ class PlanApplier:
         except HostKeyError:
             raise
         except HostError as error:
+            self.machines.require_way_to_head()
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
         amx_required = self.spec.amx_required

@@ -9,12 +9,13 @@ from functools import cached_property
 from cluster import ssh_mesh
 from cluster.context import Context
 from cluster.host_identity import check_head_identity, check_neighbours
+from cluster.lifecycle.cut_off import explain_cut_off
 from cluster.lifecycle.reach import reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify import node_probe
 from cluster.verify.checks.result import name_some
 from infra import instances, key_pair, tags
-from infra.errors import HostError, SprError
+from infra.errors import HostError, NoAnswerError, SprError
 from infra.guard import ClusterGuard
 from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
@@ -24,7 +25,7 @@ from infra.progress import NamedProgress
 from infra.purchase import NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts
-from provision.host import Host, on_all
+from provision.host import CONNECT_TIMEOUT_S, Host, on_all
 from provision.install import install_stack
 from provision.stacks.stack import Stack
 from provision.user_data import render_user_data
@@ -62,7 +63,8 @@ class Machines:
 
     @property
     def cluster(self) -> Cluster:
-        return Cluster(self.spec.name, rank_nodes(self.all), self.spec.nodes)
+        nodes = rank_nodes(self.all, self.spec.jump)
+        return Cluster(self.spec.name, nodes, self.spec.nodes)
 
     @property
     def head_host(self) -> Host:
@@ -191,7 +193,9 @@ class Machines:
         self.all = tuple(running.get(instance.id, instance) for instance in self.all)
         nodes = [node for node in self.cluster.nodes if node.instance.id in running]
         self.write_ssh_config()
-        facts, failed = reach_nodes(self.ctx, nodes, self.open_host)
+        known = [node for node in self.cluster.nodes if node.instance.id in self.facts]
+        witness = self.open_host(known[0]) if known else None
+        facts, failed = reach_nodes(self.ctx, nodes, self.open_host, witness)
         self.facts.update(facts)
         self.give_up({**boot.failed, **failed})
         self._check(nodes)
@@ -241,6 +245,19 @@ class Machines:
             )
         what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())
         raise PlanAgainError(what, faults)
+
+    def require_way_to_head(self) -> None:
+        """Raise :class:`SprError` if the head runs, but can't be reached any more."""
+        head, host = self.cluster.head, self.head_host
+        if instances.why_gone(self.ctx.clients.ec2, head.instance.id):
+            return
+        host.close()
+        try:
+            host.run("true", timeout_s=CONNECT_TIMEOUT_S)
+        except NoAnswerError as error:
+            raise explain_cut_off(self.ctx, [head], error.message) from None
+        except HostError:
+            return
 
     def _check_not_removed(self) -> None:
         ids = [instance.id for instance in self.all]
@@ -295,6 +312,6 @@ class Machines:
         """Let `ssh` on this machine reach the nodes by their names."""
         files, cloud = self.ctx.files, self.ctx.cloud
         text = ssh_mesh.render_client_ssh_config(
-            self.cluster, str(files.key), str(files.known_hosts)
+            self.cluster, str(files.key), str(files.known_hosts), cloud.region
         )
         files.remember(cloud.name, cloud.region, text, folder=cloud.folder)

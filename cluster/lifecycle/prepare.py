@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -20,7 +20,8 @@ from infra.network import SecurityGroup
 from infra.ownership import check_owner, split_groups
 from infra.plan import PlanInput, check_head_is_not_stopped
 from infra.purchase import Offer, list_offers
-from infra.spec import ClusterSpec
+from infra.routes import describe_vpc_cidrs, require_ways
+from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
 from infra.wait import BOOT_DEADLINE_S
 from provision.recipe import recipe_digest
 from provision.stacks.load import load_stack, stack_names
@@ -43,7 +44,8 @@ def prepare(
 ) -> PlanInput:
     """Return the specification and what exists, as the planner's input; nothing is changed.
 
-    Without ``ssh_cidr``, the addresses that may use SSH are kept if they include this machine.
+    Without ``ssh_cidr``, the ranges that the user chose are kept, and this machine's address is added
+    unless they cover it.
     Raises :class:`UsageError` for options that an existing cluster can't change to, or if this
     machine lacks the cluster's key.
     """
@@ -60,7 +62,13 @@ def prepare(
         "amx_required": ctx.cloud.has_amx,
         "bake": _default_bake(ctx, given),
     }
-    spec = merge_options(cluster, ssh_cidr or _find_cidr(ctx, group), given, record, defaults)
+    options = {**(record.options if record else {}), **given}
+    if options.get("private"):
+        cidrs, caller = _find_private_cidrs(ctx, group, ssh_cidr, options.get("subnet_id")), ""
+    else:
+        cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
+    given = {**given, "caller": caller}
+    spec = merge_options(cluster, cidrs, given, record, defaults)
     check_head_is_not_stopped(found)
     _check_existing(ctx, spec, found, record)
     plan_input = PlanInput(
@@ -110,23 +118,70 @@ def _kept_stack(ctx: Context, found: Inventory) -> str | None:
     return next((name for name in names if _recipe(ctx, name) in installed), None)
 
 
-def find_offers(ctx: Context, plan_input: PlanInput) -> tuple[Offer, ...]:
+def find_offers(
+    ctx: Context, plan_input: PlanInput, note: Callable[[str], None] | None = None
+) -> tuple[Offer, ...]:
     """Every way to buy what is missing, before anything is made.
 
-    Raises :class:`UsageError` if the region offers none.
+    ``note`` receives what the user should know. Raises :class:`UsageError` if the region offers none,
+    or if this machine could not reach the machines.
     """
     spec, group = plan_input.spec, plan_input.group
-    ec2 = ctx.clients.ec2
+    ec2, note = ctx.clients.ec2, note or ctx.progress.note
     support = network.describe_type_support(ec2, spec.instance_types)
     networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
     network.require_offers(spec, support, networks, ctx.cloud.region)
+    zones = {zone for known in support.values() for zone in known.zones}
+    networks = require_ways(
+        ec2,
+        [n for n in networks if n.zone in zones],
+        note,
+        private=spec.private,
+        installs=plan_input.image is None,
+    )
+    if not spec.private and (blocked := ctx.cloud.probe_ssh()):
+        note(
+            "This machine's network seems to block port 22, over which the machines are reached: "
+            f"{blocked}."
+        )
     return list_offers(spec, support, networks)
 
 
-def _find_cidr(ctx: Context, group: SecurityGroup | None) -> str:
-    """Return the caller's address, or the existing wider range that includes it."""
+def _find_cidrs(
+    ctx: Context, group: SecurityGroup | None, asked: str | None
+) -> tuple[tuple[str, ...], str]:
+    """Return the ranges that may use SSH, and the one that is this machine's looked-up address."""
+    words = parse_ssh_cidr(asked) if asked else ()
+    if words and AUTO not in words:
+        return words, ""
     caller = ctx.cloud.caller_cidr()
-    return group.cidr_for(caller) if group else caller
+    if words:
+        return tuple(caller if word == AUTO else word for word in words), caller
+    return (group.cidrs_for(caller) if group else (caller,)), caller
+
+
+def _find_private_cidrs(
+    ctx: Context, group: SecurityGroup | None, asked: str | None, subnet_id: str | None
+) -> tuple[str, ...]:
+    """Return the ranges that may use SSH to private machines: by default the VPC's own.
+
+    The internet's view of this machine's address does not count there.
+    """
+    words = parse_ssh_cidr(asked) if asked else ()
+    if words and AUTO not in words:
+        return words
+    if not words and group and group.ssh_cidrs:
+        return group.ssh_cidrs
+    ec2 = ctx.clients.ec2
+    networks = [] if group else network.describe_networks(ec2, subnet_id, None)
+    vpc_id = group.vpc_id if group else networks[0].vpc_id if networks else ""
+    inside = describe_vpc_cidrs(ec2, vpc_id) if vpc_id else ()
+    if not inside:
+        raise UsageError(
+            "--private: the address ranges of the VPC are not known",
+            hint="choose a subnet with --subnet-id, and the addresses that may use SSH with --ssh-cidr",
+        )
+    return (*(word for word in words if word != AUTO), *inside)
 
 
 def _check_other_clouds(ctx: Context, cluster: str) -> None:

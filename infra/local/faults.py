@@ -196,6 +196,27 @@ class Disk(_Section):
     init_rate: bool = True
 
 
+class NetworkFaults(_Section):
+    """What lies between the caller and the machines: routes, Block Public Access, and port 22.
+
+    ``excluded`` takes the default VPC out of Block Public Access. ``caller`` is the range from which
+    EC2 sees the caller; by default its real one.
+    """
+
+    internet_gateway: bool = True
+    nat: bool = False
+    block_public_access: Literal["off", "block-bidirectional", "block-ingress"] = "off"
+    excluded: bool = False
+    ssh: Literal["open", "blocked"] = "open"
+    caller: str = ""
+
+    @property
+    def cuts_ssh(self) -> bool:
+        """Whether no machine can be reached at a public address, whatever the security group says."""
+        closed = self.block_public_access != "off" and not self.excluded
+        return closed or not self.internet_gateway or self.nat or self.ssh == "blocked"
+
+
 class Iam(_Section):
     """The file with the IAM policy of the tool's user; IAM sees new tags after ``tag_delay_s``."""
 
@@ -222,6 +243,7 @@ class Faults(_Section):
     machine: tuple[MachineRule, ...] = ()
     disk: Disk = Disk()
     console: Console = Console()
+    network: NetworkFaults = NetworkFaults()
     iam: Iam | None = None
 
     @property

@@ -11,7 +11,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
-from infra.local import refusals
+from infra.local import ec2_routes, refusals
 from infra.local.ec2_launches import LaunchRequest
 
 _HOME_REGION = "us-east-1"
@@ -85,6 +85,41 @@ class LocalEC2Response(EC2Response):
                 "Output": Base64EncodedString.from_raw_string(text) if text else None,
             }
         )
+
+    # The way to and from the internet, which moto's default VPC lacks
+
+    def describe_route_tables(self) -> ActionResult:
+        answer: ActionResult = super().describe_route_tables()
+        network = self.ec2_backend.runtime.faults.now.network
+        answer.result["RouteTables"] = [
+            ec2_routes.render(table, network) for table in answer.result["RouteTables"]
+        ]
+        return answer
+
+    def describe_vpc_block_public_access_options(self) -> ActionResult:
+        self.error_on_dryrun()
+        mode = self.ec2_backend.runtime.faults.now.network.block_public_access
+        options = {
+            "AwsAccountId": self.current_account,
+            "AwsRegion": self.ec2_backend.region_name,
+            "State": "default-state" if mode == "off" else "update-complete",
+            "InternetGatewayBlockMode": mode,
+            "ExclusionsAllowed": "allowed",
+        }
+        return ActionResult({"VpcBlockPublicAccessOptions": options})
+
+    def describe_vpc_block_public_access_exclusions(self) -> ActionResult:
+        self.error_on_dryrun()
+        ec2 = self.ec2_backend
+        vpc = f"arn:aws:ec2:{ec2.region_name}:{self.current_account}:vpc/{ec2.default_vpc.id}"
+        exclusion = {
+            "ExclusionId": "vpcbpa-exclude-0123456789abcdef0",
+            "InternetGatewayExclusionMode": "allow-bidirectional",
+            "ResourceArn": vpc,
+            "State": "create-complete",
+        }
+        found = [exclusion] if ec2.runtime.faults.now.network.excluded else []
+        return ActionResult({"VpcBlockPublicAccessExclusions": found})
 
     # Key pairs
 

@@ -57,7 +57,9 @@ def test_hostfile() -> None:
 
 
 def test_ssh_config_of_this_machine() -> None:
-    text = mesh.render_client_ssh_config(CLUSTER, "/home/me/.spr/id", "/home/me/.spr/known_hosts")
+    text = mesh.render_client_ssh_config(
+        CLUSTER, "/home/me/.spr/id", "/home/me/.spr/known_hosts", "us-east-1"
+    )
     check_golden(GOLDEN / "client_ssh_config", text)
 
 

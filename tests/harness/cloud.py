@@ -179,10 +179,10 @@ def _serve(root: Path, commands: TextIO) -> None:
         with endpoint.serve(folder, engine, clock=time, saving=False) as cloud:
             engine.cloud = cloud
             cloud.application.runtime.containers._background = AtOnce()  # type: ignore[assignment]
-            line = _answer(cloud, line, commands)
+            line = _answer(cloud, machines, line, commands)
 
 
-def _answer(cloud: FakeCloud, line: str, commands: TextIO) -> str:
+def _answer(cloud: FakeCloud, machines: SimulatedMachines, line: str, commands: TextIO) -> str:
     """Answer until a new cloud is requested; return that request."""
     first = True
     while line:
@@ -192,6 +192,11 @@ def _answer(cloud: FakeCloud, line: str, commands: TextIO) -> str:
         first = False
         if question in ("new", "faults"):
             cloud.faults(text)
+            cut = machines.cut
+            cut.parent.mkdir(parents=True, exist_ok=True)
+            cut.unlink(missing_ok=True)
+            if cloud.application.runtime.faults.now.network.cuts_ssh:
+                cut.touch()
             answer: Any = "done"
         elif question == "left":
             answer = list_left(cloud)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 import re
 import signal
 import sys
@@ -38,7 +37,7 @@ from jobs.cli import main
 from jobs.cli.commands import COMMANDS
 from provision.host import Login, Result
 from provision.ssh import SshHost
-from tests.harness.cloud import CALLER, make_cloud
+from tests.harness.cloud import make_cloud
 from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud
 from tests.harness.simulated_machines import SimulatedHost
 from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
@@ -130,33 +129,28 @@ class StagedHost(SimulatedHost):
         return super().run(command, **options)
 
 
-class BecameSshError(Exception):
-    """Raised where the process would become OpenSSH."""
-
-
 @dataclass(repr=False)
 class CommandLine:
-    """`spr-cluster` with everything behind it. ``caller`` is this machine's address for AWS."""
+    """`spr-cluster` with everything behind it."""
 
     cloud: SimulatedCloud
     call_log: ApiCallLog
     machines: StagedMachines
-    caller: str = CALLER
     url: str = ""
     """The address of AWS, if it is not this cloud."""
-    became: list[list[str]] = field(default_factory=list)
-    """OpenSSH's command lines that replaced a command."""
+    ssh_calls: list[list[str]] = field(default_factory=list)
+    """OpenSSH's command lines."""
+    ssh_code: Callable[[], int] = lambda: 0
+    """OpenSSH's exit code."""
 
     def run(self, *argv: str) -> CommandResult:
-        """Run a command until it ends or becomes OpenSSH. Exceptions of bugs are not caught."""
+        """Run a command until it ends. Exceptions of bugs are not caught."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 code = main(argv)
             except SystemExit as end:
                 code = int(end.code or 0)
-            except BecameSshError:
-                code = 0
         return CommandResult(code, out.getvalue(), err.getvalue())
 
     def must(self, *argv: str) -> CommandResult:
@@ -201,7 +195,8 @@ class CommandLine:
             return replace(here, region=region or DEFAULT_REGION)
         return replace(
             open_aws_cloud(region),
-            caller_cidr=lambda: self.caller,
+            caller_cidr=self.cloud.network.caller_cidr,
+            probe_ssh=str,
             endpoint_url=self.url or here.endpoint_url,
             credentials=here.credentials,
         )
@@ -247,14 +242,14 @@ def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
             made[place] = connect(cloud)
         return made[place]
 
-    def become(_: str, argv: list[str]) -> None:
-        line.became.append(argv)
-        raise BecameSshError
+    def run_client(argv: list[str]) -> int:
+        line.ssh_calls.append(argv)
+        return line.ssh_code()
 
     def now() -> datetime:
         return datetime.fromtimestamp(clock.now, timezone.utc)
 
-    monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr("cluster.cli.ssh.run_client", run_client)
     replace_everywhere(monkeypatch, open_cloud, lambda *args: line.open_cloud(*args))
     replace_everywhere(monkeypatch, connect, connect_once)
     replace_everywhere(monkeypatch, SshHost, line.machines.open)

@@ -6,6 +6,7 @@ Nothing sleeps: EC2 and the tool share one simulated time, which passes only in 
 from __future__ import annotations
 
 import functools
+import ipaddress
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from infra.local.state import StateFolder
 from infra.plan import PlanInput, plan_up
 from infra.tags import render_time
 from tests.aws import Recorder, answered_directly
-from tests.harness.cloud import SimulatedEngine, list_left, make_cloud
+from tests.harness.cloud import CALLER, SimulatedEngine, list_left, make_cloud
 from tests.harness.prepared_cluster import PreparedCluster, restore, save
 from tests.harness.simulated_machines import SimulatedMachines
 from tests.infra.hasty_time import AtOnce, HastyTime
@@ -79,6 +80,41 @@ class Steps:
 
 
 @dataclass
+class SimulatedNetwork:
+    """What lies between the tool and the machines: the faults, and the machines' security groups."""
+
+    fake: FakeCloud
+    caller: str = CALLER
+    """From where EC2 sees the tool, unless the faults say otherwise."""
+
+    def caller_cidr(self) -> str:
+        """The address from which EC2 sees the tool."""
+        return self.fake.application.runtime.faults.now.network.caller or self.caller
+
+    def why_closed(self, instance_id: str) -> str:
+        """Return why no connection reaches a machine."""
+        faults = self.fake.application.runtime.faults.now.network
+        machine = next((i for i in self.fake.backend.all_instances() if i.id == instance_id), None)
+        if machine is None or machine.state != "running":
+            return "it does not run"
+        if machine.nics[0].public_ip and faults.cuts_ssh:
+            return "the network is cut"
+        caller = self.caller_cidr() if machine.nics[0].public_ip else machine.private_ip
+        return "" if _admits(machine.nics[0].group_set, caller) else "no rule allows it"
+
+
+def _admits(groups: Any, caller: str) -> bool:
+    address = ipaddress.ip_network(caller)
+    ranges = [
+        ipaddress.ip_network(rule.ip_range.get("CidrIp") or rule.ip_range["CidrIpv6"])
+        for group in groups
+        for rule in group.ingress_rules
+        if rule.ip_range and str(rule.from_port) == "22"
+    ]
+    return any(address.network_address in r for r in ranges)
+
+
+@dataclass
 class SimulatedCloud:
     """A cloud with simulated machines, and the lifecycle's context on it."""
 
@@ -89,6 +125,7 @@ class SimulatedCloud:
     recorder: Recorder
     progress: RecordedProgress
     began: float
+    network: SimulatedNetwork
     saved: dict[str, PreparedCluster] = field(default_factory=dict)
     """Clusters that were made once, by their options, and the folder of their copies."""
     saved_in: Path | None = None
@@ -212,15 +249,17 @@ class Folder(StateFolder):
 def open_simulated_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterator[SimulatedCloud]:
     """An empty cloud with simulated machines; ``start`` is EC2's time, in seconds since 1970."""
     steps, clock = Steps(), HastyTime(start)
-    machines = SimulatedMachines(root / "machines", steps, clock)
+    machines = SimulatedMachines(
+        root / "machines", steps, clock, lambda id_: network.why_closed(id_)
+    )
     engine = SimulatedEngine(machines)
     clients = endpoint.clients
     recorder, progress = Recorder(), RecordedProgress()
     with endpoint.serve(Folder(root / ".local-cloud"), engine, clock=clock, saving=False) as fake:
-        engine.cloud = fake
+        engine.cloud, network = fake, SimulatedNetwork(fake)
         fake.application.runtime.containers._background = AtOnce()  # type: ignore[assignment]
         ctx = Context(
-            cloud=make_cloud(endpoint.url),
+            cloud=replace(make_cloud(endpoint.url), caller_cidr=network.caller_cidr),
             clients=clients,
             files=ClusterFiles.of(NAME),
             progress=progress,
@@ -229,7 +268,7 @@ def open_simulated_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterat
             make_host=machines.make_host,
         )
         with recorder.watching(clients), answered_directly(clients, fake.application):
-            yield SimulatedCloud(fake, engine, steps, ctx, recorder, progress, start)
+            yield SimulatedCloud(fake, engine, steps, ctx, recorder, progress, start, network)
 
 
 def let_no_time_pass(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:

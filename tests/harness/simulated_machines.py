@@ -22,7 +22,7 @@ from typing import Any
 
 from cluster.local_files import ClusterFiles
 from cluster.nodes import Node
-from infra.errors import HostError, HostKeyError
+from infra.errors import HostError, HostKeyError, NoAnswerError
 from provision.host import Host, LineSink, Result
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.install import stack_digest
@@ -51,6 +51,13 @@ class SimulatedMachines:
     root: Path
     on_step: Hook = lambda _name, _moment: None
     clock: FakeTime = field(default_factory=FakeTime)
+    why_closed: Callable[[str], str] = lambda _instance_id: ""
+    """Why the network lets no connection from the tool to a machine; "" if it does."""
+
+    @property
+    def cut(self) -> Path:
+        """A file that exists while the network is cut for tools in other processes than the cloud's."""
+        return self.root / "cut"
 
     def begin(
         self,
@@ -204,7 +211,7 @@ class SimulatedHost:
     ) -> Result:
         state = self._state()
         if state["fate"] == "no-ssh":
-            raise HostError(self.name, f"no SSH at {state['address']}: connection refused")
+            raise NoAnswerError(self.name, f"no SSH at {state['address']}: connection refused")
         for pattern, answer in self._answers:
             if re.search(pattern, command):
                 self._machines.on_step(pattern, "before")
@@ -216,10 +223,12 @@ class SimulatedHost:
         raise AssertionError(f"unexpected command on {self.name}: {command}")
 
     def _state(self) -> dict[str, Any]:
+        if self._machines.cut.exists() or self._machines.why_closed(self._id):
+            raise NoAnswerError(self.name, "no SSH: timed out")
         try:
             return self._machines.read(self._id)
         except FileNotFoundError:
-            raise HostError(self.name, "no SSH: timed out") from None
+            raise NoAnswerError(self.name, "no SSH: timed out") from None
 
     def _change(self, **values: Any) -> None:
         _write(self._machines.root / self._id / "state.json", {**self._state(), **values})

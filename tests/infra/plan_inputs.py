@@ -26,7 +26,7 @@ PLACE = ("r7iz.metal-16xl", "us-east-1a")
 
 def make_spec(nodes: int = 3, **options: Any) -> ClusterSpec:
     return build_spec(
-        **{"name": "bert", "nodes": nodes, "stack": "intel", "ssh_cidr": CALLER, **options}
+        **{"name": "bert", "nodes": nodes, "stack": "intel", "ssh_cidrs": (CALLER,), **options}
     )
 
 

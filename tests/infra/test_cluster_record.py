@@ -26,7 +26,7 @@ TAG_VALUE = re.compile(r"[\w \d_.:/=+\-@]{0,256}")
 
 def make(**options: Any) -> tuple[ClusterSpec, ClusterRecord]:
     spec = build_spec(
-        **{"name": "bert", "nodes": 3, "stack": "intel", "ssh_cidr": CALLER, **options}
+        **{"name": "bert", "nodes": 3, "stack": "intel", "ssh_cidrs": (CALLER,), **options}
     )
     return spec, new_record(spec, NOW, None)
 
@@ -56,9 +56,17 @@ any_wishes = st.fixed_dictionaries(
         "placement_group": st.booleans(),
         "second_guard": st.booleans(),
         "bake": st.sampled_from(["head", "none"]),
+        "private": st.booleans(),
+        "jump": st.none() | st.sampled_from(["eice", "ssm", "me@jump.example.com:2222"]),
         "subnet_id": st.none() | st.from_regex(r"subnet-[0-9a-f]{17}", fullmatch=True),
     }
-).map(lambda w: {**w, "on_demand_allowed": w["spot"] and w["on_demand_allowed"]})
+).map(
+    lambda w: {
+        **w,
+        "on_demand_allowed": w["spot"] and w["on_demand_allowed"],
+        "jump": w["jump"] if w["private"] else None,
+    }
+)
 
 
 @given(any_wishes)
@@ -71,7 +79,7 @@ def test_every_option_survives_the_tags(options: dict[str, Any]) -> None:
     assert read == record
     assert read is not None
     assert read.options == options
-    assert merge_options("bert", CALLER, {}, read) == spec
+    assert merge_options("bert", (CALLER,), {}, read) == spec
     for key, value in labels.items():
         assert TAG_VALUE.fullmatch(value), f"{key}={value}"
         assert len(key) <= 128
@@ -146,16 +154,16 @@ def test_no_tags_at_all_end_in_anything_but_a_record_or_a_clear_error(
     with suppress(SprError):
         record = parse_record({**labels_of(), **changed})
         assert record is not None
-        assert merge_options("bert", CALLER, {}, record).nodes == record.nodes
+        assert merge_options("bert", (CALLER,), {}, record).nodes == record.nodes
 
 
 def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defaults() -> None:
     _, record = make(nodes=5, stack="upstream", spot=True)
 
-    spec = merge_options("bert", CALLER, {"nodes": 2}, record, {"stack": "intel", "nodes": 9})
+    spec = merge_options("bert", (CALLER,), {"nodes": 2}, record, {"stack": "intel", "nodes": 9})
 
     assert (spec.nodes, spec.stack, spec.spot) == (2, "upstream", True)
-    assert merge_options("bert", CALLER, {}, None, {"stack": "intel"}).stack == "intel"
+    assert merge_options("bert", (CALLER,), {}, None, {"stack": "intel"}).stack == "intel"
 
 
 @pytest.mark.parametrize(
@@ -170,14 +178,14 @@ def test_what_all_nodes_share_can_not_change(given_now: dict[str, Any], message:
     _, record = make()
 
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        merge_options("bert", CALLER, given_now, record)
+        merge_options("bert", (CALLER,), given_now, record)
     assert "spr-cluster down --name bert" in str(caught.value)
 
 
 def test_the_same_again_is_no_change() -> None:
     _, record = make()
 
-    spec = merge_options("bert", CALLER, {"stack": "intel", "volume_gib": 100}, record)
+    spec = merge_options("bert", (CALLER,), {"stack": "intel", "volume_gib": 100}, record)
 
     assert spec.stack == "intel"
 

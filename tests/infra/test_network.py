@@ -47,15 +47,15 @@ def test_a_group_is_tagged_by_the_call_that_makes_it(
     assert found.tags == group.tags
     assert found.tags["spr-cluster:cluster"] == "bert"
     assert found.tags["spr-cluster:nodes"] == "3"
-    assert not found.is_open_as(CALLER)
+    assert not found.is_open_as([CALLER])
 
 
 def test_it_is_opened_for_the_caller_and_for_itself_alone(
     ec2_cloud: FakeCloud, ec2_calls: Recorder, group: SecurityGroup
 ) -> None:
-    open_security_group(ec2_cloud.clients.ec2, group, CALLER)
+    open_security_group(ec2_cloud.clients.ec2, group, [CALLER], CALLER)
 
-    assert see(ec2_cloud).is_open_as(CALLER)
+    assert see(ec2_cloud).is_open_as([CALLER])
     (ingress,) = ec2_calls.of("AuthorizeSecurityGroupIngress")
     (egress,) = ec2_calls.of("AuthorizeSecurityGroupEgress")
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
@@ -69,10 +69,10 @@ def test_it_is_opened_for_the_caller_and_for_itself_alone(
 def test_what_is_open_already_is_left_as_it_is(
     ec2_cloud: FakeCloud, ec2_calls: Recorder, group: SecurityGroup
 ) -> None:
-    open_security_group(ec2_cloud.clients.ec2, group, CALLER)
+    open_security_group(ec2_cloud.clients.ec2, group, [CALLER], CALLER)
     before = len(ec2_calls.calls)
 
-    open_security_group(ec2_cloud.clients.ec2, see(ec2_cloud), CALLER)
+    open_security_group(ec2_cloud.clients.ec2, see(ec2_cloud), [CALLER], CALLER)
 
     assert ec2_calls.operations()[before:] == ["DescribeSecurityGroups"]
 
@@ -81,12 +81,12 @@ def test_another_caller_takes_the_place_of_the_last(
     ec2_cloud: FakeCloud, group: SecurityGroup
 ) -> None:
     ec2 = ec2_cloud.clients.ec2
-    open_security_group(ec2, group, CALLER)
+    open_security_group(ec2, group, [CALLER], CALLER)
 
-    open_security_group(ec2, see(ec2_cloud), OTHER)
+    open_security_group(ec2, see(ec2_cloud), [OTHER], OTHER)
 
     assert see(ec2_cloud).ssh_cidrs == (OTHER,)
-    assert see(ec2_cloud).is_open_as(OTHER)
+    assert see(ec2_cloud).is_open_as([OTHER])
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_opening_continues_after_an_interruption(
     ec2 = ec2_cloud.clients.ec2
     ec2_cloud.faults(f'[[error]]\naction = "{interrupted}"\ncode = "UnauthorizedOperation"\n')
     with pytest.raises(Exception, match="UnauthorizedOperation"):
-        open_security_group(ec2, group, CALLER)
-    assert not see(ec2_cloud).is_open_as(CALLER)
+        open_security_group(ec2, group, [CALLER], CALLER)
+    assert not see(ec2_cloud).is_open_as([CALLER])
 
-    open_security_group(ec2, see(ec2_cloud), CALLER)
+    open_security_group(ec2, see(ec2_cloud), [CALLER], CALLER)
 
-    assert see(ec2_cloud).is_open_as(CALLER)
+    assert see(ec2_cloud).is_open_as([CALLER])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_rules_are_read_as_ec2_tells_them(ingress: Any, open_: bool) -> None:
         "IpPermissionsEgress": [itself],
     }
 
-    assert SecurityGroup.from_aws(answer).is_open_as(CALLER) is open_
+    assert SecurityGroup.from_aws(answer).is_open_as([CALLER]) is open_
 
 
 @pytest.mark.parametrize("side", ["IpPermissions", "IpPermissionsEgress"])
@@ -157,7 +157,7 @@ def test_another_groups_traffic_is_not_the_clusters_own(side: str) -> None:
         for rule in answer[side]
     ]
 
-    assert not SecurityGroup.from_aws(answer).is_open_as(CALLER)
+    assert not SecurityGroup.from_aws(answer).is_open_as([CALLER])
 
 
 def test_a_placement_group_is_a_tight_one_and_tagged(

@@ -56,13 +56,23 @@ def test_a_cluster_keeps_the_software_that_it_was_made_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "cidr"),
-    [((), CALLER), (("203.0.113.0/24",), "203.0.113.0/24"), (("198.51.100.0/24",), CALLER)],
+    ("found", "followed", "cidrs"),
+    [
+        ((), (), (CALLER,)),
+        (("203.0.113.0/24",), (), ("203.0.113.0/24",)),
+        (("198.51.100.0/24",), (), ("198.51.100.0/24", CALLER)),
+        (("2001:db8::/32",), (), ("2001:db8::/32", CALLER)),
+        (("198.51.100.9/32",), ("198.51.100.9/32",), (CALLER,)),
+        (("0.0.0.0/0", "198.51.100.9/32"), ("198.51.100.9/32",), ("0.0.0.0/0",)),
+        ((CALLER,), (CALLER,), (CALLER,)),
+    ],
 )
-def test_a_wider_range_that_has_the_caller_in_it_stays(found: tuple[str, ...], cidr: str) -> None:
-    group = SecurityGroup("sg-1", "vpc-1", {}, ssh_cidrs=found)
+def test_the_ranges_that_the_user_chose_stay_and_the_callers_address_follows(
+    found: tuple[str, ...], followed: tuple[str, ...], cidrs: tuple[str, ...]
+) -> None:
+    group = SecurityGroup("sg-1", "vpc-1", {}, ssh_cidrs=found, followed=frozenset(followed))
 
-    assert group.cidr_for(CALLER) == cidr
+    assert group.cidrs_for(CALLER) == cidrs
 
 
 def test_the_price_is_that_of_the_type_that_is_there() -> None:

@@ -13,7 +13,12 @@ from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES, find_instance_type
 from infra.spec import LONGEST_TTL, build_spec, parse_duration, render_duration
 
-GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr": "203.0.113.7/32"}
+GOOD: dict[str, Any] = {
+    "name": "bert",
+    "nodes": 4,
+    "stack": "intel",
+    "ssh_cidrs": ("203.0.113.7/32",),
+}
 
 
 @pytest.mark.parametrize(
@@ -39,9 +44,10 @@ GOOD: dict[str, Any] = {"name": "bert", "nodes": 4, "stack": "intel", "ssh_cidr"
             {"volume_throughput": 1000},
             "--volume-throughput 1000: at most 750 with 3000 IOPS\n  → add --volume-iops 4000",
         ),
-        ({"ssh_cidr": "everywhere"}, "--ssh-cidr 'everywhere'"),
-        ({"ssh_cidr": "10.0.0.1/8"}, "--ssh-cidr '10.0.0.1/8': 10.0.0.1/8 has host bits set"),
-        ({"ssh_cidr": "::1/128"}, "an IPv4 range such as 203.0.113.7/32"),
+        ({"ssh_cidrs": ("everywhere",)}, "--ssh-cidr 'everywhere'"),
+        ({"ssh_cidrs": ("10.0.0.1/8",)}, "--ssh-cidr '10.0.0.1/8': 10.0.0.1/8 has host bits set"),
+        ({"ssh_cidrs": ("me",)}, "ranges such as 203.0.113.7/32 or 2001:db8::7/128"),
+        ({"ssh_cidrs": ()}, "--ssh-cidr"),
         ({"ttl": timedelta(seconds=1)}, "--ttl 0.01667m: expected from 1m to 30d"),
         ({"ttl": timedelta(days=31)}, "--ttl 31d: expected from 1m to 30d"),
         ({"idle_timeout": timedelta(minutes=4)}, "--idle-timeout 4m: expected from 5m to 30d"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ class Server(paramiko.ServerInterface):
     port: int = 0
     accepts: bool = True
     loses: bool = False
+    forwards: int = 0
+    """The local port to which it forwards connections, whatever their destination; 0: none."""
+    forwarded: list[Any] = field(default_factory=list)
     logins: list[str] = field(default_factory=list)
     transports: list[paramiko.Transport] = field(default_factory=list)
 
@@ -42,6 +46,24 @@ class Server(paramiko.ServerInterface):
     def check_channel_subsystem_request(self, channel: Any, name: str) -> bool:
         channel.get_transport().close()
         return False
+
+    def check_channel_direct_tcpip_request(self, chanid: int, origin: Any, destination: Any) -> int:
+        self.forwarded.append(destination)
+        if not self.forwards:
+            return int(paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED)
+        threading.Thread(target=self._relay, args=(self.transports[-1],), daemon=True).start()
+        return int(paramiko.common.OPEN_SUCCEEDED)
+
+    def _relay(self, transport: paramiko.Transport) -> None:
+        """Pass on what both sides send until one of them ends."""
+        channel = transport.accept(10)
+        with suppress(OSError), socket.create_connection(("127.0.0.9", self.forwards)) as target:
+            pairs = {channel: target, target: channel}
+            while True:
+                for side in select.select(list(pairs), [], [], 10)[0]:
+                    if not (content := side.recv(65536)):
+                        return
+                    pairs[side].sendall(content)
 
     def _end(self, channel: Any) -> None:
         if self.loses:

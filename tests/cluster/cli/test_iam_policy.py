@@ -29,6 +29,14 @@ from tests.infra.local.fakes import Endpoint
 
 # Their absence stops nothing; what the user is told instead.
 _INFORMATIVE = {
+    **{
+        f"ec2:{look}": f"The way to the machines is not checked: no permission for {look}."
+        for look in (
+            "DescribeRouteTables",
+            "DescribeVpcBlockPublicAccessExclusions",
+            "DescribeVpcBlockPublicAccessOptions",
+        )
+    },
     "ec2:GetConsoleOutput": "its host key was accepted on first contact: the console does not show",
     "servicequotas:GetServiceQuota": "you have unknown (no permission to ask)",
 }
@@ -52,7 +60,9 @@ def allow(
     """Put a policy in force. ``more`` are lines of the faults file."""
     file = folder / "policy.json"
     file.write_text(json.dumps(policy))
-    line.cloud.faults(f'{more}\n[iam]\npolicy = "{file}"\ntag_delay_s = {tag_delay_s}\n')
+    blocked = '[network]\nblock_public_access = "block-ingress"\nexcluded = true\n'
+    iam = f'[iam]\npolicy = "{file}"\ntag_delay_s = {tag_delay_s}\n'
+    line.cloud.faults(f"{more}\n{blocked}{iam}")
 
 
 def leave_orphans(line: CommandLine) -> None:
@@ -104,8 +114,8 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
             line.lose(line.ids()[-1])
             # The status checks of younger metal machines are not asked for.
             line.cloud.clock.now += 2400
-        if step[0] == "extend":
-            line.caller = "198.51.100.9/32"
+        if step == ("up", "--yes"):
+            line.cloud.network.caller = "198.51.100.9/32"
         ours = our_images(line) if step[:2] == ("images", "delete") else []
         result = line.run(*step, *ours)
         yield result

@@ -23,7 +23,11 @@ _NAME = "expected at most 32 lowercase letters, digits, and hyphens, starting wi
 _DURATION = "expected a duration such as 90m, 8h, or 2d"
 _NODES = "expected a whole number from 1 to 256"
 _PRICE = "expected US dollars per machine and hour, above 0 and at most 1000"
-_CIDR = "\n  → use an IPv4 range such as 203.0.113.7/32"
+_CIDR = (
+    "\n  → use ranges such as 203.0.113.7/32 or 2001:db8::7/128, separated by commas, or auto for this "
+    "machine's address"
+)
+_NO_NETWORK = "does not appear to be an IPv4 or IPv6 network"
 _TYPES = "\n  → types with AMX: " + ", ".join(t.name for t in INSTANCE_TYPES.values() if t.amx)
 _YES = "this needs confirmation, but there is no terminal\n  → --yes confirms"
 _NO_CLUSTER = (
@@ -143,13 +147,13 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "argument --max-price: invalid float value: 'much'" + f.help_of("up"),
     ),
     # Who may enter
-    ("up --ssh-cidr 1.2.3.4/33", f"--ssh-cidr '1.2.3.4/33': '33' is not a valid netmask{_CIDR}"),
+    ("up --ssh-cidr 1.2.3.4/33", f"--ssh-cidr '1.2.3.4/33': '1.2.3.4/33' {_NO_NETWORK}{_CIDR}"),
     (
         "up --ssh-cidr 203.0.113.7/24",
         f"--ssh-cidr '203.0.113.7/24': 203.0.113.7/24 has host bits set{_CIDR}",
     ),
-    ("plan --ssh-cidr ::1", f"--ssh-cidr '::1': Expected 4 octets in '::1'{_CIDR}"),
-    ("repair --ssh-cidr me", f"--ssh-cidr 'me': Expected 4 octets in 'me'{_CIDR}"),
+    ("plan --ssh-cidr auto,", f"--ssh-cidr '': '' {_NO_NETWORK}{_CIDR}"),
+    ("repair --ssh-cidr me", f"--ssh-cidr 'me': 'me' {_NO_NETWORK}{_CIDR}"),
     ("up --ssh-cidr ''", "--ssh-cidr" + f.EMPTY),
     # What is not there
     ("up --bogus", "unknown option '--bogus'" + f.help_of("up")),

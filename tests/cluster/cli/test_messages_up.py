@@ -77,15 +77,6 @@ _WHILE_MAKING = (
         left=f.GROUPS,
     ),
     f.Row(
-        "no SSH",
-        _UP,
-        _DID_NOT_COME
-        + "node0 (i-0): SSH on node0 timed out after 40 min: no SSH at 172.31.0.4: connection "
-        f"refused{_AGAIN}",
-        faults=f.machines("no-ssh"),
-        left=f.HEAD,
-    ),
-    f.Row(
         "first boot failed",
         _UP,
         _DID_NOT_COME + f"node0 (i-0): cloud-init failed: status: error{_AGAIN}",

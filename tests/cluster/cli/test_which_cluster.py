@@ -106,7 +106,7 @@ def test_the_only_cluster_is_the_default(line: CommandLine, no_account: None) ->
     assert "Up to date" in line.must("repair").out
     assert json.loads(line.must("events", "--json").out)["cluster"] == "tutor"
     line.run("ssh", "node1")
-    assert str(ClusterFiles.of("tutor").ssh_config) in line.became[0]
+    assert str(ClusterFiles.of("tutor").ssh_config) in line.ssh_calls[0]
     assert line.must("down").out == "Nothing left of cluster tutor.\n"
 
 

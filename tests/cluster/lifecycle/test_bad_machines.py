@@ -36,7 +36,7 @@ def test_a_worker_that_does_not_work_is_replaced(
     assert bought == [1, 2, 1]
 
 
-@pytest.mark.parametrize("kind", ["never-boots", "dies", "no-ssh"])
+@pytest.mark.parametrize("kind", ["never-boots", "dies"])
 def test_a_head_that_does_not_come_up_is_replaced(
     simulated_cloud: SimulatedCloud, kind: str
 ) -> None:
@@ -50,7 +50,20 @@ def test_a_head_that_does_not_come_up_is_replaced(
     assert len(simulated_cloud.found("instances").instances) == 2
 
 
-@pytest.mark.parametrize("kind", ["never-boots", "dies", "no-ssh"])
+def test_a_first_machine_without_ssh_is_replaced_if_another_answers(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults(f'profile = "metal"\n{fate(0, "no-ssh")}')
+    simulated_cloud.clock.pace = 60
+
+    simulated_cloud.up(nodes=2, bake="none")
+
+    assert simulated_cloud.cluster().is_whole
+    bought = [request["MinCount"] for request in simulated_cloud.recorder.of("RunInstances")]
+    assert bought == [2, 1]
+
+
+@pytest.mark.parametrize("kind", ["never-boots", "dies"])
 def test_where_no_machine_works_it_ends_clearly_and_soon(
     simulated_cloud: SimulatedCloud, kind: str
 ) -> None:

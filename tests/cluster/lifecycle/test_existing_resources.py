@@ -27,7 +27,8 @@ def test_another_address_of_the_caller_is_let_in_and_the_old_one_no_more(
 ) -> None:
     simulated_cloud.prepared(nodes=1)
 
-    simulated_cloud.seen_as(caller_cidr=lambda: "198.51.100.9/32").up()
+    simulated_cloud.faults('[network]\ncaller = "198.51.100.9/32"\n')
+    simulated_cloud.up()
 
     assert ssh_cidrs(simulated_cloud) == ("198.51.100.9/32",)
 
@@ -36,12 +37,12 @@ def test_a_wider_range_stays_for_a_caller_in_it_until_another_is_named(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.up("203.0.113.0/24", nodes=1)
-    moved = simulated_cloud.seen_as(caller_cidr=lambda: "203.0.113.99/32")
+    simulated_cloud.faults('[network]\ncaller = "203.0.113.99/32"\n')
 
-    assert not moved.plan().changes
-    moved.up()
+    assert not simulated_cloud.plan().changes
+    simulated_cloud.up()
     assert ssh_cidrs(simulated_cloud) == ("203.0.113.0/24",)
-    moved.up("203.0.113.99/32")
+    simulated_cloud.up("203.0.113.99/32")
     assert ssh_cidrs(simulated_cloud) == ("203.0.113.99/32",)
 
 
@@ -63,7 +64,7 @@ def test_deleted_rules_are_restored(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.up()
     mended = simulated_cloud.found("security_groups").group
     assert mended is not None
-    assert mended.is_open_as(CALLER)
+    assert mended.is_open_as([CALLER])
 
 
 def test_a_key_deleted_in_ec2_is_imported_again(simulated_cloud: SimulatedCloud) -> None:

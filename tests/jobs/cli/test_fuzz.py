@@ -69,7 +69,14 @@ _GOOD: dict[str, list[str]] = {
     "idle_timeout": _DURATIONS,
     "time": _DURATIONS,
     "max_price": ["3", "0.5", "1000", "1001", "0"],
-    "ssh_cidr": ["203.0.113.7/32", "0.0.0.0/0", "203.0.113.7", "::1/128", "203.0.113.7/24"],
+    "ssh_cidr": [
+        "203.0.113.7/32",
+        "0.0.0.0/0",
+        "203.0.113.7",
+        "::1/128",
+        "203.0.113.7/24",
+        "auto,::/0",
+    ],
     "subnet_id": ["subnet-0", "subnet-0123456789abcdef0"],
     "volume_gib": ["20", "100", "16385"],
     "node": ["node0", "1", "node7"],
@@ -242,7 +249,7 @@ _ANY = st.one_of(
     st.sampled_from([value for values in _GOOD.values() for value in values]),
 )
 _WISHES = st.dictionaries(
-    st.sampled_from([key for key in ClusterSpec.model_fields if key not in ("name", "ssh_cidr")]),
+    st.sampled_from([key for key in ClusterSpec.model_fields if key not in ("name", "ssh_cidrs")]),
     _ANY,
     max_size=5,
 )
@@ -255,13 +262,15 @@ def test_any_options_make_a_spec_or_a_usage_error(
 ) -> None:
     for ssh_cidr in (cidr, "203.0.113.7/32"):
         with suppress(UsageError):
-            spec = build_spec(**{"stack": "intel", **wishes}, name=name, ssh_cidr=ssh_cidr)
+            spec = build_spec(**{"stack": "intel", **wishes}, name=name, ssh_cidrs=(ssh_cidr,))
             assert 1 <= spec.nodes <= 256
 
 
-_SPEC = build_spec(name="spr", stack="intel", ssh_cidr="203.0.113.7/32", nodes=2)
+_SPEC = build_spec(name="spr", stack="intel", ssh_cidrs=("203.0.113.7/32",), nodes=2)
 _RECORD = ClusterRecord(
-    _SPEC.model_dump(exclude={"name", "ssh_cidr", "ttl"}), _NOW, _NOW + timedelta(hours=8)
+    _SPEC.model_dump(exclude={"name", "ssh_cidrs", "caller", "ttl"}),
+    _NOW,
+    _NOW + timedelta(hours=8),
 )
 _LABELS = record_tags(_SPEC, _RECORD)
 _VALUES = st.one_of(_ODD, _TEXT, st.sampled_from([v for values in _GOOD.values() for v in values]))
@@ -279,5 +288,5 @@ def test_any_record_is_read_or_refused(
     labels = {key: value for key, value in {**_LABELS, **changed}.items() if key not in gone}
     with suppress(SprError):
         record = parse_record(labels)
-        spec = merge_options("spr", "203.0.113.7/32", wishes, record, {"stack": "intel"})
+        spec = merge_options("spr", ("203.0.113.7/32",), wishes, record, {"stack": "intel"})
         assert spec.name == "spr"

@@ -1,0 +1,158 @@
+"""The SSH rule of a cluster and this machine's address: compared after a failed connection, and mended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.errors import NoAnswerError, SprError
+from infra.inventory import describe_inventory
+from infra.network import SecurityGroup, open_security_group
+from provision.host import Host, LineSink, Result
+
+if TYPE_CHECKING:
+    from cluster.context import Context
+
+T = TypeVar("T")
+
+# While machines boot, hundreds of connections fail in a row.
+_AGAIN_S = 60.0
+_UNKNOWN = (SprError, ClientError, BotoCoreError)
+
+
+@dataclass(frozen=True)
+class Move:
+    """This machine has another address than those from which the cluster's SSH can be used."""
+
+    group: SecurityGroup
+    caller: str
+
+    def __str__(self) -> str:
+        group = self.group
+        if group.followed:
+            old = ", ".join(sorted(group.followed))
+            return f"this machine's address changed from {old} to {self.caller}"
+        return (
+            f"SSH is open to {', '.join(group.ssh_cidrs)}; this machine's address is {self.caller}"
+        )
+
+
+class Access:
+    """Finds out whether this machine may use SSH. Several threads share one lookup a minute."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._lock = threading.Lock()
+        self._looked_at = float("-inf")
+        self._mended = False
+        self.refused: Move | None = None
+        """The move that was found, and not allowed."""
+        self.moved_to = ""
+        """This machine's address, if the rule was mended for it."""
+
+    @property
+    def flags(self) -> str:
+        return self._ctx.flags
+
+    def find_move(self) -> Move | None:
+        """Compare the rule with this machine's present address; ``None`` also if one is not known."""
+        ctx = self._ctx
+        try:
+            name = ctx.files.folder.name
+            found = describe_inventory(ctx.clients.ec2, name, ("security_groups",))
+            group, record = found.group, found.record
+            # Private machines see another address than the internet does.
+            if group is None or not group.ssh_cidrs or (record and record.options["private"]):
+                return None
+            caller = ctx.cloud.caller_cidr()
+        except _UNKNOWN:
+            return None
+        return None if group.admits(caller) else Move(group, caller)
+
+    def mend(self) -> bool:
+        """Open SSH to this machine's address if that was missing, and is allowed: then try again."""
+        clock = self._ctx.clock
+        with self._lock:
+            if clock.monotonic() - self._looked_at < _AGAIN_S:
+                return self._mended
+            move = self.find_move()
+            # An answer may be awaited, so the minute begins after it.
+            self._mended = move is not None and self._is_allowed(move)
+            self.refused = None if self._mended else move
+            self._looked_at = clock.monotonic()
+            return self._mended
+
+    def _is_allowed(self, move: Move) -> bool:
+        if not self._ctx.allow(f"{move}; allow it?"):
+            return False
+        try:
+            self.follow(move)
+        except _UNKNOWN as error:
+            self._ctx.progress.note(f"{move}; SSH can't be opened to it: {error}")
+            return False
+        return True
+
+    def follow(self, move: Move) -> None:
+        """Close SSH to the old address, unless the user chose it, and open it to the new one."""
+        cidrs = move.group.cidrs_for(move.caller)
+        open_security_group(self._ctx.clients.ec2, move.group, cidrs, move.caller)
+        self.moved_to = move.caller
+        self._ctx.progress.note(f"{move}; SSH is open to it now")
+        self._ctx.events.record("address", str(move), resources=[move.group.id])
+
+
+@dataclass(frozen=True)
+class FollowedHost:
+    """A :class:`provision.host.Host` that tries again after the SSH rule was mended."""
+
+    host: Host
+    access: Access
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    def _try(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except NoAnswerError as error:
+            if self.access.mend():
+                return work()
+            if not (move := self.access.refused):
+                raise
+            hint = f"to allow it: spr-cluster up {self.access.flags}"
+            text = error.message.removeprefix(f"[{self.name}] ")
+            raise NoAnswerError(self.name, f"{text}; {move}", hint=hint) from None
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float | None = 120,
+        check: bool = True,
+        on_line: LineSink | None = None,
+    ) -> Result:
+        host = self.host
+        return self._try(
+            lambda: host.run(command, timeout_s=timeout_s, check=check, on_line=on_line)
+        )
+
+    def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
+        self._try(lambda: self.host.put(content, path, mode))
+
+    def upload(self, source: Path, path: str) -> None:
+        self._try(lambda: self.host.upload(source, path))
+
+    def download(self, path: str, target: Path) -> None:
+        self._try(lambda: self.host.download(path, target))
+
+    def close(self) -> None:
+        self.host.close()
+
+    def why_gone(self) -> str:
+        return self.host.why_gone()

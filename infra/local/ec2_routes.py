@@ -1,0 +1,44 @@
+"""Route tables: the default route, which AWS gives to a default VPC and moto does not.
+
+https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.local.faults import NetworkFaults
+
+_ANYWHERE = "0.0.0.0/0"
+
+
+def render(table: Any, network: NetworkFaults) -> dict[str, Any]:
+    """Return one of moto's route tables, with the default route that the faults leave to it."""
+    routes = [_render_route(route) for route in table.routes]
+    if not any(route["DestinationCidrBlock"] == _ANYWHERE for route in routes):
+        suffix, default = table.vpc_id.removeprefix("vpc-"), {}
+        if network.nat:
+            default = {"NatGatewayId": f"nat-{suffix}"}
+        elif network.internet_gateway:
+            default = {"GatewayId": f"igw-{suffix}"}
+        more = {"Origin": "CreateRoute", "State": "active"}
+        routes += [{"DestinationCidrBlock": _ANYWHERE, **default, **more}] if default else []
+    return {
+        "RouteTableId": table.id,
+        "VpcId": table.vpc_id,
+        "OwnerId": table.owner_id,
+        "Associations": table.associations,
+        "Routes": routes,
+        "Tags": table.get_tags(),
+    }
+
+
+def _render_route(route: Any) -> dict[str, Any]:
+    return {
+        "DestinationCidrBlock": route.destination_cidr_block,
+        "GatewayId": route.gateway_id,
+        "NatGatewayId": route.nat_gateway_id,
+        "TransitGatewayId": route.transit_gateway_id,
+        "Origin": route.origin,
+        "State": route.state,
+    }

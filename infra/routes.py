@@ -1,0 +1,201 @@
+"""The way between this machine and a subnet: its routes, and VPC Block Public Access."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from botocore.exceptions import ClientError
+
+from infra.clients import DENIED, error_code
+from infra.errors import UsageError
+from infra.network import Network
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import RouteTableTypeDef, RouteTypeDef
+
+T = TypeVar("T")
+
+_ANYWHERE = "0.0.0.0/0"
+_TARGETS = (
+    "GatewayId",
+    "NatGatewayId",
+    "TransitGatewayId",
+    "NetworkInterfaceId",
+    "VpcPeeringConnectionId",
+    "LocalGatewayId",
+    "CarrierGatewayId",
+    "CoreNetworkArn",
+)
+_UNKNOWN_CALL = {"InvalidAction", "UnsupportedOperation", "UnknownOperationException"}
+_BLOCK_URL = "https://docs.aws.amazon.com/vpc/latest/userguide/security-vpc-bpa.html"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A subnet's route table, and where it sends what leaves the VPC ("" for nowhere).
+
+    ``is_public``: a machine with a public address can be reached from the internet:
+    https://docs.aws.amazon.com/vpc/latest/userguide/configure-subnets.html#subnet-types
+    """
+
+    subnet_id: str
+    table_id: str
+    target: str
+    is_public: bool
+
+    @property
+    def leads_out(self) -> bool:
+        """Whether a machine without a public address reaches the internet, such as over a NAT gateway."""
+        return bool(self.target) and not self.target.startswith("igw-")
+
+
+def describe_ways(ec2: EC2Client, networks: Sequence[Network]) -> dict[str, Way]:
+    """Return the way out of each subnet, by its id; without those whose route table is not visible."""
+    vpcs = sorted({network.vpc_id for network in networks})
+    pages = ec2.get_paginator("describe_route_tables").paginate(
+        Filters=[{"Name": "vpc-id", "Values": vpcs}]
+    )
+    tables = [table for page in pages for table in page["RouteTables"]]
+    return {
+        network.subnet_id: _way(network.subnet_id, table)
+        for network in networks
+        if (table := _table_of(network, tables))
+    }
+
+
+def describe_vpc_cidrs(ec2: EC2Client, vpc_id: str) -> tuple[str, ...]:
+    """Return the address ranges of a VPC: each of its route tables has them as local routes."""
+    tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc_id]}])[
+        "RouteTables"
+    ]
+    return tuple(
+        dict.fromkeys(
+            route["DestinationCidrBlock"]
+            for table in tables
+            for route in table.get("Routes", [])
+            if route.get("GatewayId") == "local" and route.get("DestinationCidrBlock")
+        )
+    )
+
+
+def _table_of(network: Network, tables: Sequence[RouteTableTypeDef]) -> RouteTableTypeDef | None:
+    """Return the subnet's own table, else the main one of its VPC."""
+    main = None
+    for table in tables:
+        for association in table.get("Associations", []):
+            if association.get("SubnetId") == network.subnet_id:
+                return table
+            if association.get("Main") and table.get("VpcId") == network.vpc_id:
+                main = table
+    return main
+
+
+def _way(subnet_id: str, table: RouteTableTypeDef) -> Way:
+    active = [route for route in table.get("Routes", []) if route.get("State") == "active"]
+    default = [route for route in active if route.get("DestinationCidrBlock") == _ANYWHERE]
+    # A narrower route to an internet gateway may well cover this machine's address.
+    found = [_target_of(route) for route in active if not route.get("DestinationIpv6CidrBlock")]
+    return Way(
+        subnet_id,
+        table["RouteTableId"],
+        next(map(_target_of, default), ""),
+        any(target.startswith("igw-") for target in found),
+    )
+
+
+def _target_of(route: RouteTypeDef) -> str:
+    values: Any = route
+    return next((str(values[key]) for key in _TARGETS if values.get(key)), "")
+
+
+def describe_block(ec2: EC2Client, networks: Sequence[Network]) -> tuple[str, frozenset[str]]:
+    """Return the region's mode of VPC Block Public Access, and the subnets that it closes."""
+    options = ec2.describe_vpc_block_public_access_options()["VpcBlockPublicAccessOptions"]
+    mode = options.get("InternetGatewayBlockMode", "off")
+    if mode == "off":
+        return mode, frozenset()
+    found = ec2.describe_vpc_block_public_access_exclusions()["VpcBlockPublicAccessExclusions"]
+    # Those that only let traffic out do not let SSH in.
+    excluded = {
+        each.get("ResourceArn", "").rpartition("/")[2]
+        for each in found
+        if each.get("InternetGatewayExclusionMode") == "allow-bidirectional"
+        and each.get("State") in ("create-complete", "update-complete")
+    }
+    closed = {n.subnet_id for n in networks if not {n.subnet_id, n.vpc_id} & excluded}
+    return mode, frozenset(closed)
+
+
+def require_ways(
+    ec2: EC2Client,
+    networks: Sequence[Network],
+    note: Callable[[str], None],
+    *,
+    private: bool = False,
+    installs: bool = True,
+) -> list[Network]:
+    """Return the subnets whose machines can be reached and can install software.
+
+    What this account may not ask for is not required, and noted. With ``private``, the machines have
+    no public address. Raises :class:`UsageError` if no subnet is left.
+    """
+    unknown: dict[str, Way] = {}
+    ways = _ask(lambda: describe_ways(ec2, networks), unknown, note)
+    if private:
+        bad = [way for way in ways.values() if not way.leads_out] if installs else []
+        return _without(networks, bad, _PRIVATE)
+    left = _without(networks, [way for way in ways.values() if not way.is_public], _PUBLIC)
+    mode, closed = _ask(lambda: describe_block(ec2, left), ("off", frozenset[str]()), note)
+    if closed >= {network.subnet_id for network in left}:
+        raise UsageError(
+            f"VPC Block Public Access is {mode} in {ec2.meta.region_name}: no machine in "
+            f"{', '.join(sorted(closed))} can be reached at a public address",
+            hint=f"an administrator can exclude the VPC or the subnet ({_BLOCK_URL}); or use machines "
+            "without public addresses: --private",
+        )
+    return [network for network in left if network.subnet_id not in closed]
+
+
+_PUBLIC = (
+    "no machine there can be reached from the internet",
+    "choose a subnet with a route to an internet gateway (--subnet-id), or add the route: `aws ec2 "
+    f"create-route --route-table-id {{table}} --destination-cidr-block {_ANYWHERE} --gateway-id "
+    "igw-…`; or use machines without public addresses: --private",
+)
+_PRIVATE = (
+    "without a public address, no machine there can install software",
+    "choose a subnet with a route to a NAT or transit gateway (--subnet-id), or add the route: `aws "
+    f"ec2 create-route --route-table-id {{table}} --destination-cidr-block {_ANYWHERE} "
+    "--nat-gateway-id nat-…`",
+)
+
+
+def _without(
+    networks: Sequence[Network], bad: Sequence[Way], texts: tuple[str, str]
+) -> list[Network]:
+    """Return the other subnets. Raises :class:`UsageError` if there is none."""
+    useless = {way.subnet_id for way in bad}
+    left = [network for network in networks if network.subnet_id not in useless]
+    if left or not bad:
+        return left
+    what, hint = texts
+    table, target = bad[0].table_id, bad[0].target
+    alike = [way.subnet_id for way in bad if way.table_id == table]
+    subnets = alike[0] + (f" and {len(alike) - 1} more" if alike[1:] else "")
+    goes = f"sends {_ANYWHERE} to {target}" if target else f"has no route for {_ANYWHERE}"
+    raise UsageError(
+        f"{subnets}: route table {table} {goes}; {what}", hint=hint.format(table=table)
+    )
+
+
+def _ask(call: Callable[[], T], otherwise: T, note: Callable[[str], None]) -> T:
+    try:
+        return call()
+    except ClientError as error:
+        if error_code(error) not in DENIED | _UNKNOWN_CALL:
+            raise
+        note(f"The way to the machines is not checked: no permission for {error.operation_name}.")
+        return otherwise

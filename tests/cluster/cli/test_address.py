@@ -1,0 +1,114 @@
+"""This machine's address changes: every command that uses SSH offers to allow the new one."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.local.ec2_visibility import READS
+from tests.harness.cloud import CALLER
+from tests.harness.command_line import CommandLine
+
+OTHER = "198.51.100.9/32"
+CHANGED = f"this machine's address changed from {CALLER} to {OTHER}"
+
+
+@pytest.fixture
+def moved(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """A cluster whose owner has got another address."""
+    line.must("up", "--nodes", "2", "--yes")
+    line.cloud.network.caller = OTHER
+    monkeypatch.setattr("cluster.cli.ssh.shutil.which", lambda _: "/usr/bin/ssh")
+    return line
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> list[str]:
+    """Be at a terminal; returns the questions."""
+    questions: list[str] = []
+
+    def reply(question: str) -> bool:
+        questions.append(question)
+        return yes
+
+    for module in ("common", "status"):
+        monkeypatch.setattr(f"cluster.cli.{module}.ask", reply)
+    return questions
+
+
+def rule(line: CommandLine) -> list[str]:
+    groups = line.cloud.ec2.describe_security_groups(
+        Filters=[{"Name": "group-name", "Values": ["spr-cluster-spr"]}]
+    )["SecurityGroups"]
+    return [r["CidrIp"] for p in groups[0]["IpPermissions"] for r in p.get("IpRanges", [])]
+
+
+@pytest.mark.parametrize("command", ["jobs", "verify", "cancel"])
+def test_without_a_terminal_the_error_names_the_command_that_allows_it(
+    moved: CommandLine, command: str
+) -> None:
+    result = moved.run(command)
+
+    assert result.code == 1
+    assert CHANGED in result.out + result.err
+    assert rule(moved) == [CALLER]
+
+
+@pytest.mark.parametrize("command", ["jobs", "verify --no-bandwidth", "status", "cancel"])
+def test_on_a_terminal_it_is_allowed_with_one_word(
+    moved: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    questions = answer(monkeypatch, yes=True)
+
+    moved.must(*command.split())
+
+    assert questions == [f"{CHANGED}; allow it?"]
+    assert rule(moved) == [OTHER]
+
+
+def test_status_without_a_terminal_says_it(moved: CommandLine) -> None:
+    result = moved.must("status")
+
+    assert f"{CHANGED}. To allow it: spr-cluster up --name spr" in result.out
+    assert rule(moved) == [CALLER]
+
+
+def test_ssh_tries_again_after_the_rule_was_mended(
+    moved: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = answer(monkeypatch, yes=True)
+    moved.ssh_code = lambda: 0 if rule(moved) == [OTHER] else 255
+
+    assert moved.run("ssh", "node1").code == 0
+    assert len(moved.ssh_calls) == 2
+    assert len(questions) == 1
+
+
+def test_ssh_that_may_not_mend_the_rule_says_why_it_fails(moved: CommandLine) -> None:
+    moved.ssh_code = lambda: 255
+
+    result = moved.run("ssh")
+
+    assert result.code == 255
+    assert f"{CHANGED}. To allow it: spr-cluster up --name spr" in result.err
+    assert len(moved.ssh_calls) == 1
+
+
+def test_up_mends_it_without_a_question(moved: CommandLine) -> None:
+    moved.must("up", "--yes")
+
+    assert rule(moved) == [OTHER]
+    assert moved.must("jobs").code == 0
+
+
+def test_where_ssh_works_nothing_is_looked_up(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.must("up", "--nodes", "1", "--yes")
+    monkeypatch.setattr(line.cloud.network, "caller_cidr", lambda: pytest.fail("looked up"))
+    monkeypatch.setattr(line.cloud.network, "why_closed", lambda _: "")
+    line.call_log.calls.clear()
+
+    line.must("jobs")
+
+    actions = [call.action for call in line.call_log.calls]
+    assert all(action.partition(":")[2].startswith(READS) for action in actions)
+    assert actions.count("ec2:DescribeSecurityGroups") == 1

@@ -1,0 +1,294 @@
+"""A fault of the network is one fault, however many machines it hides: nothing is bought again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from infra.errors import NoAnswerError, SprError, UsageError
+from tests.harness.cloud import CALLER
+from tests.harness.simulated_cloud import SimulatedCloud
+
+OTHER = "198.51.100.9/32"
+MOVED = f'[network]\ncaller = "{OTHER}"\n'
+CUT = '[network]\nssh = "blocked"\n'
+
+
+def ssh_cidrs(cloud: SimulatedCloud) -> tuple[str, ...]:
+    group = cloud.found("security_groups").group
+    assert group is not None
+    return group.ssh_cidrs
+
+
+def when(cloud: SimulatedCloud, action: str, faults: str) -> None:
+    """Activate faults as soon as EC2 has answered an action."""
+
+    def activate(seen: str, moment: str) -> None:
+        if (seen, moment) == (action, "after"):
+            cloud.fake.application.on_call = None
+            cloud.faults(faults)
+
+    cloud.fake.application.on_call = activate
+
+
+# Before the purchase
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "internet_gateway = false",
+            r"subnet-\w+ and \d more: route table rtb-\w+ has no route for 0.0.0.0/0; no machine",
+        ),
+        ("nat = true", r"route table rtb-\w+ sends 0.0.0.0/0 to nat-\w+; no machine there can be"),
+        (
+            'block_public_access = "block-ingress"',
+            r"VPC Block Public Access is block-ingress in us-east-1: no machine in subnet-\w+, ",
+        ),
+    ],
+)
+def test_machines_that_could_not_be_reached_are_not_bought(
+    simulated_cloud: SimulatedCloud, fault: str, message: str
+) -> None:
+    simulated_cloud.faults(f"[network]\n{fault}\n")
+
+    with pytest.raises(UsageError, match=message) as caught:
+        simulated_cloud.up(nodes=2)
+    assert "--private" in str(caught.value.hint)
+    assert simulated_cloud.left() == []
+    assert not simulated_cloud.writes()
+
+
+def test_without_the_permission_to_look_it_goes_on_and_says_so(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    denied = "".join(
+        f'[[error]]\naction = "{action}"\ncode = "UnauthorizedOperation"\ntimes = 9\n'
+        for action in ("DescribeRouteTables", "DescribeVpcBlockPublicAccessOptions")
+    )
+    simulated_cloud.faults(denied)
+
+    simulated_cloud.up(nodes=1)
+
+    assert simulated_cloud.cluster().is_whole
+    assert "no permission for DescribeRouteTables" in " ".join(simulated_cloud.progress.notes)
+
+
+def test_a_vpc_that_block_public_access_excludes_is_used(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.faults(
+        '[network]\nblock_public_access = "block-bidirectional"\nexcluded = true\n'
+    )
+
+    simulated_cloud.up(nodes=1)
+
+    assert simulated_cloud.cluster().is_whole
+
+
+def test_machines_on_which_no_ssh_server_works_are_kept_too(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    """What all of them have in common is not mended by another purchase."""
+    simulated_cloud.faults('[[machine]]\nfate = "no-ssh"\n')
+
+    with pytest.raises(SprError, match=r"none of 1 node answers: .*connection refused"):
+        simulated_cloud.up(nodes=2)
+    assert len(simulated_cloud.recorder.of("RunInstances")) == 1
+
+
+def test_a_blocked_port_22_is_a_warning_because_it_may_be_open_to_ec2_alone(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    seen = simulated_cloud.seen_as(probe_ssh=lambda: "git.example: timed out")
+
+    seen.up(nodes=1)
+
+    assert any("block port 22" in note for note in simulated_cloud.progress.notes)
+
+
+# While the machines are waited for
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("bake", ["head", "none"])
+def test_if_no_machine_answers_nothing_is_bought_again_and_nothing_is_terminated(
+    simulated_cloud: SimulatedCloud, nodes: int, bake: str
+) -> None:
+    when(simulated_cloud, "RunInstances", CUT)
+    simulated_cloud.clock.pace = 5
+
+    with pytest.raises(SprError, match=r"none of .* answers: ") as caught:
+        simulated_cloud.up(nodes=nodes, bake=bake)
+
+    assert len(simulated_cloud.recorder.of("RunInstances")) == 1
+    assert not simulated_cloud.recorder.of("TerminateInstances")
+    assert simulated_cloud.clock.now - simulated_cloud.began < 10 * 60
+    machines = simulated_cloud.found("instances").ids()["instances"]
+    assert len(machines) == (nodes if bake == "none" else 1)
+    text = str(caught.value)
+    assert "no SSH: timed out" in text
+    assert all(id_ in text for id_ in machines)
+    assert "leads to igw-" in text
+    assert "VPC Block Public Access: off" in text
+    assert f"allows SSH from {CALLER}; this machine is {CALLER}: allowed" in text
+    assert "spr-cluster up --name bert" in text
+    assert "spr-cluster down --name bert" in text
+
+
+def test_the_same_machines_are_used_when_the_network_is_mended(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    when(simulated_cloud, "RunInstances", CUT)
+    with pytest.raises(SprError, match="none of 3 nodes answers"):
+        simulated_cloud.up(nodes=3, bake="none")
+    bought = simulated_cloud.found("instances").ids()
+    simulated_cloud.faults("")
+
+    simulated_cloud.up()
+
+    assert simulated_cloud.cluster().is_whole
+    assert simulated_cloud.found("instances").ids() == bought
+
+
+def test_machines_that_are_still_booting_are_waited_for(simulated_cloud: SimulatedCloud) -> None:
+    """The time that a machine may stay silent begins when EC2's status checks are ok."""
+    simulated_cloud.faults("boot_s = 1500\n")
+    simulated_cloud.clock.pace = 5
+
+    simulated_cloud.up(nodes=1)
+
+    assert simulated_cloud.cluster().is_whole
+
+
+def test_new_workers_that_do_not_answer_are_replaced_if_the_head_still_does(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    simulated_cloud.faults('[[machine]]\nn = 0\nfate = "no-ssh"\n')
+    simulated_cloud.clock.pace = 60
+
+    simulated_cloud.up(nodes=2)
+
+    assert simulated_cloud.cluster().is_whole
+
+
+def test_if_the_head_is_silent_too_the_new_workers_are_kept(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    when(simulated_cloud, "RunInstances", CUT)
+    before = len(simulated_cloud.recorder.of("RunInstances"))
+
+    with pytest.raises(SprError, match="none of 1 node answers"):
+        simulated_cloud.up(nodes=2)
+    assert len(simulated_cloud.recorder.of("RunInstances")) == before + 1
+    assert len(simulated_cloud.found("instances").instances) == 2
+
+
+def test_a_network_that_ends_before_the_last_check_loses_no_head(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.steps.before["xargs -P 64"] = lambda: cut_and_break(simulated_cloud)
+
+    with pytest.raises(SprError, match="none of 1 node answers"):
+        simulated_cloud.up(nodes=2)
+    assert not simulated_cloud.recorder.of("TerminateInstances")
+    assert len(simulated_cloud.found("instances").instances) == 2
+
+
+def cut_and_break(cloud: SimulatedCloud) -> None:
+    cloud.faults(CUT)
+    raise NoAnswerError("node0", "the connection broke")
+
+
+# The address of this machine
+
+
+def test_an_address_that_changes_during_up_is_followed(simulated_cloud: SimulatedCloud) -> None:
+    mover = simulated_cloud.seen_as()
+    mover = replace(mover, ctx=replace(mover.ctx, allow=lambda _: True))
+    when(simulated_cloud, "RunInstances", MOVED)
+
+    mover.up(nodes=2)
+
+    assert ssh_cidrs(simulated_cloud) == (OTHER,)
+    assert not simulated_cloud.recorder.of("TerminateInstances")
+    notes = " ".join(simulated_cloud.progress.notes)
+    assert f"this machine's address changed from {CALLER} to {OTHER}" in notes
+    assert any(event["event"] == "address" for event in simulated_cloud.ctx.events.read())
+
+
+def test_it_stays_followed_in_a_later_plan_of_the_same_command(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    """A machine that is replaced makes a new plan, which must not open the old address again."""
+    mover = replace(simulated_cloud, ctx=replace(simulated_cloud.ctx, allow=lambda _: True))
+    rule = '[[machine]]\nn = 1\nfate = "dies"\n'
+    simulated_cloud.faults(rule)
+    when(simulated_cloud, "RunInstances", rule + MOVED)
+
+    mover.up(nodes=2)
+
+    assert ssh_cidrs(simulated_cloud) == (OTHER,)
+
+
+def test_ranges_that_the_user_chose_are_not_replaced(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.up("192.0.2.0/24,auto,2001:db8::/64", nodes=1)
+    assert ssh_cidrs(simulated_cloud) == ("192.0.2.0/24", "2001:db8::/64", CALLER)
+    simulated_cloud.faults(MOVED)
+
+    simulated_cloud.up()
+
+    assert ssh_cidrs(simulated_cloud) == ("192.0.2.0/24", OTHER, "2001:db8::/64")
+
+
+def test_without_consent_the_error_names_both_addresses_and_the_command(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    simulated_cloud.faults(MOVED)
+    head = simulated_cloud.ctx.host_opener()(simulated_cloud.cluster().head)
+
+    with pytest.raises(NoAnswerError) as caught:
+        head.run("true")
+    assert f"this machine's address changed from {CALLER} to {OTHER}" in caught.value.message
+    assert caught.value.hint == "to allow it: spr-cluster up --name bert"
+    assert ssh_cidrs(simulated_cloud) == (CALLER,)
+
+
+def test_many_connections_that_fail_at_once_look_the_address_up_once(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    simulated_cloud.faults(CUT)
+    looked: list[str] = []
+
+    def look() -> str:
+        looked.append(CALLER)
+        return CALLER
+
+    head = simulated_cloud.seen_as(caller_cidr=look).ctx.host_opener()(
+        simulated_cloud.cluster().head
+    )
+    before = time.monotonic()
+    for _ in range(5):
+        with pytest.raises(NoAnswerError):
+            head.run("true")
+
+    assert looked == [CALLER]
+    assert time.monotonic() - before < 5
+
+
+def test_a_rule_that_cannot_be_mended_is_no_crash(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    simulated_cloud.faults(
+        MOVED
+        + '[[error]]\naction = "AuthorizeSecurityGroupIngress"\ncode = "UnauthorizedOperation"\n'
+    )
+    ctx = replace(simulated_cloud.ctx, allow=lambda _: True)
+
+    with pytest.raises(NoAnswerError, match="this machine's address changed"):
+        ctx.host_opener()(simulated_cloud.cluster().head).run("true")
+    assert "SSH can't be opened to it" in simulated_cloud.progress.notes[-1]

@@ -1,0 +1,153 @@
+"""Machines without public addresses: bought, reached, and remembered as such."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.context import Context
+from cluster.nodes import Node
+from infra.errors import SprError, UsageError
+from provision.ssh import SshHost
+from tests.harness.simulated_cloud import SimulatedCloud
+
+NAT = "[network]\nnat = true\n"
+
+
+@pytest.fixture
+def nat(simulated_cloud: SimulatedCloud) -> SimulatedCloud:
+    """A cloud whose subnets have a NAT gateway instead of an internet gateway."""
+    simulated_cloud.faults(NAT)
+    return simulated_cloud
+
+
+def test_a_private_cluster_is_reached_at_private_addresses(nat: SimulatedCloud) -> None:
+    cluster = nat.up(nodes=2, private=True)
+
+    requests = nat.recorder.of("RunInstances")
+    interfaces = [interface for r in requests for interface in r["NetworkInterfaces"]]
+    assert interfaces
+    assert not any(interface["AssociatePublicIpAddress"] for interface in interfaces)
+    assert [node.public_ip for node in cluster.nodes] == ["", ""]
+    assert [node.address for node in cluster.nodes] == [n.private_ip for n in cluster.nodes]
+    config = nat.ctx.files.ssh_config.read_text()
+    assert f"HostName {cluster.head.private_ip}" in config
+    assert "ProxyCommand" not in config
+    group = nat.found("security_groups").group
+    assert group is not None
+    assert group.ssh_cidrs == (str(nat.fake.backend.vpc_range),), "the VPC's own range"
+
+
+def test_it_stays_private_and_its_rule_does_not_follow_this_machine(nat: SimulatedCloud) -> None:
+    nat.up(nodes=1, private=True)
+    nat.faults(NAT + 'caller = "198.51.100.9/32"\n')
+
+    plan = nat.plan()
+    nat.up(nodes=2)
+
+    assert not plan.changes
+    assert not nat.ctx.access.find_move()
+    assert all(not node.public_ip for node in nat.cluster().nodes)
+
+
+@pytest.mark.parametrize(
+    ("jump", "command"),
+    [
+        ("me@jump.example.com:2222", "-p 2222 -W {ip}:22 -- me@jump.example.com"),
+        (
+            "eice",
+            "aws ec2-instance-connect open-tunnel --instance-id {id} --remote-port 22 --region",
+        ),
+        ("ssm", "aws ssm start-session --target {id} --document-name AWS-StartSSHSession"),
+    ],
+)
+def test_the_jump_is_remembered_and_used_by_every_way_of_ssh(
+    nat: SimulatedCloud, jump: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nat.up(nodes=1, private=True, jump=jump)
+
+    head = nat.cluster().head
+    wanted = command.format(ip=head.private_ip, id=head.instance.id)
+    config = nat.ctx.files.ssh_config.read_text()
+    (line,) = [text for text in config.splitlines() if "ProxyCommand" in text]
+    assert wanted in line
+    host = Context._ssh_host(nat.ctx, head, nat.ctx.files)
+    assert isinstance(host, SshHost)
+    assert wanted in " ".join(host._proxy_argv)
+
+
+def test_another_jump_can_be_named_later(nat: SimulatedCloud) -> None:
+    nat.up(nodes=1, private=True)
+
+    nat.up(jump="ssm")
+
+    node: Node = nat.cluster().head
+    assert node.jump == "ssm"
+
+
+def test_without_a_way_out_nothing_is_bought(simulated_cloud: SimulatedCloud) -> None:
+    with pytest.raises(
+        UsageError, match=r"sends 0\.0\.0\.0/0 to igw-\w+; without a public address"
+    ):
+        simulated_cloud.up(nodes=2, private=True)
+    assert simulated_cloud.left() == []
+
+
+def test_with_an_image_no_way_out_is_needed(nat: SimulatedCloud) -> None:
+    nat.up(nodes=2, private=True)
+    nat.down(keep_image=True)
+    nat.faults("[network]\ninternet_gateway = false\n")
+
+    nat.up(nodes=2, private=True)
+
+    assert nat.cluster().is_whole
+
+
+def test_a_cluster_stays_what_it_is(nat: SimulatedCloud) -> None:
+    nat.faults("")
+    nat.prepared(nodes=1)
+
+    with pytest.raises(UsageError, match="--private: cluster 'bert' was created with none"):
+        nat.plan(private=True)
+    with pytest.raises(UsageError, match="--jump ssm requires --private"):
+        nat.plan(jump="ssm")
+
+
+@pytest.mark.parametrize(
+    "jump",
+    [
+        "-oProxyCommand=touch /tmp/x",
+        "host -oProxyCommand=x",
+        "host;reboot",
+        "$(reboot)",
+        "`reboot`",
+        "me@-host",
+        "-me@host",
+        "host:0",
+        "host:65536",
+        "host\n",
+        "a@b@c",
+        "%h",
+        "ho'st",
+    ],
+)
+def test_a_jump_that_could_be_more_than_a_host_is_refused(
+    simulated_cloud: SimulatedCloud, jump: str
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"--jump .*: expected \[user@\]host\[:port\], eice, or ssm"
+    ):
+        simulated_cloud.plan(private=True, jump=jump)
+
+
+def test_private_machines_that_are_silent_are_kept_and_the_way_to_them_is_named(
+    nat: SimulatedCloud,
+) -> None:
+    nat.faults(NAT + '[[machine]]\nfate = "no-ssh"\n')
+
+    with pytest.raises(SprError, match="none of 1 node answers") as caught:
+        nat.up(nodes=1, private=True, jump="ssm")
+    text = str(caught.value)
+    assert "leads to nat-" in text
+    assert "the machines have no public addresses" in text
+    assert "; this machine comes over ssm" in text
+    assert len(nat.recorder.of("RunInstances")) == 1

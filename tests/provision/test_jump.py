@@ -1,0 +1,175 @@
+"""Machines without public addresses: over a proxy command, and over a jump host with a real OpenSSH."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from infra.errors import NoAnswerError
+from infra.key_pair import generate_key_pair, write_private
+from provision.host import Login
+from provision.jump import Proxy, proxy_argv
+from provision.ssh import SshHost
+from tests.provision.sshd import Server, serving
+
+ADDRESS = "127.0.0.9"
+# Connects its input and output with a port, as `ssh -W` and the AWS CLI do.
+_RELAY = """
+import os, select, socket, sys
+target = socket.create_connection(("127.0.0.9", int(sys.argv[1])))
+while True:
+    for side in select.select([0, target], [], [])[0]:
+        content = os.read(0, 65536) if side == 0 else target.recv(65536)
+        if not content:
+            sys.exit()
+        target.sendall(content) if side == 0 else os.write(1, content)
+"""
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Login:
+    key = tmp_path / "id"
+    write_private(key, generate_key_pair("test").private)
+    return Login(key, tmp_path / "known_hosts")
+
+
+@pytest.fixture
+def machine() -> Iterator[Server]:
+    with serving(Server(paramiko.ECDSAKey.generate())) as server:
+        yield server
+
+
+def relay(port: int) -> list[str]:
+    return [sys.executable, "-c", _RELAY, str(port)]
+
+
+def test_a_machine_is_reached_over_a_proxy_command(machine: Server, login: Login) -> None:
+    host = SshHost("node0", "10.0.0.5", login, alias="i-0a", proxy=relay(machine.port))
+
+    assert host.run("true").exit_code == 0
+    host.close()
+    assert host.run("true").exit_code == 0
+
+    process = host._proxy._process if host._proxy else None
+    host.close()
+    assert process is not None
+    assert process.returncode is not None, "the command runs on"
+    known = login.known_hosts.read_text()
+    assert known == f"i-0a {machine.key.get_name()} {machine.key.get_base64()}\n"
+    assert machine.logins == ["ubuntu", "ubuntu"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        ([sys.executable, "-c", "import sys; sys.exit('no such endpoint')"], ": no such endpoint"),
+        (["/no/such/aws"], "No such file or directory"),
+    ],
+)
+def test_a_proxy_command_that_ends_is_named_with_its_last_words(
+    login: Login, argv: list[str], why: str
+) -> None:
+    with pytest.raises(NoAnswerError, match=why) as caught:
+        SshHost("node0", "10.0.0.5", login, alias="i-0a", proxy=argv).run("true")
+    assert caught.value.message.startswith("[node0] no SSH at 10.0.0.5 over `")
+    assert caught.value.hint
+
+
+def test_a_proxy_that_ignores_its_end_is_killed() -> None:
+    proxy = Proxy(["sh", "-c", "trap '' TERM; printf x; while sleep 1; do :; done"])
+    assert proxy.socket.recv(1) == b"x"
+
+    proxy.close(patience_s=0.1)
+
+    assert proxy._process.returncode == -9
+
+
+# A jump host
+
+
+@pytest.fixture
+def openssh(tmp_path: Path, login: Login, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's OpenSSH, with known hosts and a key of this test's own; returns the known hosts."""
+    client = shutil.which("ssh")
+    if client is None:
+        pytest.skip("OpenSSH's client is not installed")
+    known = tmp_path / "users_known_hosts"
+    known.touch()
+    config = tmp_path / "users_config"
+    config.write_text(
+        f"Host *\nUserKnownHostsFile {known}\nGlobalKnownHostsFile /dev/null\nIdentityFile "
+        f"{login.key_file}\nIdentitiesOnly yes\nIdentityAgent none\n"
+    )
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(f'#!/bin/sh\nexec {client} -F {config} "$@"\n')
+    (folder / "ssh").chmod(0o700)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return known
+
+
+@pytest.fixture
+def jump(machine: Server) -> Iterator[Server]:
+    server = Server(paramiko.ECDSAKey.generate(), forwards=machine.port)
+    with serving(server, "127.0.0.8") as server:
+        yield server
+
+
+def over(jump: Server, login: Login) -> SshHost:
+    argv = proxy_argv(f"me@127.0.0.8:{jump.port}", "i-0a", "10.0.0.5", "us-east-1")
+    return SshHost("node0", "10.0.0.5", login, alias="i-0a", proxy=argv)
+
+
+def test_a_machine_is_reached_over_a_jump_host(
+    openssh: Path, jump: Server, machine: Server, login: Login
+) -> None:
+    key = f"{jump.key.get_name()} {jump.key.get_base64()}"
+    openssh.write_text(f"[127.0.0.8]:{jump.port} {key}\n")
+    host = over(jump, login)
+
+    assert host.run("true").exit_code == 0
+    host.close()
+
+    assert set(jump.logins) == {"me"}
+    assert jump.forwarded[0][0] == "10.0.0.5"
+    assert jump.forwarded[0][1] == 22
+    assert set(machine.logins) == {"ubuntu"}
+    assert "i-0a" in login.known_hosts.read_text()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_jump_host_with_an_unknown_or_another_key_is_refused(
+    openssh: Path, jump: Server, login: Login, known: bool
+) -> None:
+    if known:
+        other = paramiko.ECDSAKey.generate()
+        openssh.write_text(f"[127.0.0.8]:{jump.port} {other.get_name()} {other.get_base64()}\n")
+
+    with pytest.raises(NoAnswerError, match="Host key verification failed") as caught:
+        over(jump, login).run("true")
+    assert "must know the jump host's key" in str(caught.value.hint)
+    assert jump.logins == []
+
+
+def test_the_ways_to_a_private_machine() -> None:
+    target = ("i-0a", "10.0.0.5", "eu-west-1")
+
+    assert proxy_argv("", *target) == ()
+    assert " ".join(proxy_argv("eice", *target)) == (
+        "aws ec2-instance-connect open-tunnel --instance-id i-0a --remote-port 22 --region eu-west-1"
+    )
+    assert " ".join(proxy_argv("ssm", *target)) == (
+        "aws ssm start-session --target i-0a --document-name AWS-StartSSHSession --parameters "
+        "portNumber=22 --region eu-west-1"
+    )
+    assert proxy_argv("jump.example.com", *target)[-6:] == (
+        *("-p", "22", "-W", "10.0.0.5:22"),
+        "--",
+        "jump.example.com",
+    )

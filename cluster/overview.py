@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.local_files import is_idle_here
 from infra import tags
-from infra.clients import connect, translate_boto_error
+from infra.clients import Clients, connect, translate_boto_error
 from infra.errors import SprError
 from infra.instances import HEAD
 from infra.inventory import Inventory, describe_inventories
@@ -117,6 +117,7 @@ class Overview:
             "age_s": round((now - began).total_seconds()) if began else None,
             "left_s": round((expires - now).total_seconds()) if expires else None,
             "usd_so_far": round(self.usd_so_far(now), 2),
+            "owner": self.found.owner or None,
             "resources": self.found.ids(),
         }
 
@@ -129,9 +130,12 @@ def list_clusters(
     Raises the error of the first region if none could be searched.
     """
 
+    # Sessions make clients in one thread at a time.
+    clients = {region: connect(replace(cloud, region=region)).ec2 for region in regions}
+
     def search(region: str) -> list[Overview] | ClientError | BotoCoreError:
         try:
-            found = describe_inventories(connect(replace(cloud, region=region)).ec2)
+            found = describe_inventories(clients[region])
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
             return error
@@ -147,7 +151,7 @@ def list_clusters(
     return tuple(clusters), {r: reason.message for r, reason in reasons.items() if reason}
 
 
-def describe_regions(cloud: Cloud) -> tuple[str, ...]:
+def describe_regions(clients: Clients) -> tuple[str, ...]:
     """Return the regions that the account can use."""
-    answer = connect(cloud).ec2.describe_regions()
+    answer = clients.ec2.describe_regions()
     return tuple(sorted(region["RegionName"] for region in answer["Regions"]))

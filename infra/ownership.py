@@ -39,8 +39,9 @@ def check_owner(cluster: str, found: Inventory, public_key: str, now: datetime) 
     if not foreign and (own or not found.alive):
         return
     mine = f"this machine has {own}" if own else "this machine has none"
+    whose = f" of {found.owner}" if found.owner else ""
     raise ForeignClusterError(
-        f"cluster {cluster!r} belongs to another SSH key{f' ({foreign})' if foreign else ''}; {mine}",
+        f"cluster {cluster!r} belongs to another SSH key{f' ({foreign})' if foreign else ''}{whose}; {mine}",
         hint="choose another --name, or use the machine that made the cluster; if the cluster is yours, "
         f"`spr-cluster down --name {cluster}` removes it from any machine",
     )

@@ -38,7 +38,9 @@ class Accounts:
         if call.service != "sts":
             return None
         if call.action == "GetCallerIdentity":
-            return _reply(call.action, {"Arn": caller, "UserId": "AIDA", "Account": account_of(caller)})
+            return _reply(
+                call.action, {"Arn": caller, "UserId": "AIDA", "Account": account_of(caller)}
+            )
         return self._assume_role(call) if call.action == "AssumeRole" else None
 
     def _assume_role(self, call: ApiCall) -> Reply:

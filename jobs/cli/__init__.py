@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         build_parser().error(f"unknown command {command!r}{meant}")
     parser = build_parser(command)
     args = parser.parse_args(words)
+    args.words = words
     if args.version:
         print(f"spr-cluster {version('spr-cluster')}")
         return 0

@@ -206,7 +206,7 @@ def test_a_usage_error_names_what_is_expected(
 
 
 _CREDENTIALS_HINT = (
-    "\n  → run `aws configure` or `aws sso login`, or set AWS_PROFILE; to try the tool "
+    "\n  → run `aws configure`, `aws login`, or `aws sso login`, or set AWS_PROFILE; to try the tool "
     "without an account: --cloud local"
 )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.compat import HAS_CRT
 from botocore.exceptions import ClientError
 
 from infra.api_time import API_TIME
@@ -88,8 +89,13 @@ def test_a_refused_date_is_reported_as_the_clocks_fault(
     cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
     set_clock(monkeypatch, DAY)
-    tomorrow = (real_time() + DAY).replace(tzinfo=None)
-    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda **_: tomorrow)
+
+    def tomorrow(*, remove_tzinfo: bool = True) -> datetime:
+        return (real_time() + DAY).replace(tzinfo=None if remove_tzinfo else timezone.utc)
+
+    # With awscrt, requests are signed there.
+    for module in ("botocore.auth", *(["botocore.crt.auth"] if HAS_CRT else [])):
+        monkeypatch.setattr(f"{module}.get_current_datetime", tomorrow)
 
     for call in (cloud.clients.ec2.describe_vpcs, cloud.clients.quotas.list_services):
         with pytest.raises(ClientError) as caught:

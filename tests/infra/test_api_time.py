@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.compat import HAS_CRT
 from botocore.exceptions import ClientError
 
 from infra.api_time import API_TIME
@@ -20,6 +19,7 @@ from tests.infra.local.fakes import (
     FakeCloud,
     FakePodman,
     leave_moto_as_it_was,
+    sign_at,
     state_folder,
 )
 
@@ -89,13 +89,7 @@ def test_a_refused_date_is_reported_as_the_clocks_fault(
     cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
     set_clock(monkeypatch, DAY)
-
-    def tomorrow(*, remove_tzinfo: bool = True) -> datetime:
-        return (real_time() + DAY).replace(tzinfo=None if remove_tzinfo else timezone.utc)
-
-    # With awscrt, requests are signed there.
-    for module in ("botocore.auth", *(["botocore.crt.auth"] if HAS_CRT else [])):
-        monkeypatch.setattr(f"{module}.get_current_datetime", tomorrow)
+    sign_at(monkeypatch, real_time() + DAY)
 
     for call in (cloud.clients.ec2.describe_vpcs, cloud.clients.quotas.list_services):
         with pytest.raises(ClientError) as caught:

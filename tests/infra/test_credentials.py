@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from botocore import exceptions as boto
 
@@ -60,7 +62,7 @@ def test_each_cause_names_its_remedy(
 def test_a_role_that_can_not_be_assumed_is_no_lack_of_a_permission_for_ec2(
     detail: str, hint: str
 ) -> None:
-    answer = {"Error": {"Code": "AccessDenied", "Message": detail}}
+    answer: Any = {"Error": {"Code": "AccessDenied", "Message": detail}}
 
     explained = translate_boto_error(boto.ClientError(answer, "AssumeRole"))
 

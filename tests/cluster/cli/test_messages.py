@@ -226,7 +226,11 @@ def test_missing_credentials_are_reported_by_every_command(
 def test_a_missing_profile_is_named(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "work")
     f.expect_refusal(
-        line, ["status"], re.compile(r"AWS configuration can't be used: .*\(work\).*not be found")
+        line,
+        ["status"],
+        re.compile(
+            r"AWS configuration can't be used: .*\(work\).*\n.*`aws configure --profile work`.*"
+        ),
     )
 
 

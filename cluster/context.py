@@ -12,13 +12,15 @@ from cluster.access import Access, FollowedHost
 from cluster.events import EventLog, describe_failure, utc_now
 from cluster.local_files import ClusterFiles, place_options
 from cluster.nodes import Cluster, HostOpener, Node, find_cluster
-from infra import key_pair
+from infra import key_pair, tags
 from infra.actions import Action
 from infra.clients import Clients
 from infra.cloud import Cloud
 from infra.errors import UsageError
 from infra.instances import why_gone
+from infra.network import SecurityGroup
 from infra.progress import Progress, Silent
+from infra.session import find_profile
 from infra.wait import Clock, SystemClock
 from provision.host import Host
 from provision.jump import proxy_argv
@@ -48,6 +50,23 @@ class Context:
     @property
     def events(self) -> EventLog:
         return EventLog(self.files.events, self.command, self.now)
+
+    def remember(self, ssh_config: str = "") -> None:
+        """Record on this machine where the cluster is, and with whose credentials it was made."""
+        cloud = self.cloud
+        self.files.remember(
+            cloud.name,
+            cloud.region,
+            ssh_config,
+            folder=cloud.folder,
+            account=self.clients.caller.account,
+            profile=find_profile(cloud.session),
+        )
+
+    def owner_labels(self, group: SecurityGroup | None) -> dict[str, str]:
+        """Return the tag that names the cluster's owner: its maker, who does not change."""
+        owner = group.tags.get(tags.OWNER) if group else None
+        return {tags.OWNER: owner or self.clients.caller.owner}
 
     @contextmanager
     def perform(self, action: Action) -> Iterator[None]:

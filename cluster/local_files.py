@@ -19,6 +19,7 @@ from infra.validation import nearest
 from provision.host import SSH_USER, Login
 
 _CLOUD_LINE = "# spr-cluster lives in:"
+_ACCOUNT_LINE = "# spr-cluster account:"
 
 
 def home() -> Path:
@@ -57,6 +58,11 @@ class ClusterFiles:
         return self.folder / "events.jsonl"
 
     @property
+    def removal(self) -> Path:
+        """Exists from the first deletion of `down` until its end, and names where that was."""
+        return self.folder / "removal"
+
+    @property
     def exist(self) -> bool:
         """Whether this machine keeps anything of the cluster; its event log does not count."""
         return any(path.exists() for path in (self.key, self.known_hosts, self.ssh_config))
@@ -65,14 +71,25 @@ class ClusterFiles:
     def login(self) -> Login:
         return Login(self.key, self.known_hosts, SSH_USER)
 
-    def remember(self, cloud: str, region: str, ssh_config: str = "", *, folder: str = "") -> None:
-        """Record the cluster's cloud and region in the first line of its SSH configuration.
+    def remember(
+        self,
+        cloud: str,
+        region: str,
+        ssh_config: str = "",
+        *,
+        folder: str = "",
+        account: str = "",
+        profile: str = "",
+    ) -> None:
+        """Record the cluster's cloud, region, and account in the first lines of its SSH configuration.
 
-        ``folder`` is that of an embedded cloud.
+        ``folder`` is that of an embedded cloud; ``profile`` is the AWS profile that was used.
         """
         if ssh_config or not self.ssh_config.exists():
             first = f"{_CLOUD_LINE} {cloud} {region} {folder}".rstrip()
-            write_private(self.ssh_config, f"{first}\n{ssh_config}")
+            second = f"{_ACCOUNT_LINE} {account} {' '.join(profile.split())}".rstrip()
+            head = f"{first}\n{second}\n" if account else f"{first}\n"
+            write_private(self.ssh_config, head + ssh_config)
 
     @contextmanager
     def lock(self, command: str = "") -> Iterator[None]:
@@ -142,11 +159,21 @@ def remembered_cloud(cluster: str) -> tuple[str, str] | None:
     return (cloud, region) if region else None
 
 
+def remembered_account(cluster: str) -> tuple[str, str]:
+    """Return the account and the AWS profile with which this machine made a cluster, "" if unknown."""
+    account, profile, *_ = (*_read_line(cluster, 1, _ACCOUNT_LINE, 1), "", "")
+    return account, profile
+
+
 def _read_place(cluster: str) -> list[str]:
     """Return cloud, region, and the embedded cloud's folder, as far as this machine knows them."""
+    return _read_line(cluster, 0, _CLOUD_LINE, 2)
+
+
+def _read_line(cluster: str, number: int, label: str, splits: int) -> list[str]:
     try:
-        first = read_text(ClusterFiles.of(cluster).ssh_config).partition("\n")[0]
-        return first.split(_CLOUD_LINE)[1].split(maxsplit=2)
+        line = read_text(ClusterFiles.of(cluster).ssh_config).split("\n")[number]
+        return line.split(label)[1].split(maxsplit=splits)
     except (UsageError, IndexError):
         return []
 

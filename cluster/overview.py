@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.local_files import is_idle_here
 from infra import tags
-from infra.clients import connect, translate_boto_error
+from infra.clients import Clients, connect, translate_boto_error
 from infra.errors import SprError
 from infra.guard import with_guards
 from infra.instances import HEAD
@@ -118,6 +118,7 @@ class Overview:
             "age_s": round((now - began).total_seconds()) if began else None,
             "left_s": round((expires - now).total_seconds()) if expires else None,
             "usd_so_far": round(self.usd_so_far(now), 2),
+            "owner": self.found.owner or None,
             "resources": self.found.ids(),
         }
 
@@ -130,10 +131,14 @@ def list_clusters(
     Raises the error of the first region if none could be searched.
     """
 
+    clients = {region: connect(replace(cloud, region=region)) for region in regions}
+    for each in clients.values():
+        # Sessions make clients in one thread at a time.
+        _ = each.ec2, each.scheduler
+
     def search(region: str) -> list[Overview] | ClientError | BotoCoreError:
         try:
-            clients = connect(replace(cloud, region=region))
-            found = with_guards(clients, describe_inventories(clients.ec2))
+            found = with_guards(clients[region], describe_inventories(clients[region].ec2))
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
             return error
@@ -149,7 +154,7 @@ def list_clusters(
     return tuple(clusters), {r: reason.message for r, reason in reasons.items() if reason}
 
 
-def describe_regions(cloud: Cloud) -> tuple[str, ...]:
+def describe_regions(clients: Clients) -> tuple[str, ...]:
     """Return the regions that the account can use."""
-    answer = connect(cloud).ec2.describe_regions()
+    answer = clients.ec2.describe_regions()
     return tuple(sorted(region["RegionName"] for region in answer["Regions"]))

@@ -8,11 +8,12 @@ import socket
 import urllib.error
 import urllib.request
 
-import boto3
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, NoCredentialsError
 
 from infra.cloud import DEFAULT_REGION, Cloud
+from infra.credentials import explain_credentials
 from infra.errors import CloudError, UsageError
+from infra.session import open_session
 from infra.validation import nearest
 
 _ADDRESS_SERVICE = "https://checkip.amazonaws.com"
@@ -24,15 +25,29 @@ _REGION = re.compile(
 )
 
 
+class NoRegionError(UsageError):
+    """No AWS region is given or configured."""
+
+
 def open_aws_cloud(region: str | None) -> Cloud:
-    """Return AWS in the given region, else in the region of the AWS configuration."""
-    session = boto3.session.Session
+    """Return AWS in the given region, else in the region of the AWS configuration.
+
+    Raises :class:`NoRegionError` without a region: buying in one that nobody chose would hide machines.
+    """
+    session = open_session(region)
     try:
-        chosen = region or session().region_name or DEFAULT_REGION
+        chosen = session.region_name
+        if not chosen and session.get_credentials() is None:
+            raise NoCredentialsError
     except BotoCoreError as error:
-        raise UsageError(f"AWS configuration can't be used: {error}") from None
+        raise explain_credentials(error) or CloudError(str(error)) from None
+    if not chosen:
+        raise NoRegionError(
+            "no AWS region is configured",
+            hint="--region us-east-1 chooses one, `aws configure set region us-east-1` sets the default",
+        )
     if not _REGION.fullmatch(chosen):
-        known = session().get_available_regions("ec2")
+        known = session.get_available_regions("ec2")
         if chosen[:-1] in known:
             raise UsageError(
                 f"--region {chosen}: this is a zone", hint=f"use its region: --region {chosen[:-1]}"
@@ -50,6 +65,7 @@ def open_aws_cloud(region: str | None) -> Cloud:
         billed=True,
         has_amx=True,
         default_bake="none",
+        session=session,
     )
 
 

@@ -13,7 +13,9 @@ from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
 from infra.api_time import API_TIME, FIX_CLOCK, why_refused
+from infra.caller import Caller
 from infra.cloud import Cloud
+from infra.credentials import CREDENTIALS_HINT, explain_credentials, explain_role
 from infra.errors import CloudError, DeadlineError, SprError, UsageError
 from infra.new_resources import NewResources
 from infra.wait import Clock, wait_until
@@ -48,21 +50,22 @@ _BUSY = {
     "ServiceUnavailable",
     "Unavailable",
 }
-_CREDENTIALS_HINT = (
-    "run `aws configure` or `aws sso login`, or set AWS_PROFILE; "
-    "to try the tool without an account: --cloud local"
-)
 
 
 class Clients:
     """One client for each AWS service in use, created when it is first needed."""
 
-    def __init__(self, session: boto3.session.Session, config: Config, url: str | None) -> None:
-        self._session, self._config, self._url = session, config, url
+    def __init__(
+        self, session: boto3.session.Session, config: Config, url: str | None, region: str
+    ) -> None:
+        self._session, self._config, self._url, self._region = session, config, url, region
 
     def _client(self, service: Any, config: Config | None = None, region: str | None = None) -> Any:
         return self._session.client(
-            service, endpoint_url=self._url, config=config or self._config, region_name=region
+            service,
+            endpoint_url=self._url,
+            config=config or self._config,
+            region_name=region or self._region,
         )
 
     @cached_property
@@ -108,13 +111,18 @@ class Clients:
     def sts(self) -> STSClient:
         return cast("STSClient", self._client("sts"))
 
+    @cached_property
+    def caller(self) -> Caller:
+        """Whose credentials these are: one call to STS, which needs no permission."""
+        return Caller.from_aws(self.sts.get_caller_identity())
+
 
 def connect(cloud: Cloud) -> Clients:
     """Return the clients for a cloud without sending anything."""
-    key, secret = cloud.credentials or (None, None)
-    session = boto3.session.Session(
-        aws_access_key_id=key, aws_secret_access_key=secret, region_name=cloud.region
-    )
+    session = cloud.session
+    if session is None or cloud.credentials:
+        key, secret = cloud.credentials or (None, None)
+        session = boto3.session.Session(aws_access_key_id=key, aws_secret_access_key=secret)
     config = Config(
         # The only handling of throttling: adaptive back-off with jitter.
         retries={"mode": "adaptive", "total_max_attempts": _ATTEMPTS},
@@ -124,16 +132,20 @@ def connect(cloud: Cloud) -> Clients:
         # The embedded cloud runs on this machine, so no proxy is involved.
         proxies={} if cloud.endpoint_url else None,
     )
-    session.events.register("after-call", API_TIME.learn)
+    # Regions share a session, and each event has one handler in it.
+    session.events.register("after-call", API_TIME.learn, unique_id="spr-cluster-time")
     new = NewResources()
-    session.events.register("after-call.ec2", new.learn)
-    session.events.register("needs-retry.ec2", cast("Any", new.pause))
-    return Clients(session, config, cloud.endpoint_url)
+    session.events.register("after-call.ec2", new.learn, unique_id="spr-cluster-new")
+    session.events.register(
+        "needs-retry.ec2", cast("Any", new.pause), unique_id="spr-cluster-pause"
+    )
+    return Clients(session, config, cloud.endpoint_url, cloud.region)
 
 
 def has_credentials(cloud: Cloud) -> bool:
     """Return whether this machine has credentials for a cloud, valid or not. Asks no cloud."""
-    return cloud.credentials is not None or boto3.session.Session().get_credentials() is not None
+    session = cloud.session
+    return bool(cloud.credentials or (session and session.get_credentials()))
 
 
 def when_visible(call: Callable[..., T], **parameters: Any) -> T:
@@ -221,12 +233,6 @@ _EXPIRED = {
     "RequestTimeTooSkewed",
     "UnrecognizedClientException",
 }
-_UNUSABLE_CREDENTIALS = (
-    boto.ProfileNotFound,
-    boto.CredentialRetrievalError,
-    boto.TokenRetrievalError,
-    boto.SSOError,
-)
 _BUSY_HINT = "EC2 is busy or throttles this account: run the same command again in a few minutes"
 _CODES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 _SUPPORT = "only AWS Support can change that: https://console.aws.amazon.com/support"
@@ -246,10 +252,8 @@ def translate_boto_error(error: Exception) -> SprError | None:
     """Translate a botocore error into one line for the user; return ``None`` for other errors."""
     if isinstance(error, boto.ClientError):
         return _translate_client_error(error)
-    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
-        return UsageError("no AWS credentials found", hint=_CREDENTIALS_HINT)
-    if isinstance(error, _UNUSABLE_CREDENTIALS):
-        return UsageError(f"cannot use the AWS credentials: {error}", hint=_CREDENTIALS_HINT)
+    if explained := explain_credentials(error):
+        return explained
     if isinstance(error, ResponseParserError):
         return CloudError(
             "the response is not from AWS",
@@ -270,6 +274,8 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         str(error.response.get("Error", {}).get("Message", error)),
         flags=re.DOTALL,
     )
+    if code in DENIED and (refused := explain_role(operation, detail)):
+        return refused
     if code in DENIED or code.startswith("UnauthorizedOperation"):
         # A call needs more than the action of its own name, such as ec2:CreateTags.
         named = _DENIED_ACTION.search(detail)
@@ -284,6 +290,6 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
     if code in _EXPIRED and (clock := why_refused(error.response)):
         return UsageError(clock, hint=FIX_CLOCK)
     if code in _EXPIRED:
-        return UsageError(f"AWS rejected the credentials: {detail}", hint=_CREDENTIALS_HINT)
+        return UsageError(f"AWS rejected the credentials: {detail}", hint=CREDENTIALS_HINT)
     hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"error codes: {_CODES}")
     return CloudError(f"{operation} failed: {code}: {detail}", code=code, hint=hint)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import boto3
 
 DEFAULT_REGION = "us-east-1"
 
@@ -33,3 +37,5 @@ class Cloud:
     """Where an embedded cloud keeps its state: this machine can have several."""
     endpoint_url: str | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)
+    session: boto3.session.Session | None = field(default=None, repr=False, compare=False)
+    """The user's AWS session, which all regions share."""

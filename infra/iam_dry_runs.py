@@ -117,8 +117,8 @@ def _types(policy: Mapping[str, Any]) -> list[str]:
 def _creations(clients: Clients, place: Network) -> Trials:
     dry, public = clients.dry, key_pair.generate_key_pair(_NAME).public
     yield "", lambda: network.create_security_group(dry, _NAME, place.vpc_id, {})
-    yield "", lambda: network.create_placement_group(dry, _NAME)
-    yield "", lambda: key_pair.import_key_pair(dry, _NAME, public)
+    yield "", lambda: network.create_placement_group(dry, _NAME, {})
+    yield "", lambda: key_pair.import_key_pair(dry, _NAME, public, {})
 
 
 def _render_purchase(

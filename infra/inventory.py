@@ -106,6 +106,13 @@ class Inventory:
         return next(chain(ours, self.security_groups), None)
 
     @property
+    def owner(self) -> str:
+        """The ARN of whoever made the cluster, as far as any tag names one."""
+        group = (self.group,) if self.group else ()
+        tagged = (*group, *self.alive, *self.key_pairs, *self.placement_groups, *self.images)
+        return next((owner for each in tagged if (owner := each.tags.get(tags.OWNER))), "")
+
+    @property
     def record(self) -> ClusterRecord | None:
         """The cluster's recorded options. Raises :class:`SprError` if they are unreadable."""
         return parse_record(self.group.tags) if self.group else None

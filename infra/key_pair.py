@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,10 +77,11 @@ def write_private(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def import_key_pair(ec2: EC2Client, cluster: str, public: str) -> None:
-    """Upload the public half to EC2."""
+def import_key_pair(ec2: EC2Client, cluster: str, public: str, labels: Mapping[str, str]) -> None:
+    """Upload the public half to EC2. ``labels`` become tags."""
+    known = tags.resource_tags(cluster, "key", **labels)
     ec2.import_key_pair(
         KeyName=tags.resource_name(cluster),
         PublicKeyMaterial=public.encode(),
-        TagSpecifications=tags.tag_specifications(["key-pair"], tags.resource_tags(cluster, "key")),
+        TagSpecifications=tags.tag_specifications(["key-pair"], known),
     )

@@ -21,10 +21,13 @@ class ForeignClusterError(UsageError):
     """The cluster belongs to an SSH key that is not on this machine."""
 
 
-def check_owner(cluster: str, found: Inventory, public_key: str, now: datetime) -> None:
+def check_owner(
+    cluster: str, found: Inventory, public_key: str, now: datetime, flags: str = ""
+) -> None:
     """Raise :class:`ForeignClusterError` if another key's owner has machines or an unexpired record.
 
-    ``public_key`` is this machine's key for the cluster (type and base64, or empty).
+    ``public_key`` is this machine's key for the cluster (type and base64, or empty); ``flags`` name the
+    cluster in a command.
     """
     own = fingerprint(public_key)
     # Machines that shut down hold the group, and nothing can take its name.
@@ -39,10 +42,11 @@ def check_owner(cluster: str, found: Inventory, public_key: str, now: datetime) 
     if not foreign and (own or not found.alive):
         return
     mine = f"this machine has {own}" if own else "this machine has none"
+    whose = f" of {found.owner}" if found.owner else ""
     raise ForeignClusterError(
-        f"cluster {cluster!r} belongs to another SSH key{f' ({foreign})' if foreign else ''}; {mine}",
+        f"cluster {cluster!r} belongs to another SSH key{f' ({foreign})' if foreign else ''}{whose}; {mine}",
         hint="choose another --name, or use the machine that made the cluster; if the cluster is yours, "
-        f"`spr-cluster down --name {cluster}` removes it from any machine",
+        f"`spr-cluster down {flags or f'--name {cluster}'}` removes it from any machine",
     )
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import boto3
 from boto3.exceptions import S3UploadFailedError
 from botocore import exceptions as boto
 from botocore.config import Config
 
 from infra.clients import DENIED, error_code, translate_boto_error
 from infra.errors import CloudError, SprError, UsageError
+from infra.session import open_session
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -64,7 +64,7 @@ def connect_s3() -> S3Client:
     botocore follows S3's redirects to the bucket's region.
     """
     try:
-        session = boto3.session.Session()
+        session = open_session()
         return session.client(
             "s3",
             region_name=session.region_name or "us-east-1",

@@ -45,6 +45,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-aws-credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("BOTO_CONFIG", os.devnull)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from cluster.cli.common import add_cloud_options, may_follow, open_context
+from cluster.cli.common import add_cloud_options, may_follow, open_context, open_place
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.proposal import propose
@@ -19,7 +19,6 @@ from cluster.lifecycle.prepare import prepare
 from infra.errors import SprError
 from infra.images import Image
 from infra.instance_types import BAKERS
-from infra.open_cloud import open_cloud
 from infra.tags import KEPT
 from provision.recipe import recipe_digest
 from provision.stacks.load import load_stack
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stack is not None:
         load_stack(args.stack)
     progress = make_progress()
-    cloud = open_cloud(args.cloud or "aws", args.region, progress)
+    cloud = open_place(args.cloud or "aws", args.region, progress)
     stack = load_stack(args.stack or cloud.default_stack)
     recipe = recipe_digest(stack, cloud.base)
     args.name = f"bake-{recipe}"

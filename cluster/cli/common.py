@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cluster.context import Context
 from cluster.events import describe_failure
-from cluster.local_files import ClusterFiles, known_clusters, nearest_cluster, remembered_cloud
+from cluster.local_files import (
+    ClusterFiles,
+    known_clusters,
+    nearest_cluster,
+    remembered_account,
+    remembered_cloud,
+)
+from infra.aws import NoRegionError
 from infra.clients import connect, has_credentials, translate_boto_error
 from infra.cloud import Cloud
+from infra.credentials import MissingCredentialsError
 from infra.errors import SprError, UsageError
 from infra.open_cloud import open_cloud
 from infra.progress import Progress, Silent
+from infra.session import find_profile
 from infra.spec import AUTO, parse_ssh_cidr
 
 DEFAULT_NAME = "spr"
@@ -78,15 +88,35 @@ def open_chosen_cloud(
 
     Raises :class:`UsageError` if it must exist, and can't be searched for without an account.
     """
+    args.named = getattr(args, "named", args.name is not None)
     args.name = choose_cluster(args)
     place = remembered_cloud(args.name)
     made_in, region = place or ("aws", None)
     name = args.cloud or made_in
     region = args.region or (region if name == made_in else None)
-    cloud = open_cloud(name, region, progress or Silent())
-    if must_exist and not (place or args.cloud or args.region or has_credentials(cloud)):
-        raise _unknown_cluster(args.name)
-    return cloud
+    is_unknown = must_exist and not (place or args.cloud or args.region)
+    try:
+        cloud = open_place(name, region, progress or Silent())
+        if not is_unknown or has_credentials(cloud):
+            return cloud
+    except MissingCredentialsError:
+        if not is_unknown:
+            raise
+    raise _unknown_cluster(args.name)
+
+
+def open_place(cloud: str, region: str | None, progress: Progress) -> Cloud:
+    """Open a cloud; ask on a terminal for AWS's region if none is configured.
+
+    Raises :class:`UsageError` without a terminal: machines in a region that nobody chose are not found.
+    """
+    try:
+        return open_cloud(cloud, region, progress)
+    except NoRegionError:
+        if not has_terminal():
+            raise
+        print("AWS region, such as us-east-1: ", end="", file=sys.stderr, flush=True)
+        return open_cloud(cloud, sys.stdin.readline().strip() or None, progress)
 
 
 def _unknown_cluster(name: str) -> UsageError:
@@ -109,15 +139,35 @@ def _list_places(known: Mapping[str, tuple[str, str]]) -> str:
 
 
 def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context:
-    """Return the context of the chosen cluster in a cloud."""
+    """Return the context of the chosen cluster in a cloud.
+
+    Raises :class:`UsageError` if this machine made the cluster in another account.
+    """
     files = ClusterFiles.of(args.name)
     given = {"allow": ask, "command": args.verb, **more}
-    return Context(cloud=cloud, clients=connect(cloud), files=files, **given)
+    ctx = Context(cloud=cloud, clients=connect(cloud), files=files, **given)
+    _check_account(ctx, args)
+    return ctx
 
 
 def may_follow(args: argparse.Namespace) -> Callable[[str], bool]:
     """Return whether a command that sets the SSH rule anyway may open it to another address."""
     return lambda _: args.ssh_cidr is None or AUTO in parse_ssh_cidr(args.ssh_cidr)
+
+
+def _check_account(ctx: Context, args: argparse.Namespace) -> None:
+    account, profile = remembered_account(args.name)
+    is_there = remembered_cloud(args.name) == (ctx.cloud.name, ctx.cloud.region)
+    if not (account and is_there) or account == ctx.clients.caller.account:
+        return
+    now = f" (profile {name})" if (name := find_profile(ctx.cloud.session)) else ""
+    was = f" (profile {profile})" if profile else ""
+    command = f"AWS_PROFILE={shlex.quote(profile)} spr-cluster {shlex.join(args.words)}"
+    raise UsageError(
+        f"cluster {args.name!r} was made in AWS account {account}{was}, and these credentials are of "
+        f"account {ctx.clients.caller.account}{now}",
+        hint=command if profile else f"use credentials of account {account}: set AWS_PROFILE",
+    )
 
 
 def record_failure(ctx: Context, failure: BaseException) -> BaseException:
@@ -136,23 +186,24 @@ def record_failure(ctx: Context, failure: BaseException) -> BaseException:
     return error
 
 
+def has_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask on a terminal. Raises :class:`UsageError` if the answer is no or there is no terminal."""
     if yes:
         return
-    if not _has_terminal():
+    if not has_terminal():
         raise UsageError("this needs confirmation, but there is no terminal", hint="--yes confirms")
     if not ask(question):
         raise UsageError("not confirmed; nothing was changed")
 
 
-def _has_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
 def ask(question: str) -> bool:
     """Ask on a terminal; without one, the answer is no."""
-    if not _has_terminal():
+    if not has_terminal():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

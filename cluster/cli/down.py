@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import shlex
 import sys
 
+from cluster.cli.accounts import confirm_owner, find_other_owner
 from cluster.cli.common import (
     add_cluster_options,
     confirm,
@@ -20,6 +23,7 @@ from cluster.context import Context
 from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
 from cluster.losses import find_losses
+from infra.errors import UsageError
 from infra.guard import describe_cluster
 
 _EXAMPLES = """\
@@ -50,20 +54,26 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def _down(ctx: Context, args: argparse.Namespace) -> Removed:
     try:
-        return down(ctx, args.name, keep_image=args.keep_image)
+        approve = functools.partial(confirm_owner, ctx, args) if args.yes else lambda _: None
+        return down(ctx, args.name, keep_image=args.keep_image, approve=approve)
+    except UsageError:
+        # Not confirmed, so there is nothing to record.
+        raise
     except BaseException as failure:
         raise record_failure(ctx, failure) from None
 
 
-def _confirm(ctx: Context, name: str) -> None:
-    """Ask, if the cluster is billed or a job or its results would be lost."""
+def _confirm(ctx: Context, args: argparse.Namespace) -> None:
+    """Ask, if the cluster is billed or somebody else's, or a job or its results would be lost."""
+    name = args.name
     found = describe_cluster(ctx.clients, name)
     losses = find_losses(ctx, found)
-    asks = bool(found and ctx.cloud.billed) or bool(losses.found)
+    billed = bool(found and ctx.cloud.billed)
+    asks = billed or bool(losses.found) or bool(find_other_owner(ctx, found))
     lines = [f"Cluster {name} in {ctx.cloud.region}: {found}"] if asks else []
     for line in (*lines, *losses.describe(ctx.flags)):
         print(wrap(line, stream=sys.stderr), file=sys.stderr)
-    if asks:
+    if not confirm_owner(ctx, args, found) and asks:
         confirm("Remove everything?", yes=False)
 
 
@@ -73,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     ctx = open_context(args, cloud, progress=progress)
     with ctx.files.lock(args.verb):
         if not args.yes:
-            _confirm(ctx, args.name)
+            _confirm(ctx, args)
         with progress.phase(f"Remove cluster {args.name}"):
             removed = _down(ctx, args)
     kept = removed.kept
@@ -86,4 +96,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         place = f"{cloud.name} {cloud.region}{nearest_cluster(args.name)}"
         print(f"Nothing of cluster {args.name} exists in {place}.")
+        if ctx.files.key.exists():
+            print(wrap(_describe_key(ctx)))
     return 0
+
+
+def _describe_key(ctx: Context) -> str:
+    folder = ctx.files.folder
+    return (
+        f"This machine keeps the cluster's key, because account {ctx.clients.caller.account} may not be "
+        f"where the cluster is. If another machine has removed it: rm -r {shlex.quote(str(folder))}"
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from datetime import timedelta
 
+from cluster.cli.accounts import confirm_owner
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
@@ -30,6 +32,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     parser.add_argument("time", help="how much longer: 90m, 2h, 1d")
     add_cluster_options(parser)
+    parser.add_argument("--yes", "-y", action="store_true", help="also a cluster that others made")
     parser.set_defaults(run=run)
 
 
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
     with ctx.files.lock(args.verb):
-        record = extend(ctx, args.name, more)
+        record = extend(ctx, args.name, more, functools.partial(confirm_owner, ctx, args))
     if args.json:
         print(json.dumps({"cluster": args.name, "expires": render_time(record.expires)}))
     else:

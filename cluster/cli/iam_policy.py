@@ -91,7 +91,7 @@ def _check(args: argparse.Namespace, policy: dict[str, Any]) -> int:
     progress = make_progress()
     cloud = open_cloud(args.cloud or "aws", args.region, progress)
     clients = connect(cloud)
-    caller = clients.sts.get_caller_identity()["Arn"]
+    caller = clients.caller.arn
     with progress.phase(f"Permissions of {caller} in {cloud.region}"):
         means, findings = _judge(clients, policy, caller, cloud.region)
     by_state = {state: [f for f in findings if f.state == state] for state in get_args(State)}

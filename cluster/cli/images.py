@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cluster.cli.common import add_cloud_options, confirm
+from cluster.cli.common import add_cloud_options, confirm, open_place
 from cluster.cli.display import format_seconds, format_table, make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.events import utc_now
 from cluster.images import OurImage, choose_images, delete_images, describe_our_images
 from infra.clients import connect
 from infra.cloud import Cloud
-from infra.open_cloud import open_cloud
 from infra.progress import Progress
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class _ImageStore:
 
 def _open(args: argparse.Namespace) -> _ImageStore:
     progress = make_progress()
-    cloud = open_cloud(args.cloud or "aws", args.region, progress)
+    cloud = open_place(args.cloud or "aws", args.region, progress)
     ec2 = connect(cloud).ec2
     return _ImageStore(cloud, ec2, progress, describe_our_images(cloud, ec2))
 

@@ -15,13 +15,16 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.context import Context
 from cluster.events import utc_now
 from cluster.lifecycle.down import down
-from cluster.local_files import ClusterFiles, known_clusters
+from cluster.local_files import ClusterFiles, known_clusters, remembered_account
 from cluster.overview import Overview, describe_regions, list_clusters
+from infra.aws import NoRegionError
+from infra.caller import Caller, is_same_owner, short_owner
 from infra.clients import connect, translate_boto_error
-from infra.cloud import Cloud
+from infra.cloud import DEFAULT_REGION, Cloud
 from infra.errors import SprError, UsageError
 from infra.inventory import describe_inventory
 from infra.open_cloud import open_cloud
+from infra.progress import Progress
 from infra.words import counted
 
 _LIST_EXAMPLES = """\
@@ -75,6 +78,8 @@ class _Search:
 
     places: Mapping[str, Sequence[str]]
     """The regions that were searched, by cloud."""
+    callers: Mapping[str, Caller]
+    """With whose credentials, by cloud."""
     found: Sequence[tuple[Cloud, Overview]]
     failure: SprError | None
 
@@ -96,11 +101,12 @@ def _search(args: argparse.Namespace) -> _Search:
     clouds = {cloud for cloud, _ in known_clusters().values()} | {"aws"}
     names = [args.cloud] if args.cloud else sorted(clouds)
     places: dict[str, Sequence[str]] = {}
+    callers: dict[str, Caller] = {}
     found: list[tuple[Cloud, Overview]] = []
     failures: list[SprError] = []
     for name in names:
         try:
-            cloud, places[name], clusters = _search_cloud(name, args)
+            cloud, callers[name], places[name], clusters = _search_cloud(name, args)
         except Exception as error:
             reason = error if isinstance(error, SprError) else translate_boto_error(error)
             if reason is None or len(names) == 1:
@@ -113,25 +119,52 @@ def _search(args: argparse.Namespace) -> _Search:
         raise failures[0]
     # A cloud that is not set up here is no failure: nobody expects its clusters.
     failed = [error for error in failures if not isinstance(error, UsageError)]
-    return _Search(places, found, failed[0] if failed else None)
+    return _Search(places, callers, found, failed[0] if failed else None)
 
 
 def _search_cloud(
     name: str, args: argparse.Namespace
-) -> tuple[Cloud, Sequence[str], Sequence[Overview]]:
+) -> tuple[Cloud, Caller, Sequence[str], Sequence[Overview]]:
     progress = make_progress()
-    cloud = open_cloud(name, args.region, progress)
-    regions: Sequence[str] = (cloud.region,)
+    cloud, regions = _choose_regions(name, args, progress)
+    clients = connect(cloud)
+    # A role with MFA asks here, before anything is shown.
+    caller = clients.caller
     if args.all_regions:
-        regions = describe_regions(cloud)
-    elif not args.region:
-        there = [region for _, region in known_clusters(name).values()]
-        regions = tuple(dict.fromkeys([cloud.region, *there]))
+        regions = describe_regions(clients)
     with progress.phase(f"Search {name} {', '.join(regions)}"):
         clusters, closed = list_clusters(cloud, regions)
     for region, reason in closed.items():
         print(f"{region} could not be searched: {reason}", file=sys.stderr)
-    return cloud, regions, clusters
+    _note_other_accounts(name, regions, caller)
+    return cloud, caller, regions, clusters
+
+
+def _choose_regions(
+    name: str, args: argparse.Namespace, progress: Progress
+) -> tuple[Cloud, Sequence[str]]:
+    """Return a cloud, and the regions to search: the chosen one, and those of clusters made here."""
+    if args.region:
+        return open_cloud(name, args.region, progress), (args.region,)
+    there = tuple(dict.fromkeys(region for _, region in known_clusters(name).values()))
+    try:
+        cloud = open_cloud(name, None, progress)
+    except NoRegionError as error:
+        # Any region can list all of them.
+        first = DEFAULT_REGION if args.all_regions else next(iter(there), None)
+        if first is None:
+            error.hint = f"--all-regions searches everywhere, {error.hint}"
+            raise
+        return open_cloud(name, first, progress), there
+    return cloud, tuple(dict.fromkeys([cloud.region, *there]))
+
+
+def _note_other_accounts(cloud: str, regions: Sequence[str], caller: Caller) -> None:
+    for name, (_, region) in known_clusters(cloud).items():
+        account, profile = remembered_account(name)
+        if region in regions and account not in ("", caller.account):
+            was = f" (profile {profile})" if profile else ""
+            print(f"{name} is in account {account}{was}, not in {caller.account}", file=sys.stderr)
 
 
 def _note_failure(cloud: str, reason: SprError) -> None:
@@ -145,7 +178,8 @@ def run_list(args: argparse.Namespace) -> int:
     now = utc_now()
     if args.json:
         rows = [{**each.as_dict(now), "cloud": cloud.name} for cloud, each in search.found]
-        print(json.dumps({"cloud": search.cloud, "clusters": rows}))
+        accounts = {cloud: caller.account for cloud, caller in search.callers.items()}
+        print(json.dumps({"cloud": search.cloud, "accounts": accounts, "clusters": rows}))
     else:
         _print_clusters(search, now, all_regions=args.all_regions)
     if search.failure:
@@ -156,10 +190,14 @@ def run_list(args: argparse.Namespace) -> int:
 def _print_clusters(search: _Search, now: datetime, *, all_regions: bool) -> None:
     if not search.found:
         places = search.places.items()
-        where = [f"{c}, {'any region' if all_regions else ', '.join(r)}" for c, r in places]
+        where = [
+            f"{c}, {'any region' if all_regions else ', '.join(r)}, account {search.callers[c].account}"
+            for c, r in places
+        ]
         print(f"No clusters in {'; '.join(where)}.")
         return
     print(_table(search.found, now))
+    print("; ".join(f"{c}: account {each.account}" for c, each in search.callers.items()))
     if search.billed:
         total = sum(cluster.usd_so_far(now) for _, cluster in search.found)
         print(f"${total:.2f} so far for the machines that exist now, at on-demand prices.")
@@ -168,7 +206,7 @@ def _print_clusters(search: _Search, now: datetime, *, all_regions: bool) -> Non
 
 
 def _table(clusters: Sequence[tuple[Cloud, Overview]], now: datetime) -> str:
-    rows = [("NAME", "CLOUD", "REGION", "STATE", "NODES", "AGE", "ENDS IN", "COST")]
+    rows = [("NAME", "CLOUD", "REGION", "STATE", "NODES", "AGE", "ENDS IN", "COST", "OWNER")]
     for cloud, cluster in clusters:
         row = cluster.as_dict(now)
         wanted = "?" if row["wanted_nodes"] is None else row["wanted_nodes"]
@@ -183,6 +221,7 @@ def _table(clusters: Sequence[tuple[Cloud, Overview]], now: datetime) -> str:
                 "-" if row["age_s"] is None else format_seconds(row["age_s"]),
                 "-" if left is None or left < 0 else format_seconds(left),
                 f"${row['usd_so_far']:.2f}",
+                short_owner(cluster.found.owner) or "-",
             )
         )
     return format_table(rows)
@@ -194,21 +233,29 @@ def run_gc(args: argparse.Namespace) -> int:
     wanted = [
         (cloud, each) for cloud, each in search.found if _is_wanted(each, now, unfinished=args.all)
     ]
-    for _, cluster in wanted:
+    for cloud, cluster in wanted:
+        owner = _other_owner(search, cloud, cluster)
         print(
-            f"{cluster.name} ({cluster.region}, {cluster.state(now)}): {cluster.found}",
+            f"{cluster.name} ({cluster.region}, {cluster.state(now)}"
+            f"{f', made by {owner}' if owner else ''}): {cluster.found}",
             file=sys.stderr,
         )
-    if any(cloud.billed for cloud, _ in wanted):
+    others = [(c, each) for c, each in wanted if args.yes and _other_owner(search, c, each)]
+    wanted = [each for each in wanted if each not in others]
+    if any(cloud.billed or _other_owner(search, cloud, each) for cloud, each in wanted):
         confirm("Remove all of these?", yes=args.yes)
-    failed = _remove_all(wanted, unfinished=args.all)
+    failed = _remove_all(search, wanted, unfinished=args.all)
     left = [cluster for cluster, _ in failed]
     names = [cluster.name for _, cluster in wanted if cluster not in left]
     if args.json:
         print(json.dumps({"cloud": search.cloud, "removed": names}))
     elif names or not wanted:
         print(f"Removed: {', '.join(names)}." if names else "No forgotten clusters.")
-    rest = [c for cloud, c in search.found if (cloud, c) not in wanted and not c.found.alive]
+    done = [*wanted, *others]
+    rest = [c for cloud, c in search.found if (cloud, c) not in done and not c.found.alive]
+    for cloud, each in others:
+        command = f"spr-cluster down --yes --name {each.name} --cloud {cloud.name}"
+        print(f"Not removed, others made it: {command} --region {each.region}", file=sys.stderr)
     if rest and not args.json:
         print(f"Not removed (use --all): {', '.join(c.name for c in rest)}")
     if failed:
@@ -219,14 +266,22 @@ def run_gc(args: argparse.Namespace) -> int:
     return 0
 
 
+def _other_owner(search: _Search, cloud: Cloud, cluster: Overview) -> str:
+    owner, caller = cluster.found.owner, search.callers[cloud.name]
+    return "" if not owner or is_same_owner(owner, caller.owner) else owner
+
+
 def _remove_all(
-    clusters: Sequence[tuple[Cloud, Overview]], *, unfinished: bool
+    search: _Search,
+    clusters: Sequence[tuple[Cloud, Overview]],
+    *,
+    unfinished: bool,
 ) -> list[tuple[Overview, SprError]]:
     """Remove clusters, each regardless of the others; return those that failed, and why."""
     failed = []
     for cloud, cluster in clusters:
         try:
-            _remove(cloud, cluster, unfinished=unfinished)
+            _remove(cloud, search.callers[cloud.name], cluster, unfinished=unfinished)
         except Exception as error:
             reason = error if isinstance(error, SprError) else translate_boto_error(error)
             if reason is None:
@@ -240,12 +295,14 @@ def _is_wanted(cluster: Overview, now: datetime, *, unfinished: bool) -> bool:
     return cluster.is_orphan(now) or (unfinished and not cluster.found.alive)
 
 
-def _remove(cloud: Cloud, cluster: Overview, *, unfinished: bool) -> None:
+def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool) -> None:
     there = replace(cloud, region=cluster.region)
     progress = make_progress()
     files = ClusterFiles.of(cluster.name)
     with files.lock("gc"), progress.phase(f"Remove cluster {cluster.name}"):
-        ctx = Context(there, connect(there), files, progress, command="gc")
+        clients = connect(there)
+        clients.caller = caller
+        ctx = Context(there, clients, files, progress, command="gc")
         # Its owner may have renewed it while this command was asking.
         found = describe_inventory(ctx.clients.ec2, cluster.name)
         if found and not _is_wanted(

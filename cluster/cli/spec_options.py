@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cluster.cli.common import DEFAULT_NAME, add_cloud_options
+from cluster.cli.common import add_cloud_options
 from infra.errors import UsageError
 from infra.spec import parse_duration
 
@@ -18,7 +18,7 @@ _AS_GIVEN = (
 def add_spec_options(parser: argparse.ArgumentParser) -> None:
     """Add the options, all without defaults: a cluster keeps what is not given."""
     add = parser.add_argument
-    add("--name", default=DEFAULT_NAME, help="the cluster's name (default: spr)")
+    add("--name", help="the cluster's name (default: spr)")
     add_cloud_options(parser)
     add("--nodes", type=int, help="nodes, including the head (default: unchanged, or 1)")
     add(

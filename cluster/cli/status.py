@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         if notice := notices.get(node.instance.id):
             print(f"{node.name}: SPOT NOTICE: {notice}")
     if found.alive:
-        print(wrap(_summary(overview, now)))
+        print(wrap(_summary(overview, now, ctx.flags)))
     if working:
         print(working)
     elif found.alive and overview.state(now) == "degraded":
@@ -127,7 +127,7 @@ def _as_dict(
     return {**overview.as_dict(now), **more}
 
 
-def _summary(overview: Overview, now: datetime) -> str:
+def _summary(overview: Overview, now: datetime, flags: str) -> str:
     """Return the cluster's state, cost, and remaining time in two lines at most."""
     row, name = overview.as_dict(now), overview.name
     stack = overview.found.alive[0].tags.get(tags.STACK, "?")
@@ -142,7 +142,7 @@ def _summary(overview: Overview, now: datetime) -> str:
         f"${row['usd_so_far']:.2f} so far"
     ]
     if overview.expires is not None:
-        text = f"Its time to live is over. To remove what is left: spr-cluster down --name {name}"
+        text = f"Its time to live is over. To remove what is left: spr-cluster down {flags}"
         if row["left_s"] > 0:
             text = (
                 f"Nodes are set to shut down at {spoken_time(overview.expires, now)}; "

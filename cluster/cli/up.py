@@ -9,8 +9,10 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
+from cluster.cli.accounts import confirm_owner
 from cluster.cli.common import (
     DEFAULT_NAME,
     add_cluster_options,
@@ -27,11 +29,13 @@ from cluster.cli.proposal import Proposal, propose
 from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
+from cluster.events import describe_failure
 from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import nearest_cluster
 from cluster.nodes import Cluster
 from infra.actions import Plan
+from infra.clients import translate_boto_error
 from infra.cluster_record import merge_options, parse_record
 from infra.errors import SprError, UsageError
 from infra.guard import describe_cluster
@@ -100,6 +104,8 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     given = read_spec_options(args)
+    # Unlike other commands, these never mean the only cluster that this machine knows.
+    args.named, args.name = args.name is not None, args.name or DEFAULT_NAME
     # Checked before anything is started or requested: a mistake costs no time.
     load_stack(given.get("stack", "upstream"))
     if args.ssh_cidr is not None:
@@ -132,6 +138,8 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
         proposal = propose(ctx, plan_input)
         if args.dry_run:
             return _show(proposal, as_json=args.json)
+        # A kept image is there for everybody.
+        confirm_owner(ctx, args, plan_input.found.without_image())
         lost = find_lost_job(proposal)
         if lost:
             print(f"The running {lost}; it will be ended.", file=sys.stderr)
@@ -199,15 +207,20 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
     except ForeignClusterError as failure:
         raise record_failure(ctx, failure) from None
     except BaseException as failure:
-        list_what_exists(ctx, spec.name, again)
-        if isinstance(failure, UsageError):
+        list_what_exists(ctx, spec.name, proposal.plan_input.now, again)
+        error = record_failure(ctx, failure)
+        if isinstance(error, UsageError):
             # Exit code 2 would claim that nothing was changed.
-            failure = SprError(failure.message, hint=failure.hint)
-        raise record_failure(ctx, failure) from None
+            error = SprError(error.message, hint=error.hint)
+        raise error from None
 
 
-def list_what_exists(ctx: Context, name: str, again: str = "up") -> None:
-    """Print, after a failure or Ctrl-C, what exists, how to continue, and how to remove it."""
+def list_what_exists(ctx: Context, name: str, since: datetime, again: str = "up") -> None:
+    """Print, after a failure or Ctrl-C, what exists, how to continue, and how to remove it.
+
+    If EC2 does not answer, for example because credentials have expired, the event log knows what was
+    bought ``since`` the command began.
+    """
     cloud = ctx.cloud
     where = ctx.flags if again == "up" else f"--cloud {cloud.name} --region {cloud.region}"
     lines = [
@@ -220,7 +233,8 @@ def list_what_exists(ctx: Context, name: str, again: str = "up") -> None:
     try:
         found = describe_cluster(ctx.clients, name)
     except Exception as error:
-        text = f"What exists could not be listed: {error}"
+        reason = translate_boto_error(error) or error
+        text = f"What exists could not be listed: {describe_failure(reason)}. {_list_bought(ctx, since)}"
     else:
         text = (
             "EC2 shows nothing of it now. A machine bought in the last few seconds may not be listed "
@@ -230,6 +244,16 @@ def list_what_exists(ctx: Context, name: str, again: str = "up") -> None:
             cost = " and costs money" if cloud.billed and found.alive else ""
             text = f"It exists now{cost}: {found}"
     print(wrap(text, stream=sys.stderr), file=sys.stderr)
+
+
+def _list_bought(ctx: Context, since: datetime) -> str:
+    begun = render_time(since)
+    events = [e for e in ctx.events.read() if e["event"] == "bought" and e["time"] >= begun]
+    ids = [id_ for event in events for id_ in event["resources"]]
+    if not ids:
+        return "This command bought no machines."
+    cost = ", which cost money until they end" if ctx.cloud.billed else ""
+    return f"This command bought {', '.join(ids)}{cost}."
 
 
 def _report(cluster: Cluster, proposal: Proposal, *, as_json: bool) -> None:

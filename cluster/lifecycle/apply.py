@@ -55,8 +55,9 @@ class PlanApplier:
         Raises :class:`PlanAgainError` if the rest of the plan no longer fits what exists.
         """
         # Before the first resource: `down` must know which cloud to search.
-        cloud = self.ctx.cloud
-        self.ctx.files.remember(cloud.name, cloud.region, folder=cloud.folder)
+        self.ctx.remember()
+        # An empty look after an earlier `down` proves nothing about what is made now.
+        self.ctx.files.removal.unlink(missing_ok=True)
         steps: dict[ActionKind, Callable[[], None]] = {
             ActionKind.CREATE_GROUP: self._create_group,
             ActionKind.OPEN_GROUP: self._open_group,
@@ -145,22 +146,25 @@ class PlanApplier:
 
     def _record_tags(self) -> dict[str, str]:
         """Return the tags of the group, the first resource; the key, which it names, is made now."""
-        files, cloud, record = self.ctx.files, self.ctx.cloud, self.record
+        files, record = self.ctx.files, self.record
         if not key_pair.read_public(files.key):
             files.remove()
-            key = key_pair.generate_key_pair(tags.resource_name(self.spec.name))
-            key_pair.write_private(files.key, key.private)
-            files.remember(cloud.name, cloud.region, folder=cloud.folder)
-        owner = key_pair.fingerprint(key_pair.read_public(files.key))
-        return record_tags(self.spec, replace(record, generation=record.generation + 1), owner)
+            pair = key_pair.generate_key_pair(tags.resource_name(self.spec.name))
+            key_pair.write_private(files.key, pair.private)
+            self.ctx.remember()
+        key = key_pair.fingerprint(key_pair.read_public(files.key))
+        record = replace(record, generation=record.generation + 1)
+        return record_tags(self.spec, record, key) | self.ctx.owner_labels(self._group)
 
     def _import_key(self) -> None:
         public = f"{key_pair.read_public(self.ctx.files.key)} {tags.resource_name(self.spec.name)}"
-        key_pair.import_key_pair(self.ctx.clients.ec2, self.spec.name, public)
+        owner = self.ctx.owner_labels(self.group)
+        key_pair.import_key_pair(self.ctx.clients.ec2, self.spec.name, public, owner)
         self._record_created("key pair", tags.resource_name(self.spec.name))
 
     def _create_placement(self) -> None:
-        network.create_placement_group(self.ctx.clients.ec2, self.spec.name)
+        owner = self.ctx.owner_labels(self.group)
+        network.create_placement_group(self.ctx.clients.ec2, self.spec.name, owner)
         self._record_created("placement group", tags.resource_name(self.spec.name))
 
     def _guard(self) -> None:
@@ -206,6 +210,7 @@ class PlanApplier:
     def _begin_image(self) -> str:
         head = self.machines.cluster.head
         labels = {tags.INSTALLED: self.plan_input.software, tags.STACK: self.spec.stack}
+        labels |= self.ctx.owner_labels(self._group)
         labels |= {tags.USED: "yes"} if self._has_jobs else {}
         image = begin_image(
             self.ctx.clients.ec2,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from botocore.exceptions import ClientError
 
 from cluster.context import Context
-from cluster.local_files import remembered_cloud
+from cluster.local_files import remembered_account, remembered_cloud
 from infra import instances, tags
 from infra.actions import ActionKind, Plan
 from infra.clients import DENIED, error_code
 from infra.errors import DeadlineError, SprError
+from infra.files import read_text
 from infra.guard import ClusterGuard, is_guarded, with_guard
 from infra.images import Image, wait_until_available
 from infra.inventory import Inventory, describe_inventory
+from infra.key_pair import write_private
 from infra.plan import plan_down
 from infra.removal import remove
 from infra.wait import (
@@ -36,8 +39,14 @@ class Removed:
     kept: Inventory
 
 
-def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
-    """Remove a cluster and verify that it is gone.
+def down(
+    ctx: Context,
+    name: str,
+    *,
+    keep_image: bool = False,
+    approve: Callable[[Inventory], object] = lambda _: None,
+) -> Removed:
+    """Remove a cluster and verify that it is gone. ``approve`` sees what exists before anything changes.
 
     EC2 is searched again after each round, because resources of an interrupted command may be listed
     late. Raises :class:`SprError` naming whatever is left at the end.
@@ -46,7 +55,7 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
     kept = Inventory()
     denied: set[str] = set()
     # If this machine has no files of the cluster either, one search is enough.
-    clean, wanted = 0, 2 if ctx.files.exist else 1
+    begun, clean, wanted = False, 0, 2 if ctx.files.exist else 1
     start = without_machines = ctx.clock.monotonic()
     rounds, reason = 0, ""
     was_guarded = had_record = False
@@ -56,6 +65,10 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
         had_record |= bool(found.security_groups)
         if was_guarded or not had_record:
             found = with_guard(ctx.clients, name, found, is_certain=was_guarded)
+        if found and not begun:
+            approve(found)
+            _begin_removal(ctx, name)
+            begun = True
         kept = _keep(ctx, found) if keep_image else Inventory()
         rest = found.without(kept)
         if not rest:
@@ -78,7 +91,7 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
         reason = _remove_all(ctx, plan_down(rest), denied, start)
         if rest.instances:
             without_machines = ctx.clock.monotonic()
-    if remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region)):
+    if _is_removed(ctx, name):
         ctx.files.remove(keep_cloud=bool(kept))
     if removed:
         gone = sorted(id_ for ids in removed.values() for id_ in ids)
@@ -88,6 +101,37 @@ def down(ctx: Context, name: str, *, keep_image: bool = False) -> Removed:
             resources=gone,
         )
     return Removed({kind: sorted(ids) for kind, ids in removed.items()}, kept)
+
+
+def _begin_removal(ctx: Context, name: str) -> None:
+    """Record that this machine's key of the cluster can go with it, even if this `down` is interrupted."""
+    if ctx.files.exist and _is_ours(ctx, name):
+        write_private(ctx.files.removal, _place(ctx))
+
+
+def _is_removed(ctx: Context, name: str) -> bool:
+    """Return whether this machine knows that it removed the cluster, or never made anything of it.
+
+    The only key is not deleted because of an empty look: the cluster may be where this one can't see it.
+    """
+    if not (ctx.files.exist and _is_ours(ctx, name)):
+        return False
+    if ctx.files.removal.exists():
+        return read_text(ctx.files.removal) == _place(ctx)
+    events = ctx.events.read()
+    last = max((n for n, event in enumerate(events) if event["event"] == "removed"), default=-1)
+    was_refused = any(event.get("action") == "create_group" for event in events[last + 1 :])
+    return was_refused and not any(event["event"] == "created" for event in events[last + 1 :])
+
+
+def _is_ours(ctx: Context, name: str) -> bool:
+    """Return whether this machine's files are about a cluster in this place."""
+    is_here = remembered_cloud(name) in (None, (ctx.cloud.name, ctx.cloud.region))
+    return is_here and remembered_account(name)[0] in ("", ctx.clients.caller.account)
+
+
+def _place(ctx: Context) -> str:
+    return f"{ctx.cloud.name} {ctx.cloud.region} {ctx.clients.caller.account}"
 
 
 def _keep(ctx: Context, found: Inventory) -> Inventory:

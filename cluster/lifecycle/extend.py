@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -12,19 +13,25 @@ from infra.cluster_record import ClusterRecord, deadline_tags
 from infra.errors import SprError, UsageError
 from infra.guard import ClusterGuard, is_guarded
 from infra.instances import label_instances
-from infra.inventory import describe_inventory
+from infra.inventory import Inventory, describe_inventory
 from infra.spec import LONGEST_TTL
 from infra.words import spoken_time
 from provision.host import on_all
 from provision.lifetime import extend_life
 
 
-def extend(ctx: Context, cluster: str, more: timedelta) -> ClusterRecord:
-    """Extend a cluster's time to live, in its tags and then on its nodes."""
+def extend(
+    ctx: Context,
+    cluster: str,
+    more: timedelta,
+    approve: Callable[[Inventory], object] = lambda _: None,
+) -> ClusterRecord:
+    """Extend a cluster's time to live, in its tags and then on its nodes, if ``approve`` does not raise."""
     nodes = ctx.find_cluster().nodes
     found = describe_inventory(ctx.clients.ec2, cluster, ("security_groups",))
     if found.group is None or found.record is None:
         raise SprError(f"cluster {cluster!r} has no record", hint=f"spr-cluster up {ctx.flags}")
+    approve(found)
     if found.record.is_over(ctx.now()):
         raise time_is_over(ctx, cluster)
     expires = found.record.expires + more

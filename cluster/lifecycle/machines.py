@@ -128,6 +128,7 @@ class Machines:
             tags.EXPIRES: tags.render_time(self.record.expires),
             tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
             tags.OWNER_KEY: key_pair.fingerprint(key_pair.read_public(self.ctx.files.key)),
+            **self.ctx.owner_labels(group),
         }
         purchase = Purchase(
             spec=self.spec,
@@ -310,8 +311,8 @@ class Machines:
 
     def write_ssh_config(self) -> None:
         """Let `ssh` on this machine reach the nodes by their names."""
-        files, cloud = self.ctx.files, self.ctx.cloud
+        files = self.ctx.files
         text = ssh_mesh.render_client_ssh_config(
-            self.cluster, str(files.key), str(files.known_hosts), cloud.region
+            self.cluster, str(files.key), str(files.known_hosts), self.ctx.cloud.region
         )
-        files.remember(cloud.name, cloud.region, text, folder=cloud.folder)
+        self.ctx.remember(text)

@@ -54,7 +54,7 @@ def prepare(
     public_key = key_pair.read_public(ctx.files.key)
     if found.alive and ctx.files.key.exists() and not public_key:
         raise ctx.missing_key()
-    check_owner(cluster, found, public_key, ctx.now())
+    check_owner(cluster, found, public_key, ctx.now(), ctx.flags)
     group, _ = split_groups(found, public_key)
     record = parse_record(group.tags) if group else None
     defaults = {

@@ -19,6 +19,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from moto.ssm.models import Parameter, ssm_backends
 from werkzeug.test import run_wsgi_app
 
+from infra.local.accounts import ACCOUNT, Accounts, account_of, place_of
 from infra.local.containers import NodeContainers
 from infra.local.ec2 import LocalEC2Backend, hide_invented_addresses
 from infra.local.ec2_visibility import READS
@@ -32,7 +33,6 @@ from infra.local.schedules import Schedules
 from infra.local.state import STATUS_PATH, StateFolder, load_snapshot, save_snapshot
 from infra.ubuntu import RELEASES, ubuntu_parameter
 
-ACCOUNT = "123456789012"
 # Beside the regions in the snapshot.
 _SCHEDULES = "schedules"
 
@@ -58,48 +58,64 @@ class Application:
         self.calls: Counter[str] = Counter()
         self.on_call: Callable[[str, str], None] | None = None
         self.lock = threading.RLock()
-        self._regions = ec2_backends[ACCOUNT]
-        self._regions.backend = functools.partial(LocalEC2Backend, runtime=self.runtime)
-        show_quotas(ACCOUNT, self.runtime.faults)
+        self._open: set[tuple[str, str]] = set()
+        self._known: set[str] = set()
+        self._regions = self._regions_of(ACCOUNT)
         self._schedules = Schedules(ACCOUNT, self.runtime)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
         self._credentials = folder.credentials()
         self._interceptor = Interceptor(self.runtime.faults, ACCOUNT, self._credentials)
+        self._accounts = Accounts(self.runtime.faults, self._credentials)
         self._folder = folder
         self._saving = saving
-        self._open: set[str] = set()
+
+    def _regions_of(self, account: str) -> Any:
+        """Return an account's EC2 by region; accounts share nothing."""
+        regions = ec2_backends[account]
+        if account not in self._known:
+            self._known.add(account)
+            regions.backend = functools.partial(LocalEC2Backend, runtime=self.runtime)
+            show_quotas(account, self.runtime.faults)
+        return regions
+
+    def _backends(self) -> dict[str, Any]:
+        """Return EC2 in every region that was used, by all accounts."""
+        return {
+            place_of(account, region): backend
+            for account in self._known
+            for region, backend in list(ec2_backends[account].items())
+        }
 
     def load(self, *, suspended: bool) -> None:
         """Continue from the saved state; raises :class:`CloudError` if it can't be read."""
         self.runtime.faults.refresh()
         saved = load_snapshot(self._folder)
         self._schedules.restore(saved.pop(_SCHEDULES, ({}, {})))
-        for region, backend in saved.items():
-            self._regions[region] = backend
+        for backend in saved.values():
+            self._regions_of(backend.account_id)[backend.region_name] = backend
             backend.resume(self.runtime, suspended=suspended)
         self.save()
 
-    def open_region(self, region: str) -> None:
+    def open_region(self, region: str, account: str = ACCOUNT) -> None:
         """Set up a region's EC2: its network, and Ubuntu's image in its parameter store."""
-        if region not in self._open:
+        if (account, region) not in self._open:
             # The first look makes moto create the backend, and with it the network.
-            self._regions[region]
-            publish_image_parameters(region, self.runtime.containers.base.ami_id)
+            self._regions_of(account)[region]
+            publish_image_parameters(account, region, self.runtime.containers.base.ami_id)
             self.save()
-            self._open.add(region)
+            self._open.add((account, region))
 
     def save(self) -> None:
         if self._saving:
-            state = {**self._regions, _SCHEDULES: self._schedules.state()}
-            save_snapshot(self._folder, state)
+            save_snapshot(self._folder, {**self._backends(), _SCHEDULES: self._schedules.state()})
 
     def reconcile(self) -> None:
         """Apply what the nodes did themselves; a failure must not block the request."""
         self.runtime.faults.refresh()
         try:
             changed = [self._schedules.pass_time(dict(self._regions))]
-            changed += [backend.reconcile() for backend in list(self._regions.values())]
+            changed += [backend.reconcile() for backend in self._backends().values()]
         except Exception:
             logging.exception("reconciling with the nodes")
         else:
@@ -136,9 +152,13 @@ class Application:
 
     def _act(self, environ: dict[str, Any], call: ApiCall) -> Reply:
         self._notify(call, "before")
-        answer = _call_wsgi(self._service(environ, call), environ)
+        caller = self._accounts.caller_of(environ)
+        if (account := account_of(caller)) != ACCOUNT and call.region in self._regions:
+            self.open_region(call.region, account)
+        answer = self._accounts.answer(call, caller)
+        answer = answer or _call_wsgi(self._service(environ, call), environ)
         if not call.action.startswith(READS):
-            for backend in list(self._regions.values()):
+            for backend in self._backends().values():
                 # What takes no time happens before the call is answered.
                 backend.lifecycle.pass_time()
             self.save()
@@ -180,10 +200,10 @@ def _call_wsgi(application: Any, environ: dict[str, Any]) -> Reply:
     return Reply(status, tuple(headers.items()), b"".join(body))
 
 
-def publish_image_parameters(region: str, ami_id: str) -> None:
+def publish_image_parameters(account: str, region: str, ami_id: str) -> None:
     """Publish the base image where Canonical publishes Ubuntu's; users can't write below `/aws`."""
-    parameters = ssm_backends[ACCOUNT][region]._parameters
+    parameters = ssm_backends[account][region]._parameters
     for name in map(ubuntu_parameter, RELEASES):
         unset = (None, None, None)  # description, allowed pattern, and encryption key
-        found = Parameter(ACCOUNT, name, ami_id, "String", *unset, utcnow(), 1, "aws:ec2:image")
+        found = Parameter(account, name, ami_id, "String", *unset, utcnow(), 1, "aws:ec2:image")
         parameters[name] = [found]

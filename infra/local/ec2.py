@@ -15,6 +15,7 @@ from moto.ec2.models.elastic_network_interfaces import NetworkInterface
 from moto.ec2.models.instances import Instance
 
 from infra.local import ec2_tags, responses
+from infra.local.accounts import place_of
 from infra.local.ec2_images import LocalImages
 from infra.local.ec2_instances import InstanceContainers
 from infra.local.ec2_launches import Launches
@@ -59,7 +60,8 @@ class LocalEC2Backend(EC2Backend):
     def __init__(self, region_name: str, account_id: str, *, runtime: Runtime) -> None:
         self.runtime = runtime
         self.vpc_range = choose_range([*used_ranges(), *runtime.containers.network_ranges()])
-        runtime.containers.ensure_network(region_name, self.vpc_range)
+        place = place_of(account_id, region_name)
+        runtime.containers.ensure_network(place, self.vpc_range)
         self.visibility = Visibility(self)
         self.security_groups = SecurityGroups(self)
         self.placement_groups = PlacementGroups(self)
@@ -76,12 +78,17 @@ class LocalEC2Backend(EC2Backend):
     # moto looks for the API's URLs beside a backend's module; these lead to our responses.
     _url_module = responses
 
+    @property
+    def place(self) -> str:
+        """The name of this region's network and the label of its containers."""
+        return place_of(self.account_id, self.region_name)
+
     # The server
 
     def resume(self, runtime: Runtime, *, suspended: bool) -> None:
         """Continue from a saved state; ``suspended`` if the nodes were stopped from outside."""
         self.runtime.attach(runtime)
-        runtime.containers.ensure_network(self.region_name, self.vpc_range)
+        runtime.containers.ensure_network(self.place, self.vpc_range)
         self.instances.resume(suspended=suspended)
         self.images.resume()
         self.lifecycle.refresh_pids()

@@ -121,7 +121,7 @@ class InstanceContainers:
         a node that shut itself down since then has shut down.
         """
         containers = self._runtime.containers
-        found = containers.find(self._ec2.region_name)
+        found = containers.find(self._ec2.place)
         # A crash during a launch leaves containers that no answer ever mentioned.
         kept = [i for i in self._ec2.live_instances() if self._lifecycle.has_container(i)]
         containers.remove(found.keys() - {instance.id for instance in kept})
@@ -140,7 +140,7 @@ class InstanceContainers:
         containers = self._runtime.containers
         if all(map(containers.podman.is_alive, self._lifecycle.pids.values())):
             return False
-        found = containers.find(self._ec2.region_name)
+        found = containers.find(self._ec2.place)
         rebooting = {disk_copy.rebooting for disk_copy in self._images.copies.values()}
         for instance in self._ec2.live_instances():
             container = found.get(instance.id)

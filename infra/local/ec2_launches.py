@@ -254,7 +254,7 @@ class Launches:
                 seed=Seed(instance.id, hostname_of(address), public_key, content),
                 address=address,
                 cpus=cpus,
-                region=self._ec2.region_name,
+                region=self._ec2.place,
                 image=self._images.disk_of(instance.image_id),
                 mask_ssh=self._lifecycle.fate_of(instance.id) == "no-ssh",
             )

@@ -132,7 +132,7 @@ class InstanceLifecycle:
 
     def refresh_pids(self) -> None:
         running = {i.id for i in self._ec2.live_instances() if i.state == "running"}
-        found = self._runtime.containers.find(self._ec2.region_name)
+        found = self._runtime.containers.find(self._ec2.place)
         self.pids = {id_: container.pid for id_, container in found.items() if id_ in running}
 
     def _schedule(self, instance: Instance, event: Event, after_s: float) -> None:

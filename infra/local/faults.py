@@ -228,6 +228,10 @@ class Faults(_Section):
     """The contents of a faults file; by default there are no faults."""
 
     seed: int = 0
+    account: str = Field(default="", pattern=r"^(\d{12})?$")
+    """The account of the caller's credentials; "" is the embedded cloud's own."""
+    caller: str = Field(default="user/spr-cluster", pattern=r"^[a-z-]+(/[\w+=,.@-]+)*$")
+    """The caller's ARN after its account, such as ``assumed-role/Admin/ann``."""
     profile: Profile = "instant"
     boot_s: Seconds | None = None
     image_s: Seconds | None = None

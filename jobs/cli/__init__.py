@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         build_parser().error(f"unknown command {command!r}{meant}")
     parser = build_parser(command)
     args = parser.parse_args(words)
+    args.words = words
     if args.version:
         print(f"spr-cluster {version('spr-cluster')}")
         return 0
@@ -114,6 +115,9 @@ def _translate(error: Exception) -> SprError | None:
     """Return an error as a message for the user; ``None`` for a bug."""
     if isinstance(error, SprError):
         return error
+    if isinstance(error, EOFError):
+        # Such as botocore's question for an MFA code.
+        return UsageError("a question needs an answer, but there is no terminal")
     if isinstance(error, OSError) and error.filename is not None:
         return SprError(
             f"{error.filename}: {error.strerror}",

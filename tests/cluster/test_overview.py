@@ -168,6 +168,7 @@ def test_as_a_dictionary() -> None:
         "age_s": 3600,
         "left_s": 7 * 3600,
         "usd_so_far": 19.64,
+        "owner": None,
         "resources": WHOLE.ids(),
     }
     rest = look(Inventory(volumes=(Resource("vol-1", {}),))).as_dict(NOW)
@@ -205,7 +206,7 @@ def test_the_regions_are_ec2s_and_each_is_looked_into(
 ) -> None:
     simulated_cloud.fake.application.open_region("eu-west-1")
     ResourceFactory(simulated_cloud.fake, "bert").key_pairs()
-    regions = describe_regions(here)
+    regions = describe_regions(simulated_cloud.ctx.clients)
     assert regions == ("eu-west-1", "us-east-1")
 
     listed, closed = list_clusters(here, regions)

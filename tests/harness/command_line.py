@@ -138,6 +138,8 @@ class CommandLine:
     machines: StagedMachines
     url: str = ""
     """The address of AWS, if it is not this cloud."""
+    clients: dict[tuple[str, str], Clients] = field(default_factory=dict)
+    """All clients so far, by address and region."""
     ssh_calls: list[list[str]] = field(default_factory=list)
     """OpenSSH's command lines."""
     ssh_code: Callable[[], int] = lambda: 0
@@ -146,6 +148,9 @@ class CommandLine:
     def run(self, *argv: str) -> CommandResult:
         """Run a command until it ends. Exceptions of bugs are not caught."""
         out, err = io.StringIO(), io.StringIO()
+        for clients in self.clients.values():
+            # Each command asks once who calls.
+            vars(clients).pop("caller", None)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 code = main(argv)
@@ -215,6 +220,8 @@ def open_command_line(
 ) -> Iterator[CommandLine]:
     """Open a command line on an empty cloud whose time passes only in sleeps."""
     leave_moto_as_it_was(monkeypatch)
+    # A fixture of a whole module runs before those of each test.
+    monkeypatch.setenv("AWS_REGION", DEFAULT_REGION)
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
     with open_simulated_cloud(endpoint, root, time.time()) as simulated_cloud:
         let_no_time_pass(simulated_cloud.clock, monkeypatch)
@@ -234,7 +241,8 @@ def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, endpoint = line.cloud.clock, line.cloud.fake.endpoint
 
     # A set of clients takes a third of a second to make.
-    made = {(endpoint.url, DEFAULT_REGION): endpoint.clients}
+    made = line.clients
+    made[endpoint.url, DEFAULT_REGION] = endpoint.clients
 
     def connect_once(cloud: Cloud) -> Clients:
         place = (str(cloud.endpoint_url), cloud.region)

@@ -19,6 +19,7 @@ from tests.infra.local.fakes import (
     FakeCloud,
     FakePodman,
     leave_moto_as_it_was,
+    sign_at,
     state_folder,
 )
 
@@ -88,8 +89,7 @@ def test_a_refused_date_is_reported_as_the_clocks_fault(
     cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
     set_clock(monkeypatch, DAY)
-    tomorrow = (real_time() + DAY).replace(tzinfo=None)
-    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda **_: tomorrow)
+    sign_at(monkeypatch, real_time() + DAY)
 
     for call in (cloud.clients.ec2.describe_vpcs, cloud.clients.quotas.list_services):
         with pytest.raises(ClientError) as caught:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import urllib.error
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.aws import find_caller_cidr, open_aws_cloud
+from infra.aws import NoRegionError, find_caller_cidr, open_aws_cloud
+from infra.credentials import MissingCredentialsError
 from infra.errors import CloudError, UsageError
 
 
@@ -23,12 +25,48 @@ def test_a_region_that_exists_is_opened(region: str) -> None:
     assert cloud.credentials is None
 
 
-def test_the_configurations_region_is_the_default(
-    monkeypatch: pytest.MonkeyPatch,
+def configure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    """Have this AWS configuration, and no region in the environment."""
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    (tmp_path / "aws-config").write_text(text)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws-config"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+
+def test_the_region_is_given_or_in_the_environment_or_in_the_profile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert open_aws_cloud(None).region == "us-east-1"
+    configure(monkeypatch, tmp_path, "[default]\nregion = eu-north-1\n")
+    assert open_aws_cloud(None).region == "eu-north-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
     assert open_aws_cloud(None).region == "eu-central-1"
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert open_aws_cloud(None).region == "eu-west-1"
+    assert open_aws_cloud("eu-west-2").region == "eu-west-2"
+    monkeypatch.setenv("AWS_REGION", "")
+    assert open_aws_cloud(None).region == "eu-central-1"
+
+
+def test_without_any_region_none_is_guessed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    configure(monkeypatch, tmp_path, "")
+
+    with pytest.raises(NoRegionError, match="no AWS region is configured") as caught:
+        open_aws_cloud(None)
+
+    assert "--region us-east-1" in str(caught.value)
+    assert "`aws configure set region us-east-1`" in str(caught.value)
+
+
+def test_missing_credentials_are_reported_before_a_missing_region(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AWS_REGION")
+
+    with pytest.raises(MissingCredentialsError):
+        open_aws_cloud(None)
 
 
 @pytest.mark.parametrize("region", ["mars-1", "us-east-1a", "../x"])

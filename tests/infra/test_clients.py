@@ -18,6 +18,7 @@ from botocore.exceptions import (
 )
 
 from infra.clients import is_passing, patient, translate_boto_error, when_visible
+from infra.credentials import MissingCredentialsError
 from infra.errors import CloudError, SprError, UsageError
 from tests.fakes import FakeClock
 
@@ -49,11 +50,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (NoCredentialsError(), UsageError, "no AWS credentials"),
+        (NoCredentialsError(), MissingCredentialsError, "no AWS credentials"),
         (
             PartialCredentialsError(provider="env", cred_var="aws_secret_access_key"),
             UsageError,
-            "no AWS credentials",
+            "incomplete AWS credentials",
         ),
         (ProfileNotFound(profile="work"), UsageError, "(work) could not be found"),
         (EndpointConnectionError(endpoint_url="https://ec2"), CloudError, "cannot reach AWS"),

@@ -80,7 +80,7 @@ def test_only_the_public_half_goes_to_ec2_and_tagged(
 ) -> None:
     pair = generate_key_pair("spr-cluster-bert")
 
-    import_key_pair(ec2_cloud.clients.ec2, "bert", pair.public)
+    import_key_pair(ec2_cloud.clients.ec2, "bert", pair.public, {})
 
     (request,) = ec2_calls.of("ImportKeyPair")
     assert request["PublicKeyMaterial"] == pair.public.encode()

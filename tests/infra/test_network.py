@@ -163,7 +163,7 @@ def test_another_groups_traffic_is_not_the_clusters_own(side: str) -> None:
 def test_a_placement_group_is_a_tight_one_and_tagged(
     ec2_cloud: FakeCloud, ec2_calls: Recorder
 ) -> None:
-    create_placement_group(ec2_cloud.clients.ec2, "bert")
+    create_placement_group(ec2_cloud.clients.ec2, "bert", {})
 
     (request,) = ec2_calls.of("CreatePlacementGroup")
     assert (request["GroupName"], request["Strategy"]) == ("spr-cluster-bert", "cluster")

@@ -223,7 +223,7 @@ def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) ->
 
 
 def test_list_shows_all_clusters(line: CommandLine) -> None:
-    assert line.must("list").out == "No clusters in aws, us-east-1.\n"
+    assert line.must("list").out == "No clusters in aws, us-east-1, account 123456789012.\n"
     line.must("up", "--nodes", "2", "--yes", "--name", "bert")
     ResourceFactory(line.cloud.fake, "forgotten").volumes()
 
@@ -538,4 +538,4 @@ def test_a_damaged_home_folder_keeps_no_cluster_alive(line: CommandLine) -> None
     assert cluster_names() == ["spr"]
     assert "key on this machine is not the right one" in line.run("jobs").message
     line.must("down", "--yes")
-    assert line.must("list").out == "No clusters in aws, us-east-1.\n"
+    assert line.must("list").out == "No clusters in aws, us-east-1, account 123456789012.\n"

@@ -210,7 +210,7 @@ def test_a_usage_error_names_what_is_expected(
 
 
 _CREDENTIALS_HINT = (
-    "\n  → run `aws configure` or `aws sso login`, or set AWS_PROFILE; to try the tool "
+    "\n  → run `aws configure`, `aws login`, or `aws sso login`, or set AWS_PROFILE; to try the tool "
     "without an account: --cloud local"
 )
 
@@ -230,7 +230,11 @@ def test_missing_credentials_are_reported_by_every_command(
 def test_a_missing_profile_is_named(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "work")
     f.expect_refusal(
-        line, ["status"], re.compile(r"AWS configuration can't be used: .*\(work\).*not be found")
+        line,
+        ["status"],
+        re.compile(
+            r"AWS configuration can't be used: .*\(work\).*\n.*`aws configure --profile work`.*"
+        ),
     )
 
 

@@ -24,6 +24,7 @@ from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, files_at_home, open_command_line
 from tests.infra.local.fakes import Endpoint
 
+_OWNER = "arn:aws:iam::123456789012:user/spr-cluster"
 _UP = "up --nodes 2 --yes"
 _NEW = "up --name other --nodes 2 --yes"
 _NO_KEY = "\n  → use the machine that made the cluster; `spr-cluster down --name spr` works from any machine"
@@ -44,7 +45,7 @@ _STOPPED = (
 _BEGIN_ANEW = "or start over: spr-cluster down --name spr"
 _TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")
 _THROTTLED = f"DescribeInstances failed: RequestLimitExceeded: Request limit exceeded.{f.BUSY}"
-_ALL_THROTTLED = "[[throttle]]\nrate = 1\n"
+_ALL_THROTTLED = "[[throttle]]\naction = 'DescribeInstances'\nrate = 1\n"
 _UNREACHABLE = (
     'cannot reach AWS: Could not connect to the endpoint URL: "http://127.0.0.1:9/"\n'
     "  → check the network and --region"
@@ -54,9 +55,9 @@ _ON_A_CLUSTER = (
     f.Row(
         "key lost",
         _UP,
-        "cluster 'spr' belongs to another SSH key (SHA256:0); this machine has none\n  → choose another "
-        "--name, or use the machine that made the cluster; if the cluster is yours, `spr-cluster down "
-        "--name spr` removes it from any machine",
+        f"cluster 'spr' belongs to another SSH key (SHA256:0) of {_OWNER}; this machine has none"
+        "\n  → choose another --name, or use the machine that made the cluster; if the cluster is "
+        "yours, `spr-cluster down --name spr` removes it from any machine",
         act=f.lose_key,
         code=2,
     ),
@@ -195,12 +196,10 @@ _OF_THE_CLOUD = (
         "status",
         "DescribeInstances failed: OptInRequired: told by EC2\n  → enable the region in the "
         "console (Account, AWS Regions), or complete the account's registration",
-        faults=f.error("*", "OptInRequired"),
+        faults=f.error("DescribeInstances", "OptInRequired"),
     ),
     f.Row("AWS not reachable", "status", _UNREACHABLE, act=f.be_unreachable),
-    f.Row(
-        "AWS not reachable, down", "down --yes", _UNREACHABLE + f.EVENTS_HINT, act=f.be_unreachable
-    ),
+    f.Row("AWS not reachable, down", "down --yes", _UNREACHABLE, act=f.be_unreachable),
     f.Row(
         "a network's login page",
         _UP,

@@ -62,6 +62,7 @@ def test_every_machine_is_asked_for_with_its_guards(simulated_cloud: SimulatedCl
             "spr-cluster:role": role,
             "spr-cluster:stack": "upstream",
             "spr-cluster:owner-key": owner,
+            "spr-cluster:owner": "arn:aws:iam::123456789012:user/spr-cluster",
             "spr-cluster:expires": simulated_cloud.expires(8 * HOURS),
         }
         installed = labels["instance"].pop("spr-cluster:installed", "")

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from botocore.compat import HAS_CRT
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from moto.ec2.models import ec2_backends
@@ -301,6 +303,16 @@ class Endpoint:
             every = (ec2_backends, servicequotas_backends, iam_backends, scheduler_backends)
             for backends in every:
                 backends.clear()
+
+
+def sign_at(monkeypatch: pytest.MonkeyPatch, time: datetime) -> None:
+    """Have requests signed with this date, in UTC; with awscrt, botocore signs in another module."""
+
+    def now(*, remove_tzinfo: bool = True) -> datetime:
+        return time.replace(tzinfo=None) if remove_tzinfo else time
+
+    for module in ("botocore.auth", *(["botocore.crt.auth"] if HAS_CRT else [])):
+        monkeypatch.setattr(f"{module}.get_current_datetime", now)
 
 
 def refused(call: Any, **request: Any) -> tuple[str, int]:

@@ -13,7 +13,7 @@ import pytest
 from botocore import UNSIGNED
 
 from infra.local.state import STATUS_PATH
-from tests.infra.local.fakes import BASE, CREDENTIALS, FakeCloud, refusal, refused
+from tests.infra.local.fakes import BASE, CREDENTIALS, FakeCloud, refusal, refused, sign_at
 
 
 def test_a_throttled_call_is_a_503_and_does_not_act(fake_cloud: FakeCloud) -> None:
@@ -195,8 +195,7 @@ def test_the_status_page_needs_the_secret(
 def test_a_call_whose_date_is_more_than_five_minutes_off_is_refused(
     fake_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, off_s: int, accepted: bool
 ) -> None:
-    now = datetime.now(timezone.utc) + timedelta(seconds=off_s)
-    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda **_: now.replace(tzinfo=None))
+    sign_at(monkeypatch, datetime.now(timezone.utc) + timedelta(seconds=off_s))
 
     if accepted:
         assert fake_cloud.ec2.describe_vpcs()["Vpcs"]

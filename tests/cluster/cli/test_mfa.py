@@ -1,0 +1,119 @@
+"""A role with MFA: each command has one session, which asks once, however many clients and regions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.credentials import AssumeRoleProvider
+
+from infra.aws import open_aws_cloud
+from infra.clients import connect, translate_boto_error
+from infra.s3 import connect_s3
+from jobs.cli import main
+from tests.harness.simulated_cloud import SimulatedCloud
+from tests.infra.local.fakes import CREDENTIALS
+
+_ACCOUNT = "210987654321"
+
+
+@pytest.fixture
+def asked(
+    simulated_cloud: SimulatedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The questions for an MFA code. All of AWS is the embedded cloud, through the user's own files."""
+    key, secret = CREDENTIALS
+    config = (
+        f"[profile base]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n"
+        f"[profile work]\nsource_profile = base\nrole_arn = arn:aws:iam::{_ACCOUNT}:role/Admin\n"
+        "mfa_serial = arn:aws:iam::123456789012:mfa/ann\nregion = us-east-1\n"
+    )
+    (tmp_path / "aws").write_text(config)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", simulated_cloud.fake.endpoint.url)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    questions: list[str] = []
+
+    def ask(question: str) -> str:
+        questions.append(question)
+        # The same code for 30 s, as devices show it.
+        return "123456"
+
+    monkeypatch.setattr(AssumeRoleProvider.__init__, "__defaults__", (ask, None, None))
+    return questions
+
+
+def test_list_asks_once_for_all_regions_and_later_commands_not_at_all(
+    simulated_cloud: SimulatedCloud, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for region in ("us-east-1", "eu-west-1", "eu-central-1"):
+        simulated_cloud.fake.application.open_region(region, _ACCOUNT)
+
+    assert main(["list", "--all-regions", "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["accounts"] == {"aws": _ACCOUNT}
+    assert asked == ["Enter MFA code for arn:aws:iam::123456789012:mfa/ann: "]
+    assert main(["gc", "--all-regions", "--yes"]) == 0
+    assert len(asked) == 1, "the role's credentials are kept, as by the AWS CLI"
+
+
+def test_without_a_terminal_the_missing_answer_is_reported(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(AssumeRoleProvider.__init__, "__defaults__", (ask, None, None))
+
+    assert main(["list"]) == 2
+
+    assert "a question needs an answer, but there is no terminal" in capsys.readouterr().err
+
+
+def test_s3_does_not_ask_again(simulated_cloud: SimulatedCloud, asked: list[str]) -> None:
+    arn = f"arn:aws:sts::{_ACCOUNT}:assumed-role/Admin/botocore-session-"
+    assert connect(open_aws_cloud(None)).caller.arn.startswith(arn)
+
+    s3: Any = connect_s3()
+    assert s3._request_signer._credentials.get_frozen_credentials().token
+
+    assert len(asked) == 1
+
+
+def test_a_code_that_was_used_is_reported(
+    simulated_cloud: SimulatedCloud,
+    asked: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert connect(open_aws_cloud(None)).caller.account == _ACCOUNT
+    for file in (tmp_path / "user" / ".aws" / "cli" / "cache").iterdir():
+        file.unlink()
+
+    assert main(["list"]) == 2
+
+    message = capsys.readouterr().err
+    assert "the profile's role can't be assumed: MultiFactorAuthentication failed" in message
+    assert "an MFA code is accepted once: wait for the next one" in message
+
+
+def test_the_end_of_a_session_in_a_long_command_asks_for_the_command_again(
+    simulated_cloud: SimulatedCloud, asked: list[str]
+) -> None:
+    cloud = open_aws_cloud(None)
+    clients = connect(cloud)
+    assert clients.caller.account == _ACCOUNT
+    assert cloud.session is not None
+    credentials: Any = cloud.session.get_credentials()
+    credentials._expiry_time = credentials._time_fetcher()
+
+    with pytest.raises(Exception, match="MFA token required") as caught:
+        clients.ec2.describe_vpcs()
+
+    explained = str(translate_boto_error(caught.value))
+    assert explained.startswith(
+        "the session of the role with MFA has expired\n  → run the same command"
+    )

@@ -10,11 +10,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from infra.errors import UsageError
-from infra.instance_types import DEFAULT_INSTANCE_TYPE, InstanceType, find_instance_type
+from infra.instance_types import DEFAULT_INSTANCE_TYPE, check_type_name
 from infra.validation import explain_invalid
 
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
 CLUSTER_NAME_RULE = "at most 32 lowercase letters, digits, and hyphens, starting with a letter"
+DEFAULT_VOLUME_GIB = 100
 DEFAULT_TTL = timedelta(hours=8)
 LONGEST_TTL = timedelta(days=30)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
@@ -38,7 +39,7 @@ class ClusterSpec(BaseModel):
     """In order of preference; all nodes have the same type."""
     ssh_cidr: str
     subnet_id: str | None = None
-    volume_gib: int = Field(default=100, ge=20, le=16384)
+    volume_gib: int = Field(default=DEFAULT_VOLUME_GIB, ge=20, le=16384)
     volume_throughput: int | None = Field(default=None, ge=125, le=2000)
     """In MiB/s; by default gp3's 125."""
     volume_iops: int | None = Field(default=None, ge=_BASE_IOPS, le=80000)
@@ -59,8 +60,8 @@ class ClusterSpec(BaseModel):
 
     @field_validator("instance_types")
     @classmethod
-    def _known_types(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(find_instance_type(name).name for name in names))
+    def _type_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(check_type_name(name) for name in names))
 
     @field_validator("ssh_cidr")
     @classmethod
@@ -91,8 +92,9 @@ class ClusterSpec(BaseModel):
         return f"{self.volume_gib} GiB encrypted gp3{more}"
 
     @property
-    def types(self) -> tuple[InstanceType, ...]:
-        return tuple(find_instance_type(name) for name in self.instance_types)
+    def disk_speed(self) -> dict[str, int | None]:
+        """The disk's IOPS and MiB/s, as :mod:`infra.prices` counts them."""
+        return {"iops": self.volume_iops, "mibps": self.volume_throughput}
 
     @property
     def workers(self) -> int:

@@ -118,6 +118,7 @@ def find_offers(ctx: Context, plan_input: PlanInput) -> tuple[Offer, ...]:
     spec, group = plan_input.spec, plan_input.group
     ec2 = ctx.clients.ec2
     support = network.describe_type_support(ec2, spec.instance_types)
+    network.require_known(ec2, spec.instance_types, support)
     networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
     network.require_offers(spec, support, networks, ctx.cloud.region)
     return list_offers(spec, support, networks)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from cluster.events import utc_now
 from cluster.local_files import is_idle_here
+from cluster.prices import cost_as_dict, look_up_prices
 from infra import tags
 from infra.clients import Clients, connect, translate_boto_error
 from infra.errors import SprError
@@ -18,6 +20,8 @@ from infra.guard import with_guards
 from infra.instances import HEAD
 from infra.inventory import Inventory, describe_inventories
 from infra.plan import is_connected, rank_instances
+from infra.prices import Price, Prices
+from infra.spec import DEFAULT_VOLUME_GIB
 
 if TYPE_CHECKING:
     from infra.cloud import Cloud
@@ -35,6 +39,7 @@ class Overview:
     region: str
     found: Inventory
     billed: bool
+    prices: Prices = field(default_factory=Prices)
 
     @property
     def wanted_nodes(self) -> int | None:
@@ -58,9 +63,17 @@ class Overview:
     def began(self) -> datetime | None:
         return min((instance.launch_time for instance in self.found.instances), default=None)
 
-    def usd_so_far(self, now: datetime) -> float:
-        """Return what its machines have cost since their launch, at on-demand prices."""
-        return sum(i.accrued_usd(now) for i in self.found.alive) if self.billed else 0.0
+    def cost(self, now: datetime) -> Price | None:
+        """Return what its machines have cost since their launch, at on-demand prices, if known."""
+        if not self.billed:
+            return Price(0.0, "")
+        try:
+            options = self.found.record.options if self.found.record else {}
+        except SprError:
+            options = {}
+        gib = options.get("volume_gib", DEFAULT_VOLUME_GIB)
+        iops, mibps = options.get("volume_iops"), options.get("volume_throughput")
+        return self.prices.accrued(self.found.alive, now, gib, iops=iops, mibps=mibps)
 
     def state(self, now: datetime) -> str:
         """Return one of ``running``, ``starting``, ``degraded``, ``no machines``, ``expired``,
@@ -117,7 +130,7 @@ class Overview:
             "wanted_nodes": self.wanted_nodes,
             "age_s": round((now - began).total_seconds()) if began else None,
             "left_s": round((expires - now).total_seconds()) if expires else None,
-            "usd_so_far": round(self.usd_so_far(now), 2),
+            **cost_as_dict(self.cost(now)),
             "owner": self.found.owner or None,
             "resources": self.found.ids(),
         }
@@ -134,7 +147,7 @@ def list_clusters(
     clients = {region: connect(replace(cloud, region=region)) for region in regions}
     for each in clients.values():
         # Sessions make clients in one thread at a time.
-        _ = each.ec2, each.scheduler
+        _ = each.ec2, each.scheduler, each.pricing
 
     def search(region: str) -> list[Overview] | ClientError | BotoCoreError:
         try:
@@ -142,7 +155,10 @@ def list_clusters(
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
             return error
-        return [Overview(name, region, each, cloud.billed) for name, each in found.items()]
+        types = (machine.instance_type for each in found.values() for machine in each.alive)
+        there = replace(cloud, region=region)
+        prices = look_up_prices(there, clients[region], types, utc_now())
+        return [Overview(name, region, each, cloud.billed, prices) for name, each in found.items()]
 
     with ThreadPoolExecutor(min(_PARALLEL, len(regions))) as pool:
         answers = dict(zip(regions, pool.map(search, regions), strict=True))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from infra.instances import Instance
+from infra.prices import Price
 
 
 class ActionKind(Enum):
@@ -83,10 +84,10 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """Actions in order. ``usd_per_hour`` is the on-demand price without disks and traffic."""
+    """Actions in order. ``price`` is the cluster's, per hour on demand, if it is known."""
 
     actions: tuple[Action, ...]
-    usd_per_hour: float = 0.0
+    price: Price | None = None
     keep: tuple[Instance, ...] = ()
     """The machines to keep, in rank order."""
 

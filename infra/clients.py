@@ -23,6 +23,7 @@ from infra.wait import Clock, wait_until
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_iam import IAMClient
+    from types_boto3_pricing import PricingClient
     from types_boto3_scheduler import EventBridgeSchedulerClient
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
@@ -34,6 +35,7 @@ T = TypeVar("T")
 # A new resource is visible everywhere within seconds.
 _VISIBLE_DEADLINE_S = 30.0
 _ATTEMPTS = 12
+PRICING_TIMEOUTS: Any = {"connect_timeout": 3.0, "read_timeout": 5.0}
 _LOST = (
     boto.EndpointConnectionError,
     boto.ConnectTimeoutError,
@@ -106,6 +108,17 @@ class Clients:
         return cast(
             "EventBridgeSchedulerClient", self._client("scheduler", self._config.merge(few))
         )
+
+    @cached_property
+    def pricing(self) -> PricingClient:
+        """The Price List API, with little patience: a price only informs.
+
+        https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
+        """
+        once = Config(retries={"mode": "standard", "total_max_attempts": 1}, **PRICING_TIMEOUTS)
+        nearest = {"eu": "eu-central-1", "ap": "ap-south-1"}
+        region = nearest.get(str(self._session.region_name)[:2], "us-east-1")
+        return cast("PricingClient", self._client("pricing", self._config.merge(once), region))
 
     @cached_property
     def sts(self) -> STSClient:

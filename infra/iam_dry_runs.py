@@ -18,7 +18,7 @@ from infra import images, inventory, key_pair, network, tags
 from infra.clients import DENIED, Clients, error_code
 from infra.errors import SprError
 from infra.iam_simulation import Finding
-from infra.instance_types import find_instance_type
+from infra.instance_types import InstanceType
 from infra.instances import label_instances
 from infra.network import Network
 from infra.plan import plan_down
@@ -33,6 +33,9 @@ _NOWHERE = "192.0.2.1/32"
 _NO_GROUP = "in the default group"
 _DENIED_ON = re.compile(r"not authorized to perform: (\S+) on resource: (\S+)")
 _PLAIN: Mapping[str, Callable[[Clients], object]] = {
+    "pricing:GetProducts": lambda clients: clients.pricing.get_products(
+        ServiceCode="AmazonEC2", MaxResults=1
+    ),
     "servicequotas:GetServiceQuota": lambda clients: clients.quotas.get_service_quota(
         ServiceCode="ec2", QuotaCode=ON_DEMAND_QUOTA
     ),
@@ -127,7 +130,9 @@ def _render_purchase(
     """Return a purchase without a key pair, and without a group if there is none."""
     spec = build_spec(name=_NAME, stack="", ssh_cidrs=(_NOWHERE,), instance_types=(name,))
     purchase = Purchase(spec, "head", 1, image, group, lambda _offer: "", {}, frozenset())
-    request = render_request(purchase, Offer(find_instance_type(name), place, market, False))
+    # Only the name of the type is in the request.
+    machine = InstanceType(name, 0, 0, None, 0, None, None)
+    request = render_request(purchase, Offer(machine, place, market, False))
     del request["KeyName"]
     if not group:
         del request["NetworkInterfaces"][0]["Groups"]

@@ -39,6 +39,7 @@ _LOOK = (
     "ec2:DescribeSecurityGroups",
     "ec2:DescribeSnapshots",
     "ec2:DescribeSpotInstanceRequests",
+    "ec2:DescribeSpotPriceHistory",
     "ec2:DescribeSubnets",
     "ec2:DescribeVolumes",
     "ec2:DescribeVpcBlockPublicAccessExclusions",
@@ -151,6 +152,7 @@ def build_policy(
         "Statement": [
             _allow("Look", _LOOK, "*"),
             _allow("Quotas", ("servicequotas:GetServiceQuota",), "arn:*:servicequotas:*:*:ec2/*"),
+            _allow("Prices", ("pricing:GetProducts",), "*"),
             _allow("FindUbuntu", ("ssm:GetParameter",), ubuntu),
             _allow("Machines", _RUN, _ec2("instance/*"), {"Null": tagged, "StringEquals": machine}),
             _allow(

@@ -1,20 +1,29 @@
-"""The EC2 instance types that the tool can rent, with their prices.
+"""EC2 instance types: their facts, and a table of prices, AMX, and hardware that EC2 does not tell.
 
-Prices are for on-demand Linux in us-east-1, in US dollars per hour, as of ``PRICES_AS_OF``; other
-regions differ by a few percent. Source: the EC2 instance type and pricing pages.
+Any type with x86-64 processors can be used: EC2 describes it. The table's prices are for on-demand
+Linux in ``TABLE_REGION``, in US dollars per hour, as of ``TABLE_DATE``; :mod:`infra.prices` asks AWS
+for today's. Source: the EC2 instance type and pricing pages.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from infra.errors import UsageError
 from infra.validation import nearest
 
-PRICES_AS_OF = "July 2026, us-east-1"
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+
+TABLE_DATE, TABLE_REGION = "July 2026", "us-east-1"
 DEFAULT_INSTANCE_TYPE = "r7iz.metal-16xl"
+_NAME = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 _GPU_FAMILY = re.compile(r"(p|g|gr)\d+[a-z-]*")
+# Sapphire Rapids, in Intel's seventh generation on EC2, is the first processor with AMX.
+_AMX_FAMILY = re.compile(r"(c7i|m7i|r7i|r7iz|c8i|m8i|r8i)d?(-flex)?")
+_FIRST_WITH_AMX = 7
 
 # A core's tile unit computes 16 x 16 sums of 32 products in 16 cycles, two operations each.
 # https://en.wikipedia.org/wiki/Advanced_Matrix_Extensions ("Tile matrix multiply unit")
@@ -26,23 +35,55 @@ _SUSTAINED_GHZ = {
     "m7i": 3.2,
     "r7i": 3.2,
     "c8i": 3.9,
+    "c8id": 3.9,
     "m8i": 3.9,
+    "m8id": 3.9,
     "r8i": 3.9,
+    "r8id": 3.9,
 }
+# Five days, EC2's longest and until 2025 its only limit for an idle TCP connection.
+_LONGEST_IDLE_S = 432_000
 
 
 @dataclass(frozen=True)
 class InstanceType:
-    """One EC2 instance type. ``cores`` are physical; ``gbit`` is the network in Gbit/s, if known."""
+    """One EC2 instance type. ``cores`` are physical; ``gbit`` is the network in Gbit/s, if known.
+
+    ``table_usd`` is the table's price. ``amx`` is ``None`` if only the running machine can tell.
+    """
 
     name: str
     vcpus: int
     cores: int
-    sockets: int
-    memory_gib: int
+    sockets: int | None
+    memory_gib: float
     gbit: float | None
-    usd_per_hour: float
-    amx: bool = True
+    table_usd: float | None
+    amx: bool | None = True
+    idle_tcp_s: int = _LONGEST_IDLE_S
+    """How long security groups track an idle TCP connection by default."""
+
+    @staticmethod
+    def from_aws(info: Any) -> InstanceType:
+        """Return a type as DescribeInstanceTypes describes it, which knows neither sockets nor AMX."""
+        name, network = info["InstanceType"], info.get("NetworkInfo", {})
+        known = INSTANCE_TYPES.get(name)
+        cpus = info["VCpuInfo"]
+        cards = network.get("NetworkCards", [])
+        # A virtual machine's network is faster in bursts.
+        gbit = sum(card.get("BaselineBandwidthInGbps", 0) for card in cards)
+        tracking = network.get("ConnectionTrackingConfiguration", {})
+        return InstanceType(
+            name=name,
+            vcpus=cpus["DefaultVCpus"],
+            cores=cpus.get("DefaultCores") or cpus["DefaultVCpus"],
+            sockets=known.sockets if known else None,
+            memory_gib=info["MemoryInfo"]["SizeInMiB"] / 1024,
+            gbit=known.gbit if known else (gbit or None) if info.get("BareMetal") else None,
+            table_usd=known.table_usd if known else None,
+            amx=known.amx if known else _guess_amx(name, info["ProcessorInfo"]),
+            idle_tcp_s=tracking.get("DefaultTcpEstablishedTimeout", _LONGEST_IDLE_S),
+        )
 
     @property
     def ghz(self) -> float | None:
@@ -52,7 +93,7 @@ class InstanceType:
     @property
     def is_metal(self) -> bool:
         """Whether it is bare metal, which takes long to start."""
-        return ".metal-" in self.name
+        return is_metal(self.name)
 
     @property
     def peak_bf16_tflops(self) -> float | None:
@@ -60,6 +101,15 @@ class InstanceType:
         if not self.amx or self.ghz is None or not self.is_metal:
             return None
         return self.cores * _AMX_BF16_FLOP_PER_CYCLE * self.ghz / 1000
+
+
+def _guess_amx(name: str, processor: Any) -> bool | None:
+    family = name.partition(".")[0]
+    if _AMX_FAMILY.fullmatch(family):
+        return True
+    generation = re.match(r"[a-z]+(\d+)", family)
+    is_old = generation is not None and int(generation[1]) < _FIRST_WITH_AMX
+    return False if is_old or processor.get("Manufacturer") == "AMD" else None
 
 
 _TYPES = (
@@ -77,6 +127,13 @@ _TYPES = (
     InstanceType("m8i.metal-96xl", 384, 192, 2, 1536, 100, 20.3213),
     InstanceType("r8i.metal-48xl", 192, 96, 1, 1536, 75, 14.67),
     InstanceType("r8i.metal-96xl", 384, 192, 2, 3072, 100, 26.6726),
+    # The same with local disks. No source gave their prices.
+    InstanceType("c8id.metal-48xl", 192, 96, 1, 384, 75, None),
+    InstanceType("c8id.metal-96xl", 384, 192, 2, 768, 100, None),
+    InstanceType("m8id.metal-48xl", 192, 96, 1, 768, 75, None),
+    InstanceType("m8id.metal-96xl", 384, 192, 2, 1536, 100, None),
+    InstanceType("r8id.metal-48xl", 192, 96, 1, 1536, 75, None),
+    InstanceType("r8id.metal-96xl", 384, 192, 2, 3072, 100, None),
     InstanceType("r7iz.16xlarge", 64, 32, 1, 512, None, 5.952),
     InstanceType("m7i.16xlarge", 64, 32, 1, 256, None, 3.2256),
     InstanceType("c7i.16xlarge", 64, 32, 1, 128, None, 2.856),
@@ -90,16 +147,32 @@ _TYPES = (
 BAKERS = ("c7i.xlarge", "m7i.xlarge")
 """Types that bake images, cheapest first. The software is the same on bare metal."""
 INSTANCE_TYPES = {entry.name: entry for entry in _TYPES}
+WITH_AMX = "types with AMX: " + ", ".join(entry.name for entry in _TYPES if entry.amx)
 
 
-def find_instance_type(name: str) -> InstanceType:
-    """Return a known type. Raises :class:`UsageError` with the nearest names and the types with AMX."""
+def is_metal(name: str) -> bool:
+    """Return whether a type is bare metal, by its name."""
+    return name.partition(".")[2].startswith("metal")
+
+
+def check_type_name(name: str) -> str:
+    """Return a name that EC2 may know. Raises :class:`UsageError` for anything else, and for GPU types."""
+    family = name.partition(".")[0]
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"unknown instance type {name!r}{nearest(name, INSTANCE_TYPES, 3, 0.4)}", hint=WITH_AMX
+        )
+    if _GPU_FAMILY.fullmatch(family):
+        raise UsageError(
+            f"{name}: {family} is a GPU type; this tool is for CPUs with AMX", hint=WITH_AMX
+        )
+    return name
+
+
+def find_machine(ec2: EC2Client, name: str) -> InstanceType | None:
+    """Return a type from the table, else from EC2; ``None`` if the region does not know it."""
     if name in INSTANCE_TYPES:
         return INSTANCE_TYPES[name]
-    family = name.partition(".")[0]
-    with_amx = ", ".join(entry.name for entry in _TYPES if entry.amx)
-    if _GPU_FAMILY.fullmatch(family):
-        what = f"{name}: {family} is a GPU type; this tool is for CPUs with AMX"
-    else:
-        what = f"unknown instance type {name!r}{nearest(name, INSTANCE_TYPES, 3, 0.4)}"
-    raise UsageError(what, hint=f"types with AMX: {with_amx}")
+    # With a filter, a type that the region lacks does not fail the call.
+    found = ec2.describe_instance_types(Filters=[{"Name": "instance-type", "Values": [name]}])
+    return next((InstanceType.from_aws(info) for info in found["InstanceTypes"]), None)

@@ -13,7 +13,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra import tags
 from infra.clients import error_code, patient
 from infra.errors import CloudError, DeadlineError
-from infra.instance_types import INSTANCE_TYPES
 from infra.wait import BOOT_DEADLINE_S, TERMINATE_DEADLINE_S, Clock, wait_until
 
 if TYPE_CHECKING:
@@ -109,11 +108,9 @@ class Instance:
         """Whether a call ended it, as `down` does, and not EC2 or the machine itself."""
         return self.state in ("shutting-down", "terminated") and self.reason.startswith(_BY_CALL)
 
-    def accrued_usd(self, now: datetime) -> float:
-        """The on-demand cost since the launch in US dollars; 0 for unknown types."""
-        known = INSTANCE_TYPES.get(self.instance_type)
-        hours = (now - self.launch_time).total_seconds() / 3600
-        return max(0.0, hours) * known.usd_per_hour if known else 0.0
+    def hours(self, now: datetime) -> float:
+        """The time since the launch."""
+        return max(0.0, (now - self.launch_time).total_seconds() / 3600)
 
 
 def describe_instances(

@@ -12,6 +12,8 @@ from botocore.exceptions import ClientError
 from infra import tags
 from infra.clients import error_code, when_visible
 from infra.errors import UsageError
+from infra.instance_types import INSTANCE_TYPES, WITH_AMX, InstanceType
+from infra.validation import nearest
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -26,6 +28,16 @@ if TYPE_CHECKING:
 
 # The description of an SSH rule is the memory of where its range comes from.
 _CALLER, _CHOSEN = "SSH from the caller", "SSH from --ssh-cidr"
+
+
+# Fields of DescribeInstanceTypes.
+_ACCELERATORS = {
+    "GpuInfo": "GPUs",
+    "NeuronInfo": "Neuron chips",
+    "InferenceAcceleratorInfo": "inference chips",
+    "FpgaInfo": "FPGAs",
+    "MediaAcceleratorInfo": "media chips",
+}
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,9 @@ class TypeSupport:
     zones: frozenset[str]
     ena_express: bool = False
     cluster_groups: bool = True
+    machine: InstanceType | None = None
+    unusable: str = ""
+    """Why this tool can't use the type; "" if it can."""
 
 
 def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, TypeSupport]:
@@ -138,11 +153,24 @@ def describe_type_support(ec2: EC2Client, types: Sequence[str]) -> dict[str, Typ
     known: dict[str, Any] = {i["InstanceType"]: i for page in infos for i in page["InstanceTypes"]}
     support = {}
     for name, places in zones.items():
-        info = known.get(name, {})
+        # EC2 may describe a type late that it has just begun to offer.
+        info = known.get(name)
+        if info is None:
+            continue
         strategies = info.get("PlacementGroupInfo", {}).get("SupportedStrategies", ["cluster"])
         ena = bool(info.get("NetworkInfo", {}).get("EnaSrdSupported", False))
-        support[name] = TypeSupport(frozenset(places), ena, "cluster" in strategies)
+        machine, unusable = InstanceType.from_aws(info), _why_unusable(info)
+        places_group = "cluster" in strategies
+        support[name] = TypeSupport(frozenset(places), ena, places_group, machine, unusable)
     return support
+
+
+def _why_unusable(info: Any) -> str:
+    architectures = info["ProcessorInfo"].get("SupportedArchitectures", [])
+    if "x86_64" not in architectures:
+        return f"its processors are {', '.join(architectures)}; this tool is for x86-64"
+    found = next((text for key, text in _ACCELERATORS.items() if info.get(key)), "")
+    return f"it has {found}, which this tool does not use" if found else ""
 
 
 def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None) -> list[Network]:
@@ -169,13 +197,33 @@ def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None)
     return sorted((n for n in found if vpc_id in (None, n.vpc_id)), key=lambda n: n.zone)
 
 
+def require_known(ec2: EC2Client, names: Sequence[str], support: Mapping[str, TypeSupport]) -> None:
+    """Raise :class:`UsageError`, with the nearest names, for a type that this region does not know."""
+    unknown = [name for name in names if name not in support and name not in INSTANCE_TYPES]
+    if not unknown:
+        return
+    pages = ec2.get_paginator("describe_instance_type_offerings").paginate()
+    offered = [str(o["InstanceType"]) for page in pages for o in page["InstanceTypeOfferings"]]
+    near = nearest(unknown[0], offered, 3, 0.4)
+    raise UsageError(
+        f"unknown instance type {unknown[0]!r} in {ec2.meta.region_name}{near}", hint=WITH_AMX
+    )
+
+
 def require_offers(
     spec: ClusterSpec,
     support: Mapping[str, TypeSupport],
     networks: Sequence[Network],
     region: str,
 ) -> None:
-    """Raise :class:`UsageError` if no available subnet is in a zone that offers one of the types."""
+    """Raise :class:`UsageError` if no available subnet is in a zone that offers one of the types,
+    or if one of them can't be used.
+    """
+    for name, known in support.items():
+        if known.unusable:
+            raise UsageError(f"{name}: {known.unusable}", hint=WITH_AMX)
+        if spec.amx_required and known.machine and known.machine.amx is False:
+            raise UsageError(f"{name} has no AMX", hint=f"--allow-no-amx allows it; {WITH_AMX}")
     names = ", ".join(spec.instance_types)
     zones = sorted({zone for known in support.values() for zone in known.zones})
     if not zones:

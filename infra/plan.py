@@ -14,12 +14,13 @@ from infra.cluster_record import ClusterRecord, record_tags
 from infra.errors import SprError
 from infra.guard import AFTER
 from infra.images import Image
-from infra.instance_types import INSTANCE_TYPES
+from infra.instance_types import is_metal
 from infra.instances import HEAD, Instance
 from infra.inventory import Inventory
 from infra.key_pair import fingerprint
 from infra.network import SecurityGroup
 from infra.ownership import check_owner, split_groups
+from infra.prices import Prices
 from infra.spec import ClusterSpec
 from infra.words import counted
 
@@ -43,6 +44,7 @@ class PlanInput:
     cached: tuple[Image, ...] = ()
     wants_image: bool = False
     """Create an image even if no workers need it."""
+    prices: Prices = field(default_factory=Prices)
 
     @property
     def group(self) -> SecurityGroup | None:
@@ -149,9 +151,16 @@ def plan_up(given: PlanInput) -> Plan:
     ]
     actions = [*_plan_claim(given, changes=Plan(tuple(actions)).changes), *actions]
     # The type is not known before the purchase, so show the highest price.
-    machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else given.spec.types
-    usd_per_hour = max(m.usd_per_hour for m in machines) * given.spec.nodes
-    return Plan(tuple(actions), usd_per_hour, keep)
+    spec, types = given.spec, _types(given, keep)
+    options = {"public": not spec.private, **spec.disk_speed}
+    node = given.prices.highest(types, spec.volume_gib, **options)
+    price = node and replace(node, usd=node.usd * given.spec.nodes)
+    return Plan(tuple(actions), price, keep)
+
+
+def _types(given: PlanInput, keep: Sequence[Instance]) -> tuple[str, ...]:
+    """Return the types that the cluster's machines have or can have."""
+    return (keep[0].instance_type,) if keep else given.spec.instance_types
 
 
 def expected_by_bake(given: PlanInput) -> dict[str, tuple[int, int]]:
@@ -251,12 +260,12 @@ def _plan_machines(given: PlanInput, keep: Sequence[Instance]) -> list[Action]:
 def _plan_software(given: PlanInput, keep: Sequence[Instance], missing: int) -> list[Action]:
     """Start the missing nodes, from an image if possible, and install what lacks software."""
     kind, spec, image = ActionKind, given.spec, given.image
-    machines = [INSTANCE_TYPES[keep[0].instance_type]] if keep else spec.types
-    machine = " or ".join(each.name for each in machines)
+    types = _types(given, keep)
+    machine = " or ".join(types)
     what = f"{machine}, {spec.disk}"
 
     def run(kind: ActionKind, detail: str) -> Action:
-        return Action(kind, detail, virtual=not any(each.is_metal for each in machines))
+        return Action(kind, detail, virtual=not any(map(is_metal, types)))
 
     if image is not None:
         actions = _plan_install(spec, keep, 0)

@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError
 from infra import tags
 from infra.clients import error_code, is_invisible, is_passing, retry
 from infra.errors import CloudError
+from infra.instance_types import INSTANCE_TYPES
 from infra.instances import Instance
 from infra.network import Network, TypeSupport
 from infra.wait import CONSISTENCY_DEADLINE_S, Clock
@@ -61,6 +62,9 @@ _NO_ROOM_HINT = (
 # Machines bought with the same token may have ended; EC2 remembers a token for a day or more.
 _SPENT = {"IdempotentInstanceTerminated", "IdempotentParameterMismatch"}
 _TOKENS_PER_OFFER = 50
+# Newer types forget a TCP connection after 350 idle seconds, and its packets are then dropped. Ranks can
+# wait longer for each other: https://aws.amazon.com/blogs/networking-and-content-delivery/best-practices-for-tcp-connection-management-on-ec2/
+_IDLE_TCP_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,10 @@ def list_offers(
         markets.append(ON_DEMAND)
     offers = []
     for market in markets:
-        for type_ in spec.types:
-            known = support.get(type_.name)
-            if known is None:
+        for name in spec.instance_types:
+            known = support.get(name)
+            type_ = (known and known.machine) or INSTANCE_TYPES.get(name)
+            if known is None or type_ is None:
                 continue
             places = [network for network in networks if network.zone in known.zones]
             # One node, too: the cluster may grow, and a running machine can't enter a group.
@@ -297,6 +302,8 @@ def _interface(purchase: Purchase, offer: Offer) -> dict[str, Any]:
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ena-express.html
         udp = {"EnaSrdUdpEnabled": True}
         interface["EnaSrdSpecification"] = {"EnaSrdEnabled": True, "EnaSrdUdpSpecification": udp}
+    if offer.type.idle_tcp_s < _IDLE_TCP_S:
+        interface["ConnectionTrackingSpecification"] = {"TcpEstablishedTimeout": _IDLE_TCP_S}
     return interface
 
 

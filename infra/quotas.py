@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -13,6 +15,12 @@ if TYPE_CHECKING:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-resource-limits.html
 ON_DEMAND_QUOTA = "L-1216C47A"
 SPOT_QUOTA = "L-34B43A08"
+_STANDARD = re.compile(r"(a|c|d|h|i|im|is|m|r|t|z)\d.*")
+
+
+def is_standard(types: Iterable[str]) -> bool:
+    """Return whether these two quotas count all of these types; X and HPC types have their own."""
+    return all(_STANDARD.fullmatch(name) for name in types)
 
 
 def quota_code(*, spot: bool) -> str:

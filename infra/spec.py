@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from infra.errors import UsageError
-from infra.instance_types import DEFAULT_INSTANCE_TYPE, InstanceType, find_instance_type
+from infra.instance_types import DEFAULT_INSTANCE_TYPE, check_type_name
 from infra.validation import explain_invalid
 
 CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
@@ -21,6 +21,7 @@ EICE, SSM = "eice", "ssm"
 _JUMP = re.compile(
     r"(?:[a-z_][a-z0-9_.-]{0,31}@)?[a-z0-9][a-z0-9.-]{0,180}(?::(\d{1,5}))?", re.ASCII | re.I
 )
+DEFAULT_VOLUME_GIB = 100
 DEFAULT_TTL = timedelta(hours=8)
 LONGEST_TTL = timedelta(days=30)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(m|h|d)", re.ASCII)
@@ -47,7 +48,7 @@ class ClusterSpec(BaseModel):
     caller: str = ""
     """The one among them that is this machine's address, and follows it."""
     subnet_id: str | None = None
-    volume_gib: int = Field(default=100, ge=20, le=16384)
+    volume_gib: int = Field(default=DEFAULT_VOLUME_GIB, ge=20, le=16384)
     volume_throughput: int | None = Field(default=None, ge=125, le=2000)
     """In MiB/s; by default gp3's 125."""
     volume_iops: int | None = Field(default=None, ge=_BASE_IOPS, le=80000)
@@ -72,8 +73,8 @@ class ClusterSpec(BaseModel):
 
     @field_validator("instance_types")
     @classmethod
-    def _known_types(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(find_instance_type(name).name for name in names))
+    def _type_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(check_type_name(name) for name in names))
 
     @field_validator("ssh_cidrs")
     @classmethod
@@ -109,8 +110,9 @@ class ClusterSpec(BaseModel):
         return f"{self.volume_gib} GiB encrypted gp3{more}"
 
     @property
-    def types(self) -> tuple[InstanceType, ...]:
-        return tuple(find_instance_type(name) for name in self.instance_types)
+    def disk_speed(self) -> dict[str, int | None]:
+        """The disk's IOPS and MiB/s, as :mod:`infra.prices` counts them."""
+        return {"iops": self.volume_iops, "mibps": self.volume_throughput}
 
     @property
     def workers(self) -> int:

@@ -17,6 +17,7 @@ from cluster.events import utc_now
 from cluster.lifecycle.down import down
 from cluster.local_files import ClusterFiles, known_clusters, remembered_account
 from cluster.overview import Overview, describe_regions, list_clusters
+from cluster.prices import show_cost
 from infra.aws import NoRegionError
 from infra.caller import Caller, is_same_owner, short_owner
 from infra.clients import connect, translate_boto_error
@@ -199,8 +200,7 @@ def _print_clusters(search: _Search, now: datetime, *, all_regions: bool) -> Non
     print(_table(search.found, now))
     print("; ".join(f"{c}: account {each.account}" for c, each in search.callers.items()))
     if search.billed:
-        total = sum(cluster.usd_so_far(now) for _, cluster in search.found)
-        print(f"${total:.2f} so far for the machines that exist now, at on-demand prices.")
+        print(_total([cluster for _, cluster in search.found], now))
     if any(cluster.is_orphan(now) for _, cluster in search.found):
         print("To remove expired clusters: spr-cluster gc")
 
@@ -220,11 +220,20 @@ def _table(clusters: Sequence[tuple[Cloud, Overview]], now: datetime) -> str:
                 f"{row['nodes']}/{wanted}",
                 "-" if row["age_s"] is None else format_seconds(row["age_s"]),
                 "-" if left is None or left < 0 else format_seconds(left),
-                f"${row['usd_so_far']:.2f}",
+                show_cost(row),
                 short_owner(cluster.found.owner) or "-",
             )
         )
     return format_table(rows)
+
+
+def _total(clusters: Sequence[Overview], now: datetime) -> str:
+    """Return the cost of the machines that exist, and the sources of its prices."""
+    costs = [cost for cluster in clusters if (cost := cluster.cost(now))]
+    sources = dict.fromkeys(cost.source for cost in costs if cost.source)
+    text = f"${sum(cost.usd for cost in costs):.2f} so far for the machines that exist now, at on-demand"
+    text += f" prices ({'; '.join(sources)})." if sources else " prices."
+    return text if len(costs) == len(clusters) else f"{text} Some prices are unknown."
 
 
 def run_gc(args: argparse.Namespace) -> int:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from cluster.context import Context
 from cluster.lifecycle.prepare import find_offers
+from cluster.prices import look_up_prices
 from infra.actions import Action, ActionKind, Plan
 from infra.errors import UsageError
 from infra.guard import COST
-from infra.instance_types import PRICES_AS_OF, find_instance_type
+from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan import PlanInput, expected_by_bake, plan_up
-from infra.purchase import Offer
-from infra.quotas import describe_quota, quota_code
+from infra.prices import ADDRESS_USD, Price, Prices, with_spot
+from infra.purchase import SPOT, Offer
+from infra.quotas import describe_quota, is_standard, quota_code
 from infra.spec import render_duration
 from infra.tags import render_time
 from infra.words import counted, spoken_time
@@ -27,6 +29,7 @@ _UNGUARDED = (
     "A machine that never boots does not shut down: --second-guard has AWS terminate it, too "
     f"({COST})."
 )
+_SMALL_GIB = 8
 
 
 @dataclass(frozen=True)
@@ -42,21 +45,31 @@ class Proposal:
     """What may stand in the way of the purchase."""
 
     @property
-    def _vcpus_by_type(self) -> dict[str, int]:
+    def _machines(self) -> dict[str, InstanceType]:
+        """The types by name. Of those that the table lacks, only the ones for sale are known."""
         kept, spec = self.plan.keep, self.plan_input.spec
-        machines = [find_instance_type(kept[0].instance_type)] if kept else spec.types
-        return {machine.name: machine.vcpus * spec.nodes for machine in machines}
+        names = [kept[0].instance_type] if kept else spec.instance_types
+        known = INSTANCE_TYPES | {offer.type.name: offer.type for offer in self.offers}
+        return {name: known[name] for name in names if name in known}
 
     @property
-    def vcpus(self) -> int:
+    def _vcpus_by_type(self) -> dict[str, int]:
+        nodes = self.plan_input.spec.nodes
+        return {name: machine.vcpus * nodes for name, machine in self._machines.items()}
+
+    @property
+    def vcpus(self) -> int | None:
         """vCPUs that the whole cluster needs of the quota, with the largest of its types."""
-        return max(self._vcpus_by_type.values())
+        return max(self._vcpus_by_type.values(), default=None)
 
     def require_quota(self) -> None:
         """Raise :class:`UsageError` if the quota is known and too small for every requested type."""
         spec, held = self.plan_input.spec, self.quota_held
-        name, least = min(self._vcpus_by_type.items(), key=lambda item: item[1])
-        if held is None or held >= least or (spec.spot and spec.on_demand_allowed):
+        needs = self._vcpus_by_type
+        if held is None or not needs or (spec.spot and spec.on_demand_allowed):
+            return
+        name, least = min(needs.items(), key=lambda item: item[1])
+        if held >= least:
             return
         raise UsageError(
             f"quota {quota_code(spot=spec.spot)} is {held} vCPUs: {counted(spec.nodes, 'node')} of {name} "
@@ -71,8 +84,59 @@ class Proposal:
         return max(0.0, left.total_seconds() / 3600)
 
     @property
-    def usd_at_most(self) -> float:
-        return self.plan.usd_per_hour * self.hours_left if self.ctx.cloud.billed else 0.0
+    def price(self) -> Price | None:
+        """The cluster's price per hour on demand, if that of its region is known."""
+        if not self.ctx.cloud.billed:
+            return Price(0.0, "")
+        return self.plan.price if self.plan.price and self.plan.price.is_here else None
+
+    @property
+    def usd_at_most(self) -> float | None:
+        """The most that the nodes can cost, unless the region's prices are unknown."""
+        if self.price is None:
+            return None
+        return self._capped(self.price).usd * self.hours_left
+
+    @property
+    def spoken_price(self) -> str:
+        """The accepted price, as the event log holds it."""
+        if self.price is None or self.usd_at_most is None:
+            return "an unknown price"
+        return (
+            f"${self.price.usd:.2f} an hour, at most ${self.usd_at_most:.2f} ({self.price.source})"
+        )
+
+    def _capped(self, price: Price) -> Price:
+        """Return the price with the maximum that the user set for spot machines."""
+        spec = self.plan_input.spec
+        if not spec.max_price or spec.on_demand_allowed or not self.ctx.cloud.billed:
+            return price
+        prices, names = self.plan_input.prices, list(self._machines) or spec.instance_types
+        most = max(known.usd for name in names if (known := prices.machines.get(name)))
+        return replace(price, usd=price.usd - spec.nodes * max(0.0, most - spec.max_price))
+
+    @property
+    def spot_usd(self) -> dict[str, float]:
+        """Today's spot price of each way to buy, cheapest first."""
+        prices = self.plan_input.prices.spot
+        offers = {offer.place for offer in self.offers if offer.market == SPOT}
+        known = {" in ".join(place): prices[place] for place in offers if place in prices}
+        return dict(sorted(known.items(), key=lambda item: (item[1], item[0])))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Advice on the types."""
+        texts = []
+        for name, machine in self._machines.items():
+            if machine.memory_gib < _SMALL_GIB:
+                texts.append(
+                    f"{name} has {machine.memory_gib:g} GiB of memory: too little to train BERT."
+                )
+            if machine.amx is None and self.plan_input.spec.amx_required:
+                texts.append(
+                    f"Whether {name} has AMX is not known: the nodes are checked after boot."
+                )
+        return texts
 
     @property
     def zones(self) -> list[str]:
@@ -93,12 +157,15 @@ class Proposal:
                 {"kind": action.kind.name.lower(), "detail": action.detail, "ids": action.ids}
                 for action in plan.actions
             ],
-            "usd_per_hour": round(plan.usd_per_hour, 4) if billed else 0.0,
-            "usd_at_most": round(self.usd_at_most, 2),
-            "prices_as_of": PRICES_AS_OF,
+            "usd_per_hour": self.price and round(self.price.usd, 4),
+            "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 2),
+            "prices_as_of": plan.price.source if billed and plan.price else None,
+            "price_problem": self.plan_input.prices.problem or None,
+            "spot_usd_per_hour": self.spot_usd,
             "expires": render_time(self.plan_input.record.expires),
+            "warnings": self.warnings,
             "quota": {
-                "code": quota_code(spot=spec.spot),
+                "code": quota_code(spot=spec.spot) if is_standard(self._machines) else None,
                 "vcpus_needed": self.vcpus,
                 "vcpus_held": self.quota_held,
             },
@@ -144,25 +211,50 @@ class Proposal:
         return [f"Software: {texts[chosen]}; {texts[other]}."]
 
     def _money(self) -> list[str]:
-        spec, plan = self.plan_input.spec, self.plan
-        each = plan.usd_per_hour / spec.nodes
-        market = ""
-        if spec.spot:
-            ceiling = f"at most ${spec.max_price:g} each" if spec.max_price else "usually far less"
-            market = f" on demand; on spot {ceiling}"
-        several = len(spec.types) > 1 and not plan.keep
-        if several:
-            market += ", for the most expensive of these types"
-        lines = [
-            f"Price: ${plan.usd_per_hour:.2f} an hour ({spec.nodes} x ${each:.4f}, "
-            f"{PRICES_AS_OF}){market}, plus disks, image, and traffic.",
-            f"At most ${self.usd_at_most:.2f} until the nodes shut down.",
-        ]
+        spec, prices = self.plan_input.spec, self.plan_input.prices
+        lines = [*self._on_demand(), *self._spot(), *self.warnings]
+        if self.usd_at_most is not None:
+            lines.append(f"At most ${self.usd_at_most:.2f} until the nodes shut down.")
+        if prices.problem:
+            lines.append(f"Prices: {prices.problem}.")
+        if not self.plan.buys or not is_standard(self._machines):
+            return lines
         held = "unknown (no permission to ask)" if self.quota_held is None else str(self.quota_held)
         quota = f"Quota {quota_code(spot=spec.spot)}: needs {self.vcpus} vCPUs, you have {held}."
-        if self.quota_held is not None and self.quota_held < self.vcpus:
+        if self.quota_held is not None and self.vcpus and self.quota_held < self.vcpus:
             quota += " That is too few: request more in the console's Service Quotas first."
         return [*lines, quota]
+
+    def _on_demand(self) -> list[str]:
+        """Return the price on demand, its parts, and its source."""
+        spec, prices, total = self.plan_input.spec, self.plan_input.prices, self.plan.price
+        region, names = self.ctx.cloud.region, " or ".join(self._machines)
+        if total is None:
+            return [f"Price: unknown for {names or ' or '.join(spec.instance_types)} in {region}."]
+        disk = prices.disk(spec.volume_gib, **spec.disk_speed)
+        beside = (disk.usd if disk else 0) + (0 if spec.private else ADDRESS_USD)
+        parts = "disk" if spec.private else "disk and public address"
+        machine = total.usd / spec.nodes - beside
+        text = (
+            f"${total.usd:.2f} an hour on demand: {spec.nodes} x ${machine:.4f}, plus ${beside:.4f} each for "
+            f"{parts} ({total.source})"
+        )
+        if len(self._machines) > 1:
+            text += ", for the most expensive of these types"
+        if not total.is_here:
+            return [f"Price: unknown in {region}. In {TABLE_REGION}: {text}."]
+        return [f"Price: {text}. Image and traffic are extra."]
+
+    def _spot(self) -> list[str]:
+        """Return today's spot price, in the cheapest zone, and the maximum."""
+        spec = self.plan_input.spec
+        if not spec.spot or not self.plan.buys:
+            return []
+        limit = f" At most ${spec.max_price:g} each." if spec.max_price else ""
+        if not self.spot_usd:
+            return [f"Spot: today's price is unknown, usually far less than on demand.{limit}"]
+        where, usd = next(iter(self.spot_usd.items()))
+        return [f"Spot: now from ${usd:.4f} each ({where}, EC2's price history).{limit}"]
 
 
 def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
@@ -178,6 +270,18 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
         )
     notes: list[str] = []
     offers = find_offers(ctx, plan_input, notes.append) if plan.buys else ()
-    asks = plan.buys and ctx.cloud.billed
+    if ctx.cloud.billed:
+        plan_input = replace(plan_input, prices=_find_prices(ctx, plan, offers))
+        plan = plan_up(plan_input)
+    asks = plan.buys and ctx.cloud.billed and is_standard(plan_input.spec.instance_types)
     held = describe_quota(ctx.clients.quotas, spot=plan_input.spec.spot) if asks else None
     return Proposal(ctx, plan_input, plan, offers, held, notes)
+
+
+def _find_prices(ctx: Context, plan: Plan, offers: Sequence[Offer]) -> Prices:
+    """Return the prices of the types that exist or are for sale here."""
+    types = [machine.instance_type for machine in plan.keep] or [o.type.name for o in offers]
+    prices = look_up_prices(ctx.cloud, ctx.clients, types, ctx.now())
+    if any(offer.market == SPOT for offer in offers):
+        return with_spot(prices, ctx.clients.ec2, ctx.now())
+    return prices

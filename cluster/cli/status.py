@@ -18,6 +18,7 @@ from cluster.host_identity import verified_by
 from cluster.local_files import nearest_cluster
 from cluster.nodes import Node, rank_nodes
 from cluster.overview import Overview
+from cluster.prices import look_up_prices, show_cost
 from infra import tags
 from infra.cloud import Cloud
 from infra.instances import describe_spot_notices
@@ -47,8 +48,9 @@ def run(args: argparse.Namespace) -> int:
     ec2 = ctx.clients.ec2
     found = describe_inventory(ec2, args.name)
     nodes = rank_nodes(found.instances)
-    overview = Overview(args.name, cloud.region, found, cloud.billed)
     now = utc_now()
+    prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
+    overview = Overview(args.name, cloud.region, found, cloud.billed, prices)
     notices = describe_spot_notices(ec2, found.alive)
     user = ctx.files.user()
     keys = verified_by(ctx.events)
@@ -127,6 +129,11 @@ def _as_dict(
     return {**overview.as_dict(now), **more}
 
 
+def _source(row: Mapping[str, Any]) -> str:
+    """Return where the prices are from, except for a cost of zero."""
+    return f" ({row['price_source']})" if row["price_source"] else ""
+
+
 def _summary(overview: Overview, now: datetime, flags: str) -> str:
     """Return the cluster's state, cost, and remaining time in two lines at most."""
     row, name = overview.as_dict(now), overview.name
@@ -139,7 +146,7 @@ def _summary(overview: Overview, now: datetime, flags: str) -> str:
     state = f"degraded: {nodes} running" if degraded else f"{row['state']}: {nodes}"
     lines = [
         f"Cluster {name} is {state}, stack {stack}, up for {format_seconds(row['age_s'] or 0)}, "
-        f"${row['usd_so_far']:.2f} so far"
+        f"{show_cost(row)} so far{_source(row)}"
     ]
     if overview.expires is not None:
         text = f"Its time to live is over. To remove what is left: spr-cluster down {flags}"

@@ -159,7 +159,7 @@ def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
     confirm("Continue?", yes=yes)
     proposal.ctx.events.record(
         "accepted",
-        f"${proposal.plan.usd_per_hour:.2f} an hour, at most ${proposal.usd_at_most:.2f}",
+        proposal.spoken_price,
         reason="--yes" if yes else "confirmed on the terminal",
     )
 

@@ -23,6 +23,7 @@ from cluster.nodes import Cluster
 from cluster.verify.checks.expected import Expected, expect, with_hardware
 from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
 from cluster.verify.verify import VerifyReport, verify_cluster
+from infra.instance_types import find_machine
 from infra.inventory import describe_inventory
 from infra.words import counted
 from provision.stacks.load import load_stack
@@ -82,8 +83,11 @@ def build_expected(ctx: Context, cluster: Cluster, *, judge: bool) -> Expected:
     """Return the cluster's expected state, by its record; ``judge``: as real machines of its type."""
     found = describe_inventory(ctx.clients.ec2, cluster.name, ("security_groups",))
     spec = found.record.options if found.record else {}
-    expected = expect(ctx.cloud, cluster, spec, load_stack(cluster.stack))
-    return replace(with_hardware(expected, cluster), amx_required=True) if judge else expected
+    machine = find_machine(ctx.clients.ec2, cluster.head.instance.instance_type)
+    expected = expect(ctx.cloud, cluster, spec, load_stack(cluster.stack), machine)
+    if not judge:
+        return expected
+    return replace(with_hardware(expected, cluster, machine), amx_required=True)
 
 
 def as_dict(ctx: Context, expected: Expected, report: VerifyReport) -> dict[str, object]:

@@ -20,6 +20,7 @@ from infra.actions import Action, ActionKind, Plan
 from infra.clients import error_code
 from infra.cluster_record import record_tags
 from infra.errors import DeadlineError, HostError, HostKeyError, SprError
+from infra.instance_types import find_machine
 from infra.instances import HEAD, WORKER
 from infra.plan import PlanInput, mesh_digest
 from infra.purchase import Offer
@@ -290,7 +291,8 @@ class PlanApplier:
         with_amx = sum(bool(a.health and not a.health.missing_amx) for a in answers)
         nodes = counted(self.spec.nodes, "node")
         text = f"{len(answers)} of {nodes} reachable from the head, {with_amx} with AMX"
-        expected = expect(self.ctx.cloud, cluster, self.spec, self.stack)
+        machine = find_machine(self.ctx.clients.ec2, cluster.head.instance.instance_type)
+        expected = expect(self.ctx.cloud, cluster, self.spec, self.stack, machine)
         expires, open_host = self.record.expires, self.machines.open_host
         answers = reset_guards(self.ctx, cluster, answers, expected, expires, open_host)
         text += summarize_problems(check_nodes(answers, expected), expected)

@@ -22,7 +22,7 @@ from infra.instances import HEAD, WORKER, Instance
 from infra.network import SecurityGroup
 from infra.plan import PlanInput
 from infra.progress import NamedProgress
-from infra.purchase import NoCapacityError, Offer, Purchase, Refusal, buy
+from infra.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts
 from provision.host import CONNECT_TIMEOUT_S, Host, on_all
@@ -167,8 +167,14 @@ class Machines:
             type=offer.type.name,
             zone=offer.network.zone,
             market=offer.market,
-            usd_per_hour=offer.type.usd_per_hour if self.ctx.cloud.billed else 0.0,
+            usd_per_hour=self._price(offer),
         )
+
+    def _price(self, offer: Offer) -> float | None:
+        """Return the machine's price per hour in its market, if it is known."""
+        prices, is_spot = self.plan_input.prices, offer.market == SPOT
+        known = prices.market(offer.type.name, offer.network.zone, spot=is_spot)
+        return known if self.ctx.cloud.billed else 0.0
 
     @property
     def _replaced(self) -> dict[str, str]:

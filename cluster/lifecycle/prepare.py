@@ -129,6 +129,7 @@ def find_offers(
     spec, group = plan_input.spec, plan_input.group
     ec2, note = ctx.clients.ec2, note or ctx.progress.note
     support = network.describe_type_support(ec2, spec.instance_types)
+    network.require_known(ec2, spec.instance_types, support)
     networks = network.describe_networks(ec2, spec.subnet_id, group.vpc_id if group else None)
     network.require_offers(spec, support, networks, ctx.cloud.region)
     zones = {zone for known in support.values() for zone in known.zones}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from botocore.exceptions import ClientError
 
@@ -19,6 +20,7 @@ from infra.cluster_record import parse_record
 from infra.errors import SprError, UsageError
 from infra.ownership import ForeignClusterError, check_owner
 from infra.plan import PlanInput, check_head_is_not_stopped, plan_up
+from infra.prices import Price
 from infra.purchase import Offer
 from infra.removal import remove
 from infra.wait import SETTLE_S
@@ -128,9 +130,16 @@ def _record_plan(ctx: Context, plan_input: PlanInput, plan: Plan, reason: str) -
         resources=[instance.id for instance in plan.keep],
         actions=[action.title for action in plan.actions],
         options=spec.model_dump(mode="json", exclude={"name"}),
-        usd_per_hour=round(plan.usd_per_hour, 4) if ctx.cloud.billed else 0.0,
+        **_cost(ctx, plan),
         expires=tags.render_time(plan_input.record.expires),
     )
+
+
+def _cost(ctx: Context, plan: Plan) -> dict[str, Any]:
+    """Return the price for the event log: 0 where nothing is billed, ``None`` if it is unknown."""
+    price = plan.price if ctx.cloud.billed else Price(0.0, "")
+    here = price if price and price.is_here else None
+    return {"usd_per_hour": here and round(here.usd, 4), "price_source": here and here.source}
 
 
 def _require_unchanged(

@@ -26,6 +26,7 @@ from infra.local.ec2_visibility import READS
 from infra.local.faults import ActiveFaults
 from infra.local.host import gateway_of
 from infra.local.interceptors import Interceptor
+from infra.local.prices import answer_get_products
 from infra.local.quotas import show_quotas
 from infra.local.requests import ApiCall, Reply, error_reply, read_call
 from infra.local.runtime import Runtime, ServerClock
@@ -151,6 +152,8 @@ class Application:
         return answer
 
     def _act(self, environ: dict[str, Any], call: ApiCall) -> Reply:
+        if call.action == "GetProducts":
+            return answer_get_products(call, self.runtime.faults.now)
         self._notify(call, "before")
         caller = self._accounts.caller_of(environ)
         if (account := account_of(caller)) != ACCOUNT and call.region in self._regions:

@@ -149,17 +149,18 @@ class Launches:
         image = refusals.require_image(self._ec2, image_id)
         refusals.require_instance_type(self._ec2, arguments["instance_type"])
         public_key = refusals.require_key_pair(self._ec2, arguments.get("key_name"))
+        refusals.require_idle_timeouts(arguments["nics"])
         groups = [*arguments.get("security_group_ids", [])]
         for nic in arguments["nics"]:
             groups += nic.get("Groups", [])
         refusals.require_groups(self._ec2, groups)
+        subnet = self._subnet_of(arguments)
+        zone = str(subnet.availability_zone) if subnet else ""
         if self._request.group:
-            subnet = self._subnet_of(arguments)
-            zone = str(subnet.availability_zone) if subnet else ""
             self._placement_groups.require_zone(self._request.group, zone)
         if _is_spot(arguments):
             self._spot_requests.require_role()
-            self._spot_requests.require_price(self._request.spot)
+            self._spot_requests.require_price(self._request.spot, arguments["instance_type"], zone)
         return image, public_key
 
     def _fill_in_subnet(self, arguments: Arguments) -> None:

@@ -15,6 +15,7 @@ from moto.ec2.utils import random_spot_request_id
 
 from infra.local import refusals
 from infra.local.authorization import role_request
+from infra.local.prices import spot_usd
 from infra.local.runtime import Runtime
 
 _MESSAGES = {
@@ -75,9 +76,10 @@ class SpotRequests:
                 "for EC2 Spot Instances.",
             )
 
-    def require_price(self, options: Mapping[str, Any]) -> None:
-        """Refuse a maximum price below today's spot price."""
-        price, highest = self._runtime.faults.now.spot.usd_per_hour, options.get("MaxPrice")
+    def require_price(self, options: Mapping[str, Any], instance_type: str, zone: str) -> None:
+        """Refuse a maximum price below the zone's spot price of today."""
+        highest = options.get("MaxPrice")
+        price = round(spot_usd(self._runtime.faults.now, instance_type, zone), 6)
         if highest is not None and float(highest) < price:
             raise EC2ClientError(
                 "SpotMaxPriceTooLow",

@@ -38,7 +38,7 @@ Fate = Literal[
     "stops",
 ]
 
-_SERVICES = ("ec2", "iam", "scheduler", "ssm", "sts", "service-quotas")
+_SERVICES = ("ec2", "iam", "pricing", "scheduler", "ssm", "sts", "service-quotas")
 # AWS's HTTP statuses of the codes that are worth a retry; every other code is the caller's fault:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 _STATUS = {
@@ -106,7 +106,7 @@ class Quota(_Section):
 
 
 class Spot(_Section):
-    """The current spot price: a lower maximum price is refused.
+    """The current spot price: a lower maximum price is refused. At 0, it follows the price list.
 
     Without the ``service_linked_role``, a purchase needs the permission to create it.
     """
@@ -119,6 +119,13 @@ class Ebs(_Section):
     """The customer-managed key that encrypts new disks; callers need permissions on it."""
 
     kms_key: str = ""
+
+
+class Pricing(_Section):
+    """The price list: ``factor`` times the usual prices, without the types that match ``unlisted``."""
+
+    factor: float = Field(default=1, gt=0)
+    unlisted: tuple[str, ...] = ()
 
 
 class CapacityRule(_Section):
@@ -241,6 +248,7 @@ class Faults(_Section):
     quota: Quota = Quota()
     spot: Spot = Spot()
     ebs: Ebs = Ebs()
+    pricing: Pricing = Pricing()
     capacity: tuple[CapacityRule, ...] = ()
     throttle: tuple[ThrottleRule, ...] = ()
     error: tuple[ErrorRule, ...] = ()

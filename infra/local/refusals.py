@@ -67,6 +67,20 @@ def require_offered(zone: str, instance_type: str) -> None:
         )
 
 
+def require_idle_timeouts(interfaces: Iterable[Any]) -> None:
+    """An idle TCP connection is tracked for a minute to five days.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ConnectionTrackingSpecificationRequest.html
+    """
+    for interface in interfaces:
+        asked = interface.get("ConnectionTrackingSpecification", {}).get("TcpEstablishedTimeout")
+        if asked is not None and not 60 <= int(asked) <= 432_000:
+            raise EC2ClientError(
+                "InvalidParameterValue",
+                f"Value ({asked}) for parameter TcpEstablishedTimeout is invalid.",
+            )
+
+
 def require_groups(backend: Any, group_ids: Iterable[str]) -> None:
     """moto would create a group that does not exist."""
     known = {group_id for groups in backend.groups.values() for group_id in groups}

@@ -11,7 +11,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
-from infra.local import ec2_routes, refusals
+from infra.local import ec2_routes, prices, refusals
 from infra.local.ec2_launches import LaunchRequest
 
 _HOME_REGION = "us-east-1"
@@ -120,6 +120,18 @@ class LocalEC2Response(EC2Response):
         }
         found = [exclusion] if ec2.runtime.faults.now.network.excluded else []
         return ActionResult({"VpcBlockPublicAccessExclusions": found})
+
+    # Spot prices
+
+    def describe_spot_price_history(self) -> ActionResult:
+        """moto answers 0.00001 everywhere."""
+        self.error_on_dryrun()
+        ec2 = self.ec2_backend
+        faults, types = ec2.runtime.faults.now, self._get_param("InstanceTypes", [])
+        filters = self._filters_from_querystring()
+        history = prices.spot_history(faults, ec2.region_name, types, filters)
+        same = {"ProductDescription": "Linux/UNIX", "Timestamp": ec2.runtime.moto_now()}
+        return ActionResult({"SpotPriceHistory": [{**each, **same} for each in history]})
 
     # Key pairs
 

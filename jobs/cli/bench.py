@@ -125,7 +125,7 @@ def _render_peak(speeds: BenchResult, *, real: bool) -> str:
         if node.peak_tflops and node.type in INSTANCE_TYPES
     }
     if not known:
-        return "No peak to compare with: a virtual machine has only part of a processor."
+        return "No peak to compare with: it is known for bare metal with AMX only."
     return "Peak: " + "; ".join(
         f"{name} {peak:.1f} TFLOPS ({INSTANCE_TYPES[name].cores} cores at {INSTANCE_TYPES[name].ghz} GHz, "
         "the clock that EC2 states; it may be lower under AMX)"

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from cluster.cli.common import open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
+from cluster.context import Context
 from cluster.events import utc_now
-from cluster.nodes import Cluster
+from cluster.overview import Overview
+from cluster.prices import look_up_prices
+from infra.cloud import Cloud
+from infra.inventory import describe_inventory
+from infra.prices import Prices
 from jobs.cli.job_display import JobDisplay
 from jobs.launch.record import CloudInfo
 from jobs.launch.session import JobContext
@@ -26,21 +33,42 @@ def open_job_context(
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud, progress=progress)
     cluster = ctx.find_cluster()
-    cost = (lambda: usd_so_far(cluster, billed=cloud.billed)) if show_cost else None
+    types = (node.instance.instance_type for node in cluster.nodes)
+    prices = look_up_prices(cloud, ctx.clients, types, now)
+    info = describe_cloud(cloud, prices, cluster.head.instance.instance_type)
+    cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
     return JobContext(
         cluster=cluster,
         stack=load_stack(cluster.stack, locked=False),
         open_host=ctx.host_opener(),
         now=now,
-        cloud=CloudInfo(cloud.name, cloud.region, cloud.billed),
+        cloud=info,
         progress=progress,
         on_event=display.event,
         on_log=display.log,
     )
 
 
-def usd_so_far(cluster: Cluster, *, billed: bool) -> float:
-    """Return what the cluster's nodes have cost since their launch, as ``status`` shows it."""
-    now = utc_now()
-    return sum(node.instance.accrued_usd(now) for node in cluster.nodes) if billed else 0.0
+def describe_cloud(cloud: Cloud, prices: Prices, instance_type: str) -> CloudInfo:
+    """Return the cloud with the price of a type, if that of the region is known."""
+    info = CloudInfo(cloud.name, cloud.region, cloud.billed)
+    price = prices.machines.get(instance_type)
+    if price is None or not price.is_here:
+        return info
+    return replace(info, usd_per_hour=price.usd, price_source=price.source)
+
+
+def make_cost(ctx: Context, prices: Prices) -> Callable[[], float | None]:
+    """Return a function for the cluster's cost since its launch, as ``status`` shows it."""
+    if not ctx.cloud.billed:
+        return lambda: 0.0
+    name = ctx.files.folder.name
+    found = describe_inventory(ctx.clients.ec2, name, ("instances", "security_groups"))
+    overview = Overview(name, ctx.cloud.region, found, ctx.cloud.billed, prices)
+
+    def usd_so_far() -> float | None:
+        cost = overview.cost(utc_now())
+        return cost.usd if cost else None
+
+    return usd_so_far

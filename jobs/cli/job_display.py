@@ -26,7 +26,7 @@ class JobDisplay:
     """Shows a job's events as a live line and its log as it arrives; ``cost`` is in USD so far."""
 
     def __init__(
-        self, progress: PlainProgress | TreeProgress, cost: Callable[[], float] | None = None
+        self, progress: PlainProgress | TreeProgress, cost: Callable[[], float | None] | None = None
     ) -> None:
         self._progress = progress
         self._cost = cost

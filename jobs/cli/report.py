@@ -9,7 +9,8 @@ from typing import Any
 
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
-from infra.instance_types import find_instance_type
+from infra.instance_types import INSTANCE_TYPES
+from infra.validation import nearest
 from jobs.report.contents import Report
 from jobs.report.figures import compute_cost, find_price
 from jobs.report.page import PAGE, write_page
@@ -80,12 +81,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_price(args: argparse.Namespace) -> None:
     if args.instance_type is not None:
-        find_instance_type(args.instance_type)
+        _check_table(args.instance_type)
         if args.price is not None:
             raise UsageError("--price and --instance-type can't be used together")
     if args.price is not None and not 0 < args.price <= 1000:
         raise UsageError(
             f"--price {args.price:g}: expected US dollars per hour, above 0, at most 1000"
+        )
+
+
+def _check_table(name: str) -> None:
+    known = [each.name for each in INSTANCE_TYPES.values() if each.table_usd]
+    if name not in known:
+        raise UsageError(
+            f"the table has no price of {name!r}{nearest(name, known, 3, 0.4)}",
+            hint="give the price per node and hour: --price USD",
         )
 
 

@@ -164,6 +164,8 @@ def render(study: ScalingStudy, folder: Path) -> Iterator[str]:
     )
     yield f"An epoch has {study.samples} samples. Published: DistilBERT on r7iz.metal-16xl, an epoch of"
     yield "SQuAD in 26 min on 1 node and 7 min 30 s on 4. Rows with * are predicted by the model."
+    if study.price_source:
+        yield f"Cost on demand, machines alone: {study.price_source}."
     yield from _render_model(study)
     yield f"scaling.json: {folder}/, and ~/spr-scaling on the head"
 

@@ -9,9 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cluster.nodes import Cluster
 from infra.errors import UsageError
-from infra.instance_types import INSTANCE_TYPES
 from infra.words import counted
 from jobs.experiments.published import SQUAD_FEATURES, published_speedups
 from jobs.experiments.step_model import StepModelFit, StepTiming, fit_step_model
@@ -80,6 +78,7 @@ class ScalingStudy:
     instance_type: str
     rows: tuple[ScalingRow, ...]
     fit: StepModelFit | None
+    price_source: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the study for ``--json`` and the files; ``runs`` are the measured rows that succeeded."""
@@ -155,7 +154,6 @@ def make_study(
     options = request.training.options
     ppn = next(done.nproc_per_node for _, done in measured if not done.failure) or 1
     cluster = context.cluster
-    price = _price(cluster, billed=context.cloud.billed)
     rows = [row for row, _ in measured]
     gradients = max(done.gradient_bytes for _, done in measured)
     found = fit_rows(rows, gradients, ppn, request.flow_gbit_s)
@@ -169,8 +167,9 @@ def make_study(
         weak=request.weak,
         samples=request.samples,
         instance_type=cluster.head.instance.instance_type,
-        rows=_compare(rows, request.samples, price),
+        rows=_compare(rows, request.samples, context.cloud.usd_per_hour),
         fit=found,
+        price_source=context.cloud.price_source,
     )
 
 
@@ -233,12 +232,6 @@ def _compare(
             )
         )
     return tuple(compared)
-
-
-def _price(cluster: Cluster, *, billed: bool | None) -> float | None:
-    """Return US dollars per hour of one node, on demand in us-east-1; ``None`` if free or unknown."""
-    kind = INSTANCE_TYPES.get(cluster.head.instance.instance_type)
-    return kind.usd_per_hour if kind and billed is not False else None
 
 
 def save_study(head: Host, study: ScalingStudy, results: Path, now: datetime) -> None:

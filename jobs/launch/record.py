@@ -19,11 +19,16 @@ FILE = "job.json"
 
 @dataclass(frozen=True)
 class CloudInfo:
-    """The cloud of a job's nodes; ``billed`` says whether they cost money."""
+    """The cloud of a job's nodes; ``billed`` says whether they cost money.
+
+    ``usd_per_hour`` is the price of one node's machine on demand, if that of the region is known.
+    """
 
     cloud: str = ""
     region: str = ""
     billed: bool | None = None
+    usd_per_hour: float | None = None
+    price_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class JobRecord:
     cloud: str
     region: str
     billed: bool | None
+    usd_per_hour: float | None
+    price_source: str
     command: str
     argv: tuple[str, ...]
     mpirun: str

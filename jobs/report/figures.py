@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from infra.errors import UsageError
-from infra.instance_types import INSTANCE_TYPES, PRICES_AS_OF
+from infra.instance_types import INSTANCE_TYPES, TABLE_DATE, TABLE_REGION
 from jobs.experiments.published import EPOCH_S, MACHINE
 from jobs.report.charts import ChartPoint
 from jobs.report.metrics import PARTS, RankMetrics
@@ -149,7 +149,7 @@ class Cost:
 
 
 def find_price(run: Run, instance_type: str | None, usd_per_hour: float | None) -> Price | None:
-    """Return the price: as given per node, or the catalog's for the given or recorded types.
+    """Return the price: as given per node, else as recorded with the job, else the table's.
 
     Raises :class:`UsageError` if a price is given and the number of nodes is unknown.
     """
@@ -163,11 +163,18 @@ def find_price(run: Run, instance_type: str | None, usd_per_hour: float | None) 
     if usd_per_hour is not None:
         return Price(usd_per_hour * count, f"{count} × ${usd_per_hour:g}, as given")
     types = (instance_type,) * count if instance_type else run.instance_types
-    if not types or any(name not in INSTANCE_TYPES for name in types):
-        return None
-    total = sum(INSTANCE_TYPES[name].usd_per_hour for name in types)
     each = ", ".join(f"{types.count(name)} × {name}" for name in dict.fromkeys(types))
-    return Price(total, f"{each}, on demand, {PRICES_AS_OF}")
+    if types and not instance_type and (recorded := run.price):
+        usd, source = recorded
+        return Price(usd * len(types), f"{each}, on demand, {source}")
+    listed = [INSTANCE_TYPES[name].table_usd for name in types if name in INSTANCE_TYPES]
+    known = [usd for usd in listed if usd is not None]
+    if not types or len(known) < len(types):
+        return None
+    elsewhere = (
+        "" if run.region in ("", TABLE_REGION) else f"; the price in {run.region} is unknown"
+    )
+    return Price(sum(known), f"{each}, on demand, table of {TABLE_DATE}, {TABLE_REGION}{elsewhere}")
 
 
 def compute_cost(run: Run, price: Price) -> Cost:
@@ -241,7 +248,7 @@ def speedups(speeds: Sequence[RunSpeed]) -> list[Speedup]:
 
 def published_costs() -> list[tuple[str, float, float]]:
     """Return the published runs: machines, seconds, and US dollars at the catalog's price."""
-    hourly = INSTANCE_TYPES[MACHINE].usd_per_hour
+    hourly = INSTANCE_TYPES[MACHINE].table_usd or 0.0
     return [(f"{n} × {MACHINE}", s, n * hourly * s / 3600) for n, s in EPOCH_S.items()]
 
 

@@ -74,6 +74,18 @@ class Run:
         return cloud if isinstance(cloud, str) else None
 
     @property
+    def region(self) -> str:
+        """The region of the nodes, from ``job.json``; "" if it is unknown."""
+        region = self.job.get("region")
+        return region if isinstance(region, str) else ""
+
+    @property
+    def price(self) -> tuple[float, str] | None:
+        """US dollars per hour of one node, and their source, as they were when the job began."""
+        usd, source = as_number(self.job.get("usd_per_hour")), self.job.get("price_source")
+        return (usd, source) if usd and usd > 0 and isinstance(source, str) else None
+
+    @property
     def instance_types(self) -> tuple[str, ...]:
         """The nodes' EC2 types, from ``job.json``; empty unless they ran on AWS.
 

@@ -20,6 +20,7 @@ from infra.cloud import Cloud
 from infra.instances import HEAD
 from infra.inventory import Inventory, Resource
 from infra.key_pair import write_private
+from infra.prices import Price, Prices, table_prices
 from infra.tags import render_time
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.infra.plan_inputs import (
@@ -42,7 +43,8 @@ HOUR = timedelta(hours=1)
 
 
 def look(found: Inventory, *, billed: bool = True) -> Overview:
-    return Overview("bert", "us-east-1", found, billed)
+    prices = table_prices("us-east-1", ["r7iz.metal-16xl"])
+    return Overview("bert", "us-east-1", found, billed, prices)
 
 
 def without_machines(found: Inventory) -> Inventory:
@@ -152,8 +154,18 @@ def test_it_is_over_when_the_last_of_its_ends_has_come() -> None:
 def test_the_cost_so_far_is_zero_where_nothing_is_billed() -> None:
     now = NOW + 2 * HOUR
 
-    assert look(WHOLE).usd_so_far(now) == pytest.approx(3 * 2 * 6.5472, rel=0.001)
-    assert look(WHOLE, billed=False).usd_so_far(now) == 0
+    # With 100 GiB of gp3 and a public address each.
+    each = 6.5472 + 100 * 0.08 / 720 + 0.005
+    cost = look(WHOLE).cost(now)
+    assert cost is not None
+    assert cost.usd == pytest.approx(3 * 2 * each, rel=0.001)
+    assert cost.source == "table of July 2026, us-east-1"
+    assert look(WHOLE, billed=False).cost(now) == Price(0.0, "")
+
+
+def test_the_cost_is_unknown_if_a_price_is() -> None:
+    assert replace(look(WHOLE), prices=Prices()).cost(NOW + HOUR) is None
+    assert replace(look(WHOLE), prices=Prices()).as_dict(NOW)["usd_so_far"] is None
 
 
 def test_as_a_dictionary() -> None:
@@ -167,7 +179,8 @@ def test_as_a_dictionary() -> None:
         "wanted_nodes": 3,
         "age_s": 3600,
         "left_s": 7 * 3600,
-        "usd_so_far": 19.64,
+        "usd_so_far": 19.68,
+        "price_source": "table of July 2026, us-east-1",
         "owner": None,
         "resources": WHOLE.ids(),
     }

@@ -208,10 +208,11 @@ class CommandLine:
 
 
 def files_at_home(*, event_logs: bool = False) -> list[str]:
-    """The tool's files on this machine, without locks and, by default, without event logs."""
+    """The tool's files on this machine, without locks, prices and, by default, event logs."""
     found = (path for path in home().rglob("*") if path.is_file())
     omitted = (".lock",) if event_logs else (".lock", "events.jsonl")
-    return sorted(str(p.relative_to(home())) for p in found if not p.name.endswith(omitted))
+    kept = (p for p in found if not p.name.endswith(omitted) and not p.name.startswith("prices-"))
+    return sorted(str(p.relative_to(home())) for p in kept)
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ def test_a_group_without_a_record_has_none() -> None:
         ("nodes", "many"),
         ("nodes", "0"),
         ("nodes", "257"),
-        ("instance-types", "r7iz.metal"),
+        ("instance-types", "r7iz_metal"),
         ("instance-types", ""),
         ("volume-gib", ""),
         ("volume-gib", "-1"),

@@ -185,13 +185,11 @@ def test_a_machine_as_ec2_tells_of_it(ec2_cloud: FakeCloud) -> None:
     assert machine.spot_request == ""
 
 
-def test_what_a_machine_has_cost() -> None:
+def test_the_hours_of_a_machine() -> None:
     machine = make_machine(0, launch_time=NOW)
 
-    assert machine.accrued_usd(NOW + timedelta(hours=2)) == pytest.approx(13.0944)
-    assert machine.accrued_usd(NOW - timedelta(hours=2)) == 0
-    unknown = make_machine(0, launch_time=NOW, instance_type="t3.micro")
-    assert unknown.accrued_usd(NOW + timedelta(hours=2)) == 0
+    assert machine.hours(NOW + timedelta(hours=2)) == 2
+    assert machine.hours(NOW - timedelta(hours=2)) == 0
 
 
 def test_why_a_machine_will_never_answer_again(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from infra.errors import UsageError
+from infra.instance_types import InstanceType
 from infra.inventory import describe_inventory
 from infra.network import (
     Network,
@@ -196,6 +198,14 @@ def test_a_types_zones_are_asked_and_one_that_is_not_offered_is_left_out(
     assert describe_type_support(ec2, ["x9z.metal"]) == {}
 
 
+_SIZE = {
+    "VCpuInfo": {"DefaultVCpus": 4, "DefaultCores": 2},
+    "MemoryInfo": {"SizeInMiB": 8192},
+    "ProcessorInfo": {"SupportedArchitectures": ["x86_64"], "Manufacturer": "Intel"},
+}
+_T = InstanceType("t", 4, 2, None, 8, None, None)
+
+
 class TypesOfEc2:
     """EC2's two answers about types, page by page."""
 
@@ -205,7 +215,9 @@ class TypesOfEc2:
                 {"InstanceTypeOfferings": [{"InstanceType": "t", "Location": "a"}]},
                 {"InstanceTypeOfferings": [{"InstanceType": "t", "Location": "b"}]},
             ],
-            "describe_instance_types": [{"InstanceTypes": [{"InstanceType": "t", **info}]}],
+            "describe_instance_types": [
+                {"InstanceTypes": [{"InstanceType": "t", **_SIZE, **info}]}
+            ],
         }
 
     def get_paginator(self, operation: str) -> Any:
@@ -232,7 +244,64 @@ def test_what_a_type_can_do_is_ec2s_word(
 
     support = describe_type_support(client, ["t"])
 
-    assert support == {"t": TypeSupport(frozenset("ab"), ena_express, groups)}
+    machine = InstanceType("t", 4, 2, None, 8, None, None, amx=None)
+    assert support == {"t": TypeSupport(frozenset("ab"), ena_express, groups, machine)}
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [
+        (
+            {"ProcessorInfo": {"SupportedArchitectures": ["arm64"]}},
+            "its processors are arm64; this tool is for x86-64",
+        ),
+        ({"GpuInfo": {"Gpus": []}}, "it has GPUs, which this tool does not use"),
+        ({"NeuronInfo": {"x": 1}}, "it has Neuron chips, which this tool does not use"),
+    ],
+)
+def test_what_the_tool_can_t_use_is_refused(info: dict[str, Any], reason: str) -> None:
+    client: Any = TypesOfEc2(info)
+    spec = make_spec(2, instance_types=("c9i.large",))
+
+    support = describe_type_support(client, ["t"])
+
+    with pytest.raises(UsageError, match=f"^t: {reason}\n"):
+        require_offers(spec, support, (), "us-east-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "manufacturer", "amx"),
+    [
+        ("c7i.8xlarge", "Intel", True),
+        ("m7i-flex.large", "Intel", True),
+        ("r8id.24xlarge", "Intel", True),
+        ("m6i.large", "Intel", False),
+        ("x2iezn.metal", "Intel", False),
+        ("c7a.large", "AMD", False),
+        ("i7i.metal-24xl", "Intel", None),
+        ("u7i-12tb.224xlarge", "Intel", None),
+        ("c6i.16xlarge", "Intel", False),
+    ],
+)
+def test_amx_is_told_by_the_table_then_the_generation(
+    name: str, manufacturer: str, amx: bool | None
+) -> None:
+    processor = {"SupportedArchitectures": ["x86_64"], "Manufacturer": manufacturer}
+    info = {**_SIZE, "InstanceType": name, "ProcessorInfo": processor}
+
+    assert InstanceType.from_aws(info).amx is amx
+
+
+def test_a_type_that_is_known_to_lack_amx_is_refused_before_it_is_bought() -> None:
+    support = {"m6i.large": TypeSupport(frozenset("a"), machine=replace(_T, amx=False))}
+    spec = make_spec(2, instance_types=("m6i.large",))
+    networks = (Network("vpc-1", "subnet-a", "a"),)
+
+    with pytest.raises(UsageError, match=r"^m6i.large has no AMX\n.*--allow-no-amx"):
+        require_offers(spec, support, networks, "us-east-1")
+
+    allowed = make_spec(2, instance_types=("m6i.large",), amx_required=False)
+    require_offers(allowed, support, networks, "us-east-1")
 
 
 @pytest.mark.parametrize(

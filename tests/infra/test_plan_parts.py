@@ -14,6 +14,8 @@ from infra.instances import HEAD
 from infra.inventory import Inventory, Resource, SecondGuard
 from infra.network import SecurityGroup
 from infra.plan import check_head_is_not_stopped, mesh_digest, plan_down, plan_up, rank_instances
+from infra.prices import table_prices
+from infra.spec import ClusterSpec
 from tests.infra.plan_inputs import (
     CALLER,
     PLACEMENT,
@@ -79,11 +81,19 @@ def test_the_price_is_that_of_the_type_that_is_there() -> None:
     spec = make_spec(3, instance_types=("m7i.metal-24xl", "r7iz.metal-16xl"))
     found = make_found(spec)
 
-    assert plan_up(make_plan_input(spec, found)).usd_per_hour == pytest.approx(3 * 6.5472)
+    prices = table_prices("us-east-1", spec.instance_types)
+    beside = 100 * 0.08 / 720 + 0.005  # disk and public address
+
+    def usd(spec: ClusterSpec, *found: Inventory) -> float:
+        price = plan_up(make_plan_input(spec, *found, prices=prices)).price
+        assert price is not None
+        return price.usd
+
+    assert usd(spec, found) == pytest.approx(3 * (6.5472 + beside))
     # Before anything is there: of the types that it could become, the dearest.
-    assert plan_up(make_plan_input(spec)).usd_per_hour == pytest.approx(3 * 6.5472)
+    assert usd(spec) == pytest.approx(3 * (6.5472 + beside))
     cheap = make_spec(3, instance_types=("m7i.metal-24xl",))
-    assert plan_up(make_plan_input(cheap)).usd_per_hour == pytest.approx(3 * 5.3222)
+    assert usd(cheap) == pytest.approx(3 * (5.3222 + beside))
 
 
 def test_the_plan_tells_how_long_it_takes() -> None:

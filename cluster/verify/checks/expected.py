@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.nodes import Cluster, Node
 from infra.cloud import Cloud
-from infra.instance_types import INSTANCE_TYPES, InstanceType
+from infra.instance_types import InstanceType
 from infra.spec import ClusterSpec
 from provision.install import stack_digest
 from provision.stacks.stack import Stack
@@ -24,7 +24,7 @@ AWS_MTU = 9001
 class Expected:
     """Expected state of a cluster's nodes.
 
-    ``machine`` is the catalog's entry for the instance type. It is ``None`` for the embedded
+    ``machine`` describes the instance type. It is ``None`` for the embedded
     cloud, whose containers are only compared with each other.
     """
 
@@ -64,7 +64,11 @@ class Expected:
 
 
 def expect(
-    cloud: Cloud, cluster: Cluster, spec: ClusterSpec | Mapping[str, Any], stack: Stack
+    cloud: Cloud,
+    cluster: Cluster,
+    spec: ClusterSpec | Mapping[str, Any],
+    stack: Stack,
+    machine: InstanceType | None,
 ) -> Expected:
     """Return the expected state, from the current spec or from the one that the cluster recorded."""
     known = spec.model_dump() if isinstance(spec, ClusterSpec) else spec
@@ -80,7 +84,7 @@ def expect(
         expires={node.name: time for node in cluster.nodes if (time := _expiry_of(node))},
         place=cluster.place,
     )
-    return with_hardware(expected, cluster) if cloud.has_amx else expected
+    return with_hardware(expected, cluster, machine) if cloud.has_amx else expected
 
 
 def _expiry_of(node: Node) -> datetime | None:
@@ -90,9 +94,8 @@ def _expiry_of(node: Node) -> datetime | None:
         return None
 
 
-def with_hardware(expected: Expected, cluster: Cluster) -> Expected:
+def with_hardware(expected: Expected, cluster: Cluster, machine: InstanceType | None) -> Expected:
     """Return the expected state with the hardware of the cluster's instance type."""
-    machine = INSTANCE_TYPES.get(cluster.head.instance.instance_type)
     # One node with ENA Express limits all.
     express = any(node.instance.ena_express for node in cluster.nodes)
     return replace(expected, machine=machine, mtu=EXPRESS_MTU if express else AWS_MTU)

@@ -95,19 +95,21 @@ def _describe_shape(health: NodeHealth) -> str:
 def _judge_shape(
     node: str, health: NodeHealth, machine: InstanceType, expected: Expected
 ) -> tuple[Verdict, str, str]:
-    cores, sockets = counted(machine.cores, "core"), counted(machine.sockets, "socket")
-    wanted = f"{machine.name}: {cores}, {sockets}, {counted(machine.vcpus, 'CPU')}"
+    # EC2 does not tell the sockets of a type that the table lacks.
+    sockets = machine.sockets or health.sockets
+    parts = [counted(machine.cores, "core"), counted(sockets, "socket")]
+    wanted = f"{machine.name}: {', '.join(parts)}, {counted(machine.vcpus, 'CPU')}"
     if len(health.cpus) < health.logical_cpus:
         limit = f"processes may use {len(health.cpus)} of {health.logical_cpus} CPUs"
         return Verdict.FAIL, f"{wanted}; {limit}", _show_limits(node, expected)
-    if (len(health.physical_cores), health.sockets) != (machine.cores, machine.sockets):
+    if (len(health.physical_cores), health.sockets) != (machine.cores, sockets):
         reason = "The machine does not match its instance type"
         return Verdict.FAIL, wanted, expected.replacement(node, reason)
     if len(health.cpus) != machine.vcpus:
         script = "echo on | sudo tee /sys/devices/system/cpu/smt/control"
         remedy = "Hyper-threads are off; training does not need them. To enable them on bare metal:"
         return Verdict.WARN, wanted, f"{remedy}\n{expected.on_node(node, script)}"
-    if len(health.numa_nodes) < machine.sockets:
+    if len(health.numa_nodes) < sockets:
         reason = "NUMA is off in the firmware, so remote memory counts as local"
         wanted = f"{wanted}, one NUMA node per socket"
         return Verdict.WARN, wanted, expected.replacement(node, reason)
@@ -146,7 +148,7 @@ def check_memory(node: str, health: NodeHealth, expected: Expected) -> CheckResu
     share = _SMALL_MEMORY_SHARE if is_small else _MEMORY_SHARE
     if machine and total < machine.memory_gib * share:
         remedy = expected.replacement(node, "Memory is missing")
-        wanted = f"{machine.name}: {machine.memory_gib} GiB"
+        wanted = f"{machine.name}: {machine.memory_gib:g} GiB"
         return CheckResult(node, "memory", Verdict.FAIL, found, wanted, remedy)
     if available < total * _AVAILABLE_SHARE:
         remedy = f"Find out what uses it:\n{expected.on_node(node, 'ps aux --sort=-rss | head')}"

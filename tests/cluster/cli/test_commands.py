@@ -43,8 +43,10 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
         "Nodes: 4 x r7iz.metal-16xl or m7i.metal-24xl, 100 GiB encrypted gp3, from "
         "Canonical's Ubuntu image  [5 to 20 min]",
         "Software: --bake none takes 11 to 38 min; --bake head takes 20 to 105 min.",
-        "$26.19 an hour (4 x $6.5472",  # the more expensive of the two
-        "At most $209.5",
+        # The more expensive of the two, with disk and public address.
+        "$26.25 an hour on demand: 4 x $6.5472, plus $0.0161 each",
+        "(Price List API, 20",
+        "At most $210.0",
         "Quota L-1216C47A: needs 384 vCPUs, you have 128. That is too few",
         "us-east-1a",
         "UTC (in 8 h)",
@@ -56,8 +58,8 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("options", "price"),
     [
-        (["--spot"], "on spot usually far less"),
-        (["--spot", "--max-price", "2.5"], "on spot at most $2.5 each"),
+        (["--spot"], "Spot: now from $2.2915 each (r7iz.metal-16xl in us-east-1f"),
+        (["--spot", "--max-price", "2.5"], "At most $2.5 each."),
     ],
 )
 def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) -> None:

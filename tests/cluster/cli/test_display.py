@@ -12,8 +12,6 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
-from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,8 @@ from rich.console import Console
 
 from cluster.cli.display import PlainProgress, TreeProgress, format_seconds, format_table
 from cluster.cli.wrapping import wrap
-from cluster.nodes import Cluster
 from infra.spec import CLUSTER_NAME_RULE
-from jobs.cli.context import usd_so_far
 from jobs.cli.job_display import JobDisplay, render_result, render_shares, render_step
-from tests.cluster.test_ssh_mesh import NODES
 
 STEP: dict[str, Any] = {
     "event": "step",
@@ -110,20 +105,6 @@ def test_the_live_line_tells_speed_time_and_cost() -> None:
     assert render_step({**STEP, "step": 1, "total": 2, "shares": {"a": 1.0}}, None).endswith(
         "7,380 tokens/s  3 min 05 s left"
     )
-
-
-def test_the_cost_is_the_nodes_since_their_launch_and_nothing_where_nothing_is_billed() -> None:
-    began = datetime.now(timezone.utc) - timedelta(hours=2)
-    nodes = tuple(
-        replace(
-            node,
-            instance=replace(node.instance, instance_type="r7iz.metal-16xl", launch_time=began),
-        )
-        for node in NODES[:2]
-    )
-    cluster = Cluster("bert", nodes, 2)
-    assert usd_so_far(cluster, billed=True) == pytest.approx(2 * 2 * 6.5472, abs=0.01)
-    assert usd_so_far(cluster, billed=False) == 0
 
 
 def test_of_many_nodes_the_slowest_is_seen() -> None:

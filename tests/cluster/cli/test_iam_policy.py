@@ -38,6 +38,8 @@ _INFORMATIVE = {
         )
     },
     "ec2:GetConsoleOutput": "its host key was accepted on first contact: the console does not show",
+    "ec2:DescribeSpotPriceHistory": "Prices: no permission for DescribeSpotPriceHistory.",
+    "pricing:GetProducts": "Prices: no permission for GetProducts.",
     "servicequotas:GetServiceQuota": "you have unknown (no permission to ask)",
 }
 _KEY = "arn:aws:kms:us-east-1:123456789012:key/0123"
@@ -346,7 +348,7 @@ def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
 ) -> None:
     allow(line, tmp_path, without(action))
 
-    result = line.must("up", "--nodes", "2", "--yes")
+    result = line.must("up", "--nodes", "2", "--spot", "--yes")
 
     assert _INFORMATIVE[action] in result.err
 
@@ -496,7 +498,7 @@ def test_options_change_the_policy(line: CommandLine) -> None:
     printed = line.must("iam-policy", "--instance-type", "c7i.xlarge", "--kms-key", _KEY).out
 
     assert json.loads(printed) == build_policy(instance_types=["c7i.xlarge"], kms_key=_KEY)
-    types = build_policy()["Statement"][3]["Condition"]["StringEquals"]["ec2:InstanceType"]
+    types = build_policy()["Statement"][4]["Condition"]["StringEquals"]["ec2:InstanceType"]
     assert {"r7iz.metal-16xl", *BAKERS} <= set(types)
     assert "c6i.16xlarge" not in types
 
@@ -518,6 +520,7 @@ def test_the_policy_names_every_action_in_full(line: CommandLine) -> None:
     others = {action for action in named if not action.startswith("ec2:")}
     assert others == {
         "iam:CreateServiceLinkedRole",
+        "pricing:GetProducts",
         "servicequotas:GetServiceQuota",
         "ssm:GetParameter",
     }

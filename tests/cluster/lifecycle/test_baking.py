@@ -240,7 +240,7 @@ def test_the_image_of_a_head_with_jobs_is_for_its_own_cluster_alone(
 def test_a_baked_image_is_found_by_any_cluster_and_nothing_is_installed(line: CommandLine) -> None:
     result = line.must("bake", "--yes")
     assert "installs nothing" in result.out
-    assert "$0.20 an hour (1 x $0.2016" in result.err
+    assert "$0.21 an hour on demand: 1 x $0.2016" in result.err
     assert line.ids() == []
     steps = line.cloud.steps
     assert steps.count(INSTALL) == 1

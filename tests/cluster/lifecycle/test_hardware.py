@@ -10,6 +10,7 @@ from cluster.verify.checks.expected import expect
 from cluster.verify.checks.result import Verdict
 from cluster.verify.verify import verify_cluster
 from infra.errors import UsageError
+from infra.instance_types import INSTANCE_TYPES
 from provision.stacks.load import load_stack
 from tests.harness.simulated_cloud import SimulatedCloud
 
@@ -41,7 +42,9 @@ def test_machines_with_ena_express_have_its_mtu_and_verify_expects_it(
 def verdicts(cloud: SimulatedCloud) -> list[tuple[str, str]]:
     """What `verify` finds wrong, as check and finding."""
     cluster, stack = cloud.cluster(), load_stack("upstream")
-    expected = expect(cloud.ctx.cloud, cluster, {"volume_gib": 100}, stack)
+    expected = expect(
+        cloud.ctx.cloud, cluster, {"volume_gib": 100}, stack, INSTANCE_TYPES["r7iz.metal-16xl"]
+    )
     report = verify_cluster(cluster, expected, cloud.ctx.host_opener(), cloud.progress)
     return [(r.check, r.found) for r in report.results if r.verdict in (Verdict.FAIL, Verdict.WARN)]
 

@@ -141,3 +141,20 @@ def test_only_opened_regions_are_listed(fake_cloud: FakeCloud) -> None:
     assert regions() == {"us-east-1", "eu-west-1"}
     asked = fake_cloud.ec2.describe_regions(RegionNames=["eu-west-1"])["Regions"]
     assert [region["RegionName"] for region in asked] == ["eu-west-1"]
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(59, True), (432_001, True), (86_400, False)])
+def test_the_tracking_of_idle_connections_has_a_range(
+    fake_cloud: FakeCloud, seconds: int, code: bool
+) -> None:
+    subnet = fake_cloud.ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    tracking = {"TcpEstablishedTimeout": seconds}
+    nic = {"DeviceIndex": 0, "SubnetId": subnet, "ConnectionTrackingSpecification": tracking}
+    image = fake_cloud.ec2.describe_images()["Images"][0]["ImageId"]
+    request = {"ImageId": image, "InstanceType": "c8i.metal-48xl", "MinCount": 1, "MaxCount": 1}
+
+    if code:
+        refused = refusal(fake_cloud.ec2.run_instances, **request, NetworkInterfaces=[nic])
+        assert refused == "InvalidParameterValue"
+    else:
+        assert fake_cloud.ec2.run_instances(**request, NetworkInterfaces=[nic])["Instances"]

@@ -57,7 +57,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> CommandResult:
         (["up", "--nodes", "0"], "--nodes 0: expected a whole number from 1 to 256"),
         (["plan", "--nodes", "0"], "--nodes 0: expected a whole number from 1 to 256"),
         (["up", "--nodes", "two"], "argument --nodes: invalid int value: 'two'"),
-        (["up", "--instance-type", "r7iz.metal"], "unknown instance type 'r7iz.metal'"),
+        (["up", "--instance-type", "r7iz_metal"], "unknown instance type 'r7iz_metal'"),
         (
             ["up", "--stack", "tensorflow"],
             "unknown stack 'tensorflow': one of intel, reference, upstream",

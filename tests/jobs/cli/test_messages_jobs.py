@@ -203,7 +203,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "report . --price 1 --instance-type r7iz.metal-16xl",
         "--price and --instance-type can't be used together",
     ),
-    ("report . --instance-type x", re.compile("unknown instance type 'x'.*", re.DOTALL)),
+    ("report . --instance-type x", re.compile("the table has no price of 'x'.*", re.DOTALL)),
     # Predicted
     ("predict", re.compile("the following arguments are required: TEXT, --context.*", re.DOTALL)),
     (

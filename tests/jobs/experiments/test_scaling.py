@@ -70,7 +70,8 @@ def scaling_request(folder: Path, **more: Any) -> ScalingRequest:
 
 
 def go(hosts: dict[str, FakeHost], request: ScalingRequest) -> ScalingStudy:
-    return scaling(job_context(hosts), request)
+    price = CloudInfo("aws", "us-east-1", True, 6.5472, "Price List API, 2026-11-22")
+    return scaling(job_context(hosts, cloud=price), request)
 
 
 def test_strong_scaling_keeps_the_whole_batch(tmp_path: Path) -> None:
@@ -150,6 +151,7 @@ def test_the_study_is_rendered_as_a_table(tmp_path: Path) -> None:
     request = scaling_request(tmp_path, weak=True, predict=(4, 8), flow_gbit_s=10.0)
     shown = "\n".join(render(go(hosts, request), tmp_path))
 
+    assert "Cost on demand, machines alone: Price List API, 2026-11-22." in shown
     assert re.search(r"^4\* +12 .* 3\.47 ", shown, re.M)
     assert re.search(r"^1 +12 .* 1\.00 +100% +1\.00 .* \$\d+\.\d\d$", shown, re.M)
     assert "around a ring at 10.00 Gbit/s, 0% of it during the backward pass" in shown

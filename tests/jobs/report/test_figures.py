@@ -100,6 +100,33 @@ def test_a_recorded_type_counts_only_on_aws(job: dict[str, object], known: bool)
     assert (figures.find_price(run, None, None) is not None) is known
 
 
+def test_the_price_that_the_job_recorded_counts_before_the_tables() -> None:
+    job = {"cloud": "aws", "region": "eu-west-1", "nodes": [{"type": "c7i.8xlarge"}] * 2}
+    recorded = {"usd_per_hour": 1.5, "price_source": "Price List API, 2026-11-22"}
+
+    price = figures.find_price(
+        Run(Path("run"), make_results(2), (), {**job, **recorded}), None, None
+    )
+
+    assert price == figures.Price(3.0, "2 × c7i.8xlarge, on demand, Price List API, 2026-11-22")
+
+
+@pytest.mark.parametrize(
+    ("region", "ending"),
+    [
+        ("us-east-1", "table of July 2026, us-east-1"),
+        ("eu-west-1", "us-east-1; the price in eu-west-1 is unknown"),
+    ],
+)
+def test_the_tables_price_says_whose_it_is(region: str, ending: str) -> None:
+    job = {"cloud": "aws", "region": region, "nodes": [{"type": "r7iz.metal-16xl"}] * 2}
+
+    price = figures.find_price(Run(Path("run"), make_results(2), (), job), None, None)
+
+    assert price is not None
+    assert price.source.endswith(ending)
+
+
 def test_a_price_without_a_number_of_nodes_is_refused() -> None:
     with pytest.raises(UsageError, match="needs the number of nodes"):
         figures.find_price(Run(Path("run"), {}, (), {}), "r7iz.metal-16xl", None)

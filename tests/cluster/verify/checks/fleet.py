@@ -11,7 +11,7 @@ from cluster.verify.checks.expected import Expected
 from cluster.verify.checks.nodes import check_nodes
 from cluster.verify.checks.result import CheckResult
 from cluster.verify.node_probe import NodeAnswer
-from infra.instance_types import find_instance_type
+from infra.instance_types import INSTANCE_TYPES
 from provision.health import parse_health
 from provision.install import stack_digest
 from provision.stacks.load import load_stack
@@ -24,7 +24,7 @@ ON_AWS = Expected(
     stack=STACK,
     digest=stack_digest(STACK),
     amx_required=True,
-    machine=find_instance_type("r7iz.metal-16xl"),
+    machine=INSTANCE_TYPES["r7iz.metal-16xl"],
     volume_gib=100,
     mtu=9001,
     instances={name: f"i-{rank}" for rank, name in enumerate(NODES)},

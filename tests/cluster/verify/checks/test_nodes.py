@@ -251,3 +251,12 @@ def test_problems_are_summarized_in_half_a_line() -> None:
         "; problems: node1: tcmalloc: missing; node2: turbo: off "
         "(details: spr-cluster verify --name bert)"
     )
+
+
+def test_sockets_that_ec2_does_not_tell_are_not_judged() -> None:
+    assert ON_AWS.machine is not None
+    unknown = replace(ON_AWS, machine=replace(ON_AWS.machine, sockets=None))
+
+    assert verdicts_of(judge(unknown)) == []
+    fewer = judge(unknown, node1={"processor": {"topology": _TOPOLOGY, "allowed": "0-31"}})
+    assert ("node1", "cores", "fail") in verdicts_of(fewer)

@@ -1,0 +1,201 @@
+"""Money as commands show it, and types that the table does not know, on a cloud called AWS."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster.local_files import ClusterFiles
+from tests.harness.command_line import CommandLine
+
+REGIONS = ("us-east-1", "eu-west-1", "eu-central-1", "ap-northeast-1")
+DENIED = (
+    '[[error]]\naction = "GetProducts"\ncode = "AccessDeniedException"\nstatus = 400\ntimes = 99\n'
+)
+
+
+def plan(line: CommandLine, *options: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(line.must("plan", "--json", *options).out)
+    return result
+
+
+def test_four_regions_have_four_prices_with_their_source(line: CommandLine) -> None:
+    plans = [plan(line, "--region", region) for region in REGIONS]
+
+    assert len({each["usd_per_hour"] for each in plans}) == 4
+    for each in plans:
+        assert each["prices_as_of"].startswith("Price List API, 20")
+        assert each["usd_at_most"] == pytest.approx(8 * each["usd_per_hour"], rel=0.001)
+        assert each["price_problem"] is None
+
+
+def test_another_regions_price_is_never_the_most_that_it_can_cost(line: CommandLine) -> None:
+    line.cloud.faults(DENIED)
+
+    text = line.must("plan", "--region", "eu-west-1").out
+    as_json = plan(line, "--region", "eu-west-1")
+
+    assert "Price: unknown in eu-west-1. In us-east-1: $6.56 an hour" in text
+    assert "Prices: no permission for GetProducts." in text
+    assert "At most" not in text
+    assert (as_json["usd_per_hour"], as_json["usd_at_most"]) == (None, None)
+    assert as_json["prices_as_of"] == "table of July 2026, us-east-1; unknown in eu-west-1"
+    assert as_json["price_problem"] == "no permission for GetProducts"
+    # In the table's own region, it serves.
+    assert plan(line)["prices_as_of"] == "table of July 2026, us-east-1"
+    assert plan(line)["usd_at_most"] == pytest.approx(8 * 6.5633, rel=0.001)
+
+
+def test_prices_are_asked_for_once(line: CommandLine) -> None:
+    plan(line, "--nodes", "4")
+    line.must("up", "--nodes", "2", "--yes")
+    line.must("list")
+    line.must("status")
+
+    asked = [call for call in line.call_log.calls if call.action == "pricing:GetProducts"]
+    assert len(asked) == 2  # the type, and gp3
+    assert {call.region for call in asked} == {"us-east-1"}
+
+
+def test_the_cost_so_far_has_a_source(line: CommandLine) -> None:
+    line.cloud.faults("[pricing]\nfactor = 1.1\n")
+    line.must("up", "--nodes", "2", "--yes")
+    line.cloud.clock.now += 3600 * 2
+
+    status = json.loads(line.must("status", "--json").out)
+    (listed,) = json.loads(line.must("list", "--json").out)["clusters"]
+
+    assert status["usd_so_far"] > 2 * 2 * 6.5472 * 1.1 or status["age_s"] < 7200
+    assert status["price_source"].startswith("Price List API, 20")
+    assert listed["price_source"] == status["price_source"]
+    assert f"({status['price_source']})" in line.must("status").out.replace("\n", " ")
+    assert f"at on-demand prices ({status['price_source']})" in line.must("list").out
+
+
+def test_the_events_hold_the_price_of_the_zone(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--spot", "--yes")
+
+    events = [json.loads(row) for row in ClusterFiles.of("spr").events.read_text().splitlines()]
+    (bought,) = [event for event in events if event["event"] == "bought"]
+    planned = next(event for event in events if event["event"] == "plan")
+    accepted = next(event for event in events if event["event"] == "accepted")
+    assert bought["market"] == "spot"
+    assert bought["usd_per_hour"] == pytest.approx(0.4 * 6.5472, abs=1e-5)
+    assert planned["usd_per_hour"] == pytest.approx(2 * 6.5633, abs=1e-3)
+    assert planned["price_source"].startswith("Price List API, ")
+    assert "Price List API, " in accepted["what"]
+
+
+def test_spot_is_shown_by_zone_and_a_maximum_price_limits_it(line: CommandLine) -> None:
+    spot = plan(line, "--spot", "--max-price", "3")
+
+    assert next(iter(spot["spot_usd_per_hour"])) == "r7iz.metal-16xl in us-east-1f"
+    assert len(spot["spot_usd_per_hour"]) == 5
+    assert spot["usd_at_most"] == pytest.approx(8 * (3 + 6.5633 - 6.5472), abs=0.01)
+    either = plan(line, "--spot-or-on-demand", "--max-price", "3")
+    assert either["usd_at_most"] == pytest.approx(8 * 6.5633, abs=0.01)
+
+
+def test_a_faster_disk_costs_more(line: CommandLine) -> None:
+    usual, fast = plan(line), plan(line, "--volume-iops", "10000", "--volume-throughput", "500")
+
+    more = (7000 * 0.005 + 375 * 0.04) / 720
+    assert fast["usd_per_hour"] - usual["usd_per_hour"] == pytest.approx(more, abs=2e-4)
+
+
+def test_a_denied_price_history_is_one_line(line: CommandLine) -> None:
+    line.cloud.faults(
+        '[[error]]\naction = "DescribeSpotPriceHistory"\ncode = "UnauthorizedOperation"\n'
+    )
+
+    text = line.must("plan", "--spot").out
+
+    assert "Spot: today's price is unknown" in text
+    assert "Prices: no permission for DescribeSpotPriceHistory." in text
+
+
+# Types that the table does not know
+
+
+@pytest.mark.parametrize(
+    ("name", "vcpus", "more"), [("m6i.large", 2, ["--allow-no-amx"]), ("c7i.8xlarge", 32, [])]
+)
+def test_a_type_that_only_ec2_knows_lives_from_up_to_down(
+    line: CommandLine, name: str, vcpus: int, more: list[str]
+) -> None:
+    options = ["--nodes", "2", "--instance-type", name, *more]
+    planned = plan(line, *options)
+    assert planned["quota"]["vcpus_needed"] == 2 * vcpus
+    assert planned["usd_per_hour"] == pytest.approx(2 * (vcpus * 0.05 + 0.0161), abs=1e-3)
+
+    up = json.loads(line.must("up", *options, "--yes", "--json").out)
+    assert [node["type"] for node in up["nodes"]] == [name, name]
+    assert json.loads(line.must("up", "--yes", "--json").out)["changed"] is False
+    assert plan(line)["quota"]["vcpus_needed"] is None
+    line.lose(line.ids()[1])
+    line.must("repair", "--yes")
+    status = json.loads(line.must("status", "--json").out)
+    assert status["usd_so_far"] is not None
+    assert line.run("verify", "--json").code in (0, 1)
+    line.must("down", "--yes")
+    assert line.cloud.left() == []
+
+
+def test_a_type_that_no_region_knows_is_refused_with_the_nearest(line: CommandLine) -> None:
+    result = line.run("up", "--instance-type", "r7iz.metal-16xl,c7i.9xlarge", "--yes")
+
+    assert result.code == 2
+    assert result.message.startswith(
+        "unknown instance type 'c7i.9xlarge' in us-east-1; did you mean c7i.xlarge or c7i.8xlarge"
+    )
+    assert "types with AMX: r7iz.metal-16xl" in result.message
+    assert not line.changes
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("m7g.large", "m7g.large: its processors are arm64; this tool is for x86-64"),
+        ("inf2.xlarge", "inf2.xlarge: it has Neuron chips, which this tool does not use"),
+        ("m6i.large", "m6i.large has no AMX"),
+    ],
+)
+def test_types_that_can_t_be_used_are_refused_before_anything_is_bought(
+    line: CommandLine, name: str, message: str
+) -> None:
+    result = line.run("up", "--instance-type", name, "--yes")
+
+    assert (result.code, result.message.partition("\n")[0]) == (2, message)
+    assert not line.changes
+
+
+def test_little_memory_and_unknown_amx_are_said(line: CommandLine) -> None:
+    assert plan(line, "--instance-type", "m6i.large", "--allow-no-amx")["warnings"] == []
+    small = plan(line, "--instance-type", "t3.medium", "--allow-no-amx")
+    assert small["warnings"] == ["t3.medium has 4 GiB of memory: too little to train BERT."]
+    unknown = line.must("plan", "--instance-type", "i7i.metal-24xl").out
+    assert "Whether i7i.metal-24xl has AMX is not known" in unknown
+
+
+def test_a_quota_that_does_not_count_the_type_is_not_shown(line: CommandLine) -> None:
+    line.cloud.faults("[quota]\non_demand_vcpus = 0\n")
+
+    shown = plan(line, "--instance-type", "x8i.metal-48xl")
+
+    assert (shown["quota"]["code"], shown["quota"]["vcpus_held"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [("c8i.metal-48xl", 86_400), ("c8id.metal-48xl", 86_400), ("r7iz.metal-16xl", None)],
+)
+def test_idle_connections_are_tracked_for_a_day_where_ec2_forgets_them_in_minutes(
+    line: CommandLine, name: str, seconds: int | None
+) -> None:
+    line.must("up", "--nodes", "2", "--instance-type", name, "--yes")
+
+    (launch,) = [c for c in line.call_log.calls if c.action == "ec2:RunInstances"]
+    key = "NetworkInterface.1.ConnectionTrackingSpecification.TcpEstablishedTimeout"
+    assert launch.parameters.get(key) == (None if seconds is None else str(seconds))

@@ -60,9 +60,9 @@ class Application:
         self.on_call: Callable[[str, str], None] | None = None
         self.lock = threading.RLock()
         self._open: set[tuple[str, str]] = set()
-        self._known: set[str] = set()
+        self._schedules: dict[str, Schedules] = {}
+        """By the accounts that were used."""
         self._regions = self._regions_of(ACCOUNT)
-        self._schedules = Schedules(ACCOUNT, self.runtime)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._services: dict[str, Any] = {}
         self._credentials = folder.credentials()
@@ -74,8 +74,8 @@ class Application:
     def _regions_of(self, account: str) -> Any:
         """Return an account's EC2 by region; accounts share nothing."""
         regions = ec2_backends[account]
-        if account not in self._known:
-            self._known.add(account)
+        if account not in self._schedules:
+            self._schedules[account] = Schedules(account, self.runtime)
             regions.backend = functools.partial(LocalEC2Backend, runtime=self.runtime)
             show_quotas(account, self.runtime.faults)
         return regions
@@ -84,7 +84,7 @@ class Application:
         """Return EC2 in every region that was used, by all accounts."""
         return {
             place_of(account, region): backend
-            for account in self._known
+            for account in self._schedules
             for region, backend in list(ec2_backends[account].items())
         }
 
@@ -92,7 +92,9 @@ class Application:
         """Continue from the saved state; raises :class:`CloudError` if it can't be read."""
         self.runtime.faults.refresh()
         saved = load_snapshot(self._folder)
-        self._schedules.restore(saved.pop(_SCHEDULES, ({}, {})))
+        for account, state in saved.pop(_SCHEDULES, {}).items():
+            self._regions_of(account)
+            self._schedules[account].restore(state)
         for backend in saved.values():
             self._regions_of(backend.account_id)[backend.region_name] = backend
             backend.resume(self.runtime, suspended=suspended)
@@ -109,13 +111,17 @@ class Application:
 
     def save(self) -> None:
         if self._saving:
-            save_snapshot(self._folder, {**self._backends(), _SCHEDULES: self._schedules.state()})
+            schedules = {account: each.state() for account, each in self._schedules.items()}
+            save_snapshot(self._folder, {**self._backends(), _SCHEDULES: schedules})
 
     def reconcile(self) -> None:
         """Apply what the nodes did themselves; a failure must not block the request."""
         self.runtime.faults.refresh()
         try:
-            changed = [self._schedules.pass_time(dict(self._regions))]
+            changed = [
+                schedules.pass_time(dict(ec2_backends[account]))
+                for account, schedules in self._schedules.items()
+            ]
             changed += [backend.reconcile() for backend in self._backends().values()]
         except Exception:
             logging.exception("reconciling with the nodes")

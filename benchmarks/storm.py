@@ -2,11 +2,15 @@
 
 `python -m benchmarks.storm [--runs 200] [--seed N] [--jobs N]`
 
-In every run, three of ten calls are throttled, and new resources appear late. Random faults: zones without
-capacity, calls that fail or lose their answer, a machine that never boots, dies, has no SSH or no AMX, spot,
-and a network that lets no SSH through, because of which no machine may be replaced.
-Each `up` must end with a verified cluster or a clear failure, each `down` with nothing left, counted in the
-cloud itself. `--seed 7 --only 13` repeats one run.
+Every run is under the faults profile `unkind` (slow, throttled, eventually consistent, cold disks, old consoles,
+no role for spot) and the printed IAM policy, whose conditions see new tags late. Random faults: zones without
+capacity, calls that fail or lose their answer, a machine that never boots, never starts its guest, dies, has no
+SSH or no AMX, spot, a second guard, and a network that lets nothing through: no route, Block Public Access, or
+port 22 blocked.
+Each `up` must end with a verified cluster or a clear failure. Because of the network, no machine is bought again or
+terminated, and `up` continues when it is mended. `down` with another account's credentials changes nothing. No key
+is lost before the last `down`, which leaves nothing, counted in the cloud itself. `--seed 7 --only 13` repeats one
+run.
 """
 
 from __future__ import annotations
@@ -22,11 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish, run_shares
+from infra.iam_policy import build_policy, render_policy
 from tests.harness.cloud import CloudProcess, cloud_process
-from tests.harness.runs import BROKEN, DONE, defects, run_down, run_in_process, run_up
+from tests.harness.runs import (
+    BROKEN,
+    DONE,
+    NAME,
+    Run,
+    defects,
+    run_down,
+    run_in_process,
+    run_up,
+)
 
 ZONES = [f"us-east-1{letter}" for letter in "abcdef"]
-FATES = ("never-boots", "dies", "no-ssh", "no-amx", "impaired")
+FATES = ("never-boots", "no-guest", "dies", "no-ssh", "no-amx", "impaired")
 # Calls of `up` whose failure, or whose lost answer, must be survived.
 CALLS = (
     "CreateSecurityGroup",
@@ -40,23 +54,35 @@ CALLS = (
 )
 
 
-CUT = '[network]\nssh = "blocked"'
+TYPES = ("r7iz.metal-16xl", "m7i.metal-24xl")
+# Of these, EC2's calls say that the first two let nothing through: nothing is bought.
+NETWORKS = (
+    "internet_gateway = false",
+    'block_public_access = "block-ingress"',
+    'ssh = "blocked"',
+)
+SEEN = NETWORKS[:2]
+OTHER_ACCOUNT = "210987654321"
 
 
-def make_faults(dice: random.Random) -> str:
+def make_faults(dice: random.Random, policy: Path, network: str) -> str:
     """Return one run's faults file."""
     lines = [
         f"seed = {dice.randrange(1 << 30)}",
-        f'profile = "{dice.choice(["instant", "fast", "metal"])}"',
+        'profile = "unkind"',
+        f"boot_s = {dice.choice([0, 0.3, 20])}",
+        f"image_s = {dice.choice([0, 0.3, 60])}",
         f"visibility_s = {dice.uniform(0, 4):.1f}",
         '[[throttle]]\naction = "*"\nrate = 0.3',
+        f'[iam]\npolicy = "{policy}"\ntag_delay_s = {dice.uniform(0, 4):.1f}',
     ]
+    if network:
+        # Nothing else, so that each purchase is the network's fault.
+        return "\n".join([*lines, f"[network]\n{network}"]) + "\n"
     for zone in dice.sample(ZONES, dice.randint(0, len(ZONES))):
         free, group = dice.choice([0, 0, 1, 2]), dice.choice(["true", "false"])
         lines.append(f'[[capacity]]\nzone = "{zone}"\nfree = {free}\ngroup = {group}')
-    is_cut = dice.random() < 0.15
-    lines += [CUT] if is_cut else []
-    for _ in range(0 if is_cut else dice.randint(0, 2)):
+    for _ in range(dice.randint(0, 2)):
         lines.append(f'[[machine]]\nn = {dice.randint(0, 4)}\nfate = "{dice.choice(FATES)}"')
     for action in dice.sample(CALLS, dice.randint(0, 2)):
         effect = dice.choice(["true", "false"])
@@ -70,9 +96,10 @@ def make_request(dice: random.Random) -> dict[str, Any]:
     """Return the cluster to request in one run."""
     wish: dict[str, Any] = {"nodes": dice.randint(1, 5)}
     if dice.random() < 0.3:
-        wish["instance_types"] = ("r7iz.metal-16xl", "m7i.metal-24xl")
+        wish["instance_types"] = TYPES
     if dice.random() < 0.3:
         wish |= {"spot": True, "on_demand_allowed": dice.random() < 0.5}
+    wish["second_guard"] = dice.random() < 0.3
     wish["bake"] = dice.choice(["head", "none"])
     return wish
 
@@ -81,18 +108,21 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
     """Do one run; ``wrong`` is empty if it passed."""
     dice = random.Random(f"{seed}-{number}")
     subprocess.run(["rm", "-rf", str(home)], check=True)
-    faults, wish = make_faults(dice), make_request(dice)
+    policy = cloud.root / "policy.json"
+    policy.write_text(render_policy(build_policy(instance_types=TYPES, second_guard=True)))
+    network = dice.choice(NETWORKS) if dice.random() < 0.25 else ""
+    faults, wish = make_faults(dice, policy, network), make_request(dice)
     cloud.new(faults)
     start = time.monotonic()
     up = run_in_process(cloud, home, run_up, wish)
-    counts = cloud.calls()
-    calls = sum(counts.values())
-    down = run_in_process(cloud, home, run_down)
+    calls = sum(cloud.calls().values())
     wrong = []
-    if CUT in faults and (up.code == DONE or counts["TerminateInstances"]):
-        wrong.append("machines that the network hides were replaced")
     if up.code == BROKEN or up.was_killed or (up.code != DONE and not up.error.strip()):
         wrong.append(f"up: {up.code}: {up.error}")
+    if network:
+        wrong += continue_after(cloud, home, network, faults, wish, up)
+    wrong += visit_from_elsewhere(cloud, home, faults)
+    down = run_in_process(cloud, home, run_down)
     if down.code != DONE:
         wrong.append(f"down: {down.code}: {down.error}")
     if left := cloud.left():
@@ -101,7 +131,43 @@ def run_once(cloud: CloudProcess, home: Path, seed: int, number: int) -> dict[st
         wrong.append(flaw)
     reason = up.error.splitlines()[0] if up.error else ""
     result = {"number": number, "ok": up.code == DONE, "reason": reason, "calls": calls}
-    return {**result, "seconds": time.monotonic() - start, "wrong": wrong, "faults": faults}
+    seconds = time.monotonic() - start
+    return {**result, "network": network, "seconds": seconds, "wrong": wrong, "faults": faults}
+
+
+def continue_after(
+    cloud: CloudProcess, home: Path, network: str, faults: str, wish: dict[str, Any], up: Run
+) -> list[str]:
+    """Mend the network and run `up` again; return what was wrong before and after."""
+    bought, terminated = cloud.launched(), cloud.calls()["TerminateInstances"]
+    cloud.faults(faults.partition("[network]")[0])
+    again = run_in_process(cloud, home, run_up, wish)
+    in_all = bought + cloud.launched()
+    checks = {
+        "verified through a closed network": up.code == DONE,
+        "the network's machines were terminated": terminated > 0,
+        f"{bought} machines bought where EC2 says that none can be reached": bought
+        and network in SEEN,
+        f"{in_all} machines bought for {wish['nodes']}": in_all > wish["nodes"],
+        f"again: {again.code}: {again.error}": again.code != DONE,
+    }
+    return [text for text, is_wrong in checks.items() if is_wrong]
+
+
+def visit_from_elsewhere(cloud: CloudProcess, home: Path, faults: str) -> list[str]:
+    """Run `down` in another account; return what it changed."""
+    mended = faults.partition("[network]")[0]
+    before = sorted(cloud.left())
+    cloud.faults(f'account = "{OTHER_ACCOUNT}"\n{mended}')
+    run = run_in_process(cloud, home, run_down)
+    cloud.faults(mended)
+    checks = {
+        f"elsewhere: {run.code}: {run.error}": run.code != DONE,
+        "removed from another account": sorted(cloud.left()) != before,
+        "the key is lost": any(id_.startswith("i-") for id_ in before)
+        and not (home / NAME / "id_ed25519").exists(),
+    }
+    return [text for text, is_wrong in checks.items() if is_wrong]
 
 
 def storm(root: Path, seed: int, numbers: list[int]) -> list[dict[str, Any]]:
@@ -148,6 +214,7 @@ def report(seed: int, results: list[dict[str, Any]]) -> None:
         seed=seed,
         runs=len(results),
         verified=sum(result["ok"] for result in results),
+        closed_networks=sum(bool(result["network"]) for result in results),
         clear_failures=sum(not result["ok"] and not result["wrong"] for result in results),
         slowest={key: slowest[key] for key in ("number", "seconds", "calls")},
         ec2_calls={"median": calls[len(calls) // 2], "most": calls[-1]},

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import botocore.session
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
@@ -23,7 +31,7 @@ from infra.local.policy import Policy, Request, parse_policy
 from infra.local.state import StateFolder, write_atomically
 from infra.validation import explain_invalid, nearest
 
-Profile = Literal["instant", "fast", "metal"]
+Profile = Literal["instant", "fast", "metal", "unkind"]
 Market = Literal["spot", "on-demand", "*"]
 Fate = Literal[
     "never-boots",
@@ -91,10 +99,12 @@ class Times(_Section):
 
 
 # Bare metal takes about 20 minutes to boot, 60 for an image, and 5 to end; "metal" is 60 times faster.
+_METAL = Times(boot_s=20, image_s=60, terminate_s=5)
 PROFILES: dict[Profile, Times] = {
     "instant": Times(boot_s=0, image_s=0, terminate_s=0),
     "fast": Times(boot_s=0.3, image_s=0.3, terminate_s=0.2),
-    "metal": Times(boot_s=20, image_s=60, terminate_s=5),
+    "metal": _METAL,
+    "unkind": _METAL,
 }
 
 
@@ -258,12 +268,35 @@ class Faults(_Section):
     network: NetworkFaults = NetworkFaults()
     iam: Iam | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _make_unkind(cls, values: Any) -> Any:
+        if values.get("profile") != "unkind":
+            return values
+        machines = values.get("machine", [])
+        if isinstance(machines, list):
+            machines = [*machines, _SLOW_CHECKS]
+        return {**_UNKIND, **values, "machine": machines}
+
     @property
     def times(self) -> Times:
         """The profile's times, overridden by the file's own."""
         asked = {name: getattr(self, name) for name in Times.model_fields}
         overrides = {name: value for name, value in asked.items() if value is not None}
         return PROFILES[self.profile].model_copy(update=overrides)
+
+
+# AWS on an ordinary day: what the sections say, unless the file says otherwise.
+_UNKIND: dict[str, Any] = {
+    "visibility_s": 3,
+    "role_visibility_s": 10,
+    "spot": {"service_linked_role": False},
+    "pricing": {"factor": 1.1},
+    "throttle": [{"rate": 0.1}],
+    "disk": {"first_read_mib_s": 5, "init_rate": False},
+    "console": {"latest": False, "delay_s": 60},
+}
+_SLOW_CHECKS = {"fate": "slow-checks", "after_s": 30}
 
 
 def parse_faults(text: str, source: str = "faults") -> Faults:
@@ -372,6 +405,11 @@ class ActiveFaults:
             if rule.after <= count < rule.after + rule.times:
                 return rule
         return None
+
+    @property
+    def launched(self) -> int:
+        """How many machines were launched since the faults were activated."""
+        return self._launched
 
     def next_fate(self) -> MachineRule | None:
         """Return the fate of the machine that is being launched."""

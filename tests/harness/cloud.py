@@ -135,6 +135,11 @@ class CloudProcess:
         found: list[str] = self.ask("left")
         return found
 
+    def launched(self) -> int:
+        """How many machines were launched since the faults were last set."""
+        count: int = self.ask("launched")
+        return count
+
     def calls(self) -> Counter[str]:
         """EC2's calls by action since the last :meth:`new`."""
         return Counter(self.ask("calls"))
@@ -200,6 +205,8 @@ def _answer(cloud: FakeCloud, machines: SimulatedMachines, line: str, commands: 
             answer: Any = "done"
         elif question == "left":
             answer = list_left(cloud)
+        elif question == "launched":
+            answer = cloud.application.runtime.faults.launched
         else:
             answer = dict(cloud.application.calls)
         print(json.dumps(answer), flush=True)

@@ -36,6 +36,8 @@ _PLAIN: Mapping[str, Callable[[Clients], object]] = {
     "pricing:GetProducts": lambda clients: clients.pricing.get_products(
         ServiceCode="AmazonEC2", MaxResults=1
     ),
+    "scheduler:ListScheduleGroups": lambda clients: clients.scheduler.list_schedule_groups(),
+    "scheduler:ListSchedules": lambda clients: clients.scheduler.list_schedules(),
     "servicequotas:GetServiceQuota": lambda clients: clients.quotas.get_service_quota(
         ServiceCode="ec2", QuotaCode=ON_DEMAND_QUOTA
     ),

@@ -99,30 +99,27 @@ _ENCRYPT = (
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions
 _PUSH = ("s3:AbortMultipartUpload", "s3:PutObject")
 
-# Only with --second-guard. AWS accepts lists on all resources only.
+# Only with --second-guard. A statement has one kind of resource, so that IAM's simulator can judge it.
+# https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazoneventbridgescheduler.html
+# Lists have no resource. Whoever has no right to them has made no guard: a denial counts as none.
 _LOOK_FOR_GUARDS = ("scheduler:ListScheduleGroups", "scheduler:ListSchedules")
-_GUARD = (
-    "iam:CreateRole",
-    "iam:DeleteRole",
-    "iam:DeleteRolePolicy",
-    "iam:GetRole",
-    "iam:PutRolePolicy",
-    "iam:TagRole",
+_SCHEDULES = (
     "scheduler:CreateSchedule",
-    "scheduler:CreateScheduleGroup",
+    # With a group, its schedules are deleted.
     "scheduler:DeleteSchedule",
+    "scheduler:UpdateSchedule",
+)
+_MAKE_GROUPS = ("scheduler:CreateScheduleGroup", "scheduler:TagResource")
+_GROUPS = (
     "scheduler:DeleteScheduleGroup",
     "scheduler:GetScheduleGroup",
     "scheduler:ListTagsForResource",
-    "scheduler:TagResource",
-    "scheduler:UpdateSchedule",
 )
-_GUARD_ROLES = "arn:*:iam::*:role/spr-cluster-*"
-_OF_GUARDS = [
-    _GUARD_ROLES,
-    "arn:*:scheduler:*:*:schedule-group/spr-cluster-*",
-    "arn:*:scheduler:*:*:schedule/spr-cluster-*/*",
-]
+_MAKE_ROLES = ("iam:CreateRole", "iam:TagRole")
+_ROLES = ("iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:PutRolePolicy")
+# A tag on the role can't limit this one:
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
+_PASS = ("iam:PassRole",)
 
 
 def build_policy(
@@ -181,7 +178,7 @@ def build_policy(
             _allow("Spot", _SPOT_ROLE, role, {"StringEquals": {"iam:AWSServiceName": _SPOT}}),
             *(_use_key(kms_key) if kms_key else []),
             *([_push(push_to)] if push_to else []),
-            *(_guard() if second_guard else []),
+            *(_guard({"Null": tagged}) if second_guard else []),
         ],
     }
 
@@ -201,12 +198,23 @@ def _use_key(key: str) -> list[dict[str, Any]]:
     return [_allow("Grant", _GRANT, key, grant), _allow("Encrypt", _ENCRYPT, key, via)]
 
 
-def _guard() -> list[dict[str, Any]]:
+def _guard(tagged: Any) -> list[dict[str, Any]]:
+    """Allow what belongs to guards, by its name.
+
+    Here tags would be no limit: unlike EC2, these services can't allow the tagging of new resources only.
+    """
+    named = tags.resource_name("*")
+    schedules = f"arn:*:scheduler:*:*:schedule/{named}/*"
+    groups, roles = f"arn:*:scheduler:*:*:schedule-group/{named}", f"arn:*:iam::*:role/{named}"
     to_scheduler = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
     return [
         _allow("LookForGuards", _LOOK_FOR_GUARDS, "*"),
-        _allow("Guard", _GUARD, _OF_GUARDS),
-        _allow("GiveTheGuardItsRole", ("iam:PassRole",), _GUARD_ROLES, to_scheduler),
+        _allow("GuardSchedules", _SCHEDULES, schedules),
+        _allow("MakeGuardGroups", _MAKE_GROUPS, groups, tagged),
+        _allow("GuardGroups", _GROUPS, groups),
+        _allow("MakeGuardRoles", _MAKE_ROLES, roles, tagged),
+        _allow("GuardRoles", _ROLES, roles),
+        _allow("PassGuardRole", _PASS, roles, to_scheduler),
     ]
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from infra.local.policy import Request
+from infra.local.guard_authorization import iam_requests, scheduler_requests
+from infra.local.policy import Context, Request, keys_of_tags
 from infra.local.requests import ApiCall
 
 # By its id's prefix; DescribeTags names them the same.
@@ -82,11 +83,9 @@ _TAG = re.compile(r"TagSpecification\.(\d+)\.(ResourceType|Tag\.\d+\.(?:Key|Valu
 _KMS = ("Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext", "ReEncryptFrom", "ReEncryptTo")
 SPOT_SERVICE = "spot.amazonaws.com"
 
-Context = dict[str, str | tuple[str, ...]]
-
 
 def parameters_of(call: ApiCall) -> dict[str, str]:
-    """Return the parameters of an EC2 call as it sends them: flat, with numbered lists."""
+    """Return the parameters of a call to EC2 or IAM as it sends them: flat, with numbered lists."""
     return dict(parse_qsl(call.body.decode("utf-8", "replace"), keep_blank_values=True))
 
 
@@ -96,8 +95,14 @@ def requests_of(call: ApiCall, ec2: Any, tag_delay_s: float) -> Iterator[Request
         asked = Ec2Call(call.action, parameters_of(call), ec2, tag_delay_s)
         yield from asked.requests()
         return
-    resource = "*"
     region, account = ec2.region_name, ec2.account_id
+    if call.service == "iam":
+        yield from iam_requests(call, account, parameters_of(call))
+        return
+    if call.service == "scheduler":
+        yield from scheduler_requests(call, account)
+        return
+    resource = "*"
     body = call.body.decode("utf-8", "replace")
     if call.action == "GetParameter" and (name := re.search(r'"Name":\s*"/?([^"]*)"', body)):
         # Public parameters belong to no account:
@@ -148,10 +153,10 @@ class Ec2Call:
         if self.action == "RunInstances" and "spot-instances-request" in tags:
             created["spot-instances-request"] = ""
         for kind, name in created.items():
-            keys = {**self._of_new(kind), **_tag_keys(tags.get(kind, {}))}
+            keys = {**self._of_new(kind), **keys_of_tags(tags.get(kind, {}))}
             yield self._request(self.action, self._arn(kind, self.given.get(name, "*")), keys)
         for kind, asked in tags.items():
-            keys = {**_tag_keys(asked), "ec2:CreateAction": self.action}
+            keys = {**keys_of_tags(asked), "ec2:CreateAction": self.action}
             name = created.get(kind, "")
             yield self._request("CreateTags", self._arn(kind, self.given.get(name, "*")), keys)
         yield from self._existing()
@@ -207,7 +212,7 @@ class Ec2Call:
                 for key, value in self.given.items()
                 if re.fullmatch(r"Tag\.\d+\.Key", key)
             }
-            keys |= _tag_keys(asked)
+            keys |= keys_of_tags(asked)
         if kind == "image" and (image := self.ec2.amis.get(id_)):
             keys["ec2:Owner"] = image.owner_id
         return self._request(self.action, self._arn(kind, name), keys)
@@ -222,8 +227,3 @@ class Ec2Call:
             if given in (name, resource.id):
                 return resource.id, name
         return given, given
-
-
-def _tag_keys(tags: Mapping[str, str]) -> Context:
-    keys: Context = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
-    return {**keys, "aws:TagKeys": tuple(tags)} if tags else keys

@@ -32,9 +32,11 @@ _KEYS = (
     "ec2:Owner",
     "ec2:Region",
     "iam:AWSServiceName",
+    "iam:PassedToService",
     "kms:GrantIsForAWSResource",
     "kms:ViaService",
 )
+Context = dict[str, str | tuple[str, ...]]
 _VARIABLE = re.compile(r"\$\{([^}]+)\}")
 
 
@@ -48,6 +50,12 @@ class Request:
     action: str
     resource: str
     context: Mapping[str, str | tuple[str, ...]]
+
+
+def keys_of_tags(tags: Mapping[str, str]) -> Context:
+    """Return the condition keys of tags that a call asks for."""
+    keys: Context = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
+    return {**keys, "aws:TagKeys": tuple(tags)} if tags else keys
 
 
 @dataclass(frozen=True)

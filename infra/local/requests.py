@@ -25,6 +25,7 @@ class ApiCall:
     region: str
     action: str
     body: bytes
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def read_call(environ: dict[str, Any]) -> ApiCall:
     if target := environ.get("HTTP_X_AMZ_TARGET", ""):
         return ApiCall(service, region, str(target).rsplit(".", 1)[-1], body)
     if service == "scheduler":
-        return ApiCall(service, region, _rest_action(environ), body)
+        path = str(environ.get("PATH_INFO", ""))
+        return ApiCall(service, region, _rest_action(environ), body, path)
     values = parse_qs(body.decode("utf-8", "replace")) or parse_qs(environ.get("QUERY_STRING", ""))
     return ApiCall(service, region, str(values.get("Action", [""])[0]), body)
 

@@ -33,6 +33,12 @@ class Simulator:
         actions, (resource,) = request["ActionNames"], request["ResourceArns"]
         assert request["PolicySourceArn"] == ROLE
         assert resource == "*" or ":*:*" not in resource
+        # For another kind of resource, IAM's answer would be a denial.
+        kind = resource.rpartition(":")[2].partition("/")[0]
+        for action in actions if resource != "*" else ():
+            service, _, operation = action.partition(":")
+            assert service == resource.split(":")[2]
+            assert service != "scheduler" or (kind == "schedule") == operation.endswith("Schedule")
         entries = request["ContextEntries"]
         context = {e["ContextKeyName"]: e["ContextKeyValues"][0] for e in entries}
         answers = [self.policy.allows(Request(action, resource, context)) for action in actions]
@@ -51,7 +57,7 @@ def missing(allowed: dict[str, Any], wanted: dict[str, Any]) -> list[Finding]:
     return [finding for finding in found if finding.state == "missing"]
 
 
-FULL = build_policy(parse_s3_url("s3://models/squad"), kms_key=KEY)
+FULL = build_policy(parse_s3_url("s3://models/squad"), kms_key=KEY, second_guard=True)
 
 
 def test_with_the_printed_policy_nothing_is_missing() -> None:

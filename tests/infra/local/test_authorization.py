@@ -244,3 +244,60 @@ def test_spot_needs_its_role_or_the_permission_to_create_it(
     assert fake_cloud.run(**spot)
     put({"Action": "ec2:*"})
     assert fake_cloud.run(**spot)
+
+
+GROUP = "arn:aws:scheduler:us-east-1:123456789012:schedule-group/a"
+ROLE = "arn:aws:iam::123456789012:role/a"
+MEANS = {"StringEquals": {"iam:PassedToService": "scheduler.amazonaws.com"}}
+GUARD: dict[str, dict[str, Any]] = {
+    "iam:CreateRole": {"Resource": ROLE, "Condition": TAGGED},
+    "iam:TagRole": {"Resource": ROLE, "Condition": TAGGED},
+    "scheduler:CreateScheduleGroup": {"Resource": GROUP, "Condition": TAGGED},
+    "scheduler:TagResource": {"Resource": GROUP, "Condition": TAGGED},
+    "scheduler:ListTagsForResource": {"Resource": GROUP},
+    "scheduler:ListSchedules": {"Resource": "*"},
+    "scheduler:CreateSchedule": {"Resource": f"{GROUP.replace('-group', '')}/i-1"},
+    "iam:PassRole": {"Resource": ROLE, "Condition": MEANS},
+    "scheduler:DeleteScheduleGroup": {"Resource": GROUP},
+    "scheduler:DeleteSchedule": {"Resource": f"{GROUP.replace('-group', '')}/*"},
+}
+
+
+def guard(cloud: FakeCloud) -> None:
+    """Make a second guard and remove it."""
+    iam, scheduler = cloud.clients.iam, cloud.clients.scheduler
+    labels: Any = [{"Key": TAG, "Value": "a"}]
+    trust = {
+        "Effect": "Allow",
+        "Principal": {"Service": "scheduler.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+    }
+    document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
+    iam.create_role(RoleName="a", AssumeRolePolicyDocument=document, Tags=labels)
+    scheduler.create_schedule_group(Name="a", Tags=labels)
+    scheduler.list_tags_for_resource(ResourceArn=GROUP)
+    scheduler.list_schedules(GroupName="a")
+    scheduler.create_schedule(
+        GroupName="a",
+        Name="i-1",
+        ScheduleExpression="at(2030-01-01T00:00:00)",
+        FlexibleTimeWindow={"Mode": "OFF"},
+        Target={"Arn": "arn:aws:scheduler:::aws-sdk:ec2:terminateInstances", "RoleArn": ROLE},
+    )
+    scheduler.delete_schedule_group(Name="a")
+
+
+def test_a_second_guard_needs_permission_for_all_that_it_makes_and_uses(
+    fake_cloud: FakeCloud, put: Any
+) -> None:
+    put(*({"Action": action, **statement} for action, statement in GUARD.items()))
+    guard(fake_cloud)
+
+
+@pytest.mark.parametrize("missing", GUARD)
+def test_a_second_guard_lacks_each_of_its_permissions(
+    fake_cloud: FakeCloud, put: Any, missing: str
+) -> None:
+    put(*({"Action": action, **given} for action, given in GUARD.items() if action != missing))
+    with pytest.raises(ClientError, match=f"to perform: {missing} on resource: "):
+        guard(fake_cloud)

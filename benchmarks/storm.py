@@ -2,15 +2,16 @@
 
 `python -m benchmarks.storm [--runs 200] [--seed N] [--jobs N]`
 
-Every run is under the faults profile `unkind` (slow, throttled, eventually consistent, cold disks, old consoles,
-no role for spot) and the printed IAM policy, whose conditions see new tags late. Random faults: zones without
-capacity, calls that fail or lose their answer, a machine that never boots, never starts its guest, dies, has no
-SSH or no AMX, spot, a second guard, and a network that lets nothing through: no route, Block Public Access, or
-port 22 blocked.
-Each `up` must end with a verified cluster or a clear failure. Because of the network, no machine is bought again or
-terminated, and `up` continues when it is mended. `down` with another account's credentials changes nothing. No key
-is lost before the last `down`, which leaves nothing, counted in the cloud itself. `--seed 7 --only 13` repeats one
-run.
+Every run is under the faults profile `unkind` (slow, throttled, eventually consistent, cold disks, old
+consoles, no role for spot) and the printed IAM policy, whose conditions see new tags late. Random faults:
+zones without capacity, calls that fail or lose their answer, a machine that never boots, never starts its
+system, dies, has no SSH or no AMX, spot, a second guard, and a network that lets nothing through: no route,
+Block Public Access, or port 22 blocked.
+
+Each `up` must end with a verified cluster or a clear failure. Because of the network, no machine is bought
+again or terminated, and `up` continues when it is mended. `down` in another account changes nothing. No key
+is lost before the last `down`, which leaves nothing, counted in the cloud itself.
+`--seed 7 --only 13` repeats one run.
 """
 
 from __future__ import annotations

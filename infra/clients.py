@@ -104,7 +104,7 @@ class Clients:
     @cached_property
     def scheduler(self) -> EventBridgeSchedulerClient:
         """With few attempts: most users neither use it nor may, and not every network leads to it."""
-        few = Config(retries={"mode": "standard", "total_max_attempts": 3}, connect_timeout=5)
+        few = Config(retries={"mode": "standard", "total_max_attempts": 8}, connect_timeout=3)
         return cast(
             "EventBridgeSchedulerClient", self._client("scheduler", self._config.merge(few))
         )

@@ -151,6 +151,14 @@ def why_gone(ec2: EC2Client, instance_id: str) -> str:
     return found[0].why_gone
 
 
+def has_ended(ec2: EC2Client, instance_id: str) -> bool:
+    """Return whether EC2 says that a machine has ended. One that it does not show may just be new."""
+    try:
+        return any(machine.why_gone for machine in describe_by_id(ec2, [instance_id]))
+    except (BotoCoreError, ClientError):
+        return False
+
+
 def describe_impaired(ec2: EC2Client, ids: Iterable[str]) -> frozenset[str]:
     """Return the ids of the machines whose EC2 status checks are impaired."""
     paginator = ec2.get_paginator("describe_instance_status")

@@ -256,7 +256,7 @@ class Machines:
     def require_way_to_head(self) -> None:
         """Raise :class:`SprError` if the head runs, but can't be reached any more."""
         head, host = self.cluster.head, self.head_host
-        if instances.why_gone(self.ctx.clients.ec2, head.instance.id):
+        if instances.has_ended(self.ctx.clients.ec2, head.instance.id):
             return
         host.close()
         try:

@@ -129,6 +129,7 @@ class SimulatedCloud:
     saved: dict[str, PreparedCluster] = field(default_factory=dict)
     """Clusters that were made once, by their options, and the folder of their copies."""
     saved_in: Path | None = None
+    profile: str = "unkind"
 
     @property
     def ec2(self) -> Any:
@@ -144,7 +145,18 @@ class SimulatedCloud:
         return self.engine.machines
 
     def faults(self, text: str) -> None:
-        self.fake.faults(text)
+        """Activate faults; without a ``profile``, those of an ordinary day on AWS are added."""
+        self.fake.faults(text if "profile" in text else f'profile = "{self.profile}"\n{text}')
+
+    def be_kind(self) -> None:
+        """Let EC2 answer at once and see everything, for tests that count calls or seconds."""
+        self.profile = "instant"
+        self.faults("")
+
+    def purchases(self) -> list[dict[str, Any]]:
+        """The requests of RunInstances, without those that repeat one by its token."""
+        sent = self.recorder.of("RunInstances")
+        return list({request["ClientToken"]: request for request in sent}.values())
 
     def plan_input(self, ssh_cidr: str | None = None, **given: Any) -> PlanInput:
         return prepare(self.ctx, NAME, given, ssh_cidr)

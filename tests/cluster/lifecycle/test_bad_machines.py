@@ -32,7 +32,7 @@ def test_a_worker_that_does_not_work_is_replaced(
     simulated_cloud.clock.sleep(60)
     found = simulated_cloud.found()
     assert len(found.instances) == 3, "the machine that does not work still costs money"
-    bought = [request["MinCount"] for request in simulated_cloud.recorder.of("RunInstances")]
+    bought = [request["MinCount"] for request in simulated_cloud.purchases()]
     assert bought == [1, 2, 1]
 
 
@@ -59,7 +59,7 @@ def test_a_first_machine_without_ssh_is_replaced_if_another_answers(
     simulated_cloud.up(nodes=2, bake="none")
 
     assert simulated_cloud.cluster().is_whole
-    bought = [request["MinCount"] for request in simulated_cloud.recorder.of("RunInstances")]
+    bought = [request["MinCount"] for request in simulated_cloud.purchases()]
     assert bought == [2, 1]
 
 

@@ -37,7 +37,7 @@ def test_outside_the_placement_group_there_may_be_room(simulated_cloud: Simulate
     simulated_cloud.up(nodes=3)
 
     assert zones(simulated_cloud) == {simulated_cloud.first_zone()}
-    assert all("Placement" not in r for r in simulated_cloud.recorder.of("RunInstances")[-1:])
+    assert all("Placement" not in r for r in simulated_cloud.purchases()[-1:])
 
 
 def test_another_type_is_bought_where_the_first_has_no_room(
@@ -105,7 +105,7 @@ def test_where_nowhere_is_room_all_that_was_tried_is_listed(
         simulated_cloud.up(nodes=2, instance_types=("r7iz.metal-16xl", "m7i.metal-24xl"))
     tried = re.findall(r"^  (\S+) in (\S+?)(,|:)", caught.value.message, re.MULTILINE)
     assert {kind for kind, _, _ in tried} == {"r7iz.metal-16xl", "m7i.metal-24xl"}
-    assert len(tried) == len(simulated_cloud.recorder.of("RunInstances"))
+    assert len(tried) == len(simulated_cloud.purchases())
     assert simulated_cloud.found("instances").instances == ()
     simulated_cloud.down()
     assert simulated_cloud.left() == []

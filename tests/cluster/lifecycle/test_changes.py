@@ -223,12 +223,12 @@ def test_a_new_plan_is_reported_with_its_reason(simulated_cloud: SimulatedCloud)
 def test_from_a_kept_image_all_nodes_come_at_once(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=2)
     simulated_cloud.down(keep_image=True)
-    before = len(simulated_cloud.recorder.of("RunInstances"))
+    before = len(simulated_cloud.purchases())
 
     simulated_cloud.up(nodes=3)
 
     assert_whole(simulated_cloud, 3)
-    (request,) = simulated_cloud.recorder.of("RunInstances")[before:]
+    (request,) = simulated_cloud.purchases()[before:]
     assert request["MinCount"] == 3
     assert simulated_cloud.steps.count("install.sh") == 1
     assert len(simulated_cloud.found("images").images) == 1

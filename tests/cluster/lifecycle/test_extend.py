@@ -64,7 +64,7 @@ def test_later_nodes_get_the_new_time_too(simulated_cloud: SimulatedCloud) -> No
     simulated_cloud.up(nodes=3)
 
     assert ends(simulated_cloud) == {simulated_cloud.expires(7 * HOUR)}
-    new = simulated_cloud.recorder.of("RunInstances")[-1]
+    new = simulated_cloud.purchases()[-1]
     assert simulated_cloud.expires(7 * HOUR) in str(new["TagSpecifications"])
 
 

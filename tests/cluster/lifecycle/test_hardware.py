@@ -22,7 +22,7 @@ def test_a_cluster_of_one_that_grows_has_its_network_from_the_start(
 
     cluster = simulated_cloud.up(nodes=3)
 
-    requests = simulated_cloud.recorder.of("RunInstances")
+    requests = simulated_cloud.purchases()
     assert [r["Placement"]["GroupName"] for r in requests] == ["spr-cluster-bert"] * len(requests)
     assert [node.instance.ena_express for node in cluster.nodes] == [True] * 3
 
@@ -54,6 +54,7 @@ def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
     simulated_cloud: SimulatedCloud, mib_s: float
 ) -> None:
     """At 5 MiB/s the boot has read enough in time; at 0.5 `verify` waits, longer than usual."""
+    simulated_cloud.be_kind()
     simulated_cloud.faults(f"[disk]\nfirst_read_mib_s = {mib_s}\n")
     simulated_cloud.up(nodes=2)
 
@@ -69,14 +70,13 @@ def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
 def test_a_rate_of_initialization_that_is_refused_costs_nothing_but_a_note(
     simulated_cloud: SimulatedCloud,
 ) -> None:
+    simulated_cloud.be_kind()
     simulated_cloud.faults("[disk]\ninit_rate = false\n")
 
     simulated_cloud.up(nodes=2, volume_init_rate=200, volume_throughput=250)
 
     assert simulated_cloud.cluster().is_whole
-    disks = [
-        r["BlockDeviceMappings"][0]["Ebs"] for r in simulated_cloud.recorder.of("RunInstances")
-    ]
+    disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in simulated_cloud.purchases()]
     assert [disk.get("VolumeInitializationRate") for disk in disks] == [200, None] * 2
     assert [disk["Throughput"] for disk in disks] == [250] * 4
     notes = [note for note in simulated_cloud.progress.notes if "InvalidParameterValue" in note]
@@ -92,9 +92,7 @@ def test_the_speed_of_disks_is_recorded_and_kept(
     simulated_cloud.up(nodes=1, volume_iops=4000, volume_throughput=250)
     simulated_cloud.up(nodes=2)
 
-    disks = [
-        r["BlockDeviceMappings"][0]["Ebs"] for r in simulated_cloud.recorder.of("RunInstances")
-    ]
+    disks = [r["BlockDeviceMappings"][0]["Ebs"] for r in simulated_cloud.purchases()]
     assert len({disk[parameter] for disk in disks}) == 1
     changed: dict[str, Any] = {name: 5000 if name == "volume_iops" else 300}
     with pytest.raises(UsageError, match="was created with"):

@@ -61,7 +61,7 @@ def test_a_head_whose_console_shows_another_key_is_not_trusted(
         ):
             simulated_cloud.up(nodes=2)
     assert secrets_given(simulated_cloud) == 0
-    assert len(simulated_cloud.recorder.of("RunInstances")) == 1
+    assert len(simulated_cloud.purchases()) == 1
 
 
 def test_an_empty_console_is_reported(simulated_cloud: SimulatedCloud) -> None:

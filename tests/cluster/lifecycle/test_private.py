@@ -150,4 +150,4 @@ def test_private_machines_that_are_silent_are_kept_and_the_way_to_them_is_named(
     assert "leads to nat-" in text
     assert "the machines have no public addresses" in text
     assert "; this machine comes over ssm" in text
-    assert len(nat.recorder.of("RunInstances")) == 1
+    assert len(nat.purchases()) == 1

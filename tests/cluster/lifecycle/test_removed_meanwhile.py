@@ -55,8 +55,8 @@ def test_up_ends_soon_and_buys_nothing_where_a_down_terminates_its_machines(
     with pytest.raises(SprError, match=r"was removed in the meantime: .* terminated i-") as caught:
         simulated_cloud.up(nodes=2)
     assert "spr-cluster up --name bert" in str(caught.value)
-    assert len(simulated_cloud.recorder.of("RunInstances")) == 1
-    assert simulated_cloud.clock.now - bought[0] < 150
+    assert len(simulated_cloud.purchases()) == 1
+    assert simulated_cloud.clock.now - bought[0] < 200
 
 
 def test_a_machine_that_ends_by_itself_is_replaced_within_minutes(
@@ -97,6 +97,7 @@ def test_a_worker_that_is_terminated_alone_is_replaced_within_minutes(
 def test_the_wait_asks_ec2_twice_a_minute_however_many_nodes_it_waits_for(
     simulated_cloud: SimulatedCloud,
 ) -> None:
+    simulated_cloud.be_kind()
     simulated_cloud.prepared(nodes=1)
     simulated_cloud.faults('[[machine]]\nn = "*"\nfate = "no-ssh"\n')
     before = len(simulated_cloud.recorder.operations())

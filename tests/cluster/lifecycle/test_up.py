@@ -38,7 +38,7 @@ def test_up_asks_ec2_for_exactly_this(simulated_cloud: SimulatedCloud) -> None:
         "RunInstances",
         "CreateTags",  # the nodes are connected
     ]
-    head, workers = simulated_cloud.recorder.of("RunInstances")
+    head, workers = simulated_cloud.purchases()
     assert (head["MinCount"], head["MaxCount"]) == (1, 1)
     assert (workers["MinCount"], workers["MaxCount"]) == (2, 2)
     assert workers["ImageId"] != head["ImageId"]
@@ -51,9 +51,7 @@ def test_every_machine_is_asked_for_with_its_guards(simulated_cloud: SimulatedCl
 
     group = simulated_cloud.recorder.of("AuthorizeSecurityGroupIngress")[0]["GroupId"]
     owner = fingerprint(read_public(simulated_cloud.ctx.files.key))
-    for role, request in zip(
-        ("head", "worker"), simulated_cloud.recorder.of("RunInstances"), strict=True
-    ):
+    for role, request in zip(("head", "worker"), simulated_cloud.purchases(), strict=True):
         labels = tags_of(request)
         assert labels["instance"] == labels["volume"] == labels["network-interface"]
         expected = {
@@ -131,14 +129,14 @@ def test_one_node_needs_no_image(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=1)
 
     assert "CreateImage" not in simulated_cloud.writes()
-    assert len(simulated_cloud.recorder.of("RunInstances")) == 1
+    assert len(simulated_cloud.purchases()) == 1
 
 
 def test_no_placement_group_if_disabled(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.up(nodes=2, placement_group=False)
 
     assert "CreatePlacementGroup" not in simulated_cloud.writes()
-    assert all("Placement" not in r for r in simulated_cloud.recorder.of("RunInstances"))
+    assert all("Placement" not in r for r in simulated_cloud.purchases())
 
 
 def test_the_private_key_stays_here_and_the_user_data_holds_no_secret(
@@ -153,7 +151,7 @@ def test_the_private_key_stays_here_and_the_user_data_holds_no_secret(
     assert "PRIVATE" not in str(simulated_cloud.recorder.calls)
     (imported,) = simulated_cloud.recorder.of("ImportKeyPair")
     assert imported["PublicKeyMaterial"].decode().startswith(read_public(files.key))
-    for request in simulated_cloud.recorder.of("RunInstances"):
+    for request in simulated_cloud.purchases():
         user_data = base64.b64decode(request["UserData"]).decode()
         end = simulated_cloud.clock.now + 8 * 3600
         assert any(str(int(end) - late) in user_data for late in range(300))
@@ -164,7 +162,7 @@ def test_the_idle_guard_is_in_the_user_data_if_requested(
 ) -> None:
     simulated_cloud.up(nodes=1, idle_timeout=timedelta(minutes=40))
 
-    (request,) = simulated_cloud.recorder.of("RunInstances")
+    (request,) = simulated_cloud.purchases()
     assert "idle_timeout=2400" in base64.b64decode(request["UserData"]).decode()
 
 
@@ -281,7 +279,7 @@ def test_a_time_to_live_that_is_over_buys_nothing_more(simulated_cloud: Simulate
 
     with pytest.raises(SprError, match="time to live ended before the worker nodes"):
         simulated_cloud.up(nodes=2, ttl=HOURS)
-    assert len(simulated_cloud.recorder.of("RunInstances")) == 1
+    assert len(simulated_cloud.purchases()) == 1
 
 
 def test_a_failed_installation_can_go_on(simulated_cloud: SimulatedCloud) -> None:
@@ -292,13 +290,13 @@ def test_a_failed_installation_can_go_on(simulated_cloud: SimulatedCloud) -> Non
     with pytest.raises(HostError, match="no space left on device"):
         simulated_cloud.up(nodes=2)
     simulated_cloud.steps.before.clear()
-    bought = len(simulated_cloud.recorder.of("RunInstances"))
+    bought = len(simulated_cloud.purchases())
 
     cluster = simulated_cloud.up(nodes=2)
 
     assert len(cluster.nodes) == 2
     assert simulated_cloud.cluster().is_whole
-    assert len(simulated_cloud.recorder.of("RunInstances")) == bought + 1
+    assert len(simulated_cloud.purchases()) == bought + 1
 
 
 def count_calls(simulated_cloud: SimulatedCloud, nodes: int) -> Any:

@@ -44,9 +44,8 @@ def test_the_workers_answer_lost_buys_them_once(simulated_cloud: SimulatedCloud)
     simulated_cloud.up(nodes=3)
 
     assert len(simulated_cloud.fake.backend.reservations) == 2
-    tokens = [request["ClientToken"] for request in simulated_cloud.recorder.of("RunInstances")]
-    assert len(tokens) == 5
-    assert len(set(tokens)) == 2
+    assert len(simulated_cloud.purchases()) == 2
+    assert len(simulated_cloud.recorder.of("RunInstances")) >= 5
 
 
 @pytest.mark.parametrize("seconds", [1, 4, 12])

@@ -58,6 +58,10 @@ test-quick: lint ## run the same checks without the embedded cloud
 test-full: prerequisites browser lint ## run everything, including the large downloads of stack intel
 	$(PYTEST)
 
+.PHONY: aws-check
+aws-check: .venv/with-check ## compare the embedded cloud with real AWS, without cost: ARGS='--region us-east-1'
+	$(BIN)/python -m tests.aws_check $(ARGS)
+
 .PHONY: clean
 clean: ## remove everything that these targets created here
 	rm -rf .venv .demo results .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
@@ -67,6 +71,10 @@ clean: ## remove everything that these targets created here
 
 .venv/with-local: .venv/bin/python pyproject.toml
 	$(PIP) --editable '.[local]'
+	@touch $@
+
+.venv/with-check: .venv/bin/python pyproject.toml
+	$(PIP) --editable '.[local]' 'pytest>=8.3,<9.2'
 	@touch $@
 
 .venv/with-dev: .venv/bin/python pyproject.toml

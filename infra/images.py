@@ -103,15 +103,15 @@ def describe_image(ec2: EC2Client, image_id: str) -> Image:
 
 def describe_cached_images(ec2: EC2Client, recipe: str, volume_gib: int) -> tuple[Image, ...]:
     """Return the account's kept images of this software whose disk fits into ``volume_gib``."""
-    found = ec2.describe_images(
+    pages = ec2.get_paginator("describe_images").paginate(
         Owners=["self"],
         Filters=[
             {"Name": f"tag:{tags.INSTALLED}", "Values": [recipe]},
             {"Name": f"tag:{tags.KEPT}", "Values": ["yes"]},
             {"Name": "state", "Values": ["available"]},
         ],
-    )["Images"]
-    images = (Image.from_aws(image) for image in found)
+    )
+    images = (Image.from_aws(image) for page in pages for image in page["Images"])
     return tuple(i for i in images if i.holds(recipe) and i.volume_gib <= volume_gib)
 
 

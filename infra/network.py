@@ -184,7 +184,8 @@ def describe_networks(ec2: EC2Client, subnet_id: str | None, vpc_id: str | None)
         else {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     )
     try:
-        found = [Network.from_aws(s) for s in ec2.describe_subnets(**selection)["Subnets"]]
+        pages = ec2.get_paginator("describe_subnets").paginate(**selection)
+        found = [Network.from_aws(subnet) for page in pages for subnet in page["Subnets"]]
     except ClientError as error:
         if error_code(error) not in ("InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed"):
             raise

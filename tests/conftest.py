@@ -18,6 +18,7 @@ from moto.ec2.models import EC2Backend
 from infra.clients import Clients
 from infra.cloud import Cloud
 from tests.aws import Recorder, connect_moto, fake_aws
+from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
 
 if TYPE_CHECKING:
     from tests.infra.local.fakes import Endpoint
@@ -33,6 +34,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.xdist_group("e2e"))
+
+
+@pytest.fixture(scope="session")
+def _contract() -> Iterator[Contract]:
+    contract = Contract(KNOWN_DEVIATIONS)
+    with watching(contract):
+        yield contract
+
+
+@pytest.fixture(autouse=True)
+def _keeps_the_contract(_contract: Contract, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every request and answer of a test is what AWS's service model says, except what it names."""
+    _contract.drain()
+    yield
+    marks = request.node.iter_markers("breaks_contract")
+    require_announced(_contract.drain(), [pattern for mark in marks for pattern in mark.args])
 
 
 @pytest.fixture(autouse=True)

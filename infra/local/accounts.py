@@ -10,6 +10,7 @@ from xml.sax.saxutils import escape
 
 from infra.local.faults import ActiveFaults
 from infra.local.requests import ApiCall, Reply, error_reply
+from infra.tags import render_time
 
 ACCOUNT = "123456789012"
 _XMLNS = "https://sts.amazonaws.com/doc/2011-06-15/"
@@ -65,7 +66,7 @@ class Accounts:
             "AccessKeyId": key,
             "SecretAccessKey": secret,
             "SessionToken": token,
-            "Expiration": (datetime.now(timezone.utc) + lifetime).isoformat(),
+            "Expiration": render_time(datetime.now(timezone.utc) + lifetime),
         }
         return _reply(call.action, {"Credentials": credentials})
 

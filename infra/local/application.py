@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs
 
+from moto.backends import list_of_moto_modules
 from moto.core.utils import utcnow
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -149,6 +150,10 @@ class Application:
         self.reconcile()
         if refusal := self._interceptor.refuse(environ, call):
             return refusal
+        if call.service not in _SERVICES:
+            # moto fails for these, without an error's frame.
+            text = f"The embedded cloud does not serve {call.service}"
+            return error_reply(call, 400, "UnknownOperationException", text)
         error = self.runtime.faults.find_error(call.action)
         if error and not error.effect:
             return error_reply(call, error.http_status, error.code, error.message)
@@ -165,7 +170,10 @@ class Application:
         if (account := account_of(caller)) != ACCOUNT and call.region in self._regions:
             self.open_region(call.region, account)
         answer = self._accounts.answer(call, caller)
-        answer = answer or _call_wsgi(self._service(environ, call), environ)
+        try:
+            answer = answer or _call_wsgi(self._service(environ, call), environ)
+        except NotImplementedError as error:
+            return error_reply(call, 400, "UnsupportedOperation", str(error))
         if not call.action.startswith(READS):
             for backend in self._backends().values():
                 # What takes no time happens before the call is answered.
@@ -199,6 +207,7 @@ class Application:
         return Reply("200 OK", (("Content-Type", "application/json"),), body)
 
 
+_SERVICES = frozenset({*list_of_moto_modules(), "pricing"})
 _FORBIDDEN = Reply("403 Forbidden", (("Content-Length", "0"),), b"")
 _NOT_FOUND = Reply("404 Not Found", (("Content-Length", "0"),), b"")
 

@@ -255,6 +255,7 @@ class Faults(_Section):
     terminate_s: Seconds | None = None
     visibility_s: Seconds = 0
     role_visibility_s: Seconds = 0
+    page_size: int = Field(default=0, ge=0)
     quota: Quota = Quota()
     spot: Spot = Spot()
     ebs: Ebs = Ebs()

@@ -11,7 +11,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
-from infra.local import ec2_routes, prices, refusals
+from infra.local import ec2_routes, paging, prices, refusals
 from infra.local.ec2_launches import LaunchRequest
 
 _HOME_REGION = "us-east-1"
@@ -29,10 +29,28 @@ class LocalEC2Response(EC2Response):
     }
 
     def call_action(self) -> Any:
-        with self.ec2_backend.visibility.observe(str(self._get_action())):
+        action, size = str(self._get_action()), self._page_size()
+        if action == "DescribeInstances" and size:
+            # moto has pages for this action alone, of 100.
+            self.params["MaxResults"] = size
+        with self.ec2_backend.visibility.observe(action):
             return super().call_action()
 
+    def _filters_from_querystring(self) -> Any:
+        filters = super()._filters_from_querystring()
+        refusals.require_known_filters(str(self._get_action()), filters)
+        return filters
+
+    def _page_size(self) -> int:
+        size = self.ec2_backend.runtime.faults.now.page_size
+        return paging.pages_of(str(self._get_action()), self.params, size)
+
     def serialized(self, action_result: Any) -> Any:
+        page = paging.cut(
+            str(self._get_action()), action_result.result, self.params, self._page_size()
+        )
+        if page is not action_result.result:
+            action_result = ActionResult(page)
         status, headers, body = super().serialized(action_result)
         return getattr(action_result.result, "http_status", status), headers, body
 

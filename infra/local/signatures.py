@@ -15,6 +15,8 @@ from typing import Any
 from botocore.auth import SIGV4_TIMESTAMP, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
 from werkzeug.datastructures import EnvironHeaders
 
 from infra.local.requests import ApiCall, Reply, error_reply
@@ -41,6 +43,11 @@ def refuse_stranger(
         code, status = _STRANGER.get(call.service, ("UnrecognizedClientException", 400))
         text = "AWS was not able to validate the provided access credentials"
         return error_reply(call, status, code, text)
+    if call.region not in ec2_backends[DEFAULT_ACCOUNT_ID]:
+        # As for a region that the account has not enabled; moto fails without an error's frame.
+        other = _OFF.get(call.service, ("InvalidSignatureException", 400))
+        code, status = _STRANGER["ec2"] if call.service == "ec2" else other
+        return error_reply(call, status, code, "Credential should be scoped to a valid region.")
     stamp = environ["HTTP_X_AMZ_DATE"]
     if abs(time.time() - timegm(time.strptime(stamp, SIGV4_TIMESTAMP))) > _MOST_OFF_S:
         code, status = _OFF.get(call.service, ("InvalidSignatureException", 400))

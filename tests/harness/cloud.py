@@ -21,6 +21,7 @@ from infra.clients import Clients, connect
 from infra.cloud import Cloud
 from infra.local.faults import Faults
 from infra.local.podman import ContainerSpec
+from tests.harness.contract import KNOWN_DEVIATIONS, Contract, watching
 from tests.harness.shared_time import SharedTime
 from tests.harness.simulated_machines import SimulatedMachines, host_key_of
 from tests.infra.hasty_time import AtOnce
@@ -150,7 +151,10 @@ class CloudProcess:
 
 @contextmanager
 def cloud_process(root: Path) -> Iterator[CloudProcess]:
-    """Start the server in a folder, and end it."""
+    """Start the server in a folder, and end it.
+
+    Meanwhile a call of this process, or of its forks, that is not in AWS's service model fails.
+    """
     root.mkdir(parents=True, exist_ok=True)
     time = SharedTime(root / "time", 1_800_000_000.0)
     with subprocess.Popen(
@@ -164,7 +168,8 @@ def cloud_process(root: Path) -> Iterator[CloudProcess]:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())
         try:
-            yield CloudProcess(url, root, time, process)
+            with watching(Contract(KNOWN_DEVIATIONS, strict=True)):
+                yield CloudProcess(url, root, time, process)
         finally:
             process.kill()
 

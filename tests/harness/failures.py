@@ -56,12 +56,19 @@ class Row:
     act: Act = nothing
     left: str = ""
     code: int = 1
+    breaks_contract: str = ""
+    """What is not as AWS's service model says, on purpose."""
 
 
 def rows(*tables: tuple[Row, ...]) -> pytest.MarkDecorator:
     """A test for each row."""
     listed = [row for table in tables for row in table]
-    return pytest.mark.parametrize("row", listed, ids=[row.name for row in listed])
+    marks = {
+        row.name: [pytest.mark.breaks_contract(row.breaks_contract)] if row.breaks_contract else []
+        for row in listed
+    }
+    params = [pytest.param(row, id=row.name, marks=marks[row.name]) for row in listed]
+    return pytest.mark.parametrize("row", params)
 
 
 def error(action: str, code: str, message: str = "told by EC2", times: int = 10_000) -> str:

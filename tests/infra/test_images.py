@@ -13,6 +13,7 @@ from infra import tags
 from infra.errors import CloudError, DeadlineError
 from infra.images import (
     create_image,
+    describe_cached_images,
     describe_image,
     find_ubuntu_image,
     wait_until_available,
@@ -147,3 +148,15 @@ def test_a_quota_that_can_not_be_learned_stops_nothing(ec2_cloud: FakeCloud) -> 
     ec2_cloud.faults('[[error]]\naction = "GetServiceQuota"\ncode = "AccessDeniedException"\n')
 
     assert describe_quota(ec2_cloud.clients.quotas, spot=False) is None
+
+
+def test_kept_images_on_all_pages_are_found(ec2_cloud: FakeCloud) -> None:
+    (instance_id,) = ec2_cloud.run()
+    labels = {**LABELS, tags.SEALED: "yes", tags.KEPT: "yes"}
+    ec2 = ec2_cloud.clients.ec2
+    made = [create_image(ec2, instance_id, "bert", f"kept-{number}", labels) for number in range(3)]
+    ec2_cloud.faults("page_size = 1\n")
+
+    found = describe_cached_images(ec2, RECIPE, 1000)
+
+    assert sorted(image.id for image in found) == sorted(made)

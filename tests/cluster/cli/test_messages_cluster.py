@@ -206,6 +206,7 @@ _OF_THE_CLOUD = (
         "the response is not from AWS\n  → check for a proxy or a network login page between this "
         "machine and AWS",
         act=f.show_login_page,
+        breaks_contract="* answer : the body is no XML",
     ),
     f.Row(
         "no default VPC",

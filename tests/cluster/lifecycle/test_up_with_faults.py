@@ -69,3 +69,15 @@ def test_three_calls_of_ten_are_throttled_and_nothing_is_lost(
     simulated_cloud.faults("")
     assert simulated_cloud.cluster().is_whole
     assert len(simulated_cloud.left()) == 11
+
+
+def test_what_comes_in_pages_is_found_on_all_of_them(simulated_cloud: SimulatedCloud) -> None:
+    zone = simulated_cloud.first_zone()
+    full = f'[[capacity]]\nzone = "{zone}"\nfree = 0\n'
+    simulated_cloud.faults(f"page_size = 1\n{full}")
+
+    cluster = simulated_cloud.up(nodes=2)
+
+    assert zone not in {node.instance.zone for node in cluster.nodes}
+    simulated_cloud.down()
+    assert simulated_cloud.left() == []

@@ -253,12 +253,17 @@ class Endpoint:
             )
         )
 
-    def client(self, service: str, credentials: tuple[str, str] = CREDENTIALS) -> Any:
+    def client(
+        self,
+        service: str,
+        credentials: tuple[str, str] = CREDENTIALS,
+        region: str = "us-east-1",
+    ) -> Any:
         """Return a client of any AWS service, without retries."""
         once = Config(retries={"total_max_attempts": 1, "mode": "standard"}, proxies={})
         return boto3.client(
             service,  # type: ignore[call-overload]
-            region_name="us-east-1",
+            region_name=region,
             endpoint_url=self.url,
             aws_access_key_id=credentials[0],
             aws_secret_access_key=credentials[1],

@@ -31,10 +31,30 @@ def test_throttling_uses_the_error_codes_of_each_service(fake_cloud: FakeCloud) 
     for service, call, request in (
         ("ssm", "get_parameter", {"Name": "n"}),
         ("sts", "get_caller_identity", {}),
-        ("service-quotas", "get_service_quota", {"ServiceCode": "ec2", "QuotaCode": "q"}),
+        ("service-quotas", "get_service_quota", {"ServiceCode": "ec2", "QuotaCode": "L-1"}),
     ):
         client = fake_cloud.endpoint.client(service)
         assert refused(getattr(client, call), **request) == ("ThrottlingException", 400)
+
+
+def test_a_region_that_does_not_exist_is_refused(fake_cloud: FakeCloud) -> None:
+    for service, call, code in (
+        ("ec2", "describe_instances", ("AuthFailure", 401)),
+        ("sts", "get_caller_identity", ("SignatureDoesNotMatch", 403)),
+    ):
+        client = fake_cloud.endpoint.client(service, region="xx-north-7")
+        assert refused(getattr(client, call)) == code
+
+
+def test_a_service_that_is_not_served_is_refused(fake_cloud: FakeCloud) -> None:
+    client = fake_cloud.endpoint.client("cur")
+    answer = refused(client.describe_report_definitions)
+    assert answer == ("UnknownOperationException", 400)
+
+
+def test_a_call_that_moto_lacks_is_refused(fake_cloud: FakeCloud) -> None:
+    answer = refused(fake_cloud.ec2.describe_mac_hosts)
+    assert answer == ("UnsupportedOperation", 400)
 
 
 def test_an_injected_error_has_its_code_status_and_number(fake_cloud: FakeCloud) -> None:

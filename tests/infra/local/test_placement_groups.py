@@ -34,7 +34,6 @@ def test_a_group_is_created_found_and_deleted(fake_cloud: FakeCloud) -> None:
         ("group-name", "near"),
         ("tag:cluster", "c"),
         ("tag-key", "cluster"),
-        ("group-id", made["GroupId"]),
     ):
         assert names(fake_cloud, Filters=[{"Name": name, "Values": [value]}]) == ["near"]
     by_kind = [{"Name": "resource-type", "Values": ["placement-group"]}]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.local.fakes import FakeCloud, refusal, tags
+from tests.infra.local.fakes import FakeCloud, refusal, refused, tags
 
 KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPA3V5QSfvN5E5K9gkK0dqGyBQ8zGk2eSMJ0yHIE3uEh me"
 MINE = [{"Key": "cluster", "Value": "c"}]
@@ -158,3 +158,13 @@ def test_the_tracking_of_idle_connections_has_a_range(
         assert refused == "InvalidParameterValue"
     else:
         assert fake_cloud.ec2.run_instances(**request, NetworkInterfaces=[nic])["Instances"]
+
+
+@pytest.mark.breaks_contract("Describe* request Filters: no filter 'colour'")
+@pytest.mark.parametrize(
+    "action", ["instances", "subnets", "images", "placement_groups", "volumes", "tags"]
+)
+def test_filters_that_do_not_exist_are_refused(fake_cloud: FakeCloud, action: str) -> None:
+    call = getattr(fake_cloud.ec2, f"describe_{action}")
+    filters = [{"Name": "colour", "Values": ["red"]}]
+    assert refused(call, Filters=filters) == ("InvalidParameterValue", 400)

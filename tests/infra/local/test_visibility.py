@@ -92,7 +92,11 @@ def test_hidden_resources_are_not_found_by_id(cloud: FakeCloud, podman: FakePodm
             "InvalidGroup.NotFound",
         ),
         (ec2.describe_key_pairs, {"KeyNames": ["k"]}, "InvalidKeyPair.NotFound"),
-        (ec2.create_tags, {"Resources": ids, "Tags": []}, "InvalidInstanceID.NotFound"),
+        (
+            ec2.create_tags,
+            {"Resources": ids, "Tags": [{"Key": "a", "Value": "b"}]},
+            "InvalidInstanceID.NotFound",
+        ),
         (cloud.run, {"KeyName": "k"}, "InvalidKeyPair.NotFound"),
         (cloud.run, {"SecurityGroupIds": [group]}, "InvalidGroup.NotFound"),
         (cloud.run, {"Placement": {"GroupName": "near"}}, "InvalidPlacementGroup.Unknown"),

@@ -1,0 +1,145 @@
+"""What the product claims about AWS, compared with what AWS says: instance types, prices, the account.
+
+Each function yields what is wrong, or raises botocore's error if the account may not look.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from infra.instance_types import INSTANCE_TYPES
+from tests.aws_check.sides import Side
+
+_SPOT_ROLE = "AWSServiceRoleForEC2Spot"
+_PRICE_TOLERANCE = 0.005
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A claim of the product. A ``note`` describes the account, where no answer is wrong."""
+
+    name: str
+    why: str
+    look: Callable[[Side], Iterator[str]]
+    actions: tuple[str, ...]
+    """IAM's names of what it calls."""
+    is_note: bool = False
+
+
+# The attribute in the product's table, and where DescribeInstanceTypes has it.
+_OF_TYPE: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("vcpus", lambda found: found["VCpuInfo"]["DefaultVCpus"]),
+    ("cores", lambda found: found["VCpuInfo"]["DefaultCores"]),
+    ("memory_gib", lambda found: found["MemoryInfo"]["SizeInMiB"] / 1024),
+    ("gbit", lambda found: float(found["NetworkInfo"]["NetworkPerformance"].split()[0])),
+    ("ghz", lambda found: found["ProcessorInfo"]["SustainedClockSpeedInGhz"]),
+    ("is_metal", lambda found: found["BareMetal"]),
+)
+
+
+def _types(side: Side) -> Iterator[str]:
+    for name, found in sorted(_describe_types(side).items()):
+        for attribute, look in _OF_TYPE:
+            claimed = getattr(INSTANCE_TYPES[name], attribute, None)
+            if claimed is not None and claimed != look(found):
+                yield f"{name}: {attribute} is {look(found)}, not {claimed}"
+
+
+def _missing_types(side: Side) -> Iterator[str]:
+    missing = sorted(INSTANCE_TYPES.keys() - _describe_types(side).keys())
+    if missing:
+        yield f"not in this region: {', '.join(missing)}"
+
+
+def _features(side: Side) -> Iterator[str]:
+    for name, found in sorted(_describe_types(side).items()):
+        network, modes = found["NetworkInfo"], "/".join(found.get("SupportedBootModes", []))
+        yield (
+            f"{name}: EFA {network.get('EfaSupported')}, ENA Express {network.get('EnaSrdSupported')}, "
+            f"boot {modes}, {network.get('NetworkPerformance')}"
+        )
+
+
+def _describe_types(side: Side) -> dict[str, Any]:
+    pages = side.clients.ec2.get_paginator("describe_instance_types").paginate(
+        Filters=[{"Name": "instance-type", "Values": sorted(INSTANCE_TYPES)}]
+    )
+    return {found["InstanceType"]: found for page in pages for found in page["InstanceTypes"]}
+
+
+def _prices(side: Side) -> Iterator[str]:
+    """https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/price-changes.html"""
+    for name, claimed in INSTANCE_TYPES.items():
+        usd = claimed.table_usd
+        found = _price_of(side, name)
+        if usd is None or found is None:
+            continue
+        if abs(found - usd) > usd * _PRICE_TOLERANCE:
+            yield f"{name}: ${found:g} an hour, not ${usd:g}"
+
+
+def _price_of(side: Side, name: str) -> float | None:
+    fields = {
+        "instanceType": name,
+        "regionCode": "us-east-1",
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+    }
+    filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()]
+    products = side.client("pricing").get_products(ServiceCode="AmazonEC2", Filters=filters)
+    for text in products["PriceList"]:
+        terms = json.loads(text)["terms"].get("OnDemand", {})
+        for dimension in (d for term in terms.values() for d in term["priceDimensions"].values()):
+            if float(usd := dimension["pricePerUnit"].get("USD", 0)):
+                return float(usd)
+    return None
+
+
+def _regions(side: Side) -> Iterator[str]:
+    known = set(side.clients._session.get_available_regions("ec2"))
+    listed = {r["RegionName"] for r in side.clients.ec2.describe_regions()["Regions"]}
+    if new := sorted(listed - known):
+        yield f"unknown to botocore: {', '.join(new)}"
+
+
+def _spot_role(side: Side) -> Iterator[str]:
+    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html"""
+    try:
+        side.client("iam").get_role(RoleName=_SPOT_ROLE)
+    except side.client("iam").exceptions.NoSuchEntityException:
+        yield f"the account has no {_SPOT_ROLE}: its first spot launch has to create it"
+
+
+def _public_access(side: Side) -> Iterator[str]:
+    answer = side.clients.ec2.describe_vpc_block_public_access_options()
+    mode = answer["VpcBlockPublicAccessOptions"].get("InternetGatewayBlockMode", "off")
+    if mode != "off":
+        yield f"VPC Block Public Access is {mode}: nodes can't be reached from outside"
+
+
+def _disks(side: Side) -> Iterator[str]:
+    key = side.clients.ec2.get_ebs_default_kms_key_id()["KmsKeyId"]
+    if not key.endswith("alias/aws/ebs"):
+        yield "the default key of disks is customer-managed: launches need KMS permissions"
+
+
+FACTS = (
+    Fact("instance types", "thread counts and checks of nodes follow from them", _types,
+         ("ec2:DescribeInstanceTypes",)),
+    Fact("prices in us-east-1", "`plan` shows them, and its limit", _prices, ("pricing:GetProducts",)),
+    Fact("instance types of this region", "the others can't be bought here", _missing_types,
+         ("ec2:DescribeInstanceTypes",), is_note=True),
+    Fact("features of instance types", "fabric, MTU, and images depend on them", _features,
+         ("ec2:DescribeInstanceTypes",), is_note=True),
+    Fact("regions", "`list --all-regions` searches them", _regions, ("ec2:DescribeRegions",), is_note=True),
+    Fact("spot role", "a spot launch needs it", _spot_role, ("iam:GetRole",), is_note=True),
+    Fact("VPC Block Public Access", "it makes all nodes unreachable", _public_access,
+         ("ec2:DescribeVpcBlockPublicAccessOptions",), is_note=True),
+    Fact("default key of disks", "a launch can fail silently without the right to use it", _disks,
+         ("ec2:GetEbsDefaultKmsKeyId",), is_note=True),
+)  # fmt: skip

@@ -1,0 +1,358 @@
+"""`make aws-check` from end to end: its AWS is a second embedded cloud, on HTTP."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore import xform_name
+
+from infra.clients import Clients, connect
+from infra.iam_policy import build_policy
+from infra.instance_types import INSTANCE_TYPES
+from infra.inventory import describe_inventories
+from tests.aws_check import __main__ as program
+from tests.aws_check import facts, sides
+from tests.aws_check.check import check_facts, compare_structures
+from tests.aws_check.facts import Fact
+from tests.aws_check.probes import DRY_RUNS, READS
+from tests.aws_check.report import Report, Row, mask
+from tests.aws_check.sides import Answer, Opener, Side, ask, open_aws, open_embedded
+from tests.aws_check.spend import usd_to_spend
+from tests.aws_check.structures import Structures
+from tests.harness.cloud import make_cloud
+from tests.harness.command_line import CommandResult
+from tests.infra.local.fakes import Endpoint
+
+
+@pytest.fixture(autouse=True)
+def _one_endpoint(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port and clients take half a second to make."""
+    monkeypatch.setattr(endpoint, "close", lambda: None)
+    monkeypatch.setattr(sides, "Endpoint", lambda: endpoint)
+
+
+@functools.cache
+def http_clients(url: str) -> Clients:
+    return connect(make_cloud(url))
+
+
+def another_cloud(faults: str = "", **changes: Any) -> Opener:
+    """A second embedded cloud as AWS: an account of its own, asked over HTTP."""
+
+    @contextmanager
+    def open_cloud(_region: str) -> Iterator[Side]:
+        with open_embedded(faults) as side:
+            url = side.client("sts").meta.endpoint_url
+            yield replace(side, name="AWS", clients=http_clients(url), **changes)
+
+    return open_cloud
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    return tmp_path / "aws-check.json"
+
+
+def run(report: Path, *options: str, target: Opener | None = None) -> int:
+    return program.main(
+        ["--region", "us-east-1", "--output", str(report), *options], target or another_cloud()
+    )
+
+
+def rows_of(report: Path) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(report.read_text())["checks"]}
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four calls and no commands are enough."""
+    names = ("unknown instance", "unknown subnet", "dry run: volume that is gone", "spot quota")
+    probes = [probe for probe in (*READS, *DRY_RUNS) if probe.name in names]
+    assert len(probes) == 4
+    monkeypatch.setattr(program, "_PROBES", probes)
+    monkeypatch.setattr(program, "_COMMANDS", ())
+
+
+@pytest.mark.breaks_contract("DescribeInstances request Filters: no filter 'colour'")
+def test_equal_clouds_do_not_differ_and_nothing_is_left(
+    report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left: list[Any] = []
+
+    @contextmanager
+    def target(region: str) -> Iterator[Side]:
+        with another_cloud()(region) as side:
+            yield side
+            left.append(describe_inventories(side.clients.ec2))
+
+    code = run(report, "--spend", "--yes", "--all", target=target)
+
+    printed = capsys.readouterr().out
+    content, found = json.loads(report.read_text()), rows_of(report)
+    assert (code, content["complete"], left) == (0, True, [{}, {}])
+    assert {row["verdict"] for row in found.values()} == {"same", "note", "skipped"}
+    commands = [name.split()[1] for name in found if name.startswith("spr-cluster ")]
+    assert commands == ["plan", "plan", "list", "up", "status", "down"]
+    assert found["answer of ec2:RunInstances"]["verdict"] == "same"
+    assert found["alive: a rule twice"]["aws"] == "InvalidPermission.Duplicate 400"
+    assert found["nothing is left"]["verdict"] == "same"
+    assert found["instance types"]["verdict"] == "same"
+    assert f"{len(found)} checks" in printed
+    assert not re.search(
+        r"\b\d{12}\b|-[0-9a-f]{17}\b|\b172\.\d+\.\d+\.\d+", printed + report.read_text()
+    )
+
+
+@pytest.mark.usefixtures("few")
+def test_a_difference_is_printed_and_ends_with_1(
+    report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = "[[error]]\naction = 'DescribeSubnets'\ncode = 'InvalidSubnet'\nmessage = 'i-0123456789abcdef0'"
+
+    assert run(report, target=another_cloud(fault)) == 1
+
+    rows = rows_of(report)
+    assert [name for name, row in rows.items() if row["verdict"] == "differs"] == ["unknown subnet"]
+    printed = capsys.readouterr().out
+    assert "embedded: InvalidSubnetID.NotFound 400; AWS: InvalidSubnet 400" in printed
+    assert "AWS says: <id>\n" in printed
+
+
+@pytest.mark.usefixtures("few")
+def test_what_the_account_may_not_do_is_skipped(report: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.json"
+    actions = ["sts:*", "ec2:DescribeInstances", "ec2:DescribeInstanceTypes", "ec2:DescribeRegions"]
+    statement = {"Effect": "Allow", "Action": actions, "Resource": "*"}
+    policy.write_text(json.dumps({"Statement": [statement]}))
+
+    assert run(report, target=another_cloud(f"[iam]\npolicy = '{policy}'\n")) == 0
+
+    skipped = {
+        n: row["details"] for n, row in rows_of(report).items() if row["verdict"] == "skipped"
+    }
+    assert skipped["unknown subnet"] == ["not allowed: ec2 describe_subnets"]
+    assert skipped["spot quota"] == ["not allowed: service-quotas get_service_quota"]
+    assert skipped["spot role"] == ["not allowed: iam:GetRole"]
+    assert skipped.keys() >= {"dry run: volume that is gone", "prices in us-east-1"}
+
+
+@pytest.mark.usefixtures("few")
+def test_after_ctrl_c_the_cluster_is_removed_and_what_was_seen_is_shown(
+    report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def interrupted(*argv: str) -> CommandResult:
+        ran.append(argv[0])
+        return CommandResult(130 if argv[0] == "up" else 0, "", "")
+
+    target = another_cloud(run=interrupted)
+    assert run(report, "--spend", "--yes", target=target) == 130
+
+    assert ran == ["up", "down"]
+    assert json.loads(report.read_text())["complete"] is False
+    assert rows_of(report)["unknown subnet"]["verdict"] == "same"
+    err = capsys.readouterr().err
+    assert re.search(r"if this is interrupted: spr-cluster down --name aws-check-\w+ --yes", err)
+
+
+def test_ctrl_c_in_a_command_does_not_end_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cluster.cli.list.run_list", interrupt)
+    with open_embedded() as side, pytest.raises(KeyboardInterrupt):
+        side.command("list")
+
+
+def test_commands_show_their_progress_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_aws("us-east-1") as side:
+        assert side.run("--version").out.startswith("spr-cluster ")
+        result = side.run("nonsense")
+
+    assert (result.code, "unknown command" in result.err) == (2, True)
+    assert capsys.readouterr().err == result.err
+
+
+@pytest.mark.usefixtures("few")
+def test_credentials_that_expire_meanwhile_end_it(
+    report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The first call is the look at the account, before the embedded cloud is asked.
+    expired = "[[error]]\naction = '{}'\ncode = 'ExpiredToken'\nstatus = 403\ntimes = 99\n"
+    faults = iter(["", expired.format("DescribeSubnets") + expired.format("GetCallerIdentity")])
+
+    assert run(report, target=lambda region: another_cloud(next(faults))(region)) == 2
+
+    assert rows_of(report)["unknown instance"]["verdict"] == "same"
+    assert "aws-check: AWS rejected the credentials" in capsys.readouterr().err
+
+
+def test_a_failed_removal_is_tried_again(report: Path, few: None) -> None:
+    ran: list[str] = []
+
+    def failing(*argv: str) -> CommandResult:
+        ran.append(argv[0])
+        return CommandResult(1, "", "\nspr-cluster: no way")
+
+    target = another_cloud(run=failing)
+    assert run(report, "--spend", "--yes", target=target) == 1
+
+    assert ran == ["up", "down", "down"]
+    failed = [row for name, row in rows_of(report).items() if name.startswith("spr-cluster up")]
+    assert failed[0]["details"] == ["AWS: no way"]
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        ([], {}, "--region is missing"),
+        (["--region", "us-east-1"], {}, "no AWS credentials found"),
+        (["--region", "nowhere"], {}, "unknown region 'nowhere'"),
+        (
+            ["--region", "us-east-1"],
+            {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+            "AWS_ENDPOINT_URL is set: that is not AWS",
+        ),
+        (["--region", "us-east-1", "--spend"], {}, "this needs confirmation"),
+    ],
+)
+def test_what_cannot_run_says_why_in_one_line(
+    options: list[str],
+    environment: dict[str, str],
+    message: str,
+    report: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert program.main([*options, "--output", str(report)], open_aws) == 2
+
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"aws-check: {message}")
+    assert "Traceback" not in captured.err
+    assert not report.exists()
+
+
+def test_the_price_is_named_before_it_is_paid(capsys: pytest.CaptureFixture[str]) -> None:
+    price = f"${usd_to_spend():.2f}"
+    with pytest.raises(SystemExit):
+        program.main(["--help"])
+
+    assert price in capsys.readouterr().out
+    assert price in Path(__file__).parents[2].joinpath("docs", "aws-check.md").read_text()
+    assert 0.05 < usd_to_spend() < 0.25
+
+
+def test_every_action_that_changes_something_has_a_dry_run() -> None:
+    actions = {a for s in build_policy()["Statement"] for a in s["Action"] if a.startswith("ec2:")}
+    model = botocore.session.get_session().get_service_model("ec2")
+    names = {
+        a.removeprefix("ec2:") for a in actions if not a.startswith(("ec2:Describe", "ec2:Get"))
+    }
+    inputs: dict[str, Any] = {n: model.operation_model(n).input_shape for n in names}
+    dry = {xform_name(name) for name, shape in inputs.items() if "DryRun" in shape.members}
+
+    assert dry - {probe.operation for probe in DRY_RUNS} == set()
+
+
+def test_without_spending_every_call_reads_or_is_dry(report: Path) -> None:
+    assert all(probe.operation.startswith(("describe_", "get_")) for probe in READS)
+    with open_embedded() as side:
+        assert all(probe.parameters(side)["DryRun"] is True for probe in DRY_RUNS)
+        changes: list[Answer] = []
+        for probe in DRY_RUNS:
+            changes.append(ask(side, probe.service, probe.operation, probe.parameters(side)))
+
+    assert [answer for answer in changes if not answer.code] == []
+
+
+def test_the_policy_lists_what_the_check_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--policy"]) == 0
+    (statement,) = json.loads(capsys.readouterr().out)["Statement"]
+    assert {"ec2:DescribeSubnets", "pricing:GetProducts", "iam:GetRole"} <= set(statement["Action"])
+    assert all(
+        a.partition(":")[2].startswith(("Describe", "Get", "List")) for a in statement["Action"]
+    )
+
+
+def test_a_wrong_claim_about_a_type_or_a_price_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    types = {name: INSTANCE_TYPES[name] for name in ("c7i.xlarge", "m7i.xlarge")}
+    types["c7i.xlarge"] = replace(types["c7i.xlarge"], memory_gib=9)
+    monkeypatch.setattr(facts, "INSTANCE_TYPES", types)
+    usd = {"pricePerUnit": {"USD": "0.2016000000"}}
+    product = json.dumps({"terms": {"OnDemand": {"t": {"priceDimensions": {"d": usd}}}}})
+    pricing = SimpleNamespace(get_products=lambda **_: {"PriceList": [product]})
+
+    with open_embedded() as side:
+        monkeypatch.setattr(side, "client", lambda _service: pricing)
+        rows = {row.name: row for row in check_facts(side, facts.FACTS[:2])}
+
+    assert rows["instance types"].verdict == "differs"
+    assert rows["instance types"].details == ("c7i.xlarge: memory_gib is 8.0, not 9",)
+    assert rows["prices in us-east-1"].details == ("c7i.xlarge: $0.2016 an hour, not $0.1785",)
+
+
+def test_an_answer_of_another_form_is_a_difference() -> None:
+    def look(_: Side) -> Iterator[str]:
+        nothing: dict[str, str] = {}
+        yield nothing["VCpuInfo"]
+
+    with open_embedded() as side:
+        (row,) = check_facts(side, [Fact("types", "why", look, ("a:B",), is_note=True)])
+
+    assert (row.verdict, row.details) == (
+        "differs",
+        ("AWS answers in another form: KeyError('VCpuInfo')",),
+    )
+
+
+def test_elements_that_the_product_reads_matter_and_others_are_counted() -> None:
+    ours, theirs = Structures(), Structures()
+    ours.seen["ec2:DescribeX"] = {
+        "Xs[].VpcId": set(),
+        "Xs[].Tags[].Key": set(),
+        "Xs[].State": {"pending"},
+        "Xs[].Colour": set(),
+    }
+    theirs.seen["ec2:DescribeX"] = {
+        "Xs[].InstanceId": set(),
+        "Xs[].State": {"new"},
+        "Xs[].Size": set(),
+    }
+
+    (row,) = compare_structures(ours, theirs)
+
+    assert row.verdict == "differs"
+    assert row.details == (
+        "AWS does not show Xs[].VpcId",
+        "the embedded cloud does not show Xs[].InstanceId",
+        "only embedded: Xs[].Colour",
+        "new values: Xs[].State: new",
+        "only AWS: 1 elements that the product does not read: Xs[].Size",
+    )
+
+
+def test_what_identifies_an_account_is_masked(report: Path) -> None:
+    text = (
+        "arn:aws:iam::123456789012:user/ann of 123456789012 at 203.0.113.7/32 and 2001:db8::1:2:3 runs "
+        "i-0123456789abcdef0 of subnet-01234567, key AKIAIOSFODNN7EXAMPLE; us-east-1 c7i.xlarge 1.44.5"
+    )
+    clean = "<arn> of <account> at <address> and <address> runs <id> of <id>, key <key>; "
+    clean += "us-east-1 c7i.xlarge 1.44.5"
+    assert mask(text) == clean
+    Report("us-east-1", {}, [Row("name", text, "note", details=(text,))]).write(report)
+    assert rows_of(report)["name"]["details"] == [clean]
+    assert "AKIA" not in report.read_text()

@@ -1,0 +1,399 @@
+"""AWS's service models as a contract: what a raw request or answer has that its model lacks.
+
+botocore drops unknown elements of an answer without a word, and checks only the types of a request.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+from botocore.model import OperationModel
+
+from infra.local.refusals import unknown_filters
+
+Found = Iterator[str]
+_PLACES = ("header", "headers", "statusCode", "uri", "querystring")
+_TIMES = {
+    "iso8601": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"),
+    "unixTimestamp": re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?"),
+}
+_SCALARS = {
+    "boolean": re.compile("true|false"),
+    "integer": re.compile(r"-?\d+"),
+    "long": re.compile(r"-?\d+"),
+    "float": re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE),
+    "double": re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE),
+}
+# EC2 has new types before botocore knows them, and the product takes any.
+_OPEN_ENUM = "InstanceType"
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "integer": (int,),
+    "long": (int,),
+    "float": (int, float),
+    "double": (int, float),
+    "timestamp": (int, float, str),
+    "string": (str,),
+    "character": (str,),
+    "blob": (str,),
+    "list": (list,),
+    "map": (dict,),
+    "structure": (dict,),
+}
+
+
+def protocol_of(operation: OperationModel) -> str:
+    return str(operation.service_model.metadata["protocol"])
+
+
+# Answers
+
+
+def check_answer(operation: OperationModel, status: int, body: bytes) -> Found:
+    """Yield what is wrong with an answer's body, each with the path of the element."""
+    protocol = protocol_of(operation)
+    if protocol not in ("ec2", "query", "json", "rest-json"):
+        return
+    try:
+        content = _parse(protocol, body)
+    except (ElementTree.ParseError, ValueError):
+        yield f": the body is no {'JSON' if 'json' in protocol else 'XML'}"
+        return
+    if status >= 300:
+        yield from (_check_xml_error if "json" not in protocol else _check_json_error)(
+            operation, content
+        )
+    elif "json" in protocol:
+        yield from _check_json(operation.output_shape, content, "", strict=False)
+    else:
+        yield from _check_root(operation, content)
+
+
+def _parse(protocol: str, body: bytes) -> Any:
+    if "json" not in protocol:
+        return ElementTree.fromstring(body)
+    return json.loads(body) if body else {}
+
+
+def _check_root(operation: OperationModel, root: Any) -> Found:
+    """The elements around the output: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/Query-Requests.html"""
+    shape = operation.output_shape
+    if _tag(root) != f"{operation.name}Response":
+        yield f": the root element is {_tag(root)}"
+    if protocol_of(operation) == "ec2":
+        # Actions without an output answer `return` alone.
+        yield from _check_xml(shape, root, "", also=("requestId", "return"))
+        return
+    wrapper = shape.serialization.get("resultWrapper", "") if shape else ""
+    for child in root:
+        if wrapper and _tag(child) == wrapper:
+            yield from _check_xml(shape, child, "")
+        elif _tag(child) != "ResponseMetadata":
+            yield f"{_tag(child)}: unknown element"
+
+
+def _tag(node: Any) -> str:
+    return str(node.tag).rpartition("}")[2]
+
+
+def _check_xml(shape: Any, node: Any, path: str, also: tuple[str, ...] = ()) -> Found:
+    kind = shape.type_name if shape else "structure"
+    if kind in ("structure", "list", "map") and (node.text or "").strip():
+        yield f"{path}: text in a {kind}"
+    if kind == "structure":
+        yield from _check_elements(shape, node, path, also)
+    elif kind == "list":
+        wanted = shape.member.serialization.get("name", "member")
+        for child in node:
+            if _tag(child) != wanted:
+                yield f"{path}[]: an element {_tag(child)}, not {wanted}"
+            yield from _check_xml(shape.member, child, f"{path}[]")
+    elif kind == "map":
+        yield from _check_entries(shape, node, path)
+    else:
+        if len(node):
+            yield f"{path}: elements in a {kind}"
+        yield from _check_text(shape, node.text or "", path)
+
+
+def _check_elements(shape: Any, node: Any, path: str, also: tuple[str, ...]) -> Found:
+    members = _members_by_tag(shape) if shape is not None else {}
+    seen = set()
+    for child in node:
+        tag = _tag(child)
+        name, member = members.get(tag, ("", None))
+        if member is None:
+            if tag not in also:
+                yield f"{_join(path, tag)}: unknown element"
+            continue
+        if member.type_name == "list" and member.serialization.get("flattened"):
+            yield from _check_xml(member.member, child, f"{_join(path, name)}[]")
+            continue
+        if tag in seen:
+            yield f"{_join(path, name)}: repeated"
+        seen.add(tag)
+        yield from _check_xml(member, child, _join(path, name))
+
+
+@functools.cache
+def _members_by_tag(shape: Any) -> dict[str, tuple[str, Any]]:
+    found = {}
+    for name, member in shape.members.items():
+        tag = member.serialization.get("name", name)
+        if member.type_name == "list" and member.serialization.get("flattened"):
+            tag = member.member.serialization.get("name", tag)
+        if member.serialization.get("location") not in _PLACES:
+            found[tag] = (name, member)
+    return found
+
+
+def _check_entries(shape: Any, node: Any, path: str) -> Found:
+    known = {
+        shape.key.serialization.get("name", "key"): shape.key,
+        shape.value.serialization.get("name", "value"): shape.value,
+    }
+    for part in (part for entry in node for part in entry):
+        if _tag(part) not in known:
+            yield f"{path}{{}}: unknown element {_tag(part)}"
+        else:
+            yield from _check_xml(known[_tag(part)], part, f"{path}{{}}")
+
+
+def _check_text(shape: Any, text: str, path: str, default_time: str = "iso8601") -> Found:
+    """A scalar as text: in XML, and in a query's request."""
+    kind = shape.type_name
+    if kind == "timestamp":
+        form = shape.serialization.get("timestampFormat", default_time)
+        if form in _TIMES and not _TIMES[form].fullmatch(text):
+            yield f"{path}: {text!r} is no {form} timestamp"
+    elif kind == "blob":
+        yield from _check_base64(text, path)
+    elif kind in _SCALARS and not _SCALARS[kind].fullmatch(text):
+        yield f"{path}: {text!r} is no {kind}"
+    elif shape.name != _OPEN_ENUM and shape.metadata.get("enum") and text not in shape.enum:
+        yield f"{path}: {text!r} is not in its enum"
+
+
+def _check_base64(text: str, path: str) -> Found:
+    try:
+        base64.b64decode("".join(text.split()), validate=True)
+    except binascii.Error:
+        yield f"{path}: no base64"
+
+
+def _check_json(shape: Any, value: Any, path: str, *, strict: bool) -> Found:
+    """Check JSON; ``strict`` also checks a request's limits."""
+    if shape is None:
+        if value != {}:
+            yield f"{path}: content that the model lacks"
+        return
+    kind = shape.type_name
+    if not _is_of(kind, value):
+        yield f"{path}: a {type(value).__name__}, not a {kind}"
+    elif kind == "structure":
+        yield from _check_members(shape, value, path, strict)
+    elif kind == "list":
+        for item in value:
+            yield from _check_json(shape.member, item, f"{path}[]", strict=strict)
+    elif kind == "map":
+        for key, item in value.items():
+            yield from _check_json(shape.key, key, f"{path}{{}}", strict=strict)
+            yield from _check_json(shape.value, item, f"{path}{{}}", strict=strict)
+    else:
+        text = str(value).lower() if kind == "boolean" else str(value)
+        yield from _check_text(shape, text, path, "unixTimestamp")
+    if strict:
+        yield from _check_limits(shape, value, path)
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    """Return whether a value of JSON is of a shape's kind; in Python, a bool is an int."""
+    return isinstance(value, _JSON_TYPES[kind]) and isinstance(value, bool) == (kind == "boolean")
+
+
+def _check_members(shape: Any, value: Mapping[str, Any], path: str, strict: bool) -> Found:
+    members = _members_by_tag(shape)
+    for key, item in value.items():
+        if key not in members:
+            yield f"{_join(path, key)}: unknown member"
+        # An answer's null is an absent member: https://smithy.io/2.0/aws/protocols/aws-restjson1-protocol.html
+        elif strict or item is not None:
+            name, member = members[key]
+            yield from _check_deprecation(member, _join(path, name), strict)
+            yield from _check_json(member, item, _join(path, name), strict=strict)
+    names = {name: key for key, (name, _) in members.items()}
+    for name in shape.required_members:
+        if name in names and names[name] not in value:
+            yield f"{_join(path, name)}: missing"
+
+
+# Errors
+
+
+def _check_xml_error(operation: OperationModel, root: Any) -> Found:
+    """EC2's and the query protocol's errors have different frames:
+
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html#api-error-response
+    """
+    ec2 = protocol_of(operation) == "ec2"
+    frame = "Response/Errors/Error" if ec2 else "ErrorResponse/Error"
+    inner = frame.partition("/")[2]
+    error = next((node for node in root.iter() if _tag(node) == "Error"), None)
+    if _tag(root) != frame.partition("/")[0] or not _is_at(root, inner):
+        yield f": no error at {frame}"
+    elif error is not None:
+        # EC2 has been seen to send an empty message: moto's InvalidSnapshotIdError.
+        texts = {_tag(node): node.text for node in error}
+        yield from (f"{frame}/{n}: missing" for n in ("Code", "Message") if n not in texts)
+        if not texts.get("Code", "c"):
+            yield f"{frame}/Code: empty"
+    request_id = "RequestID" if ec2 else "RequestId"
+    if request_id not in {_tag(child) for child in root}:
+        yield f"{request_id}: missing"
+
+
+def _is_at(root: Any, inner: str) -> bool:
+    node = root
+    for name in inner.split("/"):
+        node = next((child for child in node if _tag(child) == name), None)
+        if node is None:
+            return False
+    return True
+
+
+def _check_json_error(_: OperationModel, content: Any) -> Found:
+    """https://smithy.io/2.0/aws/protocols/aws-json-1_1-protocol.html#operation-error-serialization"""
+    if not isinstance(content, dict):
+        yield ": the error is no object"
+    elif not isinstance(content.get("__type"), str):
+        yield "__type: missing"
+    elif not {"message", "Message"} & content.keys():
+        yield "message: missing"
+
+
+# Requests
+
+
+def check_request(operation: OperationModel, body: Any) -> Found:
+    """Yield what is wrong with a request's body: a query's keys, or JSON."""
+    protocol = protocol_of(operation)
+    if protocol in ("ec2", "query"):
+        sent = dict(body)
+        action, version = sent.pop("Action", ""), sent.pop("Version", "")
+        if action != operation.name or version != operation.service_model.api_version:
+            yield f": action {action}, version {version}"
+        tree = _grow(sent)
+        yield from _check_query(operation.input_shape, tree, "", protocol)
+        if protocol == "ec2" and isinstance(tree.get("Filter"), dict):
+            yield from _check_filters(operation.input_shape, tree["Filter"])
+    elif "json" in protocol:
+        content = json.loads(body) if body else {}
+        yield from _check_json(operation.input_shape, content, "", strict=True)
+
+
+def _grow(query: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a query's flat keys as a tree: ``Filter.1.Name`` is at ``Filter``, ``1``, ``Name``."""
+    tree: dict[str, Any] = {}
+    for key, value in query.items():
+        *parents, last = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return tree
+
+
+def _check_query(shape: Any, node: Any, path: str, protocol: str) -> Found:
+    kind = shape.type_name if shape is not None else "structure"
+    if kind in ("structure", "list") and node == "":
+        return  # An empty list.
+    if kind == "structure":
+        yield from _check_query_members(shape, node, path, protocol)
+    elif kind == "list":
+        if protocol == "query" and not shape.serialization.get("flattened"):
+            node = node.get(shape.member.serialization.get("name", "member"), {})
+        for number, item in node.items():
+            if not number.isdigit():
+                yield f"{path}[]: {number} is no number"
+            yield from _check_query(shape.member, item, f"{path}[]", protocol)
+        yield from _check_limits(shape, list(node), path)
+    elif isinstance(node, dict):
+        yield f"{path}: members of a {kind}"
+    else:
+        text = node.decode() if isinstance(node, bytes) else str(node)
+        yield from _check_text(shape, text, path)
+        yield from _check_limits(shape, text, path)
+
+
+def _check_query_members(shape: Any, node: Any, path: str, protocol: str) -> Found:
+    members = _members_by_key(shape, protocol) if shape is not None else {}
+    for key, item in node.items():
+        if key not in members:
+            yield f"{_join(path, key)}: unknown parameter"
+        else:
+            name, member = members[key]
+            yield from _check_deprecation(member, _join(path, name), True)
+            yield from _check_query(member, item, _join(path, name), protocol)
+    sent = {members[key][0] for key in node if key in members}
+    for name in shape.required_members if shape is not None else ():
+        if name not in sent:
+            yield f"{_join(path, name)}: missing"
+
+
+@functools.cache
+def _members_by_key(shape: Any, protocol: str) -> dict[str, tuple[str, Any]]:
+    """Return a structure's members by their keys in a query.
+
+    https://smithy.io/2.0/aws/protocols/aws-ec2-query-protocol.html#query-key-resolution
+    """
+    found = {}
+    for name, member in shape.members.items():
+        told = member.serialization
+        key = told.get("name", name)
+        if protocol == "ec2":
+            key = told.get("queryName", key[0].upper() + key[1:])
+        elif member.type_name == "list" and told.get("flattened"):
+            key = member.member.serialization.get("name", key)
+        found[key] = (name, member)
+    return found
+
+
+def _check_filters(request: Any, items: Any) -> Found:
+    names = [str(item.get("Name", "")) for item in items.values()]
+    yield from (f"Filters: no filter {name!r}" for name in unknown_filters(request, names))
+
+
+def _check_deprecation(member: Any, path: str, strict: bool) -> Found:
+    if strict and member._shape_model.get("deprecated"):
+        yield f"{path}: deprecated"
+
+
+def _check_limits(shape: Any, value: Any, path: str) -> Found:
+    """A request's pattern and limits. Responses may be ahead of them."""
+    limits = shape.metadata
+    size = _size(shape, value)
+    if size is not None and not limits.get("min", size) <= size <= limits.get("max", size):
+        yield f"{path}: {size:g} is outside its limits"
+    pattern = limits.get("pattern", "")
+    # Python's expressions lack Unicode's classes.
+    if r"\p{" not in pattern and not re.search(pattern, str(value)):
+        yield f"{path}: {value!r} does not match {pattern}"
+
+
+def _size(shape: Any, value: Any) -> float | None:
+    """Return what a shape's limits mean: a number's value, or a length."""
+    if shape.type_name in ("integer", "long", "float", "double"):
+        text = str(value)
+        return float(text) if _SCALARS["double"].fullmatch(text) else None
+    return len(value) if shape.type_name in ("string", "list", "map") else None
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

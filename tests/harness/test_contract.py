@@ -1,0 +1,208 @@
+"""The contract test itself: it sees what it must see, and what the embedded cloud answers in a life."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.model import OperationModel
+
+from infra.local.ec2_placement_groups import PlacementGroups
+from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
+from tests.harness.shapes import check_answer, check_request
+from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud
+from tests.infra.local.fakes import Endpoint, leave_moto_as_it_was
+
+_SESSION = botocore.session.get_session()
+
+
+def operation(service: str, name: str) -> OperationModel:
+    return _SESSION.get_service_model(service).operation_model(name)
+
+
+def instances(content: str, around: str = "DescribeInstancesResponse") -> bytes:
+    return (
+        f'<{around} xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
+        f"<reservationSet><item><instancesSet>{content}</instancesSet></item></reservationSet>"
+        f"</{around}>"
+    ).encode()
+
+
+_AT = "Reservations[].Instances[]"
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ("<item><instanceId>i-1</instanceId></item>", []),
+        ("<item><ebsOptimized>true</ebsOptimized></item>", []),
+        ("<item><launchTime>2026-01-01T00:00:00.000Z</launchTime></item>", []),
+        ("<item><colour>red</colour></item>", [f"{_AT}.colour: unknown element"]),
+        (
+            "<item><InstanceId>i-1</InstanceId></item>",
+            [f"{_AT}.InstanceId: unknown element"],
+        ),
+        ("<member/>", [f"{_AT}: an element member, not item"]),
+        (
+            "<item><ebsOptimized>True</ebsOptimized></item>",
+            [f"{_AT}.EbsOptimized: 'True' is no boolean"],
+        ),
+        (
+            "<item><amiLaunchIndex>first</amiLaunchIndex></item>",
+            [f"{_AT}.AmiLaunchIndex: 'first' is no integer"],
+        ),
+        (
+            "<item><launchTime>2026-01-01 00:00:00</launchTime></item>",
+            [f"{_AT}.LaunchTime: '2026-01-01 00:00:00' is no iso8601 timestamp"],
+        ),
+        (
+            "<item><architecture>x87</architecture></item>",
+            [f"{_AT}.Architecture: 'x87' is not in its enum"],
+        ),
+        (
+            "<item><placement>here</placement><placement/></item>",
+            [f"{_AT}.Placement: text in a structure", f"{_AT}.Placement: repeated"],
+        ),
+        (
+            "<item><tagSet>none</tagSet></item>",
+            [f"{_AT}.Tags: text in a list"],
+        ),
+    ],
+)
+def test_a_wrong_answer_of_ec2_is_seen(content: str, found: list[str]) -> None:
+    model = operation("ec2", "DescribeInstances")
+    assert list(check_answer(model, 200, instances(content))) == found
+
+
+def test_the_frames_of_answers_and_errors_are_checked() -> None:
+    model = operation("ec2", "DescribeInstances")
+    assert list(check_answer(model, 200, instances("", "Answer"))) == [
+        ": the root element is Answer"
+    ]
+    assert list(check_answer(model, 200, b"{}")) == [": the body is no XML"]
+    flat = b"<Response><Error><Code>c</Code></Error><RequestID>r</RequestID></Response>"
+    assert list(check_answer(model, 400, flat)) == [": no error at Response/Errors/Error"]
+    mute = b"<Response><Errors><Error><Code>c</Code></Error></Errors></Response>"
+    assert list(check_answer(model, 400, mute)) == [
+        "Response/Errors/Error/Message: missing",
+        "RequestID: missing",
+    ]
+    of_sts = operation("sts", "GetCallerIdentity")
+    result = "<GetCallerIdentityResult><Account>1</Account><Boss>x</Boss></GetCallerIdentityResult>"
+    whole = f"<GetCallerIdentityResponse>{result}<More/></GetCallerIdentityResponse>"
+    assert list(check_answer(of_sts, 200, whole.encode())) == [
+        "Boss: unknown element",
+        "More: unknown element",
+    ]
+    assert ": no error at ErrorResponse/Error" in list(check_answer(of_sts, 403, flat))
+
+
+def test_a_wrong_answer_in_json_is_seen() -> None:
+    model = operation("service-quotas", "GetServiceQuota")
+    quota: dict[str, Any] = {"Quota": {"Value": "8", "Adjustable": 1, "Colour": "red"}}
+    assert list(check_answer(model, 200, json.dumps(quota).encode())) == [
+        "Quota.Value: a str, not a double",
+        "Quota.Adjustable: a int, not a boolean",
+        "Quota.Colour: unknown member",
+    ]
+    assert list(check_answer(model, 400, b'{"message": "m"}')) == ["__type: missing"]
+    assert list(check_answer(model, 400, b'{"__type": "T"}')) == ["message: missing"]
+    assert list(check_answer(model, 400, b"[]")) == [": the error is no object"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "found"),
+    [
+        ("DescribeInstances", {"InstanceId.1": "i-1", "MaxResults": "5"}, []),
+        ("DescribeInstances", {"InstanceIds.1": "i-1"}, ["InstanceIds: unknown parameter"]),
+        ("DescribeInstances", {"InstanceId.x": "i-1"}, ["InstanceIds[]: x is no number"]),
+        ("DescribeInstances", {"MaxResults": "all"}, ["MaxResults: 'all' is no integer"]),
+        (
+            "DescribeInstances",
+            {"Filter.1.Name": "colour", "Filter.1.Value.1": "red"},
+            ["Filters: no filter 'colour'"],
+        ),
+        ("DescribeInstances", {"Filter.1.Name": "tag:a", "Filter.1.Value.1": "b"}, []),
+        ("DescribeKeyPairs", {"MaxResults": "1"}, ["MaxResults: unknown parameter"]),
+        ("DescribeVpcs", {"MaxResults": "1"}, ["MaxResults: 1 is outside its limits"]),
+        ("CreatePlacementGroup", {"Strategy": "near"}, ["Strategy: 'near' is not in its enum"]),
+        ("DeleteVolume", {}, ["VolumeId: missing"]),
+        ("DescribeImageAttribute", {"Version": "1"}, None),
+    ],
+)
+def test_a_wrong_request_is_seen(name: str, sent: dict[str, str], found: list[str] | None) -> None:
+    model = operation("ec2", name)
+    body = {"Action": name, "Version": model.service_model.api_version, **sent}
+    expected = [f": action {name}, version 1"] if found is None else found
+    assert list(check_request(model, body))[: len(expected)] == expected
+    assert found is None or len(list(check_request(model, body))) == len(found)
+
+
+def test_a_wrong_request_in_json_is_seen() -> None:
+    model = operation("service-quotas", "GetServiceQuota")
+    body = json.dumps({"ServiceCode": "ec2", "QuotaCode": "!", "Colour": "red"})
+    assert list(check_request(model, body.encode())) == [
+        "QuotaCode: '!' does not match [a-zA-Z][a-zA-Z0-9-]{1,128}",
+        "Colour: unknown member",
+    ]
+    assert list(check_request(model, b"{}")) == ["ServiceCode: missing", "QuotaCode: missing"]
+
+
+@pytest.fixture
+def cloud(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SimulatedCloud]:
+    leave_moto_as_it_was(monkeypatch)
+    with open_simulated_cloud(endpoint, tmp_path, 1_800_000_000.0) as cloud:
+        let_no_time_pass(cloud.clock, monkeypatch)
+        yield cloud
+
+
+def test_what_a_life_deviates_in_is_known(cloud: SimulatedCloud) -> None:
+    """An entry that no longer occurs has to go."""
+    contract = Contract()
+    with watching(contract):
+        cloud.up(nodes=2, spot=True, instance_types=("c7i.metal-24xl", "c7i.16xlarge"))
+        cloud.down()
+        cloud.up(nodes=1, second_guard=True)
+        cloud.down()
+
+    require_announced(contract.drain(), list(KNOWN_DEVIATIONS))
+
+
+@pytest.mark.breaks_contract("CreatePlacementGroup answer *: 'ready' is not in its enum")
+def test_a_defect_of_the_embedded_cloud_is_seen(
+    cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = PlacementGroups.create
+
+    def create_strangely(*args: Any) -> Any:
+        group = create(*args)
+        group.state = "ready"
+        return group
+
+    monkeypatch.setattr(PlacementGroups, "create", create_strangely)
+    contract = Contract()
+    with watching(contract):
+        cloud.ec2.create_placement_group(GroupName="g", Strategy="cluster")
+        cloud.ec2.create_placement_group(GroupName="h", Strategy="cluster")
+
+    wrong = "CreatePlacementGroup answer PlacementGroup.State: 'ready' is not in its enum"
+    assert contract.drain() == [wrong]
+    assert contract.drain() == []
+    with watching(Contract(strict=True)), pytest.raises(AssertionError, match="'ready'"):
+        cloud.ec2.create_placement_group(GroupName="i", Strategy="cluster")
+
+
+def test_a_violation_that_no_test_announces_is_a_failure() -> None:
+    require_announced([], [])
+    require_announced(["A answer x: wrong"], ["A answer *"])
+    with pytest.raises(AssertionError, match="A answer x: wrong"):
+        require_announced(["A answer x: wrong"], [])
+    with pytest.raises(AssertionError, match=re.escape("B *")):
+        require_announced(["A answer x: wrong"], ["A *", "B *"])

@@ -149,6 +149,10 @@ def reach_nodes(
     answers = on_all("reaching the nodes", nodes, reach)
     if nodes and stragglers.find_cut_off():
         raise explain_cut_off(ctx, nodes, stragglers.reason)
+    # A node that was given up for the network has its whole time if another one has answered since.
+    early = [node for node in nodes if isinstance(answers[node.name], _CutOffError)]
+    if early:
+        answers |= on_all("reaching the nodes", early, reach)
     facts, failed = {}, {}
     for node in nodes:
         answer = answers[node.name]

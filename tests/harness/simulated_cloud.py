@@ -129,7 +129,7 @@ class SimulatedCloud:
     saved: dict[str, PreparedCluster] = field(default_factory=dict)
     """Clusters that were made once, by their options, and the folder of their copies."""
     saved_in: Path | None = None
-    profile: str = "unkind"
+    profile: str = "instant"
 
     @property
     def ec2(self) -> Any:
@@ -145,12 +145,12 @@ class SimulatedCloud:
         return self.engine.machines
 
     def faults(self, text: str) -> None:
-        """Activate faults; without a ``profile``, those of an ordinary day on AWS are added."""
+        """Activate faults, with this cloud's profile unless they name one."""
         self.fake.faults(text if "profile" in text else f'profile = "{self.profile}"\n{text}')
 
-    def be_kind(self) -> None:
-        """Let EC2 answer at once and see everything, for tests that count calls or seconds."""
-        self.profile = "instant"
+    def be(self, profile: str) -> None:
+        """Have this profile from now on: ``unkind``, or ``instant`` to count calls or seconds."""
+        self.profile = profile
         self.faults("")
 
     def purchases(self) -> list[dict[str, Any]]:

@@ -54,24 +54,6 @@ def test_a_plan_offers_it_and_says_what_it_costs(line: CommandLine) -> None:
     assert f"Second guard: {action} Nodes:" in taken
 
 
-def test_its_policy_is_enough_for_a_life_and_allows_no_action_too_many(
-    line: CommandLine, tmp_path: Path
-) -> None:
-    allowed = allow(line, tmp_path, second_guard=True)
-
-    line.must("up", "--nodes", "2", "--second-guard", "--yes")
-    line.must("list")
-    line.must("extend", "1h")
-    line.must("up", "--nodes", "3", "--yes")
-    line.must("down", "--yes")
-
-    assert line.cloud.left() == []
-    used = {seen.action for seen in line.call_log.calls if seen.action.startswith(_SERVICES)}
-    assert used | _IMPLIED == {action for action in allowed if action.startswith(_SERVICES)}
-    printed = json.loads(line.must("iam-policy", "--second-guard").out)
-    assert printed == build_policy(second_guard=True)
-
-
 def test_without_its_policy_nothing_is_bought(line: CommandLine, tmp_path: Path) -> None:
     allow(line, tmp_path, second_guard=False)
 

@@ -54,7 +54,7 @@ def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
     simulated_cloud: SimulatedCloud, mib_s: float
 ) -> None:
     """At 5 MiB/s the boot has read enough in time; at 0.5 `verify` waits, longer than usual."""
-    simulated_cloud.be_kind()
+    simulated_cloud.be("instant")
     simulated_cloud.faults(f"[disk]\nfirst_read_mib_s = {mib_s}\n")
     simulated_cloud.up(nodes=2)
 
@@ -70,7 +70,7 @@ def test_a_disk_that_is_slow_when_first_read_delays_verify_and_does_not_fail_it(
 def test_a_rate_of_initialization_that_is_refused_costs_nothing_but_a_note(
     simulated_cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.be_kind()
+    simulated_cloud.be("instant")
     simulated_cloud.faults("[disk]\ninit_rate = false\n")
 
     simulated_cloud.up(nodes=2, volume_init_rate=200, volume_throughput=250)

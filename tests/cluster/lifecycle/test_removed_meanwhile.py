@@ -97,7 +97,7 @@ def test_a_worker_that_is_terminated_alone_is_replaced_within_minutes(
 def test_the_wait_asks_ec2_twice_a_minute_however_many_nodes_it_waits_for(
     simulated_cloud: SimulatedCloud,
 ) -> None:
-    simulated_cloud.be_kind()
+    simulated_cloud.be("instant")
     simulated_cloud.prepared(nodes=1)
     simulated_cloud.faults('[[machine]]\nn = "*"\nfate = "no-ssh"\n')
     before = len(simulated_cloud.recorder.operations())

@@ -106,7 +106,7 @@ def buy_and_be_killed(simulated_cloud: SimulatedCloud, **given: Any) -> None:
 def test_only_the_second_guard_ends_a_machine_that_never_boots(
     simulated_cloud: SimulatedCloud, second_guard: bool
 ) -> None:
-    simulated_cloud.be_kind()
+    simulated_cloud.be("instant")
     simulated_cloud.faults(NO_GUEST)
     buy_and_be_killed(simulated_cloud, **{**GUARDED, "second_guard": second_guard})
     (bare,) = machines(simulated_cloud)

@@ -67,7 +67,7 @@ def test_an_empty_file_has_no_faults() -> None:
     [
         (
             "profile = 'instan'",
-            "profile = 'instan': expected 'instant', 'fast' or 'metal'; did you ",
+            "profile = 'instan': expected 'instant', 'fast', 'metal' or 'unkind'; did you ",
         ),
         ("boots_s = 1", "unknown key boots_s; did you mean boot_s?"),
         ("boot_s = -1", "boot_s = -1: expected greater than or equal to 0"),

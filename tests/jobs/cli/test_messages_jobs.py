@@ -287,7 +287,7 @@ _FAULTS = (
     ("[quota]\nlimit = 3", "unknown key quota.limit; expected on_demand_vcpus, spot_vcpus"),
     (
         "profile = 'metall'",
-        "profile = 'metall': expected 'instant', 'fast' or 'metal'; did you mean metal?",
+        "profile = 'metall': expected 'instant', 'fast', 'metal' or 'unkind'; did you mean metal?",
     ),
     ("boot_s = -1", "boot_s = -1: expected greater than or equal to 0"),
     ("[[throttle]]\nrate = 2", "throttle[0].rate = 2: expected less than or equal to 1"),

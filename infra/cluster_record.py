@@ -167,9 +167,10 @@ def merge_options(
     known = dict(record.options) if record else {}
     for key, option in _FIXED.items():
         if key in given and key in known and given[key] != known[key]:
+            was = f"with {known[key]}" if known[key] else "without it"
             raise UsageError(
                 f"{option} {'' if given[key] is True else given[key]}".rstrip()
-                + f": cluster {name!r} was created with {known[key] or 'none'}",
+                + f": cluster {name!r} was created {was}, and this can't be changed",
                 hint=f"omit {option}, or start over: spr-cluster down --name {name}",
             )
     return build_spec(name=name, ssh_cidrs=ssh_cidrs, **{**(defaults or {}), **known, **given})

@@ -171,12 +171,20 @@ def parse_ssh_cidr(text: str) -> tuple[str, ...]:
 def _parse_cidr(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
-    except ValueError as error:
+    except ValueError:
         raise UsageError(
-            f"--ssh-cidr {text!r}: {error}",
+            f"--ssh-cidr: {text!r} is not an IPv4 or IPv6 range{_nearest_range(text)}",
             hint="use ranges such as 203.0.113.7/32 or 2001:db8::7/128, separated by commas, or auto "
             "for this machine's address",
         ) from None
+
+
+def _nearest_range(text: str) -> str:
+    """Return the range that an address with a wrong prefix is in."""
+    try:
+        return f"; did you mean {ipaddress.ip_network(text, strict=False)}?"
+    except ValueError:
+        return ""
 
 
 def parse_jump(text: str) -> str:

@@ -45,7 +45,11 @@ def add_cloud_options(parser: argparse.ArgumentParser) -> None:
         help="aws, or local: the embedded cloud on this machine "
         "(default: where the cluster was made, or aws)",
     )
-    parser.add_argument("--region", help="AWS region (default: from your AWS configuration)")
+    parser.add_argument(
+        "--region",
+        help="AWS region (default: where this machine made the cluster, else AWS_REGION, else your AWS "
+        "configuration)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
 
 

@@ -38,8 +38,8 @@ def add_parser(subparsers: SubParsers) -> None:
         "down",
         "Remove a cluster: its nodes, image, snapshots, groups, and keys. It is found by its tags, so\n"
         "`down` works from any machine and in any unfinished state. At the end, EC2 is searched for\n"
-        "anything that is left. It asks first if the machines cost money, if a job is running, and if\n"
-        "results exist only on the nodes.",
+        "anything that is left. It asks first if the machines cost money, if somebody else made the\n"
+        "cluster, if a job is running, and if results exist only on the nodes.",
         _EXAMPLES,
     )
     add_cluster_options(parser)

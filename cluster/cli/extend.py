@@ -32,7 +32,12 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     parser.add_argument("time", help="how much longer: 90m, 2h, 1d")
     add_cluster_options(parser)
-    parser.add_argument("--yes", "-y", action="store_true", help="also a cluster that others made")
+    parser.add_argument(
+        "--yes",
+        "-y",
+        action="store_true",
+        help="with --name: do not ask, even if somebody else made the cluster",
+    )
     parser.set_defaults(run=run)
 
 

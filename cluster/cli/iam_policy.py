@@ -30,8 +30,8 @@ _TITLES: dict[State, str] = {"allowed": "allowed", "missing": "missing", "unknow
 _LIMITS = {
     "simulation": "It cannot judge policies of your organization that have conditions, nor those of "
     "keys and buckets.",
-    "dry runs": "With the permissions iam:SimulatePrincipalPolicy and iam:GetRole, IAM itself is asked, "
-    "which checks all of them.",
+    "dry runs": "With the permissions iam:SimulatePrincipalPolicy and iam:GetRole, IAM's simulator is "
+    "asked, which can check more.",
 }
 
 
@@ -39,9 +39,9 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "iam-policy",
-        "Print, as JSON, the least IAM policy that this tool requires. It buys only the instance types\n"
-        "named here, and only machines and disks with this tool's tag. Actions that change or delete\n"
-        "resources are limited to resources with this tool's tag.",
+        "Print, as JSON, the least IAM policy that this tool requires. It allows buying only the types in\n"
+        "--instance-type, and only machines and disks with this tool's tag. Resources of EC2 can be changed\n"
+        "or deleted only if they have that tag.",
         _EXAMPLES,
     )
     parser.add_argument(

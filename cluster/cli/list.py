@@ -52,15 +52,16 @@ def add_parser(subparsers: SubParsers) -> None:
     gc = add_command(
         subparsers,
         "gc",
-        "Find expired clusters and leftovers of clusters, and offer to remove them. A cluster that is\n"
-        "running or being created is never touched.",
+        "Find expired clusters and leftovers of clusters, and offer to remove them. A cluster that has\n"
+        "machines and has not expired is never touched.",
         _GC_EXAMPLES,
     )
     _add_options(gc)
     gc.add_argument(
         "--all",
         action="store_true",
-        help="also clusters that have no machines but have not expired, and kept images",
+        help="also clusters that have no machines but have not expired, even one that `up` on another "
+        "machine has only begun to create, and kept images",
     )
     gc.add_argument("--yes", "-y", action="store_true", help="remove without asking")
     gc.set_defaults(run=run_gc)

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 SubParsers = Any
 # Why options of earlier versions are gone.
 _GONE = {
-    "--fabric": "EFA is not supported yet; the nodes use TCP, with ENA Express where their type has it",
+    "--fabric": "this option is gone; the nodes use TCP, with ENA Express where their type has it (EFA is "
+    "not supported)",
 }
 
 

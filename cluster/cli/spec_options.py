@@ -38,7 +38,9 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
         "workers from an image of the head; `none` installs on all nodes at once and makes the image "
         "afterwards (default: none on AWS for up to 32 nodes, else head)",
     )
-    add("--ttl", help="time after which the nodes shut down (default: 8h); see `extend`")
+    add(
+        "--ttl", help="time after which each node that boots shuts down (default: 8h); see `extend`"
+    )
     add("--idle-timeout", help="also shut down after this time without a job or SSH session")
     add(
         "--second-guard",
@@ -84,16 +86,19 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--jump",
         metavar="WAY",
-        help="how private machines are reached: a host to jump over, [user@]host[:port], which OpenSSH "
+        help="how private machines are reached: a jump host, [user@]host[:port], which OpenSSH "
         "must know already; `eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
     )
     add(
         "--ssh-cidr",
         metavar="RANGES",
-        help="addresses that may use SSH, IPv4 or IPv6: a,b,c; `auto` is this machine's address, which "
-        "is looked up again when it changes (default: unchanged, or auto; with --private, the VPC)",
+        help="address ranges that may use SSH, IPv4 or IPv6: a,b,c; `auto` is this machine's current "
+        "address, and the rule follows it (default: unchanged, or auto; with --private, the VPC)",
     )
-    add("--subnet-id", help="a subnet (default: one in the default VPC)")
+    add(
+        "--subnet-id",
+        help="use this subnet, and so only its zone (default: the default VPC's subnet in each zone, in turn)",
+    )
 
 
 def read_access_options(args: argparse.Namespace) -> dict[str, Any]:

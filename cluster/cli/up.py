@@ -96,9 +96,18 @@ def add_parser(subparsers: SubParsers) -> None:
         _REPAIR_EXAMPLES,
     )
     add_cluster_options(repair)
-    repair.add_argument("--ssh-cidr", help="addresses that may use SSH (default: unchanged)")
+    repair.add_argument(
+        "--ssh-cidr",
+        metavar="RANGES",
+        help="address ranges that may use SSH, or `auto`, as for `up` (default: unchanged)",
+    )
     repair.add_argument("--dry-run", action="store_true", help="show what would be done")
-    repair.add_argument("--yes", "-y", action="store_true", help="buy without asking")
+    repair.add_argument(
+        "--yes",
+        "-y",
+        action="store_true",
+        help="buy, and end a job that has lost a node, without asking",
+    )
     repair.set_defaults(run=run_repair)
 
 

@@ -97,7 +97,7 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--subnet-id",
-        help="use this subnet, and so only its zone (default: the default VPC's subnet in each zone, in turn)",
+        help="use this subnet, and so only its zone (default: each zone's default subnet, in turn)",
     )
 
 

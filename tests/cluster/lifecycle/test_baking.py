@@ -28,6 +28,7 @@ def purchases(simulated_cloud: SimulatedCloud) -> int:
 def test_without_an_image_all_nodes_are_bought_and_installed_at_once(
     simulated_cloud: SimulatedCloud,
 ) -> None:
+    simulated_cloud.be("instant")
     simulated_cloud.up(nodes=3, bake="none")
 
     cluster = simulated_cloud.cluster()
@@ -46,6 +47,7 @@ def test_without_an_image_all_nodes_are_bought_and_installed_at_once(
 def test_an_installation_that_fails_on_one_node_is_done_again_there_alone(
     simulated_cloud: SimulatedCloud,
 ) -> None:
+    simulated_cloud.be("instant")
     numbers = itertools.count()
 
     def fail_the_second() -> None:

@@ -135,6 +135,7 @@ LABELS = {tags.CLUSTER: "bert"}
 def test_everything_with_the_tag_is_removed_and_nothing_else(
     simulated_cloud: SimulatedCloud,
 ) -> None:
+    simulated_cloud.be("instant")
     simulated_cloud.prepared(nodes=1)
     ours = ResourceFactory(simulated_cloud.fake, "bert")
     others = ResourceFactory(simulated_cloud.fake, "other")
@@ -153,6 +154,7 @@ def test_everything_with_the_tag_is_removed_and_nothing_else(
 def test_a_volume_that_a_foreign_machine_uses_is_waited_for_and_then_named(
     simulated_cloud: SimulatedCloud,
 ) -> None:
+    simulated_cloud.be("instant")
     simulated_cloud.prepared(nodes=1)
     (stranger,) = simulated_cloud.fake.run(1)
     volume = simulated_cloud.fake.describe(stranger)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]

@@ -125,6 +125,7 @@ def test_only_the_second_guard_ends_a_machine_that_never_boots(
 
 
 def test_machines_that_end_themselves_are_left_to_it(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.be("instant")
     simulated_cloud.up(nodes=2, **GUARDED)
     simulated_cloud.clock.sleep(2 * 3600)
     assert machines(simulated_cloud) == []
@@ -176,6 +177,7 @@ def test_a_cluster_that_is_up_to_date_needs_no_change(simulated_cloud: Simulated
 
 
 def test_the_role_may_end_no_other_machine(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.be("instant")
     simulated_cloud.up(nodes=1, **GUARDED)
     (other,) = simulated_cloud.fake.run()
     clients, group = simulated_cloud.ctx.clients, f"spr-cluster-{NAME}"
@@ -262,6 +264,7 @@ def test_extend_moves_it_before_anything_else(simulated_cloud: SimulatedCloud) -
 
 
 def test_repair_gives_the_new_machine_a_schedule(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.be("instant")
     cluster = simulated_cloud.up(nodes=2, **GUARDED)
     simulated_cloud.end(cluster.workers[0].instance.id)
 
@@ -329,6 +332,7 @@ def lose_record_and_schedules(simulated_cloud: SimulatedCloud) -> None:
 def test_down_finds_it_without_the_record(
     simulated_cloud: SimulatedCloud, lose: Callable[[SimulatedCloud], None]
 ) -> None:
+    simulated_cloud.be("instant")
     simulated_cloud.up(nodes=1, **GUARDED)
     lose(simulated_cloud)
 
@@ -338,6 +342,7 @@ def test_down_finds_it_without_the_record(
 
 
 def test_an_account_shows_it_if_nothing_else_is_left(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.be("instant")
     simulated_cloud.up(nodes=1, bake="none", **GUARDED)
     lose_record(simulated_cloud)
     simulated_cloud.ctx.clients.scheduler.create_schedule_group(Name="spr-cluster-of-others")

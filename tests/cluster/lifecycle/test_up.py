@@ -23,6 +23,7 @@ HOURS = timedelta(hours=1)
 
 
 def test_up_asks_ec2_for_exactly_this(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.be("instant")
     cluster = simulated_cloud.prepared(nodes=3)
 
     assert simulated_cloud.writes() == [
@@ -86,6 +87,7 @@ def test_every_machine_is_asked_for_with_its_guards(simulated_cloud: SimulatedCl
 def test_whatever_is_created_is_tagged_by_the_call_that_creates_it(
     simulated_cloud: SimulatedCloud,
 ) -> None:
+    simulated_cloud.be("instant")
     simulated_cloud.up(nodes=2, spot=True)
 
     creating = [
@@ -316,6 +318,7 @@ def count_calls(simulated_cloud: SimulatedCloud, nodes: int) -> Any:
 
 
 def test_twenty_nodes_take_as_many_calls_as_two(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.be("instant")
     few, many = count_calls(simulated_cloud, 2), count_calls(simulated_cloud, 20)
 
     assert many == few

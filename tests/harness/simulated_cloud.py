@@ -185,7 +185,7 @@ class SimulatedCloud:
 
     def prepared(self, **given: Any) -> Cluster:
         """The same as :meth:`up` in an empty cloud, which is done once for all tests."""
-        key = str(sorted(given.items()))
+        key = f"{self.profile} {sorted(given.items())}"
         if key in self.saved:
             restore(self, self.saved[key])
         else:

@@ -263,6 +263,45 @@ def test_many_connections_that_fail_at_once_look_the_address_up_once(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     simulated_cloud.prepared(nodes=1)
+def test_an_address_that_the_user_names_later_is_not_replaced(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.up(nodes=1)
+    simulated_cloud.up(f"{CALLER},192.0.2.0/24")
+    simulated_cloud.up()
+    simulated_cloud.faults(MOVED)
+
+    simulated_cloud.up()
+
+    assert set(ssh_cidrs(simulated_cloud)) == {CALLER, "192.0.2.0/24", OTHER}
+
+
+def test_an_address_that_the_user_no_longer_names_is_replaced(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.up(CALLER, nodes=1)
+    simulated_cloud.up("auto")
+    simulated_cloud.faults(MOVED)
+
+    simulated_cloud.up()
+
+    assert ssh_cidrs(simulated_cloud) == (OTHER,)
+
+
+def test_a_move_from_a_chosen_address_outlasts_a_later_plan_of_the_same_command(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    mover = replace(simulated_cloud, ctx=replace(simulated_cloud.ctx, allow=lambda _: True))
+    rule = '[[machine]]\nn = 1\nfate = "dies"\n'
+    simulated_cloud.faults(rule)
+    when(simulated_cloud, "RunInstances", rule + MOVED)
+
+    mover.up(CALLER, nodes=2)
+
+    assert set(ssh_cidrs(simulated_cloud)) == {CALLER, OTHER}
+    assert not simulated_cloud.recorder.of("RevokeSecurityGroupIngress")
+
+
     simulated_cloud.faults(CUT)
     looked: list[str] = []
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from botocore.exceptions import ClientError
@@ -92,9 +93,15 @@ class SecurityGroup:
             inside_out=_lets_itself_pass(group["GroupId"], egress),
         )
 
-    def is_open_as(self, ssh_cidrs: Sequence[str]) -> bool:
-        """Whether all rules exist and SSH is open to these addresses only."""
-        return set(self.ssh_cidrs) == set(ssh_cidrs) and self.inside_in and self.inside_out
+    def is_open_as(self, ssh_cidrs: Sequence[str], caller: str) -> bool:
+        """Whether all rules exist and SSH is open to these addresses only, of which one is followed."""
+        same = self.kept_of(ssh_cidrs, caller) == set(ssh_cidrs) == set(self.ssh_cidrs)
+        return same and self.inside_in and self.inside_out
+
+    def kept_of(self, ssh_cidrs: Sequence[str], caller: str) -> set[str]:
+        """Return the ranges that are open, and are followed or chosen as is wished."""
+        is_open = set(self.ssh_cidrs) & set(ssh_cidrs)
+        return {cidr for cidr in is_open if (cidr in self.followed) == (cidr == caller)}
 
     def admits(self, caller: str) -> bool:
         """Whether SSH is open to an address."""
@@ -268,36 +275,47 @@ def open_security_group(
 
     ``caller`` is the range among them that follows this machine when its address changes.
     """
+    kept = group.kept_of(ssh_cidrs, caller)
     inside: IpPermissionTypeDef = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
-    stale = [cidr for cidr in group.ssh_cidrs if cidr not in ssh_cidrs]
-    if stale:
-        _close(ec2, group.id, stale)
-    new = [cidr for cidr in ssh_cidrs if cidr not in group.ssh_cidrs]
-    missing = [_ssh_rule(new, caller)] if new else []
+    # AWS revokes nothing if a given description differs: without one, any matches.
+    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RevokeSecurityGroupIngress.html
+    stale = [_ssh_rule(cidr) for cidr in group.ssh_cidrs if cidr not in kept]
+    _change(ec2.revoke_security_group_ingress, group.id, stale)
+    missing = [
+        _ssh_rule(cidr, Description=_CALLER if cidr == caller else _CHOSEN)
+        for cidr in ssh_cidrs
+        if cidr not in kept
+    ]
     missing += [] if group.inside_in else [inside]
-    if missing:
-        when_visible(ec2.authorize_security_group_ingress, GroupId=group.id, IpPermissions=missing)
+    _change(partial(when_visible, ec2.authorize_security_group_ingress), group.id, missing)
     if not group.inside_out:
         # EFA does not count the default "everything out" rule: https://github.com/open-mpi/ompi/issues/6795
-        ec2.authorize_security_group_egress(GroupId=group.id, IpPermissions=[inside])
+        _change(ec2.authorize_security_group_egress, group.id, [inside])
 
 
-def _close(ec2: EC2Client, group_id: str, cidrs: Sequence[str]) -> None:
+def _change(
+    call: Callable[..., object], group_id: str, rules: Sequence[IpPermissionTypeDef]
+) -> None:
+    """Add or remove all rules, or one by one if another command did so with some of them."""
+    if not rules:
+        return
     try:
-        ec2.revoke_security_group_ingress(GroupId=group_id, IpPermissions=[_ssh_rule(cidrs)])
+        call(GroupId=group_id, IpPermissions=list(rules))
     except ClientError as error:
-        # The address was followed since the group was looked at.
-        if error_code(error) != "InvalidPermission.NotFound":
+        if error_code(error) not in ("InvalidPermission.Duplicate", "InvalidPermission.NotFound"):
             raise
+        for rule in rules if len(rules) > 1 else ():
+            _change(call, group_id, [rule])
 
 
-def _ssh_rule(cidrs: Sequence[str], caller: str = "") -> IpPermissionTypeDef:
-    ranges: dict[str, list[Any]] = {"IpRanges": [], "Ipv6Ranges": []}
-    for cidr in cidrs:
-        kind, key = ("Ipv6Ranges", "CidrIpv6") if ":" in cidr else ("IpRanges", "CidrIp")
-        ranges[kind].append({key: cidr, "Description": _CALLER if cidr == caller else _CHOSEN})
-    used = {kind: listed for kind, listed in ranges.items() if listed}
-    rule: Any = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **used}
+def _ssh_rule(cidr: str, **described: str) -> IpPermissionTypeDef:
+    kind, key = ("Ipv6Ranges", "CidrIpv6") if ":" in cidr else ("IpRanges", "CidrIp")
+    rule: Any = {
+        "IpProtocol": "tcp",
+        "FromPort": 22,
+        "ToPort": 22,
+        kind: [{key: cidr, **described}],
+    }
     return cast("IpPermissionTypeDef", rule)
 
 

@@ -214,7 +214,7 @@ def _plan_claim(given: PlanInput, *, changes: bool) -> list[Action]:
 def _plan_surroundings(given: PlanInput, keep: Sequence[Instance]) -> list[Action]:
     kind, spec, found = ActionKind, given.spec, given.found
     actions, group = [], given.group
-    if group is None or not group.is_open_as(spec.ssh_cidrs):
+    if group is None or not group.is_open_as(spec.ssh_cidrs, spec.caller):
         detail = f"SSH from {', '.join(spec.ssh_cidrs)}, all traffic between the nodes"
         actions.append(Action(kind.OPEN_GROUP, detail))
     foreign = [key.id for key in found.key_pairs if key.public != given.public_key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,6 +50,13 @@ class Way:
     def leads_out(self) -> bool:
         """Whether a machine without a public address reaches the internet, such as over a NAT gateway."""
         return bool(self.target) and not self.target.startswith("igw-")
+
+    @property
+    def is_inspected(self) -> bool:
+        """Whether a firewall may lie between the subnet and an internet gateway:
+        https://docs.aws.amazon.com/vpc/latest/userguide/gwlb-route.html
+        """
+        return not self.is_public and self.target.startswith(("vpce-", "eni-"))
 
 
 def describe_ways(ec2: EC2Client, networks: Sequence[Network]) -> dict[str, Way]:
@@ -111,18 +118,24 @@ def _target_of(route: RouteTypeDef) -> str:
     return next((str(values[key]) for key in _TARGETS if values.get(key)), "")
 
 
-def describe_block(ec2: EC2Client, networks: Sequence[Network]) -> tuple[str, frozenset[str]]:
-    """Return the region's mode of VPC Block Public Access, and the subnets that it closes."""
+def describe_block(
+    ec2: EC2Client, networks: Sequence[Network], *, outward: bool = False
+) -> tuple[str, frozenset[str]]:
+    """Return the region's mode of VPC Block Public Access, and the subnets that it closes to SSH.
+
+    With ``outward``, those that it closes to what they send over a NAT gateway.
+    """
     options = ec2.describe_vpc_block_public_access_options()["VpcBlockPublicAccessOptions"]
     mode = options.get("InternetGatewayBlockMode", "off")
-    if mode == "off":
+    if mode == "off" or (outward and mode == "block-ingress"):
         return mode, frozenset()
     found = ec2.describe_vpc_block_public_access_exclusions()["VpcBlockPublicAccessExclusions"]
     # Those that only let traffic out do not let SSH in.
+    modes = {"allow-bidirectional"} | ({"allow-egress"} if outward else set())
     excluded = {
         each.get("ResourceArn", "").rpartition("/")[2]
         for each in found
-        if each.get("InternetGatewayExclusionMode") == "allow-bidirectional"
+        if each.get("InternetGatewayExclusionMode") in modes
         and each.get("State") in ("create-complete", "update-complete")
     }
     closed = {n.subnet_id for n in networks if not {n.subnet_id, n.vpc_id} & excluded}
@@ -145,18 +158,38 @@ def require_ways(
     unknown: dict[str, Way] = {}
     ways = _ask(lambda: describe_ways(ec2, networks), unknown, note)
     if private:
-        bad = [way for way in ways.values() if not way.leads_out] if installs else []
-        return _without(networks, bad, _PRIVATE)
-    left = _without(networks, [way for way in ways.values() if not way.is_public], _PUBLIC)
-    mode, closed = _ask(lambda: describe_block(ec2, left), ("off", frozenset[str]()), note)
+        if not installs:
+            return list(networks)
+        left = _without(networks, [way for way in ways.values() if not way.leads_out], _PRIVATE)
+        # A transit gateway's way out may belong to another account, whose mode is not known.
+        over_nat = {way.subnet_id for way in ways.values() if way.target.startswith("nat-")}
+        checked = [network for network in left if network.subnet_id in over_nat]
+    else:
+        left = checked = _without(networks, _unreachable(ways.values(), note), _PUBLIC)
+    if not checked:
+        return left
+    mode, closed = _ask(
+        lambda: describe_block(ec2, checked, outward=private), ("off", frozenset[str]()), note
+    )
     if closed >= {network.subnet_id for network in left}:
+        what, hint = _BLOCKED[private]
         raise UsageError(
             f"VPC Block Public Access is {mode} in {ec2.meta.region_name}: no machine in "
-            f"{', '.join(sorted(closed))} can be reached at a public address",
-            hint=f"an administrator can exclude the VPC or the subnet ({_BLOCK_URL}); or use machines "
-            "without public addresses: --private",
+            f"{', '.join(sorted(closed))} can {what}",
+            hint=f"an administrator can exclude the VPC or the subnet ({_BLOCK_URL}){hint}",
         )
     return [network for network in left if network.subnet_id not in closed]
+
+
+def _unreachable(ways: Collection[Way], note: Callable[[str], None]) -> list[Way]:
+    """Return the ways over which SSH can't come; those through a firewall only if another is open."""
+    if not any(way.is_public for way in ways) and (found := [w for w in ways if w.is_inspected]):
+        note(
+            f"The way to {found[0].subnet_id} goes through a firewall endpoint, {found[0].target}; "
+            "whether SSH passes is not known."
+        )
+        return [way for way in ways if not way.is_inspected]
+    return [way for way in ways if not way.is_public]
 
 
 _PUBLIC = (
@@ -171,6 +204,14 @@ _PRIVATE = (
     f"ec2 create-route --route-table-id {{table}} --destination-cidr-block {_ANYWHERE} "
     "--nat-gateway-id nat-…`",
 )
+# By ``private``.
+_BLOCKED = {
+    False: (
+        "be reached at a public address",
+        "; or use machines without public addresses: --private",
+    ),
+    True: ("install software over a NAT gateway", ""),
+}
 
 
 def _without(

@@ -58,6 +58,8 @@ def _look_at_routes(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
     for way in describe_ways(ctx.clients.ec2, _networks(nodes)).values():
         target = f"to {way.target}" if way.target else "nowhere"
         verdict = "" if way.is_public else ": NO ROUTE TO AN INTERNET GATEWAY"
+        if way.is_inspected:
+            verdict = ", a firewall endpoint; whether SSH passes is not known"
         if not nodes[0].public_ip:
             verdict = ", and the machines have no public addresses"
         yield f"route table {way.table_id} of {way.subnet_id} leads {target}{verdict}"

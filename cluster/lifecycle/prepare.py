@@ -156,9 +156,14 @@ def _find_cidrs(
     if words and AUTO not in words:
         return words, ""
     caller = ctx.cloud.caller_cidr()
+    # An address that the user chose does not follow this machine.
     if words:
-        return tuple(caller if word == AUTO else word for word in words), caller
-    return (group.cidrs_for(caller) if group else (caller,)), caller
+        cidrs = tuple(dict.fromkeys(caller if word == AUTO else word for word in words))
+        return cidrs, "" if caller in words else caller
+    if group is None:
+        return (caller,), caller
+    is_chosen = caller in group.ssh_cidrs and caller not in group.followed
+    return group.cidrs_for(caller), "" if is_chosen else caller
 
 
 def _find_private_cidrs(

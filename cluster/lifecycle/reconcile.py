@@ -171,9 +171,9 @@ def _observe_again(ctx: Context, plan_input: PlanInput) -> PlanInput:
     check_owner(plan_input.spec.name, found, public_key, ctx.now())
     check_head_is_not_stopped(found, plan_input.unhealthy)
     spec, moved = plan_input.spec, ctx.access.moved_to
-    if moved and spec.caller:
-        cidrs = tuple(moved if cidr == spec.caller else cidr for cidr in spec.ssh_cidrs)
-        spec = spec.model_copy(update={"ssh_cidrs": cidrs, "caller": moved})
+    if moved:
+        others = (cidr for cidr in spec.ssh_cidrs if cidr not in (spec.caller, moved))
+        spec = spec.model_copy(update={"ssh_cidrs": (*others, moved), "caller": moved})
     again = replace(plan_input, spec=spec, found=found, public_key=public_key, now=ctx.now())
     written = parse_record(again.group.tags) if again.group else None
     generation = written.generation if written else plan_input.record.generation

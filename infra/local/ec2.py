@@ -175,6 +175,9 @@ class LocalEC2Backend(EC2Backend):
     def delete_security_group(self, name: str | None = None, group_id: str | None = None) -> None:
         self.security_groups.delete(name, group_id)
 
+    def revoke_security_group_ingress(self, **asked: Any) -> None:
+        self.security_groups.revoke_ingress(**asked)
+
     def modify_network_interface_attribute(self, *arguments: Any, **named: Any) -> None:
         self.security_groups.set_of_interface(*arguments, **named)
 

@@ -19,6 +19,9 @@ def render(table: Any, network: NetworkFaults) -> dict[str, Any]:
         suffix, default = table.vpc_id.removeprefix("vpc-"), {}
         if network.nat:
             default = {"NatGatewayId": f"nat-{suffix}"}
+        elif network.firewall:
+            # A Gateway Load Balancer's endpoint, as AWS Network Firewall has it.
+            default = {"GatewayId": f"vpce-{suffix}"}
         elif network.internet_gateway:
             default = {"GatewayId": f"igw-{suffix}"}
         more = {"Origin": "CreateRoute", "State": "active"}

@@ -222,6 +222,7 @@ class NetworkFaults(_Section):
 
     internet_gateway: bool = True
     nat: bool = False
+    firewall: bool = False
     block_public_access: Literal["off", "block-bidirectional", "block-ingress"] = "off"
     excluded: bool = False
     ssh: Literal["open", "blocked"] = "open"

@@ -249,7 +249,7 @@ def fingerprint(found: Inventory) -> dict[str, Any]:
         "counts": {kind: len(ids) for kind, ids in found.ids().items()},
         "states": sorted(instance.state for instance in found.instances),
         "roles": sorted(instance.role for instance in found.instances),
-        "open": group.is_open_as(CALLER) if group else None,
+        "open": group.is_open_as([CALLER], "") if group else None,
         "images": sorted(image.state for image in found.images),
     }
 

@@ -25,7 +25,7 @@ from tests.aws import Recorder
 from tests.infra.local.fakes import FakeCloud
 from tests.infra.plan_inputs import CALLER, make_spec
 
-OTHER = "198.51.100.0/24"
+OTHER, MOVED = "198.51.100.0/24", "192.0.2.9/32"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_group_is_tagged_by_the_call_that_makes_it(
     assert found.tags == group.tags
     assert found.tags["spr-cluster:cluster"] == "bert"
     assert found.tags["spr-cluster:nodes"] == "3"
-    assert not found.is_open_as([CALLER])
+    assert not found.is_open_as([CALLER], CALLER)
 
 
 def test_it_is_opened_for_the_caller_and_for_itself_alone(
@@ -57,7 +57,7 @@ def test_it_is_opened_for_the_caller_and_for_itself_alone(
 ) -> None:
     open_security_group(ec2_cloud.clients.ec2, group, [CALLER], CALLER)
 
-    assert see(ec2_cloud).is_open_as([CALLER])
+    assert see(ec2_cloud).is_open_as([CALLER], CALLER)
     (ingress,) = ec2_calls.of("AuthorizeSecurityGroupIngress")
     (egress,) = ec2_calls.of("AuthorizeSecurityGroupEgress")
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group.id}]}
@@ -88,7 +88,52 @@ def test_another_caller_takes_the_place_of_the_last(
     open_security_group(ec2, see(ec2_cloud), [OTHER], OTHER)
 
     assert see(ec2_cloud).ssh_cidrs == (OTHER,)
-    assert see(ec2_cloud).is_open_as([OTHER])
+    assert see(ec2_cloud).is_open_as([OTHER], "")
+
+
+@pytest.fixture(params=["default", "own"])
+def open_group(ec2_cloud: FakeCloud, request: pytest.FixtureRequest) -> SecurityGroup:
+    """A group that is open to CALLER, which is followed, and to OTHER, which was chosen."""
+    ec2 = ec2_cloud.clients.ec2
+    own = request.param == "own"
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"] if own else ""
+    vpc = vpc or describe_networks(ec2, None, None)[0].vpc_id
+    made = create_security_group(ec2, "bert", vpc, {"spr-cluster:nodes": "3"})
+    open_security_group(ec2, made, [CALLER, OTHER], CALLER)
+    return see(ec2_cloud)
+
+
+def test_the_followed_address_is_closed_when_it_moves(
+    ec2_cloud: FakeCloud, open_group: SecurityGroup
+) -> None:
+    """AWS revokes nothing if the description differs, and in a default VPC without an error."""
+    open_security_group(ec2_cloud.clients.ec2, open_group, [OTHER, MOVED], MOVED)
+
+    assert see(ec2_cloud).is_open_as([OTHER, MOVED], MOVED)
+
+
+def test_what_another_command_changed_first_is_no_error(
+    ec2_cloud: FakeCloud, open_group: SecurityGroup
+) -> None:
+    ec2 = ec2_cloud.clients.ec2
+    # The other one closed one range, and opened one, of the two that this one is about to.
+    open_security_group(ec2, open_group, [CALLER, MOVED], MOVED)
+
+    open_security_group(ec2, open_group, [MOVED, "192.0.2.0/24"], MOVED)
+
+    assert see(ec2_cloud).is_open_as([MOVED, "192.0.2.0/24"], MOVED)
+
+
+def test_a_range_whose_origin_changes_is_described_anew(
+    ec2_cloud: FakeCloud, open_group: SecurityGroup
+) -> None:
+    assert open_group.followed == {CALLER}
+    for caller in ("", CALLER):
+        assert not see(ec2_cloud).is_open_as([CALLER, OTHER], caller)
+
+        open_security_group(ec2_cloud.clients.ec2, see(ec2_cloud), [CALLER, OTHER], caller)
+
+        assert see(ec2_cloud).is_open_as([CALLER, OTHER], caller)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +146,11 @@ def test_opening_continues_after_an_interruption(
     ec2_cloud.faults(f'[[error]]\naction = "{interrupted}"\ncode = "UnauthorizedOperation"\n')
     with pytest.raises(Exception, match="UnauthorizedOperation"):
         open_security_group(ec2, group, [CALLER], CALLER)
-    assert not see(ec2_cloud).is_open_as([CALLER])
+    assert not see(ec2_cloud).is_open_as([CALLER], CALLER)
 
     open_security_group(ec2, see(ec2_cloud), [CALLER], CALLER)
 
-    assert see(ec2_cloud).is_open_as([CALLER])
+    assert see(ec2_cloud).is_open_as([CALLER], CALLER)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +187,7 @@ def test_rules_are_read_as_ec2_tells_them(ingress: Any, open_: bool) -> None:
         "IpPermissionsEgress": [itself],
     }
 
-    assert SecurityGroup.from_aws(answer).is_open_as([CALLER]) is open_
+    assert SecurityGroup.from_aws(answer).is_open_as([CALLER], "") is open_
 
 
 @pytest.mark.parametrize("side", ["IpPermissions", "IpPermissionsEgress"])
@@ -159,7 +204,7 @@ def test_another_groups_traffic_is_not_the_clusters_own(side: str) -> None:
         for rule in answer[side]
     ]
 
-    assert not SecurityGroup.from_aws(answer).is_open_as([CALLER])
+    assert not SecurityGroup.from_aws(answer).is_open_as([CALLER], "")
 
 
 def test_a_placement_group_is_a_tight_one_and_tagged(

@@ -136,6 +136,51 @@ def test_block_public_access_closes_what_it_does_not_exclude(
         usable(ec2)
 
 
+@pytest.mark.parametrize(
+    ("mode", "exclusions", "left"),
+    [
+        ("block-bidirectional", [], []),
+        ("block-ingress", [], ["subnet-a", "subnet-b"]),
+        ("block-bidirectional", [excluded("subnet/subnet-b", mode="allow-egress")], ["subnet-b"]),
+        ("block-bidirectional", [excluded("vpc/vpc-1")], ["subnet-a", "subnet-b"]),
+    ],
+)
+def test_private_machines_install_nothing_if_block_public_access_closes_the_nat_gateway(
+    mode: str, exclusions: list[Any], left: list[str]
+) -> None:
+    ec2 = Ec2(table("rtb-main", NAT), mode=mode, exclusions=tuple(exclusions))
+
+    assert usable(ec2, private=True, installs=False) == ["subnet-a", "subnet-b"]
+    if left:
+        assert usable(ec2, private=True) == left
+        return
+    with pytest.raises(UsageError, match="can install software over a NAT gateway") as caught:
+        usable(ec2, private=True)
+    assert "--private" not in str(caught.value.hint)
+
+
+def test_a_transit_gateways_way_out_is_not_closed_by_block_public_access() -> None:
+    transit = {"DestinationCidrBlock": "0.0.0.0/0", "TransitGatewayId": "tgw-1", "State": "active"}
+    ec2 = Ec2(table("rtb-main", transit), mode="block-bidirectional")
+
+    assert usable(ec2, private=True) == ["subnet-a", "subnet-b"]
+
+
+@pytest.mark.parametrize("target", [{"GatewayId": "vpce-1"}, {"NetworkInterfaceId": "eni-1"}])
+def test_a_way_through_a_firewall_is_noted_and_taken_if_there_is_no_other(target: Any) -> None:
+    through = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active", **target}
+    notes: list[str] = []
+    client: Any = Ec2(table("rtb-main", through), table("rtb-own", subnet="subnet-b"))
+
+    assert require_ways(client, [A, B], notes.append) == [A]
+    (note,) = notes
+    (name,) = target.values()
+    assert f"subnet-a goes through a firewall endpoint, {name}; whether SSH" in note
+    assert usable(
+        Ec2(table("rtb-main", through), table("rtb-own", INTERNET, subnet="subnet-b"))
+    ) == ["subnet-b"]
+
+
 def test_the_embedded_clouds_default_vpc_is_as_public_as_awss(ec2_cloud: FakeCloud) -> None:
     ec2 = ec2_cloud.clients.ec2
     subnets = [Network.from_aws(s) for s in ec2.describe_subnets()["Subnets"]]

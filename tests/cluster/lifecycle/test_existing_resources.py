@@ -64,7 +64,7 @@ def test_deleted_rules_are_restored(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.up()
     mended = simulated_cloud.found("security_groups").group
     assert mended is not None
-    assert mended.is_open_as([CALLER])
+    assert mended.is_open_as([CALLER], CALLER)
 
 
 def test_a_key_deleted_in_ec2_is_imported_again(simulated_cloud: SimulatedCloud) -> None:

@@ -77,6 +77,24 @@ def test_without_the_permission_to_look_it_goes_on_and_says_so(
     assert "no permission for DescribeRouteTables" in " ".join(simulated_cloud.progress.notes)
 
 
+def test_machines_behind_a_firewall_are_bought_and_nothing_is_shouted(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    firewall = "[network]\nfirewall = true\n"
+    simulated_cloud.faults(firewall)
+    when(simulated_cloud, "RunInstances", firewall + 'ssh = "blocked"\n')
+    simulated_cloud.clock.pace = 5
+
+    with pytest.raises(SprError, match="none of 1 node answers") as caught:
+        simulated_cloud.up(nodes=1)
+    assert "a firewall endpoint; whether SSH passes is not known" in str(caught.value)
+    assert "NO ROUTE" not in str(caught.value)
+    assert "whether SSH passes is not known" in " ".join(simulated_cloud.progress.notes)
+    simulated_cloud.faults(firewall)
+    simulated_cloud.up()
+    assert simulated_cloud.cluster().is_whole
+
+
 def test_a_vpc_that_block_public_access_excludes_is_used(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.faults(
         '[network]\nblock_public_access = "block-bidirectional"\nexcluded = true\n'
@@ -243,6 +261,45 @@ def test_ranges_that_the_user_chose_are_not_replaced(simulated_cloud: SimulatedC
     simulated_cloud.up()
 
     assert ssh_cidrs(simulated_cloud) == ("192.0.2.0/24", OTHER, "2001:db8::/64")
+
+
+def test_an_address_that_the_user_names_later_is_not_replaced(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.up(nodes=1)
+    simulated_cloud.up(f"{CALLER},192.0.2.0/24")
+    simulated_cloud.up()
+    simulated_cloud.faults(MOVED)
+
+    simulated_cloud.up()
+
+    assert set(ssh_cidrs(simulated_cloud)) == {CALLER, "192.0.2.0/24", OTHER}
+
+
+def test_an_address_that_the_user_no_longer_names_is_replaced(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.up(CALLER, nodes=1)
+    simulated_cloud.up("auto")
+    simulated_cloud.faults(MOVED)
+
+    simulated_cloud.up()
+
+    assert ssh_cidrs(simulated_cloud) == (OTHER,)
+
+
+def test_a_move_from_a_chosen_address_outlasts_a_later_plan_of_the_same_command(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    mover = replace(simulated_cloud, ctx=replace(simulated_cloud.ctx, allow=lambda _: True))
+    rule = '[[machine]]\nn = 1\nfate = "dies"\n'
+    simulated_cloud.faults(rule)
+    when(simulated_cloud, "RunInstances", rule + MOVED)
+
+    mover.up(CALLER, nodes=2)
+
+    assert set(ssh_cidrs(simulated_cloud)) == {CALLER, OTHER}
+    assert not simulated_cloud.recorder.of("RevokeSecurityGroupIngress")
 
 
 def test_without_consent_the_error_names_both_addresses_and_the_command(

@@ -49,6 +49,14 @@ def test_it_stays_private_and_its_rule_does_not_follow_this_machine(nat: Simulat
     assert all(not node.public_ip for node in nat.cluster().nodes)
 
 
+def test_no_private_machine_is_bought_that_could_not_install(nat: SimulatedCloud) -> None:
+    nat.faults(NAT + 'block_public_access = "block-bidirectional"\n')
+
+    with pytest.raises(UsageError, match="Block Public Access is block-bidirectional"):
+        nat.up(nodes=1, private=True)
+    assert nat.left() == []
+
+
 @pytest.mark.parametrize(
     ("jump", "command"),
     [

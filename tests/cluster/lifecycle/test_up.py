@@ -123,7 +123,7 @@ def test_the_security_group_lets_in_ssh_from_the_caller_and_the_cluster_itself(
 
     group = simulated_cloud.found("security_groups").group
     assert group is not None
-    assert group.is_open_as([CALLER])
+    assert group.is_open_as([CALLER], CALLER)
     assert group.ssh_cidrs == (CALLER,)
 
 

@@ -103,10 +103,37 @@ def test_rules_of_a_group_are_shown_and_revoked(fake_cloud: FakeCloud) -> None:
     assert {key: from_caller[key] for key in ssh} == ssh
     ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[ssh])
     assert [rule["IpProtocol"] for rule in rules()] == ["-1"]
-    assert (
-        refusal(ec2.revoke_security_group_ingress, GroupId=group, IpPermissions=[ssh])
-        == "InvalidPermission.NotFound"
-    )
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_a_rule_is_not_revoked_under_another_description(
+    fake_cloud: FakeCloud, is_default: bool
+) -> None:
+    ec2 = fake_cloud.ec2
+    vpc = {} if is_default else {"VpcId": ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]}
+    group = ec2.create_security_group(GroupName="g", Description="d", **vpc)["GroupId"]
+
+    def ssh(**described: str) -> Any:
+        ranges = [{"CidrIp": "203.0.113.7/32", **described}]
+        return [{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": ranges}]
+
+    def shown() -> Any:
+        return ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
+
+    def revoke(**described: str) -> None:
+        call = ec2.revoke_security_group_ingress
+        if is_default:
+            call(GroupId=group, IpPermissions=ssh(**described))
+        else:
+            refused = refusal(call, GroupId=group, IpPermissions=ssh(**described))
+            assert refused == "InvalidPermission.NotFound"
+
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=ssh(Description="mine"))
+    revoke(Description="another")
+    assert shown()
+    ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=ssh())
+    assert not shown()
+    revoke()
 
 
 def groups_of(cloud: FakeCloud, interface: str) -> list[str]:

@@ -83,13 +83,15 @@ class Context:
     def host_opener(self) -> HostOpener:
         """Return a function that opens each node once and keeps its connection."""
         opened: dict[tuple[str, str], Host] = {}
+        # Now: threads that open hosts at once would each make their own.
+        access = self.access
 
         def open_host(node: Node) -> Host:
             # A node that got another rank is opened anew, under its new name.
             key = (node.instance.id, node.name)
             if key not in opened:
                 host = (self.make_host or self._ssh_host)(node, self.files)
-                opened[key] = FollowedHost(host, self.access) if node.public_ip else host
+                opened[key] = FollowedHost(host, access) if node.public_ip else host
             return opened[key]
 
         return open_host

@@ -90,7 +90,7 @@ def gather_facts(host: Host) -> HostFacts:
     """Query a machine for its facts, in one command. Raises :class:`HostError`."""
     # The system's Python: the stack's may not be there yet, or be broken.
     argv = ["python3", "-c", probe_source(), render_question()]
-    answer = host.run(f"# querying the facts\n{shlex.join(argv)}", timeout_s=60).stdout
+    answer = host.run(f"# querying the facts\n{shlex.join(argv)}").stdout
     try:
         return parse_facts(answer)
     except ValueError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import resources
 from typing import TypeVar
 
-from infra.errors import ConnectionLostError, HostError
+from infra.errors import ConnectionLostError, HostError, NoAnswerError
 from infra.progress import Progress
 from infra.wait import Clock
 from provision.host import Host, Result, wait_until_reachable
@@ -31,7 +31,7 @@ _ATTEMPTS = 3
 _RECONNECT_DEADLINE_S = 5 * 60
 
 
-def _persist(
+def persist(
     host: Host,
     work: Callable[[], T],
     clock: Clock | None,
@@ -41,7 +41,7 @@ def _persist(
     for attempt in range(2, _ATTEMPTS + 1):
         try:
             return work()
-        except ConnectionLostError as error:
+        except (ConnectionLostError, NoAnswerError) as error:
             if on_break:
                 on_break(f"{error.message}; trying again ({attempt} of {_ATTEMPTS})")
         if gone := host.why_gone():
@@ -56,7 +56,7 @@ def wait_for_cloud_init(host: Host, clock: Clock | None = None) -> None:
     def wait() -> Result:
         return host.run("cloud-init status --wait", timeout_s=_CLOUD_INIT_DEADLINE_S, check=False)
 
-    done = _persist(host, wait, clock)
+    done = persist(host, wait, clock)
     # 2 means finished, with warnings: https://docs.cloud-init.io/en/latest/explanation/return_codes.html
     if done.exit_code not in (0, 2):
         raise HostError(
@@ -95,7 +95,7 @@ def install_stack(host: Host, stack: Stack, progress: Progress, clock: Clock | N
 
     The installation survives a broken connection. Raises :class:`HostError` with its last lines.
     """
-    _persist(host, lambda: _install(host, stack, progress), clock, progress.note)
+    persist(host, lambda: _install(host, stack, progress), clock, progress.note)
 
 
 def _install(host: Host, stack: Stack, progress: Progress) -> None:

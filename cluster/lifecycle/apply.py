@@ -265,14 +265,17 @@ class PlanApplier:
         digest = mesh_digest([node.instance for node in cluster.nodes])
         self.machines.label_head({tags.MESH: digest})
 
-    def _probe_nodes(self) -> tuple[Sequence[node_probe.NodeAnswer], dict[str, str]]:
+    def _probe_nodes(
+        self, *, again: bool = True
+    ) -> tuple[Sequence[node_probe.NodeAnswer], dict[str, str]]:
         cluster = self.machines.cluster
         try:
             answers = node_probe.probe_nodes(self.machines.head_host, self.stack)
         except HostKeyError:
             raise
         except HostError as error:
-            self.machines.require_way_to_head()
+            if self.machines.require_way_to_head() and again:
+                return self._probe_nodes(again=False)
             self.machines.give_up({cluster.head.instance.id: error.message})
             raise
         amx_required = self.spec.amx_required

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.context import Context
 from cluster.nodes import Node
 from infra.errors import SprError
+from infra.instances import Instance, describe_impaired
 from infra.inventory import describe_inventory
 from infra.network import Network
 from infra.routes import describe_block, describe_ways
+from infra.wait import BOOT_DEADLINE_S
 from infra.words import counted
 
 _UNKNOWN = (SprError, ClientError, BotoCoreError)
+
+
+def find_impaired(ctx: Context, machines: Iterable[Instance]) -> frozenset[str]:
+    """Return the IDs of the machines that EC2's status checks call impaired.
+
+    Bare metal may be impaired while it boots, so that is no reason until a boot takes no longer.
+    """
+    booting = ctx.now() - timedelta(seconds=BOOT_DEADLINE_S)
+    ids = [m.id for m in machines if not (m.is_metal and m.launch_time > booting)]
+    return describe_impaired(ctx.clients.ec2, ids) if ids else frozenset()
 
 
 def explain_cut_off(ctx: Context, nodes: Sequence[Node], reason: str) -> SprError:

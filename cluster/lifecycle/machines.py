@@ -9,7 +9,7 @@ from functools import cached_property
 from cluster import ssh_mesh
 from cluster.context import Context
 from cluster.host_identity import check_head_identity, check_neighbours
-from cluster.lifecycle.cut_off import explain_cut_off
+from cluster.lifecycle.cut_off import explain_cut_off, find_impaired
 from cluster.lifecycle.reach import reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify import node_probe
@@ -200,8 +200,7 @@ class Machines:
         self.all = tuple(running.get(instance.id, instance) for instance in self.all)
         nodes = [node for node in self.cluster.nodes if node.instance.id in running]
         self.write_ssh_config()
-        known = [node for node in self.cluster.nodes if node.instance.id in self.facts]
-        witness = self.open_host(known[0]) if known else None
+        witness = next((n for n in self.cluster.nodes if n.instance.id in self.facts), None)
         facts, failed = reach_nodes(self.ctx, nodes, self.open_host, witness)
         self.facts.update(facts)
         self.give_up({**boot.failed, **failed})
@@ -246,25 +245,40 @@ class Machines:
             raise HostError(
                 nodes[0].name,
                 f"the head {head.id} does not answer: {faults[head.id]}",
-                hint="is this machine's address in --ssh-cidr? If the head is lost, run "
-                f"`aws ec2 terminate-instances --instance-ids {head.id}`, then "
-                f"`spr-cluster repair {self.ctx.flags}`, which makes a worker the head",
+                hint=f"is this machine's address in --ssh-cidr? {self._way_without_head}",
             )
         what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())
         raise PlanAgainError(what, faults)
 
-    def require_way_to_head(self) -> None:
-        """Raise :class:`SprError` if the head runs, but can't be reached any more."""
+    @property
+    def _way_without_head(self) -> str:
+        return (
+            f"If the head is lost, run `aws ec2 terminate-instances --region {self.ctx.cloud.region} "
+            f"--instance-ids {self.cluster.head.instance.id}`, then `spr-cluster repair "
+            f"{self.ctx.flags}`, which makes a worker the head"
+        )
+
+    def require_way_to_head(self) -> bool:
+        """Return whether the head answers.
+
+        Raises :class:`SprError` if it does not, although it runs and EC2 finds no fault with it.
+        """
         head, host = self.cluster.head, self.head_host
         if instances.has_ended(self.ctx.clients.ec2, head.instance.id):
-            return
+            return False
         host.close()
         try:
             host.run("true", timeout_s=CONNECT_TIMEOUT_S)
         except NoAnswerError as error:
-            raise explain_cut_off(self.ctx, [head], error.message) from None
+            if find_impaired(self.ctx, [head.instance]):
+                return False
+            cut_off = explain_cut_off(self.ctx, [head], error.message)
+            if head.instance.tags.get(tags.MESH):
+                cut_off.hint = f"{cut_off.hint}. {self._way_without_head}"
+            raise cut_off from None
         except HostError:
-            return
+            return False
+        return True
 
     def _check_not_removed(self) -> None:
         ids = [instance.id for instance in self.all]
@@ -305,15 +319,15 @@ class Machines:
     def promote(self) -> None:
         """Make the first node the head; all nodes have the same software."""
         head = self.cluster.head.instance
-        labels = tags.resource_tags(self.spec.name, HEAD, **{tags.ROLE: HEAD})
-        self.label_head(labels)
-        promoted = replace(head, role=HEAD, tags={**head.tags, **labels})
-        self.all = tuple(promoted if i.id == head.id else i for i in self.all)
+        self.label_head(tags.resource_tags(self.spec.name, HEAD, **{tags.ROLE: HEAD}))
+        self.all = tuple(replace(i, role=HEAD) if i.id == head.id else i for i in self.all)
 
     def label_head(self, labels: dict[str, str]) -> None:
         """Set tags on the head."""
         head = self.cluster.head.instance
         instances.label_instances(self.ctx.clients.ec2, [head.id], labels)
+        labeled = replace(head, tags={**head.tags, **labels})
+        self.all = tuple(labeled if i.id == head.id else i for i in self.all)
 
     def write_ssh_config(self) -> None:
         """Let `ssh` on this machine reach the nodes by their names."""

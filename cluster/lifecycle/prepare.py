@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from cluster.context import Context
+from cluster.lifecycle.cut_off import find_impaired
 from cluster.local_files import remembered_cloud
 from infra import key_pair, network, tags
 from infra.cluster_record import ClusterRecord, merge_options, new_record, parse_record
 from infra.errors import SprError, UsageError
 from infra.guard import describe_cluster
 from infra.images import describe_cached_images
-from infra.instances import HEAD, describe_impaired
+from infra.instances import HEAD
 from infra.inventory import PLANNED_KINDS, Inventory
 from infra.network import SecurityGroup
 from infra.ownership import check_owner, split_groups
@@ -22,7 +22,6 @@ from infra.plan import PlanInput, check_head_is_not_stopped
 from infra.purchase import Offer, list_offers
 from infra.routes import describe_vpc_cidrs, require_ways
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
-from infra.wait import BOOT_DEADLINE_S
 from provision.recipe import recipe_digest
 from provision.stacks.load import load_stack, stack_names
 
@@ -71,6 +70,7 @@ def prepare(
     spec = merge_options(cluster, cidrs, given, record, defaults)
     check_head_is_not_stopped(found)
     _check_existing(ctx, spec, found, record)
+    impaired = find_impaired(ctx, (machine for machine in found.alive if machine.role != HEAD))
     plan_input = PlanInput(
         spec=spec,
         record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
@@ -78,28 +78,13 @@ def prepare(
         recipe=_recipe(ctx, spec.stack),
         public_key=public_key,
         now=ctx.now(),
-        unhealthy=_find_impaired(ctx, found),
+        unhealthy=dict.fromkeys(impaired, "impaired, according to EC2's status checks"),
         wants_image=wants_image,
     )
     if (own := plan_input.own_image) and own.state == "available":
         return plan_input
     cached = describe_cached_images(ctx.clients.ec2, plan_input.software, spec.volume_gib)
     return replace(plan_input, cached=cached)
-
-
-def _find_impaired(ctx: Context, found: Inventory) -> dict[str, str]:
-    """Return the workers that EC2's status checks call impaired, with that reason.
-
-    Bare metal may be impaired while it boots, so that is no reason until a boot takes no longer.
-    """
-    booting = ctx.now() - timedelta(seconds=BOOT_DEADLINE_S)
-    workers = [
-        machine.id
-        for machine in found.alive
-        if machine.role != HEAD and not (machine.is_metal and machine.launch_time > booting)
-    ]
-    impaired = describe_impaired(ctx.clients.ec2, workers) if workers else ()
-    return dict.fromkeys(impaired, "impaired, according to EC2's status checks")
 
 
 def _recipe(ctx: Context, stack: str) -> str:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.context import Context
 from cluster.events import describe_failure
-from cluster.lifecycle.cut_off import explain_cut_off
+from cluster.lifecycle.cut_off import explain_cut_off, find_impaired
 from cluster.nodes import HostOpener, Node
 from infra.errors import HostError, HostKeyError
 from infra.instances import describe_by_id
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts, gather_facts
-from provision.host import CONNECT_TIMEOUT_S, Host, on_all, wait_until_reachable
-from provision.install import wait_for_cloud_init
+from provision.host import CONNECT_TIMEOUT_S, on_all, wait_until_reachable
+from provision.install import persist, wait_for_cloud_init
 
 # A machine that has been running for longer than a boot takes is no longer booting.
 _REACH_AGAIN_S = 5 * 60
@@ -37,9 +37,9 @@ class _Stragglers:
     ``witness`` is a node that has answered before, if there is one.
     """
 
-    def __init__(self, ctx: Context, witness: Host | None) -> None:
-        self.ctx, self.witness = ctx, witness
-        self.heard, self.reason = False, ""
+    def __init__(self, ctx: Context, open_host: HostOpener, witness: Node | None) -> None:
+        self.ctx, self.open_host, self.witness = ctx, open_host, witness
+        self.heard: list[Node] = []
         self.ok_since: float | None = None
         self.waiting: dict[str, tuple[Node, str]] = {}
         self.lock = threading.Lock()
@@ -50,10 +50,10 @@ class _Stragglers:
     def report(self, node: Node, passed: float, reason: str) -> None:
         """Note that a node does not answer. Raises :class:`HostError` if EC2 says it never will."""
         with self.lock:
-            self.waiting[node.name], self.reason = (node, reason), reason
+            self.waiting[node.name] = node, reason
             self._ask_ec2()
             if self.find_cut_off():
-                raise _CutOffError
+                raise _CutOffError(reason)
             if gone := self.gone.get(node.instance.id):
                 raise HostError(node.name, gone)
             names = ", ".join(sorted(self.waiting)[:4])
@@ -77,8 +77,38 @@ class _Stragglers:
             return False
         if self.ctx.clock.monotonic() - self.ok_since < _CUT_OFF_S:
             return False
-        self.heard = self.witness is not None and _answers(self.witness)
+        if self.witness and self.answers(self.witness):
+            self.heard.append(self.witness)
         return not self.heard
+
+    def require_way(self, nodes: Sequence[Node], failed: Mapping[str, str]) -> None:
+        """Raise :class:`SprError` if no node answers any more, and EC2 finds no fault with one that failed.
+
+        ``failed`` are reasons by instance ID.
+        """
+        known = {node.instance.id: node for node in (*self.heard, self.witness) if node}
+        if not failed or not (known or self.ok_since is not None):
+            return
+        asked = describe_by_id(self.ctx.clients.ec2, list(failed.keys() | known.keys()))
+        gone = {instance.id for instance in asked if instance.why_gone}
+        bad = gone | find_impaired(self.ctx, (i for i in asked if i.id in failed))
+        lost = [why for id_, why in failed.items() if id_ not in bad]
+        left = [node for id_, node in known.items() if id_ not in gone]
+        # Nodes that answered, and are gone, don't tell anything about the network.
+        if not lost or (known and not left):
+            return
+        if not any(on_all("looking for a way", left, self.answers).values()):
+            kept = [node for node in nodes if node.instance.id not in bad]
+            raise explain_cut_off(self.ctx, kept, lost[0])
+
+    def answers(self, node: Node) -> bool:
+        """Whether a new connection to a node succeeds."""
+        host = self.open_host(node)
+        host.close()
+        try:
+            return host.run("true", timeout_s=CONNECT_TIMEOUT_S).exit_code == 0
+        except HostError:
+            return False
 
     def _ask_ec2(self) -> None:
         """Get EC2's view of the nodes that are waited for, once a minute: gone, or their checks."""
@@ -109,24 +139,15 @@ class _Stragglers:
         self.statuses = f"EC2's status checks: {', '.join(words)}; " if words else ""
 
 
-def _answers(host: Host) -> bool:
-    """Whether a new connection to a host succeeds."""
-    host.close()
-    try:
-        return host.run("true", timeout_s=CONNECT_TIMEOUT_S).exit_code == 0
-    except HostError:
-        return False
-
-
 def reach_nodes(
-    ctx: Context, nodes: Sequence[Node], open_host: HostOpener, witness: Host | None = None
+    ctx: Context, nodes: Sequence[Node], open_host: HostOpener, witness: Node | None = None
 ) -> tuple[dict[str, HostFacts], dict[str, str]]:
     """Return the facts of nodes that answer and why the others do not, by instance ID.
 
     ``witness`` has answered before. Raises :class:`HostKeyError` for a machine with another host key
     than before, and :class:`SprError` if the network is at fault.
     """
-    stragglers = _Stragglers(ctx, witness)
+    stragglers = _Stragglers(ctx, open_host, witness)
 
     def reach(node: Node) -> HostFacts | HostError | _CutOffError:
         host = open_host(node)
@@ -138,28 +159,33 @@ def reach_nodes(
                 clock=ctx.clock,
                 on_wait=lambda passed, reason: stragglers.report(node, passed, reason),
             )
-            stragglers.heard = True
-            wait_for_cloud_init(host)
-            return gather_facts(host)
+            stragglers.heard.append(node)
+            wait_for_cloud_init(host, ctx.clock)
+            return persist(host, lambda: gather_facts(host), ctx.clock)
+        except HostKeyError:
+            raise
         except (HostError, _CutOffError) as error:
             return error
         finally:
             stragglers.done(node)
 
     answers = on_all("reaching the nodes", nodes, reach)
-    if nodes and stragglers.find_cut_off():
-        raise explain_cut_off(ctx, nodes, stragglers.reason)
-    # A node that was given up for the network has its whole time if another one has answered since.
-    early = [node for node in nodes if isinstance(answers[node.name], _CutOffError)]
-    if early:
-        answers |= on_all("reaching the nodes", early, reach)
+    silent = [node for node in nodes if not isinstance(answers[node.name], HostFacts)]
+    awake = on_all("looking for a way", silent, stragglers.answers)
+    is_back = any(awake.values()) or not stragglers.find_cut_off()
+    # A node that was given up for the network has its whole time again if the network is back.
+    again = [
+        node
+        for node in silent
+        if awake[node.name] or (is_back and isinstance(answers[node.name], _CutOffError))
+    ]
+    answers |= on_all("reaching the nodes", again, reach)
     facts, failed = {}, {}
     for node in nodes:
         answer = answers[node.name]
-        if isinstance(answer, HostKeyError):
-            raise answer
-        if isinstance(answer, HostError | _CutOffError):
-            failed[node.instance.id] = describe_failure(answer).removeprefix(f"[{node.name}] ")
-        else:
+        if isinstance(answer, HostFacts):
             facts[node.instance.id] = answer
+        else:
+            failed[node.instance.id] = describe_failure(answer).removeprefix(f"[{node.name}] ")
+    stragglers.require_way(nodes, failed)
     return facts, failed

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from infra.errors import ConnectionLostError, HostError
+from infra.errors import ConnectionLostError, HostError, NoAnswerError
 from infra.progress import Silent
 from infra.wait import wait_until
 from provision.host import Result
@@ -329,15 +329,15 @@ def test_a_digest_identifies_the_installation() -> None:
 class Flaky(FakeHost):
     """A machine whose connection breaks under the installation, for the first times."""
 
-    def __init__(self, breaks: int) -> None:
+    def __init__(self, breaks: int, kind: type[HostError] = ConnectionLostError) -> None:
         super().__init__("node0", [("^true$", ""), ("install|cloud-init", "@step working")])
-        self.breaks = breaks
+        self.breaks, self.kind = breaks, kind
 
     def run(self, command: str, **options: Any) -> Result:
         done = super().run(command, **options)
         if command != "true" and self.breaks:
             self.breaks -= 1
-            raise ConnectionLostError("node0", "the connection broke")
+            raise self.kind("node0", "the connection broke")
         return done
 
 
@@ -365,8 +365,9 @@ def test_an_installation_survives_broken_connections() -> None:
     ]
 
 
-def test_waiting_for_the_first_boot_survives_broken_connections() -> None:
-    host = Flaky(breaks=2)
+@pytest.mark.parametrize("kind", [ConnectionLostError, NoAnswerError])
+def test_waiting_for_the_first_boot_survives_broken_connections(kind: type[HostError]) -> None:
+    host = Flaky(breaks=2, kind=kind)
 
     wait_for_cloud_init(host, FakeClock())
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 
-from infra.errors import NoAnswerError, SprError, UsageError
+from cluster.access import Access
+from cluster.context import Context
+from infra.errors import ConnectionLostError, HostError, NoAnswerError, SprError, UsageError
+from provision.host import on_all
 from tests.harness.cloud import CALLER
 from tests.harness.simulated_cloud import SimulatedCloud
 
@@ -31,6 +35,32 @@ def when(cloud: SimulatedCloud, action: str, faults: str) -> None:
             cloud.faults(faults)
 
     cloud.fake.application.on_call = activate
+
+
+def breaks(cloud: SimulatedCloud, step: str, times: int = 1) -> None:
+    """Have the connection break in the next calls of a step."""
+    left = iter(range(times))
+
+    def lose() -> None:
+        if next(left, None) is not None:
+            raise ConnectionLostError("node0", "the connection broke")
+
+    cloud.steps.before[step] = lose
+
+
+def cut_in(cloud: SimulatedCloud, step: str) -> None:
+    """Have the network end in a step, with the connection that the step uses."""
+
+    def cut() -> None:
+        cloud.faults(CUT)
+        raise ConnectionLostError("node0", "the connection broke")
+
+    cloud.steps.before[step] = cut
+
+
+def assert_nothing_was_replaced(cloud: SimulatedCloud) -> None:
+    assert len(cloud.purchases()) == 1
+    assert not cloud.recorder.of("TerminateInstances")
 
 
 # Before the purchase
@@ -205,6 +235,143 @@ def test_if_the_head_is_silent_too_the_new_workers_are_kept(
     assert len(simulated_cloud.found("instances").instances) == 2
 
 
+# After a machine has answered
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("step", ["cloud-init", "querying the facts"])
+def test_a_network_that_ends_after_the_first_answer_replaces_nothing(
+    simulated_cloud: SimulatedCloud, nodes: int, step: str
+) -> None:
+    cut_in(simulated_cloud, step)
+    simulated_cloud.clock.pace = 20
+
+    with pytest.raises(SprError, match=r"none of \d nodes? answers: ") as caught:
+        simulated_cloud.up(nodes=nodes, bake="none")
+
+    assert_nothing_was_replaced(simulated_cloud)
+    assert all(id_ in str(caught.value) for id_ in simulated_cloud.found().ids()["instances"])
+    simulated_cloud.steps.before.clear()
+    simulated_cloud.faults("")
+    simulated_cloud.up()
+    assert simulated_cloud.cluster().is_whole
+    assert_nothing_was_replaced(simulated_cloud)
+
+
+def test_a_network_that_ends_while_the_last_nodes_boot_replaces_nothing(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults('[[machine]]\nn = 1\nfate = "no-ssh"\n')
+    simulated_cloud.clock.pace = 20
+    when(simulated_cloud, "DescribeInstanceStatus", CUT)
+
+    with pytest.raises(SprError, match=r"none of 2 nodes answers: .*timed out"):
+        simulated_cloud.up(nodes=2, bake="none")
+    assert_nothing_was_replaced(simulated_cloud)
+
+
+@pytest.mark.parametrize("age", [0, 2400])
+def test_a_machine_that_answered_and_is_impaired_is_replaced_unless_it_is_young(
+    simulated_cloud: SimulatedCloud, age: int
+) -> None:
+    simulated_cloud.faults('[[machine]]\nn = 0\nfate = "impaired"\n')
+
+    def lose() -> None:
+        simulated_cloud.steps.before.clear()
+        (id_,) = simulated_cloud.found().ids()["instances"]
+        simulated_cloud.break_ssh(id_)
+        # A young machine may only seem impaired.
+        simulated_cloud.clock.now += age
+        raise ConnectionLostError("node0", "the connection broke")
+
+    simulated_cloud.steps.before["cloud-init"] = lose
+    simulated_cloud.clock.pace = 20
+
+    if age:
+        simulated_cloud.up(nodes=1, bake="none")
+        assert simulated_cloud.cluster().is_whole
+        assert len(simulated_cloud.purchases()) == 2
+    else:
+        with pytest.raises(SprError, match="none of 1 node answers"):
+            simulated_cloud.up(nodes=1, bake="none")
+        assert_nothing_was_replaced(simulated_cloud)
+
+
+def test_a_machine_that_answers_again_while_another_boots_is_kept(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    """The network is broken for longer than one machine is waited for."""
+    simulated_cloud.faults('[[machine]]\nn = 1\nfate = "no-ssh"\n')
+    simulated_cloud.clock.pace = 5
+    machines, looks = list[str](), list[str]()
+
+    def lose() -> None:
+        simulated_cloud.steps.before.clear()
+        machines.extend(simulated_cloud.found().ids()["instances"])
+        for id_ in machines:
+            simulated_cloud.break_ssh(id_)
+        raise ConnectionLostError("node0", "the connection broke")
+
+    def mend(action: str, moment: str) -> None:
+        if (action, moment) == ("DescribeInstanceStatus", "after"):
+            looks.append(action)
+            if len(looks) == 10:
+                for id_ in machines:
+                    simulated_cloud.mend_ssh(id_)
+
+    simulated_cloud.steps.before["cloud-init"] = lose
+    simulated_cloud.fake.application.on_call = mend
+
+    simulated_cloud.up(nodes=2, bake="none")
+
+    assert simulated_cloud.cluster().is_whole
+    assert_nothing_was_replaced(simulated_cloud)
+
+
+@pytest.mark.parametrize("step", ["querying the facts", "xargs -P 64"])
+def test_one_connection_that_breaks_is_opened_again(
+    simulated_cloud: SimulatedCloud, step: str
+) -> None:
+    breaks(simulated_cloud, step)
+
+    simulated_cloud.up(nodes=2, bake="none")
+
+    assert simulated_cloud.cluster().is_whole
+    assert_nothing_was_replaced(simulated_cloud)
+
+
+def test_a_head_that_was_just_connected_is_not_replaced(simulated_cloud: SimulatedCloud) -> None:
+    breaks(simulated_cloud, "xargs -P 64", times=9)
+
+    with pytest.raises(HostError, match="the head i-") as caught:
+        simulated_cloud.up(nodes=2, bake="none")
+    assert "spr-cluster repair --name bert" in str(caught.value.hint)
+    assert_nothing_was_replaced(simulated_cloud)
+
+
+@pytest.mark.parametrize("is_impaired", [True, False])
+def test_a_connected_head_that_is_lost_leaves_a_way_to_go_on(
+    simulated_cloud: SimulatedCloud, is_impaired: bool
+) -> None:
+    head = simulated_cloud.prepared(nodes=2).head.instance.id
+
+    def lose() -> None:
+        simulated_cloud.break_ssh(head)
+        if is_impaired:
+            simulated_cloud.fake.backend.lifecycle.impaired.add(head)
+            simulated_cloud.clock.now += 2400
+        raise NoAnswerError("node0", "the connection broke")
+
+    simulated_cloud.steps.before["xargs -P 64"] = lose
+
+    with pytest.raises(SprError) as caught:
+        simulated_cloud.up()
+    assert ("none of 1 node answers" in caught.value.message) is not is_impaired
+    assert f"--instance-ids {head}`, then" in str(caught.value.hint)
+    assert "spr-cluster repair --name bert" in str(caught.value.hint)
+    assert not simulated_cloud.recorder.of("TerminateInstances")
+
+
 def test_a_network_that_ends_before_the_last_check_loses_no_head(
     simulated_cloud: SimulatedCloud,
 ) -> None:
@@ -251,6 +418,42 @@ def test_it_stays_followed_in_a_later_plan_of_the_same_command(
     mover.up(nodes=2)
 
     assert ssh_cidrs(simulated_cloud) == (OTHER,)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_it_stays_followed_if_a_range_of_the_users_admitted_the_old_address(
+    simulated_cloud: SimulatedCloud, is_new: bool
+) -> None:
+    chosen = "203.0.113.0/24"
+    if not is_new:
+        simulated_cloud.up(chosen, nodes=1)
+    mover = replace(simulated_cloud, ctx=replace(simulated_cloud.ctx, allow=lambda _: True))
+    rule = f'[[machine]]\nn = {int(is_new)}\nfate = "dies"\n'
+    simulated_cloud.faults(rule)
+    when(simulated_cloud, "RunInstances", rule + MOVED)
+
+    mover.up(chosen if is_new else None, nodes=2)
+
+    assert ssh_cidrs(simulated_cloud) == (OTHER, chosen)
+    assert not simulated_cloud.recorder.of("RevokeSecurityGroupIngress")
+
+
+def test_threads_that_open_nodes_at_once_share_one_look(
+    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = simulated_cloud.prepared(nodes=3).nodes
+    made_in: list[threading.Thread] = []
+
+    def make(ctx: Context) -> Access:
+        made_in.append(threading.current_thread())
+        return Access(ctx)
+
+    monkeypatch.setattr("cluster.context.Access", make)
+    open_host = replace(simulated_cloud.ctx).host_opener()
+
+    on_all("opening", nodes, open_host)
+
+    assert made_in == [threading.current_thread()]
 
 
 def test_ranges_that_the_user_chose_are_not_replaced(simulated_cloud: SimulatedCloud) -> None:

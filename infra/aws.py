@@ -29,12 +29,12 @@ class NoRegionError(UsageError):
     """No AWS region is given or configured."""
 
 
-def open_aws_cloud(region: str | None) -> Cloud:
+def open_aws_cloud(region: str | None, *, buys: bool = False) -> Cloud:
     """Return AWS in the given region, else in the region of the AWS configuration.
 
-    Raises :class:`NoRegionError` without a region: buying in one that nobody chose would hide machines.
+    Raises :class:`NoRegionError` without a region: machines in an unexpected one are not found.
     """
-    session = open_session(region)
+    session = open_session(region, buys=buys)
     try:
         chosen = session.region_name
         if not chosen and session.get_credentials() is None:

@@ -86,7 +86,11 @@ def _clusters_with_key(cloud: str | None = None) -> dict[str, tuple[str, str]]:
 
 
 def open_chosen_cloud(
-    args: argparse.Namespace, *, progress: Progress | None = None, must_exist: bool = True
+    args: argparse.Namespace,
+    *,
+    progress: Progress | None = None,
+    must_exist: bool = True,
+    buys: bool = False,
 ) -> Cloud:
     """Choose the cluster; return the cloud that the options name, else the one that it was made in.
 
@@ -100,7 +104,7 @@ def open_chosen_cloud(
     region = args.region or (region if name == made_in else None)
     is_unknown = must_exist and not (place or args.cloud or args.region)
     try:
-        cloud = open_place(name, region, progress or Silent())
+        cloud = open_place(name, region, progress or Silent(), buys=buys)
         if not is_unknown or has_credentials(cloud):
             return cloud
     except MissingCredentialsError:
@@ -109,18 +113,19 @@ def open_chosen_cloud(
     raise _unknown_cluster(args.name)
 
 
-def open_place(cloud: str, region: str | None, progress: Progress) -> Cloud:
+def open_place(cloud: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:
     """Open a cloud; ask on a terminal for AWS's region if none is configured.
 
-    Raises :class:`UsageError` without a terminal: machines in a region that nobody chose are not found.
+    Raises :class:`UsageError` without a terminal: machines in an unexpected region are not found.
     """
     try:
-        return open_cloud(cloud, region, progress)
+        return open_cloud(cloud, region, progress, buys=buys)
     except NoRegionError:
         if not has_terminal():
             raise
         print("AWS region, such as us-east-1: ", end="", file=sys.stderr, flush=True)
-        return open_cloud(cloud, sys.stdin.readline().strip() or None, progress)
+        chosen = sys.stdin.readline().strip() or None
+        return open_cloud(cloud, chosen, progress, buys=buys)
 
 
 def _unknown_cluster(name: str) -> UsageError:

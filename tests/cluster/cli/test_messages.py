@@ -204,6 +204,10 @@ def test_a_usage_error_names_what_is_expected(
     f.expect_refusal(line, shlex.split(argv), message)
 
 
+_NOT_ENABLED = (
+    "→ if `aws sts get-caller-identity --region us-east-1` works, this region is not enabled for your "
+    "account: see the console, Account, AWS Regions; otherwise: "
+)
 _CREDENTIALS_HINT = (
     "\n  → run `aws configure`, `aws login`, or `aws sso login`, or set AWS_PROFILE; to try the tool "
     "without an account: --cloud local"
@@ -244,7 +248,10 @@ def test_a_missing_profile_is_named(line: CommandLine, monkeypatch: pytest.Monke
 def test_rejected_credentials_are_reported(line: CommandLine, code: str, text: str) -> None:
     line.cloud.faults(f"[[error]]\ncode = '{code}'\nmessage = '{text}'\ntimes = 100\n")
     try:
-        message = f"AWS rejected the credentials: {text}{_CREDENTIALS_HINT}"
+        hint = _CREDENTIALS_HINT
+        if code == "AuthFailure":
+            hint = hint.replace("→ ", _NOT_ENABLED)
+        message = f"AWS rejected the credentials: {text}{hint}"
         f.expect_refusal(line, ["up", "--nodes", "2", "--yes"], message)
     finally:
         line.cloud.faults("")

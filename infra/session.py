@@ -31,9 +31,10 @@ class _RoleCache(JSONFileCache):
     def __contains__(self, key: str) -> bool:
         try:
             expires = parse_timestamp(self[key]["Credentials"]["Expiration"])
+            left = expires - datetime.now(timezone.utc)
         except (KeyError, TypeError, ValueError):
             return False
-        return expires - datetime.now(timezone.utc) >= self._least
+        return left >= self._least
 
     def __setitem__(self, key: str, value: Any) -> None:
         with suppress(OSError):

@@ -108,7 +108,8 @@ class Proposal:
     @property
     def _loads_disks(self) -> bool:
         """Whether AWS bills loading the disks, whose price is not looked up."""
-        return bool(self.plan.buys and self.plan_input.spec.volume_init_rate)
+        rate = self.plan_input.spec.volume_init_rate
+        return bool(self.ctx.cloud.billed and self.plan.buys and rate)
 
     def _capped(self, price: Price) -> Price:
         """Return the price with the maximum that the user set for spot machines."""

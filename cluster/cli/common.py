@@ -29,28 +29,37 @@ from infra.spec import AUTO, parse_ssh_cidr
 
 DEFAULT_NAME = "spr"
 NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"
+CONFIGURED_REGION = "AWS_REGION, else your AWS configuration"
+MADE_THERE = (
+    "where the cluster was made, or aws",
+    f"where this machine made the cluster, else {CONFIGURED_REGION}",
+)
 
 
-def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """``--name`` of an existing cluster, ``--cloud``, ``--region`` and ``--json``."""
+def add_cluster_options(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
+    """``--name`` of an existing cluster, ``--cloud``, ``--region``, and usually ``--json``."""
     parser.add_argument("--name", help=NAME_HELP)
-    add_cloud_options(parser)
+    add_cloud_options(parser, *MADE_THERE, json=json)
 
 
-def add_cloud_options(parser: argparse.ArgumentParser) -> None:
-    """``--cloud``, ``--region`` and ``--json``."""
+def add_cloud_options(
+    parser: argparse.ArgumentParser,
+    cloud: str = "aws",
+    region: str = CONFIGURED_REGION,
+    *,
+    json: bool = True,
+) -> None:
+    """``--cloud`` and ``--region``, whose defaults are these, and ``--json``."""
     parser.add_argument(
         "--cloud",
         choices=("aws", "local"),
-        help="aws, or local: the embedded cloud on this machine "
-        "(default: where the cluster was made, or aws)",
+        help=f"aws, or local: the embedded cloud on this machine (default: {cloud})",
     )
-    parser.add_argument(
-        "--region",
-        help="AWS region (default: where this machine made the cluster, else AWS_REGION, else your AWS "
-        "configuration)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    parser.add_argument("--region", help=f"AWS region (default: {region})")
+    if json:
+        parser.add_argument(
+            "--json", action="store_true", help="print the result as JSON on stdout"
+        )
 
 
 def choose_cluster(args: argparse.Namespace) -> str:

@@ -150,7 +150,7 @@ def test_a_type_that_no_region_knows_is_refused_with_the_nearest(line: CommandLi
     assert result.message.startswith(
         "unknown instance type 'c7i.9xlarge' in us-east-1; did you mean c7i.xlarge or c7i.8xlarge"
     )
-    assert "types with AMX: r7iz.metal-16xl" in result.message
+    assert "families with AMX: r7iz, c7i" in result.message
     assert not line.changes
 
 

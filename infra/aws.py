@@ -6,9 +6,12 @@ import ipaddress
 import re
 import socket
 import urllib.error
+import urllib.parse
 import urllib.request
 
+import boto3
 from botocore.exceptions import BotoCoreError, NoCredentialsError
+from botocore.utils import get_environ_proxies
 
 from infra.cloud import DEFAULT_REGION, Cloud
 from infra.credentials import explain_credentials
@@ -19,7 +22,7 @@ from infra.validation import nearest
 _ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 # SSH servers of AWS itself: https://docs.aws.amazon.com/codecommit/latest/userguide/regions.html#regions-git
 _SSH_SERVICE, _SSH_PORT = "git-codecommit.{}.amazonaws.com", 22
-# For example us-gov-west-1 and eusc-de-east-1. Loading botocore's list takes a fifth of a second.
+# For example us-gov-west-1 and eusc-de-east-1.
 _REGION = re.compile(
     r"[a-z]{2,4}(-(gov|iso[a-z]?|[a-z]{2}))?-(central|(north|south)?(east|west)?(?<!-))-\d+"
 )
@@ -29,12 +32,12 @@ class NoRegionError(UsageError):
     """No AWS region is given or configured."""
 
 
-def open_aws_cloud(region: str | None) -> Cloud:
+def open_aws_cloud(region: str | None, *, buys: bool = False) -> Cloud:
     """Return AWS in the given region, else in the region of the AWS configuration.
 
-    Raises :class:`NoRegionError` without a region: buying in one that nobody chose would hide machines.
+    Raises :class:`NoRegionError` without a region: machines in an unexpected one are not found.
     """
-    session = open_session(region)
+    session = open_session(region, buys=buys)
     try:
         chosen = session.region_name
         if not chosen and session.get_credentials() is None:
@@ -46,16 +49,7 @@ def open_aws_cloud(region: str | None) -> Cloud:
             "no AWS region is configured",
             hint="--region us-east-1 chooses one, `aws configure set region us-east-1` sets the default",
         )
-    if not _REGION.fullmatch(chosen):
-        known = session.get_available_regions("ec2")
-        if chosen[:-1] in known:
-            raise UsageError(
-                f"--region {chosen}: this is a zone", hint=f"use its region: --region {chosen[:-1]}"
-            )
-        raise UsageError(
-            f"unknown region {chosen!r}{nearest(chosen, known, 2)}",
-            hint=f"one of {', '.join(known)}",
-        )
+    _check_region(session, chosen)
     return Cloud(
         name="aws",
         region=chosen,
@@ -67,6 +61,34 @@ def open_aws_cloud(region: str | None) -> Cloud:
         default_bake="none",
         session=session,
     )
+
+
+def _check_region(session: boto3.session.Session, region: str) -> None:
+    """Raise :class:`UsageError` for a region that neither botocore nor DNS knows: retries take long."""
+    parts = session.get_available_partitions()
+    known = [name for part in parts for name in session.get_available_regions("ec2", part)]
+    is_name = bool(_REGION.fullmatch(region))
+    if region in known or (is_name and _has_endpoint(session, region)):
+        return
+    if not is_name and region[:-1] in known:
+        raise UsageError(
+            f"--region {region}: this is a zone", hint=f"use its region: --region {region[:-1]}"
+        )
+    raise UsageError(
+        f"unknown region {region!r}{nearest(region, known, 2)}",
+        hint="`aws account list-regions` lists this account's regions; if this one is new, check the network",
+    )
+
+
+def _has_endpoint(session: boto3.session.Session, region: str) -> bool:
+    """Return whether EC2's endpoint in a region has an address, as far as can be told here."""
+    url = session.client("ec2", region_name=region).meta.endpoint_url
+    if get_environ_proxies(url):
+        return True  # only the proxy needs DNS
+    try:
+        return bool(socket.getaddrinfo(urllib.parse.urlsplit(url).hostname, None))
+    except socket.gaierror:
+        return False
 
 
 def find_caller_cidr() -> str:

@@ -246,6 +246,13 @@ _EXPIRED = {
     "RequestTimeTooSkewed",
     "UnrecognizedClientException",
 }
+# Also in a region that is not enabled for the account:
+# https://repost.aws/knowledge-center/iam-validate-access-credentials
+_OF_CLOSED_REGION = {"AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException"}
+_NOT_ENABLED_HINT = (
+    "if `aws sts get-caller-identity --region us-east-1` works, this region is not enabled for your "
+    f"account: see the console, Account, AWS Regions; otherwise: {CREDENTIALS_HINT}"
+)
 _BUSY_HINT = "EC2 is busy or throttles this account: run the same command again in a few minutes"
 _CODES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 _SUPPORT = "only AWS Support can change that: https://console.aws.amazon.com/support"
@@ -289,7 +296,7 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
     )
     if code in DENIED and (refused := explain_role(operation, detail)):
         return refused
-    if code in DENIED or code.startswith("UnauthorizedOperation"):
+    if code in DENIED:
         # A call needs more than the action of its own name, such as ec2:CreateTags.
         named = _DENIED_ACTION.search(detail)
         action = named[1] if named else operation
@@ -303,6 +310,7 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
     if code in _EXPIRED and (clock := why_refused(error.response)):
         return UsageError(clock, hint=FIX_CLOCK)
     if code in _EXPIRED:
-        return UsageError(f"AWS rejected the credentials: {detail}", hint=CREDENTIALS_HINT)
+        hint = _NOT_ENABLED_HINT if code in _OF_CLOSED_REGION else CREDENTIALS_HINT
+        return UsageError(f"AWS rejected the credentials: {detail}", hint=hint)
     hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"error codes: {_CODES}")
     return CloudError(f"{operation} failed: {code}: {detail}", code=code, hint=hint)

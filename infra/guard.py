@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError
 
 from infra import tags
 from infra.clients import DENIED, Clients, error_code, is_passing, retry
@@ -183,7 +183,9 @@ def with_guards(clients: Clients, clusters: dict[str, Inventory]) -> dict[str, I
 
 def _is_closed(error: Exception) -> bool:
     """Return whether there is no way to the scheduler: no permission, or not in this region."""
-    return not isinstance(error, ClientError) or error_code(error) in DENIED
+    if isinstance(error, ClientError):
+        return error_code(error) in DENIED
+    return isinstance(error, EndpointConnectionError)
 
 
 def _unless(codes: set[str], call: Callable[[], T]) -> T | None:

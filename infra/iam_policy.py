@@ -2,7 +2,7 @@
 
 The tests run a cluster's whole life under exactly this policy, and judge what it must refuse. Resources
 and condition keys by action: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
-``sts:GetCallerIdentity`` is not listed, because AWS allows it to everybody, even against a denial:
+``sts:GetCallerIdentity`` is not listed, because AWS allows it for every caller, even against a denial:
 https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html
 """
 

@@ -147,7 +147,8 @@ _TYPES = (
 BAKERS = ("c7i.xlarge", "m7i.xlarge")
 """Types that bake images, cheapest first. The software is the same on bare metal."""
 INSTANCE_TYPES = {entry.name: entry for entry in _TYPES}
-WITH_AMX = "types with AMX: " + ", ".join(entry.name for entry in _TYPES if entry.amx)
+_FAMILIES = dict.fromkeys(entry.name.partition(".")[0] for entry in _TYPES if entry.amx)
+WITH_AMX = f"families with AMX: {', '.join(_FAMILIES)}; their types: https://aws.amazon.com/ec2/instance-types/"
 
 
 def is_metal(name: str) -> bool:

@@ -13,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra import tags
 from infra.clients import error_code, patient
 from infra.errors import CloudError, DeadlineError
+from infra.instance_types import is_metal
 from infra.wait import BOOT_DEADLINE_S, TERMINATE_DEADLINE_S, Clock, wait_until
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ _WAIT_EVERY_S = 15.0
 # The caller may not use the key of the disk:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html
 _NO_KEY = "Client.InternalError: Client error on launch"
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+_GRANT_TO_SPOT = (
+    "; on spot, EC2's own role may need the key, too: aws kms create-grant --key-id ARN "
+    "--grantee-principal arn:aws:iam::ACCOUNT:role/aws-service-role/spot.amazonaws.com/"
+    "AWSServiceRoleForEC2Spot --operations Decrypt Encrypt GenerateDataKey "
+    "GenerateDataKeyWithoutPlaintext CreateGrant DescribeKey ReEncryptFrom ReEncryptTo"
+)
 # A call terminated the machine; a spot machine that EC2 reclaims or a broken one has another reason:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _BY_CALL = "Client.UserInitiatedShutdown"
@@ -88,7 +96,7 @@ class Instance:
     @property
     def is_metal(self) -> bool:
         """Whether it boots as slowly as a physical machine."""
-        return ".metal" in self.instance_type
+        return is_metal(self.instance_type)
 
     @property
     def expires(self) -> datetime | None:
@@ -206,6 +214,7 @@ class Boot:
 
     running: tuple[Instance, ...]
     failed: dict[str, str]
+    spot: frozenset[str] = frozenset()
 
     def check_disk_key(self) -> None:
         """Raise :class:`CloudError` if EC2 could not encrypt a disk: other machines would fail alike."""
@@ -216,7 +225,8 @@ class Boot:
                     "to use the key that encrypts new disks",
                     code="Client.InternalError",
                     hint="`aws ec2 get-ebs-default-kms-key-id` shows the key, `spr-cluster iam-policy "
-                    "--kms-key ARN` prints the permissions; the key's own policy has to allow them, too",
+                    "--kms-key ARN` prints the permissions; the key's own policy has to allow them, too"
+                    + (_GRANT_TO_SPOT if id_ in self.spot else ""),
                 )
 
 
@@ -252,7 +262,8 @@ def wait_until_running(
         late = str(error)
     running = tuple(seen[id_] for id_ in ids if id_ in seen and seen[id_].state == "running")
     known = {instance.id for instance in running}
-    return Boot(running, {i: _why_not(seen.get(i), late) for i in ids if i not in known})
+    failed = {i: _why_not(seen.get(i), late) for i in ids if i not in known}
+    return Boot(running, failed, frozenset(i for i in seen if seen[i].spot_request))
 
 
 def _summarize(ids: Sequence[str], seen: dict[str, Instance]) -> str:

@@ -10,8 +10,10 @@ from infra.progress import Progress
 CLOUD_NAMES = ("aws", "local")
 
 
-def open_cloud(name: str, region: str | None, progress: Progress) -> Cloud:
+def open_cloud(name: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:
     """Return the named cloud; start the embedded one if necessary.
+
+    For a command that ``buys``, a role's credentials last until the machines are installed.
 
     Raises :class:`UsageError` if the name is unknown or the embedded cloud cannot run here.
     """
@@ -20,5 +22,5 @@ def open_cloud(name: str, region: str | None, progress: Progress) -> Cloud:
 
         return open_local_cloud(region or DEFAULT_REGION, progress)
     if name == "aws":
-        return open_aws_cloud(region)
+        return open_aws_cloud(region, buys=buys)
     raise UsageError(f"unknown cloud {name!r}: one of {', '.join(CLOUD_NAMES)}")

@@ -129,7 +129,7 @@ def _explain(error: BaseException, place: S3Location) -> SprError:
             f"--push-to {place}: bucket {place.bucket!r} does not exist",
             hint=f"create a private, encrypted one: aws s3 mb s3://{place.bucket}",
         )
-    if code in (*DENIED, "AccessDenied", "403", "AllAccessDisabled"):
+    if code in (*DENIED, "403", "AllAccessDisabled"):
         return UsageError(
             f"--push-to {place}: no permission to write ({code})",
             hint=f"`spr-cluster iam-policy --push-to {place}` prints the required permissions; "

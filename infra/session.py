@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import boto3
 import botocore.session
 from botocore.exceptions import BotoCoreError
-from botocore.utils import JSONFileCache
+from botocore.utils import JSONFileCache, parse_timestamp
 
 from infra.credentials import explain_credentials
 from infra.errors import UsageError
 
 # The AWS CLI's: https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
 _CACHE = "~/.aws/cli/cache"
+# From the purchase to installed nodes: botocore cannot refresh a session with MFA.
+_FOR_PURCHASE = timedelta(minutes=50)
 
 
-def open_session(region: str | None = None) -> boto3.session.Session:
+class _RoleCache(JSONFileCache):
+    """The AWS CLI's cache, which may be read-only, without credentials that end too soon."""
+
+    def __init__(self, least: timedelta) -> None:
+        super().__init__(os.path.expanduser(_CACHE))  # noqa: PTH111 - pathlib raises without a home
+        self._least = least
+
+    def __contains__(self, key: str) -> bool:
+        try:
+            expires = parse_timestamp(self[key]["Credentials"]["Expiration"])
+            left = expires - datetime.now(timezone.utc)
+        except (KeyError, TypeError, ValueError):
+            return False
+        return left >= self._least
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        with suppress(OSError):
+            super().__setitem__(key, value)
+
+
+def open_session(region: str | None = None, *, buys: bool = False) -> boto3.session.Session:
     """Return the session of the AWS configuration, in a region: the given one, else the configured one.
 
     The temporary credentials of a role are shared with the AWS CLI: a role with MFA asks once an hour, not
-    in each command. STS accepts a code once. Raises :class:`UsageError` for an unusable configuration.
+    in each command, but before each purchase that could outlast them. STS accepts a code once.
+    Raises :class:`UsageError` for an unusable configuration.
     """
     try:
         core = botocore.session.Session()
@@ -30,7 +56,7 @@ def open_session(region: str | None = None) -> boto3.session.Session:
             region_name=region or os.environ.get("AWS_REGION") or None,
         )
         roles = core.get_component("credential_provider").get_provider("assume-role")
-        roles.cache = JSONFileCache(os.path.expanduser(_CACHE))  # noqa: PTH111 - pathlib raises without a home
+        roles.cache = _RoleCache(_FOR_PURCHASE if buys else timedelta())
     except BotoCoreError as error:
         raise explain_credentials(error) or UsageError(
             f"AWS configuration can't be used: {error}"

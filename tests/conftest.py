@@ -78,6 +78,14 @@ def _only_loopback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
+    look_up = socket.getaddrinfo
+
+    def without_aws(host: Any, *more: Any, **named: Any) -> Any:
+        if str(host).endswith(".amazonaws.com"):
+            raise socket.gaierror(socket.EAI_NONAME, "tests ask no DNS about AWS")
+        return look_up(host, *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", without_aws)
 
 
 @pytest.fixture(scope="session")

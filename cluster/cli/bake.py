@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stack is not None:
         load_stack(args.stack)
     progress = make_progress()
-    cloud = open_place(args.cloud or "aws", args.region, progress)
+    cloud = open_place(args.cloud or "aws", args.region, progress, buys=True)
     stack = load_stack(args.stack or cloud.default_stack)
     recipe = recipe_digest(stack, cloud.base)
     args.name = f"bake-{recipe}"

@@ -29,28 +29,37 @@ from infra.spec import AUTO, parse_ssh_cidr
 
 DEFAULT_NAME = "spr"
 NAME_HELP = "the cluster's name (default: the only cluster that this machine knows, or spr)"
+CONFIGURED_REGION = "AWS_REGION, else your AWS configuration"
+MADE_THERE = (
+    "where the cluster was made, or aws",
+    f"where this machine made the cluster, else {CONFIGURED_REGION}",
+)
 
 
-def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """``--name`` of an existing cluster, ``--cloud``, ``--region`` and ``--json``."""
+def add_cluster_options(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
+    """``--name`` of an existing cluster, ``--cloud``, ``--region``, and usually ``--json``."""
     parser.add_argument("--name", help=NAME_HELP)
-    add_cloud_options(parser)
+    add_cloud_options(parser, *MADE_THERE, json=json)
 
 
-def add_cloud_options(parser: argparse.ArgumentParser) -> None:
-    """``--cloud``, ``--region`` and ``--json``."""
+def add_cloud_options(
+    parser: argparse.ArgumentParser,
+    cloud: str = "aws",
+    region: str = CONFIGURED_REGION,
+    *,
+    json: bool = True,
+) -> None:
+    """``--cloud`` and ``--region``, whose defaults are these, and ``--json``."""
     parser.add_argument(
         "--cloud",
         choices=("aws", "local"),
-        help="aws, or local: the embedded cloud on this machine "
-        "(default: where the cluster was made, or aws)",
+        help=f"aws, or local: the embedded cloud on this machine (default: {cloud})",
     )
-    parser.add_argument(
-        "--region",
-        help="AWS region (default: where this machine made the cluster, else AWS_REGION, else your AWS "
-        "configuration)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    parser.add_argument("--region", help=f"AWS region (default: {region})")
+    if json:
+        parser.add_argument(
+            "--json", action="store_true", help="print the result as JSON on stdout"
+        )
 
 
 def choose_cluster(args: argparse.Namespace) -> str:
@@ -86,7 +95,11 @@ def _clusters_with_key(cloud: str | None = None) -> dict[str, tuple[str, str]]:
 
 
 def open_chosen_cloud(
-    args: argparse.Namespace, *, progress: Progress | None = None, must_exist: bool = True
+    args: argparse.Namespace,
+    *,
+    progress: Progress | None = None,
+    must_exist: bool = True,
+    buys: bool = False,
 ) -> Cloud:
     """Choose the cluster; return the cloud that the options name, else the one that it was made in.
 
@@ -100,7 +113,7 @@ def open_chosen_cloud(
     region = args.region or (region if name == made_in else None)
     is_unknown = must_exist and not (place or args.cloud or args.region)
     try:
-        cloud = open_place(name, region, progress or Silent())
+        cloud = open_place(name, region, progress or Silent(), buys=buys)
         if not is_unknown or has_credentials(cloud):
             return cloud
     except MissingCredentialsError:
@@ -109,18 +122,19 @@ def open_chosen_cloud(
     raise _unknown_cluster(args.name)
 
 
-def open_place(cloud: str, region: str | None, progress: Progress) -> Cloud:
+def open_place(cloud: str, region: str | None, progress: Progress, *, buys: bool = False) -> Cloud:
     """Open a cloud; ask on a terminal for AWS's region if none is configured.
 
-    Raises :class:`UsageError` without a terminal: machines in a region that nobody chose are not found.
+    Raises :class:`UsageError` without a terminal: machines in an unexpected region are not found.
     """
     try:
-        return open_cloud(cloud, region, progress)
+        return open_cloud(cloud, region, progress, buys=buys)
     except NoRegionError:
         if not has_terminal():
             raise
         print("AWS region, such as us-east-1: ", end="", file=sys.stderr, flush=True)
-        return open_cloud(cloud, sys.stdin.readline().strip() or None, progress)
+        chosen = sys.stdin.readline().strip() or None
+        return open_cloud(cloud, chosen, progress, buys=buys)
 
 
 def _unknown_cluster(name: str) -> UsageError:

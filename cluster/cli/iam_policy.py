@@ -53,7 +53,8 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--kms-key",
         metavar="ARN",
-        help="also allow the use of this customer-managed key: the account's default for EBS",
+        help="also allow the use of this customer-managed key: the account's default for EBS. For spot "
+        "machines, EC2's role AWSServiceRoleForEC2Spot may also need a grant on it (aws kms create-grant)",
     )
     parser.add_argument(
         "--push-to",
@@ -61,7 +62,10 @@ def add_parser(subparsers: SubParsers) -> None:
         help="also allow `train` and `fetch` to store models there",
     )
     parser.add_argument(
-        "--second-guard", action="store_true", help="also allow what `up --second-guard` makes"
+        "--second-guard",
+        action="store_true",
+        help="also allow what `up --second-guard` makes: whoever has it can create roles whose names begin "
+        "with spr-cluster-, with any permissions",
     )
     parser.add_argument(
         "--check",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from cluster.cli.common import add_cloud_options, confirm
+from cluster.cli.common import CONFIGURED_REGION, add_cloud_options, confirm
 from cluster.cli.display import format_seconds, format_table, make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.context import Context
@@ -68,7 +68,11 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_cloud_options(parser)
+    add_cloud_options(
+        parser,
+        "aws, and every cloud in which this machine made a cluster",
+        f"{CONFIGURED_REGION}; and every region in which this machine made a cluster",
+    )
     parser.add_argument(
         "--all-regions", action="store_true", help="every region that the account can use"
     )

@@ -92,19 +92,24 @@ class Proposal:
 
     @property
     def usd_at_most(self) -> float | None:
-        """The most that the nodes can cost, unless the region's prices are unknown."""
-        if self.price is None:
+        """The most that the nodes can cost, unless not all prices are known."""
+        if self.price is None or self._loads_disks:
             return None
         return self._capped(self.price).usd * self.hours_left
 
     @property
     def spoken_price(self) -> str:
         """The accepted price, as the event log holds it."""
-        if self.price is None or self.usd_at_most is None:
+        if self.price is None:
             return "an unknown price"
-        return (
-            f"${self.price.usd:.2f} an hour, at most ${self.usd_at_most:.2f} ({self.price.source})"
-        )
+        most = "" if self.usd_at_most is None else f", at most ${self.usd_at_most:.2f}"
+        return f"${self.price.usd:.2f} an hour{most} ({self.price.source})"
+
+    @property
+    def _loads_disks(self) -> bool:
+        """Whether AWS bills loading the disks, whose price is not looked up."""
+        rate = self.plan_input.spec.volume_init_rate
+        return bool(self.ctx.cloud.billed and self.plan.buys and rate)
 
     def _capped(self, price: Price) -> Price:
         """Return the price with the maximum that the user set for spot machines."""
@@ -243,14 +248,18 @@ class Proposal:
             text += ", for the most expensive of these types"
         if not total.is_here:
             return [f"Price: unknown in {region}. In {TABLE_REGION}: {text}."]
-        return [f"Price: {text}. Image and traffic are extra."]
+        extra = (
+            "Image, traffic, and loading the disks" if self._loads_disks else "Image and traffic"
+        )
+        return [f"Price: {text}. {extra} are extra."]
 
     def _spot(self) -> list[str]:
         """Return today's spot price, in the cheapest zone, and the maximum."""
         spec = self.plan_input.spec
         if not spec.spot or not self.plan.buys:
             return []
-        limit = f" At most ${spec.max_price:g} each." if spec.max_price else ""
+        is_capped = spec.max_price and not spec.on_demand_allowed
+        limit = f" At most ${spec.max_price:g} for each machine." if is_capped else ""
         if not self.spot_usd:
             return [f"Spot: today's price is unknown, usually far less than on demand.{limit}"]
         where, usd = next(iter(self.spot_usd.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cluster.cli.common import add_cloud_options
+from cluster.cli.common import MADE_THERE, add_cloud_options
 from infra.errors import UsageError
 from infra.spec import parse_duration
 
@@ -19,7 +19,7 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
     """Add the options, all without defaults: a cluster keeps what is not given."""
     add = parser.add_argument
     add("--name", help="the cluster's name (default: spr)")
-    add_cloud_options(parser)
+    add_cloud_options(parser, *MADE_THERE)
     add("--nodes", type=int, help="nodes, including the head (default: unchanged, or 1)")
     add(
         "--instance-type",

@@ -31,7 +31,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "Open a shell on a node, or run a command there, with the cluster's key and pinned host keys.",
         _EXAMPLES,
     )
-    add_cluster_options(parser)
+    add_cluster_options(parser, json=False)
     parser.add_argument("node", nargs="?", default="node0", help="node0 (the head), node1, …")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="a command, after --")
     parser.set_defaults(run=run)

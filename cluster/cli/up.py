@@ -131,7 +131,8 @@ def run_repair(args: argparse.Namespace) -> int:
 
 def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) -> int:
     progress = make_progress()
-    cloud = open_chosen_cloud(args, progress=progress, must_exist=must_exist)
+    buys = not args.dry_run
+    cloud = open_chosen_cloud(args, progress=progress, must_exist=must_exist, buys=buys)
     ctx = open_context(args, cloud, progress=progress, allow=may_follow(args))
     with contextlib.nullcontext() if args.dry_run else ctx.files.lock(args.verb):
         plan_input = prepare(ctx, args.name, given, args.ssh_cidr)

@@ -259,7 +259,7 @@ def _put_in_place(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
         return datetime.fromtimestamp(clock.now, timezone.utc)
 
     monkeypatch.setattr("cluster.cli.ssh.run_client", run_client)
-    replace_everywhere(monkeypatch, open_cloud, lambda *args: line.open_cloud(*args))
+    replace_everywhere(monkeypatch, open_cloud, lambda *args, **_: line.open_cloud(*args))
     replace_everywhere(monkeypatch, connect, connect_once)
     replace_everywhere(monkeypatch, SshHost, line.machines.open)
     context = functools.partial(Context, clock=clock, now=now)

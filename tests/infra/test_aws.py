@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,32 @@ def test_missing_credentials_are_reported_before_a_missing_region(
 def test_what_can_not_be_a_region_is_refused(region: str) -> None:
     with pytest.raises(UsageError):
         open_aws_cloud(region)
+
+
+@pytest.mark.parametrize("proxy", ["", "http://proxy.example:3128"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_region_unknown_to_botocore_is_new_or_mistyped(
+    monkeypatch: pytest.MonkeyPatch, proxy: str, exists: bool
+) -> None:
+    asked = []
+
+    def look_up(host: str, *_: object) -> list[str]:
+        asked.append(host)
+        if not exists:
+            raise socket.gaierror
+        return ["203.0.113.7"]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+
+    if exists or proxy:
+        assert open_aws_cloud("us-east-11").region == "us-east-11"
+    else:
+        with pytest.raises(UsageError, match="'us-east-11'; did you mean us-east-1 ") as caught:
+            open_aws_cloud("us-east-11")
+        assert "`aws account list-regions`" in str(caught.value)
+    # The proxy looks it up, perhaps as nobody else can.
+    assert asked == ([] if proxy else ["ec2.us-east-11.amazonaws.com"])
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, content: bytes | Exception) -> None:

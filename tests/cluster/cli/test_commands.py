@@ -59,7 +59,7 @@ def test_the_proposal_is_shown_before_confirmation(line: CommandLine) -> None:
     ("options", "price"),
     [
         (["--spot"], "Spot: now from $2.2915 each (r7iz.metal-16xl in us-east-1f"),
-        (["--spot", "--max-price", "2.5"], "At most $2.5 each."),
+        (["--spot", "--max-price", "2.5"], "At most $2.5 for each machine."),
     ],
 )
 def test_the_price_on_spot(line: CommandLine, options: list[str], price: str) -> None:

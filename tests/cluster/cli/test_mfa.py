@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.credentials import AssumeRoleProvider
+from botocore.exceptions import ClientError
 
 from infra.aws import open_aws_cloud
 from infra.clients import connect, translate_boto_error
@@ -117,3 +119,59 @@ def test_the_end_of_a_session_in_a_long_command_asks_for_the_command_again(
     assert explained.startswith(
         "the session of the role with MFA has expired\n  → run the same command"
     )
+
+
+def shorten(folder: Path, minutes: int) -> None:
+    """Let the role's credentials in the cache end so soon."""
+    (file,) = (folder / "user" / ".aws" / "cli" / "cache").iterdir()
+    kept = json.loads(file.read_text())
+    end = datetime.now(timezone.utc) + timedelta(minutes=minutes)
+    kept["Credentials"]["Expiration"] = f"{end:%Y-%m-%dT%H:%M:%SUTC}"
+    file.write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize(
+    ("argv", "minutes", "asks"),
+    [
+        (["up", "--nodes", "1", "--ssh-cidr", "203.0.113.7/32"], 40, True),
+        (["repair", "--ssh-cidr", "203.0.113.7/32"], 40, True),
+        (["bake", "--ssh-cidr", "203.0.113.7/32"], 40, True),
+        (["repair", "--ssh-cidr", "203.0.113.7/32"], 55, False),
+        (["repair", "--ssh-cidr", "203.0.113.7/32", "--dry-run"], 40, False),
+    ],
+)
+def test_a_purchase_asks_before_the_session_ends_in_it(
+    simulated_cloud: SimulatedCloud,
+    asked: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    minutes: int,
+    asks: bool,
+) -> None:
+    assert connect(open_aws_cloud(None)).caller.account == _ACCOUNT
+    shorten(tmp_path, minutes)
+
+    assert main([*argv, "--region", "us-east-1"]) == 2
+
+    assert len(asked) == (2 if asks else 1)
+    # The device shows the same code as before.
+    assert ("MultiFactorAuthentication failed" in capsys.readouterr().err) == asks
+
+
+def test_a_damaged_cache_asks_again(asked: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "user" / ".aws" / "cli" / "cache"
+    assert connect(open_aws_cloud(None)).caller.account == _ACCOUNT
+    for file in folder.iterdir():
+        file.write_text("{}")
+
+    with pytest.raises(ClientError, match="MultiFactorAuthentication failed"):
+        _ = connect(open_aws_cloud(None)).caller
+    assert len(asked) == 2
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(asked: list[str], tmp_path: Path) -> None:
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / ".aws").write_text("not a folder")
+
+    assert connect(open_aws_cloud(None)).caller.account == _ACCOUNT

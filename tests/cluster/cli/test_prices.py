@@ -150,7 +150,7 @@ def test_a_type_that_no_region_knows_is_refused_with_the_nearest(line: CommandLi
     assert result.message.startswith(
         "unknown instance type 'c7i.9xlarge' in us-east-1; did you mean c7i.xlarge or c7i.8xlarge"
     )
-    assert "types with AMX: r7iz.metal-16xl" in result.message
+    assert "families with AMX: r7iz, c7i" in result.message
     assert not line.changes
 
 
@@ -199,3 +199,23 @@ def test_idle_connections_are_tracked_for_a_day_where_ec2_forgets_them_in_minute
     (launch,) = [c for c in line.call_log.calls if c.action == "ec2:RunInstances"]
     key = "NetworkInterface.1.ConnectionTrackingSpecification.TcpEstablishedTimeout"
     assert launch.parameters.get(key) == (None if seconds is None else str(seconds))
+
+
+def test_the_maximum_for_spot_is_none_where_on_demand_is_allowed(line: CommandLine) -> None:
+    text = line.must("plan", "--spot-or-on-demand", "--max-price", "2").out
+
+    assert "Spot: now from" in text
+    assert "At most $2 " not in text
+
+
+def test_loading_the_disks_is_extra_so_no_most_is_promised(line: CommandLine) -> None:
+    usual = line.must("plan").out
+    loading = line.must("plan", "--volume-init-rate", "200").out
+
+    assert "Image and traffic are extra." in usual
+    assert "At most" in usual
+    assert "Image, traffic, and loading the disks are extra." in " ".join(loading.split())
+    assert "At most" not in loading
+    assert plan(line, "--volume-init-rate", "200")["usd_at_most"] is None
+    line.must("up", "--nodes", "1", "--volume-init-rate", "200", "--yes")
+    assert "At most" in line.must("plan", "--nodes", "1").out, "nothing is loaded again"

@@ -244,3 +244,23 @@ def test_an_embedded_cloud_that_cannot_run_does_not_hide_aws(
 
     assert "bought" in shown.out
     assert "local was not searched: the embedded cloud needs root; tutor is there" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("verb", "cloud"),
+    [
+        ("status", "where the cluster was made, or aws"),
+        ("up", "where the cluster was made, or aws"),
+        ("list", "aws, and every cloud in which this machine made a cluster"),
+        ("gc", "aws, and every cloud in which this machine made a cluster"),
+        ("bake", "aws"),
+        ("images list", "aws"),
+        ("iam-policy", "aws"),
+    ],
+)
+def test_the_help_says_which_cloud_is_used(line: CommandLine, verb: str, cloud: str) -> None:
+    help_ = " ".join(line.must(*verb.split(), "--help").out.split())
+
+    assert f"the embedded cloud on this machine (default: {cloud})" in help_
+    made_here = "where this machine made the cluster, else AWS_REGION" in help_
+    assert made_here == cloud.startswith("where")

@@ -114,7 +114,7 @@ def test_a_cluster_stays_what_it_is(nat: SimulatedCloud) -> None:
     nat.faults("")
     nat.prepared(nodes=1)
 
-    with pytest.raises(UsageError, match="--private: cluster 'bert' was created with none"):
+    with pytest.raises(UsageError, match="--private: cluster 'bert' was created without it"):
         nat.plan(private=True)
     with pytest.raises(UsageError, match="--jump ssm requires --private"):
         nat.plan(jump="ssm")

@@ -95,8 +95,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     (
         "train squad --demo --fabric efa",
         "--fabric: this option is gone; the nodes use TCP, with ENA Express where their type has it "
-        "(EFA is not supported)"
-        + f.help_of("train squad"),
+        "(EFA is not supported)" + f.help_of("train squad"),
     ),
     (
         "train squad --trial-seconds 3",

@@ -171,9 +171,11 @@ class SshHost:
         self._proxy = None
         hint = "does this command work by itself?"
         if self._proxy_argv[0] == "ssh":
+            argv = list(self._proxy_argv)
+            port = f"-p {argv[argv.index('-p') + 1]} " if "-p" in argv else ""
             hint = (
                 "OpenSSH must know the jump host's key and get in without a question: "
-                f"ssh {self._proxy_argv[-1]}"
+                f"ssh {port}{argv[-1]}"
             )
         command = shlex.join(self._proxy_argv)
         return NoAnswerError(

@@ -23,6 +23,7 @@ from infra.purchase import Offer, list_offers
 from infra.routes import describe_vpc_cidrs, require_ways
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
 from infra.wait import BOOT_DEADLINE_S
+from provision.jump import require_jump_tools
 from provision.recipe import recipe_digest
 from provision.stacks.load import load_stack, stack_names
 
@@ -127,6 +128,7 @@ def find_offers(
     or if this machine could not reach the machines.
     """
     spec, group = plan_input.spec, plan_input.group
+    require_jump_tools(spec.jump or "")
     ec2, note = ctx.clients.ec2, note or ctx.progress.note
     support = network.describe_type_support(ec2, spec.instance_types)
     network.require_known(ec2, spec.instance_types, support)

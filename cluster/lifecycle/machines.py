@@ -247,7 +247,8 @@ class Machines:
                 nodes[0].name,
                 f"the head {head.id} does not answer: {faults[head.id]}",
                 hint="is this machine's address in --ssh-cidr? If the head is lost, run "
-                f"`aws ec2 terminate-instances --instance-ids {head.id}`, then "
+                f"`aws ec2 terminate-instances --region {self.ctx.cloud.region} --instance-ids "
+                f"{head.id}`, then "
                 f"`spr-cluster repair {self.ctx.flags}`, which makes a worker the head",
             )
         what = "; ".join(f"{names[id_]} ({id_}): {why}" for id_, why in faults.items())

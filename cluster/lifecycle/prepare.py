@@ -70,7 +70,7 @@ def prepare(
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
     given = {**given, "caller": caller}
     spec = merge_options(cluster, cidrs, given, record, defaults)
-    check_head_is_not_stopped(found)
+    check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region)
     _check_existing(ctx, spec, found, record)
     plan_input = PlanInput(
         spec=spec,

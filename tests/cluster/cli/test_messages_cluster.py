@@ -40,7 +40,7 @@ _BROKEN_RECORD = (
 )
 _STOPPED = (
     "the head node i-0 is stopped; it was not changed\n  → start it: aws ec2 start-instances "
-    "--instance-ids i-0; or remove the cluster: spr-cluster down --name spr"
+    "--region us-east-1 --instance-ids i-0; or remove the cluster: spr-cluster down --name spr"
 )
 _BEGIN_ANEW = "or start over: spr-cluster down --name spr"
 _TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")

@@ -161,7 +161,8 @@ _WHILE_MAKING = (
         "up --nodes 3 --yes",
         "[node0] the head i-0 does not answer: SSH on node0 timed out after 40 min: no SSH at "
         "172.31.0.4: timed out\n  → is this machine's address in --ssh-cidr? If the head is lost, run "
-        f"`aws ec2 terminate-instances --instance-ids i-0`, then `spr-cluster repair {f.FLAGS}`, "
+        f"`aws ec2 terminate-instances --region us-east-1 --instance-ids i-0`, then "
+        f"`spr-cluster repair {f.FLAGS}`, "
         "which makes a worker the head",
         act=f.all_of(
             f.run(_UP), f.stage("node0", ".", HostError("node0", "no SSH at 172.31.0.4: timed out"))

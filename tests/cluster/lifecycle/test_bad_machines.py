@@ -140,7 +140,9 @@ def test_a_worker_that_never_answers_does_not_hold_a_head_that_lost_its_way(
 
     with pytest.raises(HostError, match=f"the head {head} does not answer") as caught:
         simulated_cloud.up(nodes=3)
-    assert f"aws ec2 terminate-instances --instance-ids {head}" in str(caught.value)
+    assert f"aws ec2 terminate-instances --region us-east-1 --instance-ids {head}" in str(
+        caught.value
+    )
     assert head in simulated_cloud.found("instances").ids()["instances"]
 
 

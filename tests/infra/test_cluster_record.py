@@ -171,7 +171,7 @@ def test_what_is_given_now_counts_over_the_record_and_that_over_the_clouds_defau
     [
         ({"stack": "upstream"}, "--stack upstream: cluster 'bert' was created with intel"),
         ({"volume_gib": 200}, "--volume-gib 200: cluster 'bert' was created with 100"),
-        ({"subnet_id": "subnet-1"}, "--subnet-id subnet-1: cluster 'bert' was created with none"),
+        ({"subnet_id": "subnet-1"}, "--subnet-id subnet-1: cluster 'bert' was created without it"),
     ],
 )
 def test_what_all_nodes_share_can_not_change(given_now: dict[str, Any], message: str) -> None:

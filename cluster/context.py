@@ -105,6 +105,7 @@ class Context:
             node.address,
             files.login,
             alias=id_,
+            region=self.cloud.region,
             proxy=proxy_argv(node.jump, id_, node.address, self.cloud.region),
             ask_why_gone=lambda: why_gone(self.clients.ec2, id_),
         )

@@ -12,7 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cluster.context import Context
 from cluster.events import EventLog
 from cluster.nodes import Node
-from infra.clients import error_code
+from infra.clients import DENIED, error_code
 from infra.errors import DeadlineError
 from infra.wait import wait_until
 from provision.host import Host
@@ -53,11 +53,16 @@ def check_head_identity(ctx: Context, head: Node) -> str:
     The console output comes through EC2's API, so an attacker on the network path can't change it.
     """
     id_ = head.instance.id
-    known = _read_console_keys(ctx, id_)
+    known: tuple[str, ...] = ()
+    why = "the console does not show it"
+    try:
+        known = _read_console_keys(ctx, id_)
+    except ClientError:
+        why = "no permission for GetConsoleOutput"
     if not known:
         _remember(ctx, FIRST_CONTACT, [id_])
         return (
-            "its host key was accepted on first contact: the console does not show it; "
+            f"its host key was accepted on first contact: {why}; "
             f"`spr-cluster verify {ctx.flags}` looks again"
         )
     pinned = pinned_host_keys(ctx.files.known_hosts, id_)
@@ -67,6 +72,7 @@ def check_head_identity(ctx: Context, head: Node) -> str:
 
 
 def _read_console_keys(ctx: Context, instance_id: str) -> tuple[str, ...]:
+    """Return the host keys that the console shows. Raises only the ClientError of a denial."""
     ec2 = ctx.clients.ec2
     try:
         answer = ec2.get_console_output(InstanceId=instance_id, Latest=True)
@@ -76,6 +82,8 @@ def _read_console_keys(ctx: Context, instance_id: str) -> tuple[str, ...]:
     except ClientError as error:
         # Not every type can show it as it is now:
         # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_GetConsoleOutput.html
+        if error_code(error) in DENIED:
+            raise
         if not error_code(error).startswith(_NO_LATEST):
             return ()
 

@@ -63,7 +63,11 @@ def find_losses(ctx: Context, found: Inventory) -> Losses:
         return Losses()
     if heads[0].instance.state != "running":
         return Losses(unknown=f"it is {heads[0].instance.state}")
-    return _ask(ctx, heads[0])
+    try:
+        jump = found.record.options["jump"] if found.record else None
+    except SprError as error:
+        return Losses(unknown=error.message)
+    return _ask(ctx, replace(heads[0], jump=jump or ""))
 
 
 def _ask(ctx: Context, head: Node) -> Losses:

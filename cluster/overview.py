@@ -139,9 +139,9 @@ class Overview:
 def list_clusters(
     cloud: Cloud, regions: Sequence[str]
 ) -> tuple[tuple[Overview, ...], dict[str, str]]:
-    """Return our clusters in some regions, and why other regions could not be searched.
+    """Return our clusters in some regions, and why regions could not be searched, or only without guards.
 
-    Raises the error of the first region if none could be searched.
+    Raises the error of the first region if none could be searched at all.
     """
 
     clients = {region: connect(replace(cloud, region=region)) for region in regions}
@@ -149,24 +149,30 @@ def list_clusters(
         # Sessions make clients in one thread at a time.
         _ = each.ec2, each.scheduler, each.pricing
 
-    def search(region: str) -> list[Overview] | ClientError | BotoCoreError:
+    errors: dict[str, ClientError | BotoCoreError] = {}
+
+    def search(region: str) -> list[Overview] | None:
+        found: dict[str, Inventory] | None = None
         try:
-            found = with_guards(clients[region], describe_inventories(clients[region].ec2))
+            found = describe_inventories(clients[region].ec2)
+            found = with_guards(clients[region], found)
         except (ClientError, BotoCoreError) as error:
             # An organization may close a region to its accounts.
-            return error
+            errors[region] = error
+            # The machines, which cost money, must not depend on access to the scheduler.
+            if found is None:
+                return None
         types = (machine.instance_type for each in found.values() for machine in each.alive)
         there = replace(cloud, region=region)
         prices = look_up_prices(there, clients[region], types, utc_now())
         return [Overview(name, region, each, cloud.billed, prices) for name, each in found.items()]
 
     with ThreadPoolExecutor(min(_PARALLEL, len(regions))) as pool:
-        answers = dict(zip(regions, pool.map(search, regions), strict=True))
-    errors = {r: error for r, error in answers.items() if not isinstance(error, list)}
-    if len(errors) == len(regions):
+        answers = [answer for answer in pool.map(search, regions) if answer is not None]
+    if not answers:
         raise errors[regions[0]]
-    clusters = [each for found in answers.values() if isinstance(found, list) for each in found]
-    reasons = {region: translate_boto_error(error) for region, error in errors.items()}
+    clusters = [each for found in answers for each in found]
+    reasons = {r: translate_boto_error(errors[r]) for r in regions if r in errors}
     return tuple(clusters), {r: reason.message for r, reason in reasons.items() if reason}
 
 

@@ -250,7 +250,7 @@ def require_offers(
             f"{spec.subnet_id or 'no default subnet'}: not in a zone that offers {names} "
             f"({', '.join(zones)})",
             hint="choose a subnet in one of these zones with --subnet-id, "
-            "or create a default VPC: `aws ec2 create-default-vpc`",
+            f"or create a default VPC: `aws ec2 create-default-vpc --region {region}`",
         )
 
 

@@ -122,18 +122,20 @@ def _why_stray(instance: Instance) -> str:
     return instance.state if instance.state in ("stopping", "stopped") else "not needed"
 
 
-def check_head_is_not_stopped(found: Inventory, given_up: Container[str] = ()) -> None:
+def check_head_is_not_stopped(
+    found: Inventory, flags: str, region: str, given_up: Container[str] = ()
+) -> None:
     """Raise :class:`SprError` for a stopped head: its disk may hold the only copy of results.
 
-    ``given_up`` holds the ids of machines that never worked.
+    ``flags`` name the cluster in a command. ``given_up`` holds the ids of machines that never worked.
     """
     for instance in found.alive:
         stopped = instance.state in ("stopping", "stopped")
         if instance.role == HEAD and stopped and instance.id not in given_up:
             raise SprError(
                 f"the head node {instance.id} is {instance.state}; it was not changed",
-                hint=f"start it: aws ec2 start-instances --instance-ids {instance.id}; "
-                f"or remove the cluster: spr-cluster down --name {instance.tags[tags.CLUSTER]}",
+                hint=f"start it: aws ec2 start-instances --region {region} --instance-ids "
+                f"{instance.id}; or remove the cluster: spr-cluster down {flags}",
             )
 
 

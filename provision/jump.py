@@ -7,8 +7,18 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from shutil import which
 
+from infra.errors import UsageError
 from infra.spec import EICE, SSM
+
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html
+_SSM_PLUGIN = "session-manager-plugin"
+_INSTALL = {
+    "ssh": "the OpenSSH client",
+    "aws": "the AWS CLI version 2",
+    _SSM_PLUGIN: "the Session Manager plugin for the AWS CLI",
+}
 
 
 def proxy_argv(jump: str, instance_id: str, address: str, region: str) -> tuple[str, ...]:
@@ -37,7 +47,20 @@ def proxy_argv(jump: str, instance_id: str, address: str, region: str) -> tuple[
     host, _, port = jump.partition(":")
     # The user's own configuration, keys, and known hosts apply. A host that is not known is refused.
     options = ("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=15")
-    return ("ssh", *options, "-p", port or "22", "-W", f"{address}:22", "--", host)
+    # Without a port, that of the user's configuration applies.
+    chosen = ("-p", port) if port else ()
+    return ("ssh", *options, *chosen, "-W", f"{address}:22", "--", host)
+
+
+def require_jump_tools(jump: str) -> None:
+    """Raise :class:`UsageError` if this machine lacks a program that ``--jump`` needs."""
+    plugin = (_SSM_PLUGIN,) if jump == SSM else ()
+    for program in (*proxy_argv(jump, "", "", "")[:1], *plugin):
+        if not which(program):
+            raise UsageError(
+                f"--jump {jump}: {program} is not installed on this machine",
+                hint=f"install {_INSTALL[program]}",
+            )
 
 
 class Proxy:

@@ -92,11 +92,12 @@ class SshHost:
         login: Login,
         *,
         alias: str,
+        region: str = "",
         proxy: Sequence[str] = (),
         ask_why_gone: Callable[[], str] = str,
     ) -> None:
         self._name, self._address, self._login, self._alias = name, address, login, alias
-        self._ask_why_gone, self._proxy_argv = ask_why_gone, proxy
+        self._ask_why_gone, self._proxy_argv, self._region = ask_why_gone, proxy, region
         self._connection: Connection | None = None
         self._proxy: Proxy | None = None
 
@@ -171,9 +172,11 @@ class SshHost:
         self._proxy = None
         hint = "does this command work by itself?"
         if self._proxy_argv[0] == "ssh":
+            argv = list(self._proxy_argv)
+            port = f"-p {argv[argv.index('-p') + 1]} " if "-p" in argv else ""
             hint = (
                 "OpenSSH must know the jump host's key and get in without a question: "
-                f"ssh {self._proxy_argv[-1]}"
+                f"ssh {port}{argv[-1]}"
             )
         command = shlex.join(self._proxy_argv)
         return NoAnswerError(
@@ -186,6 +189,7 @@ class SshHost:
             for key in (error.key, error.expected_key)
         )
         file = self._login.known_hosts
+        region = f" --region {self._region}" if self._region else ""
         return HostKeyError(
             self._name,
             f"{self._address} shows another SSH host key than {self._alias} had: received {shown}, "
@@ -193,7 +197,7 @@ class SshHost:
             hint="The connection may be intercepted. It is harmless if the node stopped a moment ago "
             "and its address went to another machine: run the command again. If its keys in /etc/ssh "
             "were regenerated on purpose, compare with the node's console (`aws ec2 "
-            f"get-console-output --instance-id {self._alias}`) and remove the old one: "
+            f"get-console-output{region} --instance-id {self._alias}`) and remove the old one: "
             f"ssh-keygen -R {self._alias} -f '{file}'",
         )
 

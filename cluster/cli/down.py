@@ -24,7 +24,7 @@ from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
 from cluster.losses import find_losses
 from infra.errors import UsageError
-from infra.guard import describe_cluster
+from infra.inventory import describe_inventory
 
 _EXAMPLES = """\
   spr-cluster down
@@ -66,7 +66,7 @@ def _down(ctx: Context, args: argparse.Namespace) -> Removed:
 def _confirm(ctx: Context, args: argparse.Namespace) -> None:
     """Ask, if the cluster is billed or somebody else's, or a job or its results would be lost."""
     name = args.name
-    found = describe_cluster(ctx.clients, name)
+    found = describe_inventory(ctx.clients.ec2, name)
     losses = find_losses(ctx, found)
     billed = bool(found and ctx.cloud.billed)
     asks = billed or bool(losses.found) or bool(find_other_owner(ctx, found))

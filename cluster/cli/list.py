@@ -141,7 +141,7 @@ def _search_cloud(
     with progress.phase(f"Search {name} {', '.join(regions)}"):
         clusters, closed = list_clusters(cloud, regions)
     for region, reason in closed.items():
-        print(f"{region} could not be searched: {reason}", file=sys.stderr)
+        print(f"{region} could not be searched completely: {reason}", file=sys.stderr)
     _note_other_accounts(name, regions, caller)
     return cloud, caller, regions, clusters
 

@@ -54,7 +54,11 @@ def run(args: argparse.Namespace) -> int:
     argv = [client, "-F", str(ctx.files.ssh_config), found.name, *command]
     code = run_client(argv)
     if code == _NOT_CONNECTED and ctx.access.mend():
-        code = run_client(argv)
+        if command:
+            # It may have begun: the connection can also have broken in the middle.
+            print("SSH is open again; run the command again", file=sys.stderr)
+        else:
+            code = run_client(argv)
     if code == _NOT_CONNECTED and (move := ctx.access.refused):
         print(f"{move}. To allow it: spr-cluster up {ctx.flags}", file=sys.stderr)
     return code

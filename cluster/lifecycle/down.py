@@ -63,7 +63,8 @@ def down(
         found = _search(ctx, name, again=clean > 0)
         was_guarded |= is_guarded(found)
         had_record |= bool(found.security_groups)
-        if was_guarded or not had_record:
+        # The machines, which cost money, must not depend on access to the scheduler.
+        if not found.instances and (was_guarded or not had_record):
             found = with_guard(ctx.clients, name, found, is_certain=was_guarded)
         if found and not begun:
             approve(found)

@@ -22,6 +22,7 @@ from infra.plan import PlanInput, check_head_is_not_stopped
 from infra.purchase import Offer, list_offers
 from infra.routes import describe_vpc_cidrs, require_ways
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
+from provision.jump import require_jump_tools
 from provision.recipe import recipe_digest
 from provision.stacks.load import load_stack, stack_names
 
@@ -68,7 +69,7 @@ def prepare(
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
     given = {**given, "caller": caller}
     spec = merge_options(cluster, cidrs, given, record, defaults)
-    check_head_is_not_stopped(found)
+    check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region)
     _check_existing(ctx, spec, found, record)
     impaired = find_impaired(ctx, (machine for machine in found.alive if machine.role != HEAD))
     plan_input = PlanInput(
@@ -112,6 +113,7 @@ def find_offers(
     or if this machine could not reach the machines.
     """
     spec, group = plan_input.spec, plan_input.group
+    require_jump_tools(spec.jump or "")
     ec2, note = ctx.clients.ec2, note or ctx.progress.note
     support = network.describe_type_support(ec2, spec.instance_types)
     network.require_known(ec2, spec.instance_types, support)

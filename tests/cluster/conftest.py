@@ -32,6 +32,7 @@ def simulated_cloud(
     leave_moto_as_it_was(monkeypatch)
     with open_simulated_cloud(endpoint, tmp_path, START) as simulated_cloud:
         let_no_time_pass(simulated_cloud.clock, monkeypatch)
+        monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
         simulated_cloud.saved, simulated_cloud.saved_in = prepared_clusters
         yield simulated_cloud
 

@@ -248,6 +248,25 @@ def test_a_closed_region_is_named_and_the_others_are_listed(
         list_clusters(simulated_cloud.ctx.cloud, ("eu-west-1",))
 
 
+def test_machines_are_listed_even_if_the_scheduler_fails(
+    simulated_cloud: SimulatedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    scheduler = simulated_cloud.ctx.clients.scheduler
+
+    def fail(operation: str, _: object) -> None:
+        raise ClientError({"Error": {"Code": "InternalServerException"}}, operation)
+
+    monkeypatch.setattr(scheduler, "_make_api_call", fail)
+    clients = simulated_cloud.ctx.clients
+    monkeypatch.setattr(cluster.overview, "connect", lambda _: clients)
+
+    (listed,), incomplete = list_clusters(simulated_cloud.ctx.cloud, ("us-east-1",))
+
+    assert len(listed.found.alive) == 1
+    assert "ListScheduleGroups" in incomplete["us-east-1"]
+
+
 class Closed:
     """EC2 where an account may do nothing."""
 

@@ -108,10 +108,10 @@ def test_a_stopped_head_is_not_thrown_away(state: str) -> None:
     found = make_found(SPEC, instances=changed(0, state=state))
 
     with pytest.raises(SprError, match=f"head node i-0 is {state}; it was not changed") as caught:
-        check_head_is_not_stopped(found)
-    assert "aws ec2 start-instances --instance-ids i-0" in str(caught.value)
-    check_head_is_not_stopped(found, {"i-0"})  # it never worked
-    check_head_is_not_stopped(make_found(SPEC, instances=changed(1, state=state)))
+        check_head_is_not_stopped(found, "--name spr", "eu-west-1")
+    assert "aws ec2 start-instances --region eu-west-1 --instance-ids i-0" in str(caught.value)
+    check_head_is_not_stopped(found, "", "", {"i-0"})  # it never worked
+    check_head_is_not_stopped(make_found(SPEC, instances=changed(1, state=state)), "", "")
 
 
 def test_ranks_are_by_role_and_launch() -> None:

@@ -44,8 +44,11 @@ GOOD: dict[str, Any] = {
             {"volume_throughput": 1000},
             "--volume-throughput 1000: at most 750 with 3000 IOPS\n  → add --volume-iops 4000",
         ),
-        ({"ssh_cidrs": ("everywhere",)}, "--ssh-cidr 'everywhere'"),
-        ({"ssh_cidrs": ("10.0.0.1/8",)}, "--ssh-cidr '10.0.0.1/8': 10.0.0.1/8 has host bits set"),
+        ({"ssh_cidrs": ("everywhere",)}, "--ssh-cidr: 'everywhere'"),
+        (
+            {"ssh_cidrs": ("10.0.0.1/8",)},
+            "--ssh-cidr: '10.0.0.1/8' is not an IPv4 or IPv6 range; did you mean 10.0.0.0/8?",
+        ),
         ({"ssh_cidrs": ("me",)}, "ranges such as 203.0.113.7/32 or 2001:db8::7/128"),
         ({"ssh_cidrs": ()}, "--ssh-cidr"),
         ({"ttl": timedelta(seconds=1)}, "--ttl 0.01667m: expected from 1m to 30d"),

@@ -154,6 +154,7 @@ def test_a_jump_host_with_an_unknown_or_another_key_is_refused(
     with pytest.raises(NoAnswerError, match="Host key verification failed") as caught:
         over(jump, login).run("true")
     assert "must know the jump host's key" in str(caught.value.hint)
+    assert str(caught.value.hint).endswith(f": ssh -p {jump.port} me@127.0.0.8")
     assert jump.logins == []
 
 
@@ -168,8 +169,8 @@ def test_the_ways_to_a_private_machine() -> None:
         "aws ssm start-session --target i-0a --document-name AWS-StartSSHSession --parameters "
         "portNumber=22 --region eu-west-1"
     )
-    assert proxy_argv("jump.example.com", *target)[-6:] == (
-        *("-p", "22", "-W", "10.0.0.5:22"),
-        "--",
-        "jump.example.com",
-    )
+    over = ("-W", "10.0.0.5:22", "--", "jump.example.com")
+    plain, chosen = (proxy_argv(f"jump.example.com{port}", *target) for port in ("", ":2222"))
+    assert chosen[-6:] == ("-p", "2222", *over)
+    assert plain[-4:] == over
+    assert "-p" not in plain, "the user's own configuration has the port"

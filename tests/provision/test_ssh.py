@@ -55,7 +55,7 @@ def test_a_changed_key_ends_the_connection_before_the_login(server: Server, logi
     pin_host_keys(login.known_hosts, "i-0a", [expected])
 
     with pytest.raises(HostKeyError) as caught:
-        SshHost("node0", ADDRESS, login, alias="i-0a").run("true")
+        SshHost("node0", ADDRESS, login, alias="i-0a", region="eu-west-1").run("true")
 
     assert server.logins == []
     assert pinned_host_keys(login.known_hosts, "i-0a") == (expected,)
@@ -64,6 +64,7 @@ def test_a_changed_key_ends_the_connection_before_the_login(server: Server, logi
     assert text.count("SHA256:") == 2
     assert server.key.fingerprint in text
     assert "It is harmless if" in text
+    assert "aws ec2 get-console-output --region eu-west-1 --instance-id i-0a" in text
     assert f"ssh-keygen -R i-0a -f '{login.known_hosts}'" in text
 
 

@@ -43,6 +43,7 @@ class Expected:
     """When the nodes shut down, by their tags; without a node whose tag is missing or unreadable."""
     mtu: int = 0
     """Of the machine's network; 0 for the embedded cloud."""
+    region: str = ""
     place: str = ""
     """As :attr:`.Cluster.place`."""
 
@@ -59,7 +60,7 @@ class Expected:
         if self.machine is None:
             return f"{reason}. Recreate the cluster:\n{self.command('down')}\n{self.command('up')}"
         instance = self.instances.get(node, "ID")
-        end = f"aws ec2 terminate-instances --instance-ids {instance}"
+        end = f"aws ec2 terminate-instances --region {self.region} --instance-ids {instance}"
         return f"{reason}. Replace the node:\n{end}\n{self.command('repair')}"
 
 
@@ -82,6 +83,7 @@ def expect(
         instances={node.name: node.instance.id for node in cluster.nodes},
         addresses={node.name: node.private_ip for node in cluster.nodes},
         expires={node.name: time for node in cluster.nodes if (time := _expiry_of(node))},
+        region=cloud.region,
         place=cluster.place,
     )
     return with_hardware(expected, cluster, machine) if cloud.has_amx else expected

@@ -82,6 +82,21 @@ def test_ssh_tries_again_after_the_rule_was_mended(
     assert len(questions) == 1
 
 
+def test_ssh_never_runs_a_command_twice(
+    moved: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSH's exit code may also mean that the connection broke after the command had begun."""
+    answer(monkeypatch, yes=True)
+    moved.ssh_code = lambda: 255
+
+    result = moved.run("ssh", "node1", "--", "sudo", "reboot")
+
+    assert result.code == 255
+    assert len(moved.ssh_calls) == 1
+    assert rule(moved) == [OTHER]
+    assert "SSH is open again; run the command again" in result.err
+
+
 def test_ssh_that_may_not_mend_the_rule_says_why_it_fails(moved: CommandLine) -> None:
     moved.ssh_code = lambda: 255
 

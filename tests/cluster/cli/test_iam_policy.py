@@ -39,7 +39,7 @@ _INFORMATIVE = {
             "DescribeVpcBlockPublicAccessOptions",
         )
     },
-    "ec2:GetConsoleOutput": "its host key was accepted on first contact: the console does not show",
+    "ec2:GetConsoleOutput": "its host key was accepted on first contact: no permission for GetConsoleOutput",
     "ec2:DescribeSpotPriceHistory": "Prices: no permission for DescribeSpotPriceHistory.",
     "pricing:GetProducts": "Prices: no permission for GetProducts.",
     "servicequotas:GetServiceQuota": "you have unknown (no permission to ask)",

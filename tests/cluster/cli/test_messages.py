@@ -26,7 +26,7 @@ _CIDR = (
     "\n  → use ranges such as 203.0.113.7/32 or 2001:db8::7/128, separated by commas, or auto for this "
     "machine's address"
 )
-_NO_NETWORK = "does not appear to be an IPv4 or IPv6 network"
+_NO_NETWORK = "is not an IPv4 or IPv6 range"
 _TYPES = (
     "\n  → families with AMX: r7iz, c7i, m7i, r7i, c8i, m8i, r8i, c8id, m8id, r8id; their types: "
     "https://aws.amazon.com/ec2/instance-types/"
@@ -151,13 +151,13 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         "argument --max-price: invalid float value: 'much'" + f.help_of("up"),
     ),
     # Who may enter
-    ("up --ssh-cidr 1.2.3.4/33", f"--ssh-cidr '1.2.3.4/33': '1.2.3.4/33' {_NO_NETWORK}{_CIDR}"),
+    ("up --ssh-cidr 1.2.3.4/33", f"--ssh-cidr: '1.2.3.4/33' {_NO_NETWORK}{_CIDR}"),
     (
         "up --ssh-cidr 203.0.113.7/24",
-        f"--ssh-cidr '203.0.113.7/24': 203.0.113.7/24 has host bits set{_CIDR}",
+        f"--ssh-cidr: '203.0.113.7/24' {_NO_NETWORK}; did you mean 203.0.113.0/24?{_CIDR}",
     ),
-    ("plan --ssh-cidr auto,", f"--ssh-cidr '': '' {_NO_NETWORK}{_CIDR}"),
-    ("repair --ssh-cidr me", f"--ssh-cidr 'me': 'me' {_NO_NETWORK}{_CIDR}"),
+    ("plan --ssh-cidr auto,", f"--ssh-cidr: '' {_NO_NETWORK}{_CIDR}"),
+    ("repair --ssh-cidr me", f"--ssh-cidr: 'me' {_NO_NETWORK}{_CIDR}"),
     ("up --ssh-cidr ''", "--ssh-cidr" + f.EMPTY),
     # What is not there
     ("up --bogus", "unknown option '--bogus'" + f.help_of("up")),

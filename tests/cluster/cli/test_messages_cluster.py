@@ -40,7 +40,7 @@ _BROKEN_RECORD = (
 )
 _STOPPED = (
     "the head node i-0 is stopped; it was not changed\n  → start it: aws ec2 start-instances "
-    "--instance-ids i-0; or remove the cluster: spr-cluster down --name spr"
+    "--region us-east-1 --instance-ids i-0; or remove the cluster: spr-cluster down --name spr"
 )
 _BEGIN_ANEW = "or start over: spr-cluster down --name spr"
 _TIMED_OUT = HostError("node1", "no SSH at 172.31.0.5: timed out")
@@ -104,21 +104,22 @@ _ON_A_CLUSTER = (
     f.Row(
         "stack changed",
         "up --stack upstream --yes",
-        f"--stack upstream: cluster 'spr' was created with intel\n  → omit --stack, {_BEGIN_ANEW}",
+        "--stack upstream: cluster 'spr' was created with intel, and this can't be changed\n  → omit "
+        f"--stack, {_BEGIN_ANEW}",
         code=2,
     ),
     f.Row(
         "disk changed",
         "up --volume-gib 200 --yes",
-        "--volume-gib 200: cluster 'spr' was created with 100\n  → omit --volume-gib, "
-        f"{_BEGIN_ANEW}",
+        "--volume-gib 200: cluster 'spr' was created with 100, and this can't be changed\n  → omit "
+        f"--volume-gib, {_BEGIN_ANEW}",
         code=2,
     ),
     f.Row(
         "subnet changed",
         "up --subnet-id subnet-1 --yes",
-        "--subnet-id subnet-1: cluster 'spr' was created with none\n  → omit --subnet-id, "
-        f"{_BEGIN_ANEW}",
+        "--subnet-id subnet-1: cluster 'spr' was created without it, and this can't be changed\n  → "
+        f"omit --subnet-id, {_BEGIN_ANEW}",
         code=2,
     ),
     f.Row(

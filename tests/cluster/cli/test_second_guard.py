@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.iam_policy import build_policy
+from infra.instances import label_instances
 from tests.harness.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
 
@@ -63,3 +64,23 @@ def test_without_its_policy_nothing_is_bought(line: CommandLine, tmp_path: Path)
     assert "no permission for CreateScheduleGroup: " in result.message
     assert "`spr-cluster iam-policy --second-guard` prints" in result.message
     assert line.ids("pending", "running", "terminated") == []
+
+
+@pytest.mark.parametrize("command", ["down --name bert", "gc --yes"])
+def test_machines_go_even_if_the_scheduler_can_not_be_asked(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("cluster.cli.down.confirm", lambda *_, **__: None)
+    line.must("up", "--nodes", "2", "--second-guard", "--yes", "--name", "bert")
+    group = line.cloud.found("security_groups").group
+    assert group is not None
+    ids = [group.id, *line.ids()]
+    label_instances(line.cloud.ec2, ids, {"spr-cluster:expires": "2020-01-01T00:00:00Z"})
+    denied = "code = 'AccessDeniedException'\nstatus = 403\ntimes = 100\n"
+    line.cloud.faults(f"[[error]]\naction = 'ListSchedules'\n{denied}")
+
+    result = line.run(*command.split())
+
+    assert result.code == 1
+    assert "no permission for ListSchedules" in result.err
+    assert line.ids("pending", "running", "stopped") == []

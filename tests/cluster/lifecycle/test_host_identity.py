@@ -82,7 +82,8 @@ def test_a_console_that_can_not_be_asked_stops_nothing(simulated_cloud: Simulate
 
     simulated_cloud.up(nodes=1)
 
-    assert any("on first contact" in note for note in simulated_cloud.progress.notes)
+    said = "its host key was accepted on first contact: no permission for GetConsoleOutput;"
+    assert any(said in note for note in simulated_cloud.progress.notes)
 
 
 def test_the_heads_console_is_looked_at(simulated_cloud: SimulatedCloud) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.context import Context
+from cluster.local_files import ClusterFiles
+from cluster.losses import find_losses
 from cluster.nodes import Node
 from infra.errors import SprError, UsageError
+from provision.host import Host
 from provision.ssh import SshHost
 from tests.harness.simulated_cloud import SimulatedCloud
 
@@ -83,6 +88,52 @@ def test_the_jump_is_remembered_and_used_by_every_way_of_ssh(
     assert wanted in " ".join(host._proxy_argv)
 
 
+@pytest.mark.parametrize("jump", ["ssm", None])
+def test_down_asks_the_head_over_the_jump_what_would_be_lost(
+    nat: SimulatedCloud, jump: str | None
+) -> None:
+    nat.up(nodes=1, private=True, **({"jump": jump} if jump else {}))
+    asked: list[Node] = []
+
+    def make_host(node: Node, files: ClusterFiles) -> Host:
+        asked.append(node)
+        return nat.machines.make_host(node, files)
+
+    find_losses(replace(nat.ctx, make_host=make_host), nat.found())
+
+    assert [node.jump for node in asked] == [jump or ""]
+
+
+def test_with_an_unreadable_record_it_is_unknown_what_would_be_lost(nat: SimulatedCloud) -> None:
+    nat.up(nodes=1, private=True, jump="ssm")
+    group = nat.found("security_groups").group
+    assert group is not None
+    nat.ec2.create_tags(Resources=[group.id], Tags=[{"Key": "spr-cluster:nodes", "Value": "many"}])
+
+    assert "invalid cluster record" in find_losses(nat.ctx, nat.found()).unknown
+
+
+@pytest.mark.parametrize(
+    ("jump", "program", "what"),
+    [
+        ("me@jump.example.com", "ssh", "the OpenSSH client"),
+        ("eice", "aws", "the AWS CLI version 2"),
+        ("ssm", "aws", "the AWS CLI version 2"),
+        ("ssm", "session-manager-plugin", "the Session Manager plugin"),
+    ],
+)
+def test_without_the_program_of_the_jump_nothing_is_bought(
+    nat: SimulatedCloud, monkeypatch: pytest.MonkeyPatch, jump: str, program: str, what: str
+) -> None:
+    monkeypatch.setattr("provision.jump.which", lambda name: name != program or None)
+
+    with pytest.raises(UsageError, match=f"--jump {jump}: {program} is not installed") as caught:
+        nat.up(nodes=1, private=True, jump=jump)
+
+    assert what in str(caught.value.hint)
+    assert nat.left() == []
+
+
 def test_another_jump_can_be_named_later(nat: SimulatedCloud) -> None:
     nat.up(nodes=1, private=True)
 
@@ -114,7 +165,7 @@ def test_a_cluster_stays_what_it_is(nat: SimulatedCloud) -> None:
     nat.faults("")
     nat.prepared(nodes=1)
 
-    with pytest.raises(UsageError, match="--private: cluster 'bert' was created with none"):
+    with pytest.raises(UsageError, match="--private: cluster 'bert' was created without it"):
         nat.plan(private=True)
     with pytest.raises(UsageError, match="--jump ssm requires --private"):
         nat.plan(jump="ssm")

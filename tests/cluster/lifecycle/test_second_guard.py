@@ -405,6 +405,8 @@ def test_a_denied_look_at_a_guard_on_record_is_an_error(simulated_cloud: Simulat
 
     with pytest.raises((ClientError, SprError), match="AccessDenied"):
         simulated_cloud.down()
+    assert machines(simulated_cloud) == []
+    assert simulated_cloud.found("security_groups").group, "the record of the guard"
     simulated_cloud.down()
     assert simulated_cloud.left() == []
     assert not iam_backends[ACCOUNT]["aws"].roles

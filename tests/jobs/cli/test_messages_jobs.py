@@ -94,8 +94,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     (
         "train squad --demo --fabric efa",
-        "--fabric: EFA is not supported yet; the nodes use TCP, with ENA Express where their type has it"
-        + f.help_of("train squad"),
+        "--fabric: this option is gone; the nodes use TCP, with ENA Express where their type has it "
+        "(EFA is not supported)" + f.help_of("train squad"),
     ),
     (
         "train squad --trial-seconds 3",

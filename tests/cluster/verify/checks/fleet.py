@@ -26,6 +26,7 @@ ON_AWS = Expected(
     amx_required=True,
     machine=INSTANCE_TYPES["r7iz.metal-16xl"],
     volume_gib=100,
+    region="us-east-1",
     mtu=9001,
     instances={name: f"i-{rank}" for rank, name in enumerate(NODES)},
     addresses={name: f"172.31.0.{10 + rank}" for rank, name in enumerate(NODES)},

@@ -161,6 +161,11 @@ def test_an_unreachable_node_fails_only_the_ssh_check() -> None:
     assert "spr-cluster repair --name bert" in one(results, "node1", "ssh").remedy
 
 
+def test_the_command_that_ends_a_node_names_its_region() -> None:
+    wanted = "aws ec2 terminate-instances --region us-east-1 --instance-ids i-1\n"
+    assert wanted in ON_AWS.replacement("node1", "Its software differs")
+
+
 def test_a_node_missing_from_the_heads_list_fails() -> None:
     results = check_nodes([answer("node0"), answer("node1")], ON_AWS)
 

@@ -6,17 +6,20 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from cluster.events import EventLog
+from cluster.local_files import ClusterFiles
+from infra.clients import Clients
+from infra.cloud import Cloud
 from infra.errors import NoAnswerError, SprError
 from infra.inventory import describe_inventory
 from infra.network import SecurityGroup, open_security_group
+from infra.progress import Progress
+from infra.wait import Clock
 from provision.host import Host, LineSink, Result
-
-if TYPE_CHECKING:
-    from cluster.context import Context
 
 T = TypeVar("T")
 
@@ -42,10 +45,31 @@ class Move:
         )
 
 
+class AccessContext(Protocol):
+    """What :class:`Access` needs of :class:`cluster.context.Context`."""
+
+    @property
+    def cloud(self) -> Cloud: ...
+    @property
+    def clients(self) -> Clients: ...
+    @property
+    def files(self) -> ClusterFiles: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def events(self) -> EventLog: ...
+    @property
+    def allow(self) -> Callable[[str], bool]: ...
+    @property
+    def flags(self) -> str: ...
+
+
 class Access:
     """Finds out whether this machine may use SSH. Several threads share one lookup a minute."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: AccessContext) -> None:
         self._ctx = ctx
         self._lock = threading.Lock()
         self._looked_at = float("-inf")

@@ -13,6 +13,7 @@ import os
 import re
 import struct
 import tarfile
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -118,7 +119,7 @@ class SimulatedMachines:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     fresh.write_text(json.dumps(content))
     fresh.replace(path)
 

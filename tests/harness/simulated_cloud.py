@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from infra.tags import render_time
 from tests.aws import Recorder, answered_directly
 from tests.harness.cloud import CALLER, SimulatedEngine, list_left, make_cloud
 from tests.harness.prepared_cluster import PreparedCluster, restore, save
-from tests.harness.simulated_machines import SimulatedMachines
+from tests.harness.simulated_machines import SimulatedMachines, write_state
 from tests.infra.hasty_time import AtOnce, HastyTime
 from tests.infra.local.fakes import Endpoint, FakeCloud, FakeTime
 
@@ -223,7 +222,7 @@ class SimulatedCloud:
     def change_machine(self, instance_id: str, **values: Any) -> None:
         """Change a simulated machine's state."""
         path = self.machines.root / instance_id / "state.json"
-        path.write_text(json.dumps({**self.machine(instance_id), **values}))
+        write_state(path, {**self.machine(instance_id), **values})
 
     def end(self, instance_id: str) -> None:
         """Terminate a machine, as if it had failed."""

@@ -92,7 +92,7 @@ class SimulatedMachines:
             "booted": self.clock.now,
             "reads_ahead": "spr-cluster-warm" in user_data,
         }
-        _write(folder / "state.json", state)
+        write_state(folder / "state.json", state)
 
     def end(self, instance_id: str) -> None:
         """Remove a machine and its disk."""
@@ -106,7 +106,7 @@ class SimulatedMachines:
         """An image is made: software goes into it, and the identity if it is not sealed away."""
         state = self.read(instance_id)
         disk = {"installed": state["installed"], "clean": _is_sealed(state)}
-        _write(self.root / f"image-{image}.json", disk)
+        write_state(self.root / f"image-{image}.json", disk)
 
     def read(self, instance_id: str) -> dict[str, Any]:
         """Return a machine's state. Raises :class:`FileNotFoundError` if there is no such machine."""
@@ -118,7 +118,7 @@ class SimulatedMachines:
         return SimulatedHost(self, node, files)
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_state(path: Path, content: dict[str, Any]) -> None:
     fresh = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     fresh.write_text(json.dumps(content))
     fresh.replace(path)
@@ -232,7 +232,7 @@ class SimulatedHost:
             raise NoAnswerError(self.name, "no SSH: timed out") from None
 
     def _change(self, **values: Any) -> None:
-        _write(self._machines.root / self._id / "state.json", {**self._state(), **values})
+        write_state(self._machines.root / self._id / "state.json", {**self._state(), **values})
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         self._state()
@@ -330,7 +330,7 @@ class SimulatedHost:
             return False
         for node in nodes if wait else ():
             path = self._machines.root / node["id"] / "state.json"
-            _write(path, {**self._machines.read(node["id"]), "read_mib": mib})
+            write_state(path, {**self._machines.read(node["id"]), "read_mib": mib})
         return True
 
     def _hear_all(self, command: str) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -236,11 +237,21 @@ def test_both_sides_of_a_cut_cable_end(node: Path) -> None:
         check_lost(each, lost, SILENT)
 
 
+def wait_for_output(process: subprocess.Popen[str]) -> None:
+    """Wait until a process has printed something, without reading it."""
+    assert process.stdout is not None
+    for _ in range(200):
+        if select.select([process.stdout], [], [], 0.1)[0]:
+            return
+    raise AssertionError("it printed nothing")
+
+
 def test_a_rank_ends_even_if_nobody_reads_its_output(node: Path) -> None:
     """As on a node that is cut off, where mpirun's proxy can't pass anything on."""
     full = "os.set_blocking(1, False)\ntry:\n    while True: os.write(1, b'x' * 4096)\n"
     full += "except BlockingIOError: os.set_blocking(1, True)\n"
     with ranks(node, BARE, full + STUCK, STUCK) as both:
+        wait_for_output(both[0])
         time.sleep(0.5)  # until the pipe is full
         begin = time.monotonic()
         both[1].kill()

@@ -248,9 +248,12 @@ def wait_for_output(process: subprocess.Popen[str]) -> None:
 
 def test_a_rank_ends_even_if_nobody_reads_its_output(node: Path) -> None:
     """As on a node that is cut off, where mpirun's proxy can't pass anything on."""
-    full = "os.set_blocking(1, False)\ntry:\n    while True: os.write(1, b'x' * 4096)\n"
+    # Reading "met" could take something out of a pipe that is full already.
+    full = "while not os.path.exists('go'): time.sleep(0.01)\n"
+    full += "os.set_blocking(1, False)\ntry:\n    while True: os.write(1, b'x' * 4096)\n"
     full += "except BlockingIOError: os.set_blocking(1, True)\n"
     with ranks(node, BARE, full + STUCK, STUCK) as both:
+        (node / "go").touch()
         wait_for_output(both[0])
         time.sleep(0.5)  # until the pipe is full
         begin = time.monotonic()

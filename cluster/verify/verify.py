@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cluster.job_queue import find_running_job
 from cluster.nodes import Cluster, HostOpener, Node
-from cluster.running_job import find_running_job
 from cluster.verify.checks.expected import Expected
 from cluster.verify.checks.launcher import check_launcher
 from cluster.verify.checks.network import check_network

@@ -29,8 +29,11 @@ GROUPS: dict[str, dict[str, Command]] = {
     "jobs": {
         "train": Command("jobs.cli.train", "train on all nodes"),
         "run": Command("jobs.cli.run", "run any program on all nodes"),
-        "jobs": Command("jobs.cli.jobs", "list a cluster's jobs"),
-        "cancel": Command("jobs.cli.cancel", "end the running job on all nodes"),
+        "jobs": Command("jobs.cli.jobs", "list a cluster's jobs: queued, running, and ended"),
+        "attach": Command("jobs.cli.attach", "follow a job, and fetch its results at its end"),
+        "logs": Command("jobs.cli.logs", "print the log of a job or of one rank"),
+        "wait": Command("jobs.cli.wait", "wait until a job ends"),
+        "cancel": Command("jobs.cli.cancel", "end a job on all nodes"),
         "fetch": Command("jobs.cli.fetch", "download a job's model, log, and results"),
         "report": Command("jobs.cli.report", "write a one-page report of a run"),
         "predict": Command("jobs.cli.predict", "answer questions with a trained model"),

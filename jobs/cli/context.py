@@ -47,6 +47,7 @@ def open_job_context(
         progress=progress,
         on_event=display.event,
         on_log=display.log,
+        detach=getattr(args, "detach", False),
     )
 
 

@@ -42,7 +42,7 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
     results = expand_home(args.results) if args.results else None
     if results:
         check_writable(results)
-    return ResumeRequest(job, results, changes, args.ppn)
+    return ResumeRequest(job, results, changes, args.ppn, args.retries)
 
 
 def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
@@ -54,7 +54,9 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
         raise UsageError("--demo and --preset can't be used together")
     options = read_options(args, args.preset)
     results = results_folder(args, "squad", now)
-    return TrainRequest(options, results, read_placement(args), left_open(args), args.nodes)
+    return TrainRequest(
+        options, results, read_placement(args), left_open(args), args.nodes, args.retries
+    )
 
 
 def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOptions:

@@ -14,15 +14,17 @@ from pathlib import Path
 from infra.errors import JobError
 from jobs import worker
 from jobs.launch.plan import MANIFEST, JobPaths
+from jobs.launch.record import FILE as RECORD
+from jobs.launch.record import complete_record
 from provision.host import Host
 
 # What a resumed job needs on nodes that were replaced.
-_PARTS = (MANIFEST, "code", "data", "model", "output/.keep")
+_PARTS = (MANIFEST, RECORD, "code", "data", "model", "output/.keep")
 # The head sends the archive to the workers over the cluster's network.
 _DISTRIBUTE = """# distributing the job's files to the workers
 set -e -o pipefail
 tar -C ~ -xf %UPLOAD%
-%WORKERS% | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD% \
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD% \
   || { echo "@ can not be reached" >&2; exit 1; }'
 rm -f %UPLOAD%
 """
@@ -40,16 +42,14 @@ def worker_files() -> dict[str, Path]:
     return {f"code/worker/{source.relative_to(root)}": source for source in sources}
 
 
-def place_files(
-    head: Host, paths: JobPaths, files: Mapping[str, Path | bytes], nodes: int | None = None
-) -> None:
-    """Put files, named relative to the job's folder, on every node, or on the first ``nodes``.
+def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) -> None:
+    """Put files, named relative to the job's folder, on every node.
 
     The slow connection to the head carries them once.
     """
     named = {f"{paths.relative_root}/{name}": source for name, source in files.items()}
     upload_archive(head, named, paths.upload)
-    _distribute(head, paths, nodes)
+    _distribute(head, paths)
 
 
 def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -> None:
@@ -63,20 +63,15 @@ def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -
         head.upload(bundle, target)
 
 
-def place_again(head: Host, paths: JobPaths, nodes: int) -> None:
+def place_again(head: Host, paths: JobPaths) -> None:
     """Send a job's files from the head to its nodes again."""
     parts = " ".join(f"{paths.relative_root}/{name}" for name in _PARTS)
     head.run(f"cd ~ && tar -cf {paths.upload} $(ls -d {parts} 2>/dev/null)")
-    _distribute(head, paths, nodes)
+    _distribute(head, paths)
 
 
-def _workers(nodes: int | None) -> str:
-    """List the hostfile's workers among the first ``nodes`` nodes, reading the file to its end."""
-    return f"awk 'NR > 1{'' if nodes is None else f' && NR <= {nodes}'}' ~/hosts"
-
-
-def _distribute(head: Host, paths: JobPaths, nodes: int | None) -> None:
-    script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload).replace("%WORKERS%", _workers(nodes))
+def _distribute(head: Host, paths: JobPaths) -> None:
+    script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload)
     head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
 
 
@@ -111,8 +106,9 @@ def _render_gathering(paths: JobPaths) -> str:
         f"rmdir --ignore-fail-on-non-empty {paths.output}/@"
     )
     return (
-        f'[ ! -f {paths.gather} ] || awk "NR > 1 && NR <= $(cat {paths.gather})" ~/hosts '
-        f"| xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}"
+        # Without the first node, whose output is on the head.
+        f"[ ! -f {paths.gather} ] || grep -o '\"node[0-9]*\"' {paths.begin} | tr -d '\"' "
+        f"| tail -n +2 | xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}"
     )
 
 
@@ -132,7 +128,7 @@ def fetch(
     )
     done = head.run(
         f"# collecting the results\n{_render_gathering(paths)}\n{collect}; cd {paths.root}; "
-        f"tar -C {paths.root} {_NOT_FETCHED} -cf {bundle} $(ls -d log*) output",
+        f"tar -C {paths.root} {_NOT_FETCHED} -cf {bundle} $(ls -d log* {RECORD} 2>/dev/null) output",
         timeout_s=_TRANSFER_TIMEOUT_S,
     )
     for line in done.stdout.splitlines():
@@ -150,7 +146,10 @@ def fetch(
                 f"the results of job {paths.job_id} arrived damaged: {error}",
                 hint=f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip(),
             ) from error
-    head.run(f"touch -r {bundle} {paths.fetched}; rm -f {bundle}")
+    ended = head.run(
+        f"touch -r {bundle} {paths.fetched}; rm -f {bundle}; cat {paths.end} 2>/dev/null || true"
+    )
+    complete_record(target, ended.stdout)
 
 
 def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:

@@ -1,0 +1,132 @@
+"""The job's files on the head while its first node is another one: log, begin, end, and results."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
+_SSH = ("ssh", "-o", "ConnectTimeout=10")
+# Checkpoints stay where they are: they are copied as they are written.
+_RESULTS = ("--exclude=output/checkpoints", "--exclude=output/model/checkpoint-*", "output")
+
+
+@dataclass
+class HeadFolder:
+    """The job's folder on the head. ``remote`` is the head's name, "" if this node is the head."""
+
+    folder: str
+    remote: str
+    log: Path
+    _offset: int = 0
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _copier: threading.Thread | None = None
+
+    def write(self, name: str, content: Mapping[str, object]) -> bool:
+        """Write a file of JSON in one piece; return whether that worked."""
+        target = shlex.quote(f"{self.folder}/{name}")
+        script = f"cat > {target}.partial && mv {target}.partial {target}"
+        return self._run(script, (json.dumps(content) + "\n").encode())
+
+    def exists(self, name: str) -> bool:
+        return self._run(f"test -e {shlex.quote(f'{self.folder}/{name}')}")
+
+    def copy_log(self, offset: int) -> None:
+        """Copy what the log gets from now on, as it comes; the head's log may have earlier attempts."""
+        if not self.remote:
+            return
+        self._offset = offset
+        self._copier = threading.Thread(target=self._copy_log, daemon=True)
+        self._copier.start()
+
+    def finish(self) -> None:
+        """Copy the rest of the log and the results."""
+        if not self.remote:
+            return
+        self._ended.set()
+        if self._copier:
+            self._copier.join(_SSH_S)
+        pack = subprocess.Popen(
+            ["tar", "-cf", "-", *_RESULTS], cwd=self.folder, stdout=subprocess.PIPE
+        )
+        unpack = f"tar -C {shlex.quote(self.folder)} -xf -"
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [*_SSH, self.remote, unpack], stdin=pack.stdout, timeout=_RESULTS_S, check=False
+            )
+        pack.kill()
+        pack.wait()
+
+    def _run(self, script: str, content: bytes = b"") -> bool:
+        argv = [*_SSH, self.remote, script] if self.remote else ["sh", "-c", script]
+        try:
+            done = subprocess.run(argv, input=content, timeout=_SSH_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0
+
+    def _copy_log(self) -> None:
+        """Send the log's new bytes; after a broken connection, go on with the first that is missing."""
+        begin = self._remote_size()
+        while begin is None and not self._ended.wait(_TRIES_S):
+            begin = self._remote_size()
+        sent, pipe = self._offset, None
+        while begin is not None:
+            last = self._ended.wait(_TRIES_S / 4)
+            try:
+                pipe = pipe or self._open_pipe()
+                sent += self._send(pipe, sent)
+            except OSError:
+                self._close(pipe)
+                pipe = None
+                there = self._remote_size()
+                sent = sent if there is None else self._offset + there - begin
+            if last:
+                break
+        self._close(pipe)
+
+    def _send(self, pipe: subprocess.Popen[bytes], sent: int) -> int:
+        with self.log.open("rb") as file:
+            file.seek(sent)
+            new = file.read()
+        assert pipe.stdin is not None
+        if pipe.poll() is not None:
+            raise BrokenPipeError
+        pipe.stdin.write(new)
+        pipe.stdin.flush()
+        return len(new)
+
+    def _open_pipe(self) -> subprocess.Popen[bytes]:
+        append = f"cat >> {shlex.quote(f'{self.folder}/{self.log.name}')}"
+        return subprocess.Popen([*_SSH, self.remote, append], stdin=subprocess.PIPE)
+
+    def _close(self, pipe: subprocess.Popen[bytes] | None) -> None:
+        if pipe is None:
+            return
+        with suppress(OSError, subprocess.TimeoutExpired):
+            assert pipe.stdin is not None
+            pipe.stdin.close()
+            pipe.wait(_SSH_S)
+        pipe.kill()
+        pipe.wait()
+
+    def _remote_size(self) -> int | None:
+        log = shlex.quote(f"{self.folder}/{self.log.name}")
+        script = f"mkdir -p {shlex.quote(self.folder)}; touch {log}; stat -c %s {log}"
+        try:
+            done = subprocess.run(
+                [*_SSH, self.remote, script],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                timeout=_SSH_S,
+                check=False,
+            )
+            return int(done.stdout)
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return None

@@ -1,0 +1,57 @@
+"""This job as Slurm sees it, from inside its batch script."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """The job's number in the queue, its nodes in the order of their ranks, and how often it started."""
+
+    id: str
+    nodes: tuple[str, ...]
+    attempt: int
+
+    @staticmethod
+    def from_environ(environ: Mapping[str, str] = os.environ) -> SlurmJob:
+        """Return the job of this process."""
+        names = _ask(["scontrol", "show", "hostnames", environ["SLURM_JOB_NODELIST"]]).split()
+        again = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        return SlurmJob(environ["SLURM_JOB_ID"], tuple(names), again + 1)
+
+    def state(self) -> str:
+        """Return Slurm's word for the job's state; "" if it does not answer."""
+        found = re.search(r"JobState=(\w+)", _ask(["scontrol", "-o", "show", "job", self.id]))
+        return found[1] if found else ""
+
+    def requeue(self) -> bool:
+        """Put the job back into the queue, which ends this process; return whether Slurm agreed."""
+        return _call(["scontrol", "requeue", self.id])
+
+    def keep_from_requeueing(self) -> None:
+        """Let the loss of a node end the job from now on."""
+        _call(["scontrol", "update", f"jobid={self.id}", "requeue=0"])
+
+
+def _ask(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, timeout=_TIMEOUT_S, check=False, text=True
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def _call(argv: list[str]) -> bool:
+    try:
+        return subprocess.run(argv, timeout=_TIMEOUT_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -43,7 +43,8 @@ cd {root} || exit
     [ $known = 0 ] && [ -z "$found" ] && exit
   done
 }} &
-exec tail -n +{line} -F -s 0.2 --pid=$! log 2>/dev/null
+# Not in place of this shell: nobody would reap the loop, which `tail` would wait for.
+tail -n +{line} -F -s 0.2 --pid=$! log 2>/dev/null
 """
 # Slurm lists a job until nothing of it is left on any node that answers. Its own scancel would give the
 # ranks too little time for a checkpoint, so the batch script gets the signal first.

@@ -25,7 +25,7 @@ def main() -> int:
     launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
     size = _LOG.stat().st_size
     head = HeadFolder(launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG)
-    attempt = Attempt(launch.for_attempt(job.attempt), job.nodes, LogWatch(_LOG, size))
+    attempt = Attempt(launch.for_attempt(job.attempt), job, LogWatch(_LOG, size))
     signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
     began = _begin(launch, job, head)
     head.copy_log(size)

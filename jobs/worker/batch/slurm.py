@@ -31,6 +31,16 @@ class SlurmJob:
         found = re.search(r"JobState=(\w+)", _ask(["scontrol", "-o", "show", "job", self.id]))
         return found[1] if found else ""
 
+    def steps(self) -> tuple[str, ...]:
+        """Return the job's running steps: mpirun starts one to reach its nodes."""
+        found = _ask(["squeue", "--noheader", "--steps", f"--job={self.id}", "--format=%i"]).split()
+        return tuple(step for step in found if step.rpartition(".")[2].isdecimal())
+
+    def kill_step(self, step: str) -> None:
+        """Kill the processes of a step on all its nodes."""
+        # Not all steps at once by the job's number: without a step, that would end the job itself.
+        _call(["scancel", "--quiet", "--signal=KILL", step])
+
     def requeue(self) -> bool:
         """Put the job back into the queue, which ends this process; return whether Slurm agreed."""
         return _call(["scontrol", "requeue", self.id])

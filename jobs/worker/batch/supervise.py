@@ -18,6 +18,7 @@ from typing import Any
 
 from ..runtime.events import PREFIX, parse_event
 from .launch import Launch, build_argv
+from .slurm import SlurmJob
 
 ERROR_GRACE_S = 15.0
 """Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
@@ -27,7 +28,6 @@ _NOT_STARTED = re.compile(
     rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
 )
 _ERROR = f'{PREFIX}{{"event": "error"'.encode()
-_SCANCEL_S = 10
 
 
 @dataclass
@@ -59,10 +59,10 @@ class LogWatch:
 
 @dataclass
 class Attempt:
-    """A run of mpirun on ``nodes``. ``stop`` may be called from a signal handler."""
+    """A run of mpirun. ``stop`` may be called from a signal handler."""
 
     launch: Launch
-    nodes: Sequence[str]
+    job: SlurmJob
     watch: LogWatch
     stopping: bool = False
     _process: subprocess.Popen[bytes] | None = None
@@ -75,7 +75,7 @@ class Attempt:
     def run(self) -> int:
         """Run mpirun to its end and return its exit code."""
         self._process = subprocess.Popen(
-            ["bash", "-c", render_script(self.launch, self.nodes)],
+            ["bash", "-c", render_script(self.launch, self.job.nodes)],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -110,14 +110,8 @@ class Attempt:
     def kill(self) -> None:
         """Kill what is left of this attempt, on all nodes."""
         self._signal_group(signal.SIGKILL)
-        job = os.environ.get("SLURM_JOB_ID", "")
-        with suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(
-                ["scancel", "--quiet", "--signal=KILL", job],
-                check=False,
-                timeout=_SCANCEL_S,
-                stderr=subprocess.DEVNULL,
-            )
+        for step in self.job.steps():
+            self.job.kill_step(step)
 
     def _signal_group(self, number: int) -> None:
         assert self._process is not None

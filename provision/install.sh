@@ -67,6 +67,12 @@ if ((${#missing[@]})); then
     apt install -y --no-install-recommends "${missing[@]}"
 fi
 
+# Slurm's daemons start once the node is connected, with a key that no other cluster has.
+if [ ! -e /etc/slurm/slurm.conf ]; then
+    sudo systemctl --quiet disable --now munge slurmctld slurmd
+    sudo rm -f /etc/munge/munge.key
+fi
+
 echo "@step Python environment"
 # The mark stays after an interruption: the environment's content is then unknown.
 [ ! -e "$venv.unfinished" ] || rm -rf "$venv"

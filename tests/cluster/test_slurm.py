@@ -103,7 +103,8 @@ def test_a_node_is_configured_and_its_daemons_start_the_key_first(tmp_path: Path
     assert os.access(machine.path("/etc/slurm/spr-cluster-epilog"), os.X_OK)
     for unit in ("munge", "slurmctld", "slurmd"):
         drop_in = machine.path(f"/etc/systemd/system/{unit}.service.d/spr-cluster.conf").read_text()
-        assert "Restart=always\n" in drop_in and "ConditionPathExists=/etc/" in drop_in
+        assert "Restart=always\n" in drop_in
+        assert "ConditionPathExists=/etc/" in drop_in
     assert not machine.path("/etc/slurm-llnl").exists()
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
+from cluster.nodes import Node
 from cluster.slurm import FOLDER, make_munge_key, render_slurm_conf, slurm_files
 from provision.facts import HostFacts, parse_facts
-from tests.cluster.test_ssh_mesh import HOSTNAMES, NODES
+from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import facts_answer
 from tests.golden import check_golden
 from tests.provision.machine import Machine
@@ -21,8 +23,9 @@ GOLDEN = Path(__file__).with_name("golden")
 _HYPERTHREADS = "\n".join(f"{cpu},{cpu % 4},{cpu % 4 // 2},0" for cpu in range(8))
 
 
-def facts_of(**processor: str) -> dict[str, HostFacts]:
-    return {n: parse_facts(facts_answer(hostname=h, **processor)) for n, h in HOSTNAMES.items()}
+def facts_of(nodes: Sequence[Node] = NODES, **processor: str) -> dict[str, HostFacts]:
+    names = {node.name: f"ip-{node.private_ip.replace('.', '-')}" for node in nodes}
+    return {n: parse_facts(facts_answer(hostname=h, **processor)) for n, h in names.items()}
 
 
 def test_slurm_conf() -> None:
@@ -71,31 +74,35 @@ exec /usr/bin/install "${kept[@]}"
 """
 
 
-def configure(machine: Machine) -> list[str]:
+_START = [
+    "systemctl --quiet add-wants multi-user.target munge.service slurmctld.service slurmd.service",
+    "systemctl restart munge",
+    "systemctl restart --no-block slurmctld slurmd",
+]
+
+
+def configure(machine: Machine, nodes: Sequence[Node] = NODES) -> list[str]:
     """Run the node's script; return what it told systemd."""
+    before = len(machine.calls)
     machine.replace("install", _INSTALL)
     machine.replace("systemctl")
     # The package's.
     machine.path("/etc/munge").mkdir(exist_ok=True)
     home = machine.path("/home/ubuntu")
-    for name, content in slurm_files("bert", NODES, facts_of()).items():
+    for name, content in slurm_files("bert", nodes, facts_of(nodes)).items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_bytes(content)
     script = (home / FOLDER / "configure.sh").read_text()
     script = script.replace('"$(dirname "$0")"', f'"$HOME/{FOLDER}"')
     done = machine.shell(script, program="sh")
     assert (done.returncode, done.stderr) == (0, "")
-    return [call for call in machine.calls if call.startswith("systemctl")]
+    return [call for call in machine.calls[before:] if call.startswith("systemctl")]
 
 
 def test_a_node_is_configured_and_its_daemons_start_the_key_first(tmp_path: Path) -> None:
     machine = Machine.make(tmp_path)
 
-    assert configure(machine) == [
-        "systemctl --quiet add-wants multi-user.target munge.service slurmctld.service slurmd.service",
-        "systemctl restart munge",
-        "systemctl restart --no-block slurmctld slurmd",
-    ]
+    assert configure(machine) == _START
     key = machine.path("/etc/munge/munge.key")
     assert (key.stat().st_size, key.stat().st_mode & 0o777) == (1024, 0o400)
     assert any(call.startswith("install -o munge -g munge") for call in machine.calls)
@@ -116,6 +123,29 @@ def test_the_slurm_of_ubuntu_20_04_finds_the_configuration(tmp_path: Path) -> No
     configure(machine)
 
     assert "ClusterName=bert\n" in machine.path("/etc/slurm-llnl/slurm.conf").read_text()
+
+
+def test_only_a_machine_that_takes_over_a_name_makes_slurm_forget_the_nodes(tmp_path: Path) -> None:
+    """A new node1 must not be drained because the old one was."""
+    machine = Machine.make(tmp_path)
+    state = machine.path("/var/spool/spr-cluster-slurm/node_state")
+
+    def configure_for(nodes: Sequence[Node]) -> list[str]:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.with_name("job_state").touch()
+        state.touch()
+        return configure(machine, nodes)
+
+    for nodes in (NODES[:2], NODES, NODES, NODES[:1]):
+        assert configure_for(nodes) == _START
+        assert state.exists()
+
+    configure_for(NODES)
+    assert configure_for([NODES[0], replace(NODES[2], rank=1)]) == [
+        "systemctl stop slurmctld",
+        *_START,
+    ]
+    assert [path.name for path in state.parent.iterdir()] == ["job_state"]
 
 
 @pytest.mark.parametrize(

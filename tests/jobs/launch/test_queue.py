@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from jobs.launch.history import list_jobs
 from jobs.launch.plan import STOP_SECONDS, JobPaths
 from jobs.launch.queue import SlurmLauncher
 from tests.jobs.context import event
-from tests.jobs.launch.this_machine import ThisMachine, is_gone, read_soon, submit
+from tests.jobs.launch.this_machine import ThisMachine, is_gone, read_soon, submit, wait_for
 
 
 def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, list[str], list[str]]:
@@ -26,14 +25,6 @@ def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, list[str], list[
     lines, reasons = list[str](), list[str]()
     end = SlurmLauncher(head).follow(paths, lines.append, reasons.append)
     return end, lines, reasons
-
-
-def wait_for(true: Callable[[], bool], seconds: float = 10) -> None:
-    """Return as soon as something is true."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_job_is_followed_until_it_ends(head: ThisMachine) -> None:
@@ -118,6 +109,20 @@ def test_jobs_run_side_by_side_or_in_their_order(head: ThisMachine) -> None:
     assert after.began and last.began and before.ended
     assert before.ended <= after.began <= last.began
     assert (after.nodes, last.nodes) == (("node0", "node1"), ("node2",))
+
+
+def test_the_head_gets_log_and_results_of_a_job_on_other_nodes(head: ThisMachine) -> None:
+    head.connect("node1", "node2")
+    submit(head, "sleep 60", "first")
+    script = "echo begun; touch output/results.json; sleep 0.5; echo -n without an end"
+    paths = submit(head, script, "second", nodes=2)
+
+    end, lines, _ = follow(head, paths)
+
+    assert (end.state, end.nodes) == ("succeeded", ("node1", "node2"))
+    assert lines == ["begun", "without an end"]
+    assert Path(paths.output, "results.json").exists()
+    assert [(job.state, job.nodes) for job in list_jobs(head)][1] == ("succeeded", end.nodes)
 
 
 def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
@@ -333,7 +338,6 @@ def test_a_user_may_cancel_with_slurms_own_command(head: ThisMachine) -> None:
     head.slurm_command("scancel", "1")
     end, _, _ = follow(head, paths)
     assert (end.state, end.exit_code) == ("cancelled", 143)
-    assert Path(paths.output, "checkpoint").exists()
 
 
 def test_a_node_out_of_reach_is_named(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,11 +262,17 @@ def make_launch(head: ThisMachine, paths: JobPaths, script: str, **more: Any) ->
     return Launch(**values)
 
 
+def wait_for(true: Callable[[], bool], seconds: float = 10) -> None:
+    """Return as soon as something is true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def read_soon(path: Path, seconds: float = 10) -> str:
     """Return a file's text as soon as there is some."""
-    deadline = time.monotonic() + seconds
-    while not (path.exists() and path.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(lambda: path.exists() and bool(path.read_text()), seconds)
     return path.read_text()
 
 

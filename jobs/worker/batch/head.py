@@ -54,7 +54,9 @@ class HeadFolder:
         if not self.remote:
             return
         if not any(self._send_results() for _ in range(_RESULT_TRIES)):
-            print(f"The results are on {socket.gethostname()}; copying them to {self.remote} failed.")
+            print(
+                f"The results are on {socket.gethostname()}; copying them to {self.remote} failed."
+            )
             sys.stdout.flush()
         self._ended.set()
         if self._copier:

@@ -151,7 +151,10 @@ def _terminate(job: Job, last: str) -> None:
 
 
 def _requeue(job: Job) -> None:
-    job |= {"restarts": job["restarts"] + 1, "begin": time.time() + float(os.environ["FAKE_REQUEUE_S"])}
+    job |= {
+        "restarts": job["restarts"] + 1,
+        "begin": time.time() + float(os.environ["FAKE_REQUEUE_S"]),
+    }
     _terminate(job, "PENDING")
 
 
@@ -164,7 +167,9 @@ def sbatch(words: list[str], options: dict[str, str]) -> int:
     assert given["open-mode"] == "append"
     with queue() as content:
         if int(given["nodes"]) > len(content["nodes"]):
-            return _fail("Batch job submission failed: Requested node configuration is not available")
+            return _fail(
+                "Batch job submission failed: Requested node configuration is not available"
+            )
         id_ = str(len(content["jobs"]) + 1)
         content["jobs"][id_] = {
             "id": id_,

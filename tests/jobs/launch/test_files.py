@@ -119,7 +119,9 @@ def test_a_damaged_archive_of_results_is_one_line(
     assert caught.value.hint == "to try again: spr-cluster fetch squad-1"
 
 
-@pytest.mark.parametrize(("gathers", "found"), [(True, ["mine", "node1/theirs"]), (False, ["mine"])])
+@pytest.mark.parametrize(
+    ("gathers", "found"), [(True, ["mine", "node1/theirs"]), (False, ["mine"])]
+)
 def test_the_workers_output_is_fetched_if_the_job_wants_it(
     head: ThisMachine, paths: JobPaths, tmp_path: Path, gathers: bool, found: list[str]
 ) -> None:

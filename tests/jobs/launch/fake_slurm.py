@@ -180,8 +180,14 @@ def sbatch(words: list[str], options: dict[str, str]) -> int:
             "script": script,
             "cwd": str(Path.cwd()),
             "home": os.environ["HOME"],
-            **{"state": "PENDING", "reason": "None", "on": [], "last": ""},
-            **{"restarts": 0, "begin": 0, "kill_at": 0, "pid": 0},
+            "state": "PENDING",
+            "reason": "None",
+            "on": [],
+            "last": "",
+            "restarts": 0,
+            "begin": 0,
+            "kill_at": 0,
+            "pid": 0,
         }
         schedule(content)
     print(id_)
@@ -199,9 +205,13 @@ def squeue(words: list[str], options: dict[str, str]) -> int:
         if name != job["name"] or job["state"] not in _ACTIVE:
             continue
         reason = job["reason"] if job["state"] == "PENDING" else "None"
-        values = {"A": job["id"], "T": job["state"], "N": ",".join(job["on"]), "r": reason}
-        values["j"] = job["name"]
-        print(re.sub("%(.)", lambda found: values[found[1]], options["format"]))
+        row = options["format"]
+        for letter, value in (
+            *(("A", job["id"]), ("T", job["state"]), ("N", ",".join(job["on"]))),
+            *(("r", reason), ("j", job["name"])),
+        ):
+            row = row.replace(f"%{letter}", value)
+        print(row)
     return 0
 
 
@@ -285,8 +295,11 @@ def _fail(text: str) -> int:
 
 
 COMMANDS = {
-    **{"sbatch": sbatch, "squeue": squeue, "scancel": scancel},
-    **{"scontrol": scontrol, "sinfo": sinfo},
+    "sbatch": sbatch,
+    "squeue": squeue,
+    "scancel": scancel,
+    "scontrol": scontrol,
+    "sinfo": sinfo,
 }
 
 

@@ -27,15 +27,10 @@ from jobs.launch.history import (
     parse_jobs,
 )
 from jobs.launch.plan import new_job_id
+from tests.jobs.context import listed
 from tests.jobs.launch.this_machine import ThisMachine
 
 BEGUN = {"began": 1000.5, "nodes": ["node0", "node1"], "ranks_per_node": 2, "attempt": 1}
-LISTED: dict[str, Any] = {
-    **{"job": "squad-1", "queue": [], "submitted": 100.7, "begin": {}, "end": {}},
-    **{"cancelled": False, "model": False, "training": True, "finished": False},
-    **{"checkpoint": "", "kib": 4},
-}
-"""What the head prints of a job."""
 
 
 def make_job(home: Path, name: str, **files: object) -> Path:
@@ -148,6 +143,17 @@ def test_a_damaged_file_is_none(head: ThisMachine, text: str) -> None:
 
 
 def test_unknown_lines_are_skipped() -> None:
+    odd: tuple[dict[str, Any], ...] = (
+        {"submitted": 9e18},
+        {"submitted": "now"},
+        {"kib": "four"},
+        {"job": "../../x"},
+        {"job": "$(id)"},
+        {"job": 3},
+        {"end": {}, "queue": ["PENDING"]},
+        {"end": {}, "begin": {"began": None}},
+        {"begin": []},
+    )
     for wrong in (
         "Welcome to Ubuntu",
         "Last login: Sat Nov 21 05:49:12 2026 from 192.0.2.1 on pts/0",
@@ -155,23 +161,10 @@ def test_unknown_lines_are_skipped() -> None:
         "[1]",
         "\x00" * 9,
         "[" * 10**5,
-        *(
-            json.dumps({**LISTED, **bad})
-            for bad in (
-                {"submitted": 9e18},
-                {"submitted": "now"},
-                {"kib": "four"},
-                {"job": "../../x"},
-                {"job": "$(id)"},
-                {"job": 3},
-                {"queue": ["PENDING"]},
-                {"begin": {"began": None}},
-                {"begin": []},
-            )
-        ),
+        *(json.dumps({**json.loads(listed("squad-1")), **change}) for change in odd),
     ):
         assert parse_jobs(f"{wrong}\n") == (), wrong
-    assert parse_jobs(f"Welcome\n{json.dumps(LISTED)}\n")[0].as_dict() == {
+    assert parse_jobs("Welcome\n" + listed("squad-1", end={}))[0].as_dict() == {
         "job": "squad-1",
         "state": "lost",
         "submitted": "1970-01-01T00:01:40+00:00",

@@ -177,7 +177,9 @@ def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them()
     stack = with_environment("intel", **own, KMP_HW_SUBSET="1T", CCL_LOG_LEVEL="info")
     placement = place(machine(8), backend="ccl", nproc_per_node=2)
 
-    command = build_launch_command(make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack)
+    command = build_launch_command(
+        make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack
+    )
 
     found = environment(command.argv)
     assert (found["OMP_NUM_THREADS"], found["CCL_WORKER_COUNT"]) == ("3", "1")
@@ -194,7 +196,9 @@ def test_the_published_recipe_keeps_its_own_variables() -> None:
     stack = with_environment("intel", KMP_HW_SUBSET="1T")
     placement = place(machine(32), backend="ccl", mode="reference")
 
-    command = build_launch_command(make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack)
+    command = build_launch_command(
+        make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack
+    )
 
     assert environment(command.argv)["KMP_HW_SUBSET"] == "1T"
     assert not any("ignoring" in warning for warning in command.warnings)

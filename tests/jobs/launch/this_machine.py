@@ -1,4 +1,4 @@
-"""This machine as a cluster: the real shell commands in its bash, a queue, mpirun, and ssh to other folders."""
+"""This machine as a cluster: real shell commands in its bash, a queue, mpirun, and ssh to folders."""
 
 from __future__ import annotations
 

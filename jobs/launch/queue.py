@@ -5,7 +5,6 @@ Another way to start jobs is another implementation of :class:`Launcher`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,7 +33,7 @@ mv {new} run.sh && sbatch --parsable run.sh
 """
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
 _FOLLOW = """# following a job
-cd {root} || exit
+cd {root} || exit 0
 {{
   for second in $(seq 604800); do
     found=$(squeue --noheader --name={job} --format='%T %r' 2>/dev/null); known=$?
@@ -45,6 +44,9 @@ cd {root} || exit
 }} &
 # Not in place of this shell: nobody would reap the loop, which `tail` would wait for.
 tail -n +{line} -F -s 0.2 --pid=$! log 2>/dev/null
+# The connection may have broken, which ends only `tail`.
+kill $! 2>/dev/null
+true
 """
 # Slurm lists a job until nothing of it is left on any node that answers. Its own scancel would give the
 # ranks too little time for a checkpoint, so the batch script gets the signal first.
@@ -153,8 +155,7 @@ class SlurmLauncher:
         return self._find_end(paths)
 
     def _find_end(self, paths: JobPaths) -> JobEnd:
-        text = self.head.run(f"cat {paths.end}", check=False).stdout
-        end = parse_end(json.loads(text)) if text.strip() else None
+        end = parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)
         if end is None:
             found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
             state = found[0].state if found else "gone"

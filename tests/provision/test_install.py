@@ -125,17 +125,17 @@ def test_missing_system_packages_are_installed_waiting_for_the_lock(node: Machin
 def test_slurm_waits_until_the_node_is_connected(node: Machine, connected: bool) -> None:
     """The package makes a key by itself, which an image would carry to other clusters."""
     key, conf = node.path("/etc/munge/munge.key"), node.path("/etc/slurm/slurm.conf")
-    for path in (key, conf):
-        path.parent.mkdir()
+    wants = node.path("/etc/systemd/system/multi-user.target.wants/slurmd.service")
+    for path in (key, conf, wants):
+        path.parent.mkdir(parents=True)
         path.write_text("x")
     if not connected:
         conf.unlink()
 
     calls = run_script(node, make_stack())
 
-    disable = "systemctl --quiet disable --now munge slurmctld slurmd"
-    assert (disable in calls) is not connected
-    assert key.exists() is connected
+    assert ("systemctl stop munge slurmctld slurmd" in calls) is not connected
+    assert {key.exists(), wants.exists()} == {connected}
 
 
 def test_installed_system_packages_are_skipped(node: Machine) -> None:

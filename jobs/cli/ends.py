@@ -115,15 +115,17 @@ class Ends:
             _say(f"{line}. As long as that is so, the cluster stays.")
 
     def say_interrupted(self) -> None:
-        """After Ctrl-C, say what is not done any more, and what does it."""
+        """After Ctrl-C, say what is not done any more, and which command does it."""
+        attach = ["spr-cluster", "attach"]
+        text, then = "--on-finish was not run", "run it"
+        if self.args.on_finish:
+            attach += ["--on-finish", self.args.on_finish]
+        if self.args.down_when_done:
+            attach += ["--down-when-done"]
+            text, then = self._stays, "remove it"
+        text += f"\n  to {then} at the job's end: {shlex.join(attach)} {self.ctx.flags}"
         if self.is_removing:
             text = f"the cluster may be removed in part; to remove the rest: {self._down}"
-        else:
-            follow = ["spr-cluster", "attach"]
-            follow += ["--on-finish", self.args.on_finish] if self.args.on_finish else []
-            follow += ["--down-when-done"] if self.args.down_when_done else []
-            first = self._stays if self.args.down_when_done else "--on-finish was not run"
-            text = f"{first}\n  to have it after the job: {shlex.join(follow)} {self.ctx.flags}"
         with suppress(OSError):
             _say(text)
 

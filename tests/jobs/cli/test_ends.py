@@ -341,7 +341,7 @@ def test_ctrl_c_leaves_the_job_and_the_cluster(
     assert "goes on without this command" in result.err
     assert (
         "cluster spr stays, and its 2 machines cost $13.09 an hour on demand\n"
-        "  to have it after the job: spr-cluster attach --on-finish 'touch said' --down-when-done "
+        "  to remove it at the job's end: spr-cluster attach --on-finish 'touch said' --down-when-done "
         "--name spr\n"
     ) in result.err
     assert removed == []

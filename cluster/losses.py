@@ -15,8 +15,9 @@ from infra.instances import HEAD
 from infra.inventory import Inventory
 
 _DEADLINE_S = 10.0
-_ACTIVE = ("running", "waiting")
-# `fetch` leaves the file `fetched`. It brings no checkpoints home, and an unfinished job needs them.
+ACTIVE = ("running", "waiting")
+# `fetch` leaves the file `fetched`. It brings no checkpoints home, and an unfinished job needs them:
+# ours, and those that transformers' Trainer leaves beside the model.
 SCRIPT = rf"""# listing what would be lost
 queue=$({LIST_QUEUE})
 active=$(echo "$queue" | cut -d "|" -f 5-)
@@ -29,6 +30,10 @@ for d in ~/spr-jobs/*/; do
     && ls "$out/checkpoints" 2>/dev/null | grep -qx 'step-[0-9]*'; then
     echo "checkpoint $job"; continue
   fi
+  if ls -d "$out"/model/checkpoint-* >/dev/null 2>&1 \
+    && ! grep -q '"state": "succeeded"' "$d/end.json" 2>/dev/null; then
+    echo "checkpoints $job"; continue
+  fi
   since=; [ -f "$d/fetched" ] && since="-newer $d/fetched"
   new=$(find "$out" -type f ! -name .keep ! -path "$out/logs/*" ! -path "$out/metrics/*" \
     ! -path "$out/checkpoints/*" $since | head -n 1)
@@ -37,7 +42,7 @@ for d in ~/spr-jobs/*/; do
   if [ -f "$out/model/config.json" ]; then echo "model $job"; else echo "results $job"; fi
 done
 """
-"""Prints running, waiting, checkpoint, model, or results, and a job's ID, line by line."""
+"""Prints running, waiting, checkpoint, checkpoints, model, or results, and a job's ID, line by line."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,8 @@ class Losses:
         """Return the lines for a user; ``flags`` name the cluster in a command."""
         if self.unknown:
             yield f"The head could not be asked what would be lost: {self.unknown}"
-        yield from (f"Job {job} is {what}." for what, job in self.found if what in _ACTIVE)
-        if kept := [f"the {what} of {job}" for what, job in self.found if what not in _ACTIVE]:
+        yield from (f"Job {job} is {what}." for what, job in self.found if what in ACTIVE)
+        if kept := [f"the {what} of {job}" for what, job in self.found if what not in ACTIVE]:
             how = f"To keep results: spr-cluster fetch JOB {flags}"
             yield f"Only on the nodes: {', '.join(kept)}. {how}"
 

@@ -12,6 +12,7 @@ from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.files import read_object
 from jobs.cli.context import open_job_context
+from jobs.cli.ends import add_end_options, with_ends
 from jobs.cli.job_display import render_end
 from jobs.launch.attach import attach
 from jobs.launch.history import check_job_id, choose_active, list_jobs
@@ -37,8 +38,9 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the files (default: results/JOB)"
     )
+    add_end_options(parser.add_argument_group("at the end"))
     add_cluster_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=with_ends(run))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cluster.cli.parser import positive_int
+from jobs.cli.ends import add_end_options, with_ends
 from jobs.launch.follow import how_to_come_back
 from jobs.launch.history import QUEUED
 from jobs.launch.plan import PLACEMENTS, PlacementOptions, new_job_id
@@ -49,7 +50,7 @@ def add_placement_options(
 
 
 def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
-    """Add ``--retries``, with this default, and ``--detach``."""
+    """Add ``--retries``, with this default, ``--detach``, and what happens at the job's end."""
     group.add_argument(
         "--retries",
         type=int,
@@ -62,14 +63,16 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
     group.add_argument(
         "--detach", action="store_true", help="do not follow the job; `spr-cluster attach` does"
     )
+    add_end_options(group)
 
 
 def detachable(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Return a command that, after ``--detach``, prints how to come back to its job."""
+    """Return a command that runs a job to its end, or after ``--detach`` says how to come back to it."""
+    follow = with_ends(run)
 
     def run_or_leave(args: argparse.Namespace) -> int:
         try:
-            return run(args)
+            return follow(args)
         except DetachedError as detached:
             job, text = detached.job, how_to_come_back(detached.job, detached.flags)
             print(json.dumps({"job": job, "state": QUEUED}) if args.json else text)

@@ -25,8 +25,10 @@ def attach(context: JobContext, job: str, results: Path) -> JobEnd:
         say_how_to_come_back(context, paths),
     ):
         end = follow_job(launcher, paths, output)
+        context.outcome.end(job, end, results)
     with context.progress.phase("Fetch the results"):
-        files.fetch(head, paths, results, context.on_log, context.cluster.flags)
+        missing = files.fetch(head, paths, results, context.on_log, context.cluster.flags)
+        context.outcome.come_home(missing)
     if end.state != SUCCEEDED:
         hint = f"the whole log is {results / 'log'}"
         known = f"job {job} was {end.state}"

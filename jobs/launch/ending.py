@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from jobs.worker.batch.conclusion import CANCELLED, FAILED, SUCCEEDED
 
-__all__ = ["CANCELLED", "FAILED", "SUCCEEDED", "JobEnd", "parse_end"]
+__all__ = ["CANCELLED", "FAILED", "SUCCEEDED", "JobEnd", "Outcome", "parse_end"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,28 @@ class JobEnd:
         if self.began is None or self.ended is None:
             return None
         return round((self.ended - self.began).total_seconds(), 3)
+
+
+@dataclass
+class Outcome:
+    """What this process knows so far of the job that it follows.
+
+    ``state`` is empty until the job has ended. ``missing`` says, line by line, what could not be fetched.
+    """
+
+    job: str = ""
+    state: str = ""
+    results: Path | None = None
+    is_home: bool = False
+    missing: tuple[str, ...] = ()
+
+    def end(self, job: str, end: JobEnd, results: Path | None) -> None:
+        """Note that the job has ended; its results are not here yet."""
+        self.job, self.state, self.results = job, end.state, results
+
+    def come_home(self, missing: tuple[str, ...]) -> None:
+        """Note that the job's results were fetched."""
+        self.is_home, self.missing = not missing, missing
 
 
 def parse_end(content: Mapping[str, Any] | str) -> JobEnd | None:

@@ -7,11 +7,12 @@ import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from infra.errors import JobError
+from infra.errors import JobError, SprError
 from jobs import worker
 from jobs.launch.plan import MANIFEST, JobPaths
 from jobs.launch.record import FILE as RECORD
@@ -114,11 +115,35 @@ def _render_gathering(paths: JobPaths) -> str:
 
 def fetch(
     head: Host, paths: JobPaths, target: Path, on_log: Callable[[str], None], flags: str = ""
-) -> None:
+) -> tuple[str, ...]:
     """Download the job's output folder and every rank's logs, without checkpoints.
 
-    ``flags`` name the cluster in messages. Raises :class:`JobError` if the files arrive damaged.
+    ``flags`` name the cluster in messages. Returns a line about each worker whose output is missing.
+    Raises :class:`JobError` if the files arrive damaged, or can't be written.
     """
+    with say_how_to_fetch(paths.job_id, target, flags):
+        return _fetch(head, paths, target, on_log)
+
+
+@contextmanager
+def say_how_to_fetch(job: str, target: Path, flags: str) -> Iterator[None]:
+    """Let errors while results are brought home name the command that tries again."""
+    elsewhere = f" --results {shlex.quote(str(target))}" if target != Path("results", job) else ""
+    hint = f"to try again: spr-cluster fetch {job} {flags}".rstrip() + elsewhere
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        what = f"the results of job {job} could not be written to {target}"
+        raise JobError(f"{what}: {why}", hint=hint) from error
+    except SprError as error:
+        error.hint = error.hint or hint
+        raise
+
+
+def _fetch(
+    head: Host, paths: JobPaths, target: Path, on_log: Callable[[str], None]
+) -> tuple[str, ...]:
     bundle = f"{paths.root}/output.tar"
     # A worker that is gone must not cost the others' files.
     collect = (
@@ -131,7 +156,8 @@ def fetch(
         f"tar -C {paths.root} {_NOT_FETCHED} -cf {bundle} $(ls -d log* {RECORD} 2>/dev/null) output",
         timeout_s=_TRANSFER_TIMEOUT_S,
     )
-    for line in done.stdout.splitlines():
+    missing = tuple(done.stdout.splitlines())
+    for line in missing:
         on_log(line)
     target.mkdir(parents=True, exist_ok=True)
     # Not in /tmp, which may be in memory: a model can be larger than that.
@@ -142,14 +168,11 @@ def fetch(
             with tarfile.open(local, "r:") as archive:
                 _extract(archive, target)
         except _DAMAGE as error:
-            raise JobError(
-                f"the results of job {paths.job_id} arrived damaged: {error}",
-                hint=f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip(),
-            ) from error
-    ended = head.run(
-        f"touch -r {bundle} {paths.fetched}; rm -f {bundle}; cat {paths.end} 2>/dev/null || true"
-    )
+            raise JobError(f"the results of job {paths.job_id} arrived damaged: {error}") from error
+    mark = "" if missing else f"touch -r {bundle} {paths.fetched}; "
+    ended = head.run(f"{mark}rm -f {bundle}; cat {paths.end} 2>/dev/null || true")
     complete_record(target, ended.stdout)
+    return missing
 
 
 def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:

@@ -18,7 +18,7 @@ from infra.errors import HangupError, JobError
 from infra.progress import Progress, Silent
 from infra.words import counted
 from jobs.launch import files
-from jobs.launch.ending import CANCELLED, SUCCEEDED, JobEnd
+from jobs.launch.ending import CANCELLED, SUCCEEDED, JobEnd, Outcome
 from jobs.launch.follow import (
     Event,
     JobOutput,
@@ -59,6 +59,7 @@ class JobContext:
     make_launcher: LauncherFactory = SlurmLauncher
     detach: bool = False
     """Leave the job to the cluster as soon as it is in the queue."""
+    outcome: Outcome = field(default_factory=Outcome)
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,11 @@ class JobSession:
             if not quiet:
                 output.show(line)
         end = follow_job(self.launcher, self.paths, output)
-        return JobResult(job.recorder.end(end), end, output, job.plan)
+        name, results = self.paths.job_id, job.plan.results
+        context.outcome.end(name, end, results)
+        with files.say_how_to_fetch(name, results or Path(), context.cluster.flags):
+            record = job.recorder.end(end)
+        return JobResult(record, end, output, job.plan)
 
     def follow_or_stop(self, job: SubmittedJob, *, quiet: bool = False) -> JobResult:
         """Show a job of which nobody else needs the result: Ctrl-C ends it."""
@@ -197,7 +202,9 @@ class JobSession:
         """Fetch the job's output, log, and metrics into the plan's results folder."""
         assert plan.results is not None
         context = self.context
-        files.fetch(self.head, self.paths, plan.results, context.on_log, context.cluster.flags)
+        flags = context.cluster.flags
+        missing = files.fetch(self.head, self.paths, plan.results, context.on_log, flags)
+        context.outcome.come_home(missing)
 
     def checkpoint(self) -> str:
         """Return the name of the job's newest checkpoint, "" if there is none."""

@@ -30,6 +30,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "train": Command("jobs.cli.train", "train on all nodes"),
         "run": Command("jobs.cli.run", "run any program on all nodes"),
         "jobs": Command("jobs.cli.jobs", "list a cluster's jobs"),
+        "top": Command("jobs.cli.top", "watch nodes, ranks, and the queue live"),
         "cancel": Command("jobs.cli.cancel", "end the running job on all nodes"),
         "fetch": Command("jobs.cli.fetch", "download a job's model, log, and results"),
         "report": Command("jobs.cli.report", "write a one-page report of a run"),

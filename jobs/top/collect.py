@@ -151,14 +151,16 @@ class Collector:
 
     def _work(self, watched: Watched) -> None:
         """Receive, and connect again when that ends, until :meth:`stop`."""
-        while not self._ended.is_set():
+        while not self._failure:
             try:
-                self._receive(watched)
-                self._ended.wait(_RETRY_S)
+                if self._stream is not None:
+                    self._receive(watched)
+                if self._ended.wait(_RETRY_S):
+                    return
+                self._stream = None
                 watched = self._connect()
             except (UsageError, HostKeyError) as error:
                 self._failure = error
-                self._ended.set()
             except _UNKNOWN as error:
                 self._problem = f"{getattr(error, 'message', error)}; connecting again"
             with self._changed:
@@ -169,15 +171,14 @@ class Collector:
         assert self._stream is not None
         looked_up, words = time.monotonic(), "the connection to the head ended"
         for line in self._stream:
+            if self._ended.is_set():
+                break
             self._heard = time.monotonic()
             if not line.startswith("{"):
                 words = f"the head says: {line[:200]}"
                 continue
             self._stream.send("\n")
-            snapshot = watched.complete(parse_snapshot(line, "the head's answer"), self.now())
-            with self._changed:
-                self._snapshot, self._problem = snapshot, ""
-                self._changed.notify_all()
+            self._take(line, watched)
             if self._heard - looked_up > _LOOK_UP_S:
                 looked_up, before = self._heard, watched.names
                 with suppress(*_UNKNOWN):
@@ -187,3 +188,13 @@ class Collector:
                     break
         self._stream.close()
         self._problem = f"{words}; connecting again"
+
+    def _take(self, line: str, watched: Watched) -> None:
+        try:
+            snapshot = watched.complete(parse_snapshot(line, "the head's figures"), self.now())
+        except UsageError as error:
+            self._problem = error.message
+            return
+        with self._changed:
+            self._snapshot, self._problem = snapshot, ""
+            self._changed.notify_all()

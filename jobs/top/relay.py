@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from jobs.top.sampler import silence_s
+from jobs.top.sampler import set_end
 
 CONNECTING = "connecting"
 _RETRY_S = 10.0
@@ -147,7 +146,7 @@ class QueueReader:
                 stderr=subprocess.STDOUT,
             )
         except FileNotFoundError:
-            self.answer = _no_queue(f"{self._argv[0]} is not installed")
+            self.answer = _no_queue(f"{self._argv[0]} is not installed on the head")
         except OSError as error:
             self.answer = _no_queue(str(error))
 
@@ -263,7 +262,7 @@ class Relay:
                 elif not os.read(0, 4096):
                     return
                 else:
-                    signal.alarm(silence_s(self.interval))
+                    set_end(self.interval)
 
     def _merge(self, now: float) -> dict[str, Any]:
         nodes = [link.figures(now) for link in self._links]
@@ -284,7 +283,7 @@ def main() -> None:
     """Its next lines are the plan, and how many lines follow that are the samplers' own input."""
     plan = json.loads(sys.stdin.readline())
     greeting = "".join(sys.stdin.readline() for _ in range(plan["greeting"])).encode()
-    signal.alarm(silence_s(float(plan["interval_s"])))
+    set_end(float(plan["interval_s"]))
     relay = Relay(plan, greeting)
     try:
         relay.work()

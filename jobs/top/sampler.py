@@ -103,13 +103,12 @@ def main() -> None:
     os.nice(_NICE)
     sampler = Sampler(os.path.abspath(os.path.expanduser(question["jobs"])))  # noqa: PTH100, PTH111
     due = time.monotonic() + min(1.0, interval)
-    # It ends this process wherever that waits, also in a write that is not read.
-    signal.alarm(silence_s(interval))
+    set_end(interval)
     while True:
         if select.select([0], [], [], max(0.0, due - time.monotonic()))[0]:
             if not os.read(0, 4096):
                 return
-            signal.alarm(silence_s(interval))
+            set_end(interval)
         if time.monotonic() >= due:
             try:
                 print(json.dumps(sampler.look()), flush=True)
@@ -119,6 +118,9 @@ def main() -> None:
             due = max(due + interval, time.monotonic() + interval / 2)
 
 
-def silence_s(interval: float) -> int:
-    """Return after how many seconds without a beat a program ends."""
-    return SILENCE_S + int(3 * interval)
+def set_end(interval: float) -> None:
+    """End this process after SILENCE_S, and some intervals, unless this is called again until then.
+
+    It ends wherever it waits, also in a write that is not read.
+    """
+    signal.setitimer(signal.ITIMER_REAL, SILENCE_S + 3 * interval)

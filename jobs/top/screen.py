@@ -30,11 +30,11 @@ _GOOD, _SLOW, _BAD, _DIM, _HEAD = "green", "yellow", "bold red", "dim", "bold"
 # Title and width of each column after the bar; the figures are right-aligned.
 _COLUMNS = {
     "CPU": 6,
-    "REST": 5,
-    "MEM": 5,
+    "REST": 6,
+    "MEM": 6,
     "RX/s": 6,
     "TX/s": 6,
-    "STEP": 8,
+    "STEP": 7,
     "SAMPLES/s": 10,
     "COMM": 6,
     "OWN/STEP": 9,
@@ -54,13 +54,14 @@ def render(snapshot: Snapshot, width: int, height: int | None = None, notice: st
     if height is None:
         body = _render_nodes(snapshot, width, None)
     else:
-        room = max(2, height - len(head) - len(foot) - 2)
-        wanted = len(_list_rows(snapshot.nodes, with_ranks=True)) + 1
-        kept = min(len(queue), max(2, room // 4, room - wanted))
-        queue = _cut(queue, kept, "more jobs", snapshot.queued - len(queue) + 1)
+        room = max(4, height - len(head) - len(foot) - 2)
+        wanted = len(_list_rows(snapshot.nodes)) + 1
+        kept = max(1, room // 4, room - wanted)
+        if len(queue) > kept:
+            queue = _shorten_queue(queue, kept, snapshot.queued)
         body = _render_nodes(snapshot, width, room - len(queue))
         spare = room - len(queue) - len(body)
-        foot = [*[Text()] * max(0, spare), *foot]
+        foot = [*[Text()] * spare, *foot]
     lines = [*head, Text(), *body, Text(), *queue, *foot]
     return Text("\n").join(lines[:height])
 
@@ -86,7 +87,10 @@ def _render_ttl(seconds: float) -> Text:
 
 def _render_jobs(jobs: Sequence[LiveJob], width: int) -> list[Text]:
     lines = [_render_job(job, width) for job in jobs]
-    return _cut(lines, _JOBS, "more jobs") or [Text("no job is running", _DIM)]
+    if len(lines) > _JOBS:
+        rest = counted(len(lines) - _JOBS + 1, "more job")
+        lines[_JOBS - 1 :] = [Text(f"… and {rest}", _DIM)]
+    return lines or [Text("no job is running", _DIM)]
 
 
 def _render_job(job: LiveJob, width: int) -> Text:
@@ -110,7 +114,7 @@ def _render_job(job: LiveJob, width: int) -> Text:
 def _render_nodes(snapshot: Snapshot, width: int, room: int | None) -> list[Text]:
     """Return the header and the nodes in the most detailed form that fits."""
     nodes = snapshot.nodes
-    rows = _list_rows(nodes, with_ranks=True)
+    rows = _list_rows(nodes)
     if room is None or len(rows) < room:
         return [_header(width), *(_render_row(row, width) for row in rows)]
     columns = min((width + _GAP) // (COLUMN_WIDTH + _GAP), -(-len(nodes) // (room - 1))) or 1
@@ -137,14 +141,13 @@ def _severity(node: LiveNode) -> int:
 _Row = tuple[LiveNode, "LiveRank | CoreGroup | None"]
 
 
-def _list_rows(nodes: Iterable[LiveNode], *, with_ranks: bool) -> list[_Row]:
-    """Return each node, followed by its ranks and the CPUs that belong to no rank."""
+def _list_rows(nodes: Iterable[LiveNode]) -> list[_Row]:
+    """Return each node, followed by its ranks, and by oneCCL's CPUs."""
     rows: list[_Row] = []
     for node in nodes:
         rows.append((node, None))
-        if with_ranks:
-            rows += [(node, rank) for rank in node.ranks]
-            rows += [(node, g) for g in node.groups if not g.ranks and g.name != "rest"]
+        rows += [(node, rank) for rank in node.ranks]
+        rows += [(node, g) for g in node.groups if not g.ranks and g.name != "rest"]
     return rows
 
 
@@ -260,7 +263,7 @@ def _render_queue(snapshot: Snapshot, width: int) -> list[Text]:
         return [_fit(Text(f"QUEUE  not known: {_clean(snapshot.queue_error)}", _DIM), width)]
     if not snapshot.queue:
         return [Text("QUEUE  empty", _DIM)]
-    header = f"{'QUEUE':<8}{'NAME':<27}{'STATE':<12}{'TIME':>11}{'NODES':>7}  WHERE OR WHY NOT"
+    header = f"{'QUEUE':<8}{'NAME':<27}{'STATE':<12}{'TIME':>11}{'NODES':>7}  WHERE OR WHY"
     lines = [_fit(Text(header, _DIM), width)]
     for row in snapshot.queue:
         name, state = set_cell_size(_clean(row.name), 26), set_cell_size(_clean(row.state), 11)
@@ -277,12 +280,11 @@ def _legend(on_screen: bool) -> Text:
     )
 
 
-def _cut(lines: list[Text], room: int, what: str, unlisted: int = 0) -> list[Text]:
-    """Return the first lines; if some are left out, the last one says how many."""
-    if len(lines) <= room:
-        return lines
-    left = len(lines) - room + 1 + unlisted
-    return [*lines[: room - 1], Text(f"… and {left} {what}", _DIM)]
+def _shorten_queue(lines: list[Text], room: int, queued: int) -> list[Text]:
+    """Return the header, the first jobs, and how many are left out; with room for one line, only that."""
+    if room < 3:
+        return [Text(f"QUEUE  {counted(queued, 'job')}", _DIM)]
+    return [*lines[: room - 1], Text(f"… and {counted(queued - room + 2, 'more job')}", _DIM)]
 
 
 def _clean(text: str) -> str:

@@ -19,7 +19,7 @@ SSH = """\
 #!/bin/sh
 case $3 in
   node2) echo "node2: Connection refused" >&2; exit 255 ;;
-  node3) exec sleep 1000 ;;
+  node3) exec cat > /dev/null ;;
 esac
 exec sh -c "$4"
 """

@@ -29,7 +29,7 @@ from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.install import stack_digest
 from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import Stack
-from tests.fakes import AMX, facts_answer, health_answer
+from tests.fakes import AMX, FakeStream, facts_answer, health_answer
 from tests.infra.local.fakes import FakeTime
 
 # Takes the step's name and "before" or "after".
@@ -234,6 +234,9 @@ class SimulatedHost:
 
     def _change(self, **values: Any) -> None:
         write_state(self._machines.root / self._id / "state.json", {**self._state(), **values})
+
+    def open_stream(self, command: str) -> FakeStream:
+        return FakeStream(self.run(command).stdout.splitlines())
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         self._state()

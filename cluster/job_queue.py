@@ -12,6 +12,7 @@ from provision.host import Host
 LIST_QUEUE = "squeue --noheader --array --format='%A|%T|%N|%r|%j'"
 """Shell command that prints the queue, a line per job."""
 PENDING = "PENDING"
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _NODE_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 
 
@@ -44,6 +45,7 @@ def parse_queue(text: str) -> tuple[QueuedJob, ...]:
     jobs = (
         QueuedJob(id_, state, tuple(expand_nodes(nodes)), reason, name)
         for id_, state, nodes, reason, name in rows
+        if id_.isdecimal()
     )
     return tuple(sorted(jobs, key=lambda job: int(job.id)))
 
@@ -53,10 +55,9 @@ def expand_nodes(text: str) -> Iterator[str]:
     for stem, ranges in _NODE_GROUP.findall(text):
         if not ranges:
             yield stem
-        for part in filter(None, ranges.split(",")):
-            first, _, last = part.partition("-")
+        for first, last in _RANGE.findall(ranges):
             for number in range(int(first), int(last or first) + 1):
-                yield f"{stem}{number}"
+                yield f"{stem}{number:0{len(first)}}"
 
 
 def find_running_job(head: Host) -> str | None:

@@ -34,7 +34,7 @@ mv {new} run.sh && sbatch --parsable run.sh
 """
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
 _FOLLOW = """# following a job
-cd {root} || exit
+cd {root} || exit 0
 {{
   for second in $(seq 604800); do
     found=$(squeue --noheader --name={job} --format='%T %r' 2>/dev/null); known=$?
@@ -45,6 +45,9 @@ cd {root} || exit
 }} &
 # Not in place of this shell: nobody would reap the loop, which `tail` would wait for.
 tail -n +{line} -F -s 0.2 --pid=$! log 2>/dev/null
+# The connection may have broken, which ends only `tail`.
+kill $! 2>/dev/null
+true
 """
 # Slurm lists a job until nothing of it is left on any node that answers. Its own scancel would give the
 # ranks too little time for a checkpoint, so the batch script gets the signal first.

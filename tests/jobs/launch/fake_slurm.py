@@ -23,8 +23,6 @@ from typing import Any
 
 ROOT = Path(os.environ.get("FAKE_SLURM", "/nowhere"))
 KILL_WAIT_S = 1.0
-REQUEUE_S = 0.3
-"""How long a job of a failed attempt waits; Slurm takes two minutes by default."""
 _POLL_S = 0.02
 _ACTIVE = ("PENDING", "RUNNING", "COMPLETING")
 Job = dict[str, Any]
@@ -103,7 +101,8 @@ def stepd(id_: str) -> int:
         job = content["jobs"][id_]
         job["last"] = job["last"] or ("FAILED" if process.returncode else "COMPLETED")
         job["state"] = "COMPLETING"
-    while _signal(id_, signal.SIGKILL, lambda _: True):
+    # A node that does not answer keeps its job.
+    while _signal(id_, signal.SIGKILL, lambda _: True) or (ROOT / "stuck").exists():
         time.sleep(_POLL_S)
     with queue() as content:
         job = content["jobs"][id_]
@@ -132,6 +131,10 @@ def _signal(id_: str, number: int, matches: Callable[[bytes], bool]) -> int:
     return found
 
 
+def _is_step(environ: bytes) -> bool:
+    return b"\0SLURM_STEP_ID=" in environ
+
+
 def _terminate(job: Job, last: str) -> None:
     """End a running job: it gets SIGTERM, and SIGKILL some time later."""
     job |= {"state": "COMPLETING", "last": last}
@@ -140,7 +143,7 @@ def _terminate(job: Job, last: str) -> None:
 
 
 def _requeue(job: Job) -> None:
-    job |= {"restarts": job["restarts"] + 1, "begin": time.time() + REQUEUE_S}
+    job |= {"restarts": job["restarts"] + 1, "begin": time.time() + float(os.environ["FAKE_REQUEUE_S"])}
     _terminate(job, "PENDING")
 
 
@@ -173,6 +176,10 @@ def sbatch(words: list[str], options: dict[str, str]) -> int:
 
 def squeue(words: list[str], options: dict[str, str]) -> int:
     assert "noheader" in options, options
+    if "steps" in options:
+        steps = ["batch", *(["0"] if _signal(options["job"], 0, _is_step) else [])]
+        print("\n".join(f"{options['job']}.{step}" for step in steps))
+        return 0
     for job in read()["jobs"].values():
         name = options.get("name", job["name"])
         if name != job["name"] or job["state"] not in _ACTIVE:
@@ -185,8 +192,9 @@ def squeue(words: list[str], options: dict[str, str]) -> int:
 
 
 def scancel(words: list[str], options: dict[str, str]) -> int:
+    id_, _, step = words[0].partition(".")
     with queue() as content:
-        job = content["jobs"].get(words[0], {"state": ""})
+        job = content["jobs"].get(id_, {"state": ""})
         if job["state"] not in _ACTIVE:
             return _fail(f"Kill job error on job id {words[0]}: Invalid job id specified")
         if "signal" not in options:
@@ -202,8 +210,9 @@ def scancel(words: list[str], options: dict[str, str]) -> int:
         if "batch" in options:
             os.kill(job["pid"], number)
         else:
-            is_step, full = b"\0SLURM_STEP_ID=", "full" in options
-            _signal(job["id"], number, lambda environ: full or is_step in environ)
+            # Without a step, Slurm ends the job itself.
+            assert step == "0" or "full" in options, words
+            _signal(id_, number, _is_step if step else lambda _: True)
     return 0
 
 

@@ -12,9 +12,8 @@ from tests.jobs.launch.this_machine import ThisMachine
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThisMachine]:
-    machine = ThisMachine(tmp_path / "node0")
-    machine.home.mkdir()
+    machine = ThisMachine(tmp_path)
     machine.install()
-    monkeypatch.setattr("jobs.launch.mpirun.VENV", str(machine.bin.parent))
+    monkeypatch.setattr("jobs.launch.mpirun.VENV", str(tmp_path))
     yield machine
     machine.end()

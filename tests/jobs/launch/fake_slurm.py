@@ -23,7 +23,8 @@ from typing import Any
 
 ROOT = Path(os.environ.get("FAKE_SLURM", "/nowhere"))
 KILL_WAIT_S = 1.0
-_POLL_S = 0.02
+_POLL_S, _SIGNAL_S = 0.02, 0.15
+_TEXTS = ("script", "output", "cwd")
 _ACTIVE = ("PENDING", "RUNNING", "COMPLETING")
 Job = dict[str, Any]
 
@@ -77,24 +78,32 @@ def stepd(id_: str) -> int:
     """Run a job's batch script on the first of its nodes, and end the job."""
     with queue() as content:
         job = content["jobs"][id_]
-    env = {"SLURM_JOB_ID": id_, "SLURM_JOB_NODELIST": ",".join(job["on"])}
+    # Each node has its own home.
+    home = str(ROOT.parent / job["on"][0])
+    script, output, cwd = (job[name].replace(job["home"], home) for name in _TEXTS)
+    env = {"SLURM_JOB_ID": id_, "SLURM_JOB_NODELIST": ",".join(job["on"]), "HOME": home}
     if job["restarts"]:
         env["SLURM_RESTART_COUNT"] = str(job["restarts"])
-    with Path(job["output"]).open("a") as output:
+    with Path(output).open("a") as log:
         process = subprocess.Popen(
-            ["bash", "-c", job["script"]],
-            cwd=job["cwd"],
+            ["bash", "-c", script],
+            cwd=cwd,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
         )
     with queue() as content:
         content["jobs"][id_]["pid"] = process.pid
+    asked = False
     while process.poll() is None:
         kill_at = read()["jobs"][id_]["kill_at"]
-        if kill_at and time.time() > kill_at:
+        if kill_at and not asked:
+            asked = True
+            time.sleep(_SIGNAL_S)
+            _signal(id_, signal.SIGTERM, lambda _: True)
+        elif kill_at and time.time() > kill_at:
             _signal(id_, signal.SIGKILL, lambda _: True)
         time.sleep(_POLL_S)
     with queue() as content:
@@ -139,7 +148,6 @@ def _terminate(job: Job, last: str) -> None:
     """End a running job: it gets SIGTERM, and SIGKILL some time later."""
     job |= {"state": "COMPLETING", "last": last}
     job["kill_at"] = job["kill_at"] or time.time() + KILL_WAIT_S
-    _signal(job["id"], signal.SIGTERM, lambda _: True)
 
 
 def _requeue(job: Job) -> None:
@@ -166,6 +174,7 @@ def sbatch(words: list[str], options: dict[str, str]) -> int:
             "requeue": "requeue" in given,
             "script": script,
             "cwd": str(Path.cwd()),
+            "home": os.environ["HOME"],
             **{"state": "PENDING", "reason": "None", "on": [], "last": ""},
             **{"restarts": 0, "begin": 0, "kill_at": 0, "pid": 0},
         }

@@ -39,6 +39,13 @@ _MPIRUN = """#!/bin/bash
 "$(dirname "$0")/mpiexec.hydra" "$@"
 exit $?
 """
+# Each node is a folder; one that is not there does not answer.
+_SSH = """#!/bin/bash
+while [ "${{1#-}}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done
+node={nodes}/$1 here=$HOME; shift
+[ -d "$node" ] || exit 255
+exec env -u SLURM_JOB_ID -u SLURM_STEP_ID HOME="$node" bash -c "${{*//$here/$node}}"
+"""
 # Starts the program once, as a step of the job, passes SIGTERM to it, and waits.
 _HYDRA = """#!/bin/bash
 while :; do
@@ -63,7 +70,7 @@ exit $code
 class ThisMachine:
     """The head of a cluster: a host whose commands run here, with a separate home folder."""
 
-    home: Path
+    root: Path
     name: str = "node0"
     drop_after: list[int] = field(default_factory=list)
     """The number of lines after which the next followed commands lose the connection."""
@@ -74,12 +81,16 @@ class ThisMachine:
     """How long a job waits that is to run again; Slurm takes two minutes by default."""
 
     @property
+    def home(self) -> Path:
+        return self.root / "node0"
+
+    @property
     def bin(self) -> Path:
-        return self.home / "bin"
+        return self.root / "bin"
 
     @property
     def slurm(self) -> Path:
-        return self.home / "slurm"
+        return self.root / "slurm"
 
     @property
     def environ(self) -> dict[str, str]:
@@ -154,24 +165,33 @@ class ThisMachine:
 
     # The cluster
 
-    def install(self, nodes: Sequence[str] = NODES) -> None:
+    def install(self) -> None:
         """Install Slurm, Python, and mpirun."""
-        (self.home / "hosts").write_text("node0\n")
-        self.bin.mkdir()
-        self.slurm.mkdir()
-        content = {"jobs": {}, "nodes": dict.fromkeys(nodes, True)}
+        for folder in (self.home, self.bin, self.slurm):
+            folder.mkdir()
+        self.connect()
+        content = {"jobs": {}, "nodes": dict.fromkeys(NODES, True)}
         (self.slurm / "queue").write_text(json.dumps(content))
         for name in fake_slurm.COMMANDS:
             (self.slurm / name).symlink_to(fake_slurm.__file__)
             self.write_program(name, f'exec {sys.executable} -I -S {self.slurm / name} "$@"\n')
-        python = _PYTHON.format(python=sys.executable, nodes=str(nodes).replace("'", '"'))
-        for name, text in {"python": python, "mpirun": _MPIRUN, "mpiexec.hydra": _HYDRA}.items():
-            self.write_program(name, text)
+        python = _PYTHON.format(python=sys.executable, nodes=json.dumps(NODES))
+        self.write_program("python", python)
+        self.write_program("ssh", _SSH.format(nodes=self.root))
+        self.write_program("mpirun", _MPIRUN)
+        self.write_program("mpiexec.hydra", _HYDRA)
+
+    def connect(self, *workers: str) -> Path:
+        """Let ssh enter workers; returns the home folder of the last one."""
+        (self.home / "hosts").write_text("".join(f"{name}\n" for name in ("node0", *workers)))
+        for name in workers:
+            (self.root / name).mkdir()
+        return self.root / (workers or ("node0",))[-1]
 
     def write_program(self, name: str, text: str) -> Path:
         """Put a program on the machine's PATH; returns it."""
         path = self.bin / name
-        path.write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}")
+        path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}")
         path.chmod(0o755)
         return path
 
@@ -240,19 +260,6 @@ def make_launch(head: ThisMachine, paths: JobPaths, script: str, **more: Any) ->
         **more,
     }
     return Launch(**values)
-
-
-def two_nodes(head: ThisMachine) -> Path:
-    """Let ssh enter the home folder of another node; returns it."""
-    other = head.home / "worker"
-    other.mkdir()
-    head.write_program(
-        "ssh",
-        'while [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done; shift\n'
-        f'here={head.home}; export HOME={other}\nexec bash -c "${{*//$here/$HOME}}"\n',
-    )
-    (head.home / "hosts").write_text("node0\nnode1\n")
-    return other
 
 
 def read_soon(path: Path, seconds: float = 10) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from .conclusion import conclude
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, Launch, parse_launch
-from .slurm import SlurmJob
+from .slurm import REQUEUED, SlurmJob
 from .supervise import Attempt, LogWatch, announce
 
 _LOG = Path("log")
@@ -32,10 +32,9 @@ def main() -> int:
     code = attempt.run()
     end = conclude(code, attempt, job, launch.retries, cancelled=head.exists(CANCELLED))
     head.finish()
-    if end is None:
-        if attempt.stopping or job.requeue():
-            signal.pause()  # Slurm ends this process
-        end = conclude(code, attempt, job, 0, cancelled=False)
+    if end is None and (job.fate() == REQUEUED or job.requeue()):
+        return code
+    end = end or conclude(code, attempt, job, 0, cancelled=False)
     head.write(END, {**began, "ended": time.time(), **(end or {})})
     return code
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.stopping import EXIT_CODE as STOPPED
+from . import slurm
 from .slurm import SlurmJob
 from .supervise import Attempt
 
@@ -23,7 +24,7 @@ def conclude(
     cause = find_cause(errors)
     if code == 0:
         return _end(SUCCEEDED, code, {})
-    if cancelled or (attempt.stopping and job.state() == "CANCELLED"):
+    if cancelled or (attempt.stopping and job.fate() == slurm.CANCELLED):
         return _end(CANCELLED, code, {})
     is_lost = code != STOPPED or attempt.stopping
     if is_lost and job.attempt <= retries and not _is_own_fault(cause):

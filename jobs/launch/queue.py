@@ -5,7 +5,6 @@ Another way to start jobs is another implementation of :class:`Launcher`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -156,8 +155,7 @@ class SlurmLauncher:
         return self._find_end(paths)
 
     def _find_end(self, paths: JobPaths) -> JobEnd:
-        text = self.head.run(f"cat {paths.end}", check=False).stdout
-        end = parse_end(json.loads(text)) if text.strip() else None
+        end = parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)
         if end is None:
             found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
             state = found[0].state if found else "gone"

@@ -11,6 +11,7 @@ from jobs.launch.cores import CoreShare, cpu_mask
 from jobs.launch.placement import Placement, RankLayout
 from jobs.launch.plan import JobPaths, JobPlan
 from jobs.worker.batch.launch import Launch, build_argv
+from jobs.worker.batch.nodes import PARTS
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from provision.install import VENV
 from provision.mpi import MPIRUN_ENV
@@ -169,16 +170,21 @@ def render_batch_script(command: LaunchCommand, paths: JobPaths) -> str:
     options = {
         "job-name": paths.job_id,
         "nodes": str(len(command.planned)),
-        "output": paths.log,
-        "open-mode": "append",
+        # A node that was replaced has no folder for it yet.
+        "output": "/dev/null",
     }
+    root = shlex.quote(paths.root)
     requeue = "requeue" if command.launch.retries else "no-requeue"
     return "\n".join(
         [
             "#!/bin/bash",
             *(f"#SBATCH --{name}={value}" for name, value in options.items()),
             f"#SBATCH --{requeue}",
-            f"cd {shlex.quote(paths.root)} || exit 1",
+            f"mkdir -p {root} && cd {root} || exit 1",
+            "exec >> log 2>&1",
+            "[ -d code/worker ] || "
+            f"ssh {command.launch.head} 'cd {root} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | "
+            "tar -xf -",
             f"export PYTHONPATH={shlex.quote(paths.code)}",
             f"exec {VENV}/bin/python -m worker.batch <<'{_END}'",
             command.launch.render().decode().rstrip("\n"),

@@ -29,6 +29,8 @@ cd {root} || exit
 [ ! -s log ] || cat log >> log.earlier
 rm -f log begin.json end.json cancelled
 touch log
+# With it, the job starts again after the loss of the head.
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "cat > {script}.new && mv {script}.new {script}" < {new}'
 mv {new} run.sh && sbatch --parsable run.sh
 """
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
@@ -107,7 +109,7 @@ class SlurmLauncher:
     def submit(self, command: LaunchCommand, paths: JobPaths) -> None:
         """One folder may see several runs, one after another, such as the trials of ``tune``."""
         self.head.put(render_batch_script(command, paths).encode(), paths.new_script, 0o700)
-        script = _SUBMIT.format(root=paths.root, new=paths.new_script)
+        script = _SUBMIT.format(root=paths.root, new=paths.new_script, script=paths.script)
         done = self.head.run(script, check=False)
         if done.exit_code:
             why = done.stderr.strip() or "it printed nothing"

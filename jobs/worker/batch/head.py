@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
-_SSH = ("ssh", "-o", "ConnectTimeout=10")
+SSH = ("ssh", "-o", "ConnectTimeout=10")
 # Checkpoints stay where they are: they are copied as they are written.
 _RESULTS = ("--exclude=output/checkpoints", "--exclude=output/model/checkpoint-*", "output")
 
@@ -34,6 +35,16 @@ class HeadFolder:
         script = f"cat > {target}.partial && mv {target}.partial {target}"
         return self._run(script, (json.dumps(content) + "\n").encode())
 
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the content of a file of JSON; {} if there is none."""
+        script = f"cat {shlex.quote(f'{self.folder}/{name}')}"
+        argv = [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
+        try:
+            done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=_SSH_S, check=False)
+            return dict(json.loads(done.stdout))
+        except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
+            return {}
+
     def exists(self, name: str) -> bool:
         return self._run(f"test -e {shlex.quote(f'{self.folder}/{name}')}")
 
@@ -45,26 +56,30 @@ class HeadFolder:
         self._copier = threading.Thread(target=self._copy_log, daemon=True)
         self._copier.start()
 
-    def finish(self) -> None:
-        """Copy the rest of the log and the results."""
+    def finish(self, *, results: bool) -> None:
+        """Copy the rest of the log, and the results."""
         if not self.remote:
             return
         self._ended.set()
         if self._copier:
             self._copier.join(_SSH_S)
+        if results:
+            self._copy_results()
+
+    def _copy_results(self) -> None:
         pack = subprocess.Popen(
             ["tar", "-cf", "-", *_RESULTS], cwd=self.folder, stdout=subprocess.PIPE
         )
         unpack = f"tar -C {shlex.quote(self.folder)} -xf -"
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(
-                [*_SSH, self.remote, unpack], stdin=pack.stdout, timeout=_RESULTS_S, check=False
+                [*SSH, self.remote, unpack], stdin=pack.stdout, timeout=_RESULTS_S, check=False
             )
         pack.kill()
         pack.wait()
 
     def _run(self, script: str, content: bytes = b"") -> bool:
-        argv = [*_SSH, self.remote, script] if self.remote else ["sh", "-c", script]
+        argv = [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
         try:
             done = subprocess.run(argv, input=content, timeout=_SSH_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
@@ -104,7 +119,7 @@ class HeadFolder:
 
     def _open_pipe(self) -> subprocess.Popen[bytes]:
         append = f"cat >> {shlex.quote(f'{self.folder}/{self.log.name}')}"
-        return subprocess.Popen([*_SSH, self.remote, append], stdin=subprocess.PIPE)
+        return subprocess.Popen([*SSH, self.remote, append], stdin=subprocess.PIPE)
 
     def _close(self, pipe: subprocess.Popen[bytes] | None) -> None:
         if pipe is None:
@@ -121,7 +136,7 @@ class HeadFolder:
         script = f"mkdir -p {shlex.quote(self.folder)}; touch {log}; stat -c %s {log}"
         try:
             done = subprocess.run(
-                [*_SSH, self.remote, script],
+                [*SSH, self.remote, script],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 timeout=_SSH_S,

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..runtime import output
+
+CHECKPOINTS = f"output/{output.CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
 """Files in a job's folder on the head: JSON about its last attempt, and a mark that a user ended it."""
 MASTER_PORT = "29500"
@@ -34,9 +37,10 @@ class Launch:
     retries: int = 0
     """How often the job may run again after it has lost a rank or a node."""
 
-    def for_attempt(self, number: int) -> Launch:
-        """Return the launch of an attempt, counted from 1."""
-        return replace(self, program=self.again) if number > 1 and self.again else self
+    def prepared(self, *, again: bool, pinning: Mapping[str, Mapping[str, str]]) -> Launch:
+        """Return the launch of an attempt. With ``again``, it resumes what an earlier one has left."""
+        program = self.again if again and self.again else self.program
+        return replace(self, program=program, pinning={**self.pinning, **pinning})
 
     def render(self) -> bytes:
         """Return the launch as JSON."""

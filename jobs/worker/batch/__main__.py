@@ -65,7 +65,7 @@ def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]
 
 
 def _run(attempt: Attempt, ready: Preparation) -> int:
-    copier = CheckpointCopier(attempt.launch.folder, ready.second, ready.second_has)
+    copier = CheckpointCopier(attempt.launch.folder, ready.others, ready.copied)
     if attempt.launch.again:
         copier.start()
     code = attempt.run()

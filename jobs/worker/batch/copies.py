@@ -15,7 +15,7 @@ from .launch import CHECKPOINTS
 from .nodes import parse_state
 from .supervise import announce
 
-_LOOK_S, _COPY_S, _LAST_S = 1.0, 900, 60
+_LOOK_S, _AGAIN_S, _COPY_S, _LAST_S = 1.0, 15.0, 900, 60
 _KEPT = 2
 # The checkpoint gets its name when it is complete; then older copies are removed.
 _TAKE = """set -e
@@ -27,13 +27,12 @@ ls | grep -x 'step-[0-9]*' | sort -V | head -n -{kept} | xargs -r rm -rf
 """
 
 
-def second_node(nodes: Iterable[str], here: str, head: str) -> str:
-    """Return the node for the copies: the head, or, on the head, the first other one; "" for none. Pure.
+def order_nodes(nodes: Iterable[str], here: str, head: str) -> list[str]:
+    """Return the nodes that may have the copies: the head, then the other ones in their order. Pure.
 
-    ``nodes`` are those of the cluster that answer, in their order.
+    ``nodes`` are those of the cluster that answer.
     """
-    others = [name for name in nodes if name != here]
-    return head if head in others else next(iter(others), "")
+    return sorted((name for name in nodes if name != here), key=lambda name: name != head)
 
 
 @dataclass
@@ -41,7 +40,8 @@ class CheckpointCopier:
     """Copies each new checkpoint to another node, one at a time, with low priority."""
 
     folder: str
-    to: str
+    to: list[str]
+    """The nodes that may have them. The first one has; if it fails, it becomes the last one."""
     newest: int = -1
     """The step of the newest checkpoint that is there."""
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -61,12 +61,17 @@ class CheckpointCopier:
             self._thread.join(_LAST_S)
 
     def _copy_all(self) -> None:
-        last = False
+        last, pause = False, _LOOK_S
         while not last:
-            last = self._ended.wait(_LOOK_S)
+            last, pause = self._ended.wait(pause), _LOOK_S
             step = self._find_newest()
-            if step > self.newest and self._copy(f"step-{step:06d}"):
+            if step <= self.newest:
+                continue
+            if self._copy(f"step-{step:06d}"):
                 self.newest = step
+            else:
+                self.to.append(self.to.pop(0))
+                pause = _AGAIN_S
 
     def _find_newest(self) -> int:
         with suppress(OSError):
@@ -82,14 +87,20 @@ class CheckpointCopier:
             subprocess.Popen(pack, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as source,
             suppress(OSError, subprocess.TimeoutExpired),
         ):
-            argv = ["nice", "-n", "19", *SSH, self.to, take]
-            done = subprocess.run(argv, stdin=source.stdout, timeout=_COPY_S, check=False)
+            argv = ["nice", "-n", "19", *SSH, self.to[0], take]
+            done = subprocess.run(
+                argv,
+                stdin=source.stdout,
+                stderr=subprocess.DEVNULL,
+                timeout=_COPY_S,
+                check=False,
+            )
             if done.returncode == 0:
                 return True
             source.kill()
         # One that was removed meanwhile has a newer one after it.
         if Path(folder, name).exists() and not self._warned:
             self._warned = True
-            text = f"warning: no second copy of checkpoint {name}: {self.to} does not take it"
+            text = f"warning: no second copy of checkpoint {name}: {self.to[0]} does not take it"
             announce(event="note", text=text)
         return False

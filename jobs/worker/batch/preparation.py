@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .copies import second_node
+from .copies import order_nodes
 from .launch import Launch
 from .nodes import NodeState, ask_nodes, fetch_checkpoint, newest_copy, send_files
 from .pinning import fit_pinning
@@ -15,14 +15,14 @@ from .supervise import announce
 
 @dataclass(frozen=True)
 class Preparation:
-    """The launch that fits the attempt's nodes, and the node that gets the second copies of checkpoints.
+    """The launch that fits the attempt's nodes, and the nodes that may have copies of its checkpoints.
 
-    ``second_has`` is the step of its newest copy.
+    ``copied`` is the step of the newest copy on the first of them.
     """
 
     launch: Launch
-    second: str
-    second_has: int
+    others: list[str]
+    copied: int
 
 
 def prepare(launch: Launch, job: SlurmJob) -> Preparation:
@@ -39,10 +39,11 @@ def prepare(launch: Launch, job: SlurmJob) -> Preparation:
         what = f"checkpoint step-{step:06d} from {source}"
         done = fetch_checkpoint(launch.folder, step, source)
         announce(event="note", text=what if done else f"warning: {what} can't be fetched")
-    second = second_node(filter(states.__contains__, launch.pinning), here, launch.head)
+    others = order_nodes(filter(states.__contains__, launch.pinning), here, launch.head)
+    copied = states[others[0]].newest if others else -1
     has_state = job.attempt > 1 or newest >= 0
     ready = launch.prepared(again=has_state, pinning=fit_all(launch, job.nodes, states))
-    return Preparation(ready, second, states.get(second, NodeState()).newest)
+    return Preparation(ready, others, copied)
 
 
 def fit_all(

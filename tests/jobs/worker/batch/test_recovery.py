@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.worker.batch.conclusion import describe, describe_lost_nodes
-from jobs.worker.batch.copies import second_node
+from jobs.worker.batch.copies import order_nodes
 from jobs.worker.batch.nodes import NodeState, newest_copy, parse_cpus, parse_state
 from jobs.worker.batch.pinning import fit_pinning
 from jobs.worker.batch.stall import StallDetector
@@ -110,14 +110,16 @@ def test_the_newest_checkpoint_comes_from_another_node(
 @pytest.mark.parametrize(
     ("nodes", "here", "expected"),
     [
-        (NODES, "node0", "node1"),
-        (NODES, "node1", "node0"),
-        (("node1", "node2"), "node1", "node2"),  # the head does not answer
-        (("node0",), "node0", ""),
+        (NODES, "node0", ["node1", "node2"]),
+        (NODES, "node2", ["node0", "node1"]),
+        (("node1", "node2"), "node1", ["node2"]),  # the head does not answer
+        (("node0",), "node0", []),
     ],
 )
-def test_copies_go_to_the_head_or_from_it(nodes: tuple[str, ...], here: str, expected: str) -> None:
-    assert second_node(nodes, here, "node0") == expected
+def test_copies_go_to_the_head_or_from_it(
+    nodes: tuple[str, ...], here: str, expected: list[str]
+) -> None:
+    assert order_nodes(nodes, here, "node0") == expected
 
 
 def pinned(*places: tuple[str, str]) -> dict[str, str]:

@@ -199,6 +199,7 @@ class SimulatedHost:
             ("# listing a job's nodes", self._list_job_nodes),
             ("# ending a job", self._end_job),
             ("# listing the jobs", lambda _: Result(0, self._state().get("listing", ""), "")),
+            ("# asking the queue", self._list_queue),
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
 
@@ -375,6 +376,13 @@ class SimulatedHost:
             return Result(124, "", "")
         ranks = range(len(self._state()["names"]))
         return Result(0, "".join(f"hello {rank} torch 2.13.0+cpu\n" for rank in ranks), "")
+
+    def _list_queue(self, _: str) -> Result:
+        """Slurm uses all nodes, but those that are said to be in another state."""
+        state = self._state()
+        told = state.get("queue", {})
+        lines = [f"{name}|{told.get(name, 'idle|none')}\n" for name in state.get("names", {})]
+        return Result(0, "".join(lines), "")
 
     def _list_job_nodes(self, _: str) -> Result:
         state = self._state()

@@ -6,6 +6,7 @@ SIGTERM asks the ranks to save a checkpoint and to end.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from .conclusion import conclude, describe, find_cause
 from .copies import CheckpointCopier
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, Launch, parse_launch
+from .nodes import send_end
 from .preparation import Preparation, prepare
 from .slurm import REQUEUED, SlurmJob
 from .supervise import Attempt, LogWatch, announce
@@ -39,8 +41,16 @@ def main() -> int:
         return code
     head.finish(results=True)
     end = end or conclude(code, attempt, job, 0, cancelled=False)
-    head.write(END, {**began, "ended": time.time(), **(end or {})})
+    _end(launch, head, {**began, "ended": time.time(), **(end or {})})
     return code
+
+
+def _end(launch: Launch, head: HeadFolder, content: dict[str, object]) -> None:
+    """Write the job's end on the head, which is what others wait for, and on the other nodes."""
+    others = [name for name in launch.pinning if name != launch.head]
+    if launch.retries:
+        send_end(launch.folder, others, json.dumps(content))
+    head.write(END, content)
 
 
 def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:

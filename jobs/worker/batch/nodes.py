@@ -7,10 +7,11 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from .head import SSH
-from .launch import CHECKPOINTS
+from .launch import CHECKPOINTS, END
 
 _ASK_S, _SEND_S = 30, 1800
 _MOST_AT_ONCE = 32
@@ -70,6 +71,26 @@ def send_files(folder: str, names: Iterable[str]) -> list[str]:
     unpack = shlex.quote(f"mkdir -p {quoted} && tar -C {quoted} -xf -")
     ssh = " ".join(SSH)
     return [n for n in names if not _runs(f"set -o pipefail; {{ {pack}; }} | {ssh} {n} {unpack}")]
+
+
+def send_end(folder: str, names: Iterable[str], content: str) -> None:
+    """Write a job's end on other nodes: a new head must not start it again."""
+    target = shlex.quote(f"{folder}/{END}")
+    script = f"[ ! -d {shlex.quote(folder)} ] || cat > {target}"
+
+    def send(name: str) -> None:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                [*SSH, name, script],
+                input=content,
+                text=True,
+                timeout=_ASK_S,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
+
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        list(pool.map(send, names))
 
 
 def fetch_checkpoint(folder: str, step: int, name: str) -> bool:

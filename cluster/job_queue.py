@@ -13,6 +13,19 @@ LIST_QUEUE = "squeue --noheader --array --format='%A|%T|%N|%r|%j'"
 """Shell command that prints the queue, a line per job."""
 PENDING = "PENDING"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+# The scripts of all jobs are on every node, and so is the end of those that have ended. Slurm answers some
+# moments after the nodes are connected.
+_SUBMIT_AGAIN = r"""# submitting the jobs of the lost head again
+cd ~/spr-jobs 2>/dev/null || exit 0
+for script in $(ls -tr -- */run.sh 2>/dev/null); do
+  job=${script%/run.sh}
+  [ ! -e $job/end.json ] && [ ! -e $job/cancelled ] || continue
+  grep -qx '#SBATCH --requeue' $script || { echo "left $job"; continue; }
+  for i in $(seq 60); do found=$(squeue --noheader --name=$job --format=%A) && break; sleep 0.5; done
+  [ -n "$found" ] || (cd $job && sbatch --parsable run.sh >/dev/null) && echo "again $job"
+done
+true
+"""
 _NODE_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 
 
@@ -37,6 +50,17 @@ class QueuedJob:
 def list_queue(head: Host) -> tuple[QueuedJob, ...]:
     """Return the cluster's queue in the order of submission. Raises :class:`HostError`."""
     return parse_queue(head.run(LIST_QUEUE).stdout)
+
+
+def submit_again(head: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Submit the jobs that ended with the head before this one, oldest first.
+
+    Returns their names, and those of jobs that are not to run twice.
+    """
+    lines = [line.split() for line in head.run(_SUBMIT_AGAIN, timeout_s=120).stdout.splitlines()]
+    found = [(line[0], line[1]) for line in lines if len(line) == 2]
+    again, left = (tuple(job for word, job in found if word == kind) for kind in ("again", "left"))
+    return again, left
 
 
 def parse_queue(text: str) -> tuple[QueuedJob, ...]:

@@ -29,6 +29,9 @@ cd {root} || exit
 [ ! -s log ] || cat log >> log.earlier
 rm -f log begin.json end.json cancelled
 touch log
+# With it, the job starts again after the loss of the head.
+take="cd {root} && rm -f end.json cancelled && cat > run.sh.new && mv run.sh.new run.sh"
+export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new}'
 mv {new} run.sh && sbatch --parsable run.sh
 """
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
@@ -68,6 +71,9 @@ if [ -n "$job" ]; then
   ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
 fi
 [ -s end.json ] || echo '{{"state": "cancelled", "exit_code": null}}' > end.json
+# A worker that becomes the head must not start it again.
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=5 @ "touch {root}/cancelled" 2>/dev/null
+true
 """
 
 
@@ -170,7 +176,8 @@ class SlurmLauncher:
         if gone:
             raise JobError(
                 f"job {paths.job_id} ended with its head node: {gone}",
-                hint="output that was not fetched is lost; `spr-cluster status` shows the cluster",
+                hint=f"`spr-cluster repair {self.flags}` makes a worker the head, where a job with "
+                f"retries starts again; to follow it: spr-cluster attach {paths.job_id} {self.flags}",
             )
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:

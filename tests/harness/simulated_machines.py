@@ -199,6 +199,7 @@ class SimulatedHost:
             ("# listing the nodes", self._list_nodes),
             ("# listing the jobs", lambda _: Result(0, self._state().get("listing", ""), "")),
             ("# asking the queue", self._list_queue),
+            ("# submitting the jobs of the lost head", lambda _: Result(0, "", "")),
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
 

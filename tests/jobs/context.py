@@ -16,7 +16,7 @@ from infra import tags
 from infra.plan import mesh_digest
 from jobs.launch.plan import JobPaths, new_job_id
 from jobs.launch.session import JobContext
-from jobs.worker.batch.conclusion import find_cause
+from jobs.worker.batch.conclusion import choose_cause
 from jobs.worker.batch.launch import build_argv, parse_launch
 from jobs.worker.runtime.events import parse_event
 from provision.stacks.load import load_stack
@@ -51,10 +51,10 @@ def listed(job: str, checkpoint: str = "", **more: Any) -> str:
     return json.dumps({**row, **more}) + "\n"
 
 
-def ended(output: Sequence[str] = (), exit_code: int = 0, **more: Any) -> str:
+def ended(output: Sequence[str] = (), exit_code: int | None = 0, **more: Any) -> str:
     """The file that a job leaves which printed ``output``."""
     errors = [found for line in output if (found := parse_event(line)) and "message" in found]
-    cause = find_cause(errors)
+    cause = choose_cause(errors)
     end = {
         "state": "failed" if exit_code else "succeeded",
         "exit_code": cause.get("exit_code", exit_code),
@@ -94,7 +94,7 @@ def interrupt(_: str) -> str:
 
 def make_hosts(output: list[str], exit_code: int = 0) -> dict[str, FakeHost]:
     """Nodes on which a job prints ``output`` and ends with ``exit_code``."""
-    hosts = {}
+    hosts: dict[str, FakeHost] = {}
     for node in NODES:
         facts = facts_answer(hostname=f"host-of-{node.name}", address=node.private_ip)
         answers: list[Any] = [

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
-_SSH = ("ssh", "-o", "ConnectTimeout=10")
+SSH = ("ssh", "-o", "ConnectTimeout=10")
 # Checkpoints stay where they are: they are copied as they are written.
 _RESULTS = ("--exclude=output/checkpoints", "--exclude=output/model/checkpoint-*", "output")
 
@@ -38,6 +39,16 @@ class HeadFolder:
         script = f"cat > {target}.partial && mv {target}.partial {target}"
         return self._run(script, (json.dumps(content) + "\n").encode())
 
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the content of a file of JSON; {} if there is none."""
+        script = f"cat {shlex.quote(f'{self.folder}/{name}')}"
+        argv = [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
+        try:
+            done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=_SSH_S, check=False)
+            return dict(json.loads(done.stdout))
+        except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
+            return {}
+
     def exists(self, name: str) -> bool:
         return self._run(f"test -e {shlex.quote(f'{self.folder}/{name}')}")
 
@@ -49,11 +60,11 @@ class HeadFolder:
         self._copier = threading.Thread(target=self._copy_log, daemon=True)
         self._copier.start()
 
-    def finish(self) -> None:
-        """Copy the results and the rest of the log."""
+    def finish(self, *, results: bool) -> None:
+        """Copy the results, unless the job will run again, and the rest of the log."""
         if not self.remote:
             return
-        if not any(self._send_results() for _ in range(_RESULT_TRIES)):
+        if results and not any(self._send_results() for _ in range(_RESULT_TRIES)):
             print(
                 f"The results are on {socket.gethostname()}; copying them to {self.remote} failed."
             )
@@ -69,7 +80,7 @@ class HeadFolder:
         ) as pack:
             try:
                 done = subprocess.run(
-                    [*_SSH, self.remote, unpack],
+                    [*SSH, self.remote, unpack],
                     stdin=pack.stdout,
                     timeout=_RESULTS_S,
                     check=False,
@@ -81,7 +92,7 @@ class HeadFolder:
         return done.returncode == 0
 
     def _run(self, script: str, content: bytes = b"") -> bool:
-        argv = [*_SSH, self.remote, script] if self.remote else ["sh", "-c", script]
+        argv = [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
         try:
             done = subprocess.run(argv, input=content, timeout=_SSH_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
@@ -128,7 +139,7 @@ class HeadFolder:
         # Not at its end, where late bytes of a connection that broke would come twice.
         log = shlex.quote(f"{self.folder}/{self.log.name}")
         write = f"dd of={log} bs=64k oflag=seek_bytes seek={at} conv=notrunc status=none"
-        return subprocess.Popen([*_SSH, self.remote, write], stdin=subprocess.PIPE)
+        return subprocess.Popen([*SSH, self.remote, write], stdin=subprocess.PIPE)
 
     def _close(self, pipe: subprocess.Popen[bytes]) -> None:
         assert pipe.stdin is not None
@@ -143,7 +154,7 @@ class HeadFolder:
         script = f"mkdir -p {shlex.quote(self.folder)}; touch {log}; stat -c %s {log}"
         try:
             done = subprocess.run(
-                [*_SSH, self.remote, script],
+                [*SSH, self.remote, script],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 timeout=_SSH_S,

@@ -39,6 +39,12 @@ class SlurmJob:
             return REQUEUED
         return NODE_FAIL if known.get("Reason") == "NodeDown" else CANCELLED
 
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Return the job's nodes that do not answer Slurm."""
+        asked = f"--nodes={','.join(self.nodes)}"
+        down = ["--states=down,no_respond", "--format=%N"]
+        return tuple(_ask(["sinfo", "--noheader", "--Node", asked, *down]).split())
+
     def steps(self) -> tuple[str, ...]:
         """Return the job's running steps: mpirun starts one to reach its nodes."""
         found = _ask(["squeue", "--noheader", "--steps", f"--job={self.id}", "--format=%i"]).split()

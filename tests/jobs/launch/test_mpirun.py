@@ -84,7 +84,9 @@ def test_only_a_job_that_may_run_again_is_requeued() -> None:
     )
     assert "#SBATCH --requeue\n" in render_batch_script(command, PATHS)
     assert "#SBATCH --no-requeue\n" in render_batch_script(command_for(machine(2)), PATHS)
-    first, again = (command.launch.for_attempt(number).program for number in (1, 3))
+    first, again = (
+        command.launch.prepared(again=after, pinning={}).program for after in (False, True)
+    )
     assert first[-2:] == ARGV
     assert again[:2] == first[:2]
     assert again[-1] == "--resume"

@@ -22,6 +22,7 @@ from jobs.launch.plan import JobPaths
 from jobs.launch.queue import SlurmLauncher
 from jobs.worker.batch.launch import Launch
 from provision.host import LineSink, Result
+from tests.fakes import FakeStream
 from tests.jobs.launch import fake_slurm
 
 NODES = ("node0", "node1", "node2")
@@ -150,6 +151,9 @@ class ThisMachine:
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         Path(path).write_bytes(content)
         Path(path).chmod(mode)
+
+    def open_stream(self, command: str) -> FakeStream:
+        return FakeStream(self.run(command).stdout.splitlines())
 
     def upload(self, source: Path, path: str) -> None:
         Path(path).write_bytes(source.read_bytes())

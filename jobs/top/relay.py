@@ -23,6 +23,7 @@ from jobs.top.sampler import set_end
 CONNECTING = "connecting"
 _RETRY_S = 10.0
 _QUEUE_S = 5.0
+_BEAT_S = 5.0
 _LOG_BYTES = 65536
 _EVENT = b'@spr {"event": "'
 _STEP = ("step", "total", "loss", "samples_per_second", "eta_seconds")
@@ -40,12 +41,19 @@ class NodeLink:
         self._patience = 3 * interval + 3
         self._process: subprocess.Popen[bytes] | None = None
         self._unread, self._line = b"", b""
-        self._error, self._heard, self._retry = CONNECTING, 0.0, 0.0
+        self._error = CONNECTING
+        self._heard = self._retry = self._beat = 0.0
 
-    def start(self, selector: selectors.BaseSelector, now: float) -> None:
-        """Start the sampler if it does not run, and was not started a moment ago."""
-        if self._process is not None or now < self._retry:
-            return
+    def keep(self, selector: selectors.BaseSelector, now: float) -> None:
+        """Send a beat if that is due; start the sampler if it does not run, and was not just started."""
+        if self._process is not None:
+            if now >= self._beat:
+                self._beat = now + _BEAT_S
+                self._send(b"\n")
+        elif now >= self._retry:
+            self._start(selector, now)
+
+    def _start(self, selector: selectors.BaseSelector, now: float) -> None:
         self._retry, self._unread, self._line = now + _RETRY_S, b"", b""
         try:
             process = subprocess.Popen(
@@ -63,10 +71,9 @@ class NodeLink:
         assert process.stderr is not None
         os.set_blocking(process.stderr.fileno(), False)
         selector.register(process.stdout, selectors.EVENT_READ, self)
-        self.send(self._greeting)
+        self._send(self._greeting)
 
-    def send(self, text: bytes) -> None:
-        """Send what the sampler needs to begin, and then to go on."""
+    def _send(self, text: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):  # its end shows when its output is read
                 self._process.stdin.write(text)
@@ -252,8 +259,7 @@ class Relay:
             if now >= due:
                 self._queue.look(now)
                 for link in self._links:
-                    link.start(self.selector, now)
-                    link.send(b"\n")
+                    link.keep(self.selector, now)
                 print(json.dumps(self._merge(now)), flush=True)
                 due = max(due + self.interval, now + self.interval / 2)
             for key, _ in self.selector.select(max(0.0, due - time.monotonic())):

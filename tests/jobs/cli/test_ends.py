@@ -106,7 +106,7 @@ def stage(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> StagedJob:
         target.write_bytes(pack_output(job.files))
 
     monkeypatch.setattr(StagedHost, "download", download)
-    answers = {
+    answers: dict[str, Any] = {
         "# listing what would be lost": job.lost,
         "# following a job": job.followed,
         "# collecting the results": lambda _: Result(0, job.missing, ""),

@@ -19,7 +19,7 @@ ACTIVE = ("running", "waiting")
 # `fetch` leaves the file `fetched`. It brings no checkpoints home, and an unfinished job needs them:
 # ours, and those that transformers' Trainer leaves beside the model.
 SCRIPT = rf"""# listing what would be lost
-queue=$({LIST_QUEUE})
+queue=$({LIST_QUEUE} 2>&1) || {{ echo "queue $(echo $queue)"; queue=; }}
 active=$(echo "$queue" | cut -d "|" -f 5-)
 echo "$queue" | awk -F "|" 'NF {{ print ($2 == "PENDING" ? "waiting" : "running"), $5 }}'
 for d in ~/spr-jobs/*/; do
@@ -42,7 +42,10 @@ for d in ~/spr-jobs/*/; do
   if [ -f "$out/model/config.json" ]; then echo "model $job"; else echo "results $job"; fi
 done
 """
-"""Prints running, waiting, checkpoint, checkpoints, model, or results, and a job's ID, line by line."""
+"""Prints running, waiting, checkpoint, checkpoints, model, or results, and a job's ID, line by line.
+
+If the queue does not answer, ``queue`` and why.
+"""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,12 @@ def _ask(ctx: Context, head: Node) -> Losses:
         except SprError as error:
             answers.append(Losses(unknown=error.message))
         else:
-            pairs = (line.partition(" ")[::2] for line in lines)
-            answers.append(Losses(tuple(pairs)))
+            pairs = [line.partition(" ")[::2] for line in lines]
+            found = tuple(pair for pair in pairs if pair[0] != "queue")
+            why = next(
+                (f"its queue does not answer: {why}" for what, why in pairs if what == "queue"), ""
+            )
+            answers.append(Losses(found, why))
 
     # Connecting alone may take longer than that. A daemon does not delay this process's end.
     thread = threading.Thread(target=ask, daemon=True)

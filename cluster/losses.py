@@ -7,25 +7,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cluster.context import Context
+from cluster.job_queue import LIST_QUEUE
 from cluster.nodes import Node, rank_nodes
-from cluster.running_job import FIND_RUNNING_JOB
 from infra import tags
 from infra.errors import SprError
 from infra.instances import HEAD
 from infra.inventory import Inventory
 
 _DEADLINE_S = 10.0
-# `fetch` leaves the file `fetched`. It brings no checkpoints home, and an unfinished job needs them.
+ACTIVE = ("running", "waiting")
+# `fetch` leaves the file `fetched`. It brings no checkpoints home, and an unfinished job needs them:
+# ours, and those that transformers' Trainer leaves beside the model.
 SCRIPT = rf"""# listing what would be lost
-running=$({FIND_RUNNING_JOB}; true)
-for job in $running; do echo "running $job"; done
+queue=$({LIST_QUEUE})
+active=$(echo "$queue" | cut -d "|" -f 5-)
+echo "$queue" | awk -F "|" 'NF {{ print ($2 == "PENDING" ? "waiting" : "running"), $5 }}'
 for d in ~/spr-jobs/*/; do
   [ -d "$d/output" ] || continue
   d=${{d%/}}; job=${{d##*/}}; out=$d/output
-  case " $(echo $running) " in *" $job "*) continue ;; esac
+  echo "$active" | grep -qxF "$job" && continue
   if [ -f "$d/start.json" ] && [ ! -f "$out/results.json" ] \
     && ls "$out/checkpoints" 2>/dev/null | grep -qx 'step-[0-9]*'; then
     echo "checkpoint $job"; continue
+  fi
+  if ls -d "$out"/model/checkpoint-* >/dev/null 2>&1 \
+    && ! grep -q '"state": "succeeded"' "$d/end.json" 2>/dev/null; then
+    echo "checkpoints $job"; continue
   fi
   since=; [ -f "$d/fetched" ] && since="-newer $d/fetched"
   new=$(find "$out" -type f ! -name .keep ! -path "$out/logs/*" ! -path "$out/metrics/*" \
@@ -35,7 +42,7 @@ for d in ~/spr-jobs/*/; do
   if [ -f "$out/model/config.json" ]; then echo "model $job"; else echo "results $job"; fi
 done
 """
-"""Prints ``running``, ``checkpoint``, ``model``, or ``results``, and a job's ID, line by line."""
+"""Prints running, waiting, checkpoint, checkpoints, model, or results, and a job's ID, line by line."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,8 @@ class Losses:
         """Return the lines for a user; ``flags`` name the cluster in a command."""
         if self.unknown:
             yield f"The head could not be asked what would be lost: {self.unknown}"
-        yield from (f"Job {job} is running." for what, job in self.found if what == "running")
-        if kept := [f"the {what} of {job}" for what, job in self.found if what != "running"]:
+        yield from (f"Job {job} is {what}." for what, job in self.found if what in ACTIVE)
+        if kept := [f"the {what} of {job}" for what, job in self.found if what not in ACTIVE]:
             how = f"To keep results: spr-cluster fetch JOB {flags}"
             yield f"Only on the nodes: {', '.join(kept)}. {how}"
 

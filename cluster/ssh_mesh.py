@@ -1,4 +1,7 @@
-"""SSH between nodes, as in the reference recipe: a fresh key, ``~/.ssh/config``, names, ``~/hosts``."""
+"""The step that connects the nodes: SSH between them, as in the reference recipe, and Slurm.
+
+A fresh key, ``~/.ssh/config``, names, ``~/hosts``; Slurm's part is :mod:`cluster.slurm`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 
+from cluster import slurm
 from cluster.nodes import Cluster, HostOpener, Node
 from infra.key_pair import KeyPair, generate_key_pair
 from provision.facts import HostFacts
@@ -30,7 +34,7 @@ chmod 644 ~/hosts
 {{ sed '/^{_BEGIN}$/,/^{_END}$/d' /etc/hosts; cat ~/.spr-cluster-hosts; }} > /tmp/spr-cluster-hosts
 sudo cp --no-preserve=all /tmp/spr-cluster-hosts /etc/hosts
 rm -f ~/.spr-cluster-hosts /tmp/spr-cluster-hosts
-"""
+{slurm.CONFIGURE}"""
 
 
 def render_ssh_config(nodes: Sequence[Node]) -> str:
@@ -97,8 +101,9 @@ def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str, regio
     return "\n\n".join([*blocks, common]) + "\n"
 
 
-def bundle_mesh(nodes: Sequence[Node], facts: Mapping[str, HostFacts], key: KeyPair) -> bytes:
-    """Return the files a node needs to reach the others, as a tar archive of its home folder."""
+def bundle_mesh(cluster: Cluster, facts: Mapping[str, HostFacts], key: KeyPair) -> bytes:
+    """Return the files a node needs to work with the others, as a tar archive of its home folder."""
+    nodes = cluster.nodes
     host_keys = {name: fact.host_key for name, fact in facts.items()}
     hostnames = {name: fact.hostname for name, fact in facts.items()}
     files = {
@@ -109,18 +114,20 @@ def bundle_mesh(nodes: Sequence[Node], facts: Mapping[str, HostFacts], key: KeyP
         "hosts": render_hostfile(nodes),
         ".spr-cluster-hosts": render_hosts_block(nodes, hostnames),
     }
+    contents = {name: text.encode() for name, text in files.items()}
+    contents |= slurm.slurm_files(cluster.name, nodes, facts)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, text in files.items():
+        for name, content in contents.items():
             info = tarfile.TarInfo(name)
-            info.size, info.mode = len(text.encode()), 0o600
-            archive.addfile(info, io.BytesIO(text.encode()))
+            info.size, info.mode = len(content), 0o600
+            archive.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
 
 
 def connect_nodes(cluster: Cluster, facts: Mapping[str, HostFacts], open_host: HostOpener) -> None:
-    """Let the nodes reach each other by name, with a new key that is stored only on them."""
-    bundle = bundle_mesh(cluster.nodes, facts, generate_key_pair("spr-cluster-nodes"))
+    """Let the nodes reach each other by name and run Slurm, with new keys that are stored only on them."""
+    bundle = bundle_mesh(cluster, facts, generate_key_pair("spr-cluster-nodes"))
 
     def place(host: Host) -> None:
         host.put(bundle, _BUNDLE)

@@ -121,15 +121,16 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
 def parse_as(kind: type[T], text: str, name: str) -> T:
     """Parse JSON into a dataclass; ``name`` is its file. Raises :class:`UsageError`."""
     try:
-        return _adapter(kind).validate_json(text.encode(errors="replace"))
+        found: T = _adapter(kind).validate_json(text.encode(errors="replace"))
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"{part}: " for part in first["loc"])
         raise UsageError(f"{name}: {place}{first['msg']}") from None
+    return found
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 

@@ -41,6 +41,8 @@ class HostFacts:
     tile_data: str
     """``granted`` if the kernel lets a process use AMX's registers, else the name of its error."""
     cpus: tuple[Cpu, ...]
+    memory_total: int
+    """KiB."""
     interfaces: Mapping[str, str]
     """Interface name by IPv4 address."""
     tcmalloc: str | None
@@ -126,6 +128,7 @@ def read_facts(answer: Mapping[str, Any]) -> dict[str, Any]:
             "amx": frozenset(processor["amx"]),
             "tile_data": processor["tile_data"],
             "cpus": tuple(cpu for cpu in topology if cpu.cpu in allowed),
+            "memory_total": int(answer["memory"]["total"]),
             "interfaces": {a: found["name"] for a, found in network["interfaces"].items()},
             "tcmalloc": answer["tcmalloc"]["path"],
             "iomp5": answer["iomp5"],

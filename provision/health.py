@@ -36,7 +36,6 @@ class NodeHealth(HostFacts):
     disk_error: str | None
     reading_disk: bool
     """It still reads its new disk for the first time, which is slow."""
-    memory_total: int
     memory_available: int
     own_addresses: tuple[str, ...]
     mtus: Mapping[str, int]
@@ -78,7 +77,6 @@ def parse_health(text: str) -> NodeHealth:
             disk_free=int(disk["free"]),
             disk_error=disk["error"],
             reading_disk=bool(answer["reading_disk"]),
-            memory_total=int(memory["total"]),
             memory_available=int(memory["available"]),
             own_addresses=tuple(network["own_addresses"]),
             mtus={a: int(found["mtu"]) for a, found in network["interfaces"].items()},

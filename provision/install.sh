@@ -67,6 +67,14 @@ if ((${#missing[@]})); then
     apt install -y --no-install-recommends "${missing[@]}"
 fi
 
+# Slurm's daemons start once the node is connected, with a key that no other cluster has.
+if [ ! -e /etc/slurm/slurm.conf ]; then
+    sudo systemctl stop munge slurmctld slurmd
+    # Not by `disable`, which takes seconds for the packages' init scripts.
+    sudo rm -f /etc/munge/munge.key \
+        /etc/systemd/system/multi-user.target.wants/{munge,slurmctld,slurmd}.service
+fi
+
 echo "@step Python environment"
 # The mark stays after an interruption: the environment's content is then unknown.
 [ ! -e "$venv.unfinished" ] || rm -rf "$venv"

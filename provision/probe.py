@@ -210,6 +210,7 @@ def describe_facts(venv: str) -> dict[str, Any]:
     return {
         "kernel": os.uname().release,
         "processor": describe_processor(),
+        "memory": describe_memory(),
         "network": describe_network(),
         "tcmalloc": find_tcmalloc(),
         "iomp5": str(iomp5) if iomp5.exists() else None,
@@ -234,7 +235,6 @@ def describe(question: dict[str, Any]) -> dict[str, Any]:
         "power": describe_power(),
         "disk": describe_disk(),
         "reading_disk": output("systemctl", "is-active", question["warm"]).strip() == "active",
-        "memory": describe_memory(),
         "expires": ask_timer(question["timer"]),
         # Last: the caller compares it with the moment of the answer.
         "time": time.time(),

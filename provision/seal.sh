@@ -42,7 +42,7 @@ sh $state/unseal >/dev/null
 exec 8>$state/seal-lock
 flock 8
 {
-    ls -d /etc/machine-id /etc/ssh/ssh_host_* || true
+    ls -d /etc/machine-id /etc/ssh/ssh_host_* /etc/munge/munge.key || true
     # Each machine has its own authorized keys: cloud-init writes them from its key pair.
     ls -d /home/*/.ssh/authorized_keys /root/.ssh/authorized_keys || true
     grep -ls 'PRIVATE KEY-----' /home/*/.ssh/* /root/.ssh/* || true

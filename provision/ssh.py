@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import shlex
@@ -26,6 +27,7 @@ _KEEPALIVE_S = 20
 # A connection whose packets are lost breaks after this time; TCP alone would try for 15 minutes.
 _LOST_S = 60
 _PORT = 22
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # paramiko's exit code if the connection ended before the command did.
 _NO_EXIT_CODE = -1
 # It logs tracebacks for connections that a booting machine refuses; our errors name the reason.
@@ -287,8 +289,17 @@ class SshHost:
             sftp.put(str(source), path)
 
     def download(self, path: str, target: Path) -> None:
+        full: OSError | None = None
         with self._files(path) as sftp:
-            sftp.get(path, str(target))
+            try:
+                sftp.get(path, str(target))
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                # The other machine only reads: the disk is this machine's.
+                full = OSError(error.errno, error.strerror, str(target))
+        if full:
+            raise full
 
     @contextmanager
     def _files(self, path: str) -> Iterator[Any]:

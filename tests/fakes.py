@@ -41,6 +41,7 @@ def facts_answer(
                 "topology": f"# CPU,Core,Socket,Node\n{topology}",
                 "allowed": allowed,
             },
+            "memory": {"total": 527951364, "available": 520000000},
             "network": {
                 "hostname": hostname,
                 "interfaces": {
@@ -89,7 +90,6 @@ def health_answer(
         },
         "disk": {"size": 100 << 30, "free": 80 << 30, "error": None},
         "reading_disk": False,
-        "memory": {"total": 527951364, "available": 520000000},
         "expires": EXPIRES,
         "time": time,
     }

@@ -77,15 +77,20 @@ def _confirm(ctx: Context, args: argparse.Namespace) -> None:
         confirm("Remove everything?", yes=False)
 
 
+def remove_cluster(ctx: Context, args: argparse.Namespace) -> Removed:
+    """Remove a cluster, after questions unless ``--yes`` answers them; at the end nothing is left."""
+    with ctx.files.lock(ctx.command):
+        if not args.yes:
+            _confirm(ctx, args)
+        with ctx.progress.phase(f"Remove cluster {args.name}"):
+            return _down(ctx, args)
+
+
 def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     cloud = open_chosen_cloud(args, progress=progress)
     ctx = open_context(args, cloud, progress=progress)
-    with ctx.files.lock(args.verb):
-        if not args.yes:
-            _confirm(ctx, args)
-        with progress.phase(f"Remove cluster {args.name}"):
-            removed = _down(ctx, args)
+    removed = remove_cluster(ctx, args)
     kept = removed.kept
     if args.json:
         print(json.dumps({"cluster": args.name, "removed": removed.ids, "kept": kept.ids()}))

@@ -13,11 +13,13 @@ from cluster.cli.common import add_cloud_options
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from infra.clients import DENIED, Clients, connect, error_code
+from infra.errors import SprError
 from infra.iam_dry_runs import try_dry
 from infra.iam_policy import build_policy, parse_key, parse_types, render_policy
 from infra.iam_simulation import Finding, State, find_principal, simulate
 from infra.open_cloud import open_cloud
 from infra.s3 import parse_s3_url
+from infra.words import counted
 
 _EXAMPLES = """\
   spr-cluster iam-policy > policy.json
@@ -85,13 +87,14 @@ def run(args: argparse.Namespace) -> int:
         second_guard=args.second_guard,
     )
     if args.check:
-        return _check(args, policy)
-    print(render_policy(policy))
+        _check(args, policy)
+    else:
+        print(render_policy(policy))
     return 0
 
 
-def _check(args: argparse.Namespace, policy: dict[str, Any]) -> int:
-    """Print what the caller may not do; return 1 if there is anything."""
+def _check(args: argparse.Namespace, policy: dict[str, Any]) -> None:
+    """Print what the caller may not do. Raises :class:`SprError` if there is anything."""
     progress = make_progress()
     cloud = open_cloud(args.cloud or "aws", args.region, progress)
     clients = connect(cloud)
@@ -107,7 +110,12 @@ def _check(args: argparse.Namespace, policy: dict[str, Any]) -> int:
         print(json.dumps({"caller": caller, "region": cloud.region, "means": means, **shown}))
     else:
         _show(means, by_state)
-    return 1 if by_state["missing"] else 0
+    if missing := by_state["missing"]:
+        raise SprError(
+            f"{counted(len(missing), 'permission')} missing",
+            hint="ask an administrator to allow what is missing (the same command without --check prints "
+            "the full policy), or choose another AWS_PROFILE",
+        )
 
 
 def _show(means: str, by_state: Mapping[State, Sequence[Finding]]) -> None:

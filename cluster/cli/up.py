@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from cluster.cli.accounts import confirm_owner
+from cluster.cli.busy_nodes import check_busy_nodes
 from cluster.cli.common import (
     DEFAULT_NAME,
     add_cluster_options,
@@ -23,7 +24,6 @@ from cluster.cli.common import (
     record_failure,
 )
 from cluster.cli.display import make_progress
-from cluster.cli.lost_job import end_lost_job, find_lost_job
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.proposal import Proposal, propose
 from cluster.cli.spec_options import add_spec_options, read_spec_options
@@ -150,13 +150,9 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
             return _show(proposal, as_json=args.json)
         # A kept image is there for everybody.
         confirm_owner(ctx, args, plan_input.found.without_image())
-        lost = find_lost_job(proposal)
-        if lost:
-            print(f"The running {lost}; it will be ended.", file=sys.stderr)
+        check_busy_nodes(proposal)
         if proposal.plan.changes and cloud.billed:
             confirm_purchase(proposal, yes=args.yes)
-        if lost:
-            end_lost_job(proposal, lost)
         cluster = apply_proposal(proposal, yes=args.yes)
     _report(cluster, proposal, as_json=args.json)
     return 0
@@ -201,11 +197,9 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
         return proposal.offers or find_offers(ctx, proposal.plan_input)
 
     def report_new_plan(plan_input: PlanInput, plan: Plan, reason: str) -> None:
-        lost = find_lost_job(dataclasses.replace(proposal, plan_input=plan_input, plan=plan))
+        check_busy_nodes(dataclasses.replace(proposal, plan_input=plan_input, plan=plan))
         if not proposal.plan.changes:
             _check_may_change(proposal, reason, yes=yes)
-        if lost:
-            end_lost_job(proposal, lost)
         steps = ", ".join(action.kind.value.lower() for action in plan.actions)
         print(f"New plan ({reason}): {steps}", file=sys.stderr)
 

@@ -79,7 +79,9 @@ def _look_at_routes(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _look_at_block(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
-    mode, closed = describe_block(ctx.clients.ec2, _networks(nodes))
+    # SSH to a private address does not come from the internet.
+    outward = not nodes[0].public_ip
+    mode, closed = describe_block(ctx.clients.ec2, _networks(nodes), outward=outward)
     yield f"VPC Block Public Access: {mode}" + (", AND CLOSES THESE SUBNETS" if closed else "")
 
 

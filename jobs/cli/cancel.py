@@ -11,9 +11,17 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from jobs.cli.job_display import JobDisplay
 from jobs.launch.follow import stop_job
-from jobs.launch.history import LOST, RUNNING, JobSummary, check_job_id, choose_job, list_jobs
-from jobs.launch.launcher import HeadLauncher
+from jobs.launch.history import (
+    LOST,
+    RUNNING,
+    JobSummary,
+    check_job_id,
+    choose_active,
+    choose_job,
+    list_jobs,
+)
 from jobs.launch.plan import STOP_SECONDS, JobPaths
+from jobs.launch.queue import SlurmLauncher
 from jobs.train.train import CHECKPOINT_SECONDS, RESUME
 
 _EXAMPLES = """\
@@ -27,12 +35,14 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "cancel",
-        "End the job that is running, on all nodes. A training job saves a checkpoint first. What is\n"
-        "left after two minutes (other jobs: ten seconds), or after Ctrl-C, is killed, even if nodes\n"
-        "are gone. If no job is running, nothing happens.",
+        "End a job on all nodes, or remove it from the queue. A training job saves a checkpoint first.\n"
+        "What is left after two minutes (other jobs: ten seconds), or after Ctrl-C, is killed, even if\n"
+        "nodes are gone. If there is no job, nothing happens.",
         _EXAMPLES,
     )
-    parser.add_argument("job", nargs="?", metavar="JOB", help="end this job, and no other one")
+    parser.add_argument(
+        "job", nargs="?", metavar="JOB", help="(default: the only one that runs or waits)"
+    )
     parser.add_argument("--now", action="store_true", help="kill it without waiting")
     add_cluster_options(parser)
     parser.set_defaults(run=run)
@@ -44,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
     head = ctx.host_opener()(ctx.find_cluster().head)
-    launcher = HeadLauncher(head, ctx.flags)
-    job = args.job or launcher.running_job()
-    found = choose_job(list_jobs(head), job) if job else None
+    launcher = SlurmLauncher(head, ctx.flags)
+    found = choose_active(list_jobs(head), args.job)
     silent: tuple[str, ...] = ()
-    ends = found is not None and found.state in (RUNNING, LOST)
+    ends = found is not None and (found.is_active or found.state == LOST)
     if found and ends:
-        grace = 0 if args.now else CHECKPOINT_SECONDS if found.unfinished else STOP_SECONDS
+        waits = args.now or found.state != RUNNING
+        grace = 0 if waits else CHECKPOINT_SECONDS if found.unfinished else STOP_SECONDS
         log = JobDisplay(progress).log
         with progress.phase(f"End {found.job}"):
             silent = stop_job(launcher, JobPaths(found.job), grace, log)
@@ -66,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
 def _render(found: JobSummary | None, cluster: str, flags: str, *, ended: bool) -> str:
     """Return in one or two lines what was done, and how the job continues."""
     if found is None:
-        return f"No job is running on cluster {cluster}."
+        return f"No job is running or queued on cluster {cluster}."
     if not ended:
-        return f"Job {found.job} is not running: it is {found.state}."
+        return f"Job {found.job} has ended already: it is {found.state}."
     lines = [f"Job {found.job} has ended."]
     if found.unfinished:
         kept = f"Checkpoint {found.checkpoint} is saved" if found.checkpoint else "No checkpoint"

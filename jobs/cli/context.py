@@ -38,7 +38,7 @@ def open_job_context(
     info = describe_cloud(cloud, prices, cluster.head.instance.instance_type)
     cost = make_cost(ctx, prices) if show_cost else None
     display = JobDisplay(progress, cost)
-    return JobContext(
+    context = JobContext(
         cluster=cluster,
         stack=load_stack(cluster.stack, locked=False),
         open_host=ctx.host_opener(),
@@ -47,7 +47,11 @@ def open_job_context(
         progress=progress,
         on_event=display.event,
         on_log=display.log,
+        detach=getattr(args, "detach", False),
     )
+    if "on_cluster" in args:
+        args.on_cluster(ctx, context)
+    return context
 
 
 def describe_cloud(cloud: Cloud, prices: Prices, instance_type: str) -> CloudInfo:

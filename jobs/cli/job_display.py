@@ -11,12 +11,14 @@ from typing import Any
 from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
 from infra.errors import JobError
 from infra.words import counted
+from jobs.launch.ending import JobEnd
 
 _BAR = 20
 _LISTED_SHARES = 4
 _LINES = {
     "start": "{world_size} ranks on {hosts}; backend {backend}, {dtype}",
     "note": "{text}",
+    "restarted": "attempt {attempt}, on {nodes}",
     "resumed": "resuming after step {step} of {total}",
     "stopped": "stopped after step {step} of {total}, saved as checkpoint {checkpoint}",
 }
@@ -42,13 +44,12 @@ class JobDisplay:
     def event(self, event: dict[str, Any]) -> None:
         """Show one event of the job."""
         kind = event["event"]
-        if kind in _LINES:
-            hosts = ", ".join(event.get("hosts", ()))
-            self.log(_LINES[kind].format_map({**event, "hosts": hosts}))
-        elif kind == "phase":
+        if kind == "phase":
             self._progress.note(event["name"])
         elif kind == "step":
             self._step(event)
+        elif text := render_event(event):
+            self.log(text)
 
     def _step(self, event: dict[str, Any]) -> None:
         done, total = event["step"], event["total"]
@@ -68,6 +69,15 @@ class JobDisplay:
             return False
         self._last_note = (share, now)
         return True
+
+
+def render_event(event: Mapping[str, Any]) -> str:
+    """Return an event as a line of a log; "" for one that has none."""
+    kind = event["event"]
+    if kind == "step":
+        return render_step(event, None)
+    names = {name: ", ".join(event.get(name, ())) for name in ("hosts", "nodes")}
+    return _LINES[kind].format_map({**event, **names}) if kind in _LINES else ""
 
 
 def render_step(event: Mapping[str, Any], usd: float | None) -> str:
@@ -95,6 +105,14 @@ def render_shares(shares: list[float]) -> str:
     if len(shares) <= _LISTED_SHARES:
         return f"nodes {'/'.join(percent)} %"
     return f"nodes {100 * min(shares):.1f} to {100 * max(shares):.1f} %"
+
+
+def render_end(job: str, end: JobEnd, result: dict[str, Any], folder: Path) -> str:
+    """Return how a job ended: its result, if it is one of training."""
+    if "f1" in result or "smoke" in result:
+        return render_result(result, folder)
+    took = f" after {format_seconds(end.seconds)}" if end.seconds is not None else ""
+    return f"job {job} {end.state}{took}\noutput, log, and job.json: {folder}/"
 
 
 def render_result(result: dict[str, Any], folder: Path) -> str:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 from cluster.cli.parser import positive_int
+from jobs.cli.ends import add_end_options, with_ends
+from jobs.launch.follow import how_to_come_back
+from jobs.launch.history import QUEUED
 from jobs.launch.plan import PLACEMENTS, PlacementOptions, new_job_id
+from jobs.launch.session import DetachedError
 from jobs.train.request import expand_home
 
 
@@ -19,7 +25,7 @@ def add_placement_options(
     ``ppn`` describes the default of ``--ppn``.
     """
     add = group.add_argument
-    add("--nodes", type=positive_int, metavar="N", help="use the first N nodes (default: all)")
+    add("--nodes", type=positive_int, metavar="N", help="number of nodes (default: all)")
     add("--ppn", type=positive_int, metavar="N", help=f"ranks per node (default: {ppn})")
     add(
         "--placement",
@@ -41,6 +47,38 @@ def add_placement_options(
             default="auto",
             help="communication backend of the ranks; ccl reserves cores (default: the stack's)",
         )
+
+
+def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
+    """Add ``--retries``, with this default, ``--detach``, and what happens at the job's end."""
+    group.add_argument(
+        "--retries",
+        type=int,
+        choices=range(11),
+        default=retries,
+        metavar="N",
+        help="run again up to N times after the loss of a rank or node; a training job resumes from "
+        f"its last checkpoint (default: {retries})",
+    )
+    group.add_argument(
+        "--detach", action="store_true", help="do not follow the job; `spr-cluster attach` does"
+    )
+    add_end_options(group)
+
+
+def detachable(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Return a command that runs a job to its end, or after ``--detach`` says how to come back to it."""
+    follow = with_ends(run)
+
+    def run_or_leave(args: argparse.Namespace) -> int:
+        try:
+            return follow(args)
+        except DetachedError as detached:
+            job, text = detached.job, how_to_come_back(detached.job, detached.flags)
+            print(json.dumps({"job": job, "state": QUEUED}) if args.json else text)
+            return 0
+
+    return run_or_leave
 
 
 def read_placement(args: argparse.Namespace) -> PlacementOptions:

@@ -10,7 +10,9 @@ from datetime import datetime
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
-from jobs.launch.history import JobSummary, list_jobs
+from jobs.launch.ending import FAILED
+from jobs.launch.follow import describe_reason
+from jobs.launch.history import RUNNING, JobSummary, list_jobs
 
 _EXAMPLES = """\
   spr-cluster jobs
@@ -22,9 +24,10 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "jobs",
-        "List the jobs on a cluster's head, oldest first. A job is running, done, failed (with its\n"
-        "exit code), or lost (ended without one, for example because the node was shut down). A job\n"
-        "with a checkpoint and without a model can be resumed: `spr-cluster train squad --resume JOB`.",
+        "List the jobs on a cluster, oldest first. A job is queued, running, succeeded, failed (with its\n"
+        "exit code), cancelled, requeued (it lost a rank or node, and will run again), or lost (ended\n"
+        "without a trace, for example because the head was shut down). A job with a checkpoint and\n"
+        "without a model can be resumed: `spr-cluster train squad --resume JOB`.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
@@ -45,20 +48,32 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(found: Sequence[JobSummary], now: datetime) -> str:
-    """Return the jobs as a table."""
-    rows = [("JOB", "STATE", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")]
-    for job in found:
-        failed = job.state == "failed"
-        ended = job.ended or (now if job.state == "running" else None)
-        rows.append(
-            (
-                job.job,
-                f"failed ({job.exit_code})" if failed else job.state,
-                f"{format_seconds(max(0.0, (now - job.began).total_seconds()))} ago",
-                format_seconds(max(0.0, (ended - job.began).total_seconds())) if ended else "-",
-                f"{job.size_kib / 1024:,.1f} MiB",
-                "yes" if job.has_model else "-",
-                job.checkpoint or "-",
-            )
-        )
-    return format_table(rows)
+    """Return the jobs as a table, and the causes of failures below it."""
+    rows = [("JOB", "STATE", "NODES", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")]
+    rows += [_row(job, now) for job in found]
+    causes = [f"{job.job}: {_describe(job)}" for job in found if _describe(job)]
+    return "\n".join([format_table(rows), *causes])
+
+
+def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, str, str]:
+    ended = job.ended or (now if job.state == RUNNING else None)
+    took = (ended - job.began).total_seconds() if ended and job.began else None
+    return (
+        job.job,
+        f"failed ({job.exit_code})" if job.state == FAILED else job.state,
+        str(len(job.nodes)) if job.nodes else "-",
+        f"{format_seconds(max(0.0, (now - job.began).total_seconds()))} ago" if job.began else "-",
+        "-" if took is None else format_seconds(max(0.0, took)),
+        f"{job.size_kib / 1024:,.1f} MiB",
+        "yes" if job.has_model else "-",
+        job.checkpoint or "-",
+    )
+
+
+def _describe(job: JobSummary) -> str:
+    """Return why a job failed or waits; "" for other jobs."""
+    if job.is_active and job.state != RUNNING:
+        return f"waits: {describe_reason(job.waits_for)}"
+    if job.state == FAILED and job.message:
+        return f"rank {job.rank} on {job.host}: {job.message}"
+    return ""

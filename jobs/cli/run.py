@@ -14,7 +14,13 @@ from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.context import open_job_context
-from jobs.cli.job_options import add_placement_options, read_placement, results_folder
+from jobs.cli.job_options import (
+    add_placement_options,
+    add_queue_options,
+    detachable,
+    read_placement,
+    results_folder,
+)
 from jobs.launch.record import JobRecord
 from jobs.launch.session import run_job
 from jobs.train.program import ProgramRequest, check_variables, plan_program
@@ -40,6 +46,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add_cluster_options(parser)
     add_placement_options(parser.add_argument_group("placement"))
+    add_queue_options(parser.add_argument_group("queue"), retries=0)
     add = parser.add_argument_group("program").add_argument
     add(
         "--files",
@@ -60,7 +67,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "program", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=detachable(run))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,6 +96,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
         nodes=args.nodes,
         env=variables,
         backend=args.backend,
+        retries=args.retries,
     )
 
 

@@ -10,7 +10,13 @@ from cluster.cli.common import add_cluster_options
 from cluster.cli.parser import SubParsers, add_command
 from jobs.cli import train_squad
 from jobs.cli.context import open_job_context
-from jobs.cli.job_options import add_placement_options, read_placement, results_folder
+from jobs.cli.job_options import (
+    add_placement_options,
+    add_queue_options,
+    detachable,
+    read_placement,
+    results_folder,
+)
 from jobs.launch.session import run_job
 from jobs.train.job_types import JOB_TYPES, JobTypeRequest, add_job_arguments, plan_job_type
 from jobs.train.request import check_results, require_able_stack
@@ -39,11 +45,12 @@ def _add_job_type(jobs: SubParsers, name: str, help_: str) -> None:
     parser = add_command(jobs, name, f"Train {help_}.", examples, help_=help_)
     add_cluster_options(parser)
     add_placement_options(parser.add_argument_group("placement"))
+    add_queue_options(parser.add_argument_group("queue"), retries=0)
     parser.add_argument("--results", metavar="DIR", help="local folder (default: results/JOB)")
     group = parser.add_argument_group("job")
     add_job_arguments(name, group)
     own = [action.dest for action in group._group_actions]
-    parser.set_defaults(run=lambda args: run(name, own, args))
+    parser.set_defaults(run=detachable(lambda args: run(name, own, args)))
 
 
 def run(name: str, own: list[str], args: argparse.Namespace) -> int:
@@ -55,6 +62,7 @@ def run(name: str, own: list[str], args: argparse.Namespace) -> int:
         read_placement(args),
         args.nodes,
         args.backend,
+        args.retries,
     )
     check_results(request.results)
     context = open_job_context(args, now, show_cost=True)

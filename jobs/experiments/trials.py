@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from infra.errors import JobError, UsageError
 from jobs.experiments.trial_grid import TrialResult
+from jobs.launch.ending import CANCELLED, SUCCEEDED
 from jobs.launch.follow import Event, explain
 from jobs.launch.plan import STOP_SECONDS, PlacementOptions, new_job_id
 from jobs.launch.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest
 from jobs.train.train import plan_training
-from jobs.worker.runtime.stopping import EXIT_CODE as STOPPED
 from jobs.worker.squad.options import TrainOptions
 
 
@@ -31,9 +31,9 @@ class TrialSeries:
         title: str,
         nodes: int | None = None,
     ) -> TrialResult:
-        """Run one trial on the first ``nodes`` nodes. A failure is a result, too.
+        """Run one trial on ``nodes`` nodes. A failure is a result, too.
 
-        Raises :class:`JobError` if the trial was stopped: that ends the series.
+        Raises :class:`JobError` if the trial was cancelled: that ends the series.
         """
         progress = self.session.context.progress
         with progress.phase(title):
@@ -51,17 +51,18 @@ class TrialSeries:
     def _run(self, request: TrainRequest) -> TrialResult:
         plan = replace(plan_training(request, self.session.context.stack), results=None)
         try:
-            placed = self.session.plan_placement(plan.placement, plan.backend, plan.nodes)
+            placed = self.session.plan_placement(plan.placement, plan.backend)
         except UsageError as error:
             return TrialResult(failure=error.message)
         plan = replace(plan, resume_command=(), stop_seconds=STOP_SECONDS)
-        result = self.session.run(plan, placed, quiet=True)
-        if result.exit_code == STOPPED:
-            raise JobError(f"job {result.record.job} was stopped")
+        job = self.session.submit(plan, placed)
+        result = self.session.follow_or_stop(job, quiet=True)
+        if result.end.state == CANCELLED:
+            raise JobError(f"job {result.record.job} was cancelled")
         done = TrialResult(placed.ranks.nproc_per_node, placed.ranks.omp_threads)
         trial = result.last_event("trial")
-        if result.exit_code != 0 or trial is None:
-            return replace(done, failure=explain(result.exit_code, result.output, "").message)
+        if result.end.state != SUCCEEDED or trial is None:
+            return replace(done, failure=explain(result.end, result.output, "").message)
         return replace(
             done,
             samples_per_second=float(trial["samples_per_second"]),
@@ -89,7 +90,7 @@ def open_trials(
     job_id = new_job_id(kind, context.now)
     with context.progress.phase(f"Prepare {job_id}"):
         session = open_session(replace(context, on_event=on_event), job_id)
-        session.facts(training.nodes)
+        session.facts()
         check(session)
         session.place(replace(plan_training(training, context.stack), resume_command=()))
     return TrialSeries(session, training, seconds)

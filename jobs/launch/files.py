@@ -7,22 +7,25 @@ import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from infra.errors import JobError
+from infra.errors import JobError, SprError
 from jobs import worker
 from jobs.launch.plan import MANIFEST, JobPaths
+from jobs.launch.record import FILE as RECORD
+from jobs.launch.record import complete_record
 from provision.host import Host
 
 # What a resumed job needs on nodes that were replaced.
-_PARTS = (MANIFEST, "code", "data", "model", "output/.keep")
+_PARTS = (MANIFEST, RECORD, "code", "data", "model", "output/.keep")
 # The head sends the archive to the workers over the cluster's network.
 _DISTRIBUTE = """# distributing the job's files to the workers
 set -e -o pipefail
 tar -C ~ -xf %UPLOAD%
-%WORKERS% | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD% \
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD% \
   || { echo "@ can not be reached" >&2; exit 1; }'
 rm -f %UPLOAD%
 """
@@ -40,16 +43,14 @@ def worker_files() -> dict[str, Path]:
     return {f"code/worker/{source.relative_to(root)}": source for source in sources}
 
 
-def place_files(
-    head: Host, paths: JobPaths, files: Mapping[str, Path | bytes], nodes: int | None = None
-) -> None:
-    """Put files, named relative to the job's folder, on every node, or on the first ``nodes``.
+def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) -> None:
+    """Put files, named relative to the job's folder, on every node.
 
     The slow connection to the head carries them once.
     """
     named = {f"{paths.relative_root}/{name}": source for name, source in files.items()}
     upload_archive(head, named, paths.upload)
-    _distribute(head, paths, nodes)
+    _distribute(head, paths)
 
 
 def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -> None:
@@ -63,20 +64,15 @@ def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -
         head.upload(bundle, target)
 
 
-def place_again(head: Host, paths: JobPaths, nodes: int) -> None:
+def place_again(head: Host, paths: JobPaths) -> None:
     """Send a job's files from the head to its nodes again."""
     parts = " ".join(f"{paths.relative_root}/{name}" for name in _PARTS)
     head.run(f"cd ~ && tar -cf {paths.upload} $(ls -d {parts} 2>/dev/null)")
-    _distribute(head, paths, nodes)
+    _distribute(head, paths)
 
 
-def _workers(nodes: int | None) -> str:
-    """List the hostfile's workers among the first ``nodes`` nodes, reading the file to its end."""
-    return f"awk 'NR > 1{'' if nodes is None else f' && NR <= {nodes}'}' ~/hosts"
-
-
-def _distribute(head: Host, paths: JobPaths, nodes: int | None) -> None:
-    script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload).replace("%WORKERS%", _workers(nodes))
+def _distribute(head: Host, paths: JobPaths) -> None:
+    script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload)
     head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
 
 
@@ -111,18 +107,43 @@ def _render_gathering(paths: JobPaths) -> str:
         f"rmdir --ignore-fail-on-non-empty {paths.output}/@"
     )
     return (
-        f'[ ! -f {paths.gather} ] || awk "NR > 1 && NR <= $(cat {paths.gather})" ~/hosts '
-        f"| xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}"
+        # Without the first node, whose output is on the head.
+        f"[ ! -f {paths.gather} ] || grep -o '\"node[0-9]*\"' {paths.begin} | tr -d '\"' "
+        f"| tail -n +2 | xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}"
     )
 
 
 def fetch(
     head: Host, paths: JobPaths, target: Path, on_log: Callable[[str], None], flags: str = ""
-) -> None:
+) -> tuple[str, ...]:
     """Download the job's output folder and every rank's logs, without checkpoints.
 
-    ``flags`` name the cluster in messages. Raises :class:`JobError` if the files arrive damaged.
+    ``flags`` name the cluster in messages. Returns a line about each worker whose output is missing.
+    Raises :class:`JobError` if the files arrive damaged, or can't be written.
     """
+    with say_how_to_fetch(paths.job_id, target, flags):
+        return _fetch(head, paths, target, on_log)
+
+
+@contextmanager
+def say_how_to_fetch(job: str, target: Path, flags: str) -> Iterator[None]:
+    """Let errors while results are brought home name the command that tries again."""
+    elsewhere = f" --results {shlex.quote(str(target))}" if target != Path("results", job) else ""
+    hint = f"to try again: spr-cluster fetch {job} {flags}".rstrip() + elsewhere
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        what = f"the results of job {job} could not be written to {target}"
+        raise JobError(f"{what}: {why}", hint=hint) from error
+    except SprError as error:
+        error.hint = error.hint or hint
+        raise
+
+
+def _fetch(
+    head: Host, paths: JobPaths, target: Path, on_log: Callable[[str], None]
+) -> tuple[str, ...]:
     bundle = f"{paths.root}/output.tar"
     # A worker that is gone must not cost the others' files.
     collect = (
@@ -132,10 +153,11 @@ def fetch(
     )
     done = head.run(
         f"# collecting the results\n{_render_gathering(paths)}\n{collect}; cd {paths.root}; "
-        f"tar -C {paths.root} {_NOT_FETCHED} -cf {bundle} $(ls -d log*) output",
+        f"tar -C {paths.root} {_NOT_FETCHED} -cf {bundle} $(ls -d log* {RECORD} 2>/dev/null) output",
         timeout_s=_TRANSFER_TIMEOUT_S,
     )
-    for line in done.stdout.splitlines():
+    missing = tuple(done.stdout.splitlines())
+    for line in missing:
         on_log(line)
     target.mkdir(parents=True, exist_ok=True)
     # Not in /tmp, which may be in memory: a model can be larger than that.
@@ -146,11 +168,11 @@ def fetch(
             with tarfile.open(local, "r:") as archive:
                 _extract(archive, target)
         except _DAMAGE as error:
-            raise JobError(
-                f"the results of job {paths.job_id} arrived damaged: {error}",
-                hint=f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip(),
-            ) from error
-    head.run(f"touch -r {bundle} {paths.fetched}; rm -f {bundle}")
+            raise JobError(f"the results of job {paths.job_id} arrived damaged: {error}") from error
+    mark = "" if missing else f"touch -r {bundle} {paths.fetched}; "
+    ended = head.run(f"{mark}rm -f {bundle}; cat {paths.end} 2>/dev/null || true")
+    complete_record(target, ended.stdout)
+    return missing
 
 
 def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:

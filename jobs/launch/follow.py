@@ -1,4 +1,4 @@
-"""Following a running job: its output, its silence, Ctrl-C, and the cause of a failure."""
+"""Following a job: its wait in the queue, its output, its silence, Ctrl-C, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.running_job import how_to_end
+from cluster.job_queue import how_to_end
 from infra.errors import HangupError, HostError, JobError
-from jobs.launch.launcher import Launcher
-from jobs.launch.mpirun import LaunchCommand
+from jobs.launch.ending import JobEnd
 from jobs.launch.plan import STOP_SECONDS, JobPaths
+from jobs.launch.queue import Launcher
 from jobs.worker.runtime.events import parse_event
 from provision.mpi import explain_mpi_failure
 
@@ -22,7 +22,21 @@ Event = dict[str, Any]
 _KEPT_LOG_LINES = 200
 # One of each is kept for the caller; steps come by the thousand.
 _NOT_KEPT = {"step", "phase"}
-# Hydra's words when the SSH connection to a node breaks.
+_NODE_DOWN = "a node that it requires is down; `spr-cluster repair` replaces it"
+# What Slurm's words mean to somebody who waits:
+# https://slurm.schedmd.com/squeue.html#SECTION_JOB-REASON-CODES
+_REASONS = {
+    "Resources": "its nodes are in use",
+    "Priority": "other jobs are first",
+    "BeginTime": "it starts again in some seconds",
+    "ReqNodeNotAvail": _NODE_DOWN,
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": (
+        _NODE_DOWN
+    ),
+    "PartitionNodeLimit": "it requires more nodes than the cluster has",
+    "PartitionConfig": "it requires more nodes than the cluster has",
+}
+# Hydra's words when the connection to a node breaks.
 _LOST_NODE = re.compile(r"Downstream from host (node(\d+)) exited abnormally")
 
 
@@ -48,6 +62,10 @@ class JobOutput:
             if not self.quiet:
                 self.show(line)
             return
+        if event["event"] == "restarted":
+            # What the earlier attempt reported is over.
+            self.events.clear()
+            self.lines.clear()
         if event["event"] not in _NOT_KEPT:
             self.events.append(event)
         # The job matters more than its display, whose terminal may be gone.
@@ -63,38 +81,38 @@ class JobOutput:
     def errors(self) -> list[Event]:
         return [event for event in self.events if event["event"] == "error"]
 
-    def first_exit_code(self, default: int) -> int:
-        """Return the exit code of the rank that failed first; mpirun's own differs on several nodes."""
-        return int(next((e["exit_code"] for e in self.errors if "exit_code" in e), default))
+
+def describe_reason(reason: str) -> str:
+    """Return what Slurm's reason for a job's wait means."""
+    return _REASONS.get(reason, reason)
 
 
-def run_command(
-    launcher: Launcher, command: LaunchCommand, paths: JobPaths, output: JobOutput, grace_s: int
-) -> int:
-    """Run a job to its end and return its exit code.
+def follow_job(launcher: Launcher, paths: JobPaths, output: JobOutput) -> JobEnd:
+    """Show a job's output until it ends. Ctrl-C and a closed terminal end only that."""
+    waits_for: list[str] = []
 
-    Ctrl-C stops it on all nodes; after ``grace_s`` seconds, or a second Ctrl-C, it is killed. If the
-    terminal is closed, it goes on.
-    """
-    for line in (*(f"warning: {text}" for text in command.warnings), f"$ {command}"):
-        if not output.quiet:
-            output.show(line)
-    state = "may have started"
+    def note_waiting(reason: str) -> None:
+        output.heard = time.monotonic()
+        # The queue's scheduler gives new jobs no reason, or a general one, for a moment.
+        if reason not in (*waits_for, "None"):
+            waits_for.append(reason)
+            output.show(f"waiting in the queue: {describe_reason(reason)}")
+
     try:
-        launcher.start(command, paths)
-        state = "keeps running"
         with note_silence(output):
-            return launcher.follow(paths, output.add_line)
-    except HangupError:
-        job, flags = paths.job_id, launcher.flags
-        output.show(
-            f"job {job} {state}; `spr-cluster jobs {flags}` shows its state, "
-            f"`spr-cluster fetch {job} {flags}` downloads its results"
-        )
-        raise
+            return launcher.follow(paths, output.add_line, note_waiting)
     except KeyboardInterrupt:
-        _stop(launcher, paths, output, grace_s)
+        launcher.disconnect()
         raise
+
+
+def how_to_come_back(job: str, flags: str) -> str:
+    """Return how to see a job again that goes on without this process, and how to end it."""
+    return (
+        f"job {job} goes on without this command\n"
+        f"  to follow it: spr-cluster attach {job} {flags}\n"
+        f"  to end it:    {how_to_end(job, flags)}"
+    )
 
 
 @contextmanager
@@ -143,34 +161,37 @@ def stop_job(
     return silent
 
 
-def _stop(launcher: Launcher, paths: JobPaths, output: JobOutput, grace_s: int) -> None:
+def stop_and_say(
+    launcher: Launcher, paths: JobPaths, grace_s: int, on_log: Callable[[str], None]
+) -> None:
+    """End a job after Ctrl-C, and say what became of it."""
     launcher.disconnect()
     try:
-        silent = stop_job(launcher, paths, grace_s, output.show)
+        silent = stop_job(launcher, paths, grace_s, on_log)
     except HostError as error:
         gone = launcher.why_gone()
         if not gone:
             raise JobError(
                 f"job {paths.job_id} may still be running and costing money: {error.message}",
-                hint=f"once the head is reachable: {how_to_end(launcher.flags)}, or "
+                hint=f"once the head is reachable: {how_to_end(paths.job_id, launcher.flags)}, or "
                 f"`spr-cluster down {launcher.flags}`",
             ) from None
-        output.show(f"the job ended with its head node: {gone}")
+        on_log(f"the job ended with its head node: {gone}")
         return
-    output.show(f"Job stopped on all nodes{' that can be reached' if silent else ''}")
+    on_log(f"Job stopped on all nodes{' that can be reached' if silent else ''}")
 
 
-def explain(exit_code: int, output: JobOutput, hint: str) -> JobError:
-    """Return the root cause of a failure: errors of ranks that only lost a peer come last."""
-    causes = sorted(output.errors, key=lambda event: bool(event.get("lost_peer")))
-    if causes:
-        first = causes[0]
-        where = f"rank {first.get('rank')} on {first.get('host')}: "
-        own = first.get("hint")
-        return JobError(where + str(first["message"]), hint=f"{own}; {hint}" if own else hint)
+def explain(end: JobEnd, output: JobOutput, hint: str) -> JobError:
+    """Return the root cause of a failure."""
+    if end.message:
+        cause = next((each for each in output.errors if each["message"] == end.message), {})
+        own = cause.get("hint")
+        where = f"rank {end.rank} on {end.host}: "
+        return JobError(where + end.message, hint=f"{own}; {hint}" if own else hint)
     known = explain_mpi_failure(output.lines) or _describe_lost_node(output)
     last = next((line for line in reversed(output.lines) if line.strip()), "no output")
-    return JobError(known or f"the job ended with exit code {exit_code}: {last.strip()}", hint=hint)
+    code = f"with exit code {end.exit_code}"
+    return JobError(known or f"the job ended {code}: {last.strip()}", hint=hint)
 
 
 def _describe_lost_node(output: JobOutput) -> str | None:

@@ -2,99 +2,136 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from importlib import resources
+from typing import Any
 
+from cluster.job_queue import PENDING
 from infra.errors import JobError, UsageError
+from jobs.launch.ending import CANCELLED, JobEnd, parse_end
 from provision.host import Host
 
-RUNNING, DONE, FAILED, LOST = "running", "done", "failed", "lost"
+QUEUED, RUNNING, REQUEUED, LOST = "queued", "running", "requeued", "lost"
+ACTIVE = (QUEUED, RUNNING, REQUEUED)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-# What the script prints; other lines, such as a banner's, are skipped.
-_ROW = re.compile(
-    r"(\d{1,10}) (\d{1,10}|-) ([01]) (\S+) ([01]) (finished|unfinished|-) (\S+) (\d{1,15}) "
-    rf"({_NAME.pattern})"
+_END = "_END_OF_THE_LISTING_"
+_UNREADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    ArithmeticError,
+    OSError,
 )
-# One line per job: begin, end (or -), PID alive (0 or 1), exit code (or -), has a model, training
-# (finished, unfinished, or -), newest checkpoint (or -), KiB, name. After a reboot the PID may belong to
-# another process, so its command line is checked, too. A checkpoint is complete once its folder has its
-# final name.
-_SCRIPT = r"""# listing the jobs
-for d in ~/spr-jobs/*/; do
-  [ -d "$d" ] || continue
-  d=${d%/}; begin=$d/run.sh; [ -e "$begin" ] || begin=$d
-  end=-; code=-; alive=0; model=0
-  if [ -f "$d/exit" ]; then end=$(stat -c %Y "$d/exit"); code=$(cat "$d/exit")
-  elif [ -s "$d/pid" ] && grep -qs "$d" "/proc/$(cat "$d/pid")/cmdline"; then alive=1; fi
-  [ -f "$d/output/model/config.json" ] && model=1
-  training=-; [ -f "$d/start.json" ] && training=unfinished
-  [ $training = unfinished ] && [ -f "$d/output/results.json" ] && training=finished
-  step=$(ls "$d/output/checkpoints" 2>/dev/null | grep -x 'step-[0-9]*' | sort -V | tail -n 1)
-  echo "$(stat -c %Y "$begin") $end $alive ${code:--} $model $training ${step:--}" \
-    "$(du -sk "$d" | cut -f1) $(basename "$d")"
-done
-"""
 
 
 @dataclass(frozen=True)
 class JobSummary:
-    """One job. ``ended`` and ``exit_code`` are ``None`` while it runs, and if they are unknown.
+    """One job. Times, ``exit_code``, and the cause of a failure are ``None`` where they are unknown.
 
-    ``state`` is running, done, failed, or lost (ended without an exit code, for example because the
-    node was shut down). ``checkpoint`` is the name of the newest one, "" for none. ``unfinished``
-    means that `train squad --resume` can resume it.
+    ``state`` is queued, running, requeued (waiting to run again), succeeded, failed, cancelled, or lost
+    (ended without a trace, for example because the head was shut down). ``nodes`` are those of its last
+    attempt. ``checkpoint`` is the name of the newest one, "" for none. ``unfinished`` means that
+    `train squad --resume` can resume it.
     """
 
     job: str
     state: str
-    exit_code: int | None
-    began: datetime
-    ended: datetime | None
-    size_kib: int
-    has_model: bool
+    submitted: datetime
+    began: datetime | None = None
+    ended: datetime | None = None
+    exit_code: int | None = None
+    rank: int | None = None
+    host: str | None = None
+    message: str | None = None
+    waits_for: str = ""
+    """Slurm's reason while the job is queued, such as ``Resources``."""
+    nodes: tuple[str, ...] = ()
+    attempt: int = 0
+    ranks_per_node: int = 0
+    size_kib: int = 0
+    has_model: bool = False
     checkpoint: str = ""
     unfinished: bool = False
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the job runs or will run."""
+        return self.state in ACTIVE
+
     def as_dict(self) -> dict[str, object]:
         """Return the job for ``--json``."""
-        began, ended = self.began.isoformat(), self.ended.isoformat() if self.ended else None
-        times = {"began": began, "ended": ended}
-        return {**asdict(self), **times, "checkpoint": self.checkpoint or None}
+        times = {name: getattr(self, name) for name in ("submitted", "began", "ended")}
+        written = {name: each.isoformat() if each else None for name, each in times.items()}
+        return {**asdict(self), **written, "checkpoint": self.checkpoint or None}
 
 
 def list_jobs(head: Host) -> tuple[JobSummary, ...]:
-    """Return the jobs on a head, oldest first."""
-    return parse_jobs(head.run(_SCRIPT).stdout)
+    """Return the jobs on a head, in the order of submission."""
+    source = resources.files("jobs.worker.batch").joinpath("listing.py").read_text()
+    command = f"# listing the jobs\npython3 - <<'{_END}'\n{source}\n{_END}"
+    return parse_jobs(head.run(command).stdout)
 
 
 def parse_jobs(text: str) -> tuple[JobSummary, ...]:
-    """Return the jobs in the output of the head's script, oldest first."""
-    rows = (match.groups() for line in text.splitlines() if (match := _ROW.fullmatch(line)))
-    return tuple(sorted(map(_parse, rows), key=lambda job: (job.began, job.job)))
+    """Return the jobs in the output of :mod:`jobs.worker.batch.listing`."""
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(_parse(json.loads(line)))
+        except _UNREADABLE:
+            continue  # such as a banner's line
+    return tuple(sorted(found, key=lambda job: (job.submitted, job.job)))
 
 
-def _parse(row: Sequence[str]) -> JobSummary:
-    begin, end, alive, code, model, training, step, size, name = row
-    exit_code = int(code) if code.isdecimal() else None
-    state = DONE if exit_code == 0 else FAILED
-    if exit_code is None:
-        state = RUNNING if alive == "1" else LOST
+def _parse(row: dict[str, Any]) -> JobSummary:
+    if not _NAME.fullmatch(row["job"]):
+        raise ValueError
+    begin, end = row["begin"], parse_end(row["end"])
+    state, reason = _state(row, end)
+    known = end or JobEnd(state)
     return JobSummary(
-        job=name,
+        job=row["job"],
         state=state,
-        exit_code=exit_code,
-        began=_time(begin),
-        ended=None if end == "-" else _time(end),
-        size_kib=int(size),
-        has_model=model == "1",
-        checkpoint="" if step == "-" else step,
-        unfinished=training == "unfinished",
+        submitted=_time(row["submitted"]),
+        began=known.began or (_time(begin["began"]) if "began" in begin else None),
+        ended=known.ended,
+        exit_code=known.exit_code,
+        rank=known.rank,
+        host=known.host,
+        message=known.message,
+        waits_for=reason,
+        nodes=known.nodes or tuple(begin.get("nodes", ())),
+        attempt=known.attempt or int(begin.get("attempt", 0)),
+        ranks_per_node=int(begin.get("ranks_per_node", 0)),
+        size_kib=int(row["kib"]),
+        has_model=bool(row["model"]),
+        checkpoint=str(row["checkpoint"]),
+        unfinished=bool(row["training"] and not row["finished"]),
     )
 
 
-def _time(seconds: str) -> datetime:
+def _state(row: dict[str, Any], end: JobEnd | None) -> tuple[str, str]:
+    """Return the job's state, and why it waits."""
+    if end:
+        return end.state, ""
+    if row["queue"]:
+        slurm, reason, _ = row["queue"]
+        if slurm != PENDING:
+            return RUNNING, ""
+        return (REQUEUED if row["begin"] else QUEUED), reason
+    if row["queue"] is None:  # Slurm does not answer
+        return (RUNNING if row["begin"] else QUEUED), "Slurm does not answer"
+    return (CANCELLED if row["cancelled"] else LOST), ""
+
+
+def _time(seconds: float) -> datetime:
+    """Return a time in UTC from seconds since 1970."""
     return datetime.fromtimestamp(int(seconds), timezone.utc)
 
 
@@ -112,6 +149,22 @@ def choose_job(jobs: tuple[JobSummary, ...], job_id: str | None) -> JobSummary:
     if not jobs:
         raise UsageError("there is no job on the head of this cluster")
     return jobs[-1] if job_id is None else _find(jobs, job_id, jobs[-5:])
+
+
+def choose_active(jobs: tuple[JobSummary, ...], job_id: str | None) -> JobSummary | None:
+    """Return the job with that ID, or the only one that runs or waits; ``None`` if there is none.
+
+    Raises :class:`UsageError` if there are several.
+    """
+    if job_id is not None:
+        return choose_job(jobs, job_id)
+    active = [job for job in jobs if job.is_active]
+    if len(active) > 1:
+        raise UsageError(
+            f"{len(active)} jobs are running or queued",
+            hint=f"name one of them: {', '.join(job.job for job in active[:5])}",
+        )
+    return active[0] if active else None
 
 
 def _find(
@@ -137,9 +190,9 @@ def choose_unfinished(jobs: tuple[JobSummary, ...], job_id: str | None, cluster:
     """Return the training job with that ID; by default the last unfinished one.
 
     One with a checkpoint is preferred. Raises :class:`UsageError` if there is none, or it has nothing
-    left to do.
+    left to do, or it is not over.
     """
-    unfinished = [job for job in jobs if job.unfinished]
+    unfinished = [job for job in jobs if job.unfinished and not job.is_active]
     if job_id is None and unfinished:
         # A job that failed in its first seconds must not hide hours of work.
         return ([job for job in unfinished if job.checkpoint] or unfinished)[-1]
@@ -149,6 +202,10 @@ def choose_unfinished(jobs: tuple[JobSummary, ...], job_id: str | None, cluster:
             hint="`train squad` without --resume starts one",
         )
     found = _find(jobs, job_id, unfinished[-3:])
+    if found.is_active:
+        raise UsageError(
+            f"job {job_id} is {found.state}", hint=f"to follow it: spr-cluster attach {job_id}"
+        )
     if not found.unfinished:
         raise UsageError(
             f"job {job_id} has nothing to resume: it is finished, or not a training job"

@@ -1,27 +1,29 @@
-"""The mpirun command of a job, with the complete environment of its ranks. Pure."""
+"""A job's batch script and mpirun command, with the complete environment of its ranks. Pure."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.nodes import Cluster
-from cluster.running_job import JOB_VARIABLE, NODES_LINE, render_end_of_job
+from infra.errors import UsageError
+from infra.words import counted
 from jobs.launch.cores import CoreShare, cpu_mask
 from jobs.launch.placement import Placement, RankLayout
 from jobs.launch.plan import JobPaths, JobPlan
-from jobs.worker.runtime.events import PREFIX
+from jobs.worker.batch.launch import Launch, build_argv
+from jobs.worker.batch.nodes import PARTS
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from provision.install import VENV
-from provision.mpi import HOSTFILE, MPIRUN_ENV
+from provision.mpi import MPIRUN_ENV
 from provision.stacks.oneccl import environment_lookup
 from provision.stacks.stack import BINDING, Stack
 
-MASTER_PORT = 29500
-ERROR_GRACE_S = 15
-"""Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
+_END = "_END_OF_THE_LAUNCH_"
 _FIRST_WITH_NEW_NAME = "1.12"
+# Otherwise Intel MPI starts as many ranks on a node as Slurm has counted tasks, whatever -ppn says.
+_IN_QUEUE = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off"}
 # Set by the placement: a stack's own values would put several threads on one core.
 _PLACED = frozenset(
     {
@@ -33,13 +35,26 @@ _PLACED = frozenset(
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """mpirun's ``argv`` and own environment, and the shell lines to run before it."""
+    """How a job starts on as many of the nodes in ``launch`` as are ``planned``: these, if idle."""
 
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    setup: tuple[str, ...] = ()
+    launch: Launch
+    planned: tuple[str, ...]
+    address: str
+    """The private address of the first planned node."""
     warnings: tuple[str, ...] = ()
-    nodes: int = 1
+    least: int = 0
+    """The least number of nodes; 0 for all that are planned."""
+
+    @property
+    def nodes(self) -> str:
+        """The number of nodes, as the queue takes it."""
+        most = len(self.planned)
+        return f"{self.least}-{most}" if 0 < self.least < most else str(most)
+
+    @property
+    def argv(self) -> list[str]:
+        """The mpirun command on the planned nodes."""
+        return build_argv(self.launch, self.planned, self.address)
 
     def __str__(self) -> str:
         return shlex.join(self.argv)
@@ -48,29 +63,35 @@ class LaunchCommand:
 def build_launch_command(
     plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
 ) -> LaunchCommand:
-    """Return the mpirun line of a job on all nodes of ``cluster``."""
+    """Return how a job starts on nodes of ``cluster``, for all of which it was placed."""
     layout = placement.ranks
-    per_node = layout.nproc_per_node
     pinned = [pinning_environment(plan, layout, shares) for shares in layout.shares]
-    shared = rank_environment(plan, placement, paths, cluster, stack)
-    program = [f"{VENV}/bin/python", "-m", plan.module, *plan.argv]
-    argv = [f"{VENV}/bin/mpirun", "-f", HOSTFILE]
-    count, ppn = ["-n", str(len(cluster.nodes) * per_node)], ["-ppn", str(per_node)]
-    bootstrap = ["-bootstrap", "ssh", "-wdir", paths.root]
-    if all(each == pinned[0] for each in pinned):
-        shared |= pinned[0] if pinned else _unpinned(plan, layout)
-        argv += [*count, *ppn, *bootstrap, *_options("-genv", shared), *program]
-    else:
-        # Hydra's proxy reads a node's pinning from the first argument set of that node [tried:
-        # 2021.18], and -ppn fills the nodes in the hostfile's order, so one set for each of them.
-        argv += [*ppn, *bootstrap, *_options("-genv", shared)]
-        for each in pinned:
-            separator = [":"] if each is not pinned[0] else []
-            argv += [*separator, "-n", str(per_node), *_options("-env", each), *program]
+    each = pinned or [_unpinned(plan, layout)] * len(cluster.nodes)
     lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
-    setup = _ccl_setup(lookup) if plan.backend == "ccl" else ()
+    program = (f"{VENV}/bin/python", "-m", plan.module)
+    planned = tuple(node.name for node in cluster.first(plan.nodes).nodes)
+    if plan.elastic and plan.elastic > len(planned):
+        raise UsageError(
+            f"--elastic {plan.elastic}: the job starts on {counted(len(planned), 'node')}",
+            hint="it is the least number of nodes with which the job goes on after a loss",
+        )
+    launch = Launch(
+        folder=paths.root,
+        head=cluster.head.name,
+        mpirun=f"{VENV}/bin/mpirun",
+        program=(*program, *plan.argv),
+        again=(*program, *plan.retry_argv) if plan.retry_argv else (),
+        nproc_per_node=layout.nproc_per_node,
+        env=rank_environment(plan, placement, paths, stack),
+        pinning=dict(zip((node.name for node in cluster.nodes), each, strict=True)),
+        exports={**MPIRUN_ENV, **_IN_QUEUE},
+        setup=_ccl_setup(lookup) if plan.backend == "ccl" else (),
+        retries=plan.retries,
+        planned_nodes=len(planned) if plan.elastic else 0,
+    )
     warnings = (*layout.warnings, *_warn_ignored(stack, placement))
-    return LaunchCommand(tuple(argv), dict(MPIRUN_ENV), setup, warnings, len(cluster.nodes))
+    address = cluster.head.private_ip
+    return LaunchCommand(launch, planned, address, warnings, plan.elastic or len(planned))
 
 
 def _ignored(stack: Stack, placement: Placement) -> frozenset[str]:
@@ -84,23 +105,16 @@ def _warn_ignored(stack: Stack, placement: Placement) -> tuple[str, ...]:
     return (f"ignoring {names} from the stack: the placement sets them",) if names else ()
 
 
-def _options(flag: str, env: Mapping[str, str]) -> list[str]:
-    return [word for name, value in env.items() for word in (flag, name, value)]
-
-
 def rank_environment(
-    plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
+    plan: JobPlan, placement: Placement, paths: JobPaths, stack: Stack
 ) -> dict[str, str]:
     """Return the environment that all ranks on all nodes share."""
     env = {
-        "MASTER_ADDR": cluster.head.private_ip,
-        "MASTER_PORT": str(MASTER_PORT),
         "FI_PROVIDER": "tcp",
         "FI_TCP_IFACE": placement.interface,
         # Otherwise gloo binds to the hostname's address, which may be 127.0.1.1.
         "GLOO_SOCKET_IFNAME": placement.interface,
         "PYTHONPATH": paths.code,
-        JOB_VARIABLE: paths.root,
         "PYTHONUNBUFFERED": "1",
         "LD_PRELOAD": ":".join(filter(None, (placement.iomp5, placement.tcmalloc))),
     }
@@ -168,38 +182,30 @@ def _ccl_setup(lookup: str) -> tuple[str, ...]:
     )
 
 
-def render_run_script(command: LaunchCommand, paths: JobPaths) -> str:
-    """Return the script that runs on the head and writes the job's PID, log, and exit code."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in command.env.items()]
+def render_batch_script(command: LaunchCommand, paths: JobPaths) -> str:
+    """Return the script that the queue runs on the job's first node."""
+    options = {
+        "job-name": paths.job_id,
+        "nodes": command.nodes,
+        # A node that was replaced has no folder for it yet.
+        "output": "/dev/null",
+    }
+    root = shlex.quote(paths.root)
+    requeue = "requeue" if command.launch.retries else "no-requeue"
     return "\n".join(
         [
             "#!/bin/bash",
-            f"{NODES_LINE}{command.nodes}",
-            f"cd {shlex.quote(paths.root)} || exit 1",
-            f"trap 'echo $? > {paths.exit_code}' EXIT",
-            "trap 'exit 143' TERM",
-            # After the traps: as soon as the PID is there, the job may be cancelled.
-            f"echo $$ > {paths.pid}",
-            f"exec < /dev/null > {paths.log} 2>&1",
-            f"setsid -f bash -c {shlex.quote(_render_watch(paths))} watch $$ > /dev/null 2>&1",
-            f"export {JOB_VARIABLE}={shlex.quote(paths.root)}",
-            *command.setup,
-            # After the setup: oneCCL's script points to the older MPI that it ships.
-            *exports,
-            f"{command}",
+            *(f"#SBATCH --{name}={value}" for name, value in options.items()),
+            f"#SBATCH --{requeue}",
+            f"mkdir -p {root} && cd {root} || exit 1",
+            "exec >> log 2>&1",
+            "[ -d code/worker ] || "
+            f"ssh {command.launch.head} 'cd {root} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | "
+            "tar -xf -",
+            f"export PYTHONPATH={shlex.quote(paths.code)}",
+            f"exec {VENV}/bin/python -m worker.batch <<'{_END}'",
+            command.launch.render().decode().rstrip("\n"),
+            _END,
             "",
         ]
-    )
-
-
-def _render_watch(paths: JobPaths) -> str:
-    """Return the commands that end the job if mpirun does not, some time after a rank has failed.
-
-    They run beside the job's script, whose PID is ``$1``, and end with it.
-    """
-    error = f'{PREFIX}{{"event": "error"'
-    return (
-        f"grep -aqm1 {shlex.quote(error)} < <(tail -n +1 -F -s 1 --pid=$1 {paths.log}) || exit\n"
-        f"timeout {ERROR_GRACE_S} tail -f --pid=$1 /dev/null && exit\n"
-        f"{render_end_of_job(paths.job_id, 0)}"
     )

@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from jobs.worker.batch.launch import BEGIN, END
+
 PLACEMENTS = ("auto", "reference")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUFFIX = "".join(secrets.choice(_DIGITS) for _ in range(3))
@@ -48,7 +50,7 @@ class JobPlan:
     """The user's files, such as ``2 files, 3.4 MiB``, for the progress display."""
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     nodes: int | None = None
-    """Use the first N nodes of the cluster; ``None`` uses all of them."""
+    """How many nodes of the cluster to use; ``None`` uses all of them."""
     env: Mapping[str, str] = field(default_factory=dict)
     results: Path | None = None
     """Local folder for output, log, and record; ``None`` leaves them on the head."""
@@ -64,6 +66,12 @@ class JobPlan:
     """The command that resumes this kind of job, up to the job's ID; empty if it can't be resumed."""
     resumed_job: str = ""
     """The ID of the job to resume; its files are already on the head."""
+    retries: int = 0
+    """How often the job may run again after it has lost a rank or a node."""
+    elastic: int | None = None
+    """With how many nodes at least the job goes on after a loss; ``None`` for as many as before."""
+    retry_argv: tuple[str, ...] = ()
+    """The arguments of later attempts, if they differ: they resume the job instead of starting over."""
 
     @property
     def recorded_command(self) -> tuple[str, ...]:
@@ -112,11 +120,12 @@ class JobPaths:
 
     @property
     def script(self) -> str:
-        return f"{self.root}/run.sh"
+        """The job's batch script."""
+        return f"{self.root}/{SCRIPT}"
 
     @property
     def new_script(self) -> str:
-        """The script as this process writes it; it becomes :attr:`script` if no other job runs."""
+        """The batch script as this process writes it, before it becomes :attr:`script`."""
         return f"{self.script}.{_SUFFIX}"
 
     @property
@@ -129,16 +138,18 @@ class JobPaths:
         return f"{self.root}/log.earlier"
 
     @property
-    def pid(self) -> str:
-        return f"{self.root}/pid"
+    def begin(self) -> str:
+        """When and on which nodes the last attempt began."""
+        return f"{self.root}/{BEGIN}"
 
     @property
-    def exit_code(self) -> str:
-        return f"{self.root}/exit"
+    def end(self) -> str:
+        """How the job ended."""
+        return f"{self.root}/{END}"
 
     @property
     def gather(self) -> str:
-        """Present if the workers' output is to be fetched, too: on how many nodes the job runs."""
+        """Present if the workers' output is to be fetched, too."""
         return f"{self.root}/{GATHER}"
 
     @property
@@ -147,5 +158,4 @@ class JobPaths:
         return f"{self.root}/fetched"
 
 
-MANIFEST = "start.json"
-GATHER = "gather"
+MANIFEST, SCRIPT, GATHER = "start.json", "run.sh", "gather"

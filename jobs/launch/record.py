@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
-from infra.files import read_object
+from infra.files import parse_as, read_object, read_text
+from jobs.launch.ending import JobEnd
 from jobs.launch.placement import Placement
 
 FILE = "job.json"
@@ -35,8 +34,10 @@ class CloudInfo:
 class JobRecord:
     """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
 
-    Times are ISO 8601 in UTC. ``ended``, ``seconds``, and ``exit_code`` are ``None`` until the job
-    ends, and if it was interrupted. ``more`` holds what this kind of job adds.
+    Times are ISO 8601 in UTC; ``when`` is that of the submission, ``seconds`` is how long the job ran.
+    ``ended``, ``seconds``, and ``exit_code`` are ``None`` until the job ends, and ``state`` is empty.
+    ``nodes`` are all that the job may use, and once it has ended, those that it used, like the
+    ``placement``. ``more`` holds what this kind of job adds.
     """
 
     job: str
@@ -58,7 +59,31 @@ class JobRecord:
     ended: str | None = None
     seconds: float | None = None
     exit_code: int | None = None
+    state: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
+
+    def ended_as(self, end: JobEnd) -> JobRecord:
+        """Return the record with how and where the job ended, by the head's clock."""
+        return replace(
+            self.on(end.nodes or [node["name"] for node in self.nodes]),
+            ended=end.ended.isoformat(timespec="seconds") if end.ended else None,
+            seconds=end.seconds,
+            exit_code=end.exit_code,
+            state=end.state,
+        )
+
+    def on(self, names: Sequence[str]) -> JobRecord:
+        """Return the record of the job on some of the nodes that it may use."""
+        at = [place for place, node in enumerate(self.nodes) if node["name"] in names]
+        shares = self.placement["shares"]
+        chosen = [shares[place] for place in at] if shares else shares
+        placement = {**self.placement, "shares": chosen}
+        return replace(self, nodes=tuple(self.nodes[place] for place in at), placement=placement)
+
+    def render(self) -> str:
+        """Return the content of ``job.json``."""
+        # ASCII: a command that is not valid Unicode stays readable as escapes.
+        return json.dumps(asdict(self), indent=1) + "\n"
 
 
 def read_job_id(folder: Path) -> str:
@@ -67,6 +92,17 @@ def read_job_id(folder: Path) -> str:
         return str(read_object(folder / FILE)["job"])
     except (UsageError, KeyError):
         return ""
+
+
+def complete_record(folder: Path, text: str) -> None:
+    """Add the content of ``end.json``, if there is one, to a record that was fetched."""
+    try:
+        record = parse_as(JobRecord, read_text(folder / FILE), str(folder / FILE))
+        end = parse_as(JobEnd, text, "end.json") if text.strip() else None
+    except UsageError:
+        return  # of an earlier release
+    if end and not record.state:
+        Recorder(folder, record).end(end)
 
 
 def write_job_id(folder: Path, job: str) -> None:
@@ -96,18 +132,14 @@ class Recorder:
 
     folder: Path | None
     record: JobRecord
-    _start: float = field(default_factory=time.monotonic)
 
     def begin(self) -> None:
         """Write the record now, so that it exists even if this machine dies."""
         self._write(self.record)
 
-    def end(self, exit_code: int) -> JobRecord:
-        """Add how the job ended, by this machine's clock."""
-        seconds = round(time.monotonic() - self._start, 3)
-        began = datetime.fromisoformat(self.record.when)
-        ended = (began + timedelta(seconds=seconds)).isoformat(timespec="seconds")
-        done = replace(self.record, ended=ended, seconds=seconds, exit_code=exit_code)
+    def end(self, end: JobEnd) -> JobRecord:
+        """Add how and where the job ended."""
+        done = self.record.ended_as(end)
         self._write(done)
         return done
 
@@ -115,8 +147,6 @@ class Recorder:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        # ASCII: a command that is not valid Unicode stays readable as escapes.
-        text = json.dumps(asdict(record), indent=1) + "\n"
         partial = self.folder / f".{FILE}.partial"
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(record.render(), encoding="utf-8")
         partial.replace(self.folder / FILE)

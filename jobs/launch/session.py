@@ -1,4 +1,4 @@
-"""Running jobs: the only module that checks the cluster, inspects nodes, places files, starts, and records.
+"""Running jobs: the only module that checks the cluster, inspects nodes, places files, submits, and records.
 
 :func:`run_job` runs one job from its plan to its results. A study that makes several short runs opens a
 :class:`JobSession` itself and places the files once.
@@ -7,27 +7,34 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
-from cluster.running_job import job_is_running
-from infra.errors import HangupError, HostError, JobError
+from infra.errors import HangupError, JobError
 from infra.progress import Progress, Silent
 from infra.words import counted
 from jobs.launch import files
-from jobs.launch.follow import Event, JobOutput, explain, run_command
+from jobs.launch.ending import CANCELLED, SUCCEEDED, JobEnd, Outcome
+from jobs.launch.follow import (
+    Event,
+    JobOutput,
+    explain,
+    follow_job,
+    how_to_come_back,
+    stop_and_say,
+)
 from jobs.launch.history import list_jobs
-from jobs.launch.launcher import HeadLauncher, Launcher, LauncherFactory
 from jobs.launch.manifest import JobManifest
 from jobs.launch.mpirun import LaunchCommand, build_launch_command
 from jobs.launch.placement import Placement, plan_placement
 from jobs.launch.plan import GATHER, MANIFEST, JobPaths, JobPlan, PlacementOptions, new_job_id
+from jobs.launch.queue import Launcher, LauncherFactory, SlurmLauncher
+from jobs.launch.record import FILE as RECORD
 from jobs.launch.record import CloudInfo, JobRecord, Recorder, describe_placement
-from jobs.worker.runtime.stopping import EXIT_CODE as STOPPED
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host, on_all
 from provision.stacks.stack import Stack
@@ -49,15 +56,18 @@ class JobContext:
     progress: Progress = field(default_factory=Silent)
     on_event: Callable[[Event], None] = _ignore
     on_log: Callable[[str], None] = _ignore
-    make_launcher: LauncherFactory = HeadLauncher
+    make_launcher: LauncherFactory = SlurmLauncher
+    detach: bool = False
+    """Leave the job to the cluster as soon as it is in the queue."""
+    outcome: Outcome = field(default_factory=Outcome)
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended. ``record.exit_code`` is that of the rank that failed first."""
+    """How a job ended, and what it printed."""
 
     record: JobRecord
-    exit_code: int
+    end: JobEnd
     output: JobOutput
     plan: JobPlan
 
@@ -66,9 +76,26 @@ class JobResult:
         return next((e for e in reversed(self.output.events) if e["event"] == kind), None)
 
 
+class DetachedError(Exception):
+    """Raised instead of following a job that was submitted."""
+
+    def __init__(self, job: str, flags: str) -> None:
+        super().__init__(job)
+        self.job, self.flags = job, flags
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """A job in the queue: how it starts, and its record."""
+
+    plan: JobPlan
+    command: LaunchCommand
+    recorder: Recorder
+
+
 @dataclass
 class JobSession:
-    """A complete, idle cluster on which jobs can run. ``paths`` are those of the job's folder."""
+    """A complete cluster on which jobs can run. ``paths`` are those of the job's folder."""
 
     context: JobContext
     head: Host
@@ -76,39 +103,39 @@ class JobSession:
     paths: JobPaths
     _facts: dict[str, HostFacts] = field(default_factory=dict)
 
-    def facts(self, nodes: int | None = None) -> dict[str, HostFacts]:
-        """Return the facts of the first ``nodes`` nodes, or all, by name. Each node is inspected once."""
-        cluster = self.context.cluster.first(nodes)
-        unknown = [node for node in cluster.nodes if node.name not in self._facts]
-        hint = f"`spr-cluster repair {cluster.flags}` replaces nodes that don't answer"
-        hosts = [self.context.open_host(node) for node in unknown]
-        self._facts |= on_all("inspecting the nodes", hosts, gather_facts, hint=hint)
-        return {node.name: self._facts[node.name] for node in cluster.nodes}
+    def facts(self) -> dict[str, HostFacts]:
+        """Return the facts of the nodes by name. Each node is inspected once."""
+        if not self._facts:
+            cluster = self.context.cluster
+            hint = f"`spr-cluster repair {cluster.flags}` replaces nodes that don't answer"
+            hosts = [self.context.open_host(node) for node in cluster.nodes]
+            self._facts |= on_all("inspecting the nodes", hosts, gather_facts, hint=hint)
+        return self._facts
 
-    def plan_placement(
-        self, options: PlacementOptions, backend: str, nodes: int | None = None
-    ) -> Placement:
-        """Assign ranks to the cores of the first ``nodes`` nodes. Raises :class:`UsageError`."""
-        cluster = self.context.cluster.first(nodes)
-        addresses = {node.name: node.private_ip for node in cluster.nodes}
-        return plan_placement(self.facts(nodes), addresses, options, backend)
+    def plan_placement(self, options: PlacementOptions, backend: str) -> Placement:
+        """Assign ranks to the cores of every node: the queue decides on which ones a job runs.
+
+        Raises :class:`UsageError`.
+        """
+        addresses = {node.name: node.private_ip for node in self.context.cluster.nodes}
+        return plan_placement(self.facts(), addresses, options, backend)
 
     def place(self, plan: JobPlan, placement: Placement | None = None) -> None:
-        """Send the plan's files and the worker code to its nodes."""
+        """Send the plan's files and the worker code to the nodes."""
         if plan.resumed_job:
             # A node that was replaced has no files.
-            count = len(self.context.cluster.first(plan.nodes).nodes)
-            files.place_again(self.head, self.paths, count)
+            files.place_again(self.head, self.paths)
             return
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
         sent: dict[str, Path | bytes] = {**files.worker_files(), **plan.files, "output/.keep": b""}
         if plan.gather_output:
-            nodes = len(self.context.cluster.first(plan.nodes).nodes)
-            sent[GATHER] = str(nodes).encode()
+            sent[GATHER] = b""
+        if placement:
+            sent[RECORD] = self._record(plan, placement).render().encode()
         if plan.resume_command and placement:
             sent[MANIFEST] = self._manifest(plan, placement).render()
-        files.place_files(self.head, self.paths, sent, plan.nodes)
+        files.place_files(self.head, self.paths, sent)
 
     def _manifest(self, plan: JobPlan, placement: Placement) -> JobManifest:
         nodes = len(self.context.cluster.first(plan.nodes).nodes)
@@ -116,33 +143,45 @@ class JobSession:
         return JobManifest(plan.argv, nodes, per_node, plan.placement, plan.env)
 
     def command(self, plan: JobPlan, placement: Placement) -> LaunchCommand:
-        cluster = self.context.cluster.first(plan.nodes)
-        return build_launch_command(plan, placement, self.paths, cluster, self.context.stack)
+        """Return how a job starts. Raises :class:`UsageError` if the cluster has too few nodes."""
+        context = self.context
+        return build_launch_command(plan, placement, self.paths, context.cluster, context.stack)
 
-    def run(self, plan: JobPlan, placement: Placement, *, quiet: bool = False) -> JobResult:
-        """Run a job whose files are placed until it ends; a failure is a result, too.
-
-        Ctrl-C stops the job on all nodes; a closed terminal does not. ``quiet`` does not show its log.
-        """
-        context, command = self.context, self.command(plan, placement)
-        output = JobOutput(context.on_event, context.on_log, quiet)
-        record = self._record(plan, placement, command)
-        recorder = Recorder(plan.results, record)
+    def submit(self, plan: JobPlan, placement: Placement) -> SubmittedJob:
+        """Put a job whose files are placed into the queue, and write its record."""
+        command = self.command(plan, placement)
+        recorder = Recorder(plan.results, self._record(plan, placement))
         recorder.begin()
+        self.launcher.submit(command, self.paths)
+        return SubmittedJob(plan, command, recorder)
+
+    def follow(self, job: SubmittedJob, *, quiet: bool = False) -> JobResult:
+        """Show a job until it ends; a failure is a result, too. ``quiet`` does not show its log."""
+        context = self.context
+        output = JobOutput(context.on_event, context.on_log, quiet)
+        for line in (*(f"warning: {text}" for text in job.command.warnings), f"$ {job.command}"):
+            if not quiet:
+                output.show(line)
+        end = follow_job(self.launcher, self.paths, output)
+        name, results = self.paths.job_id, job.plan.results
+        context.outcome.end(name, end, results)
+        with files.say_how_to_fetch(name, results or Path(), context.cluster.flags):
+            record = job.recorder.end(end)
+        return JobResult(record, end, output, job.plan)
+
+    def follow_or_stop(self, job: SubmittedJob, *, quiet: bool = False) -> JobResult:
+        """Show a job of which nobody else needs the result: Ctrl-C ends it."""
         try:
-            code = run_command(self.launcher, command, self.paths, output, plan.stop_seconds)
+            return self.follow(job, quiet=quiet)
         except HangupError:
             raise
         except KeyboardInterrupt:
-            if plan.resume_command:
-                with suppress(OSError, HostError):
-                    context.on_log(self.how_to_resume(plan))
+            stop_and_say(self.launcher, self.paths, job.plan.stop_seconds, self.context.on_log)
             raise
-        return JobResult(recorder.end(output.first_exit_code(code)), code, output, plan)
 
-    def _record(self, plan: JobPlan, placement: Placement, command: LaunchCommand) -> JobRecord:
+    def _record(self, plan: JobPlan, placement: Placement) -> JobRecord:
         context, argv = self.context, plan.recorded_command
-        cluster, stack = context.cluster.first(plan.nodes), context.stack
+        cluster, stack = context.cluster, context.stack
         return JobRecord(
             job=self.paths.job_id,
             kind=self.paths.job_id.partition("-")[0],
@@ -150,7 +189,7 @@ class JobSession:
             **asdict(context.cloud),
             command=shlex.join(argv),
             argv=argv,
-            mpirun=str(command),
+            mpirun=str(self.command(plan, placement)),
             nodes=tuple(node.as_dict() for node in cluster.nodes),
             placement=describe_placement(placement, plan.backend),
             stack=stack.name,
@@ -163,7 +202,9 @@ class JobSession:
         """Fetch the job's output, log, and metrics into the plan's results folder."""
         assert plan.results is not None
         context = self.context
-        files.fetch(self.head, self.paths, plan.results, context.on_log, context.cluster.flags)
+        flags = context.cluster.flags
+        missing = files.fetch(self.head, self.paths, plan.results, context.on_log, flags)
+        context.outcome.come_home(missing)
 
     def checkpoint(self) -> str:
         """Return the name of the job's newest checkpoint, "" if there is none."""
@@ -184,24 +225,19 @@ PlanBuilder = Callable[[JobSession], JobPlan]
 
 
 def open_session(context: JobContext, job_id: str) -> JobSession:
-    """Open a session for one job folder.
-
-    Raises :class:`JobError` if nodes are missing, :class:`UsageError` if another job is running.
-    """
+    """Open a session for one job folder. Raises :class:`JobError` if nodes are missing."""
     head = context.open_host(context.cluster.head)
     _require_all_nodes(context.cluster)
     launcher = context.make_launcher(head, context.cluster.flags)
-    busy = launcher.running_job()
-    if busy:
-        raise job_is_running(busy, context.cluster.flags)
     return JobSession(context, head, launcher, JobPaths(job_id))
 
 
 def run_job(context: JobContext, kind: str, build_plan: PlanBuilder) -> JobResult:
     """Run one job from its plan to its results.
 
-    ``build_plan`` is called with a complete, idle cluster, so a plan may depend on what its nodes are.
-    Raises :class:`JobError` if the job fails. Ctrl-C stops the job on all nodes.
+    ``build_plan`` is called with a complete cluster, so a plan may depend on what its nodes are.
+    Raises :class:`JobError` if the job fails, :class:`DetachedError` if it is not to be followed.
+    Ctrl-C ends only the following.
     """
     job_id = new_job_id(kind, context.now)
     with context.progress.phase("Prepare the job"):
@@ -210,11 +246,18 @@ def run_job(context: JobContext, kind: str, build_plan: PlanBuilder) -> JobResul
         if plan.resumed_job:
             session.paths = JobPaths(plan.resumed_job)
         context.progress.note(session.paths.job_id)
-        placement = session.plan_placement(plan.placement, plan.backend, plan.nodes)
+        placement = session.plan_placement(plan.placement, plan.backend)
         session.place(plan, placement)
+        job = session.submit(plan, placement)
+    if context.detach:
+        raise DetachedError(session.paths.job_id, context.cluster.flags)
     nodes = len(context.cluster.first(plan.nodes).nodes)
     with context.progress.phase(f"{plan.title} on {counted(nodes, 'node')}"):
-        result = session.run(plan, placement)
+        if plan.results:
+            with say_how_to_come_back(context, session.paths):
+                result = session.follow(job)
+        else:
+            result = session.follow_or_stop(job)
     if plan.results:
         with context.progress.phase("Fetch the results"):
             session.bring_home(plan)
@@ -222,16 +265,29 @@ def run_job(context: JobContext, kind: str, build_plan: PlanBuilder) -> JobResul
     return result
 
 
+@contextmanager
+def say_how_to_come_back(context: JobContext, paths: JobPaths) -> Iterator[None]:
+    """After Ctrl-C, or when the terminal is closed, say how to see and how to end the job that goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            context.on_log(how_to_come_back(paths.job_id, context.cluster.flags))
+        raise
+
+
 def _require_success(session: JobSession, plan: JobPlan, result: JobResult) -> None:
-    job = session.paths.job_id
-    if result.exit_code == STOPPED and plan.resume_command:
-        raise JobError(f"job {job} was stopped", hint=session.how_to_resume(plan))
-    if result.exit_code != 0:
-        log = f"{plan.results / 'log'}" if plan.results else f"{session.paths.log} on node0"
-        hint = f"the whole log is {log}"
-        if plan.resume_command and session.checkpoint():
-            hint += f"; {session.how_to_resume(plan)}"
-        raise explain(result.exit_code, result.output, hint)
+    job, end = session.paths.job_id, result.end
+    if end.state == SUCCEEDED:
+        return
+    if end.state == CANCELLED:
+        hint = session.how_to_resume(plan) if plan.resume_command else None
+        raise JobError(f"job {job} was cancelled", hint=hint)
+    log = f"{plan.results / 'log'}" if plan.results else f"{session.paths.log} on node0"
+    hint = f"the whole log is {log}"
+    if plan.resume_command and session.checkpoint():
+        hint += f"; {session.how_to_resume(plan)}"
+    raise explain(end, result.output, hint)
 
 
 def _require_all_nodes(cluster: Cluster) -> None:

@@ -128,7 +128,7 @@ def padding_share(run: Run) -> float | None:
 
 
 @dataclass(frozen=True)
-class Price:
+class HourlyPrice:
     """Price of all nodes together in US dollars per hour, and its source."""
 
     usd_per_hour: float
@@ -142,13 +142,15 @@ class Cost:
     Neither includes the nodes' startup and idle time, disks, and traffic.
     """
 
-    price: Price
+    price: HourlyPrice
     epoch_seconds: float | None
     epoch: float | None
     run: float | None
 
 
-def find_price(run: Run, instance_type: str | None, usd_per_hour: float | None) -> Price | None:
+def find_price(
+    run: Run, instance_type: str | None, usd_per_hour: float | None
+) -> HourlyPrice | None:
     """Return the price: as given per node, else as recorded with the job, else the table's.
 
     Raises :class:`UsageError` if a price is given and the number of nodes is unknown.
@@ -161,12 +163,12 @@ def find_price(run: Run, instance_type: str | None, usd_per_hour: float | None) 
         )
     count = run.nodes or 0
     if usd_per_hour is not None:
-        return Price(usd_per_hour * count, f"{count} × ${usd_per_hour:g}, as given")
+        return HourlyPrice(usd_per_hour * count, f"{count} × ${usd_per_hour:g}, as given")
     types = (instance_type,) * count if instance_type else run.instance_types
     each = ", ".join(f"{types.count(name)} × {name}" for name in dict.fromkeys(types))
     if types and not instance_type and (recorded := run.price):
         usd, source = recorded
-        return Price(usd * len(types), f"{each}, on demand, {source}")
+        return HourlyPrice(usd * len(types), f"{each}, on demand, {source}")
     listed = [INSTANCE_TYPES[name].table_usd for name in types if name in INSTANCE_TYPES]
     known = [usd for usd in listed if usd is not None]
     if not types or len(known) < len(types):
@@ -174,10 +176,12 @@ def find_price(run: Run, instance_type: str | None, usd_per_hour: float | None) 
     elsewhere = (
         "" if run.region in ("", TABLE_REGION) else f"; the price in {run.region} is unknown"
     )
-    return Price(sum(known), f"{each}, on demand, table of {TABLE_DATE}, {TABLE_REGION}{elsewhere}")
+    return HourlyPrice(
+        sum(known), f"{each}, on demand, table of {TABLE_DATE}, {TABLE_REGION}{elsewhere}"
+    )
 
 
-def compute_cost(run: Run, price: Price) -> Cost:
+def compute_cost(run: Run, price: HourlyPrice) -> Cost:
     """Return the cost of an epoch and of the run at that price."""
     epoch = epoch_seconds(run)
     total = run.seconds.get("total")

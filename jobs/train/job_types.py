@@ -29,6 +29,7 @@ class JobTypeRequest:
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     nodes: int | None = None
     backend: str = "auto"
+    retries: int = 0
 
 
 def add_job_arguments(name: str, parser: argparse._ActionsContainer) -> None:
@@ -63,4 +64,5 @@ def plan_job_type(request: JobTypeRequest, stack: Stack) -> JobPlan:
         nodes=request.nodes,
         env={"SPR_BACKEND": backend},
         results=request.results,
+        retries=request.retries,
     )

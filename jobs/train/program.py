@@ -35,6 +35,7 @@ class ProgramRequest:
     env: tuple[str, ...] = ()
     backend: str = "auto"
     kind: str = "run"
+    retries: int = 0
 
 
 def check_variables(words: Sequence[str]) -> tuple[str, ...]:
@@ -74,6 +75,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
         nodes=request.nodes,
         env={"SPR_BACKEND": backend},
         results=request.results,
+        retries=request.retries,
         command=request.command,
         details={
             "files": len(request.files.files),

@@ -32,7 +32,11 @@ class TrainRequest:
     may_tune: frozenset[str] = frozenset()
     """What `tune` may decide because the user left it open: ``placement``, ``batch_size``."""
     nodes: int | None = None
-    """Use the first N nodes of the cluster; ``None`` uses all of them."""
+    """How many nodes of the cluster to use; ``None`` uses all of them."""
+    retries: int = 0
+    """How often the job may run again after it has lost a rank or a node."""
+    elastic: int | None = None
+    """With how many nodes at least the job goes on after a loss."""
 
 
 def check_inputs(options: TrainOptions) -> None:

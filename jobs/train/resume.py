@@ -29,6 +29,7 @@ class ResumeRequest:
     results: Path | None = None
     changes: Mapping[str, Any] | None = None
     nproc_per_node: int | None = None
+    retries: int = 0
 
 
 def resume(context: JobContext, request: ResumeRequest) -> tuple[dict[str, Any], Path]:
@@ -50,7 +51,7 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     manifest = read_manifest(session.head, paths)
     nodes = len(cluster.nodes)
     if nodes > manifest.nnodes and request.nproc_per_node is None:
-        log(f"using the first {counted(manifest.nnodes, 'node')} of {nodes}, as before")
+        log(f"using {counted(manifest.nnodes, 'node')} of {nodes}, as before")
         nodes = manifest.nnodes
     plan = plan_again(manifest, request, nodes, found.job)
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
@@ -72,7 +73,7 @@ def plan_again(manifest: JobManifest, request: ResumeRequest, nodes: int, job: s
         )
     plan = plan_options(options_again(manifest, request), offline=bool(manifest.env))
     placement = replace(manifest.placement, nproc_per_node=per_node)
-    return replace(plan, placement=placement, nodes=nodes)
+    return replace(plan, placement=placement, nodes=nodes, retries=request.retries)
 
 
 def options_again(manifest: JobManifest, request: ResumeRequest) -> TrainOptions:

@@ -28,7 +28,7 @@ RESUME = ("spr-cluster", "train", "squad", "--resume")
 def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
     """Run the job on all nodes and return the content of its ``results.json``.
 
-    Raises :class:`JobError` if it fails. Ctrl-C saves a checkpoint and stops the job on all nodes.
+    Raises :class:`JobError` if it fails.
     """
     require_able_stack(context.stack)
 
@@ -60,6 +60,8 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
         placement=request.placement,
         nodes=request.nodes,
         results=request.results,
+        retries=request.retries,
+        elastic=request.elastic,
     )
 
 
@@ -69,6 +71,7 @@ def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
         kind="squad",
         module="worker.squad",
         argv=tuple(options.to_argv()),
+        retry_argv=tuple(replace(options, resume=True).to_argv()),
         backend=options.backend,
         title="Train",
         # Without requests to the hub, it can't delay or fail a job that needs nothing from it.
@@ -83,8 +86,9 @@ def _with_tuned(session: JobSession, request: TrainRequest) -> TrainRequest:
     """Return the request with the result of ``tune`` in what the user left open."""
     if not request.may_tune:
         return request
-    context, facts = session.context, session.facts(request.nodes)
-    found = read_tuned(session.head, tuning_key(context.stack, request, facts.values()))
+    context = session.context
+    facts = list(session.facts().values())[: request.nodes]
+    found = read_tuned(session.head, tuning_key(context.stack, request, facts))
     if found is None:
         return request
     changed, line = apply_tuned(found, request, len(facts))

@@ -63,7 +63,7 @@ def test_ssh_config_of_this_machine() -> None:
     check_golden(GOLDEN / "client_ssh_config", text)
 
 
-def test_only_the_nodes_get_the_fresh_key() -> None:
+def test_only_the_nodes_get_the_fresh_keys() -> None:
     facts: dict[str, HostFacts] = {node.name: parse_facts(facts_answer()) for node in NODES}
     hosts = {node.name: FakeHost(node.name, [("tar -C", "")]) for node in NODES}
 
@@ -77,6 +77,13 @@ def test_only_the_nodes_get_the_fresh_key() -> None:
     with tarfile.open(fileobj=io.BytesIO(bundles.pop())) as archive:
         assert sorted(archive.getnames()) == [
             ".spr-cluster-hosts",
+            ".spr-cluster-slurm/configure.sh",
+            ".spr-cluster-slurm/epilog.sh",
+            ".spr-cluster-slurm/munge.conf",
+            ".spr-cluster-slurm/munge.key",
+            ".spr-cluster-slurm/slurm.conf",
+            ".spr-cluster-slurm/slurmctld.conf",
+            ".spr-cluster-slurm/slurmd.conf",
             ".ssh/config",
             ".ssh/known_hosts",
             ".ssh/spr-cluster",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
+from provision.mpi import MPIRUN_ENV
 from tests.e2e.conftest import Baked, CommandLine, LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -80,6 +80,7 @@ def test_the_image_holds_no_private_key_and_no_identity(baked: Baked) -> None:
     assert (disk / "opt/spr-cluster/venv/bin/mpirun").exists()
     assert found == []
     assert list((disk / "etc/ssh").glob("ssh_host_*")) == []
+    assert list((disk / "etc/munge").iterdir()) == []
     assert (disk / "etc/machine-id").read_text() == ""
 
 
@@ -116,6 +117,34 @@ def test_ssh_hands_on_the_commands_exit_code(cluster: LiveCluster) -> None:
     assert cluster.cli.run("ssh", "--", "hostname").stdout.startswith("ip-")
 
 
+def test_slurm_runs_jobs_in_order_and_survives_the_death_of_its_daemons(
+    cluster: LiveCluster,
+) -> None:
+    exports = "; ".join(f"export {name}={value}" for name, value in MPIRUN_ENV.items())
+    rank = "hostname; touch began; while [ -e began ]; do sleep 0.2; done"
+    mpirun = f"mpirun -bootstrap slurm -ppn 1 -n 3 sh -c '{rank}'"
+    script = f"#!/bin/sh\nsetsid sleep 600 </dev/null >/dev/null 2>&1 &\n{exports}\n{mpirun}\n"
+    submit = f"cd /tmp && sbatch --parsable -N3 -o %j.log <<'END'\n{script}END\n"
+    pause = "until [ -e began ]; do sleep 0.2; done; sleep 6"
+    kill = "sudo pkill -9 slurmctld; sudo pkill -9 slurmd; sudo pkill -9 munged"
+    for_all = "for n in $(cat ~/hosts); do ssh $n"
+    wait = f"{for_all} 'until rm /tmp/began 2>/dev/null; do sleep 0.2; done' & done; wait"
+
+    first, second = cluster.cli.ssh("node0", f"{submit}{submit}cd /tmp; {pause}; {kill}").split()
+    for _ in range(2):
+        cluster.cli.ssh("node0", wait)
+    gone = 'until [ -z "$(squeue -h)" ]; do sleep 0.5; done'
+    logs = f"{gone}; cat /tmp/{first}.log; {for_all} pgrep -u ubuntu sleep; done; sinfo -h -o %T"
+    ended = cluster.cli.ssh("node0", logs).split()
+    restarts = cluster.cli.ssh("node0", f"scontrol show job {first}; scontrol show job {second}")
+
+    hostnames = ["ip-" + n["private_ip"].replace(".", "-") for n in cluster.up_result["nodes"]]
+    # Nothing is left, not even of what left the job's process tree.
+    assert sorted(ended) == sorted([*hostnames, "idle"])
+    assert restarts.count("JobState=COMPLETED") == 2
+    assert restarts.count("Restarts=0") == 2
+
+
 def test_training_runs_on_all_nodes_and_learns(cluster: LiveCluster, tmp_path: Path) -> None:
     folder = tmp_path / "a folder with 'quotes' and spaces"
 
@@ -131,7 +160,7 @@ def test_training_runs_on_all_nodes_and_learns(cluster: LiveCluster, tmp_path: P
     assert result["loss_curve"][-1][1] < result["loss_curve"][0][1] / 5
     assert (folder / "model" / "config.json").is_file()
     # Nodes whose CPUs differ have an argument set of their own, others share one.
-    assert re.search(r"mpirun -f /home/ubuntu/hosts (-n 3 )?-ppn 1 ", done.stderr)
+    assert re.search(r"mpirun -bootstrap slurm -ppn 1 -wdir \S+ (-n 3 )?-genv ", done.stderr)
 
 
 def test_the_example_of_add_a_job_has_placement_records_report_and_fetch(
@@ -188,32 +217,6 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_line(
     (line,) = [line for line in failed.stderr.splitlines() if line.startswith("spr-cluster: ")]
     assert "rank" in line
     assert "model" in line
-
-
-def test_ctrl_c_ends_the_job_on_all_nodes(cluster: LiveCluster, tmp_path: Path) -> None:
-    job = cluster.cli.start(
-        "train", "squad", "--demo", "--epochs", "10000", "--results", str(tmp_path)
-    )
-    assert job.stdout is not None
-    for line in job.stdout:
-        if "step " in line:
-            break
-    busy = cluster.cli.run("train", "squad", "--demo", check=2)
-    assert "is still running on this cluster" in busy.stderr
-
-    job.send_signal(signal.SIGINT)
-    rest, _ = job.communicate(timeout=60)
-
-    assert job.returncode == 130, rest
-    assert "interrupted" in rest
-    assert re.search(r"checkpoint step-\d{6} is saved; to resume the job: .* --resume squad-", rest)
-    deadline = time.monotonic() + 20
-    left = "?"
-    while left and time.monotonic() < deadline:
-        left = "".join(
-            cluster.cli.ssh(n, "pgrep -f '[s]quad --model' || true") for n in cluster.names
-        )
-    assert not left
 
 
 def test_ctrl_c_during_up_names_what_exists_and_down_removes_it(cli: CommandLine) -> None:

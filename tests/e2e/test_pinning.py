@@ -89,6 +89,8 @@ def widen(cluster: LiveCluster) -> None:
         (name,) = [name for name in names if name.endswith(node["instance"])]
         argv = ["podman", *choose_runtime(), "update", f"--cpuset-cpus={cpus}", name]
         subprocess.run(argv, capture_output=True, check=True, timeout=60)
+        # Its jobs inherit the CPUs that it was started with.
+        ssh(cluster, node["name"], "sudo systemctl restart slurmd")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs")

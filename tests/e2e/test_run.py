@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,29 +132,6 @@ def test_exit_code_and_missing_program_are_reported(two: LiveCluster, tmp_path: 
     missing = two.cli.run(*run, str(tmp_path / "other"), "--", "no-such-program", check=1)
     (line,) = [row for row in missing.stderr.splitlines() if row.startswith("spr-cluster: ")]
     assert "no-such-program can't be run: No such file or directory" in line
-
-
-@pytest.mark.full
-def test_ctrl_c_ends_it_on_all_nodes(two: LiveCluster, tmp_path: Path) -> None:
-    job = two.cli.start(
-        *("run", "--name", NAME, "--results", str(tmp_path)),
-        *("--", "sh", "-c", "echo begun; exec sleep 4321"),
-    )
-    assert job.stdout is not None
-    for line in job.stdout:
-        if line.strip() == "begun":
-            break
-
-    job.send_signal(signal.SIGINT)
-    rest, _ = job.communicate(timeout=60)
-
-    assert job.returncode == 130, rest
-    assert "Job stopped on all nodes" in rest
-    assert read(tmp_path / "job.json")["exit_code"] is None
-    deadline, left = time.monotonic() + 20, "?"
-    while left and time.monotonic() < deadline:
-        left = "".join(ssh(two, node, "pgrep -f '[s]leep 4321' || true") for node in two.names)
-    assert not left
 
 
 def test_the_published_recipe_is_launched_with_flags_that_the_node_knows(

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import paramiko
 import pytest
@@ -164,6 +165,20 @@ def test_a_machine_without_ssh_is_named(login: Login, monkeypatch: pytest.Monkey
             host.run("true")
         with pytest.raises(HostError, match=r"\[node0\] no SSH at 127.0.0.9: "):
             host.put(b"", "/tmp/file")
+
+
+def test_a_full_disk_of_this_machine_is_not_the_other_machines(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Files:
+        def get(self, _: str, target: str) -> None:
+            Path(target).write_bytes(b"model")
+
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+    monkeypatch.setattr(host, "_open", lambda: SimpleNamespace(sftp=Files))
+
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        host.download("/home/ubuntu/output.tar", Path("/dev/full"))
 
 
 def test_a_stream_yields_lines_until_its_command_ends(server: Server, login: Login) -> None:

@@ -28,6 +28,8 @@ apt-mark hold ca-certificates >/dev/null
 # The ubuntu user comes from cloud-init, with the key of the launch, as on EC2.
 if id ubuntu >/dev/null 2>&1; then userdel --remove ubuntu; fi
 
+# Slurm's services start once a node is connected; they have no configuration before.
+systemctl disable munge.service slurmctld.service slurmd.service >/dev/null 2>&1
 systemctl disable ssh.socket >/dev/null 2>&1 || true
 systemctl enable ssh.service cloud-init-local.service cloud-init.service cloud-config.service \
     cloud-final.service >/dev/null 2>&1 || systemctl enable ssh.service cloud-init-local.service \
@@ -44,6 +46,6 @@ printf '[Manager]\nDefaultTimeoutStopSec=5s\n' >/etc/systemd/system.conf.d/embed
 systemctl set-default multi-user.target >/dev/null
 
 # Every instance makes its own of these.
-rm -f /etc/ssh/ssh_host_*
+rm -f /etc/ssh/ssh_host_* /etc/munge/munge.key
 : >/etc/machine-id
 rm -rf /var/lib/cloud/* /var/log/*.log /var/cache/apt/*.bin

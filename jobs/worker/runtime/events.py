@@ -16,6 +16,9 @@ log text. Only ``error`` events, and notes about a rank that is silent, come fro
     result  the content of results.json
     error   message, hint, rank, host, lost_peer (true if this rank only saw the effect of another
             rank's failure)
+
+Each has ``at``, the time in seconds since 1970. When a job begins again after the loss of a rank or node,
+its batch script adds ``restarted``, with attempt and nodes.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ class Events:
     def _write(self, fields: dict[str, object]) -> None:
         # One write per line: mpirun merges the ranks' output as it comes. (Tests replace sys.stdout.)
         stream = self._stream or sys.stdout
-        stream.write(f"{PREFIX}{json.dumps(fields, allow_nan=False)}\n")
+        timed = {**fields, "at": round(time.time(), 1)}
+        stream.write(f"{PREFIX}{json.dumps(timed, allow_nan=False)}\n")
         stream.flush()
 
 

@@ -171,7 +171,7 @@ def head(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make_job(head: Path, job: str, *files: str, ended: bool = True) -> Path:
+def make_job(head: Path, job: str, *files: str) -> Path:
     """A job's folder: its files are an hour old."""
     folder = head / "spr-jobs" / job
     for name in ("output/.keep", "output/logs/rank-0.log", "output/metrics/rank-0.jsonl", *files):
@@ -179,15 +179,15 @@ def make_job(head: Path, job: str, *files: str, ended: bool = True) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
         os.utime(path, (time.time() - 3600,) * 2)
-    if ended:
-        (folder / "exit").write_text("0\n")
     return folder
 
 
-def find(head: Path) -> list[str]:
+def find(head: Path, queue: str = "") -> list[str]:
+    (head / "squeue").write_text(f"#!/bin/sh\ncat <<'END'\n{queue}END\n")
+    (head / "squeue").chmod(0o755)
     done = subprocess.run(
         ["sh", "-c", losses.SCRIPT],
-        env={**os.environ, "HOME": str(head)},
+        env={**os.environ, "HOME": str(head), "PATH": f"{head}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=30,
@@ -239,17 +239,31 @@ def test_the_checkpoint_of_an_unfinished_job_is_never_fetched(head: Path) -> Non
     assert find(head) == []
 
 
-def test_the_script_finds_a_running_job(head: Path) -> None:
-    folder = make_job(head, "squad-1", "output/rank-0.json", ended=False)
-    script = folder / "run.sh"
-    script.write_text("read line\n")
-    with subprocess.Popen(["sh", str(script)], stdin=subprocess.PIPE) as running:
-        (folder / "pid").write_text(str(running.pid))
-        found = find(head)
-        running.communicate(b"\n", timeout=30)
+def test_the_script_finds_jobs_in_the_queue(head: Path) -> None:
+    for name in ("squad-1", "squad-2", "squad-12"):
+        make_job(head, name, "output/rank-0.json")
+    rows = (
+        "7|RUNNING|node[0-1]|None|squad-1\n8|COMPLETING|node2|None|a user's job\n"
+        "9|PENDING||Resources|squad-2\n"
+    )
+    assert find(head, rows) == [
+        "running squad-1",
+        "running a user's job",
+        "waiting squad-2",
+        "results squad-12",
+    ]
 
-    assert found == ["running squad-1"]
+
+def test_the_script_works_while_slurm_does_not_answer(head: Path) -> None:
+    make_job(head, "squad-1", "output/rank-0.json")
+    (head / "squeue").write_text("#!/bin/sh\nexit 1\n")
     assert find(head) == ["results squad-1"]
+
+
+def test_waiting_jobs_are_named(tutor: CommandLine) -> None:
+    tutor.stage("node0", _ASKS, Result(0, "waiting squad-2\nrunning a user's job\n", ""))
+    result = tutor.run("down", "--name", "tutor")
+    assert "Job squad-2 is waiting.\nJob a user's job is running.\n" in result.err
 
 
 def test_the_marker_lies_where_the_script_looks(head: Path) -> None:

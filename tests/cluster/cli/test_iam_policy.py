@@ -520,12 +520,15 @@ def test_a_check_by_dry_runs_makes_nothing_and_names_what_is_missing(
     assert line.cloud.left() == []
     result = line.run(*check, ",".join(_TYPES[:2]))
     assert result.code == 1
+    assert result.message.startswith("1 permission missing\n  → ask an administrator")
     (missing,) = [text for text in result.out.splitlines() if text.startswith("missing")]
     about = f"ec2:RunInstances of {_TYPES[1]}, on-demand, in the default group"
     assert missing.startswith(f"missing: {about}: ec2:RunInstances on arn:aws:ec2:")
 
     allow(line, tmp_path, without("ec2:ImportKeyPair"))
-    found = json.loads(line.run(*check, _TYPES[0], "--json").out)
+    result = line.run(*check, _TYPES[0], "--json")
+    assert (result.code, result.message.splitlines()[0]) == (1, "1 permission missing")
+    found = json.loads(result.out)
     assert found["means"] == "dry runs"
     assert [each["action"] for each in found["missing"]] == ["ec2:ImportKeyPair"]
     assert "ec2:TerminateInstances" in {each["action"] for each in found["unknown"]}
@@ -551,6 +554,7 @@ def test_a_check_by_dry_runs_can_only_look_for_guards(line: CommandLine, tmp_pat
     result = line.run(*guard)
 
     assert result.code == 1
+    assert result.message.startswith("2 permissions missing\n")
     missing = [text for text in result.out.splitlines() if text.startswith("missing")]
     assert [text.split(":", 3)[1:3] for text in missing] == [
         [" scheduler", look.partition(":")[2]] for look in sorted(_LOOKS_FOR_GUARDS)

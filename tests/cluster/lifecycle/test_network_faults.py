@@ -58,6 +58,17 @@ def cut_in(cloud: SimulatedCloud, step: str) -> None:
     cloud.steps.before[step] = cut
 
 
+def moves_and_plans_again(cloud: SimulatedCloud, machine: int = 1) -> SimulatedCloud:
+    """Have this machine's address change at the purchase; a machine that dies makes a new plan.
+
+    Return the cloud for a user who allows the new address. ``machine`` counts the purchased from 0.
+    """
+    rule = f'[[machine]]\nn = {machine}\nfate = "dies"\n'
+    cloud.faults(rule)
+    when(cloud, "RunInstances", rule + MOVED)
+    return replace(cloud, ctx=replace(cloud.ctx, allow=lambda _: True))
+
+
 def assert_nothing_was_replaced(cloud: SimulatedCloud) -> None:
     assert len(cloud.purchases()) == 1
     assert not cloud.recorder.of("TerminateInstances")
@@ -410,10 +421,7 @@ def test_it_stays_followed_in_a_later_plan_of_the_same_command(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     """A machine that is replaced makes a new plan, which must not open the old address again."""
-    mover = replace(simulated_cloud, ctx=replace(simulated_cloud.ctx, allow=lambda _: True))
-    rule = '[[machine]]\nn = 1\nfate = "dies"\n'
-    simulated_cloud.faults(rule)
-    when(simulated_cloud, "RunInstances", rule + MOVED)
+    mover = moves_and_plans_again(simulated_cloud)
 
     mover.up(nodes=2)
 
@@ -427,10 +435,7 @@ def test_it_stays_followed_if_a_range_of_the_users_admitted_the_old_address(
     chosen = "203.0.113.0/24"
     if not is_new:
         simulated_cloud.up(chosen, nodes=1)
-    mover = replace(simulated_cloud, ctx=replace(simulated_cloud.ctx, allow=lambda _: True))
-    rule = f'[[machine]]\nn = {int(is_new)}\nfate = "dies"\n'
-    simulated_cloud.faults(rule)
-    when(simulated_cloud, "RunInstances", rule + MOVED)
+    mover = moves_and_plans_again(simulated_cloud, machine=int(is_new))
 
     mover.up(chosen if is_new else None, nodes=2)
 
@@ -494,10 +499,7 @@ def test_an_address_that_the_user_no_longer_names_is_replaced(
 def test_a_move_from_a_chosen_address_outlasts_a_later_plan_of_the_same_command(
     simulated_cloud: SimulatedCloud,
 ) -> None:
-    mover = replace(simulated_cloud, ctx=replace(simulated_cloud.ctx, allow=lambda _: True))
-    rule = '[[machine]]\nn = 1\nfate = "dies"\n'
-    simulated_cloud.faults(rule)
-    when(simulated_cloud, "RunInstances", rule + MOVED)
+    mover = moves_and_plans_again(simulated_cloud)
 
     mover.up(CALLER, nodes=2)
 

@@ -201,12 +201,15 @@ def test_a_jump_that_could_be_more_than_a_host_is_refused(
 def test_private_machines_that_are_silent_are_kept_and_the_way_to_them_is_named(
     nat: SimulatedCloud,
 ) -> None:
-    nat.faults(NAT + '[[machine]]\nfate = "no-ssh"\n')
+    blocked = 'block_public_access = "block-ingress"\n'
+    nat.faults(NAT + blocked + '[[machine]]\nfate = "no-ssh"\n')
 
     with pytest.raises(SprError, match="none of 1 node answers") as caught:
         nat.up(nodes=1, private=True, jump="ssm")
     text = str(caught.value)
     assert "leads to nat-" in text
     assert "the machines have no public addresses" in text
+    assert "VPC Block Public Access: block-ingress" in text
+    assert "CLOSES THESE SUBNETS" not in text
     assert "; this machine comes over ssm" in text
     assert len(nat.purchases()) == 1

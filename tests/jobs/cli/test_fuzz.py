@@ -204,6 +204,7 @@ def _settings(examples: int) -> settings:
     argv=["train", "squad", "--demo", "--results", "~nobody-here/x"], reachable=True, has_key=True
 )
 @example(argv=["gc", "--all", "--yes"], reachable=True, has_key=True)
+@example(argv=["iam-policy", "--check"], reachable=True, has_key=True)
 def test_any_input_is_answered(
     line: CommandLine, argv: list[str], reachable: bool, has_key: bool
 ) -> None:

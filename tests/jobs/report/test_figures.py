@@ -108,7 +108,9 @@ def test_the_price_that_the_job_recorded_counts_before_the_tables() -> None:
         Run(Path("run"), make_results(2), (), {**job, **recorded}), None, None
     )
 
-    assert price == figures.Price(3.0, "2 × c7i.8xlarge, on demand, Price List API, 2026-11-22")
+    assert price == figures.HourlyPrice(
+        3.0, "2 × c7i.8xlarge, on demand, Price List API, 2026-11-22"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""Nodes that a job is using, in the way of a plan that would remove or rename them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cluster.cli.proposal import Proposal
+from cluster.job_queue import job_is_running, list_queue
+from cluster.nodes import Node, rank_nodes
+from infra import tags
+from infra.errors import HostError
+from provision.host import Host
+
+
+def check_busy_nodes(proposal: Proposal) -> None:
+    """Raise :class:`UsageError` if the plan would take nodes from a running job, or rename them.
+
+    A job that has lost a node is none: Slurm ends it, or puts it back into the queue. Only `repair`
+    also takes an unhealthy node for lost: to other commands, a job may still be running on it.
+    """
+    plan_input, plan = proposal.plan_input, proposal.plan
+    unhealthy = plan_input.unhealthy if proposal.ctx.command == "repair" else ()
+    healthy = {
+        instance.id: instance.private_ip
+        for instance in plan_input.found.alive
+        if instance.state == "running" and instance.id not in unhealthy
+    }
+    taken = healthy.keys() & {id_ for action in plan.terminations for id_ in action.ids}
+    nodes = rank_nodes(plan.keep, plan_input.spec.jump)
+    if not (plan.changes and nodes and _may_run_jobs(nodes[0])):
+        return
+    head = proposal.ctx.host_opener()(nodes[0])
+    try:
+        busy = _find_busy(head)
+    except HostError:
+        if taken:
+            raise
+        return
+    kept = {node.private_ip: node.name for node in nodes}
+    removed = {healthy[id_] for id_ in taken}
+    if taken:
+        jobs = sorted({job for job, _ in busy.values()})
+        found = f"{' and '.join(jobs)} running" if jobs else "no job is running"
+        proposal.ctx.events.record("checked", found, resources=sorted(taken))
+    for address, (job, name) in busy.items():
+        if address in removed or kept.get(address, name) != name:
+            raise job_is_running(job, proposal.ctx.flags)
+
+
+def _may_run_jobs(head: Node) -> bool:
+    return head.instance.state == "running" and tags.MESH in head.instance.tags
+
+
+def _find_busy(head: Host) -> dict[str, tuple[str, str]]:
+    """Return the running job and the name of each node in use, by the node's private address."""
+    running = [job for job in list_queue(head) if not job.is_waiting]
+    if not running:
+        return {}
+    addresses = _parse_addresses(head.run("# listing the nodes\ncat ~/.ssh/config").stdout.split())
+    return {
+        addresses[node]: (job.name, node)
+        for job in running
+        for node in job.nodes
+        if node in addresses
+    }
+
+
+def _parse_addresses(words: Iterable[str]) -> dict[str, str]:
+    """Return the nodes' addresses by name from the head's own SSH configuration."""
+    addresses, name, before = {}, "", ""
+    for word in words:
+        if before == "Host":
+            name = word
+        elif before == "HostName":
+            addresses[name] = word
+        before = word
+    return addresses

@@ -1,0 +1,95 @@
+"""Slurm on the nodes: its configuration, and the key that its daemons trust one another by."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from importlib import resources
+
+from cluster.nodes import Node
+from provision.facts import HostFacts
+
+FOLDER = ".spr-cluster-slurm"
+"""In the login user's home, while a node is being configured."""
+STATE_FOLDER = "/var/spool/spr-cluster-slurm"
+"""On the head: slurmctld's state, and the record of the jobs that ended."""
+PARTITION = "cluster"
+_KEY_BYTES = 1024
+_SCRIPTS = ("configure.sh", "epilog.sh", "munge.conf", "slurmctld.conf", "slurmd.conf")
+
+CONFIGURE = f"sudo sh ~/{FOLDER}/configure.sh\nrm -rf ~/{FOLDER}\n"
+"""Shell commands for a node that has the files."""
+
+# Every option exists in Slurm 19.05 (Ubuntu 20.04) to 24.11 (Debian 13), and none is deprecated there.
+_SETTINGS = f"""\
+# Written by spr-cluster whenever it connects the nodes.
+AuthType=auth/munge
+# Slurm waits twice this long before it uses a dead node's jobs again; its default is 120 s.
+AuthInfo=cred_expire=15
+SlurmUser=slurm
+StateSaveLocation={STATE_FOLDER}
+
+# Jobs get whole nodes.
+SelectType=select/linear
+# Slurm counts fewer CPUs in a container than the node has; it must not drain the node for that.
+SlurmdParameters=config_overrides
+# On AWS, proctrack/cgroup and task/affinity would also work; they have not been tried there.
+# mpirun pins its ranks itself, and the epilog ends what the process tree does not show.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+Epilog=/etc/slurm/spr-cluster-epilog
+MpiDefault=none
+# Jobs get the nodes' limits, not those of the shell that submits them.
+PropagateResourceLimits=NONE
+
+SchedulerParameters=batch_sched_delay=1,sched_interval=5,bf_interval=5
+# A node that is silent for so many seconds is down, and its jobs start again elsewhere.
+SlurmdTimeout=10
+ReturnToService=2
+JobRequeue=1
+KillWait=30
+
+# Ended jobs stay in `scontrol show job` for an hour, and in this file forever.
+MinJobAge=3600
+JobCompType=jobcomp/filetxt
+JobCompLoc={STATE_FOLDER}/jobs.txt
+"""
+
+
+def make_munge_key() -> bytes:
+    """Return a new key, with which the nodes' daemons recognize one another."""
+    return secrets.token_bytes(_KEY_BYTES)
+
+
+def render_slurm_conf(name: str, nodes: Sequence[Node], facts: Mapping[str, HostFacts]) -> str:
+    """Render ``slurm.conf``, which is the same on every node. ``facts`` are by node name."""
+    head = nodes[0]
+    place = f"ClusterName={name}\nSlurmctldHost={facts[head.name].hostname}({head.private_ip})\n"
+    lines = [_render_node(node, facts[node.name]) for node in nodes]
+    partition = f"PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO"
+    return "\n".join([place + _SETTINGS, *lines, f"{partition} State=UP", ""])
+
+
+def _render_node(node: Node, facts: HostFacts) -> str:
+    sockets, cores, count = facts.sockets, len(facts.physical_cores), len(facts.cpus)
+    shape = {"CPUs": count}
+    # Slurm rejects a product other than the number of CPUs, as on a node with a part of its CPUs.
+    if cores % sockets == 0 and count % cores == 0:
+        shape |= {"Sockets": sockets, "CoresPerSocket": cores // sockets}
+        shape |= {"ThreadsPerCore": count // cores}
+    shape |= {"RealMemory": facts.memory_total // 1024}
+    described = " ".join(f"{key}={value}" for key, value in shape.items())
+    return (
+        f"NodeName={node.name} NodeHostname={facts.hostname} NodeAddr={node.private_ip} {described}"
+    )
+
+
+def slurm_files(
+    name: str, nodes: Sequence[Node], facts: Mapping[str, HostFacts]
+) -> dict[str, bytes]:
+    """Return the files that configure Slurm on a node, by their paths in its home; the key is new."""
+    folder = resources.files("cluster").joinpath("slurm_files")
+    files = {script: folder.joinpath(script).read_bytes() for script in _SCRIPTS}
+    files |= {"slurm.conf": render_slurm_conf(name, nodes, facts).encode()}
+    files |= {"munge.key": make_munge_key()}
+    return {f"{FOLDER}/{file}": content for file, content in files.items()}

@@ -1,0 +1,245 @@
+"""``--on-finish`` and ``--down-when-done``: what follows when a job has ended and its results are here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cluster.cli.accounts import confirm_owner
+from cluster.cli.down import remove_cluster
+from cluster.cli.wrapping import wrap
+from cluster.context import Context
+from cluster.losses import ACTIVE, Losses, find_losses
+from infra.clients import translate_boto_error
+from infra.errors import DeadlineError, JobError, SprError, UsageError
+from infra.inventory import describe_inventory
+from infra.wait import wait_until
+from infra.words import counted
+from jobs.launch.ending import SUCCEEDED, Outcome
+from jobs.launch.session import JobContext
+from jobs.train.train import RESUME
+
+# A job has written how it ended while Slurm still clears its nodes, for at most its `KillWait`.
+_LEAVES_QUEUE_S = 60.0
+Command = Callable[[argparse.Namespace], int]
+
+
+def add_end_options(group: argparse._ArgumentGroup) -> None:
+    """Add ``--on-finish`` and ``--down-when-done``, which :func:`with_ends` heeds."""
+    group.add_argument(
+        "--on-finish",
+        metavar="COMMAND",
+        help="when the job has ended and its results are here, run this shell command on this "
+        "machine, with SPR_JOB, SPR_STATE (succeeded, failed, or cancelled), SPR_RESULTS, and "
+        "SPR_CLUSTER in its environment",
+    )
+    group.add_argument(
+        "--down-when-done",
+        action="store_true",
+        help="when the job has ended and its results are here, remove the cluster without a "
+        "question; it stays if anything would be lost with it, such as a checkpoint or another job",
+    )
+
+
+def with_ends(run: Command) -> Command:
+    """Return a command that follows a job, and then does what its options ask for."""
+
+    def run_to_the_end(args: argparse.Namespace) -> int:
+        if args.on_finish is None and not args.down_when_done:
+            return run(args)
+        if getattr(args, "detach", False):
+            raise _needs_this_process(args)
+        begun: list[Ends] = []
+
+        def begin(ctx: Context, job: JobContext) -> None:
+            ends = Ends(args, ctx, job)
+            ends.announce()
+            begun.append(ends)
+
+        args.on_cluster = begin
+        try:
+            try:
+                code = run(args)
+            except Exception as failure:
+                for ends in begun:
+                    ends.finish(failure)
+                raise
+            return max([code, *(ends.finish() for ends in begun)])
+        except KeyboardInterrupt:
+            for ends in begun:
+                ends.say_interrupted()
+            raise
+
+    return run_to_the_end
+
+
+def _needs_this_process(args: argparse.Namespace) -> UsageError:
+    chosen = {"--on-finish": args.on_finish is not None, "--down-when-done": args.down_when_done}
+    flags = [flag for flag, is_chosen in chosen.items() if is_chosen]
+    return UsageError(
+        f"{' and '.join(flags)} can't be used with --detach: this command must be there when the job "
+        "ends",
+        hint=f"give it to the command that follows the job: `spr-cluster attach {flags[-1]}`",
+    )
+
+
+@dataclass
+class Ends:
+    """What a command does when its job on a cluster has ended."""
+
+    args: argparse.Namespace
+    ctx: Context
+    job: JobContext
+    is_removing: bool = False
+
+    def announce(self) -> None:
+        """Say at the start what will happen. Somebody else's cluster needs an answer now."""
+        if not self.args.down_when_done:
+            return
+        found = describe_inventory(self.ctx.clients.ec2, self.args.name)
+        confirm_owner(self.ctx, argparse.Namespace(yes=True, named=self.args.named), found)
+        where = "here and in S3" if getattr(self.args, "push_to", None) else "here"
+        _say(
+            f"Cluster {self.args.name} will be removed when the job has ended and its results are {where}."
+        )
+        losses = find_losses(self.ctx, found).found
+        ended = Losses(tuple(loss for loss in losses if loss[0] not in ACTIVE))
+        for line in ended.describe(self.ctx.flags):
+            _say(f"{line}. As long as that is so, the cluster stays.")
+
+    def say_interrupted(self) -> None:
+        """After Ctrl-C, say what is not done any more, and which command does it."""
+        attach = ["spr-cluster", "attach"]
+        text, then = "--on-finish was not run", "run it"
+        if self.args.on_finish:
+            attach += ["--on-finish", self.args.on_finish]
+        if self.args.down_when_done:
+            attach += ["--down-when-done"]
+            text, then = self._stays, "remove it"
+        text += f"\n  to {then} at the job's end: {shlex.join(attach)} {self.ctx.flags}"
+        if self.is_removing:
+            text = f"the cluster may be removed in part; to remove the rest: {self._down}"
+        with suppress(OSError):
+            _say(text)
+
+    def finish(self, failure: Exception | None = None) -> int:
+        """Run the command, and remove the cluster; return the exit code.
+
+        What is not done becomes a part of the job's ``failure``, or else an error.
+        """
+        code, undone = 0, []
+        if self.args.on_finish and self.job.outcome.is_home:
+            code = self._run_command()
+        elif self.args.on_finish:
+            undone.append("--on-finish was not run: the results are not here")
+        if self.args.down_when_done:
+            undone += self._remove(failure)
+        if undone and isinstance(failure, SprError):
+            failure.hint = _join(failure.hint, *undone)
+        elif undone:
+            raise JobError(undone[0], hint=_join(*undone[1:])) from failure
+        return code
+
+    def _run_command(self) -> int:
+        """Run the command of ``--on-finish``; its failure is shown, and is the exit code 1."""
+        outcome, command = self.job.outcome, self.args.on_finish
+        names = {
+            "SPR_JOB": outcome.job,
+            "SPR_STATE": outcome.state,
+            "SPR_RESULTS": str((outcome.results or Path()).absolute()),
+            "SPR_CLUSTER": self.args.name,
+        }
+        # What it prints is no part of our JSON.
+        stdout = sys.__stderr__ if self.args.json else None
+        done = subprocess.run(
+            ["sh", "-c", command], env={**os.environ, **names}, stdout=stdout, check=False
+        )
+        if done.returncode:
+            _say(f"--on-finish failed with exit code {done.returncode}: {command}")
+        return int(done.returncode != 0)
+
+    def _remove(self, failure: Exception | None) -> list[str]:
+        """Remove the cluster; return why it stays, or is not gone, and which commands help."""
+        try:
+            reasons = self._why_stays(failure)
+            if reasons is not None:
+                return [*reasons, f"{self._stays}; to remove it: {self._down}"]
+            self.is_removing = True
+            answered = {"yes": True, "named": True, "keep_image": False}
+            args = argparse.Namespace(**{**vars(self.args), **answered})
+            remove_cluster(replace(self.ctx, command="down"), args)
+        except Exception as error:
+            problem = error if isinstance(error, SprError) else translate_boto_error(error)
+            if problem is None:
+                raise
+            hints = [problem.hint] if problem.hint else []
+            return [f"`down` failed: {problem.message}", *hints, f"to try again: {self._down}"]
+        _say(f"Nothing left of cluster {self.args.name}.")
+        return []
+
+    def _why_stays(self, failure: Exception | None) -> list[str] | None:
+        """Return why the cluster must stay, unless ``failure`` says it; ``None`` if it can go."""
+        outcome = self.job.outcome
+        if outcome.missing:
+            return [f"not all results are here: {'; '.join(outcome.missing)}", self._how_to_fetch()]
+        # That a job failed is one of its ends. Any other failure left something undone.
+        is_expected = isinstance(failure, JobError) and outcome.state != SUCCEEDED
+        if not outcome.is_home or (failure and not is_expected):
+            return []
+        losses = self._find_losses(outcome)
+        lines = [*losses.describe(self.ctx.flags)]
+        return [*lines, *_how_to_resume(losses, self.ctx.flags)] if lines else None
+
+    def _find_losses(self, outcome: Outcome) -> Losses:
+        """Return what the cluster's removal would lose, once this job has left the queue."""
+        found = describe_inventory(self.ctx.clients.ec2, self.args.name)
+        own = {(what, outcome.job) for what in ACTIVE}
+        asked: list[Losses] = []
+
+        def ask() -> bool | None:
+            asked.append(find_losses(self.ctx, found))
+            return None if own & set(asked[-1].found) else True
+
+        with suppress(DeadlineError):
+            wait_until("the job's end", ask, deadline_s=_LEAVES_QUEUE_S, clock=self.ctx.clock)
+        return asked[-1]
+
+    @property
+    def _down(self) -> str:
+        return f"spr-cluster down {self.ctx.flags}"
+
+    def _how_to_fetch(self) -> str:
+        return f"to try again: spr-cluster fetch {self.job.outcome.job} {self.ctx.flags}"
+
+    @property
+    def _stays(self) -> str:
+        """That the cluster stays, and what that costs."""
+        text, cloud = f"cluster {self.args.name} stays", self.job.cloud
+        if not cloud.billed:
+            return text
+        if cloud.usd_per_hour is None:
+            return f"{text}, and costs money"
+        nodes = len(self.job.cluster.nodes)
+        usd = f"${cloud.usd_per_hour * nodes:.2f}"
+        return f"{text}, and its {counted(nodes, 'machine')} cost {usd} an hour on demand"
+
+
+def _how_to_resume(losses: Losses, flags: str) -> list[str]:
+    """Return the commands that continue what was not finished."""
+    jobs = [job for what, job in losses.found if what == "checkpoint"]
+    return [f"to continue its training: {shlex.join(RESUME)} {job} {flags}" for job in jobs]
+
+
+def _join(*lines: str | None) -> str | None:
+    return "\n  → ".join(filter(None, lines)) or None
+
+
+def _say(text: str) -> None:
+    print(wrap(text, stream=sys.stderr), file=sys.stderr, flush=True)

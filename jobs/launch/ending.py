@@ -1,0 +1,78 @@
+"""How a job ended, as its first node wrote it on the head: ``end.json``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from jobs.worker.batch.conclusion import CANCELLED, FAILED, SUCCEEDED
+
+__all__ = ["CANCELLED", "FAILED", "SUCCEEDED", "JobEnd", "Outcome", "parse_end"]
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """A job's state, times, and nodes of its last attempt, and if it failed, the cause.
+
+    ``exit_code`` is that of the rank that failed first.
+    """
+
+    state: str
+    exit_code: int | None = None
+    began: datetime | None = None
+    ended: datetime | None = None
+    nodes: tuple[str, ...] = ()
+    attempt: int = 0
+    rank: int | None = None
+    host: str | None = None
+    message: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the end for ``--json``."""
+        times = {name: getattr(self, name) for name in ("began", "ended")}
+        return {**asdict(self), **{k: at.isoformat() if at else None for k, at in times.items()}}
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the last attempt took."""
+        if self.began is None or self.ended is None:
+            return None
+        return round((self.ended - self.began).total_seconds(), 3)
+
+
+@dataclass
+class Outcome:
+    """What this process knows so far of the job that it follows.
+
+    ``state`` is empty until the job has ended. ``missing`` says, line by line, what could not be fetched.
+    """
+
+    job: str = ""
+    state: str = ""
+    results: Path | None = None
+    is_home: bool = False
+    missing: tuple[str, ...] = ()
+
+    def end(self, job: str, end: JobEnd, results: Path | None) -> None:
+        """Note that the job has ended; its results are not here yet."""
+        self.job, self.state, self.results = job, end.state, results
+
+    def come_home(self, missing: tuple[str, ...]) -> None:
+        """Note that the job's results were fetched."""
+        self.is_home, self.missing = not missing, missing
+
+
+def parse_end(content: Mapping[str, Any] | str) -> JobEnd | None:
+    """Return the content of ``end.json``, or its text; ``None`` if there is no valid one."""
+    known = TypeAdapter(JobEnd)
+    try:
+        if isinstance(content, str):
+            return known.validate_json(content)
+        return known.validate_python(content)
+    except ValidationError:
+        return None

@@ -1,0 +1,192 @@
+"""How a job gets onto the nodes: the protocol, and its implementation by the cluster's Slurm queue.
+
+Another way to start jobs is another implementation of :class:`Launcher`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from infra.errors import HostError, HostKeyError, JobError
+from infra.wait import wait_until
+from jobs.launch.ending import JobEnd, parse_end
+from jobs.launch.history import list_jobs
+from jobs.launch.mpirun import LaunchCommand, render_batch_script
+from jobs.launch.plan import JobPaths
+from provision.host import Host, LineSink
+
+# Counted from the job's start: the longest that a laptop sleeps or a job runs.
+_RECONNECT_DEADLINE_S = 7 * 24 * 3600
+# What killing takes at most: a node that does not answer is waited for until Slurm counts it as down.
+_KILL_S = 60
+_WAITING = "@queue "
+"""Start of a line that says why a job waits; it does not belong to the job's log."""
+# The earlier log is that of a job that was resumed, or of the runs of a study, which share a folder.
+_SUBMIT = """# submitting a job
+cd {root} || exit
+[ ! -s log ] || cat log >> log.earlier
+rm -f log begin.json end.json cancelled
+touch log
+# With it, the job starts again after the loss of the head.
+take="cd {root} && rm -f end.json cancelled && cat > run.sh.new && mv run.sh.new run.sh"
+export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new}'
+mv {new} run.sh && sbatch --parsable run.sh
+"""
+# squeue costs the head some milliseconds, so it is asked less often than the log is read.
+_FOLLOW = """# following a job
+cd {root} || exit 0
+{{
+  for second in $(seq 604800); do
+    found=$(squeue --noheader --name={job} --format='%T %r' 2>/dev/null); known=$?
+    case $found in PENDING*) echo "{waiting}$found" ;; esac
+    for part in 1 2 3 4 5; do [ ! -e end.json ] || exit; sleep 0.2; done
+    [ $known = 0 ] && [ -z "$found" ] && exit
+  done
+}} &
+# Not in place of this shell: nobody would reap the loop, which `tail` would wait for.
+tail -n +{line} -F -s 0.2 --pid=$! log 2>/dev/null
+# The connection may have broken, which ends only `tail`.
+kill $! 2>/dev/null
+true
+"""
+# Slurm lists a job until nothing of it is left on any node that answers. Its own scancel would give the
+# ranks too little time for a checkpoint, so the batch script gets the signal first.
+_CANCEL = """# ending a job on all nodes
+cd {root} || exit
+find() {{ squeue --noheader --name={job} --format='%A %T %N'; }}
+is_left() {{ found=$(find) && [ -z "$found" ] && return 1; return 0; }}
+read -r job state nodes <<< "$(find)"
+if [ -n "$job" ]; then
+  touch cancelled
+  if [ "$state" != PENDING ] && [ {polls} != 0 ]; then
+    scancel --batch --signal=TERM "$job"
+    for i in $(seq {polls}); do is_left || break; sleep 0.2; done
+  fi
+  if is_left; then
+    scancel --signal=KILL --full "$job" 2>/dev/null; scancel "$job"
+    for i in $(seq 150); do is_left || break; sleep 0.2; done
+  fi
+  ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
+fi
+[ -s end.json ] || echo '{{"state": "cancelled", "exit_code": null}}' > end.json
+# A worker that becomes the head must not start it again.
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=5 @ "touch {root}/cancelled" 2>/dev/null
+true
+"""
+
+
+class Launcher(Protocol):
+    """Starts jobs on a cluster, and watches and ends them. ``flags`` name it in messages."""
+
+    @property
+    def flags(self) -> str: ...
+
+    def submit(self, command: LaunchCommand, paths: JobPaths) -> None:
+        """Have a job run as soon as its nodes are free, whatever becomes of this process."""
+
+    def follow(self, paths: JobPaths, on_line: LineSink, on_wait: LineSink) -> JobEnd:
+        """Pass on the job's output line by line until it ends; ``on_wait`` gets why it does not run yet."""
+
+    def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
+        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the nodes out of reach."""
+
+    def disconnect(self) -> None:
+        """Drop the connection that follows a job, so that others can be made."""
+
+    def why_gone(self) -> str:
+        """Return why the jobs' machine will never answer again; "" if it may."""
+
+
+LauncherFactory = Callable[[Host, str], Launcher]
+"""Takes the head, and the options that name the cluster."""
+
+
+@dataclass(frozen=True)
+class SlurmLauncher:
+    """Runs jobs through the queue of the cluster's head."""
+
+    head: Host
+    flags: str = ""
+
+    def submit(self, command: LaunchCommand, paths: JobPaths) -> None:
+        """One folder may see several runs, one after another, such as the trials of ``tune``."""
+        self.head.put(render_batch_script(command, paths).encode(), paths.new_script, 0o700)
+        script = _SUBMIT.format(root=paths.root, new=paths.new_script)
+        done = self.head.run(script, check=False)
+        if done.exit_code:
+            why = done.stderr.strip() or "it printed nothing"
+            raise JobError(
+                f"the queue did not take job {paths.job_id}: {why}",
+                hint=f"`spr-cluster verify {self.flags}` checks the queue",
+            )
+
+    def follow(self, paths: JobPaths, on_line: LineSink, on_wait: LineSink) -> JobEnd:
+        """The job survives a broken connection; following continues at the next line.
+
+        Raises :class:`JobError` if the head is gone for good, :class:`HostKeyError` if another
+        machine answers at its address.
+        """
+        seen = 0
+
+        def take(line: str) -> None:
+            nonlocal seen
+            if line.startswith(_WAITING):
+                on_wait(line[len(_WAITING) :].partition(" ")[2])
+                return
+            seen += 1
+            on_line(line)
+
+        def watch() -> bool | None:
+            script = _FOLLOW.format(
+                root=paths.root, job=paths.job_id, waiting=_WAITING, line=seen + 1
+            )
+            try:
+                self.head.run(script, timeout_s=None, on_line=take)
+            except HostKeyError:
+                raise
+            except HostError as error:
+                self._require_head(paths)
+                on_line(f"{error.message}; the job may still be running; reconnecting")
+                return None
+            return True
+
+        wait_until(
+            f"connection to the head, where job {paths.job_id} is running",
+            watch,
+            deadline_s=_RECONNECT_DEADLINE_S,
+            every_s=15,
+        )
+        return self._find_end(paths)
+
+    def _find_end(self, paths: JobPaths) -> JobEnd:
+        end = parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)
+        if end is None:
+            found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
+            state = found[0].state if found else "gone"
+            raise JobError(
+                f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
+                "because the head node was shut down, or the job was killed"
+            )
+        return end
+
+    def _require_head(self, paths: JobPaths) -> None:
+        gone = self.why_gone()
+        if gone:
+            raise JobError(
+                f"job {paths.job_id} ended with its head node: {gone}",
+                hint=f"`spr-cluster repair {self.flags}` makes a worker the head, where a job with "
+                f"retries starts again; to follow it: spr-cluster attach {paths.job_id} {self.flags}",
+            )
+
+    def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
+        script = _CANCEL.format(root=paths.root, job=paths.job_id, polls=5 * grace_s)
+        done = self.head.run(script, check=False, timeout_s=grace_s + _KILL_S)
+        return tuple(sorted(set(done.stdout.split())))
+
+    def disconnect(self) -> None:
+        self.head.close()
+
+    def why_gone(self) -> str:
+        return self.head.why_gone()

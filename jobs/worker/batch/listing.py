@@ -1,0 +1,73 @@
+"""Prints the jobs in ``~/spr-jobs``, one JSON object per line. It is sent to the head and run there by the
+system's Python 3.8 or later, so it imports nothing of this project."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+_STEP = re.compile(r"step-(\d+)")
+
+
+def queued_jobs() -> dict[str, list[str]] | None:
+    """Return Slurm's state, reason, and nodes of each job by name; None if Slurm does not answer."""
+    argv = ["squeue", "--noheader", "--format=%T|%r|%N|%j"]
+    try:
+        done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=30, text=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    rows = (line.split("|", 3) for line in done.stdout.splitlines() if line.count("|") >= 3)
+    return {row[3]: row[:3] for row in rows}
+
+
+def read(path: Path) -> dict[str, object]:
+    """Return a file of JSON; {} if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def disk_kib(folder: Path) -> int:
+    """Return the space that a folder takes."""
+    blocks = 0
+    for below, _, names in os.walk(str(folder)):
+        for name in names:
+            with contextlib.suppress(OSError):
+                blocks += os.lstat(Path(below, name)).st_blocks
+    return blocks // 2
+
+
+def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, object]:
+    """Return what is known of one job."""
+    output = folder / "output"
+    script = folder / "run.sh"
+    names = [path.name for path in output.glob("checkpoints/step-*")]
+    steps = sorted((int(found[1]), name) for name in names if (found := _STEP.fullmatch(name)))
+    return {
+        "job": folder.name,
+        "queue": None if queue is None else queue.get(folder.name, []),
+        "submitted": (script if script.exists() else folder).stat().st_mtime,
+        "begin": read(folder / "begin.json"),
+        "end": read(folder / "end.json"),
+        "cancelled": (folder / "cancelled").exists(),
+        "model": (output / "model" / "config.json").exists(),
+        "training": (folder / "start.json").exists(),
+        "finished": (output / "results.json").exists(),
+        "checkpoint": steps[-1][1] if steps else "",
+        "kib": disk_kib(folder),
+    }
+
+
+if __name__ == "__main__":
+    known = queued_jobs()
+    for each in sorted(Path.home().glob("spr-jobs/*/")):
+        if each.is_dir():
+            print(json.dumps(describe(each, known)))

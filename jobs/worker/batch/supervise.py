@@ -1,0 +1,151 @@
+"""One attempt of a job: mpirun from its start to its end, and the log that it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..runtime.events import PREFIX, parse_event
+from .launch import Launch, build_argv
+from .slurm import SlurmJob
+from .stall import StallDetector
+
+ERROR_GRACE_S = 15.0
+"""Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
+POLL_S = 0.2
+# Hydra's words when it can't start its ranks. Under Slurm it may then wait forever [tried: 2021.18].
+_NOT_STARTED = re.compile(
+    rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
+)
+_PREFIX = PREFIX.encode()
+
+
+@dataclass
+class LogWatch:
+    """Reads a growing log from where it ends now; keeps the errors that ranks report."""
+
+    path: Path
+    offset: int = 0
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    failed_at: float | None = None
+    """When the first failure was seen, by the monotonic clock."""
+    start: dict[str, Any] = field(default_factory=dict)
+    """The ranks' own report of where they run."""
+    steps: StallDetector = field(default_factory=StallDetector)
+    _partial: bytes = b""
+
+    def poll(self) -> None:
+        """Read what is new."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            new = file.read()
+        self.offset += len(new)
+        *lines, self._partial = (self._partial + new).split(b"\n")
+        for line in lines:
+            event = parse_event(line.decode(errors="replace")) if _PREFIX in line else None
+            if event:
+                self._take(event)
+            if (event and event["event"] == "error") or _NOT_STARTED.search(line):
+                self.failed_at = self.failed_at or time.monotonic()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "error":
+            self.errors.append(event)
+        elif kind == "start":
+            self.start = event
+        self.steps.see(kind, str(event.get("name", "")), time.monotonic())
+
+
+@dataclass
+class Attempt:
+    """A run of mpirun. ``stop`` may be called from a signal handler."""
+
+    launch: Launch
+    job: SlurmJob
+    watch: LogWatch
+    stopping: bool = False
+    hang: dict[str, Any] = field(default_factory=dict)
+    """Why this was killed, if no rank has taken a step for too long."""
+    _process: subprocess.Popen[bytes] | None = None
+    _forwarded: bool = False
+
+    def stop(self) -> None:
+        """Ask the ranks to save a checkpoint and to end."""
+        self.stopping = True
+
+    def run(self) -> int:
+        """Run mpirun to its end and return its exit code."""
+        self._process = subprocess.Popen(
+            ["bash", "-c", render_script(self.launch, self.job.nodes)],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        while True:
+            try:
+                code = self._process.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                self._look_after()
+            else:
+                self.watch.poll()
+                self.kill()
+                return code if code >= 0 else 128 - code
+
+    def _look_after(self) -> None:
+        self.watch.poll()
+        if self.stopping and not self._forwarded:
+            self._forwarded = True
+            self._forward()
+        failed, now = self.watch.failed_at, time.monotonic()
+        if failed is not None and now - failed > ERROR_GRACE_S:
+            self.kill()
+        elif not self.hang and (silent := self.watch.steps.stalled(now)):
+            message = f"no step for {silent / 60:.0f} min: a rank hangs"
+            self.hang = {"message": message, "lost_peer": True}
+            self.kill()
+
+    def _forward(self) -> None:
+        """Pass SIGTERM to mpirun, which passes it to every rank of every node and waits for them."""
+        assert self._process is not None
+        group = str(self._process.pid)
+        # Not to the shell scripts around it, which would not wait.
+        found = subprocess.run(["pkill", "-TERM", "-g", group, "-x", "mpiexec.hydra"], check=False)
+        if found.returncode:
+            self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill what is left of this attempt, on all nodes."""
+        self._signal_group(signal.SIGKILL)
+        for step in self.job.steps():
+            self.job.kill_step(step)
+
+    def _signal_group(self, number: int) -> None:
+        assert self._process is not None
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def render_script(launch: Launch, nodes: Sequence[str]) -> str:
+    """Return the shell script that becomes mpirun."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in launch.exports.items()]
+    # Now: a node that was replaced has its name, and another address.
+    argv = build_argv(launch, nodes, socket.gethostbyname(nodes[0]))
+    command = " ".join(shlex.quote(word) for word in argv)
+    # After the setup: oneCCL's script points to the older MPI that it ships.
+    return "\n".join([*launch.setup, *exports, f"exec {command}", ""])
+
+
+def announce(**fields: object) -> None:
+    """Print an event to the job's log, as a rank does."""
+    print(f"{PREFIX}{json.dumps(fields)}", flush=True)

@@ -1,0 +1,146 @@
+"""Jobs in the queue of a real Slurm on three nodes: they outlive the command that submitted them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import CommandLine, LiveCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+TRAIN = ("train", "squad", "--demo", "--epochs")
+# What belongs to a job on a node, apart from the search itself.
+_LEFT = "pgrep -af '[m]piexec|[h]ydra|[w]orker[.]squad|[w]orker[.]batch' || true"
+
+
+def submit(cluster: LiveCluster, *argv: str) -> str:
+    """Submit a job without following it; returns its ID."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    done = cluster.cli.run(*argv[:at], "--detach", "--json", *argv[at:])
+    return str(json.loads(done.stdout)["job"])
+
+
+def states(cluster: LiveCluster, *jobs: str) -> list[str]:
+    listed = {each["job"]: each["state"] for each in cluster.cli.json("jobs")["jobs"]}
+    return [listed[job] for job in jobs]
+
+
+def left(cluster: LiveCluster) -> str:
+    return "".join(cluster.cli.ssh(name, _LEFT) for name in cluster.names)
+
+
+@pytest.fixture
+def other_laptop(cluster: LiveCluster, tmp_path: Path) -> CommandLine:
+    """Another home that has only the cluster's key."""
+    home = tmp_path / "other"
+    (home / "spr").mkdir(parents=True)
+    for key in (cluster.cli.home / "spr").glob("id_ed25519*"):
+        shutil.copy2(key, home / "spr" / key.name)
+    return CommandLine(home, cloud=cluster.cli.home / ".local-cloud")
+
+
+def test_a_job_outlives_its_killed_command_and_is_followed_from_another_laptop(
+    cluster: LiveCluster, other_laptop: CommandLine, tmp_path: Path
+) -> None:
+    running = cluster.cli.start(*TRAIN, "12", "--results", str(tmp_path / "killed"))
+    with running:
+        assert running.stdout is not None
+        job = next(
+            m[1] for line in running.stdout if (m := re.search(r"(squad-\d[\w-]+)$", line.strip()))
+        )
+        next(line for line in running.stdout if "step " in line)
+        running.kill()
+
+    here = ("--cloud", "local", "--name", "spr", "--results", str(tmp_path / "attached"))
+    done = other_laptop.run("attach", job, *here)
+
+    log = cluster.cli.run("logs", job).stdout.splitlines()
+    shown = [line for line in log if "samples/s" not in line]
+    assert shown
+    assert [line for line in done.stderr.splitlines() if line in shown] == shown
+    record = json.loads((tmp_path / "attached" / "job.json").read_text())
+    assert (record["job"], record["state"], record["exit_code"]) == (job, "succeeded", 0)
+    assert len(record["nodes"]) == len(record["placement"]["shares"]) == 3
+    assert "F1 " in done.stdout
+    assert (tmp_path / "attached" / "model" / "config.json").is_file()
+    assert states(cluster, job) == ["succeeded"]
+
+
+def test_ctrl_c_leaves_the_job_and_cancel_saves_a_checkpoint(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    running = cluster.cli.start(*TRAIN, "10000", "--results", str(tmp_path))
+    assert running.stdout is not None
+    next(line for line in running.stdout if "step " in line)
+    running.send_signal(signal.SIGINT)
+    rest, _ = running.communicate(timeout=30)
+    assert running.returncode == 130, rest
+    found = re.search(r"to end it: +spr-cluster cancel (\S+)", rest)
+    assert found, rest
+    assert states(cluster, found[1]) == ["running"]
+    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] is None
+
+    cancelled = cluster.cli.json("cancel")
+
+    assert (cancelled["job"], cancelled["state"]) == (found[1], "cancelled")
+    assert cancelled["checkpoint"]
+    assert left(cluster) == ""
+    refused = cluster.cli.run("attach", check=2)
+    assert "no job is running or queued" in refused.stderr
+
+
+def test_jobs_run_side_by_side_and_in_order_and_survive_a_killed_controller(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    wait = "for i in $(seq 300); do [ -e /tmp/go ] && break; sleep 0.2; done"
+    first = submit(cluster, "run", "--nodes", "1", "--", "sh", "-c", wait)
+    second = submit(
+        cluster, "run", "--nodes", "1", "--", "sh", "-c", f"echo from $(hostname); {wait}"
+    )
+    third = submit(cluster, "run", "--", "hostname")
+    assert states(cluster, first, second, third) == ["running", "running", "queued"]
+    table = cluster.cli.run("jobs").stdout
+    assert f"{third}: waits: its nodes are in use" in table
+    cluster.cli.ssh("node0", "sudo pkill -KILL -x slurmctld")
+    for name in cluster.names:
+        cluster.cli.ssh(name, "touch /tmp/go")
+
+    for job in (first, second, third):
+        cluster.cli.run("wait", job, "--timeout", "90")
+
+    jobs: dict[str, Any] = {each["job"]: each for each in cluster.cli.json("jobs")["jobs"]}
+    assert {*jobs[first]["nodes"], *jobs[second]["nodes"]} < set(cluster.names)
+    assert jobs[first]["nodes"] != jobs[second]["nodes"]
+    ended = max(jobs[first]["ended"], jobs[second]["ended"])
+    assert jobs[third]["began"] >= ended[:19]
+    # It ran on another node than the head, which has its log and results all the same.
+    host = cluster.cli.ssh(jobs[second]["nodes"][0], "hostname").strip()
+    assert f"from {host}" in cluster.cli.run("logs", second).stdout
+    cluster.cli.run("fetch", second, "--results", str(tmp_path))
+    assert f"from {host}" in (tmp_path / "log").read_text()
+
+
+def test_a_user_of_slurm_needs_nothing_of_this_tool(cluster: LiveCluster) -> None:
+    done = cluster.cli.ssh(
+        "node0", "srun --nodes=3 hostname | sort; sinfo --noheader --format=%D%T"
+    )
+    hostnames = ["ip-" + n["private_ip"].replace(".", "-") for n in cluster.up_result["nodes"]]
+    assert done.split() == [*sorted(hostnames), "3idle"]
+
+
+def test_cancel_now_leaves_nothing(cluster: LiveCluster) -> None:
+    job = submit(cluster, *TRAIN, "10000")
+    waiting = submit(cluster, "run", "--", "hostname")
+    ambiguous = cluster.cli.run("cancel", check=2)
+    assert "2 jobs are running or queued" in ambiguous.stderr
+    cluster.cli.run("cancel", waiting)
+    cluster.cli.run("cancel", job, "--now")
+
+    assert states(cluster, job, waiting) == ["cancelled", "cancelled"]
+    assert left(cluster) == ""

@@ -1,0 +1,468 @@
+"""`--on-finish` and `--down-when-done`: the whole command, on simulated EC2; the job's answers are staged."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.cli.down import remove_cluster
+from cluster.context import Context
+from cluster.local_files import ClusterFiles
+from infra.errors import HostError, SprError
+from provision.host import Result
+from tests.harness.command_line import CommandLine, StagedHost, open_command_line
+from tests.infra.local.fakes import Endpoint
+from tests.jobs.context import pack_output
+
+_DOWN = "--down-when-done"
+_MODEL = {"log": b"trained\n", "output/model/config.json": b"{}", "output/results.json": b"{}"}
+_RUN = ("run", _DOWN, "--results", "here")
+Removed = list[tuple[str, bool]]
+"""The clusters whose removal was asked for, and whether that would ask questions."""
+
+
+@dataclass
+class StagedJob:
+    """A job on the head as the next command meets it."""
+
+    state: str = "succeeded"
+    files: dict[str, bytes] = field(default_factory=lambda: dict(_MODEL))
+    losses: list[str] = field(default_factory=list)
+    """What would be lost, question by question; the last one stays."""
+    missing: str = ""
+    follow: BaseException | None = None
+    asked: int = 0
+
+    def end(self, _: Any) -> Result:
+        code = 0 if self.state == "succeeded" else 1
+        return Result(0, json.dumps({"state": self.state, "exit_code": code}), "")
+
+    def followed(self, _: Any) -> Result:
+        if self.follow:
+            raise self.follow
+        return Result(0, "", "")
+
+    def lost(self, _: Any) -> Result:
+        self.asked += 1
+        answer = self.losses.pop(0) if len(self.losses) > 1 else "".join(self.losses)
+        return Result(0, answer, "")
+
+
+@pytest.fixture(scope="module")
+def two(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A billed cluster of two machines, for all tests that only look who removes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("ends")
+        patch.setenv("SPR_CLUSTER_HOME", str(folder / "home"))
+        with open_command_line(endpoint, folder, patch) as line:
+            line.must("up", "--nodes", "2", "--yes")
+            yield line
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> Removed:
+    found: Removed = []
+
+    def remove(ctx: Context, args: argparse.Namespace) -> None:
+        assert ctx.command == "down"
+        found.append((args.name, not args.yes))
+
+    monkeypatch.setattr("jobs.cli.ends.remove_cluster", remove)
+    return found
+
+
+@pytest.fixture
+def line(
+    two: CommandLine,
+    removed: Removed,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> CommandLine:
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(two.cloud.ctx.files.folder.parent))
+    monkeypatch.chdir(tmp_path)
+    two.machines.staged.clear()
+    return two
+
+
+@pytest.fixture
+def job(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> StagedJob:
+    """A job that succeeds."""
+    return stage(line, monkeypatch)
+
+
+def stage(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> StagedJob:
+    job = StagedJob()
+
+    def download(_: StagedHost, path: str, target: Path) -> None:
+        assert path.endswith("/output.tar")
+        target.write_bytes(pack_output(job.files))
+
+    monkeypatch.setattr(StagedHost, "download", download)
+    answers = {
+        "# listing what would be lost": job.lost,
+        "# following a job": job.followed,
+        "# collecting the results": lambda _: Result(0, job.missing, ""),
+        r"rm -f \S+/output.tar; cat": job.end,
+        r"^cat \S+/end.json$": job.end,
+        "# (distributing|submitting)": Result(0, "", ""),
+    }
+    for pattern, answer in answers.items():
+        line.stage("node0", pattern, answer)
+    return job
+
+
+def test_nothing_is_left_and_the_model_is_here(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_command_line(endpoint, tmp_path, monkeypatch) as line:
+        line.must("up", "--nodes", "2", "--yes")
+        stage(line, monkeypatch)
+
+        result = line.must(*_RUN, "--", "hostname")
+
+        assert line.cloud.left() == []
+    announced = "Cluster spr will be removed when the job has ended and its results are here.\n"
+    assert announced in result.err
+    assert result.err.endswith("Nothing left of cluster spr.\n")
+    assert Path("here/model/config.json").read_bytes() == b"{}"
+    assert json.loads(Path("here/job.json").read_text())["state"] == "succeeded"
+
+
+def test_a_failed_job_without_a_checkpoint_keeps_no_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed
+) -> None:
+    job.state = "failed"
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    assert result.code == 1
+    assert result.message.startswith("the job ended with exit code 1")
+    assert "stays" not in result.err
+    assert removed == [("spr", False)]
+    assert Path("here/log").exists()
+
+
+def test_a_checkpoint_that_is_only_on_the_nodes_keeps_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed
+) -> None:
+    job.state, job.losses = "failed", ["", "checkpoint squad-1\n"]
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    assert result.code == 1
+    assert result.message.startswith("the job ended with exit code 1")
+    assert "→ Only on the nodes: the checkpoint of squad-1." in result.message
+    assert "to continue its training: spr-cluster train squad --resume squad-1 --name spr\n" in (
+        result.message
+    )
+    assert result.message.endswith(
+        "→ cluster spr stays, and its 2 machines cost $13.09 an hour on demand; to remove it: "
+        "spr-cluster down --name spr"
+    )
+    assert removed == []
+
+
+@pytest.mark.parametrize("state", ["running", "waiting"])
+def test_other_jobs_keep_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed, state: str
+) -> None:
+    job.losses = [f"{state} squad-2\n"]
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    assert result.code == 1
+    assert result.message.startswith(f"Job squad-2 is {state}.\n  → cluster spr stays, and ")
+    assert "As long as that is so" not in result.err  # that job will have ended by then
+    assert removed == []
+
+
+def test_results_that_were_never_fetched_are_named_at_the_start(
+    line: CommandLine, job: StagedJob, removed: Removed
+) -> None:
+    job.losses = ["model squad-0\n"]
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    begin, found, end = result.err.partition("Prepare the job")
+    assert found
+    assert "the model of squad-0" in begin
+    assert "As long as that is so, the cluster stays.\n" in begin
+    assert "the model of squad-0" in end
+    assert removed == []
+
+
+def test_the_job_itself_is_waited_for_until_the_queue_is_rid_of_it(
+    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has written its end while Slurm still cleans up, and its checkpoint is not looked at so early."""
+    monkeypatch.setattr("jobs.launch.session.new_job_id", lambda *_: "run-1")
+    job.losses = ["", "running run-1\n", "running run-1\n", ""]
+
+    line.must(*_RUN, "--", "hostname")
+
+    assert job.asked == 4
+    assert removed == [("spr", False)]
+
+
+def test_a_job_that_stays_in_the_queue_keeps_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.launch.session.new_job_id", lambda *_: "run-1")
+    job.losses = ["running run-1\n"]
+
+    assert line.run(*_RUN, "--", "hostname").message.startswith("Job run-1 is running.\n")
+    assert removed == []
+
+
+def test_a_head_that_can_not_be_asked_keeps_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed
+) -> None:
+    broken = HostError("node0", "no SSH: timed out")
+    line.machines.staged.insert(0, ("node0", "would be lost", lambda _: _raise(broken)))
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    assert result.code == 1
+    assert result.message.startswith("The head could not be asked what would be lost: [node0]")
+    assert removed == []
+
+
+def _raise(error: BaseException) -> Result:
+    raise error
+
+
+def test_a_full_disk_at_home_keeps_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("shutil.copyfileobj", lambda *_: _raise(full))
+
+    result = line.run(*_RUN, "--on-finish", "touch said", "--", "hostname")
+
+    assert result.code == 1
+    job_id = json.loads(Path("here/job.json").read_text())["job"]
+    assert result.message.splitlines() == [
+        f"the results of job {job_id} could not be written to here: No space left on device",
+        f"  → to try again: spr-cluster fetch {job_id} --name spr --results here",
+        "  → --on-finish was not run: the results are not here",
+        "  → cluster spr stays, and its 2 machines cost $13.09 an hour on demand; to remove it: "
+        "spr-cluster down --name spr",
+    ]
+    assert removed == []
+    assert not Path("said").exists()
+
+
+def test_a_record_that_can_not_be_written_keeps_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("jobs.launch.record.Recorder.end", lambda *_: _raise(full))
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    assert "could not be written to here: No space left on device\n" in result.message
+    assert "cluster spr stays" in result.message
+    assert removed == []
+
+
+def test_a_damaged_archive_keeps_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.jobs.cli.test_ends.pack_output", lambda _: b"not a tar")
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    assert result.code == 1
+    assert "arrived damaged" in result.message
+    assert "cluster spr stays" in result.message
+    assert removed == []
+
+
+def test_a_worker_whose_output_is_missing_keeps_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed
+) -> None:
+    job.missing = "the output of node1 could not be fetched\n"
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    assert result.code == 1
+    assert result.message.startswith(
+        "not all results are here: the output of node1 could not be fetched\n"
+        "  → to try again: spr-cluster fetch run-"
+    )
+    assert "cluster spr stays" in result.message
+    assert removed == []
+
+
+def test_results_that_are_not_in_s3_keep_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.cli.fetch.connect_s3", lambda: None)
+    monkeypatch.setattr("jobs.cli.fetch.check_s3_location", lambda *_: None)
+    refused = SprError("AccessDenied")
+    monkeypatch.setattr("jobs.cli.fetch.push_results", lambda *_: _raise(refused))
+    monkeypatch.setattr("jobs.cli.train_squad.render_result", lambda *_: "trained")
+    monkeypatch.setattr("jobs.train.train._with_tuned", lambda _, request: request)
+
+    push = ("--push-to", "s3://models/squad", "--on-finish", "touch said")
+    result = line.run("train", "squad", "--demo", _DOWN, "--results", "here", *push)
+
+    assert result.code == 1
+    assert "its results are here and in S3.\n" in result.err
+    assert "not stored in S3: AccessDenied\n  → to try again: spr-cluster fetch squad-" in (
+        result.message
+    )
+    assert "cluster spr stays" in result.message
+    assert removed == []
+    assert Path("said").exists()  # they are here
+
+
+def test_ctrl_c_leaves_the_job_and_the_cluster(
+    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr("jobs.cli._exit_at_once", end)
+    job.follow = KeyboardInterrupt()
+
+    result = line.run(*_RUN, "--on-finish", "touch said", "--", "hostname")
+
+    assert result.code == 130
+    assert "goes on without this command" in result.err
+    assert (
+        "cluster spr stays, and its 2 machines cost $13.09 an hour on demand\n"
+        "  to remove it at the job's end: spr-cluster attach --on-finish 'touch said' --down-when-done "
+        "--name spr\n"
+    ) in result.err
+    assert removed == []
+    assert not Path("said").exists()
+
+
+def test_another_command_at_work_on_the_cluster_is_not_disturbed(
+    line: CommandLine, job: StagedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.cli.ends.remove_cluster", remove_cluster)
+    with ClusterFiles.of("spr").lock("up"):
+        result = line.run(*_RUN, "--", "hostname")
+
+    assert result.code == 1
+    assert result.message.startswith("`down` failed: another spr-cluster command (PID ")
+    assert result.message.endswith("to try again: spr-cluster down --name spr")
+    assert len(line.ids()) == 2
+
+
+@pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
+def test_the_command_knows_its_job(
+    line: CommandLine, job: StagedJob, removed: Removed, state: str, code: int
+) -> None:
+    job.state = state
+    names = ("SPR_JOB", "SPR_STATE", "SPR_RESULTS", "SPR_CLUSTER")
+    tell = f"printf '%s\\n' {' '.join(f'${name}' for name in names)} > said"
+
+    result = line.run("run", "--results", "here", "--on-finish", tell, "--", "hostname")
+
+    assert result.code == code
+    assert Path("said").read_text().splitlines() == [
+        json.loads(Path("here/job.json").read_text())["job"],
+        state,
+        str(Path("here").absolute()),
+        "spr",
+    ]
+    assert removed == []
+
+
+def test_the_failure_of_the_command_is_not_the_jobs(
+    line: CommandLine, job: StagedJob, removed: Removed
+) -> None:
+    result = line.run(*_RUN, "--on-finish", "exit 3", "--", "hostname")
+
+    assert result.code == 1
+    assert "--on-finish failed with exit code 3: exit 3\n" in result.err
+    assert json.loads(Path("here/job.json").read_text())["state"] == "succeeded"
+    assert removed == [("spr", False)]
+
+
+def test_with_json_stdout_has_nothing_else(
+    line: CommandLine, job: StagedJob, removed: Removed
+) -> None:
+    result = line.must(*_RUN, "--json", "--on-finish", "echo finished", "--", "hostname")
+
+    assert json.loads(result.out)["state"] == "succeeded"
+    assert removed == [("spr", False)]
+
+
+def test_attach_ends_the_same_way(line: CommandLine, job: StagedJob, removed: Removed) -> None:
+    listed = {
+        "job": "run-1",
+        "queue": ["RUNNING", "None", "node0"],
+        "submitted": 1.0,
+        "begin": {},
+        "end": {},
+        "cancelled": False,
+        "model": False,
+        "training": False,
+        "finished": False,
+        "checkpoint": "",
+        "kib": 4,
+    }
+    line.stage("node0", "# listing the jobs", Result(0, json.dumps(listed), ""))
+    line.machines.staged.insert(0, line.machines.staged.pop())
+
+    said = "echo $SPR_JOB $SPR_STATE > said"
+    result = line.must("attach", _DOWN, "--on-finish", said)
+
+    assert Path("said").read_text() == "run-1 succeeded\n"
+    assert result.err.endswith("Nothing left of cluster spr.\n")
+    assert removed == [("spr", False)]
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "last"),
+    [
+        ("--down-when-done", "--down-when-done", "--down-when-done"),
+        ("--on-finish true", "--on-finish", "--on-finish"),
+        (
+            "--on-finish true --down-when-done",
+            "--on-finish and --down-when-done",
+            "--down-when-done",
+        ),
+    ],
+)
+def test_a_command_that_leaves_has_no_end(
+    line: CommandLine, options: str, flags: str, last: str
+) -> None:
+    before = len(line.call_log.calls)
+
+    result = line.run("run", "--detach", *shlex.split(options), "--", "hostname")
+
+    assert result.code == 2
+    assert result.message == (
+        f"{flags} can't be used with --detach: this command must be there when the job ends\n"
+        f"  → give it to the command that follows the job: `spr-cluster attach {last}`"
+    )
+    assert len(line.call_log.calls) == before
+
+
+def test_somebody_elses_cluster_needs_its_name(
+    line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start, before the job costs anything."""
+    monkeypatch.setattr("cluster.cli.accounts.is_same_owner", lambda *_: False)
+
+    result = line.run(*_RUN, "--", "hostname")
+
+    assert result.code == 2
+    assert "cluster 'spr' belongs to " in result.message
+    assert not Path("here").exists()
+    line.must(*_RUN, "--name", "spr", "--", "hostname")
+    assert removed == [("spr", False)]

@@ -13,7 +13,6 @@ from types import ModuleType
 
 import pytest
 
-from jobs.top import sampler
 from jobs.top.collect import _ON_HEAD, _ON_NODES, _bundle
 from jobs.top.sampler import Sampler
 from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
@@ -39,7 +38,7 @@ def test_a_look_shows_what_changed_since_the_last_one(
     (proc / "stat").write_text(STAT.format(10, 10, 20))
     (proc / "net/dev").write_text(NET.format(1000, 500))
     now = [100.0]
-    monkeypatch.setattr(sampler.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("jobs.top.sampler.time.monotonic", lambda: now[0])
     node = Sampler(str(tmp_path / "spr-jobs"), str(proc), str(devices))
 
     now[0] += 2

@@ -19,7 +19,7 @@ from infra.inventory import describe_inventory
 from infra.network import SecurityGroup, open_security_group
 from infra.progress import Progress
 from infra.wait import Clock
-from provision.host import Host, LineSink, Result
+from provision.host import Host, LineSink, Result, Stream
 
 T = TypeVar("T")
 
@@ -165,6 +165,9 @@ class FollowedHost:
         return self._try(
             lambda: host.run(command, timeout_s=timeout_s, check=check, on_line=on_line)
         )
+
+    def open_stream(self, command: str) -> Stream:
+        return self._try(lambda: self.host.open_stream(command))
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         self._try(lambda: self.host.put(content, path, mode))

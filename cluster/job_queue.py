@@ -12,6 +12,20 @@ from provision.host import Host
 LIST_QUEUE = "squeue --noheader --array --format='%A|%T|%N|%r|%j'"
 """Shell command that prints the queue, a line per job."""
 PENDING = "PENDING"
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+# The scripts of all jobs are on every node, and so is the end of those that have ended. Slurm answers some
+# moments after the nodes are connected.
+_SUBMIT_AGAIN = r"""# submitting the jobs of the lost head again
+cd ~/spr-jobs 2>/dev/null || exit 0
+for script in $(ls -tr -- */run.sh 2>/dev/null); do
+  job=${script%/run.sh}
+  [ ! -e $job/end.json ] && [ ! -e $job/cancelled ] || continue
+  grep -qx '#SBATCH --requeue' $script || { echo "left $job"; continue; }
+  for i in $(seq 60); do found=$(squeue --noheader --name=$job --format=%A) && break; sleep 0.5; done
+  [ -n "$found" ] || (cd $job && sbatch --parsable run.sh >/dev/null) && echo "again $job"
+done
+true
+"""
 _NODE_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 
 
@@ -38,12 +52,24 @@ def list_queue(head: Host) -> tuple[QueuedJob, ...]:
     return parse_queue(head.run(LIST_QUEUE).stdout)
 
 
+def submit_again(head: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Submit the jobs that ended with the head before this one, oldest first.
+
+    Returns their names, and those of jobs that are not to run twice.
+    """
+    lines = [line.split() for line in head.run(_SUBMIT_AGAIN, timeout_s=120).stdout.splitlines()]
+    found = [(line[0], line[1]) for line in lines if len(line) == 2]
+    again, left = (tuple(job for word, job in found if word == kind) for kind in ("again", "left"))
+    return again, left
+
+
 def parse_queue(text: str) -> tuple[QueuedJob, ...]:
     """Return the jobs in the output of :data:`LIST_QUEUE`."""
     rows = (line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4)
     jobs = (
         QueuedJob(id_, state, tuple(expand_nodes(nodes)), reason, name)
         for id_, state, nodes, reason, name in rows
+        if id_.isdecimal()
     )
     return tuple(sorted(jobs, key=lambda job: int(job.id)))
 
@@ -53,10 +79,9 @@ def expand_nodes(text: str) -> Iterator[str]:
     for stem, ranges in _NODE_GROUP.findall(text):
         if not ranges:
             yield stem
-        for part in filter(None, ranges.split(",")):
-            first, _, last = part.partition("-")
+        for first, last in _RANGE.findall(ranges):
             for number in range(int(first), int(last or first) + 1):
-                yield f"{stem}{number}"
+                yield f"{stem}{number:0{len(first)}}"
 
 
 def find_running_job(head: Host) -> str | None:

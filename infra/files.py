@@ -11,6 +11,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,11 +121,17 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
 def parse_as(kind: type[T], text: str, name: str) -> T:
     """Parse JSON into a dataclass; ``name`` is its file. Raises :class:`UsageError`."""
     try:
-        return TypeAdapter(kind).validate_json(text.encode(errors="replace"))
+        found: T = _adapter(kind).validate_json(text.encode(errors="replace"))
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"{part}: " for part in first["loc"])
         raise UsageError(f"{name}: {place}{first['msg']}") from None
+    return found
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,18 @@ class Result:
     stderr: str
 
 
+class Stream(Protocol):
+    """A running command: its output and error output by lines, until it ends or its connection breaks."""
+
+    def send(self, text: str) -> None:
+        """Write to its standard input. Raises :class:`HostError` if it has ended."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def close(self) -> None:
+        """End its standard input and stop reading, from any thread."""
+
+
 class Host(Protocol):
     """A machine that runs commands as its login user."""
 
@@ -66,6 +78,9 @@ class Host(Protocol):
 
         ``on_line`` receives each line of output and error output as it comes.
         """
+
+    def open_stream(self, command: str) -> Stream:
+        """Start a shell command that runs for long, such as one that is watched."""
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         """Write a file."""

@@ -15,16 +15,14 @@ in_session() {
     }')" ]
 }
 
-# A job is a process group whose commands name its folder (jobs/launch). After a restart of the node,
-# another process may have its id.
+on_head() { [ -n "$(ip -o -4 address show to "$head")" ]; }
+
+# Slurm starts one process per job on each of its nodes. The head also counts jobs that wait for others;
+# one that is held, or needs more nodes than there are, must not keep the cluster running.
 in_job() {
-    for pid in "$homes"/*/spr-jobs/*/pid; do
-        [ -s "$pid" ] || continue
-        for process in $(pgrep -g "$(cat "$pid")"); do
-            if grep -qsF "${pid%/pid}" "/proc/$process/cmdline"; then return 0; fi
-        done
-    done
-    return 1
+    if pgrep -x slurmstepd >/dev/null; then return 0; fi
+    on_head && timeout 20 squeue -h -o '%T %r' 2>/dev/null |
+        grep -qE '^(RUNNING|CONFIGURING|COMPLETING|PENDING (None|Resources|Priority|BeginTime)$)'
 }
 
 # Runs a command on all other nodes at the same time; skips unreachable ones.
@@ -41,7 +39,7 @@ idle_for() {
     now=$(date +%s) && last=$(stat -c %Y "$1") && [ $((now - last)) -ge "$idle_timeout" ]
 }
 
-if [ -z "$(ip -o -4 address show to "$head")" ]; then
+if ! on_head; then
     # A worker leaves the decision to the head, and decides only if there is no head. It tests only
     # the port: a head under full load still accepts the connection.
     if [ ! -e "$state/last-head" ] || timeout 10 bash -c ": </dev/tcp/$head/22" 2>/dev/null; then

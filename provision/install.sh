@@ -69,8 +69,10 @@ fi
 
 # Slurm's daemons start once the node is connected, with a key that no other cluster has.
 if [ ! -e /etc/slurm/slurm.conf ]; then
-    sudo systemctl --quiet disable --now munge slurmctld slurmd
-    sudo rm -f /etc/munge/munge.key
+    sudo systemctl stop munge slurmctld slurmd
+    # Not by `disable`, which takes seconds for the packages' init scripts.
+    sudo rm -f /etc/munge/munge.key \
+        /etc/systemd/system/multi-user.target.wants/{munge,slurmctld,slurmd}.service
 fi
 
 echo "@step Python environment"

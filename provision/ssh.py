@@ -79,6 +79,30 @@ class _Lines(io.TextIOBase):
             self._sink(self._rest)
 
 
+class ChannelStream:
+    """A :class:`provision.host.Stream` over one channel of an SSH connection."""
+
+    def __init__(self, name: str, channel: paramiko.Channel) -> None:
+        self._name, self._channel = name, channel
+
+    def send(self, text: str) -> None:
+        try:
+            self._channel.sendall(text.encode())
+        except (OSError, paramiko.SSHException) as error:
+            raise ConnectionLostError(self._name, f"the connection broke: {error}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        unread = b""
+        while text := self._channel.recv(1 << 16):
+            *lines, unread = (unread + text).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+        if unread:
+            yield unread.decode(errors="replace")
+
+    def close(self) -> None:
+        self._channel.close()
+
+
 class SshHost:
     """A :class:`Host` over fabric. It connects at the first use and keeps the connection.
 
@@ -239,6 +263,20 @@ class SshHost:
                 f"`{_short(command)}` ended with {done.exited}: {' | '.join(last) or 'no output'}",
             )
         return Result(done.exited, done.stdout, done.stderr)
+
+    def open_stream(self, command: str) -> ChannelStream:
+        # Not fabric's run: it keeps all output, and joins it anew with each piece that arrives.
+        connection = self._open()
+        try:
+            channel = connection.transport.open_session(timeout=CONNECT_TIMEOUT_S)
+            channel.set_combine_stderr(True)
+            channel.exec_command(command)
+        except (OSError, paramiko.SSHException, EOFError) as error:
+            self.close()
+            raise ConnectionLostError(
+                self._name, f"the connection broke: {error or 'closed'}"
+            ) from None
+        return ChannelStream(self._name, channel)
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         with self._files(path) as sftp, sftp.open(path, "wb") as file:

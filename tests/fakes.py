@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,23 @@ def health_answer(
 
 
 @dataclass
+class FakeStream:
+    """A command that has printed some lines and ended."""
+
+    lines: list[str]
+    sent: list[str] = field(default_factory=list)
+
+    def send(self, text: str) -> None:
+        self.sent.append(text)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lines)
+
+    def close(self) -> None:
+        return None
+
+
+@dataclass
 class FakeHost:
     """A machine with scripted answers; an unexpected command fails the test."""
 
@@ -127,6 +144,9 @@ class FakeHost:
                     on_line(line)
                 return Result(0, text, "")
         raise AssertionError(f"unexpected command on {self.name}: {command}")
+
+    def open_stream(self, command: str) -> FakeStream:
+        return FakeStream(self.run(command).stdout.splitlines())
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         self.files[path] = content

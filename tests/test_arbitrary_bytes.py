@@ -43,6 +43,10 @@ from jobs.launch.history import list_jobs
 from jobs.launch.manifest import JobManifest, read_manifest
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.launch.record import read_job_id
+from jobs.top.metrics_tail import MetricsTail
+from jobs.top.prometheus import render_prometheus
+from jobs.top.recording import read_recording
+from jobs.top.screen import render as render_screen
 from jobs.train import reference
 from jobs.train.predict import answer_on_head, read_context
 from jobs.train.presets import PRESETS
@@ -67,6 +71,7 @@ from provision.stacks.load import load_stack
 from provision.stacks.lock import Pinned, read_lock, render_lock
 from tests.fakes import FakeHost, facts_answer
 from tests.jobs.report.sample_runs import make_results
+from tests.jobs.top.samples import make_line, make_node
 
 DEEP = 100_000
 KEY = generate_key_pair("")
@@ -289,6 +294,18 @@ def read_own_metrics() -> None:
     Metrics(Path(), 0, print).begin(2)
 
 
+def read_metrics_tail() -> None:
+    tail = MetricsTail("rank-0.jsonl")
+    tail.look(0.0)
+    json.dumps(tail.figures(), allow_nan=False)
+
+
+def show_recording() -> None:
+    for snapshot in read_recording(Path("record.jsonl")):
+        render_screen(snapshot, 80, 24)
+        render_prometheus(snapshot)
+
+
 def read_program_environment() -> None:
     try:
         own = read_words(Path("environment.json"))
@@ -408,6 +425,9 @@ READERS = {
         read_reference,
     ),
     "trainer_state.json": Reader("out/trainer_state.json", lambda: lines(LOSSES), read_reference),
+    "recording": Reader(
+        "record.jsonl", lambda: make_line([make_node(0), make_node(1)]).encode(), show_recording
+    ),
     # The head
     "tuned": Reader("tuned.json", lambda: render_tuned([TUNED]).encode(), read_head_tuned),
     "manifest": Reader("start.json", MANIFEST.render, read_head_manifest),
@@ -436,6 +456,9 @@ READERS = {
         "questions.jsonl", lambda: lines({"question": "Who?", "context": "He."}), answer_lines
     ),
     "own metrics": Reader("metrics/rank-0.jsonl", lambda: lines(METRIC), read_own_metrics),
+    "watched metrics": Reader(
+        "rank-0.jsonl", lambda: lines({**METRIC, "seconds": {"data": 0.1}}), read_metrics_tail
+    ),
     "environment": Reader("environment.json", lambda: b'["A=b"]', read_program_environment),
     "checkpoint.json": Reader(
         "checkpoints/step-000007/checkpoint.json",

@@ -16,7 +16,7 @@ def check_busy_nodes(proposal: Proposal) -> None:
     """Raise :class:`UsageError` if the plan would take nodes from a running job, or rename them.
 
     A job that has lost a node is none: Slurm ends it, or puts it back into the queue. Only `repair`
-    also counts a node that runs, but is unhealthy: a job may still be running on it.
+    also takes an unhealthy node for lost: to other commands, a job may still be running on it.
     """
     plan_input, plan = proposal.plan_input, proposal.plan
     unhealthy = plan_input.unhealthy if proposal.ctx.command == "repair" else ()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from botocore.exceptions import ClientError
 
-from cluster import ssh_mesh
+from cluster import job_queue, ssh_mesh
 from cluster.context import Context
 from cluster.lifecycle.guards import reset_guards
 from cluster.lifecycle.machines import Machines, PlanAgainError
@@ -261,9 +261,23 @@ class PlanApplier:
         cluster = self.machines.cluster
         facts = {node.name: self.machines.facts[node.instance.id] for node in cluster.nodes}
         ssh_mesh.connect_nodes(cluster, facts, self.machines.open_host)
+        self._submit_again()
         self.machines.write_ssh_config()
         digest = mesh_digest([node.instance for node in cluster.nodes])
         self.machines.label_head({tags.MESH: digest})
+
+    def _submit_again(self) -> None:
+        """On a worker that has just become the head, run the jobs of the lost one."""
+        head = self.machines.cluster.head.instance
+        if tags.MESH in head.tags or not any(head.id == kept.id for kept in self.plan.keep):
+            return
+        again, left = job_queue.submit_again(self.machines.head_host)
+        for job in again:
+            self.ctx.progress.note(f"job {job} starts again from its last checkpoint")
+        for job in left:
+            self.ctx.progress.note(
+                f"job {job} ended with the lost head and is not started again (--retries 0)"
+            )
 
     def _probe_nodes(
         self, *, again: bool = True

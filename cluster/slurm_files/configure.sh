@@ -2,14 +2,26 @@
 set -e
 cd "$(dirname "$0")"
 umask 022
+conf=/etc/slurm/slurm.conf
+state=/var/spool/spr-cluster-slurm
+if [ -e $conf ]; then
+    # A machine that takes over another one's name must not inherit that it was drained.
+    moved=$(grep -o '^NodeName=[^ ]* NodeHostname=[^ ]*' $conf | while read -r name host; do
+        grep "^$name " slurm.conf | grep -v " $host "
+    done || true)
+    if [ -n "$moved" ]; then
+        systemctl stop slurmctld
+        rm -f $state/node_state*
+    fi
+fi
 for unit in munge slurmctld slurmd; do
     install -D -m 644 $unit.conf /etc/systemd/system/$unit.service.d/spr-cluster.conf
 done
-install -D -m 644 slurm.conf /etc/slurm/slurm.conf
+install -D -m 644 slurm.conf $conf
 install -m 755 epilog.sh /etc/slurm/spr-cluster-epilog
 # Where Ubuntu 20.04's Slurm looks.
-[ ! -d /etc/slurm-llnl ] || ln -sfn /etc/slurm/slurm.conf /etc/slurm-llnl/slurm.conf
-install -d -o slurm -g slurm /var/spool/spr-cluster-slurm
+[ ! -d /etc/slurm-llnl ] || ln -sfn $conf /etc/slurm-llnl/slurm.conf
+install -d -o slurm -g slurm $state
 install -o munge -g munge -m 400 munge.key /etc/munge/munge.key
 # Unlike `enable`, it takes no second for the packages' init scripts. It also reads the new files.
 systemctl --quiet add-wants multi-user.target munge.service slurmctld.service slurmd.service

@@ -11,10 +11,12 @@ from cluster.verify.checks.expected import Expected
 from cluster.verify.checks.launcher import check_launcher
 from cluster.verify.checks.network import check_network
 from cluster.verify.checks.nodes import check_nodes
+from cluster.verify.checks.queue import check_queue
 from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some, sort_results
 from cluster.verify.launcher_probe import probe_launcher
 from cluster.verify.network_probe import NetworkReport, probe_network
 from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
+from cluster.verify.queue_probe import probe_queue
 from infra.errors import HostError, HostKeyError
 from infra.progress import Progress
 from infra.words import counted
@@ -43,7 +45,7 @@ def verify_cluster(
     *,
     bandwidth: bool = True,
 ) -> VerifyReport:
-    """Check each node, the network between them, and mpirun.
+    """Check each node, the network between them, mpirun, and the queue.
 
     While a job runs, bandwidth and mpirun are skipped. Raises :class:`HostError` if the head can't be
     reached.
@@ -71,7 +73,9 @@ def verify_cluster(
         ),
     ]
     results = list(sort_results(results, expected.addresses))
-    return VerifyReport((*results, *launched), network)
+    # A node that the head can't reach has failed already.
+    queue = check_queue(probe_queue(head), reached, expected) if reached else []
+    return VerifyReport((*results, *launched, *queue), network)
 
 
 def _check_between(

@@ -30,6 +30,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "train": Command("jobs.cli.train", "train on all nodes"),
         "run": Command("jobs.cli.run", "run any program on all nodes"),
         "jobs": Command("jobs.cli.jobs", "list a cluster's jobs: queued, running, and ended"),
+        "top": Command("jobs.cli.top", "watch nodes, ranks, and the queue live"),
         "attach": Command("jobs.cli.attach", "follow a job, and fetch its results at its end"),
         "logs": Command("jobs.cli.logs", "print the log of a job or of one rank"),
         "wait": Command("jobs.cli.wait", "wait until a job ends"),

@@ -63,13 +63,18 @@ def describe_cloud(cloud: Cloud, prices: Prices, instance_type: str) -> CloudInf
     return replace(info, usd_per_hour=price.usd, price_source=price.source)
 
 
+def open_overview(ctx: Context, prices: Prices) -> Overview:
+    """Return the cluster as its tags describe it, for its cost and its time left."""
+    name = ctx.files.folder.name
+    found = describe_inventory(ctx.clients.ec2, name, ("instances", "security_groups"))
+    return Overview(name, ctx.cloud.region, found, ctx.cloud.billed, prices)
+
+
 def make_cost(ctx: Context, prices: Prices) -> Callable[[], float | None]:
     """Return a function for the cluster's cost since its launch, as ``status`` shows it."""
     if not ctx.cloud.billed:
         return lambda: 0.0
-    name = ctx.files.folder.name
-    found = describe_inventory(ctx.clients.ec2, name, ("instances", "security_groups"))
-    overview = Overview(name, ctx.cloud.region, found, ctx.cloud.billed, prices)
+    overview = open_overview(ctx, prices)
 
     def usd_so_far() -> float | None:
         cost = overview.cost(utc_now())

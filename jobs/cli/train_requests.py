@@ -25,7 +25,7 @@ _DEFAULTS = {"placement": "auto", "recipe": "fast"}
 def build_resume(args: argparse.Namespace) -> ResumeRequest:
     """Return the request to resume a job. Raises :class:`UsageError` if an option would change the job."""
     given = {each.name for each in fields(TrainOptions)} & vars(args).keys() - {"resume"}
-    fixed = ("demo", "ccl_workers", "nodes", "preset", "smoke", "run_qa")
+    fixed = ("demo", "ccl_workers", "nodes", "elastic", "preset", "smoke", "run_qa")
     refused = given - _RESUME_MAY_CHANGE | {name for name in fixed if getattr(args, name)}
     refused |= {name for name, default in _DEFAULTS.items() if getattr(args, name) != default}
     if refused:
@@ -55,7 +55,13 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
     options = read_options(args, args.preset)
     results = results_folder(args, "squad", now)
     return TrainRequest(
-        options, results, read_placement(args), left_open(args), args.nodes, args.retries
+        options,
+        results,
+        read_placement(args),
+        left_open(args),
+        args.nodes,
+        args.retries,
+        args.elastic,
     )
 
 
@@ -77,7 +83,11 @@ def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOp
 def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest:
     """Return the published recipe's request. Raises :class:`UsageError` for options that it fixes."""
     refused = sorted({each.name for each in fields(TrainOptions)} & vars(args).keys())
-    refused += [name for name in ("ppn", "ccl_workers", "demo", "no_tuned") if getattr(args, name)]
+    refused += [
+        name
+        for name in ("ppn", "ccl_workers", "demo", "no_tuned", "elastic")
+        if getattr(args, name)
+    ]
     if refused:
         raise UsageError(
             f"{', '.join(map(flag, refused))}: --recipe reference is the published command, with its "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.common import add_cluster_options
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.parser import SubParsers, add_command, positive_int
 from jobs.cli.context import open_job_context
 from jobs.cli.fetch import add_push_option, open_push_target, push
 from jobs.cli.job_display import render_result
@@ -49,7 +49,15 @@ def add_parser(jobs: SubParsers) -> None:
     _add_recipe(parser.add_argument_group("recipe"))
     placement = parser.add_argument_group("placement")
     add_placement_options(placement, "the result of `tune`, else one per NUMA node", backend=False)
-    add_queue_options(parser.add_argument_group("queue"), retries=1)
+    queue = parser.add_argument_group("queue")
+    add_queue_options(queue, retries=1)
+    queue.add_argument(
+        "--elastic",
+        type=positive_int,
+        metavar="MIN",
+        help="after the loss of a node, go on with at least MIN nodes and the same features per step, "
+        "instead of waiting for `repair`",
+    )
     placement.add_argument(
         "--no-tuned", action="store_true", help="ignore the result of `spr-cluster tune`"
     )

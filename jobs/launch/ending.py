@@ -67,9 +67,12 @@ class Outcome:
         self.is_home, self.missing = not missing, missing
 
 
-def parse_end(content: Mapping[str, Any]) -> JobEnd | None:
-    """Return the content of ``end.json``; ``None`` if there is no valid one."""
+def parse_end(content: Mapping[str, Any] | str) -> JobEnd | None:
+    """Return the content of ``end.json``, or its text; ``None`` if there is no valid one."""
+    known = TypeAdapter(JobEnd)
     try:
-        return TypeAdapter(JobEnd).validate_python(content)
+        if isinstance(content, str):
+            return known.validate_json(content)
+        return known.validate_python(content)
     except ValidationError:
         return None

@@ -22,13 +22,17 @@ Event = dict[str, Any]
 _KEPT_LOG_LINES = 200
 # One of each is kept for the caller; steps come by the thousand.
 _NOT_KEPT = {"step", "phase"}
+_NODE_DOWN = "a node that it requires is down; `spr-cluster repair` replaces it"
 # What Slurm's words mean to somebody who waits:
 # https://slurm.schedmd.com/squeue.html#SECTION_JOB-REASON-CODES
 _REASONS = {
     "Resources": "its nodes are in use",
     "Priority": "other jobs are first",
     "BeginTime": "it starts again in some seconds",
-    "ReqNodeNotAvail": "a node that it requires is down",
+    "ReqNodeNotAvail": _NODE_DOWN,
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": (
+        _NODE_DOWN
+    ),
     "PartitionNodeLimit": "it requires more nodes than the cluster has",
     "PartitionConfig": "it requires more nodes than the cluster has",
 }

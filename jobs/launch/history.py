@@ -19,6 +19,15 @@ QUEUED, RUNNING, REQUEUED, LOST = "queued", "running", "requeued", "lost"
 ACTIVE = (QUEUED, RUNNING, REQUEUED)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _END = "_END_OF_THE_LISTING_"
+_UNREADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    ArithmeticError,
+    OSError,
+)
 
 
 @dataclass(frozen=True)
@@ -75,20 +84,22 @@ def parse_jobs(text: str) -> tuple[JobSummary, ...]:
     for line in text.splitlines():
         try:
             found.append(_parse(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except _UNREADABLE:
             continue  # such as a banner's line
     return tuple(sorted(found, key=lambda job: (job.submitted, job.job)))
 
 
 def _parse(row: dict[str, Any]) -> JobSummary:
+    if not _NAME.fullmatch(row["job"]):
+        raise ValueError
     begin, end = row["begin"], parse_end(row["end"])
     state, reason = _state(row, end)
     known = end or JobEnd(state)
     return JobSummary(
-        job=row["job"] if _NAME.fullmatch(row["job"]) else "",
+        job=row["job"],
         state=state,
         submitted=_time(row["submitted"]),
-        began=known.began or (_time(begin["began"]) if begin else None),
+        began=known.began or (_time(begin["began"]) if "began" in begin else None),
         ended=known.ended,
         exit_code=known.exit_code,
         rank=known.rank,

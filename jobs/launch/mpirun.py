@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.nodes import Cluster
+from infra.errors import UsageError
+from infra.words import counted
 from jobs.launch.cores import CoreShare, cpu_mask
 from jobs.launch.placement import Placement, RankLayout
 from jobs.launch.plan import JobPaths, JobPlan
 from jobs.worker.batch.launch import Launch, build_argv
+from jobs.worker.batch.nodes import PARTS
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from provision.install import VENV
 from provision.mpi import MPIRUN_ENV
@@ -39,6 +42,14 @@ class LaunchCommand:
     address: str
     """The private address of the first planned node."""
     warnings: tuple[str, ...] = ()
+    least: int = 0
+    """The least number of nodes; 0 for all that are planned."""
+
+    @property
+    def nodes(self) -> str:
+        """The number of nodes, as the queue takes it."""
+        most = len(self.planned)
+        return f"{self.least}-{most}" if 0 < self.least < most else str(most)
 
     @property
     def argv(self) -> list[str]:
@@ -58,6 +69,12 @@ def build_launch_command(
     each = pinned or [_unpinned(plan, layout)] * len(cluster.nodes)
     lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
     program = (f"{VENV}/bin/python", "-m", plan.module)
+    planned = tuple(node.name for node in cluster.first(plan.nodes).nodes)
+    if plan.elastic and plan.elastic > len(planned):
+        raise UsageError(
+            f"--elastic {plan.elastic}: the job starts on {counted(len(planned), 'node')}",
+            hint="it is the least number of nodes with which the job goes on after a loss",
+        )
     launch = Launch(
         folder=paths.root,
         head=cluster.head.name,
@@ -70,10 +87,11 @@ def build_launch_command(
         exports={**MPIRUN_ENV, **_IN_QUEUE},
         setup=_ccl_setup(lookup) if plan.backend == "ccl" else (),
         retries=plan.retries,
+        planned_nodes=len(planned) if plan.elastic else 0,
     )
-    planned = tuple(node.name for node in cluster.first(plan.nodes).nodes)
     warnings = (*layout.warnings, *_warn_ignored(stack, placement))
-    return LaunchCommand(launch, planned, cluster.head.private_ip, warnings)
+    address = cluster.head.private_ip
+    return LaunchCommand(launch, planned, address, warnings, plan.elastic or len(planned))
 
 
 def _ignored(stack: Stack, placement: Placement) -> frozenset[str]:
@@ -168,17 +186,22 @@ def render_batch_script(command: LaunchCommand, paths: JobPaths) -> str:
     """Return the script that the queue runs on the job's first node."""
     options = {
         "job-name": paths.job_id,
-        "nodes": str(len(command.planned)),
-        "output": paths.log,
-        "open-mode": "append",
+        "nodes": command.nodes,
+        # A node that was replaced has no folder for it yet.
+        "output": "/dev/null",
     }
+    root = shlex.quote(paths.root)
     requeue = "requeue" if command.launch.retries else "no-requeue"
     return "\n".join(
         [
             "#!/bin/bash",
             *(f"#SBATCH --{name}={value}" for name, value in options.items()),
             f"#SBATCH --{requeue}",
-            f"cd {shlex.quote(paths.root)} || exit 1",
+            f"mkdir -p {root} && cd {root} || exit 1",
+            "exec >> log 2>&1",
+            "[ -d code/worker ] || "
+            f"ssh {command.launch.head} 'cd {root} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | "
+            "tar -xf -",
             f"export PYTHONPATH={shlex.quote(paths.code)}",
             f"exec {VENV}/bin/python -m worker.batch <<'{_END}'",
             command.launch.render().decode().rstrip("\n"),

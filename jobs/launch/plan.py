@@ -68,6 +68,8 @@ class JobPlan:
     """The ID of the job to resume; its files are already on the head."""
     retries: int = 0
     """How often the job may run again after it has lost a rank or a node."""
+    elastic: int | None = None
+    """With how many nodes at least the job goes on after a loss; ``None`` for as many as before."""
     retry_argv: tuple[str, ...] = ()
     """The arguments of later attempts, if they differ: they resume the job instead of starting over."""
 

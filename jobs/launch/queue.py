@@ -5,7 +5,6 @@ Another way to start jobs is another implementation of :class:`Launcher`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,11 +29,14 @@ cd {root} || exit
 [ ! -s log ] || cat log >> log.earlier
 rm -f log begin.json end.json cancelled
 touch log
+# With it, the job starts again after the loss of the head.
+take="cd {root} && rm -f end.json cancelled && cat > run.sh.new && mv run.sh.new run.sh"
+export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new}'
 mv {new} run.sh && sbatch --parsable run.sh
 """
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
 _FOLLOW = """# following a job
-cd {root} || exit
+cd {root} || exit 0
 {{
   for second in $(seq 604800); do
     found=$(squeue --noheader --name={job} --format='%T %r' 2>/dev/null); known=$?
@@ -45,6 +47,9 @@ cd {root} || exit
 }} &
 # Not in place of this shell: nobody would reap the loop, which `tail` would wait for.
 tail -n +{line} -F -s 0.2 --pid=$! log 2>/dev/null
+# The connection may have broken, which ends only `tail`.
+kill $! 2>/dev/null
+true
 """
 # Slurm lists a job until nothing of it is left on any node that answers. Its own scancel would give the
 # ranks too little time for a checkpoint, so the batch script gets the signal first.
@@ -66,6 +71,9 @@ if [ -n "$job" ]; then
   ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
 fi
 [ -s end.json ] || echo '{{"state": "cancelled", "exit_code": null}}' > end.json
+# A worker that becomes the head must not start it again.
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=5 @ "touch {root}/cancelled" 2>/dev/null
+true
 """
 
 
@@ -153,8 +161,7 @@ class SlurmLauncher:
         return self._find_end(paths)
 
     def _find_end(self, paths: JobPaths) -> JobEnd:
-        text = self.head.run(f"cat {paths.end}", check=False).stdout
-        end = parse_end(json.loads(text)) if text.strip() else None
+        end = parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)
         if end is None:
             found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
             state = found[0].state if found else "gone"
@@ -169,7 +176,8 @@ class SlurmLauncher:
         if gone:
             raise JobError(
                 f"job {paths.job_id} ended with its head node: {gone}",
-                hint="output that was not fetched is lost; `spr-cluster status` shows the cluster",
+                hint=f"`spr-cluster repair {self.flags}` makes a worker the head, where a job with "
+                f"retries starts again; to follow it: spr-cluster attach {paths.job_id} {self.flags}",
             )
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ class TrainRequest:
     """How many nodes of the cluster to use; ``None`` uses all of them."""
     retries: int = 0
     """How often the job may run again after it has lost a rank or a node."""
+    elastic: int | None = None
+    """With how many nodes at least the job goes on after a loss."""
 
 
 def check_inputs(options: TrainOptions) -> None:

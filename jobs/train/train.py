@@ -61,6 +61,7 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
         nodes=request.nodes,
         results=request.results,
         retries=request.retries,
+        elastic=request.elastic,
     )
 
 

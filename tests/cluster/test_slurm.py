@@ -1,24 +1,31 @@
-"""Slurm's configuration, as a golden file, and the key that no two connections share."""
+"""Slurm's configuration, as a golden file, and its scripts, run for real in a folder."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
+from cluster.nodes import Node
 from cluster.slurm import FOLDER, make_munge_key, render_slurm_conf, slurm_files
 from provision.facts import HostFacts, parse_facts
-from tests.cluster.test_ssh_mesh import HOSTNAMES, NODES
+from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import facts_answer
 from tests.golden import check_golden
+from tests.provision.machine import Machine
 
 GOLDEN = Path(__file__).with_name("golden")
 _HYPERTHREADS = "\n".join(f"{cpu},{cpu % 4},{cpu % 4 // 2},0" for cpu in range(8))
 
 
-def facts_of(**processor: str) -> dict[str, HostFacts]:
-    return {n: parse_facts(facts_answer(hostname=h, **processor)) for n, h in HOSTNAMES.items()}
+def facts_of(nodes: Sequence[Node] = NODES, **processor: str) -> dict[str, HostFacts]:
+    names = {node.name: f"ip-{node.private_ip.replace('.', '-')}" for node in nodes}
+    return {n: parse_facts(facts_answer(hostname=h, **processor)) for n, h in names.items()}
 
 
 def test_slurm_conf() -> None:
@@ -56,3 +63,127 @@ def test_every_connection_has_a_new_key() -> None:
     assert first.pop(key) != second.pop(key)
     assert first == second
     assert len(make_munge_key()) == 1024
+
+
+# The tests may run as any user.
+_INSTALL = """
+while (($#)); do
+    case "$1" in -o | -g) shift 2 ;; *) kept+=("$1"); shift ;; esac
+done
+exec /usr/bin/install "${kept[@]}"
+"""
+
+
+_START = [
+    "systemctl --quiet add-wants multi-user.target munge.service slurmctld.service slurmd.service",
+    "systemctl restart munge",
+    "systemctl restart --no-block slurmctld slurmd",
+]
+
+
+def configure(machine: Machine, nodes: Sequence[Node] = NODES) -> list[str]:
+    """Run the node's script; return what it told systemd."""
+    before = len(machine.calls)
+    machine.replace("install", _INSTALL)
+    machine.replace("systemctl")
+    # The package's.
+    machine.path("/etc/munge").mkdir(exist_ok=True)
+    home = machine.path("/home/ubuntu")
+    for name, content in slurm_files("bert", nodes, facts_of(nodes)).items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(content)
+    script = (home / FOLDER / "configure.sh").read_text()
+    script = script.replace('"$(dirname "$0")"', f'"$HOME/{FOLDER}"')
+    done = machine.shell(script, program="sh")
+    assert (done.returncode, done.stderr) == (0, "")
+    return [call for call in machine.calls[before:] if call.startswith("systemctl")]
+
+
+def test_a_node_is_configured_and_its_daemons_start_the_key_first(tmp_path: Path) -> None:
+    machine = Machine.make(tmp_path)
+
+    assert configure(machine) == _START
+    key = machine.path("/etc/munge/munge.key")
+    assert (key.stat().st_size, key.stat().st_mode & 0o777) == (1024, 0o400)
+    assert any(call.startswith("install -o munge -g munge") for call in machine.calls)
+    assert "NodeName=node2 " in machine.path("/etc/slurm/slurm.conf").read_text()
+    assert os.access(machine.path("/etc/slurm/spr-cluster-epilog"), os.X_OK)
+    for unit in ("munge", "slurmctld", "slurmd"):
+        drop_in = machine.path(f"/etc/systemd/system/{unit}.service.d/spr-cluster.conf").read_text()
+        assert "Restart=always\n" in drop_in
+        assert "ConditionPathExists=/etc/" in drop_in
+    assert not machine.path("/etc/slurm-llnl").exists()
+
+
+def test_the_slurm_of_ubuntu_20_04_finds_the_configuration(tmp_path: Path) -> None:
+    machine = Machine.make(tmp_path)
+    machine.path("/etc/slurm-llnl").mkdir()
+
+    configure(machine)
+    configure(machine)
+
+    assert "ClusterName=bert\n" in machine.path("/etc/slurm-llnl/slurm.conf").read_text()
+
+
+def test_only_a_machine_that_takes_over_a_name_makes_slurm_forget_the_nodes(tmp_path: Path) -> None:
+    """A new node1 must not be drained because the old one was."""
+    machine = Machine.make(tmp_path)
+    state = machine.path("/var/spool/spr-cluster-slurm/node_state")
+
+    def configure_for(nodes: Sequence[Node]) -> list[str]:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.with_name("job_state").touch()
+        state.touch()
+        return configure(machine, nodes)
+
+    for nodes in (NODES[:2], NODES, NODES, NODES[:1]):
+        assert configure_for(nodes) == _START
+        assert state.exists()
+
+    configure_for(NODES)
+    assert configure_for([NODES[0], replace(NODES[2], rank=1)]) == [
+        "systemctl stop slurmctld",
+        *_START,
+    ]
+    assert [path.name for path in state.parent.iterdir()] == ["job_state"]
+
+
+@pytest.mark.parametrize(
+    ("hostname", "is_head"),
+    [("ip-172-31-0-10", True), ("ip-172-31-0-1", False), ("ip-172-31-0-11", False)],
+)
+def test_only_the_head_runs_slurmctld(tmp_path: Path, hostname: str, is_head: bool) -> None:
+    machine = Machine.make(tmp_path)
+    configure(machine)
+    machine.replace("hostname", f"echo {hostname}")
+    unit = machine.path("/etc/systemd/system/slurmctld.service.d/spr-cluster.conf").read_text()
+    (condition,) = (line for line in unit.splitlines() if line.startswith("ExecCondition="))
+    command = condition.removeprefix("ExecCondition=").replace("$$", "$")
+
+    assert (machine.shell(command).returncode == 0) is is_head
+
+
+@pytest.mark.parametrize("uid", ["1000", "0"])
+def test_the_epilog_ends_what_a_job_left_and_nothing_else(tmp_path: Path, uid: str) -> None:
+    machine = Machine.make(tmp_path)
+    machine.replace("setpriv", 'while [[ "$1" == --* ]]; do shift; done; exec "$@"')
+    machine.replace("id", "echo 1000")
+    own = f"test-{os.getpid()}"
+    script = resources.files("cluster").joinpath("slurm_files/epilog.sh").read_text()
+
+    def start(**env: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "60"], env={**os.environ, **env}, start_new_session=True)
+
+    left, other, longer = (start(SLURM_JOB_ID=job) for job in (own, f"{own}-2", f"x{own}"))
+    session = start()
+    try:
+        job = f"export SLURM_JOB_ID={own} SLURM_JOB_UID={uid}\n"
+        assert machine.shell(job + script, program="sh").returncode == 0
+
+        # Jobs of root are left alone: its processes are the system's.
+        assert (left.poll(), other.poll()) == (None if uid == "0" else -9, None)
+        assert (longer.poll(), session.poll()) == (None, None)
+    finally:
+        for process in (left, other, longer, session):
+            process.kill()
+            process.wait(10)

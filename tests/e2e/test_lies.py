@@ -122,7 +122,7 @@ def test_a_good_cluster_passes_and_has_the_amx_that_the_processor_has(three: Liv
     judged = {c["check"] for c in checks if c["verdict"] == "ok"}
     assert judged >= {
         *("nodes", "ssh", "hostname", "mtu", "clock", "cores", "tcmalloc", "stack", "python"),
-        *("disk", "names", "ports", "ssh pairs", "latency", "pairs", "mpirun"),
+        *("disk", "names", "ports", "ssh pairs", "latency", "pairs", "mpirun", "queue"),
     }
 
 
@@ -294,6 +294,15 @@ def test_a_node_that_hangs(three: LiveCluster) -> None:
 
     assert "timed out" in found["found"]
     assert "nor can this machine" in found["found"]
+
+
+def test_a_node_that_slurm_does_not_use_is_mended_by_the_remedy(three: LiveCluster) -> None:
+    ssh(three, "node0", "sudo scontrol update nodename=node2 state=drain reason='a lie'")
+    found = caught(three, "node2", "queue")
+    follow_remedy(three, found["remedy"].splitlines()[-1])
+
+    assert found["found"] == "drained: a lie"
+    assert failures(verify(three, "--no-bandwidth", code=0)) == {}
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from provision.mpi import MPIRUN_ENV
 from tests.e2e.conftest import Baked, CommandLine, LiveCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -79,6 +80,7 @@ def test_the_image_holds_no_private_key_and_no_identity(baked: Baked) -> None:
     assert (disk / "opt/spr-cluster/venv/bin/mpirun").exists()
     assert found == []
     assert list((disk / "etc/ssh").glob("ssh_host_*")) == []
+    assert list((disk / "etc/munge").iterdir()) == []
     assert (disk / "etc/machine-id").read_text() == ""
 
 
@@ -113,6 +115,34 @@ def test_status_tells_nodes_and_time_left(cluster: LiveCluster) -> None:
 def test_ssh_hands_on_the_commands_exit_code(cluster: LiveCluster) -> None:
     assert cluster.cli.run("ssh", "node1", "--", "exit 7", check=7)
     assert cluster.cli.run("ssh", "--", "hostname").stdout.startswith("ip-")
+
+
+def test_slurm_runs_jobs_in_order_and_survives_the_death_of_its_daemons(
+    cluster: LiveCluster,
+) -> None:
+    exports = "; ".join(f"export {name}={value}" for name, value in MPIRUN_ENV.items())
+    rank = "hostname; touch began; while [ -e began ]; do sleep 0.2; done"
+    mpirun = f"mpirun -bootstrap slurm -ppn 1 -n 3 sh -c '{rank}'"
+    script = f"#!/bin/sh\nsetsid sleep 600 </dev/null >/dev/null 2>&1 &\n{exports}\n{mpirun}\n"
+    submit = f"cd /tmp && sbatch --parsable -N3 -o %j.log <<'END'\n{script}END\n"
+    pause = "until [ -e began ]; do sleep 0.2; done; sleep 6"
+    kill = "sudo pkill -9 slurmctld; sudo pkill -9 slurmd; sudo pkill -9 munged"
+    for_all = "for n in $(cat ~/hosts); do ssh $n"
+    wait = f"{for_all} 'until rm /tmp/began 2>/dev/null; do sleep 0.2; done' & done; wait"
+
+    first, second = cluster.cli.ssh("node0", f"{submit}{submit}cd /tmp; {pause}; {kill}").split()
+    for _ in range(2):
+        cluster.cli.ssh("node0", wait)
+    gone = 'until [ -z "$(squeue -h)" ]; do sleep 0.5; done'
+    logs = f"{gone}; cat /tmp/{first}.log; {for_all} pgrep -u ubuntu sleep; done; sinfo -h -o %T"
+    ended = cluster.cli.ssh("node0", logs).split()
+    restarts = cluster.cli.ssh("node0", f"scontrol show job {first}; scontrol show job {second}")
+
+    hostnames = ["ip-" + n["private_ip"].replace(".", "-") for n in cluster.up_result["nodes"]]
+    # Nothing is left, not even of what left the job's process tree.
+    assert sorted(ended) == sorted([*hostnames, "idle"])
+    assert restarts.count("JobState=COMPLETED") == 2
+    assert restarts.count("Restarts=0") == 2
 
 
 def test_training_runs_on_all_nodes_and_learns(cluster: LiveCluster, tmp_path: Path) -> None:

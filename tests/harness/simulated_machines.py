@@ -29,7 +29,7 @@ from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.install import stack_digest
 from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.stack import Stack
-from tests.fakes import AMX, facts_answer, health_answer
+from tests.fakes import AMX, FakeStream, facts_answer, health_answer
 from tests.infra.local.fakes import FakeTime
 
 # Takes the step's name and "before" or "after".
@@ -195,10 +195,11 @@ class SimulatedHost:
             ("bin/mpirun -f", self._hello),
             ("spr-cluster-expires", self._extend),
             ("# listing what would be lost", lambda _: Result(0, "", "")),
-            ("for pid in ~/spr-jobs", lambda _: Result(0, self._state().get("job", ""), "")),
-            ("# listing a job's nodes", self._list_job_nodes),
-            ("# ending a job", self._end_job),
+            ("^squeue ", self._list_busy),
+            ("# listing the nodes", self._list_nodes),
             ("# listing the jobs", lambda _: Result(0, self._state().get("listing", ""), "")),
+            ("# asking the queue", self._list_queue),
+            ("# submitting the jobs of the lost head", lambda _: Result(0, "", "")),
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
 
@@ -233,6 +234,9 @@ class SimulatedHost:
 
     def _change(self, **values: Any) -> None:
         write_state(self._machines.root / self._id / "state.json", {**self._state(), **values})
+
+    def open_stream(self, command: str) -> FakeStream:
+        return FakeStream(self.run(command).stdout.splitlines())
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         self._state()
@@ -376,15 +380,24 @@ class SimulatedHost:
         ranks = range(len(self._state()["names"]))
         return Result(0, "".join(f"hello {rank} torch 2.13.0+cpu\n" for rank in ranks), "")
 
-    def _list_job_nodes(self, _: str) -> Result:
+    def _list_queue(self, _: str) -> Result:
+        """Slurm uses all nodes, but those that are said to be in another state."""
         state = self._state()
-        addresses = list(state["names"].values())[: state.get("job_nodes")]
-        return Result(0, "\n".join(addresses), "")
+        told = state.get("queue", {})
+        lines = [f"{name}|{told.get(name, 'idle|none')}\n" for name in state.get("names", {})]
+        return Result(0, "".join(lines), "")
 
-    def _end_job(self, command: str) -> Result:
-        assert f"~/spr-jobs/{self._state()['job']}\n" in command
-        self._change(job="")
-        return Result(0, "", "")
+    def _list_busy(self, _: str) -> Result:
+        """The job of the state ``job`` runs on all nodes, or on those of ``job_nodes``."""
+        state = self._state()
+        nodes = ",".join(state.get("job_nodes", state.get("names", ())))
+        slurm = state.get("job_state", "RUNNING")
+        row = f"1|{slurm}|{nodes}|None|{state['job']}\n" if state.get("job") else ""
+        return Result(0, row, "")
+
+    def _list_nodes(self, _: str) -> Result:
+        rows = (f"Host {name}\n  HostName {at}\n" for name, at in self._state()["names"].items())
+        return Result(0, "".join(rows), "")
 
     def _extend(self, command: str) -> Result:
         """Set the time at which the machine ends, and start its timer, unless that is ``broken``."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -15,6 +16,9 @@ from infra import tags
 from infra.plan import mesh_digest
 from jobs.launch.plan import JobPaths, new_job_id
 from jobs.launch.session import JobContext
+from jobs.worker.batch.conclusion import choose_cause
+from jobs.worker.batch.launch import build_argv, parse_launch
+from jobs.worker.runtime.events import parse_event
 from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import FakeHost, facts_answer
@@ -29,9 +33,36 @@ def event(**fields: Any) -> str:
     return "@spr " + json.dumps(fields)
 
 
-def listed(job: str, checkpoint: str) -> str:
-    """An unfinished training job, as the head's script lists it."""
-    return f"100 - 0 - 0 unfinished {checkpoint or '-'} 4 {job}"
+def listed(job: str, checkpoint: str = "", **more: Any) -> str:
+    """An unfinished training job that has failed, as the head lists it; ``more`` changes that."""
+    row = {
+        "job": job,
+        "queue": [],
+        "submitted": 100.7,
+        "begin": {},
+        "end": {"state": "failed"},
+        "cancelled": False,
+        "model": False,
+        "training": True,
+        "finished": False,
+        "checkpoint": checkpoint,
+        "kib": 4,
+    }
+    return json.dumps({**row, **more}) + "\n"
+
+
+def ended(output: Sequence[str] = (), exit_code: int | None = 0, **more: Any) -> str:
+    """The file that a job leaves which printed ``output``."""
+    errors = [found for line in output if (found := parse_event(line)) and "message" in found]
+    cause = choose_cause(errors)
+    end = {
+        "state": "failed" if exit_code else "succeeded",
+        "exit_code": cause.get("exit_code", exit_code),
+        "began": 1_800_000_000.0,
+        "ended": 1_800_000_007.5,
+        **{name: cause.get(name) for name in ("rank", "host", "message")},
+    }
+    return json.dumps({**end, **more}) + "\n"
 
 
 def whole_cluster() -> Cluster:
@@ -42,21 +73,38 @@ def whole_cluster() -> Cluster:
     return Cluster("bert", (replace(head, instance=instance), *workers), len(NODES))
 
 
-def make_hosts(output: list[str], exit_code: int = 0, busy: str = "") -> dict[str, FakeHost]:
+def mpirun_line(head: FakeHost, paths: JobPaths = PATHS) -> str:
+    """The mpirun command of a job that was submitted, on the first nodes of the cluster."""
+    script = head.files[paths.new_script].decode()
+    nodes = int(script.partition("--nodes=")[2].splitlines()[0])
+    launch = parse_launch(script[script.index("{\n") : script.rindex("}\n") + 1])
+    return shlex.join(build_argv(launch, list(launch.pinning)[:nodes], NODES[0].private_ip))
+
+
+def _planned(head: FakeHost) -> list[str]:
+    """The first nodes, as many as the last job requires."""
+    script = next(text for path, text in reversed(head.files.items()) if "/run.sh" in path)
+    return [node.name for node in NODES[: int(script.partition(b"--nodes=")[2].split()[0])]]
+
+
+def interrupt(_: str) -> str:
+    """The answer of a node while Ctrl-C is pressed."""
+    raise KeyboardInterrupt
+
+
+def make_hosts(output: list[str], exit_code: int = 0) -> dict[str, FakeHost]:
     """Nodes on which a job prints ``output`` and ends with ``exit_code``."""
-    hosts = {}
+    hosts: dict[str, FakeHost] = {}
     for node in NODES:
         facts = facts_answer(hostname=f"host-of-{node.name}", address=node.private_ip)
         answers: list[Any] = [
             ("^# querying the facts", facts),
-            ("for pid in", busy),
-            ("listing the jobs", ""),
-            ("tail -n \\+2 ~/hosts", ""),
-            ("setsid -f", ""),
-            ("tail -n \\+1 -F", "\n".join(output)),
-            ("cat .*/exit$", str(exit_code)),
-            ("tar -C .*output.tar", ""),
-            ("rm -f", ""),
+            ("# listing the jobs", ""),
+            ("# distributing the job's files", ""),
+            ("# submitting a job", ""),
+            ("# following a job", "\n".join(output)),
+            ("# collecting the results", ""),
+            ("cat .*/end.json", lambda _: ended(output, exit_code, nodes=_planned(hosts["node0"]))),
         ]
         hosts[node.name] = FakeHost(node.name, answers)
     files = {"log": b"log", "output/results.json": json.dumps({"f1": 90.0}).encode()}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from infra.errors import HostError
 from provision.host import LineSink, Result
+from tests.fakes import FakeStream
 
 LOCK_FILE = "/opt/spr-cluster/lock.txt"
 """What a node's environment was installed from, with hashes, unless its pip is too old to report it."""
@@ -109,6 +110,9 @@ class ShellHost:
         if check and done.returncode != 0:
             raise HostError(self.name, f"ended with {done.returncode}: {done.stderr}")
         return Result(done.returncode, done.stdout, done.stderr)
+
+    def open_stream(self, command: str) -> FakeStream:
+        return FakeStream(self.run(command).stdout.splitlines())
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         self.machine.path(path).write_bytes(self.machine.move(content.decode()).encode())

@@ -20,6 +20,10 @@ class Server(paramiko.ServerInterface):
     key: paramiko.PKey
     port: int = 0
     accepts: bool = True
+    stays: bool = False
+    """Whether commands run on."""
+    says: str = ""
+    """What each command prints."""
     loses: bool = False
     forwards: int = 0
     """The local port to which it forwards connections, whatever their destination; 0: none."""
@@ -66,9 +70,12 @@ class Server(paramiko.ServerInterface):
                     pairs[side].sendall(content)
 
     def _end(self, channel: Any) -> None:
+        if self.stays:
+            return
         if self.loses:
             channel.get_transport().close()
             return
+        channel.sendall(self.says.encode())
         channel.send_exit_status(0)
         channel.close()
 

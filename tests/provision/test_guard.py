@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -30,6 +28,8 @@ def quiet(machine: Machine) -> Machine:
     machine.replace("systemctl")
     machine.replace("getent", "echo 172.31.0.4 node0 ip-172-31-0-4")
     machine.replace("ip", "echo 2: ens5 inet 172.31.0.4/20")
+    machine.replace("pgrep", "exit 1")
+    machine.replace("squeue")
     machine.replace("ss", f"cat {machine.folder}/sessions")
     machine.replace("runuser", 'shift 3; exec "$@"')
     machine.replace(
@@ -219,35 +219,52 @@ def test_the_first_check_starts_the_timeout(quiet: Machine) -> None:
     assert idle_for(quiet) < 60
 
 
-@pytest.fixture
-def job(quiet: Machine) -> Iterator[subprocess.Popen[bytes]]:
-    """A job as jobs/launch.py leaves it: a group of its own, its number in its folder."""
-    folder = quiet.path("/home/ubuntu/spr-jobs/squad-1")
-    folder.mkdir(parents=True)
-    (folder / "run.sh").write_text("sleep 60 & wait\n")
-    process = subprocess.Popen(["bash", str(folder / "run.sh")], start_new_session=True)
-    (folder / "pid").write_text(f"{process.pid}\n")
-    yield process
-    os.killpg(process.pid, 9)
-    process.wait(10)
+@pytest.mark.parametrize("is_head", [True, False])
+def test_a_running_job_is_use_on_each_of_its_nodes(quiet: Machine, is_head: bool) -> None:
+    quiet.replace("pgrep", '[ "$*" = "-x slurmstepd" ]')
+    if not is_head:
+        quiet.replace("ip", "")
 
-
-def test_a_running_job_is_use(quiet: Machine, job: subprocess.Popen[bytes]) -> None:
     assert check_idle(quiet) == []
     assert idle_for(quiet) < 60
 
 
-def test_a_reused_process_id_is_not_a_job(quiet: Machine, job: subprocess.Popen[bytes]) -> None:
-    folder = quiet.path("/home/ubuntu/spr-jobs/squad-1")
-    folder.rename(folder.with_name("squad-2"))
+@pytest.mark.parametrize(
+    ("jobs", "is_use"),
+    [
+        ("", False),
+        ("RUNNING None", True),
+        ("COMPLETING None", True),
+        ("PENDING Resources", True),
+        ("PENDING Priority", True),
+        ("PENDING BeginTime", True),
+        ("PENDING None", True),
+        ("PENDING JobHeldUser", False),
+        ("PENDING launch failed requeued held", False),
+        ("PENDING PartitionNodeLimit", False),
+        ("PENDING Nodes required for job are DOWN, DRAINED or reserved for jobs in higher", False),
+        ("PENDING DependencyNeverSatisfied", False),
+        ("COMPLETED None", False),
+        ("PENDING JobHeldUser\nPENDING Priority", True),
+    ],
+)
+def test_a_job_that_runs_or_waits_for_another_is_use(
+    quiet: Machine, jobs: str, is_use: bool
+) -> None:
+    quiet.replace("squeue", f"[ \"$*\" = '-h -o %T %r' ] && echo '{jobs}'")
+
+    assert (check_idle(quiet)[-1:] == [OFF]) is not is_use
+    assert (idle_for(quiet) < 60) is is_use
+
+
+def test_a_queue_that_does_not_answer_is_not_use(quiet: Machine) -> None:
+    quiet.replace("squeue", "echo 'slurm_load_jobs error: RUNNING None' >&2; exit 1")
 
     assert check_idle(quiet)[-1] == OFF
 
 
-@pytest.mark.parametrize("text", ["", "x\n"])
-def test_a_broken_pid_file_is_no_job(quiet: Machine, text: str) -> None:
-    folder = quiet.path("/home/ubuntu/spr-jobs/squad-1")
-    folder.mkdir(parents=True)
-    (folder / "pid").write_text(text)
+def test_only_the_head_asks_the_queue(quiet: Machine) -> None:
+    quiet.replace("ip", "")
 
-    assert check_idle(quiet)[-1] == OFF
+    assert check_idle(quiet) == []
+    assert not [call for call in quiet.calls if call.startswith("squeue")]

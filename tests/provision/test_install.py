@@ -39,7 +39,7 @@ from tests.provision.machine import LOCK_FILE, Machine
 @pytest.fixture
 def node(machine: Machine) -> Machine:
     """A machine whose package managers only write down how they were called."""
-    for name in ("dpkg", "dpkg-query", "apt-get", "compgen", "pip"):
+    for name in ("dpkg", "dpkg-query", "apt-get", "compgen", "pip", "systemctl"):
         machine.replace(name)
     # The environment's Python is another one: it writes down what it is asked to check.
     machine.replace("python-of-venv")
@@ -117,8 +117,25 @@ def test_missing_system_packages_are_installed_waiting_for_the_lock(node: Machin
 
     assert len(apt) == 2
     assert all("DPkg::Lock::Timeout=900" in call for call in apt)
-    packages = "python3-venv google-perftools numactl g++ python3-dev"
+    packages = "python3-venv google-perftools numactl g++ python3-dev slurm-wlm munge"
     assert apt[1].endswith(f"--no-install-recommends {packages}")
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_slurm_waits_until_the_node_is_connected(node: Machine, connected: bool) -> None:
+    """The package makes a key by itself, which an image would carry to other clusters."""
+    key, conf = node.path("/etc/munge/munge.key"), node.path("/etc/slurm/slurm.conf")
+    wants = node.path("/etc/systemd/system/multi-user.target.wants/slurmd.service")
+    for path in (key, conf, wants):
+        path.parent.mkdir(parents=True)
+        path.write_text("x")
+    if not connected:
+        conf.unlink()
+
+    calls = run_script(node, make_stack())
+
+    assert ("systemctl stop munge slurmctld slurmd" in calls) is not connected
+    assert {key.exists(), wants.exists()} == {connected}
 
 
 def test_installed_system_packages_are_skipped(node: Machine) -> None:

@@ -41,7 +41,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
 @pytest.fixture
 def node(machine: Machine) -> Machine:
     """A machine with a Python and a pip of its own, and nothing else that is real."""
-    for name in ("dpkg", "dpkg-query", "apt-get", "compgen"):
+    for name in ("dpkg", "dpkg-query", "apt-get", "compgen", "systemctl"):
         machine.replace(name)
     machine.replace("python3", f'exec {sys.executable} "$@"')
     machine.path("/opt").mkdir()

@@ -15,6 +15,7 @@ from tests.provision.machine import Machine
 
 IDENTITY = {
     "/etc/machine-id": "0123456789abcdef\n",
+    "/etc/munge/munge.key": "what the cluster's daemons share\n",
     "/etc/ssh/ssh_host_ed25519_key": "-----BEGIN OPENSSH PRIVATE KEY-----\nhost\n",
     "/etc/ssh/ssh_host_ed25519_key.pub": "ssh-ed25519 AAAA\n",
     "/home/ubuntu/.ssh/spr-cluster": "-----BEGIN OPENSSH PRIVATE KEY-----\nnodes\n",

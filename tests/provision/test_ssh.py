@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,3 +179,43 @@ def test_a_full_disk_of_this_machine_is_not_the_other_machines(
 
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         host.download("/home/ubuntu/output.tar", Path("/dev/full"))
+
+
+def test_a_stream_yields_lines_until_its_command_ends(server: Server, login: Login) -> None:
+    server.says = "first\nsecond \u00e9\nlast"
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+
+    stream = host.open_stream("work")
+    stream.send("a beat\n")
+
+    assert list(stream) == ["first", "second \u00e9", "last"]
+    assert list(host.open_stream("work")) == ["first", "second \u00e9", "last"]
+    assert server.logins == ["ubuntu"]
+
+
+def test_a_stream_ends_with_its_connection(server: Server, login: Login) -> None:
+    server.loses = True
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+
+    stream = host.open_stream("work")
+
+    assert list(stream) == []
+    with pytest.raises(ConnectionLostError, match=r"\[node0\] the connection broke"):
+        stream.send("a beat\n")
+    server.loses = False
+    assert list(host.open_stream("work")) == []
+    assert len(server.logins) == 2
+
+
+def test_closing_a_stream_ends_a_reader_in_another_thread(server: Server, login: Login) -> None:
+    server.stays = True
+    stream = SshHost("node0", ADDRESS, login, alias="i-0a").open_stream("work")
+    seen: list[str] = []
+    reader = threading.Thread(target=lambda: seen.extend(stream))
+    reader.start()
+
+    stream.close()
+
+    reader.join(10)
+    assert not reader.is_alive()
+    assert seen == []

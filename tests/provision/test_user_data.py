@@ -111,6 +111,10 @@ def test_a_copy_of_a_machine_forgets_its_parents_cluster_once(machine: Machine) 
         (ssh / name).write_text("of the parent")
     (ssh / "id_own").write_text("not ours")
     machine.path("/home/ubuntu/hosts").write_text("node0\nnode1\n")
+    slurm = ["/etc/slurm/slurm.conf", "/etc/munge/munge.key", "/var/spool/spr-cluster-slurm/jobs"]
+    for path in map(machine.path, slurm):
+        path.parent.mkdir(parents=True)
+        path.write_text("of the parent")
     hosts = machine.path("/etc/hosts")
     hosts.write_text(
         "127.0.0.1 localhost\n# spr-cluster begin\n172.31.0.4 node0\n# spr-cluster end\n::1 six\n"
@@ -123,6 +127,8 @@ def test_a_copy_of_a_machine_forgets_its_parents_cluster_once(machine: Machine) 
 
     assert [path.name for path in ssh.iterdir()] == ["id_own"]
     assert not machine.path("/home/ubuntu/hosts").exists()
+    assert not [path for path in slurm if machine.path(path).exists()]
+    assert not machine.path("/var/spool/spr-cluster-slurm").exists()
     assert hosts.read_text() == "127.0.0.1 localhost\n::1 six\n"
 
     # Later boots leave alone what cloud-init and `up` have written since.

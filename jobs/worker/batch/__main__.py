@@ -6,15 +6,19 @@ SIGTERM asks the ranks to save a checkpoint and to end.
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
 from pathlib import Path
 
-from .conclusion import conclude
+from .conclusion import conclude, describe, find_cause
+from .copies import CheckpointCopier
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, Launch, parse_launch
-from .slurm import SlurmJob
+from .nodes import send_end
+from .preparation import Preparation, prepare
+from .slurm import REQUEUED, SlurmJob
 from .supervise import Attempt, LogWatch, announce
 
 _LOG = Path("log")
@@ -25,19 +29,28 @@ def main() -> int:
     launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
     size = _LOG.stat().st_size
     head = HeadFolder(launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG)
-    attempt = Attempt(launch.for_attempt(job.attempt), job, LogWatch(_LOG, size))
+    attempt = Attempt(launch, job, LogWatch(_LOG, size))
     signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
     began = _begin(launch, job, head)
     head.copy_log(size)
-    code = attempt.run()
+    ready = prepare(launch, job)
+    attempt.launch = ready.launch
+    code = _run(attempt, ready)
     end = conclude(code, attempt, job, launch.retries, cancelled=head.exists(CANCELLED))
-    head.finish()
-    if end is None:
-        if attempt.stopping or job.requeue():
-            signal.pause()  # Slurm ends this process
-        end = conclude(code, attempt, job, 0, cancelled=False)
-    head.write(END, {**began, "ended": time.time(), **(end or {})})
+    if end is None and _start_again(attempt, head, began):
+        return code
+    head.finish(results=True)
+    end = end or conclude(code, attempt, job, 0, cancelled=False)
+    _end(launch, head, {**began, "ended": time.time(), **(end or {})})
     return code
+
+
+def _end(launch: Launch, head: HeadFolder, content: dict[str, object]) -> None:
+    """Write the job's end on the head, which is what others wait for, and on the other nodes."""
+    others = [name for name in launch.pinning if name != launch.head]
+    if launch.retries:
+        send_end(launch.folder, others, json.dumps(content))
+    head.write(END, content)
 
 
 def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]:
@@ -45,6 +58,11 @@ def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]
     if job.attempt > launch.retries:
         job.keep_from_requeueing()
     if job.attempt > 1:
+        last = head.read(BEGIN)
+        if not last.get("message") and last.get("nodes"):
+            # Its batch script could not say what happened.
+            text = f"the last attempt was lost with {last['nodes'][0]}, the first of its nodes"
+            announce(event="note", text=text)
         announce(event="restarted", attempt=job.attempt, nodes=job.nodes)
     began: dict[str, object] = {
         "began": time.time(),
@@ -54,6 +72,28 @@ def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]
     }
     head.write(BEGIN, began)
     return began
+
+
+def _run(attempt: Attempt, ready: Preparation) -> int:
+    copier = CheckpointCopier(attempt.launch.folder, ready.others, ready.copied)
+    if attempt.launch.again:
+        copier.start()
+    code = attempt.run()
+    copier.finish()
+    return code
+
+
+def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> bool:
+    """Say why, and put the job back into the queue, unless Slurm did; return whether it is there."""
+    job, cause = attempt.job, find_cause(attempt)
+    text = f"{describe(cause) or 'a rank or node was lost'}; the job will run again"
+    announce(event="note", text=f"attempt {job.attempt} ended: {text}")
+    known = {name: cause.get(name) for name in ("rank", "host", "message")}
+    head.write(BEGIN, {**began, **known})
+    head.finish(results=False)
+    # Slurm ends this process, and its child that asks for that, too.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return job.fate() == REQUEUED or job.requeue()
 
 
 if __name__ == "__main__":

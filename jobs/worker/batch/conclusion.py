@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..runtime.stopping import EXIT_CODE as STOPPED
+from . import slurm
 from .slurm import SlurmJob
 from .supervise import Attempt
 
@@ -19,22 +21,51 @@ def conclude(
     A job runs again after the loss of a rank or node, not after an error of its program, which would
     only repeat itself.
     """
-    errors = attempt.watch.errors
-    cause = find_cause(errors)
     if code == 0:
         return _end(SUCCEEDED, code, {})
-    if cancelled or (attempt.stopping and job.state() == "CANCELLED"):
+    if cancelled or (attempt.stopping and job.fate() == slurm.CANCELLED):
         return _end(CANCELLED, code, {})
+    cause = find_cause(attempt)
     is_lost = code != STOPPED or attempt.stopping
     if is_lost and job.attempt <= retries and not _is_own_fault(cause):
         return None
     return _end(FAILED, int(cause.get("exit_code", code)), cause)
 
 
-def find_cause(errors: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the error that explains the others: those of ranks that only lost a peer come last."""
-    causes = sorted(errors, key=lambda event: bool(event.get("lost_peer")))
-    return causes[0] if causes else {}
+def find_cause(attempt: Attempt) -> dict[str, Any]:
+    """Return what explains the end of an attempt: a rank's own error, a hang, a lost peer, a lost node."""
+    known = choose_cause(attempt.watch.errors, attempt.hang)
+    if known:
+        return known
+    start, size = attempt.watch.start, attempt.launch.nproc_per_node
+    return describe_lost_nodes(attempt.job.lost_nodes(), attempt.job.nodes, start, size)
+
+
+def choose_cause(
+    errors: Sequence[dict[str, Any]], hang: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the error that explains the others: those of ranks that only lost a peer come last. Pure."""
+    own = [event for event in errors if not event.get("lost_peer")]
+    return next(iter([*own, *([hang] if hang else []), *errors]), {})
+
+
+def describe_lost_nodes(
+    lost: Sequence[str], nodes: Sequence[str], start: Mapping[str, Any], ranks_per_node: int
+) -> dict[str, Any]:
+    """Return the loss of the first of these nodes as the error of its first rank; {} for none. Pure."""
+    if not lost or lost[0] not in nodes:
+        return {}
+    rank = nodes.index(lost[0]) * ranks_per_node
+    hosts = start.get("hosts", [])
+    host = hosts[nodes.index(lost[0])] if len(hosts) == len(nodes) else lost[0]
+    message = f"its node, {lost[0]}, is down or cut off"
+    return {"rank": rank, "host": host, "message": message, "lost_peer": True}
+
+
+def describe(cause: Mapping[str, Any]) -> str:
+    """Return a cause as a line; "" for none."""
+    where = "" if cause.get("rank") is None else f"rank {cause['rank']} on {cause.get('host')}: "
+    return f"{where}{cause['message']}" if cause.get("message") else ""
 
 
 def _is_own_fault(cause: dict[str, Any]) -> bool:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
-_SSH = ("ssh", "-o", "ConnectTimeout=10")
+_RESULT_TRIES = 3
+SSH = ("ssh", "-o", "ConnectTimeout=10")
 # Checkpoints stay where they are: they are copied as they are written.
 _RESULTS = ("--exclude=output/checkpoints", "--exclude=output/model/checkpoint-*", "output")
 
@@ -34,6 +39,16 @@ class HeadFolder:
         script = f"cat > {target}.partial && mv {target}.partial {target}"
         return self._run(script, (json.dumps(content) + "\n").encode())
 
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the content of a file of JSON; {} if there is none."""
+        script = f"cat {shlex.quote(f'{self.folder}/{name}')}"
+        argv = [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
+        try:
+            done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=_SSH_S, check=False)
+            return dict(json.loads(done.stdout))
+        except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
+            return {}
+
     def exists(self, name: str) -> bool:
         return self._run(f"test -e {shlex.quote(f'{self.folder}/{name}')}")
 
@@ -45,26 +60,39 @@ class HeadFolder:
         self._copier = threading.Thread(target=self._copy_log, daemon=True)
         self._copier.start()
 
-    def finish(self) -> None:
-        """Copy the rest of the log and the results."""
+    def finish(self, *, results: bool) -> None:
+        """Copy the results, unless the job will run again, and the rest of the log."""
         if not self.remote:
             return
+        if results and not any(self._send_results() for _ in range(_RESULT_TRIES)):
+            print(
+                f"The results are on {socket.gethostname()}; copying them to {self.remote} failed."
+            )
+            sys.stdout.flush()
         self._ended.set()
         if self._copier:
             self._copier.join(_SSH_S)
-        pack = subprocess.Popen(
-            ["tar", "-cf", "-", *_RESULTS], cwd=self.folder, stdout=subprocess.PIPE
-        )
+
+    def _send_results(self) -> bool:
         unpack = f"tar -C {shlex.quote(self.folder)} -xf -"
-        with suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [*_SSH, self.remote, unpack], stdin=pack.stdout, timeout=_RESULTS_S, check=False
-            )
-        pack.kill()
-        pack.wait()
+        with subprocess.Popen(
+            ["tar", "-cf", "-", *_RESULTS], cwd=self.folder, stdout=subprocess.PIPE
+        ) as pack:
+            try:
+                done = subprocess.run(
+                    [*SSH, self.remote, unpack],
+                    stdin=pack.stdout,
+                    timeout=_RESULTS_S,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired):
+                return False
+            finally:
+                pack.kill()
+        return done.returncode == 0
 
     def _run(self, script: str, content: bytes = b"") -> bool:
-        argv = [*_SSH, self.remote, script] if self.remote else ["sh", "-c", script]
+        argv = [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
         try:
             done = subprocess.run(argv, input=content, timeout=_SSH_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
@@ -72,24 +100,28 @@ class HeadFolder:
         return done.returncode == 0
 
     def _copy_log(self) -> None:
-        """Send the log's new bytes; after a broken connection, go on with the first that is missing."""
-        begin = self._remote_size()
-        while begin is None and not self._ended.wait(_TRIES_S):
-            begin = self._remote_size()
-        sent, pipe = self._offset, None
-        while begin is not None:
+        """Send the log's new bytes until the head has all, over as many connections as that takes."""
+        begin: int | None = None
+        sent, pipe = 0, None
+        while True:
             last = self._ended.wait(_TRIES_S / 4)
+            if pipe is None:
+                there = self._remote_size()
+                if there is None:
+                    time.sleep(_TRIES_S)
+                    continue
+                begin = there if begin is None else begin
+                sent = self._offset + there - begin
+                if last and sent >= self.log.stat().st_size:
+                    return
+                pipe = self._open_pipe(there)
             try:
-                pipe = pipe or self._open_pipe()
                 sent += self._send(pipe, sent)
             except OSError:
+                last = True
+            if last:
                 self._close(pipe)
                 pipe = None
-                there = self._remote_size()
-                sent = sent if there is None else self._offset + there - begin
-            if last:
-                break
-        self._close(pipe)
 
     def _send(self, pipe: subprocess.Popen[bytes], sent: int) -> int:
         with self.log.open("rb") as file:
@@ -102,15 +134,16 @@ class HeadFolder:
         pipe.stdin.flush()
         return len(new)
 
-    def _open_pipe(self) -> subprocess.Popen[bytes]:
-        append = f"cat >> {shlex.quote(f'{self.folder}/{self.log.name}')}"
-        return subprocess.Popen([*_SSH, self.remote, append], stdin=subprocess.PIPE)
+    def _open_pipe(self, at: int) -> subprocess.Popen[bytes]:
+        """Return a process that writes to the head's log from a position."""
+        # Not at its end, where late bytes of a connection that broke would come twice.
+        log = shlex.quote(f"{self.folder}/{self.log.name}")
+        write = f"dd of={log} bs=64k oflag=seek_bytes seek={at} conv=notrunc status=none"
+        return subprocess.Popen([*SSH, self.remote, write], stdin=subprocess.PIPE)
 
-    def _close(self, pipe: subprocess.Popen[bytes] | None) -> None:
-        if pipe is None:
-            return
+    def _close(self, pipe: subprocess.Popen[bytes]) -> None:
+        assert pipe.stdin is not None
         with suppress(OSError, subprocess.TimeoutExpired):
-            assert pipe.stdin is not None
             pipe.stdin.close()
             pipe.wait(_SSH_S)
         pipe.kill()
@@ -121,7 +154,7 @@ class HeadFolder:
         script = f"mkdir -p {shlex.quote(self.folder)}; touch {log}; stat -c %s {log}"
         try:
             done = subprocess.run(
-                [*_SSH, self.remote, script],
+                [*SSH, self.remote, script],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 timeout=_SSH_S,

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..runtime import output
+from ..runtime.process import PLANNED
+
+CHECKPOINTS = f"output/{output.CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
 """Files in a job's folder on the head: JSON about its last attempt, and a mark that a user ended it."""
 MASTER_PORT = "29500"
@@ -33,10 +37,13 @@ class Launch:
     """The program of later attempts, if it differs: it resumes instead of starting over."""
     retries: int = 0
     """How often the job may run again after it has lost a rank or a node."""
+    planned_nodes: int = 0
+    """Of a job that may go on with fewer nodes: how many it had at first; 0 for other jobs."""
 
-    def for_attempt(self, number: int) -> Launch:
-        """Return the launch of an attempt, counted from 1."""
-        return replace(self, program=self.again) if number > 1 and self.again else self
+    def prepared(self, *, again: bool, pinning: Mapping[str, Mapping[str, str]]) -> Launch:
+        """Return the launch of an attempt. With ``again``, it resumes what an earlier one has left."""
+        program = self.again if again and self.again else self.program
+        return replace(self, program=program, pinning={**self.pinning, **pinning})
 
     def render(self) -> bytes:
         """Return the launch as JSON."""
@@ -59,6 +66,8 @@ def build_argv(launch: Launch, nodes: Sequence[str], address: str) -> list[str]:
     each = [launch.pinning[name] for name in nodes]
     per_node, count = str(launch.nproc_per_node), str(launch.nproc_per_node * len(nodes))
     shared = {"MASTER_ADDR": address, "MASTER_PORT": MASTER_PORT, **launch.env}
+    if len(nodes) < launch.planned_nodes:
+        shared[PLANNED] = str(launch.nproc_per_node * launch.planned_nodes)
     argv = [launch.mpirun, "-bootstrap", "slurm", "-ppn", per_node, "-wdir", launch.folder]
     if all(env == each[0] for env in each):
         options = _options("-genv", {**shared, **each[0]})

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _TIMEOUT_S = 30
+FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,23 @@ class SlurmJob:
         again = int(environ.get("SLURM_RESTART_COUNT") or 0)
         return SlurmJob(environ["SLURM_JOB_ID"], tuple(names), again + 1)
 
-    def state(self) -> str:
-        """Return Slurm's word for the job's state; "" if it does not answer."""
-        found = re.search(r"JobState=(\w+)", _ask(["scontrol", "-o", "show", "job", self.id]))
-        return found[1] if found else ""
+    def fate(self) -> str:
+        """Return how Slurm ends the job, a word of :data:`FATES`; "" if it lets it run, or does not answer.
+
+        While something of the job is left, Slurm's own word for all of them is COMPLETING.
+        """
+        known = dict(re.findall(r"(\w+)=(\S+)", _ask(["scontrol", "-o", "show", "job", self.id])))
+        if known.get("JobState", "RUNNING") == "RUNNING":
+            return ""
+        if int(known.get("Restarts", 0)) >= self.attempt:
+            return REQUEUED
+        return NODE_FAIL if known.get("Reason") == "NodeDown" else CANCELLED
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Return the job's nodes that do not answer Slurm."""
+        asked = f"--nodes={','.join(self.nodes)}"
+        down = ["--states=down,no_respond", "--format=%N"]
+        return tuple(_ask(["sinfo", "--noheader", "--Node", asked, *down]).split())
 
     def steps(self) -> tuple[str, ...]:
         """Return the job's running steps: mpirun starts one to reach its nodes."""

@@ -19,6 +19,7 @@ from typing import Any
 from ..runtime.events import PREFIX, parse_event
 from .launch import Launch, build_argv
 from .slurm import SlurmJob
+from .stall import StallDetector
 
 ERROR_GRACE_S = 15.0
 """Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
@@ -27,7 +28,7 @@ POLL_S = 0.2
 _NOT_STARTED = re.compile(
     rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
 )
-_ERROR = f'{PREFIX}{{"event": "error"'.encode()
+_PREFIX = PREFIX.encode()
 
 
 @dataclass
@@ -39,6 +40,9 @@ class LogWatch:
     errors: list[dict[str, Any]] = field(default_factory=list)
     failed_at: float | None = None
     """When the first failure was seen, by the monotonic clock."""
+    start: dict[str, Any] = field(default_factory=dict)
+    """The ranks' own report of where they run."""
+    steps: StallDetector = field(default_factory=StallDetector)
     _partial: bytes = b""
 
     def poll(self) -> None:
@@ -49,12 +53,19 @@ class LogWatch:
         self.offset += len(new)
         *lines, self._partial = (self._partial + new).split(b"\n")
         for line in lines:
-            if _ERROR in line:
-                event = parse_event(line.decode(errors="replace"))
-                self.errors += [event] if event else []
-            elif not _NOT_STARTED.search(line):
-                continue
-            self.failed_at = self.failed_at or time.monotonic()
+            event = parse_event(line.decode(errors="replace")) if _PREFIX in line else None
+            if event:
+                self._take(event)
+            if (event and event["event"] == "error") or _NOT_STARTED.search(line):
+                self.failed_at = self.failed_at or time.monotonic()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "error":
+            self.errors.append(event)
+        elif kind == "start":
+            self.start = event
+        self.steps.see(kind, str(event.get("name", "")), time.monotonic())
 
 
 @dataclass
@@ -65,6 +76,8 @@ class Attempt:
     job: SlurmJob
     watch: LogWatch
     stopping: bool = False
+    hang: dict[str, Any] = field(default_factory=dict)
+    """Why this was killed, if no rank has taken a step for too long."""
     _process: subprocess.Popen[bytes] | None = None
     _forwarded: bool = False
 
@@ -94,8 +107,12 @@ class Attempt:
         if self.stopping and not self._forwarded:
             self._forwarded = True
             self._forward()
-        failed = self.watch.failed_at
-        if failed is not None and time.monotonic() - failed > ERROR_GRACE_S:
+        failed, now = self.watch.failed_at, time.monotonic()
+        if failed is not None and now - failed > ERROR_GRACE_S:
+            self.kill()
+        elif not self.hang and (silent := self.watch.steps.stalled(now)):
+            message = f"no step for {silent / 60:.0f} min: a rank hangs"
+            self.hang = {"message": message, "lost_peer": True}
             self.kill()
 
     def _forward(self) -> None:

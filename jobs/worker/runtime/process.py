@@ -17,11 +17,19 @@ ABORT_SECONDS = 0.5
 """Time for this rank's last output to travel through mpirun before all ranks end."""
 
 
+PLANNED = "SPR_PLANNED_RANKS"
+"""The environment variable with the number of ranks of a job that goes on with fewer."""
+
+
 class RankIdentity(NamedTuple):
-    """This process among all: ``rank`` (from 0) of ``size``."""
+    """This process among all: ``rank`` (from 0) of ``size``.
+
+    ``planned`` is the number of ranks before nodes were lost; 0 if there are as many as planned.
+    """
 
     rank: int = 0
     size: int = 1
+    planned: int = 0
 
 
 def read_identity(environ: Mapping[str, str]) -> RankIdentity:
@@ -33,7 +41,8 @@ def read_identity(environ: Mapping[str, str]) -> RankIdentity:
     if "PMI_RANK" not in environ and "PMI_SIZE" not in environ:
         return RankIdentity()
     try:
-        identity = RankIdentity(int(environ["PMI_RANK"]), int(environ["PMI_SIZE"]))
+        rank, size = int(environ["PMI_RANK"]), int(environ["PMI_SIZE"])
+        identity = RankIdentity(rank, size, int(environ.get(PLANNED, 0)))
     except (KeyError, ValueError) as error:
         raise BackendError(f"PMI_RANK and PMI_SIZE are not both set to numbers: {error}") from error
     if not 0 <= identity.rank < identity.size:

@@ -69,6 +69,11 @@ class Ranks:
         return self.identity.size
 
     @property
+    def planned(self) -> int:
+        """The number of ranks that the run was planned for: what it learns follows from that one."""
+        return self.identity.planned or self.size
+
+    @property
     def first(self) -> bool:
         """This rank prints the events and writes the results."""
         return self.rank == 0

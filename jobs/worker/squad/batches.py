@@ -30,9 +30,16 @@ def steps_per_epoch(count: int, batch_size: int, ranks: int) -> int:
 def epoch_batches(
     lengths: Ints, batch_size: int, rank: int, ranks: int, seed: tuple[int, ...]
 ) -> list[Indices]:
-    """Return one rank's batches of one epoch, as indices: random, but of similar length in a batch.
+    """Return one rank's batches of one epoch, as indices; see :func:`global_batches`."""
+    return [batch[rank::ranks] for batch in global_batches(lengths, batch_size, ranks, seed)]
 
-    All ranks' batches of a step are dealt from features of similar length, so that no rank waits long
+
+def global_batches(
+    lengths: Ints, batch_size: int, ranks: int, seed: tuple[int, ...]
+) -> list[Indices]:
+    """Return all ranks' batches of one epoch, as indices: random, but of similar length in a batch.
+
+    The ranks' batches of a step are dealt from features of similar length, so that no rank waits long
     for another. If the features don't divide evenly, the first ones come twice.
     """
     random = np.random.default_rng(seed)
@@ -43,7 +50,7 @@ def epoch_batches(
         group = order[first : first + step * GROUP]
         group = group[np.argsort(-lengths[group], kind="stable")]
         pieces += [group[begin : begin + step] for begin in range(0, len(group), step)]
-    return [pieces[index][rank::ranks] for index in random.permutation(len(pieces))]
+    return [pieces[index] for index in random.permutation(len(pieces))]
 
 
 def _share(count: int, ranks: int) -> int:

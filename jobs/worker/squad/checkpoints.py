@@ -114,7 +114,7 @@ def identify(
     """Return this run's identity."""
     known = {k: v for k, v in asdict(options).items() if k not in ANY_RUN}
     # Only rank 0 compares; a digest of 88,000 features takes a second.
-    return RunIdentity(ranks.size, dtype, digest(features) if ranks.first else "", known, ground)
+    return RunIdentity(ranks.planned, dtype, digest(features) if ranks.first else "", known, ground)
 
 
 def digest(features: Sequence[Feature]) -> str:
@@ -269,7 +269,9 @@ def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
     tensors = share_tensors(read, ranks)
     state.model.load_state_dict(tensors["model"])
     state.optimizer.load_state_dict(tensors["optimizer"])
-    set_random_state(tensors["random"][ranks.rank])
+    # A rank that was not there when an elastic run saved it keeps its own.
+    if ranks.rank < len(tensors["random"]):
+        set_random_state(tensors["random"][ranks.rank])
 
 
 def _read_state(folder: Path) -> Any:

@@ -88,7 +88,7 @@ def train_and_evaluate(context: TrainContext) -> dict[str, Any] | None:
     return {
         "em": round(scores.em, 3),
         "f1": round(scores.f1, 3),
-        **_describe_training(options, trained, ranks.size),
+        **_describe_training(options, trained, ranks.planned),
         "eval_questions": len(data.eval),
         "train_questions": len(data.train),
         "train_features": len(features),

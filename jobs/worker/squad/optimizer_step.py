@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ..runtime.errors import BackendError, first_line
+from ..runtime.ranks import Ranks
 from .batches import trim
 from .communication import Replica
 from .compilation import choose_compilation, compile_layers, why_no_compiler
 from .model import Loaded
+from .options import TrainOptions
 from .state import TrainContext
 
 IPEX_MODULE = "intel_extension_for_pytorch"
@@ -68,7 +70,7 @@ def prepare(context: TrainContext, loaded: Loaded, steps: int) -> tuple[Any, tor
     # IPEX replaces the optimizer's step by its own.
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         model.parameters(),
-        lr=options.highest_rate(context.ranks.size),
+        lr=options.highest_rate(context.ranks.planned),
         weight_decay=0.0,
         fused=not options.ipex,
     )
@@ -166,17 +168,21 @@ def average_gradients(
     tensors: dict[str, torch.Tensor],
     watch: StepTimer,
 ) -> torch.Tensor:
-    """Put the gradients of all ranks' features in the model, and return this rank's mean loss."""
+    """Put the gradients of all ranks' features in the model, and return this rank's mean loss.
+
+    Every feature counts the same, also where the ranks have different numbers of them.
+    """
     replica = model if isinstance(model, Replica) else None
     seen_words = replica.announce(tensors["input_ids"]) if replica else None
-    parts = split(tensors, context.options.accumulate)
+    own = len(tensors["input_ids"])
+    parts = split(tensors, count_parts(context.options, own))
+    weight = weigh(context.ranks, own)
     losses = []
     for number, part in enumerate(parts, start=1):
         last = number == len(parts)
         with replica.no_sync() if replica and not last else nullcontext():
             with context.autocast():
-                share = len(part["input_ids"]) / len(tensors["input_ids"])
-                loss = model(**part).loss * share
+                loss = model(**part).loss * (weight * len(part["input_ids"]) / own)
             watch.lap("forward")
             loss.backward()
         losses.append(loss.detach())
@@ -186,6 +192,18 @@ def average_gradients(
         replica.average_words(seen_words)
     watch.lap("communication")
     return torch.stack(losses).sum()
+
+
+def count_parts(options: TrainOptions, features: int) -> int:
+    """Return into how many parts a batch is split: with more features than planned, into more. Pure."""
+    return options.accumulate * -(-features // options.batch_size)
+
+
+def weigh(ranks: Ranks, features: int) -> float:
+    """Return the weight of this rank's mean in that of all ranks: 1 if there are as many as planned."""
+    if ranks.size == ranks.planned:
+        return 1.0
+    return features * ranks.size / sum(ranks.gather(features))
 
 
 def split(tensors: dict[str, torch.Tensor], parts: int) -> list[dict[str, torch.Tensor]]:

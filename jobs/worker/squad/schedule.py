@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .batches import epoch_batches, steps_per_epoch
+from .batches import global_batches, steps_per_epoch
 from .features import Feature, lengths
 from .options import TrainOptions
 from .state import TrainContext
@@ -40,11 +40,14 @@ def plan_schedule(options: TrainOptions, features: int, ranks: int) -> Schedule:
 def batches(
     context: TrainContext, features: Sequence[Feature], schedule: Schedule
 ) -> Iterator[list[Feature]]:
-    """Yield this rank's batches, one per step of the schedule."""
+    """Yield this rank's batches, one per step of the schedule.
+
+    With fewer ranks than planned, they share the same features per step among them.
+    """
     options, ranks = context.options, context.ranks
     sizes = lengths(features)
     for first in range(0, schedule.total, schedule.per_epoch):
         seed = (options.seed, first)
-        epoch = epoch_batches(sizes, options.batch_size, ranks.rank, ranks.size, seed)
+        epoch = global_batches(sizes, options.batch_size, ranks.planned, seed)
         for batch in epoch[: schedule.total - first]:
-            yield [features[index] for index in batch]
+            yield [features[index] for index in batch[ranks.rank :: ranks.size]]

@@ -34,7 +34,7 @@ from .checkpoints import (
 from .compilation import count_compiled, plain_layers
 from .features import Feature
 from .model import Loaded
-from .optimizer_step import Step, prepare, take_step
+from .optimizer_step import Step, count_parts, prepare, take_step
 from .schedule import Schedule, batches, plan_schedule
 from .state import State, TrainContext, TrainingProgress
 
@@ -69,7 +69,8 @@ def train(context: TrainContext, loaded: Loaded, features: Sequence[Feature]) ->
     resumed, and :class:`StoppedError` after a SIGTERM.
     """
     options, ranks = context.options, context.ranks
-    schedule = plan_schedule(options, len(features), ranks.size)
+    schedule = plan_schedule(options, len(features), ranks.planned)
+    _note_fewer_ranks(context)
     torch.manual_seed(options.seed + ranks.rank)  # other dropout on each rank
     trained, optimizer = prepare(context, loaded, schedule.total)
     ground = {
@@ -94,6 +95,21 @@ def train(context: TrainContext, loaded: Loaded, features: Sequence[Feature]) ->
     _take_steps(loop, loaded, features)
     plain_layers(loaded.model)
     return loop.progress
+
+
+def _note_fewer_ranks(context: TrainContext) -> None:
+    ranks = context.ranks
+    if ranks.size == ranks.planned:
+        return
+    features = context.options.batch_size * ranks.planned
+    least, rest = divmod(features, ranks.size)
+    each = f"{least} or {least + 1}" if rest else f"{least}"
+    uneven = ", which does not divide evenly" if rest else ""
+    parts = count_parts(context.options, least + bool(rest))
+    context.events.note(
+        f"{ranks.size} of {ranks.planned} planned ranks: the same {features} features per step, {each} on "
+        f"each rank in {parts} parts{uneven}"
+    )
 
 
 def _resume(loop: Loop, loaded: Loaded, features: Sequence[Feature]) -> None:

@@ -172,10 +172,15 @@ _ON_A_CLUSTER = (
     f.Row("head stopped", "repair --yes", _STOPPED, act=f.stop_head),
     f.Row(
         "a job runs",
-        "train squad --demo",
+        "up --nodes 1 --yes",
         "job squad-1 is still running on this cluster\n  → wait for it to end, or save a "
-        f"checkpoint and end it: spr-cluster cancel {f.FLAGS}",
-        act=f.stage("node0", "for pid in", Result(0, "squad-1\n", "")),
+        f"checkpoint and end it: spr-cluster cancel squad-1 {f.FLAGS}",
+        act=f.all_of(
+            f.stage("node0", "^squeue ", Result(0, "7|RUNNING|node[0-1]|None|squad-1\n", "")),
+            f.stage(
+                "node0", "^# listing the nodes", Result(0, "Host node1 HostName 172.31.0.5", "")
+            ),
+        ),
         code=2,
     ),
     f.Row(
@@ -184,9 +189,7 @@ _ON_A_CLUSTER = (
         "inspecting the nodes failed on 1 of 2 nodes:\n  [node1] no SSH at "
         "172.31.0.5: timed out\n  → `spr-cluster repair --name spr` replaces nodes that don't "
         "answer",
-        act=f.all_of(
-            f.stage("node0", "for pid in", Result(0, "", "")), f.stage("node1", ".", _TIMED_OUT)
-        ),
+        act=f.stage("node1", ".", _TIMED_OUT),
     ),
 )
 _OF_THE_CLOUD = (

@@ -154,6 +154,15 @@ def test_a_rank_without_torch_names_its_node(cluster: CommandLine) -> None:
     assert wrong(checks(cluster, code=1)) == [("node1", "mpirun", "fail")]
 
 
+def test_a_node_that_slurm_does_not_use_is_a_failure(cluster: CommandLine) -> None:
+    cluster.cloud.change_machine(cluster.ids()[0], queue={"node2": "down*|Not responding"})
+
+    found = checks(cluster, code=1)
+
+    assert wrong(found) == [("node2", "queue", "fail")]
+    assert found[-1]["remedy"].endswith("\nspr-cluster repair --name spr")
+
+
 def test_a_running_job_is_not_disturbed(cluster: CommandLine) -> None:
     cluster.cloud.change_machine(cluster.ids()[0], job="squad-1")
     cluster.stage("node0", "bin/mpirun", HostError("node0", "mpirun beside a job"))

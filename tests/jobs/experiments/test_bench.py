@@ -15,7 +15,7 @@ from jobs.experiments.bench_results import BenchResult
 from jobs.launch.files import worker_files
 from jobs.launch.plan import JobPaths, new_job_id
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, event, job_context, make_hosts, whole_cluster
+from tests.jobs.context import NOW, event, job_context, make_hosts, mpirun_line, whole_cluster
 
 PATHS = JobPaths(new_job_id("bench", NOW))
 KEPT = "/home/ubuntu/spr-bench/20260731-142501.json"
@@ -70,8 +70,8 @@ def test_the_figures_of_every_node_are_kept_on_the_head() -> None:
 def test_the_ranks_are_placed_like_a_training_jobs() -> None:
     _, head = run(make_hosts([result(rank(0), rank(1), rank(2))]))
 
-    (script,) = [text.decode() for path, text in head.files.items() if "/run.sh" in path]
-    assert "-n 3 -ppn 1" in script
+    script = mpirun_line(head, PATHS)
+    assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in script
     assert "-m worker.bench --backend=gloo --seconds=3" in script
     assert "-genv SPR_PLACEMENT" in script
 
@@ -101,11 +101,6 @@ def test_a_failed_measurement_is_reported_and_not_kept() -> None:
         run(hosts)
     assert caught.value.hint == f"the whole log is {PATHS.log} on node0"
     assert KEPT not in hosts["node0"].files
-
-
-def test_nothing_is_measured_while_a_job_runs() -> None:
-    with pytest.raises(UsageError, match="job squad-1 is still running"):
-        run(make_hosts([], busy="squad-1"))
 
 
 def test_what_goes_to_the_nodes_is_one_package_without_the_rest() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import JobError, UsageError
+from infra.errors import JobError
 from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult
 from jobs.experiments.tune import TuneRequest, tune
 from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
@@ -19,7 +19,16 @@ from jobs.train.train import train
 from jobs.train.tuned import FILE, TuningResult
 from jobs.worker.squad.options import DEMO
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, PATHS, RESULT, event, job_context, make_hosts
+from tests.jobs.context import (
+    NOW,
+    RESULT,
+    ended,
+    event,
+    interrupt,
+    job_context,
+    make_hosts,
+    mpirun_line,
+)
 
 TRIALS = JobPaths(new_job_id("tune", NOW))
 
@@ -30,9 +39,9 @@ def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
     head = hosts["node0"]
 
     def speed() -> float | None:
-        script = head.files[TRIALS.new_script].decode()
-        found = re.search(r"-ppn (\d+).*--batch-size=(\d+).*--trial-seconds=7", script)
-        assert found, script
+        line = mpirun_line(head, TRIALS)
+        found = re.search(r"-ppn (\d+).*--batch-size=(\d+).*--trial-seconds=7", line)
+        assert found, line
         return speeds[f"{found[1]}/{found[2]}"]
 
     def follow(_: str) -> str:
@@ -41,13 +50,12 @@ def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
             return event(
                 event="trial", samples_per_second=value, steps=5, seconds=7, gradient_bytes=1000
             )
-        return event(
-            event="error", message="no memory", hint=None, rank=0, host="a", lost_peer=False
-        )
+        return error
 
+    error = event(event="error", message="no memory", hint=None, rank=0, host="a", lost_peer=False)
     head.answers[:0] = [
-        ("tail -n \\+1 -F .*/tune-", follow),
-        ("cat .*/tune-.*/exit", lambda _: "0" if speed() is not None else "1"),
+        ("# following a job\ncd .*/tune-", follow),
+        ("cat .*/tune-.*/end", lambda _: ended() if speed() is not None else ended([error], 1)),
         (f"cat {FILE}", lambda _: head.files.get(FILE, b"").decode()),
     ]
     return hosts
@@ -68,14 +76,14 @@ def next_train(hosts: dict[str, FakeHost], folder: Path, *left_open: str) -> tup
     """The mpirun script of the job that follows, and what it says."""
     head, log = hosts["node0"], list[str]()
     head.answers[:0] = [
-        ("tail -n \\+1 -F .*/squad-", event(**RESULT)),
-        ("cat .*/squad-.*/exit", "0"),
+        ("# following a job\ncd .*/squad-", event(**RESULT)),
+        ("cat .*/squad-.*/end", ended()),
     ]
     train(
         job_context(hosts, log=log),
         TrainRequest(DEMO, folder, PlacementOptions(), frozenset(left_open)),
     )
-    return head.files[PATHS.new_script].decode(), log
+    return mpirun_line(head), log
 
 
 @pytest.mark.parametrize(("slow", "fast"), [(1, 2), (2, 1)])
@@ -149,26 +157,23 @@ def test_nothing_is_kept_if_all_trials_fail() -> None:
 
 
 def test_ctrl_c_ends_the_trial_and_keeps_nothing() -> None:
-    def interrupt(_: str) -> str:
-        raise KeyboardInterrupt
-
     hosts, log = trial_hosts({"1/8": 5.0, "2/8": 5.0}), list[str]()
-    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), ("# ending a job", "")]
+    hosts["node0"].answers[:0] = [("# following a job", interrupt), ("# ending a job", "")]
 
     with pytest.raises(KeyboardInterrupt):
         run(hosts, TrialGrid((1, 2), None, (8,)), log)
-    assert f"d=~/spr-jobs/{TRIALS.job_id}\n" in hosts["node0"].commands[-1]
+    assert f"# ending a job on all nodes\ncd {TRIALS.root} " in hosts["node0"].commands[-1]
     assert log[-1] == "Job stopped on all nodes"
     assert FILE not in hosts["node0"].files
 
 
 def test_a_cancelled_trial_is_the_last_one() -> None:
     hosts, log = trial_hosts({"1/8": None, "2/8": 5.0}), list[str]()
-    hosts["node0"].answers[:0] = [("cat .*/exit$", "143")]
+    hosts["node0"].answers[:0] = [("cat .*/end.json", ended(state="cancelled", exit_code=None))]
 
-    with pytest.raises(JobError, match=f"job {TRIALS.job_id} was stopped"):
+    with pytest.raises(JobError, match=f"job {TRIALS.job_id} was cancelled"):
         run(hosts, TrialGrid((1, 2), None, (8,)), log)
-    assert len([c for c in hosts["node0"].commands if "setsid -f" in c]) == 1
+    assert len([c for c in hosts["node0"].commands if "# submitting" in c]) == 1
     assert FILE not in hosts["node0"].files
 
 
@@ -179,11 +184,8 @@ def test_files_are_sent_once_and_the_plan_is_shown_first() -> None:
 
     assert log[0] == "2 trials"
     commands = hosts["node0"].commands
-    assert len([c for c in commands if "~/hosts | xargs" in c]) == 1
-    started = [c for c in commands if "setsid -f" in c]
-    assert len(started) == 2
-    # What the trial before has left must not be taken for this one's.
-    assert all(f"; rm -f {TRIALS.pid} {TRIALS.exit_code} {TRIALS.log}; " in c for c in started)
+    assert len([c for c in commands if "# distributing" in c]) == 1
+    assert len([c for c in commands if "# submitting" in c]) == 2
 
 
 def test_a_result_records_what_it_was_measured_with() -> None:
@@ -199,14 +201,7 @@ def test_a_result_records_what_it_was_measured_with() -> None:
 def test_a_trial_that_needs_no_hub_is_offline() -> None:
     hosts = trial_hosts({"1/8": 5.0})
     run(hosts, TrialGrid((1,), None, (8,)))
-    assert "HF_HUB_OFFLINE 1" in hosts["node0"].files[TRIALS.new_script].decode()
-
-
-def test_no_trial_runs_while_a_job_runs() -> None:
-    hosts = trial_hosts({})
-    hosts["node0"].answers.insert(0, ("for pid in", "squad-1"))
-    with pytest.raises(UsageError, match="job squad-1 is still running"):
-        run(hosts, TrialGrid((1,), None, (8,)))
+    assert "HF_HUB_OFFLINE 1" in mpirun_line(hosts["node0"], TRIALS)
 
 
 def test_a_trial_is_the_training_job_itself() -> None:
@@ -217,7 +212,7 @@ def test_a_trial_is_the_training_job_itself() -> None:
         TuneRequest(TrainRequest(options, Path("x")), TrialGrid((1,), None, (4,)), 7),
         on_plan=lambda _: None,
     )
-    script = hosts["node0"].files[TRIALS.new_script].decode()
+    script = mpirun_line(hosts["node0"], TRIALS)
     assert "-m worker.squad --model=scratch" in script
     assert "--dtype=fp32" in script
     assert "--max-length=128" in script

@@ -18,15 +18,16 @@ from typing import Any
 
 import pytest
 
-from infra.errors import HangupError, JobError
-from jobs.launch.follow import JobOutput, explain, note_silence, run_command
-from jobs.launch.launcher import HeadLauncher
+from infra.errors import HangupError, HostError, JobError
+from jobs.launch.ending import JobEnd
+from jobs.launch.follow import JobOutput, explain, follow_job, note_silence, stop_and_say
 from jobs.launch.mpirun import LaunchCommand
 from jobs.launch.plan import JobPaths
-from tests.fakes import FakeHost
+from jobs.launch.session import say_how_to_come_back
+from tests.jobs.context import job_context
 
 PATHS = JobPaths("squad-1")
-COMMAND = LaunchCommand(("mpirun",), {})
+DONE = JobEnd("succeeded", 0)
 
 # A command that follows a job, as `train` does: the launcher is a stand-in that writes what it does.
 _FOLLOWER = """
@@ -36,24 +37,21 @@ import jobs.cli as cli
 from cluster.cli import status
 from jobs.cli.job_display import JobDisplay
 from cluster.cli.display import make_progress
-from jobs.launch.follow import JobOutput, note_silence, run_command
-from jobs.launch.mpirun import LaunchCommand
+from jobs.launch.ending import JobEnd
+from jobs.launch.follow import JobOutput, follow_job
 from jobs.launch.plan import JobPaths
-from tests.fakes import FakeHost
 
 LOG = Path(sys.argv[1])
 
 class Launcher:
     flags = "--name bert"
-    def start(self, command, paths):
-        pass
-    def follow(self, paths, on_line):
+    def follow(self, paths, on_line, on_wait):
         LOG.write_text("following\\n")
         for number in range(int(sys.argv[2])):
             time.sleep(0.05)
             on_line("a line")
         LOG.write_text("ended\\n")
-        return 0
+        return JobEnd("succeeded", 0)
     def cancel(self, paths, grace_s):
         LOG.write_text("cancelled\\n")
         return ()
@@ -65,7 +63,7 @@ def run(args):
     display = JobDisplay(progress)
     output = JobOutput(display.event, display.log)
     with progress.phase("Train"):
-        return run_command(Launcher(), LaunchCommand(("x",), {}), JobPaths("squad-1"), output, 120)
+        return follow_job(Launcher(), JobPaths("squad-1"), output).exit_code
 
 status.run = run
 sys.exit(cli.main(["status"]))
@@ -76,19 +74,19 @@ sys.exit(cli.main(["status"]))
 class StandIn:
     """A launcher whose parts meet what a test says."""
 
-    follow_: Callable[[Callable[[str], None]], int] = lambda _: 0
+    follow_: Callable[[Callable[[str], None], Callable[[str], None]], JobEnd] = lambda *_: DONE
     cancels: list[Callable[[], tuple[str, ...]]] = field(default_factory=list)
     graces: list[int] = field(default_factory=list)
+    gone: str = ""
     flags: str = "--name bert"
 
-    def running_job(self) -> str | None:
+    def submit(self, command: LaunchCommand, paths: JobPaths) -> None:
         return None
 
-    def start(self, command: LaunchCommand, paths: JobPaths) -> None:
-        return None
-
-    def follow(self, paths: JobPaths, on_line: Callable[[str], None]) -> int:
-        return self.follow_(on_line)
+    def follow(
+        self, paths: JobPaths, on_line: Callable[[str], None], on_wait: Callable[[str], None]
+    ) -> JobEnd:
+        return self.follow_(on_line, on_wait)
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
         self.graces.append(grace_s)
@@ -98,7 +96,7 @@ class StandIn:
         return None
 
     def why_gone(self) -> str:
-        return ""
+        return self.gone
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -108,8 +106,8 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return act
 
 
-def follow(launcher: StandIn, log: list[str]) -> int:
-    return run_command(launcher, COMMAND, PATHS, JobOutput(lambda _: None, log.append), 120)
+def ignore(_: object) -> None:
+    return None
 
 
 @pytest.fixture
@@ -152,56 +150,111 @@ def test_a_job_goes_on_when_its_terminal_closes(follower: Any) -> None:
 
 def test_a_command_that_ignores_the_hang_up_follows_to_the_end(follower: Any) -> None:
     """`nohup`, and `trap '' HUP`: even the display's terminal may be gone."""
-    process, terminal, log = follower(60, ignores=True)
+    process, terminal, log = follower(20, ignores=True)
     os.close(terminal)
 
     process.wait(30)
     assert log.read_text() == "ended\n"
 
 
-def test_a_hang_up_leaves_the_job_alone_and_says_how_to_come_back() -> None:
-    launcher, log = StandIn(raising(HangupError())), list[str]()
+@pytest.mark.parametrize("ends", [KeyboardInterrupt(), HangupError()], ids=["Ctrl-C", "hang-up"])
+def test_the_end_of_a_command_leaves_its_job_alone_and_says_how_to_come_back(
+    ends: KeyboardInterrupt,
+) -> None:
+    launcher, log = StandIn(raising(ends)), list[str]()
+    context = job_context({}, log=log)
 
-    with pytest.raises(HangupError):
-        follow(launcher, log)
+    with pytest.raises(type(ends)), say_how_to_come_back(context, PATHS):
+        follow_job(launcher, PATHS, JobOutput(ignore, log.append))
     assert launcher.graces == []
-    assert log[-1] == (
-        "job squad-1 keeps running; `spr-cluster jobs --name bert` shows its state, "
-        "`spr-cluster fetch squad-1 --name bert` downloads its results"
-    )
+    assert log == [
+        "job squad-1 goes on without this command\n"
+        "  to follow it: spr-cluster attach squad-1 --name bert\n"
+        "  to end it:    spr-cluster cancel squad-1 --name bert"
+    ]
 
 
 def test_a_hang_up_does_not_shorten_the_time_to_save_a_checkpoint() -> None:
     """Ctrl-C, and then the terminal is closed; the head continues by itself."""
-    launcher = StandIn(raising(KeyboardInterrupt()), [raising(HangupError())])
+    launcher = StandIn(cancels=[raising(HangupError())])
 
     with pytest.raises(HangupError):
-        follow(launcher, [])
+        stop_and_say(launcher, PATHS, 120, ignore)
     assert launcher.graces == [120]
 
 
-def test_nodes_out_of_reach_are_named_after_a_stop() -> None:
-    launcher, log = StandIn(raising(KeyboardInterrupt()), [lambda: ("node1", "node3")]), list[str]()
+def test_a_second_ctrl_c_ends_a_job_at_once() -> None:
+    launcher, log = StandIn(cancels=[raising(KeyboardInterrupt())]), list[str]()
+    stop_and_say(launcher, PATHS, 120, log.append)
+    assert launcher.graces == [120, 0]
+    assert log == [
+        "saving a checkpoint and stopping; press Ctrl-C again to stop immediately",
+        "Job stopped on all nodes",
+    ]
 
-    with pytest.raises(KeyboardInterrupt):
-        follow(launcher, log)
-    assert log[-2:] == [
+
+def test_nodes_out_of_reach_are_named_after_a_stop() -> None:
+    launcher, log = StandIn(cancels=[lambda: ("node1", "node3")]), list[str]()
+    stop_and_say(launcher, PATHS, 10, log.append)
+    assert log == [
         "node1, node3 can't be reached, and ranks may still be running there: `spr-cluster repair "
         "--name bert` replaces nodes that don't answer",
         "Job stopped on all nodes that can be reached",
     ]
 
 
-def test_output_that_nobody_can_see_does_not_end_a_job() -> None:
-    def follow_(on_line: Callable[[str], None]) -> int:
+def test_a_job_that_can_not_be_ended_may_cost_money() -> None:
+    launcher, log = StandIn(cancels=[raising(HostError("node0", "no SSH"))] * 2), list[str]()
+    with pytest.raises(JobError, match="may still be running and costing money") as caught:
+        stop_and_say(launcher, PATHS, 10, log.append)
+    assert caught.value.hint == (
+        "once the head is reachable: spr-cluster cancel squad-1 --name bert, or "
+        "`spr-cluster down --name bert`"
+    )
+    launcher.gone = "i-0a is terminated"
+    stop_and_say(launcher, PATHS, 10, log.append)
+    assert log == ["the job ended with its head node: i-0a is terminated"]
+
+
+def test_output_that_nobody_can_see_does_not_end_the_following() -> None:
+    def follow_(on_line: Callable[[str], None], on_wait: Callable[[str], None]) -> JobEnd:
+        on_wait("Resources")
         for line in ("text", '@spr {"event": "phase", "name": "train"}'):
             on_line(line)
-        return 0
+        return DONE
 
     gone = raising(OSError(errno.EIO, "Input/output error"))
     output = JobOutput(gone, gone)
-    assert run_command(StandIn(follow_), COMMAND, PATHS, output, 120) == 0
+    assert follow_job(StandIn(follow_), PATHS, output) == DONE
     assert output.lines == ["text"]
+
+
+def test_each_reason_for_a_wait_is_shown_once() -> None:
+    def follow_(on_line: Callable[[str], None], on_wait: Callable[[str], None]) -> JobEnd:
+        for reason in ("None", "Resources", "Resources", "None", "Priority", "Licenses"):
+            on_wait(reason)
+        on_line("runs")
+        on_wait("Resources")
+        return DONE
+
+    log = list[str]()
+    follow_job(StandIn(follow_), PATHS, JobOutput(ignore, log.append))
+    assert log == [
+        "waiting in the queue: its nodes are in use",
+        "waiting in the queue: other jobs are first",
+        "waiting in the queue: Licenses",
+        "runs",
+    ]
+
+
+def test_what_an_earlier_attempt_reported_is_over() -> None:
+    output = JobOutput(ignore, ignore)
+    for line in ("lost", '@spr {"event": "error", "message": "x"}'):
+        output.add_line(line)
+    assert (output.lines, len(output.errors)) == (["lost"], 1)
+    output.add_line('@spr {"event": "restarted", "attempt": 2, "nodes": ["node1"]}')
+    assert (output.lines, output.errors) == ([], [])
+    assert [each["event"] for each in output.events] == ["restarted"]
 
 
 def test_a_job_without_output_is_noticed_once_per_doubled_time() -> None:
@@ -224,13 +277,6 @@ def test_a_job_without_output_is_noticed_once_per_doubled_time() -> None:
     noted = len(log)
     time.sleep(0.5)
     assert len(log) == noted
-
-
-@pytest.mark.parametrize("content", ["", "killed\n", "\x00\x00"])
-def test_a_damaged_exit_code_is_no_exit_code(content: str) -> None:
-    head = FakeHost("node0", [("tail -n", ""), ("^cat ", content)])
-    with pytest.raises(JobError, match="ended without an exit code"):
-        HeadLauncher(head).follow(PATHS, lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -257,24 +303,16 @@ def test_a_node_that_mpirun_has_lost_is_named_with_its_ranks(
     ]
     output = JobOutput(print, print, lines=lines, events=events)
 
-    assert explain(255, output, "the log").message == message
+    assert explain(JobEnd("failed", 255), output, "the log").message == message
 
 
-def test_a_hang_up_during_the_start_promises_nothing() -> None:
-    class Starting(HeadLauncher):
-        def start(self, command: LaunchCommand, paths: JobPaths) -> None:
-            raise HangupError
+def test_a_failure_is_explained_by_its_end_and_the_ranks_own_hint() -> None:
+    end = JobEnd("failed", 3, rank=1, host="b", message="NaN")
+    said = {"event": "error", "message": "NaN", "hint": "lower it"}
 
-    said: list[str] = []
-    output = JobOutput(lambda _: None, said.append)
-
-    with pytest.raises(HangupError):
-        run_command(
-            Starting(FakeHost("node0", [])),
-            LaunchCommand(("mpirun",), {}),
-            JobPaths("squad-1"),
-            output,
-            10,
-        )
-
-    assert said[-1].startswith("job squad-1 may have started; `spr-cluster jobs")
+    known = explain(end, JobOutput(ignore, ignore, events=[said]), "the log is here")
+    assert (known.message, known.hint) == ("rank 1 on b: NaN", "lower it; the log is here")
+    # The job may have been followed from the middle.
+    assert explain(end, JobOutput(ignore, ignore), "the log").hint == "the log"
+    unknown = explain(JobEnd("failed", 9), JobOutput(ignore, ignore, lines=["why", " "]), "")
+    assert unknown.message == "the job ended with exit code 9: why"

@@ -1,12 +1,17 @@
-"""The jobs on a head, listed by the real shell script in this machine's bash."""
+"""The jobs on a head, listed by the real program in this machine's Python."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +19,7 @@ from infra.errors import JobError, UsageError
 from jobs.launch.history import (
     JobSummary,
     check_job_id,
+    choose_active,
     choose_job,
     choose_unfinished,
     list_jobs,
@@ -21,45 +27,87 @@ from jobs.launch.history import (
     parse_jobs,
 )
 from jobs.launch.plan import new_job_id
-from tests.jobs.launch.test_launcher import ThisMachine
+from tests.jobs.context import listed
+from tests.jobs.launch.this_machine import ThisMachine
+
+BEGUN = {"began": 1000.5, "nodes": ["node0", "node1"], "ranks_per_node": 2, "attempt": 1}
 
 
-def make_job(home: Path, name: str, exit_code: str | None = None, model: bool = False) -> Path:
+def make_job(home: Path, name: str, **files: object) -> Path:
+    """A job's folder on the head; ``files`` are the content of its JSON files."""
     folder = home / "spr-jobs" / name
     (folder / "output").mkdir(parents=True)
     (folder / "run.sh").write_text("#!/bin/bash\n")
-    (folder / "pid").write_text("999999999\n")
-    if exit_code is not None:
-        (folder / "exit").write_text(exit_code)
-    if model:
-        (folder / "output" / "model").mkdir()
-        (folder / "output" / "model" / "config.json").write_text("{}")
+    # Its submission counts, not its name.
+    number = int(name.rpartition("-")[2])
+    os.utime(folder / "run.sh", (1000 * number, 1000 * number))
+    for file, content in files.items():
+        (folder / f"{file}.json").write_text(json.dumps(content))
     return folder
 
 
-def test_each_job_is_listed_with_its_state(tmp_path: Path) -> None:
-    make_job(tmp_path, "squad-1", "0\n", model=True)
-    make_job(tmp_path, "squad-2", "143\n")
-    make_job(tmp_path, "squad-3")
-    running = make_job(tmp_path, "squad-4")
-    with subprocess.Popen(["sleep", "30"]) as other:
-        # A PID that belongs to another process by now.
-        (tmp_path / "spr-jobs/squad-3/pid").write_text(str(other.pid))
-        script = f"exec -a {running}/run.sh sleep 30"
-        with subprocess.Popen(["bash", "-c", script]) as job:
-            (running / "pid").write_text(str(job.pid))
-            found = list_jobs(ThisMachine(tmp_path))
-            job.kill()
-        other.kill()
+def queued(head: ThisMachine, jobs: Mapping[str, tuple[str, str]]) -> None:
+    """Let squeue print these states and reasons of jobs by their names."""
+    rows = "".join(f"{state}|{why}|node[0-1]|{name}\n" for name, (state, why) in jobs.items())
+    head.write_program("squeue", f"cat <<'END'\n{rows}END\n")
 
-    assert [(j.job, j.state, j.exit_code, j.has_model) for j in found] == [
-        ("squad-1", "done", 0, True),
-        ("squad-2", "failed", 143, False),
-        ("squad-3", "lost", None, False),
-        ("squad-4", "running", None, False),
+
+def test_each_job_is_listed_with_its_state(head: ThisMachine) -> None:
+    ended = {**BEGUN, "ended": 1060, "exit_code": 0}
+    failed = {**ended, "state": "failed", "exit_code": 9, "rank": 3, "host": "b", "message": "NaN"}
+    done = make_job(head.home, "squad-1", begin=BEGUN, end={**ended, "state": "succeeded"})
+    (done / "output/model").mkdir()
+    (done / "output/model/config.json").write_text("{}")
+    make_job(head.home, "run-2", begin=BEGUN, end=failed)
+    make_job(head.home, "squad-3", begin=BEGUN)
+    make_job(head.home, "squad-4", begin=BEGUN)
+    make_job(head.home, "squad-5", begin=BEGUN)
+    make_job(head.home, "squad-6")
+    (make_job(head.home, "squad-7") / "cancelled").touch()
+    make_job(head.home, "squad-8", begin=BEGUN)
+    running = {"squad-4": ("RUNNING", "None"), "squad-8": ("COMPLETING", "None")}
+    waiting = {"squad-5": ("PENDING", "BeginTime"), "squad-6": ("PENDING", "Resources")}
+    queued(head, {**running, **waiting, "a|user's own": ("RUNNING", "None")})
+
+    found = {job.job: job for job in list_jobs(head)}
+
+    assert [(job.job, job.state, job.waits_for) for job in found.values()] == [
+        ("squad-1", "succeeded", ""),
+        ("run-2", "failed", ""),
+        ("squad-3", "lost", ""),
+        ("squad-4", "running", ""),
+        ("squad-5", "requeued", "BeginTime"),
+        ("squad-6", "queued", "Resources"),
+        ("squad-7", "cancelled", ""),
+        ("squad-8", "running", ""),
     ]
-    assert all(job.size_kib > 0 and job.began.year >= 2024 for job in found)
-    assert [job.ended is None for job in found] == [False, False, True, True]
+    assert [job.job for job in found.values() if job.is_active] == [
+        *("squad-4", "squad-5", "squad-6", "squad-8")
+    ]
+    bad = found["run-2"]
+    assert (bad.exit_code, bad.rank, bad.host, bad.message) == (9, 3, "b", "NaN")
+    assert (bad.nodes, bad.ranks_per_node, bad.attempt) == (("node0", "node1"), 2, 1)
+    times = [job.began and job.began.timestamp() for job in found.values()]
+    assert times == [1000.5, 1000.5, 1000, 1000, 1000, None, None, 1000]
+    assert [job.submitted.timestamp() for job in found.values()] == [
+        1000 * number for number in range(1, 9)
+    ]
+    assert [job.ended is None for job in found.values()] == [False, False, *[True] * 6]
+    assert all(job.size_kib > 0 for job in found.values())
+    assert [job.job for job in found.values() if job.has_model] == ["squad-1"]
+
+
+def test_jobs_are_listed_while_slurm_does_not_answer(head: ThisMachine) -> None:
+    make_job(head.home, "squad-1", begin=BEGUN)
+    make_job(head.home, "squad-2")
+    make_job(head.home, "squad-3", end={"state": "failed", "exit_code": 1})
+    (head.slurm / "down").touch()
+
+    assert [(job.state, job.waits_for) for job in list_jobs(head)] == [
+        ("running", "Slurm does not answer"),
+        ("queued", "Slurm does not answer"),
+        ("failed", ""),
+    ]
 
 
 def test_jobs_of_the_same_second_have_ids_of_their_own_that_sort_by_time() -> None:
@@ -77,36 +125,59 @@ def test_jobs_of_the_same_second_have_ids_of_their_own_that_sort_by_time() -> No
     assert sorted([later, *ids])[-1] == later
 
 
-def test_a_head_without_jobs_has_none(tmp_path: Path) -> None:
-    assert list_jobs(ThisMachine(tmp_path)) == ()
-    (tmp_path / "spr-jobs").mkdir()
-    assert list_jobs(ThisMachine(tmp_path)) == ()
+def test_a_head_without_jobs_has_none(head: ThisMachine) -> None:
+    assert list_jobs(head) == ()
+    (head.home / "spr-jobs").mkdir()
+    (head.home / "spr-jobs" / "a file").touch()
+    assert list_jobs(head) == ()
 
 
-def test_an_empty_exit_file_is_not_an_exit_code(tmp_path: Path) -> None:
-    make_job(tmp_path, "squad-1", "")
-    assert [job.state for job in list_jobs(ThisMachine(tmp_path))] == ["lost"]
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"state": 3}', '{"began": 5}'])
+def test_a_damaged_file_is_none(head: ThisMachine, text: str) -> None:
+    folder = make_job(head.home, "squad-1")
+    for name in ("begin.json", "end.json"):
+        (folder / name).write_text(text)
+    found = list_jobs(head)
+    assert [job.state for job in found] == ["lost"]
+    assert found[0].nodes == ()
 
 
 def test_unknown_lines_are_skipped() -> None:
-    good = "100 - 1 - 0 unfinished - 4 squad-1"
+    odd: tuple[dict[str, Any], ...] = (
+        {"submitted": 9e18},
+        {"submitted": "now"},
+        {"kib": "four"},
+        {"job": "../../x"},
+        {"job": "$(id)"},
+        {"job": 3},
+        {"end": {}, "queue": ["PENDING"]},
+        {"end": {}, "begin": {"began": None}},
+        {"begin": []},
+    )
     for wrong in (
         "Welcome to Ubuntu",
         "Last login: Sat Nov 21 05:49:12 2026 from 192.0.2.1 on pts/0",
-        good.replace("100", "9" * 18),
-        good.replace("100", "-1"),
-        good.replace(" 4 ", " four "),
-        good.replace("squad-1", "../../x"),
-        good.replace("squad-1", "$(id)"),
+        "{}",
+        "[1]",
         "\x00" * 9,
+        "[" * 10**5,
+        *(json.dumps({**json.loads(listed("squad-1")), **change}) for change in odd),
     ):
         assert parse_jobs(f"{wrong}\n") == (), wrong
-    assert parse_jobs("100 - 1 - 0 unfinished - 4 squad-1\n")[0].as_dict() == {
+    assert parse_jobs("Welcome\n" + listed("squad-1", end={}))[0].as_dict() == {
         "job": "squad-1",
-        "state": "running",
-        "exit_code": None,
-        "began": "1970-01-01T00:01:40+00:00",
+        "state": "lost",
+        "submitted": "1970-01-01T00:01:40+00:00",
+        "began": None,
         "ended": None,
+        "exit_code": None,
+        "rank": None,
+        "host": None,
+        "message": None,
+        "waits_for": "",
+        "nodes": (),
+        "attempt": 0,
+        "ranks_per_node": 0,
         "size_kib": 4,
         "has_model": False,
         "checkpoint": None,
@@ -115,10 +186,17 @@ def test_unknown_lines_are_skipped() -> None:
 
 
 def job(
-    name: str, *, has_model: bool = False, unfinished: bool = False, checkpoint: str = ""
+    name: str,
+    state: str = "failed",
+    *,
+    has_model: bool = False,
+    unfinished: bool = False,
+    checkpoint: str = "",
 ) -> JobSummary:
-    began = datetime(2026, 7, 31, tzinfo=timezone.utc)
-    return JobSummary(name, "done", 0, began, began, 4, has_model, checkpoint, unfinished)
+    at = datetime(2026, 7, 31, tzinfo=timezone.utc)
+    return JobSummary(
+        name, state, at, has_model=has_model, unfinished=unfinished, checkpoint=checkpoint
+    )
 
 
 def test_a_job_is_chosen_by_its_id_or_is_the_newest() -> None:
@@ -135,18 +213,27 @@ def test_a_job_is_chosen_by_its_id_or_is_the_newest() -> None:
         newest_model((job("b"),))
 
 
-def test_training_progress_is_read_from_the_job_folder(tmp_path: Path) -> None:
-    make_job(tmp_path, "bench-0", "0\n")
+def test_the_only_active_job_is_the_default() -> None:
+    over, runs = job("a", "lost"), job("b", "running")
+    assert choose_active((over, runs), None) == runs
+    assert choose_active((over, runs), "a") == over
+    assert choose_active((over,), None) is None
+    with pytest.raises(UsageError, match="2 jobs are running or queued") as caught:
+        choose_active((over, runs, job("c", "requeued")), None)
+    assert caught.value.hint == "name one of them: b, c"
+
+
+def test_training_progress_is_read_from_the_job_folder(head: ThisMachine) -> None:
+    make_job(head.home, "bench-0")
     for name in ("squad-1", "squad-2", "squad-3"):
-        folder = make_job(tmp_path, name, "1\n")
-        (folder / "start.json").write_text("{}")
+        folder = make_job(head.home, name, start={})
         (folder / "output" / "checkpoints").mkdir()
-    (tmp_path / "spr-jobs/squad-2/output/results.json").write_text("{}")
+    (head.home / "spr-jobs/squad-2/output/results.json").write_text("{}")
     # A checkpoint is one when its folder has its final name; their numbers outgrow their digits.
     for name in ("step-999999", "step-1000000", "step-2000000.partial"):
-        (tmp_path / "spr-jobs/squad-3/output/checkpoints" / name).mkdir()
+        (head.home / "spr-jobs/squad-3/output/checkpoints" / name).mkdir()
 
-    found = list_jobs(ThisMachine(tmp_path))
+    found = list_jobs(head)
 
     assert [(each.job, each.unfinished, each.checkpoint) for each in found] == [
         ("bench-0", False, ""),
@@ -167,6 +254,8 @@ def test_the_last_unfinished_job_is_the_default() -> None:
     assert choose_unfinished((kept, failed_at_once), None, "bert").job == "squad-4"
     assert choose_unfinished((failed_at_once,), None, "bert").job == "squad-5"
     assert choose_unfinished(JOBS, "squad-1", "bert").job == "squad-1"
+    running = replace(kept, state="running")
+    assert choose_unfinished((failed_at_once, running), None, "bert").job == "squad-5"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +272,12 @@ def test_the_last_unfinished_job_is_the_default() -> None:
             "squad-9",
             "there is no job squad-9 on the head",
             "the last ones are squad-1, squad-3",
+        ),
+        (
+            (job("squad-4", "requeued", unfinished=True),),
+            "squad-4",
+            "job squad-4 is requeued",
+            "to follow it: spr-cluster attach squad-4",
         ),
         ((), "squad-9", "there is no job squad-9 on the head", "`spr-cluster jobs` lists all jobs"),
         (

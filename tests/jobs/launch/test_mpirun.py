@@ -1,4 +1,4 @@
-"""The mpirun command and its script, as golden files."""
+"""The mpirun command, and the batch script that runs it, as golden files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster.nodes import Cluster
-from jobs.launch.mpirun import LaunchCommand, build_launch_command, render_run_script
+from jobs.launch.mpirun import LaunchCommand, build_launch_command, render_batch_script
 from jobs.launch.placement import Placement, plan_placement
 from jobs.launch.plan import JobPaths, JobPlan, PlacementOptions
+from jobs.worker.batch.launch import build_argv, parse_launch
 from jobs.worker.runtime.pinning import RankPlacement, read_plan
 from provision.facts import HostFacts
 from provision.stacks.load import load_stack
@@ -24,16 +24,12 @@ from tests.jobs.launch.topologies import machine
 
 GOLDEN = Path(__file__).with_name("golden")
 PATHS = JobPaths("squad-20260731-142501")
+UPSTREAM = load_stack("upstream")
 ARGV = ("--model=distilbert-base-uncased", "--output=/home/ubuntu/spr-jobs/it's here")
 
 
 def make_plan(backend: str) -> JobPlan:
     return JobPlan("squad", "worker.squad", ARGV, backend)
-
-
-def cluster_of(count: int) -> Cluster:
-    head = whole_cluster().head
-    return Cluster("bert", (head,) * count, count)
 
 
 def with_environment(stack: str, **environment: str) -> Stack:
@@ -48,8 +44,8 @@ def place(*facts: HostFacts, backend: str, **options: Any) -> Placement:
 
 def command_for(*facts: HostFacts, backend: str = "gloo", **options: Any) -> LaunchCommand:
     placement = place(*facts, backend=backend, **options)
-    plan, stack = make_plan(backend), load_stack("upstream")
-    return build_launch_command(plan, placement, PATHS, cluster_of(len(facts)), stack)
+    cluster = whole_cluster().first(len(facts))
+    return build_launch_command(make_plan(backend), placement, PATHS, cluster, UPSTREAM)
 
 
 def environment(words: Sequence[str], flag: str = "-genv") -> dict[str, str]:
@@ -59,20 +55,63 @@ def environment(words: Sequence[str], flag: str = "-genv") -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("backend", "ppn"), [("gloo", 1), ("ccl", 2)])
-def test_run_script(backend: str, ppn: int) -> None:
-    nodes = [machine(32, smt=True)] * 4
+def test_batch_script(backend: str, ppn: int) -> None:
+    nodes = [machine(32, smt=True)] * 3
     command = command_for(*nodes, backend=backend, nproc_per_node=ppn)
 
-    script = render_run_script(command, PATHS)
+    script = render_batch_script(command, PATHS)
 
     check_golden(GOLDEN / f"run_{backend}.sh", script)
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
 
 
+def test_the_script_carries_the_launch_through_the_shell() -> None:
+    command = command_for(machine(2))
+    launch = replace(command.launch, program=("it's", 'a "b"', "$HOME `id`\n\\n", "é\udcff"))
+    script = render_batch_script(replace(command, launch=launch), PATHS)
+    script = script.replace("exec /opt/spr-cluster/venv/bin/python -m worker.batch", "cat")
+    script = script.replace(f"cd {PATHS.root} || exit 1", "")
+
+    done = subprocess.run(["bash"], input=script.encode(), capture_output=True, check=True)
+
+    assert parse_launch(done.stdout.decode()) == launch
+
+
+def test_only_a_job_that_may_run_again_is_requeued() -> None:
+    plan = replace(make_plan("gloo"), retries=2, retry_argv=("--resume",))
+    command = build_launch_command(
+        plan, place(machine(2), backend="gloo"), PATHS, whole_cluster().first(1), UPSTREAM
+    )
+    assert "#SBATCH --requeue\n" in render_batch_script(command, PATHS)
+    assert "#SBATCH --no-requeue\n" in render_batch_script(command_for(machine(2)), PATHS)
+    first, again = (
+        command.launch.prepared(again=after, pinning={}).program for after in (False, True)
+    )
+    assert first[-2:] == ARGV
+    assert again[:2] == first[:2]
+    assert again[-1] == "--resume"
+
+
+def test_a_job_runs_on_the_nodes_that_it_gets() -> None:
+    """Each has its own cores, whatever its place among them."""
+    facts = [machine(2, allowed="0"), machine(2, allowed="0"), machine(2, allowed="1")]
+    launch = command_for(*facts).launch
+
+    same = build_argv(launch, ("node1", "node0"), "192.0.2.7")
+    other = " ".join(build_argv(launch, ("node2", "node1"), "192.0.2.9")).split(" : ")
+
+    assert environment(same)["MASTER_ADDR"] == "192.0.2.7"
+    assert " ".join(same).count(" -n 2 ") == 1
+    masks = [environment(part.split(), "-env")["I_MPI_PIN_DOMAIN"] for part in other]
+    assert masks == ["[0x2]", "[0x1]"]
+    with pytest.raises(KeyError):
+        build_argv(launch, ("node9",), "192.0.2.1")
+
+
 def test_an_empty_value_is_not_exported() -> None:
     placement = replace(place(machine(2), backend="gloo"), tcmalloc=None)
     command = build_launch_command(
-        make_plan("gloo"), placement, PATHS, cluster_of(1), load_stack("upstream")
+        make_plan("gloo"), placement, PATHS, whole_cluster().first(1), UPSTREAM
     )
 
     assert "LD_PRELOAD" not in command.argv
@@ -140,7 +179,9 @@ def test_a_stacks_environment_reaches_the_ranks_and_can_not_oversubscribe_them()
     stack = with_environment("intel", **own, KMP_HW_SUBSET="1T", CCL_LOG_LEVEL="info")
     placement = place(machine(8), backend="ccl", nproc_per_node=2)
 
-    command = build_launch_command(make_plan("ccl"), placement, PATHS, cluster_of(1), stack)
+    command = build_launch_command(
+        make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack
+    )
 
     found = environment(command.argv)
     assert (found["OMP_NUM_THREADS"], found["CCL_WORKER_COUNT"]) == ("3", "1")
@@ -157,7 +198,9 @@ def test_the_published_recipe_keeps_its_own_variables() -> None:
     stack = with_environment("intel", KMP_HW_SUBSET="1T")
     placement = place(machine(32), backend="ccl", mode="reference")
 
-    command = build_launch_command(make_plan("ccl"), placement, PATHS, cluster_of(1), stack)
+    command = build_launch_command(
+        make_plan("ccl"), placement, PATHS, whole_cluster().first(1), stack
+    )
 
     assert environment(command.argv)["KMP_HW_SUBSET"] == "1T"
     assert not any("ignoring" in warning for warning in command.warnings)

@@ -48,8 +48,9 @@ def test_oneccl_environment_is_sourced_from_its_versions_path(version: str, modu
     placement = plan_placement(
         {"node0": machine(32)}, {"node0": "172.31.0.10"}, PlacementOptions(), "ccl"
     )
+    command = build_launch_command(plan, placement, paths, whole_cluster().first(1), stack)
 
-    ask, source = build_launch_command(plan, placement, paths, whole_cluster(), stack).setup
+    ask, source = command.launch.setup
 
     assert f"/venv/bin/python -c '{environment_lookup(version)}'" in ask
     assert module in ask

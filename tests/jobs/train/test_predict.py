@@ -15,7 +15,8 @@ from infra.errors import JobError, UsageError
 from jobs.train.predict import answer_here, answer_on_head, find_model, read_context
 from provision.host import Result
 from tests.fakes import FakeHost
-from tests.jobs.launch.test_launcher import ThisMachine
+from tests.jobs.context import listed
+from tests.jobs.launch.this_machine import ThisMachine
 
 TEXT = "The mill has stood in Delft since 1692. It grinds pepper."
 
@@ -62,10 +63,10 @@ class Head(ThisMachine):
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setattr(jobs.train.predict, "_HOME", str(home))
-    return Head(home)
+    head = Head(tmp_path)
+    head.home.mkdir()
+    monkeypatch.setattr(jobs.train.predict, "_HOME", str(head.home))
+    return head
 
 
 def test_the_head_answers_with_a_model_of_this_machine_and_keeps_nothing(
@@ -87,9 +88,9 @@ def test_an_error_about_the_model_is_passed_on(head: Head, tmp_path: Path) -> No
 def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None:
     def listing(_: str) -> str:
         return (
-            "100 200 0 0 1 finished - 4 squad-1\n"
-            "200 300 0 0 1 finished - 4 squad-2\n"
-            "300 400 0 1 0 unfinished - 4 squad-3\n"
+            listed("squad-1", model=True, submitted=100)
+            + listed("squad-2", model=True, submitted=200)
+            + listed("squad-3", submitted=300)
         )
 
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})

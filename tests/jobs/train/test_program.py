@@ -22,7 +22,7 @@ from jobs.launch.session import run_job
 from jobs.train.program import ProgramRequest, check_variables, plan_program
 from jobs.train.program_files import ProgramFiles
 from tests.fakes import FakeHost
-from tests.jobs.context import NOW, event, job_context, make_hosts
+from tests.jobs.context import NOW, event, interrupt, job_context, make_hosts, mpirun_line
 
 PATHS = JobPaths(new_job_id("run", NOW))
 
@@ -34,7 +34,7 @@ def hosts_for(
     head = hosts["node0"]
     head.answers[:0] = [("# collecting", "the output of node2 could not be fetched\n")]
     if follow:
-        head.answers[:0] = [("tail -n \\+1 -F", follow), ("# ending a job", "")]
+        head.answers[:0] = [("# following a job", follow)]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in ("log", "output/node1/x"):
@@ -69,8 +69,8 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
         log,
     )
 
-    line = hosts["node0"].files[PATHS.new_script].decode()
-    assert "-n 3 -ppn 1" in line
+    line = mpirun_line(hosts["node0"], PATHS)
+    assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in line
     ours = "-m worker.program --folder=work --output=output"
     assert f"{ours} --environment=environment.json -- python 'my script.py' --lr 1" in line
     assert "-genv SPR_BACKEND gloo" in line
@@ -97,15 +97,12 @@ def test_a_program_is_sent_run_and_its_output_fetched(tmp_path: Path) -> None:
     assert done.exit_code == 0
 
 
-def test_only_the_first_nodes_are_used(tmp_path: Path) -> None:
+def test_only_so_many_nodes_are_used(tmp_path: Path) -> None:
     hosts = hosts_for([])
 
     start(hosts, program_request(tmp_path, nodes=2, placement=PlacementOptions(nproc_per_node=2)))
 
-    assert hosts["node2"].commands == []
-    assert "-n 4 -ppn 2" in hosts["node0"].files[PATHS.new_script].decode()
-    (sent,) = [c for c in hosts["node0"].commands if "distributing" in c]
-    assert "awk 'NR > 1 && NR <= 2' ~/hosts |" in sent
+    assert f"-ppn 2 -wdir {PATHS.root} -n 4 " in mpirun_line(hosts["node0"], PATHS)
     with pytest.raises(UsageError, match="--nodes 4: cluster bert has 3 nodes"):
         start(hosts_for([]), program_request(tmp_path, nodes=4))
 
@@ -131,17 +128,14 @@ def test_the_programs_own_exit_code_is_kept_and_not_mpiruns(tmp_path: Path) -> N
     assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 3
 
 
-def test_ctrl_c_stops_the_program_and_keeps_its_record(tmp_path: Path) -> None:
-    def interrupt(_: str) -> str:
-        raise KeyboardInterrupt
-
+def test_ctrl_c_leaves_the_program_alone_and_keeps_its_record(tmp_path: Path) -> None:
     hosts = hosts_for([], follow=interrupt)
     with pytest.raises(KeyboardInterrupt):
         start(hosts, program_request(tmp_path))
 
-    assert f"d=~/spr-jobs/{PATHS.job_id}\n" in hosts["node0"].commands[-1]
+    assert "# following a job" in hosts["node0"].commands[-1]
     kept = json.loads((tmp_path / "job.json").read_text())
-    assert (kept["exit_code"], kept["ended"]) == (None, None)
+    assert (kept["exit_code"], kept["ended"], kept["state"]) == (None, None, "")
 
 
 @pytest.mark.parametrize(

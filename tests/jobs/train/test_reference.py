@@ -34,7 +34,7 @@ from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
 from tests.fakes import FakeHost
 from tests.golden import check_golden
-from tests.jobs.context import job_context, make_hosts
+from tests.jobs.context import job_context, make_hosts, mpirun_line
 from tests.provision.stacks.test_flags import with_transformers
 
 NOW = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
@@ -205,9 +205,9 @@ def test_results_are_converted_to_our_format(tmp_path: Path, script: Path) -> No
     shown = render_result(result, tmp_path)
     assert "published recipe: F1 85.1, exact match 76.5" in shown
     assert "196.5 samples/s, 450.5 s of training" in shown
-    line = hosts["node0"].files[PATHS.new_script].decode()
+    line = mpirun_line(hosts["node0"])
     assert " -- python run_qa.py --model_name_or_path distilbert-base-uncased " in line
-    assert "-n 6 -ppn 2" in line
+    assert f"-ppn 2 -wdir {PATHS.root} -n 6 " in line
     assert "-genv OMP_NUM_THREADS 24" in line
     upload = hosts["node0"].files[PATHS.upload]
     with tarfile.open(fileobj=io.BytesIO(upload)) as tar:
@@ -231,7 +231,7 @@ def test_a_script_without_results_is_a_failure(tmp_path: Path, script: Path) -> 
 def test_a_smoke_run_needs_no_results(tmp_path: Path, script: Path) -> None:
     hosts = script_hosts({})
     said = "***** Running training *****\n@smoke over"
-    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", said)]
+    hosts["node0"].answers[:0] = [("# following a job", said)]
     result = go(hosts, ReferenceRequest(DISTILBERT, tmp_path, script=script, smoke=True))
     assert result["smoke"] == "the script was training when its 60 s were over"
     assert "smoke run of the published recipe: the script was training" in render_result(

@@ -22,6 +22,7 @@ from tests.jobs.context import (
     job_context,
     listed,
     make_hosts,
+    mpirun_line,
 )
 
 RECORD = JobManifest(
@@ -62,8 +63,8 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
 
     assert result == {"f1": 90.0}
     assert folder == tmp_path / "out"
-    script = hosts["node0"].files[PATHS.new_script].decode()
-    assert "-n 3 -ppn 1" in script
+    script = mpirun_line(hosts["node0"])
+    assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in script
     assert "--output=output" in script
     assert f"--epochs={DEMO.epochs}" in script
     assert "--resume" in script
@@ -90,8 +91,8 @@ def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path
 
     run(hosts, ResumeRequest(None, tmp_path), log)
 
-    assert "using the first 2 nodes of 3, as before" in log
-    assert "-n 2 -ppn 1" in hosts["node0"].files[PATHS.new_script].decode()
+    assert "using 2 nodes of 3, as before" in log
+    assert f"-ppn 1 -wdir {PATHS.root} -n 2 " in mpirun_line(hosts["node0"])
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,10 @@ def test_another_number_of_ranks_is_refused(record: JobManifest, message: str, h
 
 
 def test_a_running_job_is_not_resumed() -> None:
-    hosts = hosts_with(RECORD, listed(PATHS.job_id, ""))
-    hosts["node0"].answers[:0] = [("for pid in", PATHS.job_id)]
-    with pytest.raises(UsageError, match=f"job {PATHS.job_id} is still running"):
+    hosts = hosts_with(RECORD, listed(PATHS.job_id, end={}, queue=["RUNNING", "None", "node0"]))
+    with pytest.raises(UsageError, match=f"job {PATHS.job_id} is running"):
+        run(hosts, ResumeRequest(PATHS.job_id))
+    with pytest.raises(UsageError, match="no unfinished training job"):
         run(hosts, ResumeRequest(None))
 
 

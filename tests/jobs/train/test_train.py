@@ -6,15 +6,17 @@ import argparse
 import io
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.errors import HostError, JobError, UsageError
+from infra.errors import JobError, UsageError
 from jobs.cli.train import add_parser
 from jobs.cli.train_requests import build_request
 from jobs.launch.plan import PlacementOptions
+from jobs.launch.session import DetachedError
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes
 from jobs.train.train import train
 from jobs.worker.squad.options import DEMO, TrainOptions
@@ -24,10 +26,13 @@ from tests.jobs.context import (
     NOW,
     PATHS,
     RESULT,
+    ended,
     event,
+    interrupt,
     job_context,
     listed,
     make_hosts,
+    mpirun_line,
     pack_output,
 )
 
@@ -70,10 +75,10 @@ def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
     assert result == {"f1": 90.0}
     assert [e["event"] for e in events] == ["phase", "result"]
     assert (tmp_path / "out" / "log").read_text() == "log"
-    script = hosts["node0"].files[PATHS.new_script].decode()
-    assert "-n 3 -ppn 1" in script
-    assert "-genv MASTER_ADDR 172.31.0.10" in script
-    assert "--backend=gloo" in script
+    line = mpirun_line(hosts["node0"])
+    assert f"-ppn 1 -wdir {PATHS.root} -n 3 " in line
+    assert "-genv MASTER_ADDR 172.31.0.10" in line
+    assert "--backend=gloo" in line
     with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
         names = tar.getnames()
     assert f"{PATHS.relative_root}/code/worker/squad/__main__.py" in names
@@ -108,93 +113,53 @@ def test_a_failure_without_an_event_is_explained_by_the_last_line(tmp_path: Path
         run(make_hosts(["bash: mpirun: no such file", ""], exit_code=127), tmp_path)
 
 
-def interrupted(*more: tuple[str, Any]) -> dict[str, FakeHost]:
-    """Nodes whose job meets Ctrl-C while it is followed."""
-
-    def interrupt(_: str) -> str:
-        raise KeyboardInterrupt
-
-    hosts = make_hosts([])
-    hosts["node0"].answers[:0] = [("tail -n \\+1 -F", interrupt), *more]
-    return hosts
-
-
-def test_ctrl_c_warns_if_the_job_may_still_run(tmp_path: Path) -> None:
-    hosts = interrupted(("# ending a job", HostError("node0", "no SSH at 192.0.2.1")))
-    with pytest.raises(JobError) as caught:
-        run(hosts, tmp_path)
-    assert caught.value.message == (
-        f"job {PATHS.job_id} may still be running and costing money: [node0] no SSH at 192.0.2.1"
-    )
-    assert "once the head is reachable: spr-cluster cancel --name bert, or" in str(
-        caught.value.hint
-    )
-
-
-def test_a_closed_terminal_still_stops_the_job(tmp_path: Path) -> None:
-    listing = ("listing the jobs", listed(PATHS.job_id, ""))
-    hosts = interrupted(("# ending a job", ""), listing)
-
-    class Closed(list[str]):
+@pytest.mark.parametrize("closed", [False, True])
+def test_ctrl_c_leaves_the_job_to_the_cluster(tmp_path: Path, closed: bool) -> None:
+    class Log(list[str]):
         def append(self, line: str) -> None:
-            if not line.startswith("$"):
+            super().append(line)
+            if closed:
                 raise OSError(5, "Input/output error")
 
-    with pytest.raises(KeyboardInterrupt):
-        run(hosts, tmp_path, log=Closed())
-    assert any("# ending a job" in command for command in hosts["node0"].commands)
-
-
-def test_ctrl_c_stops_the_job_on_all_nodes(tmp_path: Path) -> None:
-    log = list[str]()
-    hosts = interrupted(
-        ("# ending a job", ""), ("listing the jobs", listed(PATHS.job_id, "step-000040"))
-    )
+    hosts, log = make_hosts([]), Log()
+    hosts["node0"].answers[:0] = [("# following a job", interrupt)]
 
     with pytest.raises(KeyboardInterrupt):
         run(hosts, tmp_path, log=log)
-    assert f"d=~/spr-jobs/{PATHS.job_id}\n" in hosts["node0"].commands[-2]
-    assert log[-3:-1] == [
-        "saving a checkpoint and stopping; press Ctrl-C again to stop immediately",
-        "Job stopped on all nodes",
-    ]
+    assert "# following a job" in hosts["node0"].commands[-1], "nothing is ended, nothing fetched"
     assert log[-1] == (
+        f"job {PATHS.job_id} goes on without this command\n"
+        f"  to follow it: spr-cluster attach {PATHS.job_id} --name bert\n"
+        f"  to end it:    spr-cluster cancel {PATHS.job_id} --name bert"
+    )
+    kept = json.loads((tmp_path / "job.json").read_text())
+    assert (kept["job"], kept["state"], kept["exit_code"]) == (PATHS.job_id, "", None)
+
+
+def test_a_detached_job_is_submitted_and_not_followed(tmp_path: Path) -> None:
+    hosts = make_hosts([])
+    with pytest.raises(DetachedError) as caught:
+        train(replace(job_context(hosts), detach=True), TrainRequest(DEMO, tmp_path))
+    assert (caught.value.job, caught.value.flags) == (PATHS.job_id, "--name bert")
+    assert "# submitting a job" in hosts["node0"].commands[-1]
+    assert json.loads((tmp_path / "job.json").read_text())["state"] == ""
+
+
+def test_a_cancelled_job_is_reported_as_cancelled(tmp_path: Path) -> None:
+    """By another command, such as `cancel` in another terminal."""
+    stopped = event(event="stopped", step=40, total=90, checkpoint="step-000040")
+    hosts = make_hosts([stopped])
+    hosts["node0"].answers[:0] = [
+        ("listing the jobs", listed(PATHS.job_id, "step-000040")),
+        ("cat .*/end.json", ended(state="cancelled", exit_code=143)),
+    ]
+
+    with pytest.raises(JobError, match=f"job {PATHS.job_id} was cancelled") as caught:
+        run(hosts, tmp_path)
+    assert caught.value.hint == (
         "checkpoint step-000040 is saved; to resume the job: spr-cluster train squad --resume "
         f"{PATHS.job_id} --name bert --results {tmp_path}"
     )
-
-
-def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path: Path) -> None:
-    def interrupt(_: str) -> str:
-        raise KeyboardInterrupt
-
-    hosts, log = make_hosts([]), list[str]()
-    hosts["node0"].answers[:0] = [
-        ("tail -n \\+1 -F", interrupt),
-        (r"# ending a job(.|\n)*seq 600\)", interrupt),
-        (r"# ending a job(.|\n)*seq 0\)", ""),
-        ("listing the jobs", listed(PATHS.job_id, "")),
-    ]
-
-    with pytest.raises(KeyboardInterrupt):
-        run(hosts, tmp_path, log=log)
-    assert "seq 0" in hosts["node0"].commands[-2]
-    assert log[-1].startswith("there is no checkpoint yet; to resume the job: spr-cluster train")
-
-
-def test_a_stopped_job_is_reported_as_stopped(tmp_path: Path) -> None:
-    stopped = event(event="stopped", step=40, total=90, checkpoint="step-000040")
-    hosts = make_hosts([stopped], exit_code=143)
-    hosts["node0"].answers[:0] = [("listing the jobs", listed(PATHS.job_id, "step-000040"))]
-
-    with pytest.raises(JobError, match=f"job {PATHS.job_id} was stopped") as caught:
-        run(hosts, tmp_path)
-    assert f"--resume {PATHS.job_id}" in str(caught.value.hint)
-
-
-def test_a_second_job_is_refused_while_one_runs(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="job squad-1 is still running"):
-        run(make_hosts([], busy="squad-1"), tmp_path)
 
 
 def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
@@ -221,7 +186,7 @@ def test_the_published_placement_warns_before_it_starts(tmp_path: Path) -> None:
 
     assert [line.startswith("warning: ") for line in log] == [True] * 4 + [False]
     assert "node2 is oversubscribed: 48 busy threads on 2 cores" in log[3]
-    assert "-n 6 -ppn 2" in log[4]
+    assert f"-ppn 2 -wdir {PATHS.root} -n 6 " in log[4]
 
 
 def test_placement_options_are_read() -> None:
@@ -269,7 +234,9 @@ def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "job.json").read_text())
     assert (kept["job"], kept["kind"], kept["exit_code"]) == (PATHS.job_id, "squad", 0)
     assert kept["argv"][:4] == ["python", "-m", "worker.squad", "--model=scratch"]
-    assert kept["mpirun"].startswith("/opt/spr-cluster/venv/bin/mpirun -f /home/ubuntu/hosts -n 3 ")
+    assert kept["mpirun"].startswith("/opt/spr-cluster/venv/bin/mpirun -bootstrap slurm -ppn 1 ")
+    assert (kept["state"], kept["seconds"]) == ("succeeded", 7.5)
+    assert kept["ended"] == "2027-01-15T08:00:07+00:00"
     assert (kept["stack"], kept["more"]) == ("upstream", {"recipe": "fast"})
     assert kept["placement"]["shares"][2] == [{"cpus": [0, 1], "workers": [], "numa": 0}]
 
@@ -277,11 +244,29 @@ def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
 def test_a_failed_job_has_its_record_too(tmp_path: Path) -> None:
     with pytest.raises(JobError):
         run(make_hosts(["no"], exit_code=9), tmp_path)
-    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 9
+    kept = json.loads((tmp_path / "job.json").read_text())
+    assert (kept["state"], kept["exit_code"]) == ("failed", 9)
 
 
-def test_training_can_use_the_first_nodes_only(tmp_path: Path) -> None:
+def test_training_can_use_some_nodes_whichever_are_free(tmp_path: Path) -> None:
     hosts = make_hosts([event(**RESULT)])
+    hosts["node0"].answers[:0] = [("cat .*/end.json", ended(nodes=["node2"]))]
+
     train(job_context(hosts), TrainRequest(DEMO, tmp_path, nodes=1))
-    assert "-n 1 -ppn 1" in hosts["node0"].files[PATHS.new_script].decode()
-    assert hosts["node1"].commands == hosts["node2"].commands == []
+
+    script = hosts["node0"].files[PATHS.new_script].decode()
+    assert "#SBATCH --nodes=1\n" in script
+    assert all(f'"node{number}": {{' in script for number in range(3))
+    kept = json.loads((tmp_path / "job.json").read_text())
+    assert [node["name"] for node in kept["nodes"]] == ["node2"]
+    assert len(kept["placement"]["shares"]) == 1
+
+
+def test_a_second_attempt_of_a_training_job_resumes(tmp_path: Path) -> None:
+    hosts = make_hosts([event(**RESULT)])
+    train(job_context(hosts), TrainRequest(DEMO, tmp_path, retries=2))
+    script = hosts["node0"].files[PATHS.new_script].decode()
+    assert '"retries": 2' in script
+    assert "#SBATCH --requeue\n" in script
+    assert "--resume" not in mpirun_line(hosts["node0"])
+    assert script.count('"--resume"') == 1

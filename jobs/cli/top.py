@@ -1,0 +1,129 @@
+"""``spr-cluster top``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from cluster.cli.common import (
+    add_cluster_options,
+    ask,
+    has_terminal,
+    open_chosen_cloud,
+    open_context,
+)
+from cluster.cli.parser import SubParsers, add_command
+from cluster.prices import look_up_prices
+from jobs.cli.context import open_overview
+from jobs.top.collect import Collector, Watched
+from jobs.top.live import Source, show_live
+from jobs.top.prometheus import render_prometheus
+from jobs.top.recording import Recording
+from jobs.top.screen import render
+from jobs.top.snapshot import SLOWER, Snapshot
+
+_EXAMPLES = """\
+  spr-cluster top
+  spr-cluster top --once                             one look, also in a script
+  spr-cluster top --json >> record.jsonl             one line per look, for --replay
+  spr-cluster top --replay record.jsonl
+  spr-cluster top --prometheus
+"""
+_PIPE_WIDTH = 160
+_SHORTEST_S, _LONGEST_S = 0.5, 3600.0
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "top",
+        "Watch a cluster live: each node's CPUs by their use, memory, and network; each rank's step,\n"
+        "samples per second, and share of communication; the queue; the time left, cost so far, and\n"
+        f"time to live. A rank is marked with ! if it computes {100 * (SLOWER - 1):.0f} % longer per "
+        "step than the median\n"
+        "of its job's ranks. q or Ctrl-C quits. Without a terminal, it prints one snapshot. Nothing\n"
+        "is installed on the nodes, and nothing stays there.",
+        _EXAMPLES,
+    )
+    add_cluster_options(parser, json=False)
+    parser.add_argument(
+        "--interval",
+        type=_parse_interval,
+        default=1.0,
+        metavar="SECONDS",
+        help="time between two snapshots (default: 1)",
+    )
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="show recorded snapshots")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--once", action="store_true", help="print one snapshot and exit")
+    form.add_argument("--json", action="store_true", help="print one snapshot as a line of JSON")
+    form.add_argument(
+        "--prometheus", action="store_true", help="print one snapshot in Prometheus's text format"
+    )
+    parser.set_defaults(run=run)
+
+
+def _parse_interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected seconds from {_SHORTEST_S:g} to {_LONGEST_S:g}"
+        )
+    return seconds
+
+
+def run(args: argparse.Namespace) -> int:
+    live = not (args.once or args.json or args.prometheus) and has_terminal()
+    if args.replay:
+        recording = Recording(args.replay, args.interval)
+        return _watch(recording.latest) if live else _print(recording.last(), args)
+    collector = Collector(_open_cluster(args), args.interval)
+    collector.start()
+    try:
+        return _watch(collector.latest) if live else _print(collector.first(), args)
+    finally:
+        collector.stop()
+
+
+def _open_cluster(args: argparse.Namespace) -> Callable[[], Watched]:
+    """Return a function that asks EC2 for the cluster as it is now."""
+
+    def allow(question: str) -> bool:
+        # Later, the view has the screen and the keys.
+        return threading.current_thread() is threading.main_thread() and ask(question)
+
+    cloud = open_chosen_cloud(args)
+    ctx = open_context(args, cloud, allow=allow)
+    open_host = ctx.host_opener()
+    types = {node.instance.instance_type for node in ctx.find_cluster().nodes}
+    prices = look_up_prices(cloud, ctx.clients, types, ctx.now())
+    return lambda: Watched(ctx.find_cluster(), open_overview(ctx, prices), open_host)
+
+
+def _watch(source: Source) -> int:
+    try:
+        show_live(source, Console())
+    except KeyboardInterrupt as interrupt:
+        if type(interrupt) is not KeyboardInterrupt:  # SIGTERM, or the terminal is gone
+            raise
+    return 0
+
+
+def _print(snapshot: Snapshot, args: argparse.Namespace) -> int:
+    if args.json:
+        print(snapshot.as_json())
+    elif args.prometheus:
+        print(render_prometheus(snapshot), end="")
+    else:
+        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        console.print(render(snapshot, console.width), no_wrap=True, crop=False)
+    return 0

@@ -1,0 +1,200 @@
+"""Collecting a cluster's figures over one SSH connection to its head.
+
+The programs that run on the nodes travel over standard input; nothing is installed. Whoever looks sends a
+beat for every line: without beats, relay and samplers end.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shlex
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from types import ModuleType
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cluster.events import utc_now
+from cluster.nodes import Cluster, HostOpener
+from cluster.overview import Overview
+from infra.errors import DeadlineError, HostKeyError, SprError, UsageError
+from jobs.top import metrics_tail, node_ranks, procfs, relay, sampler
+from jobs.top.snapshot import Snapshot, parse_snapshot
+from provision.host import Stream
+
+_ON_NODES = (procfs, metrics_tail, node_ranks, sampler)
+_START = """import json,sys,types
+for name,text in json.loads(sys.stdin.readline()):
+ module=sys.modules[name]=types.ModuleType(name);exec(compile(text,name,"exec"),module.__dict__)
+module.main()"""
+# The system's Python, without what a user's environment adds to it: it starts in 10 ms.
+_PYTHON = ("python3", "-I", "-S", "-c", _START)
+COMMAND = f"exec {shlex.join(_PYTHON)}"
+_SQUEUE = ("squeue", "-h", "-o", "%A|%j|%T|%M|%D|%N|%r")
+_JOBS = "~/spr-jobs"
+_RETRY_S = 5.0
+_FIRST_S = 25.0
+"""For the first complete snapshot: a node that is gone takes ten seconds to be noticed."""
+_LOOK_UP_S = 300.0
+_UNKNOWN = (SprError, ClientError, BotoCoreError)
+
+
+def render_input(
+    nodes: Sequence[str], interval_s: float, queue: Sequence[str] = _SQUEUE, jobs: str = _JOBS
+) -> str:
+    """Return the relay's standard input: the programs, and what to watch. The head comes first."""
+    question = json.dumps({"interval_s": interval_s, "jobs": jobs})
+    greeting = f"{_bundle(_ON_NODES)}\n{question}\n"
+    login = ("ssh", "-o", "ConnectTimeout=10")
+    head, *workers = nodes
+    argv = {head: _PYTHON, **{name: (*login, name, COMMAND) for name in workers}}
+    plan = {"interval_s": interval_s, "jobs": jobs, "nodes": argv, "queue": queue}
+    plan["greeting"] = greeting.count("\n")
+    return f"{_bundle((*_ON_NODES, relay))}\n{json.dumps(plan)}\n{greeting}"
+
+
+def _bundle(modules: Sequence[ModuleType]) -> str:
+    return json.dumps([(module.__name__, inspect.getsource(module)) for module in modules])
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A cluster as EC2 describes it, and how its nodes are reached."""
+
+    cluster: Cluster
+    overview: Overview
+    open_host: HostOpener
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.cluster.nodes)
+
+    def open_stream(self, interval_s: float) -> Stream:
+        """Start the relay on the head. Raises :class:`HostError`."""
+        stream = self.open_host(self.cluster.head).open_stream(COMMAND)
+        stream.send(render_input(self.names, interval_s))
+        return stream
+
+    def complete(self, snapshot: Snapshot, now: datetime) -> Snapshot:
+        """Add what only EC2 knows: cost, and time left."""
+        cost, expires = self.overview.cost(now), self.overview.expires
+        return replace(
+            snapshot,
+            cluster=self.overview.name,
+            usd=cost.usd if cost else None,
+            ttl_left_s=(expires - now).total_seconds() if expires else None,
+        )
+
+
+@dataclass
+class Collector:
+    """Keeps the newest snapshot of a cluster, which a thread of its own receives.
+
+    ``look_up`` asks EC2 for the cluster: at the beginning, every few minutes, and before each connection.
+    """
+
+    look_up: Callable[[], Watched]
+    interval_s: float = 1.0
+    now: Callable[[], datetime] = utc_now
+    _snapshot: Snapshot | None = None
+    _problem: str = ""
+    _failure: SprError | None = None
+    _heard: float = 0.0
+    _stream: Stream | None = None
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Connect. Raises :class:`UsageError` without a cluster, :class:`HostError` without an answer."""
+        watched = self._connect()
+        threading.Thread(target=self._work, args=(watched,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._stream is not None:
+            self._stream.close()
+
+    def latest(self) -> tuple[Snapshot | None, str]:
+        """Return the newest snapshot, and what is wrong with the connection, "" if nothing is.
+
+        Raises :class:`UsageError` if the cluster is gone, :class:`HostKeyError` if its head may be another.
+        """
+        if self._failure:
+            raise self._failure
+        silent = time.monotonic() - self._heard
+        if not self._problem and silent > 3 * self.interval_s + 3:
+            return self._snapshot, f"no answer from the head for {silent:.0f} s"
+        return self._snapshot, self._problem
+
+    def first(self) -> Snapshot:
+        """Wait for every node's answer, for a while. Raises :class:`DeadlineError` without any."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failure or (self._snapshot and self._snapshot.is_complete),
+                _FIRST_S + self.interval_s,
+            )
+        snapshot, problem = self.latest()
+        if snapshot is None:
+            raise DeadlineError(f"the head sends no figures: {problem or 'it does not answer'}")
+        return snapshot
+
+    def _connect(self) -> Watched:
+        watched = self.look_up()
+        self._stream = watched.open_stream(self.interval_s)
+        self._heard = time.monotonic()
+        return watched
+
+    def _work(self, watched: Watched) -> None:
+        """Receive, and connect again when that ends, until :meth:`stop`."""
+        while not self._failure:
+            try:
+                if self._stream is not None:
+                    self._receive(watched)
+                if self._ended.wait(_RETRY_S):
+                    return
+                self._stream = None
+                watched = self._connect()
+            except (UsageError, HostKeyError) as error:
+                self._failure = error
+            except _UNKNOWN as error:
+                self._problem = f"{getattr(error, 'message', error)}; connecting again"
+            with self._changed:
+                self._changed.notify_all()
+
+    def _receive(self, watched: Watched) -> None:
+        """Take what the head sends until the connection ends, or the cluster has other nodes."""
+        assert self._stream is not None
+        looked_up, words = time.monotonic(), "the connection to the head ended"
+        for line in self._stream:
+            if self._ended.is_set():
+                break
+            self._heard = time.monotonic()
+            if not line.startswith("{"):
+                words = f"the head says: {line[:200]}"
+                continue
+            self._stream.send("\n")
+            self._take(line, watched)
+            if self._heard - looked_up > _LOOK_UP_S:
+                looked_up, before = self._heard, watched.names
+                with suppress(*_UNKNOWN):
+                    watched = self.look_up()
+                if watched.names != before:
+                    words = "the cluster has other nodes now"
+                    break
+        self._stream.close()
+        self._problem = f"{words}; connecting again"
+
+    def _take(self, line: str, watched: Watched) -> None:
+        try:
+            snapshot = watched.complete(parse_snapshot(line, "the head's figures"), self.now())
+        except UsageError as error:
+            self._problem = error.message
+            return
+        with self._changed:
+            self._snapshot, self._problem = snapshot, ""
+            self._changed.notify_all()

@@ -1,0 +1,195 @@
+"""Snapshot: what the live view shows of a moment, and what ``--json`` prints and ``--replay`` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import mean, median
+from typing import Annotated
+
+from pydantic import Field
+
+from infra.files import parse_as
+from jobs.top.relay import CONNECTING
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Figure = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
+SLOWER = 1.2
+"""A straggler computes longer per step than the median of its job's ranks, by this factor."""
+
+
+@dataclass(frozen=True)
+class CoreGroup:
+    """CPUs with the same use. ``busy`` is in percent of their time; ``cpus`` lists those of ranks."""
+
+    name: str
+    ranks: tuple[Count, ...]
+    cpus: str
+    count: Count
+    busy: Figure
+
+
+@dataclass(frozen=True)
+class LiveRank:
+    """A rank's newest step, and averages over its last seconds; ``None``: not known, or not yet.
+
+    ``communication`` is the share of its time that it waits for other ranks, ``own_seconds`` the rest of
+    each step. ``age_s`` is the time since its metrics file was written.
+    """
+
+    job: str
+    rank: Count
+    step: Count | None = None
+    loss: Figure | None = None
+    samples_per_second: Figure | None = None
+    communication: Figure | None = None
+    own_seconds: Figure | None = None
+    age_s: Figure = 0.0
+    straggler: bool = False
+
+
+@dataclass(frozen=True)
+class LiveNode:
+    """A node's figures, or the ``error`` because of which there are none.
+
+    ``busy`` is in percent of all CPUs, ``received`` and ``sent`` are in bytes per second, ``memory`` and
+    ``available`` in bytes.
+    """
+
+    name: str
+    error: str = ""
+    busy: Figure = 0.0
+    groups: tuple[CoreGroup, ...] = ()
+    memory: Count = 0
+    available: Count = 0
+    received: Count = 0
+    sent: Count = 0
+    ranks: tuple[LiveRank, ...] = ()
+
+    @property
+    def stragglers(self) -> tuple[LiveRank, ...]:
+        return tuple(rank for rank in self.ranks if rank.straggler)
+
+    @property
+    def rank_busy(self) -> float:
+        """How busy the CPUs of its ranks are; without ranks, all of them."""
+        mine = [group for group in self.groups if group.ranks]
+        count = sum(group.count for group in mine)
+        return sum(g.busy * g.count for g in mine) / count if count else self.busy
+
+    @property
+    def rest_busy(self) -> float | None:
+        """How busy the CPUs are that no rank uses; ``None`` if there is none."""
+        return next((group.busy for group in self.groups if group.name == "rest"), None)
+
+    def group_of(self, rank: int) -> CoreGroup | None:
+        return next((group for group in self.groups if rank in group.ranks), None)
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    """A running job, by its log. ``age_s`` is the time since the log was written."""
+
+    job: str
+    phase: str = ""
+    step: Count | None = None
+    total: Count | None = None
+    loss: Figure | None = None
+    samples_per_second: Figure | None = None
+    eta_seconds: Figure | None = None
+    age_s: Figure = 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the last step."""
+        return None if self.eta_seconds is None else max(0.0, self.eta_seconds - self.age_s)
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """A line of Slurm's queue."""
+
+    id: str
+    name: str
+    state: str
+    passed: str
+    nodes: Count
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A cluster at a ``time``, in seconds since 1970. ``usd`` is its cost so far, if that is known."""
+
+    time: Figure
+    nodes: tuple[LiveNode, ...]
+    jobs: tuple[LiveJob, ...] = ()
+    queue: tuple[QueueRow, ...] = ()
+    queued: Count = 0
+    """Jobs in the queue; not all may be listed."""
+    queue_error: str = ""
+    cluster: str = ""
+    usd: Figure | None = None
+    ttl_left_s: Figure | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every node, and the queue, has answered or failed to."""
+        return CONNECTING not in (self.queue_error, *(node.error for node in self.nodes))
+
+    @property
+    def ranks(self) -> tuple[LiveRank, ...]:
+        return tuple(rank for node in self.nodes for rank in node.ranks)
+
+    def as_json(self) -> str:
+        """Return it as one line, which :func:`parse_snapshot` reads."""
+        return json.dumps(asdict(self))
+
+
+def parse_snapshot(line: str, name: str) -> Snapshot:
+    """Parse a line of the relay or of ``--json``; ``name`` says where it is. Raises :class:`UsageError`."""
+    return mark_stragglers(parse_as(Snapshot, line, name))
+
+
+def mark_stragglers(snapshot: Snapshot) -> Snapshot:
+    """Mark the ranks that compute longer per step than :data:`SLOWER` times their job's median."""
+    own: dict[str, list[float]] = {}
+    for rank in snapshot.ranks:
+        if rank.own_seconds is not None:
+            own.setdefault(rank.job, []).append(rank.own_seconds)
+    limits = {job: SLOWER * median(seconds) for job, seconds in own.items()}
+    nodes = tuple(
+        replace(node, ranks=tuple(_mark(rank, limits) for rank in node.ranks))
+        if node.ranks
+        else node
+        for node in snapshot.nodes
+    )
+    return replace(snapshot, nodes=nodes)
+
+
+def _mark(rank: LiveRank, limits: dict[str, float]) -> LiveRank:
+    slow = rank.own_seconds is not None and rank.own_seconds > limits[rank.job]
+    return replace(rank, straggler=slow)
+
+
+def combine(ranks: Sequence[LiveRank]) -> LiveRank:
+    """Return a node's ranks as one: the first step, all samples, the mean share, the longest time."""
+
+    def known(name: str) -> list[float]:
+        values = (getattr(rank, name) for rank in ranks)
+        return [value for value in values if value is not None]
+
+    steps, shares, own = known("step"), known("communication"), known("own_seconds")
+    samples = known("samples_per_second")
+    return LiveRank(
+        job=ranks[0].job if ranks else "",
+        rank=ranks[0].rank if ranks else 0,
+        step=int(min(steps)) if steps else None,
+        samples_per_second=sum(samples) if samples else None,
+        communication=mean(shares) if shares else None,
+        own_seconds=max(own) if own else None,
+        age_s=max((rank.age_s for rank in ranks), default=0.0),
+        straggler=any(rank.straggler for rank in ranks),
+    )

@@ -1,0 +1,140 @@
+"""What the nodes have of a job before an attempt: its files, their CPUs, and their newest checkpoint."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from .head import SSH
+from .launch import CHECKPOINTS, END
+
+_ASK_S, _SEND_S = 30, 1800
+_MOST_AT_ONCE = 32
+_STEP = re.compile(r"step-(\d{6,})")
+PARTS = "code data model start.json run.sh gather output/.keep"
+"""What a node needs of a job's folder; not every job has all of it."""
+_ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files
+cd {folder}/{checkpoints} 2>/dev/null && ls
+sed -n 's/^Cpus_allowed_list:/cpus/p' /proc/self/status
+"""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """What a node that answers has: CPUs for processes, the job's files, and the newest checkpoint's step."""
+
+    cpus: tuple[int, ...] = ()
+    has_files: bool = False
+    newest: int = -1
+
+
+def ask_nodes(folder: str, names: Iterable[str], here: str) -> dict[str, NodeState]:
+    """Return the states of the nodes that answer. ``here`` is this node."""
+    script = _ASK.format(folder=shlex.quote(folder), checkpoints=CHECKPOINTS)
+
+    def ask(name: str) -> NodeState | None:
+        text = _output(_argv(name, here, script))
+        return None if text is None else parse_state(text)
+
+    asked = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        found = list(pool.map(ask, asked))
+    return {name: state for name, state in zip(asked, found) if state is not None}  # noqa: B905 - 3.8
+
+
+def parse_state(text: str) -> NodeState:
+    """Return what a node printed about itself."""
+    lines = text.splitlines()
+    steps = [int(found[1]) for line in lines if (found := _STEP.fullmatch(line))]
+    cpus = next((line.split()[1] for line in lines if line.startswith("cpus")), "")
+    return NodeState(parse_cpus(cpus), "files" in lines, max(steps, default=-1))
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Return the CPUs in the kernel's list format, such as ``0-3,8``."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def send_files(folder: str, names: Iterable[str]) -> list[str]:
+    """Send this node's copy of the job's files to others; return those that did not get them."""
+    quoted = shlex.quote(folder)
+    pack = f"cd {quoted} && tar -cf - $(ls -d {PARTS} 2>/dev/null)"
+    unpack = shlex.quote(f"mkdir -p {quoted} && tar -C {quoted} -xf -")
+    ssh = " ".join(SSH)
+    return [n for n in names if not _runs(f"set -o pipefail; {{ {pack}; }} | {ssh} {n} {unpack}")]
+
+
+def send_end(folder: str, names: Iterable[str], content: str) -> None:
+    """Write a job's end on other nodes: a new head must not start it again."""
+    target = shlex.quote(f"{folder}/{END}")
+    script = f"[ ! -d {shlex.quote(folder)} ] || cat > {target}"
+
+    def send(name: str) -> None:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                [*SSH, name, script],
+                input=content,
+                text=True,
+                timeout=_ASK_S,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
+
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        list(pool.map(send, names))
+
+
+def fetch_checkpoint(folder: str, step: int, name: str) -> bool:
+    """Fetch a checkpoint from another node; return whether that worked."""
+    there = f"{folder}/{CHECKPOINTS}"
+    here, step_name = shlex.quote(there), f"step-{step:06d}"
+    pack = shlex.quote(f"cd {here} && tar -cf - {step_name}")
+    new = f"{step_name}.new"
+    return _runs(
+        f"set -e -o pipefail; mkdir -p {here}; cd {here}; rm -rf {new}; mkdir {new}; "
+        f"{' '.join(SSH)} {name} {pack} | tar -C {new} -xf -; mv {new}/{step_name} .; rmdir {new}"
+    )
+
+
+def newest_copy(states: Mapping[str, NodeState], here: str) -> str:
+    """Return the name of a node that has a newer checkpoint than this one; "" if none has. Pure."""
+    own = states.get(here, NodeState()).newest
+    best = max(states, key=lambda name: states[name].newest, default=here)
+    return best if states and states[best].newest > own else ""
+
+
+def _argv(name: str, here: str, script: str) -> list[str]:
+    return ["sh", "-c", script] if name == here else [*SSH, name, script]
+
+
+def _output(argv: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=_ASK_S,
+            check=False,
+            text=True,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # The last line is that of the CPUs, whatever the folders hold.
+    return done.stdout if done.returncode == 0 else None
+
+
+def _runs(script: str) -> bool:
+    try:
+        argv = ["bash", "-c", script]
+        return subprocess.run(argv, timeout=_SEND_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -1,0 +1,112 @@
+"""Plans that would take nodes from a running job, or rename them."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.errors import HostError
+from provision.host import Result
+from tests.harness.command_line import CommandLine
+
+_BUSY = (
+    "job squad-1 is still running on this cluster\n  → wait for it to end, or save a checkpoint and "
+    "end it: spr-cluster cancel squad-1 --name spr"
+)
+
+
+@pytest.fixture
+def three(line: CommandLine) -> CommandLine:
+    """A cluster of three nodes, all of which a job uses."""
+    line.must("up", "--nodes", "3", "--yes")
+    line.cloud.change_machine(line.ids()[0], job="squad-1")
+    return line
+
+
+def change_job(line: CommandLine, **values: object) -> None:
+    line.cloud.change_machine(line.ids()[0], **values)
+
+
+def test_nodes_are_not_taken_from_a_running_job(three: CommandLine) -> None:
+    before = three.changes
+
+    result = three.run("up", "--nodes", "2", "--yes")
+
+    assert (result.code, result.message) == (2, _BUSY)
+    assert three.changes == before
+
+
+@pytest.mark.parametrize(
+    "job",
+    [{"job_nodes": ["node0", "node1"]}, {"job_state": "PENDING", "job_nodes": []}, {"job": ""}],
+    ids=["on other nodes", "waiting", "none"],
+)
+def test_nodes_that_no_job_uses_are_taken(three: CommandLine, job: dict[str, object]) -> None:
+    change_job(three, **job)
+
+    three.must("up", "--nodes", "2", "--yes")
+
+    assert len(three.ids()) == 2
+    found = "squad-1 running" if job.get("job_nodes") else "no job is running"
+    assert found in three.must("events").out
+
+
+def test_repair_leaves_a_job_alone_that_runs_on_other_nodes(three: CommandLine) -> None:
+    change_job(three, job_nodes=["node0"])
+    three.lose(three.ids()[2])
+
+    three.must("repair", "--yes")
+
+    assert len(three.ids()) == 3
+
+
+def test_a_running_jobs_nodes_are_not_renamed(three: CommandLine) -> None:
+    """The last node would become node1, and the job's mpirun knows it as node2."""
+    change_job(three, job_nodes=["node0", "node2"])
+    three.lose(three.ids()[1])
+
+    result = three.run("repair", "--yes")
+
+    assert (result.code, result.message) == (2, _BUSY)
+    change_job(three, job_state="PENDING", job_nodes=[])
+    three.must("repair", "--yes")
+    assert len(three.ids()) == 3
+
+
+def test_up_leaves_a_job_alone_whose_node_only_this_machine_can_not_reach(
+    three: CommandLine,
+) -> None:
+    change_job(three, job_nodes=["node2"])
+    three.cloud.change_machine(three.ids()[2], fate="no-ssh")
+
+    result = three.run("up", "--yes")
+
+    assert result.code != 0
+    assert "job squad-1 is still running" in result.message
+    assert len(three.ids()) == 3
+
+
+def test_repair_takes_an_unhealthy_node_for_lost(three: CommandLine) -> None:
+    change_job(three, job_nodes=["node2"])
+    worker = three.ids()[2]
+    three.cloud.change_machine(worker, fate="no-ssh")
+
+    three.must("repair", "--yes")
+
+    assert worker not in three.ids()
+
+
+def test_nothing_is_taken_if_the_head_can_not_be_asked(three: CommandLine) -> None:
+    three.stage("node0", "^squeue ", HostError("node0", "Slurm does not answer"))
+    before = three.changes
+    assert three.run("up", "--nodes", "2", "--yes").message.startswith("[node0] Slurm does not")
+    assert three.changes == before
+    # Nothing is taken from a job by this.
+    three.lose(three.ids()[2])
+    three.must("repair", "--yes")
+    assert len(three.ids()) == 3
+
+
+def test_nodes_in_slurms_short_form_are_found(three: CommandLine) -> None:
+    row = "12|RUNNING|node[0,2]|None|squad-1\n13|PENDING||Resources|run-2\n"
+    three.stage("node0", "^squeue ", Result(0, row, ""))
+    assert three.run("up", "--nodes", "2", "--yes").message == _BUSY

@@ -1,0 +1,82 @@
+"""The queue as squeue prints it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cluster.job_queue import (
+    QueuedJob,
+    expand_nodes,
+    find_running_job,
+    how_to_end,
+    job_is_running,
+    parse_queue,
+)
+from tests.fakes import FakeHost
+
+_TEXT = """Welcome to Ubuntu
+12|PENDING||Resources|a user's | job
+7|RUNNING|node[0-2,7]|None|squad-20260731-142501-k3f
+9|COMPLETING|node4|None|run-1
+"""
+
+
+def test_jobs_are_listed_in_their_order() -> None:
+    first, second, last = parse_queue(_TEXT)
+    nodes = ("node0", "node1", "node2", "node7")
+    assert first == QueuedJob("7", "RUNNING", nodes, "None", "squad-20260731-142501-k3f")
+    assert (second.nodes, second.is_waiting) == (("node4",), False)
+    assert (last.name, last.reason, last.is_waiting) == ("a user's | job", "Resources", True)
+    assert parse_queue("") == ()
+
+
+def test_a_waiting_job_uses_no_node() -> None:
+    host = FakeHost("node0", [("^squeue ", _TEXT)])
+    assert find_running_job(host) == "squad-20260731-142501-k3f"
+    waiting = FakeHost("node0", [("^squeue ", _TEXT.splitlines()[1] + "\n")])
+    assert find_running_job(waiting) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("node0", ["node0"]),
+        ("node[0-1]", ["node0", "node1"]),
+        ("node[0,3-4],head,x[7]", ["node0", "node3", "node4", "head", "x7"]),
+        ("node[008-010]", ["node008", "node009", "node010"]),
+    ],
+)
+def test_short_forms_are_expanded(text: str, names: list[str]) -> None:
+    assert list(expand_nodes(text)) == names
+
+
+@given(st.sets(st.integers(0, 300), min_size=1))
+def test_any_set_of_nodes_is_found_again(numbers: set[int]) -> None:
+    names = [f"node{number}" for number in sorted(numbers)]
+    ranges = ",".join(
+        f"{first}-{first + 1}" if first + 1 in numbers else f"{first}" for first in sorted(numbers)
+    )
+    assert sorted({*expand_nodes(f"node[{ranges}]")}) == sorted(names)
+
+
+_ODD = st.text(st.sampled_from("12R[,]-n²é\x00|"), max_size=6)
+
+
+@given(st.lists(st.tuples(*[_ODD] * 5).map("|".join), max_size=3).map("\n".join))
+@example("²|RUNNING|node0||x")
+@example("1|RUNNING|node[²-x,1-,-]||x")
+def test_odd_lines_of_squeue_are_no_jobs(text: str) -> None:
+    for job in parse_queue(text):
+        assert int(job.id) >= 0
+        assert all(job.nodes)
+
+
+def test_a_message_names_the_job_and_the_cluster() -> None:
+    assert how_to_end("squad-1", "") == "spr-cluster cancel squad-1"
+    hint = job_is_running("squad-1", "--name bert").hint
+    assert hint == (
+        "wait for it to end, or save a checkpoint and end it: spr-cluster cancel squad-1 --name bert"
+    )

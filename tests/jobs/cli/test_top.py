@@ -1,0 +1,214 @@
+"""`top` as a command: its forms without a terminal, and the view in a real one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import main
+from jobs.top.snapshot import parse_snapshot
+from provision.host import Result
+from tests.harness.command_line import CommandLine
+from tests.jobs.top.samples import JOB, make_line, make_node, make_snapshot
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    path = tmp_path / "record.jsonl"
+    nodes = [make_node(index) for index in range(3)]
+    path.write_text("".join(make_snapshot(nodes, usd=usd).as_json() + "\n" for usd in (1.5, 2.5)))
+    return path
+
+
+def test_without_a_terminal_it_prints_one_snapshot(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--replay", str(recording)]) == 0
+
+    out = capsys.readouterr().out
+    assert out.startswith("bert  3 nodes  $2.50 so far")
+    assert sum(line.startswith("  rank ") for line in out.splitlines()) == 6
+    assert "q quits" not in out
+    assert main(["top", "--replay", str(recording), "--once"]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_json_is_a_line_for_the_next_replay(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--replay", str(recording), "--json"]) == 0
+
+    out = capsys.readouterr().out
+    assert out == recording.read_text().splitlines(keepends=True)[-1]
+    assert parse_snapshot(out, "x").usd == 2.5
+
+
+def test_prometheus_prints_the_same_as_text(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--replay", str(recording), "--prometheus"]) == 0
+
+    out = capsys.readouterr().out
+    assert 'spr_cluster_cost_usd{cluster="bert"} 2.5\n' in out
+    assert f'spr_rank_step{{cluster="bert",node="node2",job="{JOB}",rank="5"}} 1200\n' in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--interval", "0.1"], "argument --interval: '0.1': expected seconds from 0.5 to 3600"),
+        (["--interval", "nan"], "'nan': expected seconds from 0.5 to 3600"),
+        (["--interval", "soon"], "'soon': expected seconds from 0.5 to 3600"),
+        (["--json", "--once"], "argument --once: not allowed with argument --json"),
+        (["--replay", "/missing.jsonl"], "/missing.jsonl: can't be read: No such file"),
+    ],
+)
+def test_usage_errors(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["top", *argv])
+    except SystemExit as end:
+        code = int(end.code or 0)
+
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_it_asks_the_head_of_a_cluster(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.must("up", "--nodes", "1", "--yes")
+    answer = make_line([make_node(0)], cluster="", usd=None)
+    line.stage("node0", "sys.modules", Result(0, answer, ""))
+
+    found = json.loads(line.must("top", "--json").out)
+
+    assert found["cluster"] == "spr"
+    assert 0 < found["usd"] < 10
+    assert 0 < found["ttl_left_s"] <= 8 * 3600
+    assert found["nodes"][0]["ranks"][0]["step"] == 1200
+
+    monkeypatch.setattr("jobs.top.collect._FIRST_S", 0.0)
+    line.machines.staged.clear()
+    line.stage("node0", "sys.modules", Result(127, "bash: python3: not found", ""))
+
+    failed = line.run("top", "--once", "--interval", "0.5")
+
+    assert failed.code == 1
+    assert "the head sends no figures: the head says: bash: python3: not found" in failed.err
+
+
+@dataclass
+class Viewer:
+    """`top` on a terminal of its own."""
+
+    process: subprocess.Popen[bytes]
+    terminal: int
+    shown: bytes = b""
+
+    def see(self, text: str) -> None:
+        """Wait until the terminal has shown a text."""
+        deadline = time.monotonic() + 20
+        while text.encode() not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self.terminal], [], [], 0.1)[0]:
+                self.shown += os.read(self.terminal, 65536)
+
+    def resize(self, width: int, height: int) -> None:
+        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def press(self, key: bytes) -> int:
+        """Press a key and return the exit code."""
+        os.write(self.terminal, key)
+        return self.end()
+
+    def end(self) -> int:
+        """Read what it still shows and return its exit code."""
+        deadline = time.monotonic() + 20
+        with suppress(OSError):  # the terminal's other end is closed
+            while time.monotonic() < deadline:
+                if select.select([self.terminal], [], [], 0.05)[0]:
+                    self.shown += os.read(self.terminal, 65536)
+        return self.process.wait(10)
+
+
+@pytest.fixture
+def view(recording: Path, tmp_path: Path) -> Iterator[Callable[[int, int], Viewer]]:
+    """Starts `top --replay` on a terminal of that size."""
+    viewers: list[Viewer] = []
+
+    def view(width: int, height: int) -> Viewer:
+        terminal, end = pty.openpty()
+
+        def enter() -> None:
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        argv = [sys.executable, "-m", "jobs.cli", "top", "--replay", str(recording)]
+        unset = {"COLUMNS", "LINES", "NO_COLOR"}
+        environ = {name: text for name, text in os.environ.items() if name not in unset}
+        viewer = Viewer(
+            subprocess.Popen(
+                [*argv, "--interval", "0.5"],
+                stdin=end,
+                stdout=end,
+                stderr=end,
+                cwd=ROOT,
+                env={**environ, "TERM": "xterm-256color"},
+                preexec_fn=enter,
+            ),
+            terminal,
+        )
+        viewer.resize(width, height)
+        os.close(end)
+        viewers.append(viewer)
+        return viewer
+
+    yield view
+    for viewer in viewers:
+        viewer.process.kill()
+        viewer.process.wait()
+        os.close(viewer.terminal)
+
+
+@pytest.mark.parametrize(("key", "width", "height"), [(b"q", 80, 24), (b"\x03", 200, 50)])
+def test_the_view_plays_and_quits_with_zero(
+    view: Callable[[int, int], Viewer], key: bytes, width: int, height: int
+) -> None:
+    viewer = view(width, height)
+
+    viewer.see("$2.50 so far")
+    assert b"$1.50 so far" in viewer.shown
+    assert b"  rank 5" in viewer.shown
+    assert viewer.press(key) == 0
+    # The screen and the cursor are as they were.
+    assert viewer.shown.rindex(b"\x1b[?1049l") > viewer.shown.rindex(b"\x1b[?1049h")
+    assert b"\x1b[?25h" in viewer.shown
+    assert b"Traceback" not in viewer.shown
+
+
+def test_the_view_follows_the_terminals_size_and_ends_with_it(
+    view: Callable[[int, int], Viewer],
+) -> None:
+    viewer = view(80, 24)
+    viewer.see("q quits")
+    assert b"CPUs 24-47" not in viewer.shown
+
+    viewer.resize(200, 50)
+    viewer.see("CPUs 24-47")
+    viewer.process.send_signal(signal.SIGTERM)
+    assert viewer.end() == 143

@@ -1,0 +1,372 @@
+"""Jobs through the queue: submitted, followed, cancelled, and run again, in this machine's bash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.errors import HostError, HostKeyError, JobError
+from jobs.launch import queue
+from jobs.launch.ending import JobEnd
+from jobs.launch.history import list_jobs
+from jobs.launch.plan import STOP_SECONDS, JobPaths
+from jobs.launch.queue import SlurmLauncher
+from tests.jobs.context import event
+from tests.jobs.launch.this_machine import ThisMachine, is_gone, read_soon, submit, wait_for
+
+
+def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, list[str], list[str]]:
+    """Follow a job; returns its end, the lines of its log, and the reasons for its waits."""
+    lines, reasons = list[str](), list[str]()
+    end = SlurmLauncher(head).follow(paths, lines.append, reasons.append)
+    return end, lines, reasons
+
+
+def test_a_job_is_followed_until_it_ends(head: ThisMachine) -> None:
+    paths = submit(head, 'for i in 1 2 3; do echo "$GREETING $i"; sleep 0.2; done; exit 7')
+
+    end, lines, _ = follow(head, paths)
+
+    assert lines == ["it's me 1", "it's me 2", "it's me 3"]
+    assert (end.state, end.exit_code, end.nodes, end.attempt) == ("failed", 7, ("node0",), 1)
+    assert end.seconds is not None
+    assert 0.4 < end.seconds < 10
+    assert head.jobs_in_queue() == []
+
+
+def test_a_broken_connection_loses_neither_the_job_nor_a_line(head: ThisMachine) -> None:
+    head.drop_after = [1, 2]
+    paths = submit(head, "for i in 1 2 3 4 5; do echo line $i; sleep 0.2; done")
+
+    end, lines, _ = follow(head, paths)
+
+    assert end.state == "succeeded"
+    assert [line for line in lines if line.startswith("line")] == [f"line {i}" for i in range(1, 6)]
+    assert sum("the job may still be running" in line for line in lines) == 2
+
+
+def test_a_follower_that_is_gone_leaves_nothing_on_the_head(head: ThisMachine) -> None:
+    paths = submit(head, "echo begun; sleep 60")
+    read_soon(Path(paths.log))
+    before = set(head.processes())
+    head.drop_after = [1]
+    head.gone = "the test has ended"
+
+    with pytest.raises(JobError):
+        follow(head, paths)
+
+    wait_for(lambda: set(head.processes()) <= before)
+
+
+def test_a_head_that_is_gone_for_good_is_not_waited_for(head: ThisMachine) -> None:
+    paths = submit(head, "sleep 20")
+    head.gone = "i-0a is terminated"
+    head.refuse = HostError("node0", "no SSH")
+
+    with pytest.raises(JobError, match="squad-1 ended with its head node: i-0a is terminated"):
+        follow(head, paths)
+    head.refuse = HostKeyError("node0", "another key")
+    with pytest.raises(HostKeyError):
+        follow(head, paths)
+
+
+def test_a_job_whose_folder_is_gone_is_not_waited_for(head: ThisMachine) -> None:
+    with pytest.raises(JobError, match="job squad-9 is gone: it left the queue without"):
+        follow(head, JobPaths("squad-9", str(head.home)))
+
+
+def test_what_the_queue_does_not_take_is_an_error_with_its_words(head: ThisMachine) -> None:
+    (head.slurm / "down").touch()
+    with pytest.raises(JobError, match=r"did not take job squad-1: .*Unable to contact"):
+        submit(head, "true")
+    (head.slurm / "down").unlink()
+    head.slurm_command("scontrol", "update", "nodename=node2", "state=down")
+    paths = submit(head, "true", nodes=3)
+    assert head.jobs_in_queue() == [("squad-1", "PENDING")]
+    assert Path(paths.log).read_text() == ""
+
+
+def test_jobs_run_side_by_side_or_in_their_order(head: ThisMachine) -> None:
+    head.connect("node1", "node2")
+    first = submit(head, "sleep 2", "first", nodes=2)
+    second = submit(head, "sleep 0.3", "second", nodes=2)
+    third = submit(head, "true", "third")
+    waiting = [job for job in list_jobs(head) if job.state == "queued"]
+    ends = [follow(head, paths) for paths in (second, third, first)]
+
+    assert [(job.job, job.waits_for) for job in waiting] == [
+        ("second", "Resources"),
+        ("third", "Priority"),
+    ]
+    (after, _, why), (last, _, _), (before, _, none) = ends
+    assert set(why) == {"Resources"}
+    assert none == []
+    for end in (after, last):
+        assert end.began
+        assert before.ended
+        assert before.ended <= end.began
+    assert (after.nodes, last.nodes) == (("node0", "node1"), ("node2",))
+
+
+def test_the_head_gets_log_and_results_of_a_job_on_other_nodes(head: ThisMachine) -> None:
+    head.connect("node1", "node2")
+    submit(head, "sleep 60", "first")
+    script = "echo begun; touch output/results.json; sleep 0.5; echo -n without an end"
+    paths = submit(head, script, "second", nodes=2)
+
+    end, lines, _ = follow(head, paths)
+
+    assert (end.state, end.nodes) == ("succeeded", ("node1", "node2"))
+    assert lines == ["begun", "without an end"]
+    assert Path(paths.output, "results.json").exists()
+    assert [(job.state, job.nodes) for job in list_jobs(head)][1] == ("succeeded", end.nodes)
+
+
+def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
+    """Those of a study, and of a job that is resumed."""
+    follow(head, submit(head, "echo the first; exit 1"))
+    end, lines, _ = follow(head, submit(head, "echo the second"))
+    assert (end.state, lines) == ("succeeded", ["the second"])
+    paths = submit(head, "echo the third; sleep 60")
+
+    read_soon(Path(paths.log))
+    assert Path(paths.earlier_log).read_text() == "the first\nthe second\n"
+    assert [job.state for job in list_jobs(head)] == ["running"]
+
+
+# A second attempt
+
+
+def test_a_job_that_loses_a_rank_runs_again_and_resumes(head: ThisMachine) -> None:
+    again = ("bash", "-c", "echo resumed; exit 0")
+    paths = submit(head, "echo begun; kill -KILL $$", retries=1, again=again)
+
+    end, lines, reasons = follow(head, paths)
+
+    assert (end.state, end.exit_code, end.attempt) == ("succeeded", 0, 2)
+    assert lines[0] == "begun"
+    assert lines[-1] == "resumed"
+    assert any('"event": "restarted", "attempt": 2, "nodes": ["node0"]' in line for line in lines)
+    assert reasons in ([], ["BeginTime"])
+
+
+def test_a_requeued_job_is_shown_as_one(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "requeue_s", 60)
+    paths = submit(head, "kill -KILL $$", retries=1)
+    wait_for(lambda: head.jobs_in_queue() == [("squad-1", "PENDING")])
+
+    (found,) = list_jobs(head)
+
+    assert (found.state, found.waits_for, found.attempt) == ("requeued", "BeginTime", 1)
+    assert not Path(paths.end).exists()
+    assert SlurmLauncher(head).cancel(paths, STOP_SECONDS) == ()
+    assert [(job.state, job.attempt) for job in list_jobs(head)] == [("cancelled", 1)]
+
+
+def test_an_error_of_the_program_is_not_tried_again(head: ThisMachine) -> None:
+    error = event(event="error", message="NaN", rank=1, host="b", lost_peer=False, exit_code=3)
+    lost = event(event="error", message="peer gone", rank=0, host="a", lost_peer=True)
+    end, _, _ = follow(head, submit(head, f"echo '{lost}'; echo '{error}'; exit 9", retries=2))
+    assert (end.state, end.exit_code, end.attempt) == ("failed", 3, 1)
+    assert (end.rank, end.host, end.message) == (1, "b", "NaN")
+
+
+def test_the_last_attempt_is_the_end(head: ThisMachine) -> None:
+    lost = event(event="error", message="peer gone", rank=0, host="a", lost_peer=True)
+    end, lines, _ = follow(head, submit(head, f"echo '{lost}'; exit 9", retries=1))
+    assert (end.state, end.exit_code, end.attempt) == ("failed", 9, 2)
+    assert (end.rank, end.host, end.message) == (0, "a", "peer gone")
+    assert lines.count(lost) == 2
+
+
+@pytest.mark.parametrize("lost", ["node0", "node1"], ids=["its first node", "another one"])
+def test_a_job_that_loses_a_node_runs_on_others(head: ThisMachine, lost: str) -> None:
+    head.connect("node1", "node2")
+    paths = submit(head, "echo begun; sleep 60", nodes=2, retries=1, again=("echo", "resumed"))
+    read_soon(Path(paths.log))
+
+    head.slurm_command("scontrol", "update", f"nodename={lost}", "state=down")
+    end, lines, _ = follow(head, paths)
+
+    assert (end.state, end.attempt, len(end.nodes)) == ("succeeded", 2, 2)
+    assert lost not in end.nodes
+    assert (lines[0], lines[-1]) == ("begun", "resumed")
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_job_whose_first_node_is_lost_for_the_last_time_is_lost(
+    head: ThisMachine, retries: int
+) -> None:
+    head.connect("node1")
+    paths = submit(head, "echo begun; sleep 60", retries=retries, again=("sleep", "60"))
+    if retries:
+        read_soon(Path(paths.log))
+        head.slurm_command("scontrol", "update", "nodename=node0", "state=down")
+        wait_for(lambda: "restarted" in Path(paths.log).read_text())
+    read_soon(Path(paths.log))
+
+    head.slurm_command("scontrol", "update", f"nodename=node{retries}", "state=down")
+
+    with pytest.raises(JobError, match="job squad-1 is lost: it left the queue without an exit"):
+        follow(head, paths)
+
+
+# Hangs
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["hangs", "ends by itself"])
+def test_a_job_whose_rank_has_failed_ends_within_a_bounded_time(
+    head: ThisMachine, ends: bool
+) -> None:
+    failed = event(event="error", message="lost contact", rank=0, host="a", lost_peer=True)
+    hangs = "trap '' TERM; setsid sleep 300 & echo $! > waiting; wait"
+    script = "exit 1" if ends else hangs
+    begin = time.monotonic()
+
+    end, _, _ = follow(head, submit(head, f"echo '{failed}'; {script}"))
+
+    assert time.monotonic() - begin < 10
+    assert (end.state, end.exit_code, end.message) == ("failed", 1 if ends else 137, "lost contact")
+    assert ends or is_gone(int((Path(head.home) / "spr-jobs/squad-1/waiting").read_text()))
+
+
+def test_mpirun_that_can_not_start_its_ranks_is_ended(head: ThisMachine) -> None:
+    """Under Slurm it may wait forever."""
+    said = "[mpiexec@node0] HYD_sock_write: error launching processes"
+    end, lines, _ = follow(head, submit(head, f"echo '{said}'; sleep 300"))
+    assert (end.state, end.exit_code, lines[0]) == ("failed", 137, said)
+
+
+# Cancelling
+
+# A program that needs a moment for its checkpoint.
+_SAVES = """trap 'sleep 0.5; echo kept > output/checkpoint; exit 143' TERM
+touch ready; while :; do sleep 0.05; done
+"""
+# One that ignores signals, beside what a rank on another node leaves.
+_STUCK = """trap '' TERM
+setsid sleep 300 &
+echo $! > waiting; echo $$ > ready
+while :; do sleep 0.1; done
+"""
+
+
+def cancel_when_ready(head: ThisMachine, paths: JobPaths, grace_s: int) -> None:
+    wait_for(lambda: Path(paths.root, "ready").exists())
+    assert SlurmLauncher(head).cancel(paths, grace_s) == ()
+    assert head.jobs_in_queue() == []
+    assert head.processes(SLURM_JOB_ID="1") == []
+
+
+def test_a_cancelled_job_has_time_to_save_a_checkpoint(head: ThisMachine) -> None:
+    paths = submit(head, _SAVES, retries=1)
+
+    cancel_when_ready(head, paths, 30)
+
+    assert Path(paths.output, "checkpoint").read_text() == "kept\n"
+    (found,) = list_jobs(head)
+    assert (found.state, found.exit_code, found.attempt) == ("cancelled", 143, 1)
+
+
+@pytest.mark.parametrize("grace_s", [0, 1])
+def test_cancel_kills_what_ignores_signals(head: ThisMachine, grace_s: int) -> None:
+    paths = submit(head, _STUCK)
+    begin = time.monotonic()
+
+    cancel_when_ready(head, paths, grace_s)
+
+    assert time.monotonic() - begin < 10
+    assert is_gone(int(Path(paths.root, "waiting").read_text()))
+    (found,) = list_jobs(head)
+    assert (found.state, found.exit_code) == ("cancelled", None)
+    end, _, _ = follow(head, submit(head, "echo it can run again"))
+    assert end.state == "succeeded"
+
+
+def test_a_stopped_rank_is_killed_too(head: ThisMachine) -> None:
+    paths = submit(head, _STUCK)
+    pid = int(read_soon(Path(paths.root, "ready")))
+    os.kill(pid, signal.SIGSTOP)
+    cancel_when_ready(head, paths, 0)
+    assert is_gone(pid)
+
+
+def test_a_waiting_job_is_cancelled_before_it_starts(head: ThisMachine) -> None:
+    submit(head, "sleep 60", "first", nodes=3)
+    paths = submit(head, "touch ran", "second")
+
+    assert SlurmLauncher(head).cancel(paths, STOP_SECONDS) == ()
+
+    assert head.jobs_in_queue() == [("first", "RUNNING")]
+    assert [(job.job, job.state) for job in list_jobs(head)][1] == ("second", "cancelled")
+    end, lines, _ = follow(head, paths)
+    assert (end.state, end.exit_code, lines) == ("cancelled", None, [])
+    assert not Path(paths.root, "ran").exists()
+
+
+def test_a_job_that_has_ended_keeps_its_end(head: ThisMachine) -> None:
+    paths = submit(head, "exit 4")
+    end, _, _ = follow(head, paths)
+    assert SlurmLauncher(head).cancel(paths, STOP_SECONDS) == ()
+    assert follow(head, paths)[0] == end
+
+
+def test_another_job_is_left_alone(head: ThisMachine) -> None:
+    head.connect("node1")
+    other = submit(head, "sleep 60", "squad-11")
+    paths = submit(head, "sleep 60", "squad-1")
+    SlurmLauncher(head).cancel(paths, 0)
+    assert head.jobs_in_queue() == [("squad-11", "RUNNING")]
+    assert not Path(other.end).exists()
+
+
+def test_a_follower_sees_that_another_command_cancels(head: ThisMachine) -> None:
+    paths = submit(head, _SAVES)
+    canceller = threading.Thread(target=cancel_when_ready, args=(head, paths, 30))
+    canceller.start()
+    end, _, _ = follow(head, paths)
+    canceller.join(30)
+    assert (end.state, end.exit_code) == ("cancelled", 143)
+
+
+def test_a_user_may_cancel_with_slurms_own_command(head: ThisMachine) -> None:
+    paths = submit(head, _SAVES)
+    wait_for(lambda: Path(paths.root, "ready").exists())
+    head.slurm_command("scancel", "1")
+    end, _, _ = follow(head, paths)
+    assert (end.state, end.exit_code) == ("cancelled", 143)
+
+
+def test_a_node_out_of_reach_is_named(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm lists the job until that node answers again."""
+    script = queue._CANCEL.replace("seq 150", "seq 2")
+    monkeypatch.setattr(queue, "_CANCEL", script)
+    paths = submit(head, "echo begun; sleep 60", nodes=2)
+    read_soon(Path(paths.log))
+    (head.slurm / "stuck").touch()
+    head.slurm_command("scontrol", "update", "nodename=node1", "state=down")
+
+    assert SlurmLauncher(head).cancel(paths, 0) == ("node1",)
+    assert head.jobs_in_queue() == [("squad-1", "COMPLETING")]
+
+
+# Traces of a job
+
+
+def test_a_job_that_was_killed_without_a_trace_is_lost(head: ThisMachine) -> None:
+    with pytest.raises(JobError, match="job squad-1 is lost: it left the queue without an exit"):
+        follow(head, submit(head, "kill -KILL $(ps -o ppid= $(ps -o ppid= $(ps -o ppid= $$)))"))
+
+
+@pytest.mark.parametrize("content", ["", "killed\n", "\x00\x00", "[]", '{"state": 3}'])
+def test_a_damaged_end_is_no_end(head: ThisMachine, content: str) -> None:
+    paths = submit(head, "true")
+    follow(head, paths)
+    Path(paths.end).write_text(content)
+    with pytest.raises(JobError, match="job squad-1 is lost"):
+        follow(head, paths)

@@ -1,0 +1,103 @@
+"""Ranks found among the processes of a node, and its CPUs divided among them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from jobs.top.node_ranks import RankCpus, RankKey, find_metrics, find_ranks, group_cpus
+from tests.jobs.top.samples import JOB, write_metrics
+
+PLAN = json.dumps(
+    [
+        {"cpus": "1-3", "threads": 3, "memory": None, "workers": "0"},
+        {"cpus": "5-7", "threads": 3, "memory": None, "workers": "4"},
+    ]
+)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    return tmp_path / "proc"
+
+
+def add_process(proc: Path, pid: int, cwd: str, allowed: str = "0-7", **environ: object) -> None:
+    folder = proc / str(pid)
+    folder.mkdir()
+    text = "\0".join(f"{name}={value}" for name, value in environ.items())
+    (folder / "environ").write_text(text + "\0")
+    (folder / "status").write_text(f"Name:\tpython\nCpus_allowed_list:\t{allowed}\n")
+    (folder / "cwd").symlink_to(cwd)
+
+
+def find(proc: Path, uid: int | None = None) -> dict[RankKey, RankCpus]:
+    return find_ranks(str(proc), "/home/ubuntu/spr-jobs", os.getuid() if uid is None else uid)
+
+
+def test_a_planned_rank_has_the_cpus_of_its_plan(proc: Path) -> None:
+    folder = f"/home/ubuntu/spr-jobs/{JOB}"
+    placed = {"SPR_PLACEMENT": PLAN, "SPR_JOB_FOLDER": folder}
+    # OpenMP may have bound the main thread to one CPU.
+    add_process(proc, 10, "/", "1", PMI_RANK=2, MPI_LOCALRANKID=0, **placed)
+    add_process(proc, 11, "/", "5", PMI_RANK=3, MPI_LOCALRANKID=1, **placed)
+    add_process(proc, 12, folder, "5", PMI_RANK=3, MPI_LOCALRANKID=1, **placed)  # its child
+    add_process(proc, 13, folder, SPR_JOB_FOLDER=folder)  # mpirun
+
+    assert find(proc) == {(JOB, 2): ("1-3", "0"), (JOB, 3): ("5-7", "4")}
+
+
+def test_a_rank_without_a_plan_has_the_cpus_that_the_kernel_allows(proc: Path) -> None:
+    unpinned = json.dumps([{"cpus": None, "threads": 24, "memory": None}])
+    add_process(proc, 10, f"/home/ubuntu/spr-jobs/{JOB}/output", "0-5", PMI_RANK=0)
+    add_process(
+        proc, 11, "/home/ubuntu/spr-jobs/b", PMI_RANK=1, SPR_PLACEMENT=unpinned, MPI_LOCALRANKID=0
+    )
+
+    assert find(proc) == {(JOB, 0): ("0-5", ""), ("b", 1): ("0-7", "")}
+
+
+def test_other_processes_are_no_ranks(proc: Path) -> None:
+    add_process(proc, 10, "/home/ubuntu", PMI_RANK=0)  # somebody's own mpirun
+    add_process(proc, 11, f"/home/ubuntu/spr-jobs/{JOB}", PMI_RANK="x")
+    (proc / "12").mkdir()  # has ended
+
+    assert find(proc) == {}
+    add_process(proc, 13, f"/home/ubuntu/spr-jobs/{JOB}", PMI_RANK=0)
+    assert find(proc, uid=os.getuid() + 1) == {}
+    assert list(find(proc)) == [(JOB, 0)]
+
+
+def test_cpus_are_grouped_by_rank_then_oneccl_then_the_rest() -> None:
+    ranks = {RankKey(JOB, 1): RankCpus("5-7", "4"), RankKey(JOB, 0): RankCpus("1-3", "0")}
+
+    groups = group_cpus(ranks, set(range(10)))
+
+    assert [(g.name, g.ranks, sorted(g.cpus), g.listed) for g in groups] == [
+        ("rank 0", [0], [1, 2, 3], "1-3"),
+        ("rank 1", [1], [5, 6, 7], "5-7"),
+        ("oneCCL", [], [0, 4], "0,4"),
+        ("rest", [], [8, 9], ""),
+    ]
+
+
+def test_ranks_that_share_their_cpus_are_one_group() -> None:
+    ranks = {RankKey(JOB, rank): RankCpus("0-1") for rank in (0, 1)}
+
+    assert [(g.name, g.ranks) for g in group_cpus(ranks, {0, 1})] == [("rank 0,1", [0, 1])]
+    assert [g.name for g in group_cpus({}, {0, 1})] == ["rest"]
+
+
+def test_metrics_files_count_as_ranks_while_they_are_fresh(tmp_path: Path) -> None:
+    fresh = write_metrics(tmp_path, 0, 3)
+    old = write_metrics(tmp_path, 1, 3)
+    (fresh.parent / "notes.jsonl").touch()
+    now = fresh.stat().st_mtime
+    os.utime(old, (now - 60, now - 60))
+
+    assert find_metrics(str(tmp_path), now) == {(JOB, 0): str(fresh)}
+    assert find_metrics(str(tmp_path), now + 60) == {}
+    assert find_metrics(str(tmp_path / "nothing"), now) == {}

@@ -1,0 +1,191 @@
+"""The relay as a real process, with samplers, broken nodes, and a queue beside it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.top.collect import render_input
+from jobs.top.relay import LogTail, parse_queue_line
+from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
+
+# A login to a worker runs its command here; node2 refuses, and node3 is silent.
+SSH = """\
+#!/bin/sh
+case $3 in
+  node2) echo "node2: Connection refused" >&2; exit 255 ;;
+  node3) exec cat > /dev/null ;;
+esac
+exec sh -c "$4"
+"""
+QUEUE = f"""\
+#!/bin/sh
+echo '12|{JOB}|RUNNING|5:01|2|node[0-1]|None'
+echo '13|a|b|PENDING|0:00|4||Resources'
+"""
+Begin = Callable[..., NodeProcess]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Begin:
+    """Starts a relay for some nodes, with our own ssh and squeue."""
+    for name, text in (("ssh", SSH), ("squeue", QUEUE)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def begin(*nodes: str, **more: Any) -> NodeProcess:
+        text = render_input(nodes, 0.2, jobs=str(tmp_path / "spr-jobs"), **more)
+        return NodeProcess.start(text, path=tmp_path)
+
+    return begin
+
+
+def until(relay: NodeProcess, is_good: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return the first line that meets a condition."""
+    deadline = time.monotonic() + 15
+    for line in relay:
+        relay.send("\n")
+        found: dict[str, Any] = json.loads(line)
+        if is_good(found):
+            return found
+        assert time.monotonic() < deadline, line
+    raise AssertionError("the relay ended")
+
+
+def errors(line: dict[str, Any]) -> dict[str, str]:
+    return {node["name"]: node.get("error", "") for node in line["nodes"]}
+
+
+def samplers(relay: NodeProcess) -> list[Path]:
+    """Return the processes that a relay has started and that still run."""
+    listed = Path(f"/proc/{relay.process.pid}/task/{relay.process.pid}/children").read_text()
+    return [Path("/proc", pid) for pid in listed.split()]
+
+
+def is_running(process: Path) -> bool:
+    """Return whether a process lives; this machine's init may take its time to bury a dead one."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None:
+    write_metrics(tmp_path / "spr-jobs", 0, 30)
+    step = {"event": "step", "step": 30, "total": 90, "loss": 2.5, "samples_per_second": 8.0}
+    events = [{"event": "phase", "name": "train"}, {**step, "eta_seconds": 7.5}]
+    log = "".join(f"@spr {json.dumps(event)}\n" for event in events)
+    (tmp_path / "spr-jobs" / JOB / "log").write_text(f"a line\n{log}and another\n")
+
+    with begin("node0", "node1") as relay:
+        found = until(relay, lambda line: not any(errors(line).values()) and line["queued"])
+
+    assert [rank["step"] for node in found["nodes"] for rank in node["ranks"]] == [30, 30]
+    (job,) = found["jobs"]
+    assert 0 <= job.pop("age_s") < 60
+    assert job == {
+        "job": JOB,
+        "phase": "train",
+        **{name: value for name, value in step.items() if name != "event"},
+        "eta_seconds": 7.5,
+    }
+    assert found["queue_error"] == ""
+    assert [(row["name"], row["nodes"], row["reason"]) for row in found["queue"]] == [
+        (JOB, 2, "None"),
+        ("a|b", 4, "Resources"),
+    ]
+
+
+def test_nodes_that_refuse_or_are_silent_do_not_delay_the_others(begin: Begin) -> None:
+    with begin("node0", "node2", "node3") as relay:
+        start = time.monotonic()
+        found = until(relay, lambda line: errors(line)["node2"] != "connecting")
+        found = until(relay, lambda line: errors(line)["node0"] == "")
+
+        assert time.monotonic() - start < 5
+        assert errors(found) == {
+            "node0": "",
+            "node2": "node2: Connection refused",
+            "node3": "connecting",
+        }
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        (None, "no-squeue is not installed on the head"),
+        ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "Unable"),
+        ("exit 3", "no-squeue: ended with 3"),
+    ],
+)
+def test_a_queue_that_can_not_be_asked_is_shown_as_such(
+    begin: Begin, tmp_path: Path, script: str | None, error: str
+) -> None:
+    if script:
+        (tmp_path / "no-squeue").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "no-squeue").chmod(0o755)
+
+    with begin("node0", queue=["no-squeue"]) as relay:
+        found = until(relay, lambda line: line["queue_error"] != "connecting")
+
+    assert error in found["queue_error"]
+    assert found["queue"] == []
+
+
+@pytest.mark.parametrize("how", ["eof", "kill", "terminate"])
+def test_nothing_that_it_started_outlives_it(begin: Begin, how: str) -> None:
+    with begin("node0", "node1") as relay:
+        until(relay, lambda line: not any(errors(line).values()))
+        started = samplers(relay)
+        assert len(started) >= 2
+        if how == "eof":
+            relay.close()
+            assert relay.process.wait(5) == 0
+        else:
+            getattr(relay.process, how)()
+            relay.process.wait(5)
+
+        deadline = time.monotonic() + 5
+        while any(map(is_running, started)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not any(map(is_running, started))
+
+
+def test_a_line_of_the_queue_may_name_its_job_anything() -> None:
+    assert parse_queue_line("7|x|y|z|RUNNING|1-02:03:04|2|node[1-2]|None") == {
+        "id": "7",
+        "name": "x|y|z",
+        "state": "RUNNING",
+        "passed": "1-02:03:04",
+        "nodes": 2,
+        "where": "node[1-2]",
+        "reason": "None",
+    }
+    assert parse_queue_line("squeue: warning") is None
+    assert parse_queue_line("1|a|RUNNING|1:00|many|node1|None") is None
+
+
+def test_a_log_keeps_its_last_step_when_other_lines_follow(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tail = LogTail(str(log))
+    assert tail.look(0.0) == {}
+
+    event = {"step": 5, "total": 9, "loss": 1.0, "samples_per_second": 2.0, "eta_seconds": 3.0}
+    log.write_text(f"@spr {json.dumps({'event': 'step', **event})}\n")
+    modified = log.stat().st_mtime
+    assert tail.look(modified + 4) == {**event, "age_s": 4.0}
+
+    with log.open("a") as file:
+        file.write(
+            "x" * 200_000 + '\n@spr {"event": "phase", "name": "evaluate"}\n@spr {"event": "st'
+        )
+    found = tail.look(log.stat().st_mtime)
+    assert (found["step"], found["phase"]) == (5, "evaluate")
+
+    log.write_text("again\n")  # the job was started again
+    assert tail.look(log.stat().st_mtime) == {"age_s": 0.0}

@@ -1,0 +1,108 @@
+"""The sampler as a real process: its figures, and its end."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from jobs.top import metrics_tail, node_ranks, procfs, relay, sampler
+from jobs.top.collect import _ON_NODES, _bundle
+from jobs.top.sampler import Sampler
+from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
+
+STAT = "cpu 0 0 0 0 0 0 0 0\ncpu0 {} 0 0 {} 0 0 0 0\ncpu1 0 0 0 {} 0 0 0 0\nintr 5\n"
+NET = "h\nh\n lo: 5 0 0 0 0 0 0 0 5\n ens5: {} 0 0 0 0 0 0 0 {}\n br0: 9 0 0 0 0 0 0 0 9\n"
+
+
+def begin(jobs: Path, *, silence_s: float | None = None) -> NodeProcess:
+    programs = _bundle(_ON_NODES)
+    if silence_s is not None:
+        programs = programs.replace("SILENCE_S = 30", f"SILENCE_S = {silence_s}")
+    return NodeProcess.start(f'{programs}\n{{"interval_s": 0.1, "jobs": "{jobs}"}}\n')
+
+
+def test_a_look_shows_what_changed_since_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc, devices = tmp_path / "proc", tmp_path / "devices"
+    (proc / "net").mkdir(parents=True)
+    (devices / "ens5/device").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 60 kB\n")
+    (proc / "stat").write_text(STAT.format(10, 10, 20))
+    (proc / "net/dev").write_text(NET.format(1000, 500))
+    now = [100.0]
+    monkeypatch.setattr(sampler.time, "monotonic", lambda: now[0])
+    node = Sampler(str(tmp_path / "spr-jobs"), str(proc), str(devices))
+
+    now[0] += 2
+    (proc / "stat").write_text(STAT.format(90, 30, 120))
+    (proc / "net/dev").write_text(NET.format(5000, 1500))
+
+    assert node.look() == {
+        "busy": 40.0,
+        "groups": [{"name": "rest", "ranks": [], "cpus": "", "count": 2, "busy": 40.0}],
+        "memory": 102400,
+        "available": 61440,
+        "received": 2000,
+        "sent": 500,
+        "ranks": [],
+    }
+
+
+def test_the_real_sampler_describes_this_machine_and_a_job_that_runs(tmp_path: Path) -> None:
+    write_metrics(tmp_path, 1, 30)
+    with begin(tmp_path) as node:
+        found = json.loads(next(iter(node)))
+
+    assert [(rank["job"], rank["rank"], rank["step"]) for rank in found["ranks"]] == [(JOB, 1, 30)]
+    assert found["memory"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < found["available"] < found["memory"]
+    assert found["groups"][0]["name"] == "rest"
+    assert 0 <= found["busy"] <= 100
+
+
+def test_it_ends_with_its_standard_input(tmp_path: Path) -> None:
+    with begin(tmp_path) as node:
+        next(iter(node))
+        node.close()
+        assert node.process.wait(5) == 0
+
+
+def test_it_ends_when_its_output_is_not_read_any_more(tmp_path: Path) -> None:
+    with begin(tmp_path) as node:
+        next(iter(node))
+        assert node.process.stdout is not None
+        node.process.stdout.close()
+        assert node.process.wait(5) == 0
+
+
+def test_it_ends_without_beats_and_goes_on_with_them(tmp_path: Path) -> None:
+    """A connection that is cut does not end its standard input."""
+    with begin(tmp_path, silence_s=1.0) as node:
+        for _ in range(3):
+            time.sleep(0.4)
+            node.send("\n")
+        assert node.process.poll() is None
+        assert node.process.wait(5) == -signal.SIGALRM
+
+
+@pytest.mark.parametrize("module", [procfs, metrics_tail, node_ranks, sampler, relay])
+def test_programs_for_the_nodes_import_only_the_standard_library_and_each_other(
+    module: ModuleType,
+) -> None:
+    source = Path(str(module.__file__)).read_text()
+    # Stack `reference` has Python 3.8 on its nodes.
+    tree = ast.parse(source, feature_version=(3, 8))
+
+    names = [n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names]
+    names += [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    sent = {each.__name__ for each in _ON_NODES}
+    assert {n for n in names if n.split(".")[0] not in sys.stdlib_module_names} <= sent

@@ -1,0 +1,156 @@
+"""The snapshot as text: what is on the screen at every size, and what is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from jobs.top.screen import format_rate, format_step, render
+from jobs.top.snapshot import Snapshot
+from tests.golden import check_golden
+from tests.jobs.top.samples import JOB, make_node, make_rank, make_snapshot
+
+SIZES = [(80, 24), (200, 50)]
+
+
+def make_troubled(count: int) -> Snapshot:
+    """A cluster with a silent node and a straggler, both near its end."""
+    nodes = [make_node(index) for index in range(count)]
+    nodes[-1] = {"name": f"node{count - 1}", "error": "no answer for 12 s"}
+    slow = [make_rank(2 * count - 4), make_rank(2 * count - 3, own_seconds=0.9)]
+    nodes[-2] = make_node(count - 2, ranks=slow)
+    return make_snapshot(nodes)
+
+
+def lines_of(
+    snapshot: Snapshot, width: int, height: int | None = None, notice: str = ""
+) -> list[str]:
+    return render(snapshot, width, height, notice).plain.split("\n")
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("nodes", [3, 64])
+def test_it_looks_right(nodes: int, width: int, height: int) -> None:
+    lines = lines_of(make_troubled(nodes), width, height)
+
+    name = f"{nodes}-nodes-{width}x{height}.txt"
+    text = "\n".join(line.rstrip() for line in lines) + "\n"
+    check_golden(Path(__file__).parent / "golden" / name, text)
+
+
+@pytest.mark.parametrize("nodes", [3, 64])
+@pytest.mark.parametrize("width", [40, 80, 120, 161, 300])
+@pytest.mark.parametrize("height", [8, 24, 33, 120])
+def test_it_fits_any_terminal(nodes: int, width: int, height: int) -> None:
+    lines = lines_of(make_troubled(max(2, nodes)), width, height)
+
+    assert len(lines) == height
+    assert all(cell_len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("height", range(10, 80, 9))
+def test_every_node_is_shown_or_counted(width: int, height: int) -> None:
+    text = "\n".join(lines_of(make_troubled(64), width, height))
+
+    shown = sum(f"node{index} " in text for index in range(64))
+    counted = [int(line.split()[2]) for line in text.split("\n") if "more node" in line]
+    assert shown + sum(counted) == 64
+    assert "no answer for 12 s" in text
+    assert text.index("node63 ") < text.index("node62 ") or not counted
+
+
+def test_without_a_height_everything_is_listed() -> None:
+    lines = lines_of(make_snapshot(64), 80)
+
+    assert sum(line.startswith("node") for line in lines) == 64
+    assert sum(line.startswith("  rank ") for line in lines) == 128
+
+
+def test_a_straggler_is_marked_and_named() -> None:
+    lines = lines_of(make_troubled(3), 200, 50)
+
+    marked = [line for line in lines if " ms !" in line]
+    assert [line.split()[:2] for line in marked] == [["node1", "█" * 38 + "▊"], ["rank", "3"]]
+    assert "rank 3 is slow" in marked[0]
+
+
+def test_the_queue_says_why_it_is_not_known() -> None:
+    broken = make_snapshot(queue=[], queued=0, queue_error="squeue is not installed on the head")
+    assert "QUEUE  not known: squeue is not installed on the head" in lines_of(broken, 80)[-2]
+    assert "QUEUE  empty" in lines_of(make_snapshot(queue=[], queued=0), 80)[-2]
+
+
+def test_a_long_queue_leaves_room_for_the_nodes() -> None:
+    row = {"id": "1", "name": "x", "state": "PENDING", "passed": "0:00", "nodes": 1}
+    queue = [{**row, "where": "", "reason": "Priority"} for _ in range(60)]
+    lines = lines_of(make_snapshot(queue=queue, queued=500), 80, 24)
+
+    assert sum(line.startswith("  rank ") for line in lines) == 6
+    listed = sum("PENDING" in line for line in lines)
+    assert f"… and {500 - listed} more jobs" in [line.strip() for line in lines]
+
+
+def test_several_jobs_have_a_line_each() -> None:
+    jobs = [{"job": f"job-{index}"} for index in range(9)]
+    text = "\n".join(lines_of(make_snapshot(jobs=jobs), 80, 24))
+
+    assert "job-0  starting" in text
+    assert "… and 7 more jobs" in text
+    assert "no job is running" in "\n".join(lines_of(make_snapshot(jobs=[]), 80, 24))
+
+
+def test_the_time_left_counts_from_the_logs_last_line() -> None:
+    job = {"job": JOB, "phase": "train", "step": 1, "total": 9, "eta_seconds": 100, "age_s": 40}
+    assert "1 min 00 s left" in lines_of(make_snapshot(jobs=[job]), 80)[1]
+    assert "left" not in lines_of(make_snapshot(jobs=[{**job, "phase": "evaluate"}]), 80)[1]
+
+
+def test_a_rank_without_steps_for_long_says_so() -> None:
+    node = make_node(0, ranks=[make_rank(0, age_s=150.0), make_rank(1)])
+    lines = lines_of(make_snapshot([node]), 200, 50)
+    assert [line.split("ms")[1].strip() for line in lines if "rank 0" in line] == [
+        "no step for 2 min 30 s"
+    ]
+
+
+def test_text_from_elsewhere_can_not_move_the_cursor() -> None:
+    row = {"id": "1\n2", "name": "a\x1b[2Jb", "state": "RUN\r", "passed": "\x07", "nodes": 1}
+    queue = [{**row, "where": "\x1b[H", "reason": ""}]
+    nodes = [{"name": "no\nde", "error": "\x1b]0;title\x07"}]
+    text = render(make_snapshot(nodes, queue=queue, jobs=[{"job": "j\x1bk"}]), 80, 24).plain
+
+    assert not [each for each in text if not each.isprintable() and each != "\n"]
+
+
+def test_a_notice_replaces_the_legend() -> None:
+    lines = lines_of(make_snapshot(), 80, 24, "no answer from the head for 9 s")
+    assert lines[-1].startswith("no answer from the head for 9 s")
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (999.6, "1.0k"),
+        (9940, "9.9k"),
+        (9960, "10k"),
+        (1.25e9, "1.2G"),
+        (3e13, "30000G"),
+    ],
+)
+def test_rates_are_short(rate: float, text: str) -> None:
+    assert format_rate(rate) == text
+
+
+def test_times_of_steps_are_short() -> None:
+    assert [format_step(s) for s in (0.0004, 0.43, 9.9, 10, 75.26)] == [
+        "0 ms",
+        "430 ms",
+        "9900 ms",
+        "10.0 s",
+        "75.3 s",
+    ]

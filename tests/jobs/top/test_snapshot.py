@@ -1,0 +1,83 @@
+"""Snapshots: stragglers, nodes as one rank, and lines that are no snapshots."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.top.relay import CONNECTING
+from jobs.top.snapshot import SLOWER, combine, parse_snapshot
+from tests.jobs.top.samples import make_line, make_node, make_rank, make_snapshot
+
+
+def stragglers(*own: float | None, jobs: str = "aaaaaaaaaa") -> list[int]:
+    ranks = [make_rank(i, own_seconds=s, job=jobs[i]) for i, s in enumerate(own)]
+    found = make_snapshot([make_node(0, ranks=ranks)])
+    return [rank.rank for rank in found.ranks if rank.straggler]
+
+
+def test_a_straggler_computes_longer_than_the_median_of_its_job() -> None:
+    assert stragglers(1.0, 1.0, SLOWER + 0.01, 1.0) == [2]
+    assert stragglers(1.0, 1.0, SLOWER - 0.01, 1.0) == []
+    assert stragglers(1.0, 1.6) == [1]
+    assert stragglers(5.0) == []
+    assert stragglers(None, None) == []
+    assert stragglers(1.0, None, 1.0, 2.0) == [3]
+
+
+def test_ranks_are_compared_within_their_job() -> None:
+    assert stragglers(1.0, 1.0, 9.0, 9.0, 1.0, 9.9, jobs="aabbab") == []
+
+
+def test_a_line_of_json_is_the_same_snapshot_again() -> None:
+    found = make_snapshot([make_node(0, ranks=[make_rank(0), make_rank(1, own_seconds=0.9)])])
+
+    assert parse_snapshot(found.as_json(), "again") == found
+    assert json.loads(found.as_json())["nodes"][0]["ranks"][1]["straggler"] is True
+
+
+def test_it_is_complete_when_nothing_is_waited_for() -> None:
+    lost = {"name": "node1", "error": "no answer for 12 s"}
+    assert make_snapshot([make_node(0), lost], queue_error="none").is_complete
+    assert not make_snapshot([make_node(0), {"name": "node1", "error": CONNECTING}]).is_complete
+    assert not make_snapshot(1, queue_error=CONNECTING).is_complete
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "Invalid JSON"),
+        ("[]", "x: "),
+        ("{}", "time: Field required"),
+        (make_line([{"name": 5}]), "nodes: 0: name: "),
+        (make_line([make_node(0, memory=-1)]), "nodes: 0: memory: "),
+        (make_line([make_node(0, sent=10**30)]), "nodes: 0: sent: "),
+        (make_line([make_node(0, busy=float("nan"))]), "nodes: 0: busy: "),
+        (make_line([make_node(0, busy=1e300)]), "nodes: 0: busy: "),
+    ],
+)
+def test_a_line_that_is_no_snapshot_is_refused(line: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_snapshot(line, "x")
+    assert message in caught.value.message
+
+
+def test_a_nodes_ranks_are_one_by_the_slowest() -> None:
+    ranks = make_snapshot(
+        [make_node(0, ranks=[make_rank(0, step=9), make_rank(1, own_seconds=0.5, step=None)])]
+    ).ranks
+
+    one = combine(ranks)
+
+    assert (one.step, one.samples_per_second, one.own_seconds) == (9, 69.0, 0.5)
+    assert one.communication == pytest.approx(0.12)
+    assert combine(()).step is None
+
+
+def test_the_cpus_of_ranks_count_by_their_number() -> None:
+    node = make_snapshot(1).nodes[0]
+    assert (node.rank_busy, node.rest_busy) == (97.0, 2.5)
+    idle = make_snapshot([make_node(0, groups=[])]).nodes[0]
+    assert (idle.rank_busy, idle.rest_busy) == (50.2, None)

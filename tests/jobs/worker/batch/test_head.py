@@ -1,0 +1,155 @@
+"""The job's files on a head that is another machine, over connections that break."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.worker.batch import head as batch_head
+from jobs.worker.batch.head import HeadFolder
+from tests.jobs.launch.this_machine import ThisMachine, wait_for
+
+# Delivers as many bytes as the next line of the file `breaks` or `tars` says, and then breaks.
+_BREAKS = r"""#!/bin/bash
+cd {root} || exit
+case "$*" in
+  *"dd of="*) breaks=breaks ;;
+  *"tar -C"*) breaks=tars ;;
+esac
+if [ -s "$breaks" ]; then
+  count=$(head -n 1 "$breaks")
+  sed -i 1d "$breaks"
+  head -c "$count" | {root}/bin/whole-ssh "$@"
+  exit 255
+fi
+exec {root}/bin/whole-ssh "$@"
+"""
+
+
+@pytest.fixture
+def worker(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The job's folder on the node where this process is, which is not the head."""
+    folder = head.connect("node1") / "spr-jobs/squad-1"
+    folder.mkdir(parents=True)
+    (folder / "log").write_text("of this node's earlier attempt\n")
+    (head.bin / "ssh").rename(head.bin / "whole-ssh")
+    head.write_program("ssh", _BREAKS.format(root=head.root))
+    for name, value in {**head.environ, "HOME": str(head.root / "node1")}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(batch_head, "_TRIES_S", 0.05)
+    return folder
+
+
+def on_head(head: ThisMachine, name: str = "log") -> Path:
+    return head.home / "spr-jobs/squad-1" / name
+
+
+def make_folder(worker: Path) -> HeadFolder:
+    return HeadFolder(str(worker), "node0", worker / "log")
+
+
+def test_json_files_are_written_in_one_piece(head: ThisMachine, worker: Path) -> None:
+    folder = make_folder(worker)
+    assert not folder.write("end.json", {"state": "failed"}), "there is no such folder yet"
+    on_head(head).parent.mkdir(parents=True)
+    assert not folder.exists("end.json")
+    assert folder.write("end.json", {"message": "it's \u00e9"})
+    assert folder.exists("end.json")
+    assert json.loads(on_head(head, "end.json").read_text()) == {"message": "it's \u00e9"}
+    assert [path.name for path in on_head(head).parent.iterdir()] == ["end.json"]
+    assert list(worker.iterdir()) == [worker / "log"]
+
+
+def test_a_head_that_is_this_node_needs_no_connection(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("x")
+    folder = HeadFolder(str(tmp_path), "", tmp_path / "log")
+    folder.copy_log(0)
+    assert folder.write("begin.json", {"attempt": 1})
+    assert folder.exists("begin.json")
+    assert not folder.exists("cancelled")
+    folder.finish(results=True)
+    assert (tmp_path / "log").read_text() == "x"
+
+
+@pytest.mark.parametrize("breaks", ["", "10\n", "0\n1000\n1\n70000\n", "100\n" * 9])
+def test_no_line_is_lost_or_doubled_if_connections_break(
+    head: ThisMachine, worker: Path, breaks: str
+) -> None:
+    (head.root / "breaks").write_text(breaks)
+    on_head(head).parent.mkdir(parents=True)
+    on_head(head).write_text("of the first attempt\n")
+    folder, log = make_folder(worker), worker / "log"
+    folder.copy_log(log.stat().st_size)
+
+    lines = [f"line {number} {'x' * (number % 977)}\n" for number in range(400)]
+    with log.open("a") as file:
+        for number, line in enumerate(lines):
+            file.write(line)
+            file.flush()
+            if number % 50 == 0:
+                time.sleep(0.02)
+    folder.finish(results=True)
+
+    assert on_head(head).read_text() == "of the first attempt\n" + "".join(lines)
+
+
+def test_the_last_lines_arrive_over_a_connection_that_breaks_at_the_end(
+    head: ThisMachine, worker: Path
+) -> None:
+    on_head(head).parent.mkdir(parents=True)
+    folder, log = make_folder(worker), worker / "log"
+    folder.copy_log(log.stat().st_size)
+    (head.root / "breaks").write_text("5\n")
+    with log.open("a") as file:
+        file.write("the last words\n")
+    folder.finish(results=True)
+    assert on_head(head).read_text() == "the last words\n"
+
+
+def test_a_head_that_answers_late_gets_the_whole_log(head: ThisMachine, worker: Path) -> None:
+    away = head.home.rename(head.root / "away")
+    folder, log = make_folder(worker), worker / "log"
+    folder.copy_log(0)
+    time.sleep(0.2)
+    away.rename(head.home)
+    with log.open("a") as file:
+        file.write("more\n")
+    wait_for(lambda: on_head(head).exists())
+    folder.finish(results=True)
+    assert on_head(head).read_text() == log.read_text()
+
+
+def test_results_arrive_without_checkpoints(head: ThisMachine, worker: Path) -> None:
+    names = ("results.json", "model/w", "model/checkpoint-5/w", "checkpoints/step-1/w")
+    for name in names:
+        (worker / "output" / name).parent.mkdir(parents=True, exist_ok=True)
+        (worker / "output" / name).write_text(name)
+    folder = make_folder(worker)
+    folder.copy_log(0)
+    (head.root / "tars").write_text("2000\n")
+
+    folder.finish(results=True)
+
+    output = on_head(head, "output")
+    found = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
+    assert found == ["model/w", "results.json"]
+    assert threading.active_count() == 1
+
+
+def test_results_that_do_not_arrive_are_mentioned(
+    head: ThisMachine, worker: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (worker / "output").mkdir()
+    on_head(head).parent.mkdir(parents=True)
+    (head.root / "tars").write_text("10\n" * 3)
+    folder = make_folder(worker)
+    folder.copy_log(0)
+
+    folder.finish(results=True)
+
+    assert "copying them to node0 failed" in capfd.readouterr().out
+    assert on_head(head).read_text() == (worker / "log").read_text()

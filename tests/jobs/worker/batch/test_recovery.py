@@ -1,0 +1,150 @@
+"""Decisions about the loss of ranks and nodes: what hangs, what is lost, who has what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.worker.batch.conclusion import describe, describe_lost_nodes
+from jobs.worker.batch.copies import order_nodes
+from jobs.worker.batch.nodes import NodeState, newest_copy, parse_cpus, parse_state
+from jobs.worker.batch.pinning import fit_pinning
+from jobs.worker.batch.stall import StallDetector
+from jobs.worker.batch.supervise import LogWatch
+from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, render_plan
+
+
+def training(*steps: float) -> StallDetector:
+    """A run that began to train at 0 and took steps at these times."""
+    found = StallDetector()
+    found.see("phase", "load", -50)
+    found.see("phase", "train", 0)
+    for now in steps:
+        found.see("step", "", now)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("steps", "now", "expected"),
+    [
+        ((), 10_000, 0),  # it may compile the model, or wait for a download
+        ((1, 2), 182, 0),
+        ((1, 2), 183, 181),
+        ((60, 70), 669, 0),  # ten times the longest step
+        ((60, 70), 671, 601),
+    ],
+)
+def test_a_run_hangs_after_many_times_its_longest_step(
+    steps: tuple[float, ...], now: float, expected: float
+) -> None:
+    assert training(*steps).stalled(now) == expected
+
+
+def test_only_the_phase_with_steps_can_hang() -> None:
+    run = training(1, 2)
+    run.see("checkpoint", "step-000002", 170)
+    assert run.stalled(349) == 0
+    assert run.stalled(351) == 181
+    run.see("phase", "save", 200)
+    assert run.stalled(10_000) == 0
+
+
+def test_the_log_tells_of_errors_hosts_and_steps(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    events = [
+        {"event": "start", "hosts": ["a", "b"]},
+        {"event": "phase", "name": "train"},
+        {"event": "step", "step": 1},
+        {"event": "error", "message": "m", "lost_peer": True},
+    ]
+    log.write_text("text\n" + "".join(f"@spr {json.dumps(event)}\n" for event in events))
+    watch = LogWatch(log)
+    watch.poll()
+    assert watch.start["hosts"] == ["a", "b"]
+    assert [event["message"] for event in watch.errors] == ["m"]
+    assert watch.failed_at is not None
+    assert watch.steps.stalled(1e9) > 0
+
+
+NODES = ("node0", "node1", "node2")
+
+
+def test_a_lost_node_is_named_by_its_first_rank_and_host() -> None:
+    start = {"hosts": ["ip-1", "ip-2", "ip-3"]}
+    found = describe_lost_nodes(("node1",), NODES, start, 2)
+    assert describe(found) == "rank 2 on ip-2: its node, node1, is down or cut off"
+    assert found["lost_peer"]
+    # Before the ranks have met, only the node's name is known.
+    assert describe_lost_nodes(("node1",), NODES, {}, 2)["host"] == "node1"
+    assert describe_lost_nodes((), NODES, start, 2) == {}
+    assert describe({}) == ""
+
+
+def test_what_a_node_says_about_itself() -> None:
+    text = "files\nstep-000015\nstep-000030\nstep-000045.copy\nstep-000045.partial\ncpus\t0-1,4\n"
+    assert parse_state(text) == NodeState((0, 1, 4), True, 30)
+    assert parse_state("cpus\t3\n") == NodeState((3,), False, -1)
+    assert parse_cpus("") == ()
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ({"node0": 30, "node1": 15}, ""),
+        ({"node0": 15, "node1": 30, "node2": 15}, "node1"),
+        ({"node0": 30, "node1": 30}, ""),
+        ({"node1": 15}, "node1"),  # nothing is known of this node
+        ({"node0": -1, "node1": -1}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_newest_checkpoint_comes_from_another_node(
+    steps: dict[str, int], expected: str
+) -> None:
+    states = {name: NodeState(newest=step) for name, step in steps.items()}
+    assert newest_copy(states, "node0") == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "here", "expected"),
+    [
+        (NODES, "node0", ["node1", "node2"]),
+        (NODES, "node2", ["node0", "node1"]),
+        (("node1", "node2"), "node1", ["node2"]),  # the head does not answer
+        (("node0",), "node0", []),
+    ],
+)
+def test_copies_go_to_the_head_or_from_it(
+    nodes: tuple[str, ...], here: str, expected: list[str]
+) -> None:
+    assert order_nodes(nodes, here, "node0") == expected
+
+
+def pinned(*places: tuple[str, str]) -> dict[str, str]:
+    plan = [RankPlacement(cpus, 1, "prefer:0", workers) for cpus, workers in places]
+    workers = ",".join(workers for _, workers in places)
+    return {
+        "I_MPI_PIN_DOMAIN": "[0x3,0x30]",
+        VARIABLE: render_plan(plan),
+        "CCL_WORKER_AFFINITY": workers,
+    }
+
+
+def test_a_pinning_that_fits_stays() -> None:
+    env = pinned(("0-1", "2"), ("4-5", "6"))
+    assert fit_pinning(env, range(8)) == env
+    assert fit_pinning({"A": "b"}, (3,)) == {"A": "b"}
+    assert fit_pinning(env, (0, 1)) == env  # too few: a rank will say so
+
+
+def test_a_pinning_moves_to_the_cpus_of_a_replaced_node() -> None:
+    moved = fit_pinning(pinned(("0-1", "2"), ("4-5", "6")), range(10, 16))
+
+    assert moved["I_MPI_PIN_DOMAIN"] == f"[{hex(0b11 << 10)},{hex(0b11 << 13)}]"
+    assert moved["CCL_WORKER_AFFINITY"] == "12,15"
+    places = [RankPlacement(**place) for place in json.loads(moved[VARIABLE])]
+    assert [place.cpus for place in places] == ["10-11", "13-14"]
+    assert [place.workers for place in places] == ["12", "15"]
+    assert [place.memory for place in places] == [None, None]

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,8 @@ else:
     import tomli as tomllib
 
 T = TypeVar("T")
+# Building an adapter takes milliseconds.
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 MAX_BYTES = 64 << 20
 """Largest file that is read at once; those of this tool are far smaller."""
 _MAX_DEPTH = 100
@@ -127,11 +129,6 @@ def parse_as(kind: type[T], text: str, name: str) -> T:
         place = "".join(f"{part}: " for part in first["loc"])
         raise UsageError(f"{name}: {place}{first['msg']}") from None
     return found
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:

@@ -23,11 +23,12 @@ from cluster.events import utc_now
 from cluster.nodes import Cluster, HostOpener
 from cluster.overview import Overview
 from infra.errors import DeadlineError, HostKeyError, SprError, UsageError
-from jobs.top import metrics_tail, node_ranks, procfs, relay, sampler
+from jobs.top import metrics_tail, node_ranks, procfs, queue_and_logs, relay, sampler
 from jobs.top.snapshot import Snapshot, parse_snapshot
 from provision.host import Stream
 
 _ON_NODES = (procfs, metrics_tail, node_ranks, sampler)
+_ON_HEAD = (*_ON_NODES, queue_and_logs, relay)
 _START = """import json,sys,types
 for name,text in json.loads(sys.stdin.readline()):
  module=sys.modules[name]=types.ModuleType(name);exec(compile(text,name,"exec"),module.__dict__)
@@ -55,7 +56,7 @@ def render_input(
     argv = {head: _PYTHON, **{name: (*login, name, COMMAND) for name in workers}}
     plan = {"interval_s": interval_s, "jobs": jobs, "nodes": argv, "queue": queue}
     plan["greeting"] = greeting.count("\n")
-    return f"{_bundle((*_ON_NODES, relay))}\n{json.dumps(plan)}\n{greeting}"
+    return f"{_bundle(_ON_HEAD)}\n{json.dumps(plan)}\n{greeting}"
 
 
 def _bundle(modules: Sequence[ModuleType]) -> str:

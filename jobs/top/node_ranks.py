@@ -1,7 +1,8 @@
 """The ranks on a node, and their CPUs. Runs on the nodes: see :mod:`jobs.top.sampler`.
 
 A rank is a process of this user with PMI_RANK in its environment, which mpirun and srun set. Its job is the
-folder below the jobs' folder in which it runs. Metrics files written lately count as ranks, too.
+folder below the jobs' folder in which it runs, else Slurm's name of it. Metrics files written lately count as
+ranks, too.
 """
 
 from __future__ import annotations
@@ -64,11 +65,12 @@ def find_ranks(proc: str, jobs: str, uid: int) -> dict[RankKey, RankCpus]:
 
 
 def find_job(process: str, environ: Mapping[str, str], jobs: str) -> str:
-    """Return the ID of a process's job; "" if it runs elsewhere. Raises :class:`OSError`."""
-    for folder in (environ.get("SPR_JOB_FOLDER", ""), os.readlink(process + "/cwd")):  # noqa: PTH115
-        if folder.startswith(jobs + "/"):
-            return folder[len(jobs) + 1 :].split("/")[0]
-    return ""
+    """Return the ID of a process's job; "" if it has none. Raises :class:`OSError`."""
+    folder = os.readlink(process + "/cwd")  # noqa: PTH115
+    if folder.startswith(jobs + "/"):
+        return folder[len(jobs) + 1 :].split("/")[0]
+    # A program may have gone to another folder. Our jobs have Slurm's names.
+    return environ.get("SLURM_JOB_NAME", "").replace("/", "_")
 
 
 def find_cpus(process: str, environ: Mapping[str, str]) -> RankCpus:

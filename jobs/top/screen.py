@@ -7,40 +7,19 @@ first, and the last row counts the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from itertools import zip_longest
 
 from rich.cells import set_cell_size
 from rich.text import Text
 
 from cluster.cli.display import format_seconds
 from infra.words import counted, spoken_duration
-from jobs.top.snapshot import SLOWER, CoreGroup, LiveJob, LiveNode, LiveRank, Snapshot, combine
+from jobs.top.node_table import list_rows, render_nodes
+from jobs.top.snapshot import SLOWER, LiveJob, Snapshot
+from jobs.top.text_lines import BAD, DIM, GOOD, HEAD, SLOW, WIDE, bar, clean_text, fit, join
 
-COLUMN_WIDTH = 79
-"""Of a node's row without notes: wider screens show several columns of nodes, or longer bars."""
-_LONGEST_BAR = 40
-_GAP = 3
-_WIDE = 120
 _JOBS = 3
-_QUIET_S = 60.0
-_EIGHTHS = " ▏▎▍▌▋▊▉"
-_GOOD, _SLOW, _BAD, _DIM, _HEAD = "green", "yellow", "bold red", "dim", "bold"
-# Title and width of each column after the bar; the figures are right-aligned.
-_COLUMNS = {
-    "CPU": 6,
-    "REST": 6,
-    "MEM": 6,
-    "RX/s": 6,
-    "TX/s": 6,
-    "STEP": 7,
-    "SAMPLES/s": 10,
-    "COMM": 6,
-    "OWN/STEP": 9,
-}
-_NAME = 9
-_FIXED = _NAME + 1 + sum(_COLUMNS.values())
 
 
 def render(snapshot: Snapshot, width: int, height: int | None = None, notice: str = "") -> Text:
@@ -49,17 +28,17 @@ def render(snapshot: Snapshot, width: int, height: int | None = None, notice: st
     ``notice`` says what is wrong with the view itself.
     """
     head = [_render_title(snapshot, width), *_render_jobs(snapshot.jobs, width)]
-    foot = [_fit(Text(notice, _BAD) if notice else _legend(height is not None), width)]
+    foot = [fit(Text(notice, BAD) if notice else _legend(height is not None), width)]
     queue = _render_queue(snapshot, width)
     if height is None:
-        body = _render_nodes(snapshot, width, None)
+        body = render_nodes(snapshot.nodes, width, None)
     else:
         room = max(4, height - len(head) - len(foot) - 2)
-        wanted = len(_list_rows(snapshot.nodes)) + 1
+        wanted = len(list_rows(snapshot.nodes)) + 1
         kept = max(1, room // 4, room - wanted)
         if len(queue) > kept:
             queue = _shorten_queue(queue, kept, snapshot.queued)
-        body = _render_nodes(snapshot, width, room - len(queue))
+        body = render_nodes(snapshot.nodes, width, room - len(queue))
         spare = room - len(queue) - len(body)
         foot = [*[Text()] * spare, *foot]
     lines = [*head, Text(), *body, Text(), *queue, *foot]
@@ -69,240 +48,75 @@ def render(snapshot: Snapshot, width: int, height: int | None = None, notice: st
 def _render_title(snapshot: Snapshot, width: int) -> Text:
     silent = sum(bool(node.error) for node in snapshot.nodes)
     parts = [
-        Text(snapshot.cluster or "cluster", _HEAD),
+        Text(snapshot.cluster or "cluster", HEAD),
         Text(counted(len(snapshot.nodes), "node")),
-        Text(f"{silent} without an answer", _BAD) if silent else Text(),
+        Text(f"{silent} without an answer", BAD) if silent else Text(),
         Text("" if snapshot.usd is None else f"${snapshot.usd:.2f} so far"),
         Text() if snapshot.ttl_left_s is None else _render_ttl(snapshot.ttl_left_s),
-        Text(f"{datetime.fromtimestamp(snapshot.time, timezone.utc):%H:%M:%S} UTC", _DIM),
+        Text(f"{datetime.fromtimestamp(snapshot.time, timezone.utc):%H:%M:%S} UTC", DIM),
     ]
-    return _join(parts, width)
+    return join(parts, width)
 
 
 def _render_ttl(seconds: float) -> Text:
     if seconds <= 0:
-        return Text("time to live is over", _BAD)
-    return Text(f"{spoken_duration(seconds)} to live", _SLOW if seconds < 900 else "")
+        return Text("time to live is over", BAD)
+    return Text(f"{spoken_duration(seconds)} to live", SLOW if seconds < 900 else "")
 
 
 def _render_jobs(jobs: Sequence[LiveJob], width: int) -> list[Text]:
     lines = [_render_job(job, width) for job in jobs]
     if len(lines) > _JOBS:
         rest = counted(len(lines) - _JOBS + 1, "more job")
-        lines[_JOBS - 1 :] = [Text(f"… and {rest}", _DIM)]
-    return lines or [Text("no job is running", _DIM)]
+        lines[_JOBS - 1 :] = [Text(f"… and {rest}", DIM)]
+    return lines or [Text("no job is running", DIM)]
 
 
 def _render_job(job: LiveJob, width: int) -> Text:
-    parts = [Text(_clean(job.job), "bold cyan")]
+    parts = [Text(clean_text(job.job), "bold cyan")]
     if job.step is not None and job.total:
         parts.append(Text(f"step {job.step}/{job.total}"))
-        if width >= _WIDE:
+        if width >= WIDE:
             share = min(1.0, job.step / job.total)
-            parts.append(Text.assemble((_bar(share, 20), _GOOD), f" {100 * share:.0f} %"))
+            parts.append(Text.assemble((bar(share, 20), GOOD), f" {100 * share:.0f} %"))
     if job.phase not in ("", "train") or job.step is None:
-        parts.append(Text(_clean(job.phase) or "starting"))
+        parts.append(Text(clean_text(job.phase) or "starting"))
     if job.samples_per_second is not None:
         parts.append(Text(f"{job.samples_per_second:.1f} samples/s"))
     if job.left_s is not None and job.phase in ("", "train"):
         parts.append(Text(f"{format_seconds(round(job.left_s))} left"))
     if job.loss is not None:
         parts.append(Text(f"loss {job.loss:.3f}"))
-    return _join(parts, width)
-
-
-def _render_nodes(snapshot: Snapshot, width: int, room: int | None) -> list[Text]:
-    """Return the header and the nodes in the most detailed form that fits."""
-    nodes = snapshot.nodes
-    rows = _list_rows(nodes)
-    if room is None or len(rows) < room:
-        return [_header(width), *(_render_row(row, width) for row in rows)]
-    columns = min((width + _GAP) // (COLUMN_WIDTH + _GAP), -(-len(nodes) // (room - 1))) or 1
-    each = (width + _GAP) // columns - _GAP
-    shown = nodes
-    if len(nodes) > columns * (room - 1):
-        shown = tuple(sorted(nodes, key=_severity))[: columns * (room - 2)]
-    lines = [_render_row((node, None), each) for node in shown]
-    deep = -(-len(lines) // columns)
-    table = [lines[first : first + deep] for first in range(0, len(lines), max(1, deep))]
-    titles = [_header(each)] * len(table)
-    body = [titles, *zip_longest(*table, fillvalue=Text())] if table else []
-    joined = [Text(" " * _GAP).join(line) for line in body]
-    if rest := len(nodes) - len(shown):
-        joined.append(_fit(Text(f"… and {counted(rest, 'more node')}, worst first", _DIM), width))
-    return joined
-
-
-def _severity(node: LiveNode) -> int:
-    """Return a key by which the nodes that need attention come first."""
-    return 0 if node.error else 1 if node.stragglers else 2
-
-
-_Row = tuple[LiveNode, "LiveRank | CoreGroup | None"]
-
-
-def _list_rows(nodes: Iterable[LiveNode]) -> list[_Row]:
-    """Return each node, followed by its ranks, and by oneCCL's CPUs."""
-    rows: list[_Row] = []
-    for node in nodes:
-        rows.append((node, None))
-        rows += [(node, rank) for rank in node.ranks]
-        rows += [(node, g) for g in node.groups if not g.ranks and g.name != "rest"]
-    return rows
-
-
-def _header(width: int) -> Text:
-    titles = "".join(f"{title:>{size}}" for title, size in _COLUMNS.items())
-    return _fit(Text(f"{'NODE':<{_NAME}} {'':<{_bar_width(width)}}{titles}", _DIM), width)
-
-
-def _bar_width(width: int) -> int:
-    return min(_LONGEST_BAR, max(4, width - _FIXED - 2))
-
-
-def _render_row(row: _Row, width: int) -> Text:
-    node, part = row
-    if part is None:
-        return _fit(_render_node(node, width), width)
-    if isinstance(part, CoreGroup):
-        cells = {"CPU": f"{part.busy:.0f} %"}
-        return _fit(_line(f"  {part.name}", part.busy, cells, width, note=_cpus(part)), width)
-    return _fit(_render_rank(node, part, width), width)
-
-
-def _render_node(node: LiveNode, width: int) -> Text:
-    name = set_cell_size(_clean(node.name), _NAME)
-    if node.error:
-        return Text.assemble((f"{name} ", _BAD), (_clean(node.error), _BAD))
-    rest, used = node.rest_busy, node.memory - node.available
-    cells = {
-        "CPU": f"{node.rank_busy:.0f} %",
-        "REST": "" if rest is None or not node.ranks else f"{rest:.0f} %",
-        "MEM": f"{100 * used / node.memory:.0f} %" if node.memory else "",
-        "RX/s": format_rate(node.received),
-        "TX/s": format_rate(node.sent),
-        **_rank_cells(combine(node.ranks)),
-    }
-    slow = node.stragglers
-    note = f"rank {','.join(str(rank.rank) for rank in slow)} is slow" if slow else ""
-    job = f"  {_clean(node.ranks[0].job)}" if node.ranks else ""
-    note = note or f"{used / 1e9:.0f} of {node.memory / 1e9:.0f} GB{job}"
-    return _line(name, node.rank_busy, cells, width, note=note, slow=bool(slow), bold=True)
-
-
-def _render_rank(node: LiveNode, rank: LiveRank, width: int) -> Text:
-    group = node.group_of(rank.rank)
-    cells = {"CPU": f"{group.busy:.0f} %" if group else "", **_rank_cells(rank)}
-    note = "slower than the others" if rank.straggler else _cpus(group) if group else ""
-    if rank.age_s > _QUIET_S:
-        note = f"no step for {format_seconds(round(rank.age_s))}"
-    busy = group.busy if group else 0.0
-    return _line(f"  rank {rank.rank}", busy, cells, width, note=note, slow=rank.straggler)
-
-
-def _rank_cells(rank: LiveRank) -> dict[str, str]:
-    share, own, samples = rank.communication, rank.own_seconds, rank.samples_per_second
-    return {
-        "STEP": "" if rank.step is None else str(rank.step),
-        "SAMPLES/s": "" if samples is None else f"{samples:.1f}",
-        "COMM": "" if share is None else f"{100 * share:.0f} %",
-        "OWN/STEP": "" if own is None else format_step(own),
-    }
-
-
-def _line(
-    name: str,
-    busy: float,
-    cells: dict[str, str],
-    width: int,
-    *,
-    note: str = "",
-    slow: bool = False,
-    bold: bool = False,
-) -> Text:
-    bar = _bar(busy / 100, _bar_width(width))
-    figures = "".join(f"{cells.get(title, ''):>{size}}" for title, size in _COLUMNS.items())
-    style = _SLOW if slow else "bold" if bold else ""
-    mark = " !" if slow else "  "
-    # A note is cut short only on a screen that has no room for notes at all.
-    shown = f" {note}" if width - _FIXED - _LONGEST_BAR > len(note) else ""
-    return Text.assemble(
-        (set_cell_size(name, _NAME) + " ", style),
-        (bar, _GOOD),
-        (figures + mark, style),
-        (shown, _SLOW if slow else _DIM),
-    )
-
-
-def _cpus(group: CoreGroup) -> str:
-    return f"CPUs {group.cpus}" if group.cpus else counted(group.count, "CPU")
-
-
-def _bar(share: float, width: int) -> str:
-    eighths = round(min(1.0, max(0.0, share)) * width * 8)
-    full, part = divmod(eighths, 8)
-    return ("█" * full + (_EIGHTHS[part] if part else "")).ljust(width)
-
-
-def format_rate(rate: float) -> str:
-    """Return a number of bytes in at most five characters: ``980``, ``1.2k``, ``34M``, ``5.6G``."""
-    for unit in ("", "k", "M", "G"):
-        if rate < 999.5 or unit == "G":
-            return f"{rate:.1f}{unit}" if unit and rate < 9.95 else f"{rate:.0f}{unit}"
-        rate /= 1000
-    raise AssertionError
-
-
-def format_step(seconds: float) -> str:
-    """Return the time of a step: ``431 ms``, ``12.3 s``."""
-    return f"{1000 * seconds:.0f} ms" if seconds < 9.9995 else f"{seconds:.1f} s"
+    return join(parts, width)
 
 
 def _render_queue(snapshot: Snapshot, width: int) -> list[Text]:
     if snapshot.queue_error:
-        return [_fit(Text(f"QUEUE  not known: {_clean(snapshot.queue_error)}", _DIM), width)]
+        return [fit(Text(f"QUEUE  not known: {clean_text(snapshot.queue_error)}", DIM), width)]
     if not snapshot.queue:
-        return [Text("QUEUE  empty", _DIM)]
+        return [Text("QUEUE  empty", DIM)]
     header = f"{'QUEUE':<8}{'NAME':<27}{'STATE':<12}{'TIME':>11}{'NODES':>7}  WHERE OR WHY"
-    lines = [_fit(Text(header, _DIM), width)]
+    lines = [fit(Text(header, DIM), width)]
     for row in snapshot.queue:
-        name, state = set_cell_size(_clean(row.name), 26), set_cell_size(_clean(row.state), 11)
-        where = _clean(row.where or f"({row.reason})")
+        name, state = (
+            set_cell_size(clean_text(row.name), 26),
+            set_cell_size(clean_text(row.state), 11),
+        )
+        where = clean_text(row.where or f"({row.reason})")
         text = f"{row.id[:7]:<8}{name} {state} {row.passed[:11]:>11}{row.nodes:>7}  {where}"
-        lines.append(_fit(Text(text, "" if row.state == "RUNNING" else _DIM), width))
+        lines.append(fit(Text(text, "" if row.state == "RUNNING" else DIM), width))
     return lines
 
 
 def _legend(on_screen: bool) -> Text:
     keys = "q quits   " if on_screen else ""
     return Text(
-        f"{keys}! computes {100 * (SLOWER - 1):.0f} % longer per step than its job's median", _DIM
+        f"{keys}! computes {100 * (SLOWER - 1):.0f} % longer per step than its job's median", DIM
     )
 
 
 def _shorten_queue(lines: list[Text], room: int, queued: int) -> list[Text]:
     """Return the header, the first jobs, and how many are left out; with room for one line, only that."""
     if room < 3:
-        return [Text(f"QUEUE  {counted(queued, 'job')}", _DIM)]
-    return [*lines[: room - 1], Text(f"… and {counted(queued - room + 2, 'more job')}", _DIM)]
-
-
-def _clean(text: str) -> str:
-    """Return text from elsewhere without what could move the cursor."""
-    return "".join(each if each.isprintable() else "?" for each in text)
-
-
-def _join(parts: Iterable[Text], width: int) -> Text:
-    """Return one line with as many parts, from the first on, as it has room for."""
-    line = Text()
-    for part in parts:
-        if part and line and line.cell_len + 2 + part.cell_len > width:
-            break
-        line = Text.assemble(line, "  " if part and line else "", part)
-    return _fit(line, width)
-
-
-def _fit(line: Text, width: int) -> Text:
-    """Cut or pad a line to a number of cells."""
-    line.truncate(width, overflow="ellipsis", pad=True)
-    return line
+        return [Text(f"QUEUE  {counted(queued, 'job')}", DIM)]
+    return [*lines[: room - 1], Text(f"… and {counted(queued - room + 2, 'more job')}", DIM)]

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from infra.files import parse_as
-from jobs.top.relay import CONNECTING
+from jobs.top.queue_and_logs import CONNECTING
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Figure = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]

@@ -203,7 +203,8 @@ def weigh(ranks: Ranks, features: int) -> float:
     """Return the weight of this rank's mean in that of all ranks: 1 if there are as many as planned."""
     if ranks.size == ranks.planned:
         return 1.0
-    return features * ranks.size / sum(ranks.gather(features))
+    total: int = sum(ranks.gather(features))
+    return features * ranks.size / total
 
 
 def split(tensors: dict[str, torch.Tensor], parts: int) -> list[dict[str, torch.Tensor]]:

@@ -401,7 +401,11 @@ def test_with_json_stdout_has_nothing_else(
     assert removed == [("spr", False)]
 
 
-def test_attach_ends_the_same_way(line: CommandLine, job: StagedJob, removed: Removed) -> None:
+@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
+def test_attach_ends_the_same_way(
+    line: CommandLine, job: StagedJob, removed: Removed, state: str
+) -> None:
+    job.state = state
     listed = {
         "job": "run-1",
         "queue": ["RUNNING", "None", "node0"],
@@ -419,9 +423,12 @@ def test_attach_ends_the_same_way(line: CommandLine, job: StagedJob, removed: Re
     line.machines.staged.insert(0, line.machines.staged.pop())
 
     said = "echo $SPR_JOB $SPR_STATE > said"
-    result = line.must("attach", _DOWN, "--on-finish", said)
+    result = line.run("attach", _DOWN, "--on-finish", said)
 
-    assert Path("said").read_text() == "run-1 succeeded\n"
+    assert result.code == (0 if state == "succeeded" else 1)
+    if state == "cancelled":
+        assert result.message.startswith("job run-1 was cancelled\n")
+    assert Path("said").read_text() == f"run-1 {state}\n"
     assert result.err.endswith("Nothing left of cluster spr.\n")
     assert removed == [("spr", False)]
 

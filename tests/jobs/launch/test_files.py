@@ -116,7 +116,8 @@ def test_a_damaged_archive_of_results_is_one_line(
     with pytest.raises(JobError, match="the results of job squad-1 arrived damaged: ") as caught:
         fetch(head, paths, tmp_path / "results", print)
     assert "\n" not in caught.value.message
-    assert caught.value.hint == "to try again: spr-cluster fetch squad-1"
+    hint = f"to try again: spr-cluster fetch squad-1 --results {tmp_path / 'results'}"
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(

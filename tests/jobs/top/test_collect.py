@@ -14,11 +14,12 @@ from cluster.nodes import Cluster
 from infra.errors import DeadlineError, HostError, HostKeyError, UsageError
 from jobs.top import collect
 from jobs.top.collect import Collector, Watched, render_input
-from jobs.top.relay import CONNECTING
+from jobs.top.queue_and_logs import CONNECTING
 from jobs.top.snapshot import Snapshot
 from provision.host import Stream
-from tests.cluster.test_overview import NOW, WHOLE, look
+from tests.cluster.test_overview import WHOLE, look
 from tests.fakes import FakeHost, FakeStream
+from tests.infra.plan_inputs import NOW
 from tests.jobs.context import whole_cluster
 from tests.jobs.top.samples import NodeProcess, make_line, make_node
 

@@ -40,12 +40,12 @@ def find(proc: Path, uid: int | None = None) -> dict[RankKey, RankCpus]:
 
 def test_a_planned_rank_has_the_cpus_of_its_plan(proc: Path) -> None:
     folder = f"/home/ubuntu/spr-jobs/{JOB}"
-    placed = {"SPR_PLACEMENT": PLAN, "SPR_JOB_FOLDER": folder}
     # OpenMP may have bound the main thread to one CPU.
-    add_process(proc, 10, "/", "1", PMI_RANK=2, MPI_LOCALRANKID=0, **placed)
-    add_process(proc, 11, "/", "5", PMI_RANK=3, MPI_LOCALRANKID=1, **placed)
-    add_process(proc, 12, folder, "5", PMI_RANK=3, MPI_LOCALRANKID=1, **placed)  # its child
-    add_process(proc, 13, folder, SPR_JOB_FOLDER=folder)  # mpirun
+    add_process(proc, 10, folder, "1", PMI_RANK=2, MPI_LOCALRANKID=0, SPR_PLACEMENT=PLAN)
+    add_process(proc, 11, folder, "5", PMI_RANK=3, MPI_LOCALRANKID=1, SPR_PLACEMENT=PLAN)
+    # and its child
+    add_process(proc, 12, folder, "5", PMI_RANK=3, MPI_LOCALRANKID=1, SPR_PLACEMENT=PLAN)
+    add_process(proc, 13, folder, SLURM_JOB_NAME=JOB)  # mpirun
 
     assert find(proc) == {(JOB, 2): ("1-3", "0"), (JOB, 3): ("5-7", "4")}
 
@@ -58,6 +58,12 @@ def test_a_rank_without_a_plan_has_the_cpus_that_the_kernel_allows(proc: Path) -
     )
 
     assert find(proc) == {(JOB, 0): ("0-5", ""), ("b", 1): ("0-7", "")}
+
+
+def test_a_program_in_another_folder_has_the_job_that_slurm_names(proc: Path) -> None:
+    add_process(proc, 10, "/home/ubuntu", PMI_RANK=0, SLURM_JOB_NAME="a/b")
+
+    assert find(proc) == {("a_b", 0): ("0-7", "")}
 
 
 def test_other_processes_are_no_ranks(proc: Path) -> None:

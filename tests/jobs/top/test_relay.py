@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.top.collect import render_input
-from jobs.top.relay import LogTail, parse_queue_line
+from jobs.top.queue_and_logs import LogTail, parse_queue_line
 from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
 
 # A login to a worker runs its command here; node2 refuses, and node3 is silent.
@@ -19,7 +19,7 @@ SSH = """\
 #!/bin/sh
 case $3 in
   node2) echo "node2: Connection refused" >&2; exit 255 ;;
-  node3) exec cat > /dev/null ;;
+  node3) while read -r _; do :; done; exit ;;
 esac
 exec sh -c "$4"
 """

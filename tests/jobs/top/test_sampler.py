@@ -13,8 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from jobs.top import metrics_tail, node_ranks, procfs, relay, sampler
-from jobs.top.collect import _ON_NODES, _bundle
+from jobs.top.collect import _ON_HEAD, _ON_NODES, _bundle
 from jobs.top.sampler import Sampler
 from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
 
@@ -39,7 +38,7 @@ def test_a_look_shows_what_changed_since_the_last_one(
     (proc / "stat").write_text(STAT.format(10, 10, 20))
     (proc / "net/dev").write_text(NET.format(1000, 500))
     now = [100.0]
-    monkeypatch.setattr(sampler.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("jobs.top.sampler.time.monotonic", lambda: now[0])
     node = Sampler(str(tmp_path / "spr-jobs"), str(proc), str(devices))
 
     now[0] += 2
@@ -94,7 +93,7 @@ def test_it_ends_without_beats_and_goes_on_with_them(tmp_path: Path) -> None:
         assert node.process.wait(5) == -signal.SIGALRM
 
 
-@pytest.mark.parametrize("module", [procfs, metrics_tail, node_ranks, sampler, relay])
+@pytest.mark.parametrize("module", _ON_HEAD)
 def test_programs_for_the_nodes_import_only_the_standard_library_and_each_other(
     module: ModuleType,
 ) -> None:
@@ -104,5 +103,5 @@ def test_programs_for_the_nodes_import_only_the_standard_library_and_each_other(
 
     names = [n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names]
     names += [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    sent = {each.__name__ for each in _ON_NODES}
+    sent = {each.__name__ for each in _ON_HEAD}
     assert {n for n in names if n.split(".")[0] not in sys.stdlib_module_names} <= sent

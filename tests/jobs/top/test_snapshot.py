@@ -7,7 +7,7 @@ import json
 import pytest
 
 from infra.errors import UsageError
-from jobs.top.relay import CONNECTING
+from jobs.top.queue_and_logs import CONNECTING
 from jobs.top.snapshot import SLOWER, combine, parse_snapshot
 from tests.jobs.top.samples import make_line, make_node, make_rank, make_snapshot
 

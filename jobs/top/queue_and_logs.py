@@ -1,0 +1,141 @@
+"""The queue, and what the running jobs' logs say. Runs on the head: see :mod:`jobs.top.relay`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from contextlib import suppress
+from typing import Any
+
+CONNECTING = "connecting"
+"""The error of what has not answered yet."""
+_QUEUE_S = 5.0
+_ANSWER_S = 10.0
+_LISTED_JOBS = 100
+_LOG_BYTES = 65536
+_EVENT = b'@spr {"event": "'
+_STEP = ("step", "total", "loss", "samples_per_second", "eta_seconds")
+_KEPT = {"step": {name: name for name in _STEP}, "phase": {"name": "phase"}}
+"""By event: the fields that are kept, and their names here."""
+
+
+class QueueReader:
+    """The queue, asked every few seconds, without waiting for an answer."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self._argv = argv
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = float("-inf")
+        # Unlike a pipe, it holds a queue of any length.
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115
+        self.answer = _no_queue(CONNECTING)
+
+    def look(self, now: float) -> None:
+        """Take an answer that has arrived; ask again when that is due."""
+        if self._process is not None:
+            if self._process.poll() is not None:
+                self.answer = self._take(self._process.returncode)
+                self._process = None
+            elif now - self._asked > _ANSWER_S:
+                self.end()
+                self.answer = _no_queue(f"{self._argv[0]} does not answer")
+        elif now - self._asked >= _QUEUE_S:
+            self._asked = now
+            self._ask()
+
+    def _ask(self) -> None:
+        self._out.seek(0)
+        self._out.truncate()
+        try:
+            self._process = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.DEVNULL,
+                stdout=self._out,
+                stderr=subprocess.STDOUT,
+            )
+        except FileNotFoundError:
+            self.answer = _no_queue(f"{self._argv[0]} is not installed on the head")
+        except OSError as error:
+            self.answer = _no_queue(str(error))
+
+    def _take(self, code: int) -> dict[str, Any]:
+        self._out.seek(0)
+        lines = self._out.read().decode(errors="replace").splitlines()
+        if code:
+            return _no_queue(f"{self._argv[0]}: {lines[-1] if lines else f'ended with {code}'}")
+        rows = [row for row in map(parse_queue_line, lines) if row]
+        rows.sort(key=lambda row: row["state"] == "PENDING")
+        return {"queue": rows[:_LISTED_JOBS], "queued": len(rows), "queue_error": ""}
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _no_queue(why: str) -> dict[str, Any]:
+    return {"queue": [], "queued": 0, "queue_error": why}
+
+
+def parse_queue_line(line: str) -> dict[str, Any] | None:
+    """Parse a line of ``squeue -o '%A|%j|%T|%M|%D|%N|%r'``; a job's name may hold anything."""
+    number, _, rest = line.partition("|")
+    parts = rest.rsplit("|", 5)
+    if len(parts) != 6 or not parts[3].isdigit():
+        return None
+    name, state, passed, nodes, where, reason = parts
+    row = {"id": number, "name": name, "state": state, "passed": passed}
+    return {**row, "nodes": int(nodes), "where": where, "reason": reason}
+
+
+class LogTail:
+    """What the last events in a job's log say. Its cost does not depend on the log's length."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._offset = path, 0
+        self._known: dict[str, Any] = {}
+
+    def look(self, now: float) -> dict[str, Any]:
+        """Return the last step's fields and the phase; nothing without a log."""
+        try:
+            found = os.stat(self._path)  # noqa: PTH116
+            if found.st_size < self._offset:
+                self._offset, self._known = 0, {}
+            if found.st_size > self._offset:
+                self._read(found.st_size)
+        except OSError:
+            return {}
+        return {**self._known, "age_s": round(max(0.0, now - found.st_mtime), 1)}
+
+    def _read(self, size: int) -> None:
+        with open(self._path, "rb") as file:  # noqa: PTH123
+            file.seek(max(self._offset, size - _LOG_BYTES))
+            text = file.read(_LOG_BYTES)
+            self._offset = file.tell()
+        last = {}
+        for line in text.split(b"\n"):
+            if line.startswith(_EVENT):
+                last[line[len(_EVENT) : line.find(b'"', len(_EVENT))].decode()] = line
+        for kind, names in _KEPT.items():
+            with suppress(ValueError, KeyError):
+                event = json.loads(last[kind][len("@spr ") :])
+                self._known.update({new: event[old] for old, new in names.items()})
+
+
+class JobLogs:
+    """The logs of the jobs that run now."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._tails: dict[str, LogTail] = {}
+
+    def look(self, jobs: set[str], now: float) -> list[dict[str, Any]]:
+        """Return each job's progress, by its log."""
+        known = self._tails
+        self._tails = {
+            job: known.get(job) or LogTail(f"{self._folder}/{job}/log") for job in sorted(jobs)
+        }
+        return [{"job": job, **tail.look(now)} for job, tail in self._tails.items()]

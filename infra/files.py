@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -123,7 +123,7 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
 def parse_as(kind: type[T], text: str, name: str) -> T:
     """Parse JSON into a dataclass; ``name`` is its file. Raises :class:`UsageError`."""
     try:
-        found: T = _adapter(cast(Any, kind)).validate_json(text.encode(errors="replace"))
+        found: T = _adapter(kind).validate_json(text.encode(errors="replace"))
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"{part}: " for part in first["loc"])

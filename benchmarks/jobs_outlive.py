@@ -268,8 +268,8 @@ def queue_jobs(bench: Bench, count: int) -> None:
     for number in range(count):
         size, seconds = bench.random.randint(1, NODES), bench.random.randint(5, 25)
         run = ("run", "--nodes", str(size), "--detach", "--json", *bench.options)
-        done = bench.cli.run(*run, "--", "sleep", str(seconds))
-        names.append(json.loads(done.stdout)["job"])
+        submitted = bench.cli.run(*run, "--", "sleep", str(seconds))
+        names.append(json.loads(submitted.stdout)["job"])
         if number in kills:
             unit = kills[number]
             bench.on_head(f"sudo kill -9 $(systemctl show --property=MainPID --value {unit})")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra.errors import JobError
 from jobs.launch import files
-from jobs.launch.ending import SUCCEEDED, JobEnd
+from jobs.launch.ending import CANCELLED, SUCCEEDED, JobEnd
 from jobs.launch.follow import JobOutput, explain, follow_job
 from jobs.launch.plan import JobPaths
 from jobs.launch.session import JobContext, say_how_to_come_back
@@ -31,6 +31,7 @@ def attach(context: JobContext, job: str, results: Path) -> JobEnd:
         context.outcome.come_home(missing)
     if end.state != SUCCEEDED:
         hint = f"the whole log is {results / 'log'}"
-        known = f"job {job} was {end.state}"
-        raise explain(end, output, hint) if end.exit_code is not None else JobError(known)
+        if end.state == CANCELLED or end.exit_code is None:
+            raise JobError(f"job {job} was {end.state}", hint=hint)
+        raise explain(end, output, hint)
     return end

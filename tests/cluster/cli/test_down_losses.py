@@ -182,15 +182,13 @@ def make_job(head: Path, job: str, *files: str) -> Path:
     return folder
 
 
-def find(head: Path, squeue: str = "true") -> list[str]:
-    """Run the script beside a ``squeue`` that is this shell command."""
-    commands = head / "bin"
-    commands.mkdir(exist_ok=True)
-    (commands / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
-    (commands / "squeue").chmod(0o755)
+def find(head: Path, queue: str = "", code: int = 0) -> list[str]:
+    """Run the script beside a ``squeue`` that prints this and ends with this exit code."""
+    (head / "squeue").write_text(f"#!/bin/sh\ncat <<'END'\n{queue}END\nexit {code}\n")
+    (head / "squeue").chmod(0o755)
     done = subprocess.run(
         ["sh", "-c", losses.SCRIPT],
-        env={**os.environ, "HOME": str(head), "PATH": f"{commands}:{os.environ['PATH']}"},
+        env={**os.environ, "HOME": str(head), "PATH": f"{head}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=30,
@@ -252,17 +250,9 @@ def test_the_checkpoints_of_run_qa_are_never_fetched(head: Path) -> None:
     assert find(head) == []
 
 
-def test_the_script_finds_jobs_in_the_queue(head: Path) -> None:
-    make_job(head, "squad-1", "output/rank-0.json")
-    rows = "7|RUNNING|node0|None|squad-1\\n8|PENDING||Resources|my job\\n"
-
-    assert find(head, f"printf '{rows}'") == ["running squad-1", "waiting my job"]
-    assert find(head) == ["results squad-1"]
-
-
 def test_a_queue_that_does_not_answer_is_not_an_empty_one(head: Path, tutor: CommandLine) -> None:
     make_job(head, "squad-1", "output/rank-0.json")
-    found = find(head, "printf 'slurm_load_jobs error:\\nno contact\\n' >&2; exit 1")
+    found = find(head, "slurm_load_jobs error:\nno contact\n", code=1)
     assert found == ["queue slurm_load_jobs error: no contact", "results squad-1"]
     tutor.stage("node0", _ASKS, Result(0, "\n".join(found), ""))
 
@@ -273,6 +263,21 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(head: Path, tutor: Com
         "The head could not be asked what would be lost: its queue does not answer: slurm_load_jobs "
         "error: no contact\nOnly on the nodes: the results of squad-1." in result.err
     )
+
+
+def test_the_script_finds_jobs_in_the_queue(head: Path) -> None:
+    for name in ("squad-1", "squad-2", "squad-12"):
+        make_job(head, name, "output/rank-0.json")
+    rows = (
+        "7|RUNNING|node[0-1]|None|squad-1\n8|COMPLETING|node2|None|a user's job\n"
+        "9|PENDING||Resources|squad-2\n"
+    )
+    assert find(head, rows) == [
+        "running squad-1",
+        "running a user's job",
+        "waiting squad-2",
+        "results squad-12",
+    ]
 
 
 def test_waiting_jobs_are_named(tutor: CommandLine) -> None:

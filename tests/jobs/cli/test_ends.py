@@ -18,7 +18,7 @@ from cluster.context import Context
 from cluster.local_files import ClusterFiles
 from infra.errors import HostError, SprError
 from provision.host import Result
-from tests.harness.command_line import CommandLine, StagedHost, open_command_line
+from tests.harness.command_line import Act, CommandLine, StagedHost, open_command_line
 from tests.infra.local.fakes import Endpoint
 from tests.jobs.context import pack_output
 
@@ -106,13 +106,13 @@ def stage(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> StagedJob:
         target.write_bytes(pack_output(job.files))
 
     monkeypatch.setattr(StagedHost, "download", download)
-    answers: dict[str, Any] = {
+    answers: dict[str, Act] = {
         "# listing what would be lost": job.lost,
         "# following a job": job.followed,
         "# collecting the results": lambda _: Result(0, job.missing, ""),
         r"rm -f \S+/output.tar; cat": job.end,
         r"^cat \S+/end.json$": job.end,
-        "# (distributing|submitting)": Result(0, "", ""),
+        "# (distributing|submitting)": lambda _: Result(0, "", ""),
     }
     for pattern, answer in answers.items():
         line.stage("node0", pattern, answer)
@@ -401,7 +401,11 @@ def test_with_json_stdout_has_nothing_else(
     assert removed == [("spr", False)]
 
 
-def test_attach_ends_the_same_way(line: CommandLine, job: StagedJob, removed: Removed) -> None:
+@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
+def test_attach_ends_the_same_way(
+    line: CommandLine, job: StagedJob, removed: Removed, state: str
+) -> None:
+    job.state = state
     listed = {
         "job": "run-1",
         "queue": ["RUNNING", "None", "node0"],
@@ -419,9 +423,12 @@ def test_attach_ends_the_same_way(line: CommandLine, job: StagedJob, removed: Re
     line.machines.staged.insert(0, line.machines.staged.pop())
 
     said = "echo $SPR_JOB $SPR_STATE > said"
-    result = line.must("attach", _DOWN, "--on-finish", said)
+    result = line.run("attach", _DOWN, "--on-finish", said)
 
-    assert Path("said").read_text() == "run-1 succeeded\n"
+    assert result.code == (0 if state == "succeeded" else 1)
+    if state == "cancelled":
+        assert result.message.startswith("job run-1 was cancelled\n")
+    assert Path("said").read_text() == f"run-1 {state}\n"
     assert result.err.endswith("Nothing left of cluster spr.\n")
     assert removed == [("spr", False)]
 

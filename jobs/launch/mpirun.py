@@ -189,6 +189,7 @@ def render_batch_script(command: LaunchCommand, paths: JobPaths) -> str:
         "nodes": command.nodes,
         # A node that was replaced has no folder for it yet.
         "output": "/dev/null",
+        "open-mode": "append",
     }
     root = shlex.quote(paths.root)
     requeue = "requeue" if command.launch.retries else "no-requeue"

@@ -56,8 +56,8 @@ def schedule(content: dict[str, Any]) -> None:
         free = [name for name, up in content["nodes"].items() if up and name not in used]
         if job["begin"] > time.time():
             job["reason"] = "BeginTime"
-        elif reason == "Resources" and len(free) >= job["nodes"]:
-            _start(job, free[: job["nodes"]])
+        elif reason == "Resources" and len(free) >= job["least"]:
+            _start(job, free[: job["most"]])
         else:
             job["reason"], reason = reason, "Priority"
 
@@ -161,12 +161,12 @@ def _requeue(job: Job) -> None:
 def sbatch(words: list[str], options: dict[str, str]) -> int:
     script = Path(words[0]).read_text()
     given = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
-    known = {"job-name", "nodes", "output", "open-mode", "requeue", "no-requeue"}
+    known = {"job-name", "nodes", "output", "requeue", "no-requeue"}
     assert options.keys() == {"parsable"}, options
     assert given.keys() <= known, given
-    assert given["open-mode"] == "append"
+    least, _, most = given["nodes"].partition("-")
     with queue() as content:
-        if int(given["nodes"]) > len(content["nodes"]):
+        if int(least) > len(content["nodes"]):
             return _fail(
                 "Batch job submission failed: Requested node configuration is not available"
             )
@@ -174,7 +174,8 @@ def sbatch(words: list[str], options: dict[str, str]) -> int:
         content["jobs"][id_] = {
             "id": id_,
             "name": given["job-name"],
-            "nodes": int(given["nodes"]),
+            "least": int(least),
+            "most": int(most or least),
             "output": given["output"],
             "requeue": "requeue" in given,
             "script": script,

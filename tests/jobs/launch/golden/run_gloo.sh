@@ -1,10 +1,11 @@
 #!/bin/bash
 #SBATCH --job-name=squad-20260731-142501
 #SBATCH --nodes=3
-#SBATCH --output=/home/ubuntu/spr-jobs/squad-20260731-142501/log
-#SBATCH --open-mode=append
+#SBATCH --output=/dev/null
 #SBATCH --no-requeue
-cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
+mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
+exec >> log 2>&1
+[ -d code/worker ] || ssh node0 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cf - $(ls -d code data model start.json run.sh gather output/.keep 2>/dev/null)' | tar -xf -
 export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code
 exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
 {
@@ -52,6 +53,7 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
  },
  "setup": [],
  "again": [],
- "retries": 0
+ "retries": 0,
+ "planned_nodes": 0
 }
 _END_OF_THE_LAUNCH_

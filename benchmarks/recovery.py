@@ -1,0 +1,167 @@
+"""Losses in the midst of a training job, one after the other, on three nodes of the embedded cloud.
+
+A job trains without a loss; then the same job loses a rank, is frozen, loses Slurm's daemons, a worker, and
+the head. Prints when each was noticed, when the job took its next step, how many steps were lost, and
+whether the final loss is that of the undisturbed job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT
+from infra.local.podman import choose_runtime
+
+LOSSES = ("rank", "freeze", "daemons", "worker", "elastic", "head")
+_CLI = (sys.executable, "-m", "jobs.cli")
+_JOB = ("train", "squad", "--demo", "--epochs", "60", "--checkpoint-every", "15", "--retries", "1")
+_LOSE_AT, _LIMIT_S = 40, 900
+_STEP = re.compile(r"step (\d+)/")
+_NOTICED = re.compile(r"attempt 1 ended|connection broke|ended with its head node|waiting in the")
+
+
+@dataclass
+class Watched:
+    """A followed job: its lines, with the time of each."""
+
+    process: subprocess.Popen[str]
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    thread: threading.Thread | None = None
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line.rstrip()))
+
+    def steps(self) -> list[tuple[float, int]]:
+        found = [(at, _STEP.search(line)) for at, line in list(self.lines)]
+        return [(at, int(step[1])) for at, step in found if step]
+
+    def wait_for_step(self, wanted: int) -> None:
+        deadline = time.monotonic() + _LIMIT_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if any(step >= wanted for _, step in self.steps()):
+                return
+            time.sleep(0.2)
+        raise RuntimeError("\n".join(line for _, line in self.lines))
+
+
+class Recovery:
+    """A cluster that loses something again and again."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+
+    def cli(self, *words: str) -> str:
+        argv = [*_CLI, *words, "--name", self.name]
+        return subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    def ssh(self, node: str, command: str) -> None:
+        argv = [*_CLI, "ssh", "--name", self.name, node, "--", command]
+        subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
+
+    def kill_node(self, node: str) -> None:
+        nodes = json.loads(self.cli("status", "--json"))["nodes"]
+        (instance,) = [each["instance"] for each in nodes if each["name"] == node]
+        podman = ["podman", *choose_runtime()]
+        listed = subprocess.run(
+            [*podman, "ps", "--format={{.Names}}"], check=True, capture_output=True, text=True
+        )
+        (container,) = [each for each in listed.stdout.split() if each.endswith(instance)]
+        subprocess.run([*podman, "kill", container], check=True, capture_output=True)
+
+    def lose(self, loss: str) -> None:
+        if loss == "rank":
+            self.ssh("node1", "pkill -KILL -f '[s]quad --model'")
+        elif loss == "freeze":
+            self.ssh("node1", "pkill -STOP -f '[w]orker[.]squad --model'")
+        elif loss == "daemons":
+            self.ssh("node1", "sudo pkill -KILL -x slurmd")
+            self.ssh("node0", "sudo pkill -KILL -x slurmctld")
+        else:
+            self.kill_node("node0" if loss == "head" else "node1")
+
+    def start(self, results: Path, *words: str) -> Watched:
+        return self._watch(*_JOB, "--results", str(results), *words)
+
+    def _watch(self, *words: str) -> Watched:
+        argv = [*_CLI, *words, "--name", self.name]
+        process = subprocess.Popen(
+            argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        job = Watched(process)
+        job.thread = threading.Thread(target=job.read, daemon=True)
+        job.thread.start()
+        return job
+
+    def measure(self, loss: str) -> dict[str, Any]:
+        """Lose something while a job trains; return the figures."""
+        results = self.folder / loss
+        job = self.start(results, *(["--elastic", "2"] if loss == "elastic" else []))
+        job.wait_for_step(_LOSE_AT)
+        self.lose(loss)
+        lost_at, before = time.monotonic(), max(step for _, step in job.steps())
+        if loss == "worker":
+            time.sleep(60)
+            self.cli("repair", "--yes")
+        elif loss == "head":
+            self.cli("repair", "--yes")
+            job.process.wait(_LIMIT_S)
+            (id_,) = {
+                found[1] for _, line in job.lines if (found := re.search(r"job (squad-\S+)", line))
+            }
+            seen = job.lines
+            job = self._watch("attach", id_, "--results", str(results))
+            job.lines[:0] = seen
+        job.process.wait(_LIMIT_S)
+        assert job.thread is not None
+        job.thread.join()
+        return self._figures(job, results, lost_at, before)
+
+    def _figures(self, job: Watched, results: Path, lost_at: float, before: int) -> dict[str, Any]:
+        after = [(at, line) for at, line in job.lines if at > lost_at]
+        noticed = next((at for at, line in after if _NOTICED.search(line)), None)
+        resumed = next((at for at, line in after if "resuming after" in line), None)
+        content = json.loads((results / "results.json").read_text())
+        steps = content["resumed_after"]
+        return {
+            "noticed_s": round(noticed - lost_at, 1) if noticed else None,
+            "running_again_s": round(resumed - lost_at, 1) if resumed else None,
+            "lost_steps": before - steps[-1] if steps else 0,
+            "final_loss": content["loss_curve"][-1][1],
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
+    parser.add_argument("--name", required=True, help="a cluster of three nodes, which loses some")
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        recovery = Recovery(args.name, Path(folder))
+        whole = recovery.start(Path(folder, "whole"))
+        whole.process.wait(_LIMIT_S)
+        expected = json.loads(Path(folder, "whole", "results.json").read_text())["loss_curve"][-1][
+            1
+        ]
+        found = {}
+        for loss in args.losses:
+            found[loss] = recovery.measure(loss)
+            found[loss]["equal"] = found[loss]["final_loss"] == expected
+            print(loss, found[loss], flush=True)
+            recovery.cli("repair", "--yes")
+    print(json.dumps({"benchmark": "recovery", "final_loss": expected, "losses": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from cluster.context import Context
 from cluster.losses import ACTIVE, Losses, find_losses
 from infra.clients import translate_boto_error
 from infra.errors import DeadlineError, JobError, SprError, UsageError
-from infra.inventory import describe_inventory
+from infra.inventory import Inventory, describe_inventory
 from infra.wait import wait_until
 from infra.words import counted
 from jobs.launch.ending import SUCCEEDED, Outcome
@@ -103,7 +103,7 @@ class Ends:
         """Say at the start what will happen. Somebody else's cluster needs an answer now."""
         if not self.args.down_when_done:
             return
-        found = describe_inventory(self.ctx.clients.ec2, self.args.name)
+        found = self._find()
         confirm_owner(self.ctx, argparse.Namespace(yes=True, named=self.args.named), found)
         where = "here and in S3" if getattr(self.args, "push_to", None) else "here"
         _say(
@@ -199,7 +199,7 @@ class Ends:
 
     def _find_losses(self, outcome: Outcome) -> Losses:
         """Return what the cluster's removal would lose, once this job has left the queue."""
-        found = describe_inventory(self.ctx.clients.ec2, self.args.name)
+        found = self._find()
         own = {(what, outcome.job) for what in ACTIVE}
         asked: list[Losses] = []
 
@@ -210,6 +210,11 @@ class Ends:
         with suppress(DeadlineError):
             wait_until("the job's end", ask, deadline_s=_LEAVES_QUEUE_S, clock=self.ctx.clock)
         return asked[-1]
+
+    def _find(self) -> Inventory:
+        """Return what says whose the cluster is, and where its head is."""
+        kinds = ("instances", "security_groups")
+        return describe_inventory(self.ctx.clients.ec2, self.args.name, kinds)
 
     @property
     def _down(self) -> str:

@@ -8,7 +8,7 @@ import json
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command, positive_int
-from infra.errors import JobError
+from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
 from jobs.launch.ending import SUCCEEDED
 from jobs.launch.history import JobSummary, check_job_id, choose_active, choose_job, list_jobs
@@ -54,7 +54,15 @@ def run(args: argparse.Namespace) -> int:
     job = found.job
 
     def ended() -> JobSummary | None:
-        now = choose_job(list_jobs(head), job)
+        try:
+            now = choose_job(list_jobs(head), job)
+        except HostKeyError:
+            raise
+        except HostError as error:
+            if gone := head.why_gone():
+                raise JobError(f"job {job} ended with its head node: {gone}") from None
+            progress.note(f"{error.message}; reconnecting")
+            return None
         progress.note(now.state)
         return None if now.is_active else now
 

@@ -7,18 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from importlib import resources
 from typing import Any
 
 from cluster.job_queue import PENDING
 from infra.errors import JobError, UsageError
 from jobs.launch.ending import CANCELLED, JobEnd, parse_end
+from jobs.launch.head_program import render_program
 from provision.host import Host
 
 QUEUED, RUNNING, REQUEUED, LOST = "queued", "running", "requeued", "lost"
 ACTIVE = (QUEUED, RUNNING, REQUEUED)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_END = "_END_OF_THE_LISTING_"
 _UNREADABLE = (
     ValueError,
     LookupError,
@@ -73,9 +72,7 @@ class JobSummary:
 
 def list_jobs(head: Host) -> tuple[JobSummary, ...]:
     """Return the jobs on a head, in the order of submission."""
-    source = resources.files("jobs.worker.batch").joinpath("listing.py").read_text()
-    command = f"# listing the jobs\npython3 - <<'{_END}'\n{source}\n{_END}"
-    return parse_jobs(head.run(command).stdout)
+    return parse_jobs(head.run(render_program("listing the jobs", "listing.py")).stdout)
 
 
 def parse_jobs(text: str) -> tuple[JobSummary, ...]:

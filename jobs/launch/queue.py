@@ -5,6 +5,7 @@ Another way to start jobs is another implementation of :class:`Launcher`.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,7 @@ from typing import Protocol
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
 from jobs.launch.ending import JobEnd, parse_end
+from jobs.launch.head_program import render_program
 from jobs.launch.history import list_jobs
 from jobs.launch.mpirun import LaunchCommand, render_batch_script
 from jobs.launch.plan import JobPaths
@@ -21,8 +23,6 @@ from provision.host import Host, LineSink
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 # What killing takes at most: a node that does not answer is waited for until Slurm counts it as down.
 _KILL_S = 60
-_WAITING = "@queue "
-"""Start of a line that says why a job waits; it does not belong to the job's log."""
 # The earlier log is that of a job that was resumed, or of the runs of a study, which share a folder.
 _SUBMIT = """# submitting a job
 cd {root} || exit
@@ -33,23 +33,6 @@ touch log
 take="cd {root} && rm -f end.json cancelled && cat > run.sh.new && mv run.sh.new run.sh"
 export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new}'
 mv {new} run.sh && sbatch --parsable run.sh
-"""
-# squeue costs the head some milliseconds, so it is asked less often than the log is read.
-_FOLLOW = """# following a job
-cd {root} || exit 0
-{{
-  for second in $(seq 604800); do
-    found=$(squeue --noheader --name={job} --format='%T %r' 2>/dev/null); known=$?
-    case $found in PENDING*) echo "{waiting}$found" ;; esac
-    for part in 1 2 3 4 5; do [ ! -e end.json ] || exit; sleep 0.2; done
-    [ $known = 0 ] && [ -z "$found" ] && exit
-  done
-}} &
-# Not in place of this shell: nobody would reap the loop, which `tail` would wait for.
-tail -n +{line} -F -s 0.2 --pid=$! log 2>/dev/null
-# The connection may have broken, which ends only `tail`.
-kill $! 2>/dev/null
-true
 """
 # Slurm lists a job until nothing of it is left on any node that answers. Its own scancel would give the
 # ranks too little time for a checkpoint, so the batch script gets the signal first.
@@ -128,22 +111,21 @@ class SlurmLauncher:
         Raises :class:`JobError` if the head is gone for good, :class:`HostKeyError` if another
         machine answers at its address.
         """
-        seen = 0
+        seen, mark = 0, f"@queue-{secrets.token_hex(4)} "
 
         def take(line: str) -> None:
             nonlocal seen
-            if line.startswith(_WAITING):
-                on_wait(line[len(_WAITING) :].partition(" ")[2])
+            if line.startswith(mark):
+                on_wait(line[len(mark) :])
                 return
             seen += 1
             on_line(line)
 
         def watch() -> bool | None:
-            script = _FOLLOW.format(
-                root=paths.root, job=paths.job_id, waiting=_WAITING, line=seen + 1
-            )
+            where = (paths.root, paths.job_id, str(seen + 1), mark)
+            program = render_program("following a job", "following.py", *where)
             try:
-                self.head.run(script, timeout_s=None, on_line=take)
+                self.head.run(program, timeout_s=None, on_line=take)
             except HostKeyError:
                 raise
             except HostError as error:

@@ -168,6 +168,28 @@ def test_a_requeued_job_is_shown_as_one(head: ThisMachine, monkeypatch: pytest.M
     assert [(job.state, job.attempt) for job in list_jobs(head)] == [("cancelled", 1)]
 
 
+def test_the_reason_for_a_wait_never_falls_into_a_line(head: ThisMachine) -> None:
+    """A job that was requeued may have a long log, of which a slow connection takes only parts."""
+    head.requeue_s = 2.5
+    again = ("bash", "-c", "echo '@queue-00 is no word of the queue'")
+    paths = submit(head, "seq -f 'line %.0f' 50000; exit 9", retries=1, again=again)
+    wait_for(lambda: head.jobs_in_queue() == [("squad-1", "PENDING")])
+    lines, reasons = list[str](), list[str]()
+
+    def take(line: str) -> None:
+        lines.append(line)
+        if len(lines) % 10_000 == 0:
+            time.sleep(0.4)
+
+    end = SlurmLauncher(head).follow(paths, take, reasons.append)
+
+    assert end.attempt == 2
+    assert set(reasons) == {"BeginTime"}
+    text = [line for line in lines if not line.startswith("@spr ")]
+    assert text[:-1] == [f"line {number}" for number in range(1, 50_001)]
+    assert text[-1] == "@queue-00 is no word of the queue"
+
+
 def test_an_error_of_the_program_is_not_tried_again(head: ThisMachine) -> None:
     error = event(event="error", message="NaN", rank=1, host="b", lost_peer=False, exit_code=3)
     lost = event(event="error", message="peer gone", rank=0, host="a", lost_peer=True)

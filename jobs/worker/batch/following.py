@@ -1,0 +1,102 @@
+"""Prints a job's log from one of its lines on, until the job has ended. It is sent to the head and run there
+by the system's Python 3.8 or later, so it imports nothing of this project.
+
+Whole lines come from one process: beside `tail`, a line about the queue could fall into another one. The
+arguments are the job's folder, its ID, the first line's number, and a mark for lines that say why the job
+waits.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# squeue costs the head some milliseconds, so it is asked less often than the log is read.
+_READ_S, _ASK_S = 0.2, 1.0
+_BLOCK = 1 << 20
+
+
+def ask_queue(job: str) -> str | None:
+    """Return Slurm's state and reason, "" if the job is not in its queue; ``None`` if it does not answer."""
+    argv = ["squeue", "--noheader", f"--name={job}", "--format=%T %r"]
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, text=True
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout.strip()
+
+
+def put(text: bytes) -> None:
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+
+
+class LogReader:
+    """Reads a log by its name: the job may be submitted again, with a new one."""
+
+    def __init__(self, path: Path, skip: int) -> None:
+        self._path, self._skip = path, skip
+        self._file, self._rest = path.open("rb"), b""
+
+    def read(self) -> bytes | None:
+        """Return whole lines that are new, without the first ones; ``None`` if there are none."""
+        block = self._file.read(_BLOCK)
+        if not block:
+            self._reopen()
+            return None
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        skipped = min(self._skip, len(lines))
+        self._skip -= skipped
+        return b"".join(line + b"\n" for line in lines[skipped:])
+
+    def rest(self) -> bytes:
+        """Return a last line without an end."""
+        return b"" if self._skip else self._rest
+
+    def _reopen(self) -> None:
+        try:
+            if self._path.stat().st_ino == os.fstat(self._file.fileno()).st_ino:
+                return
+            self._file.close()
+            self._file, self._rest = self._path.open("rb"), b""
+        except FileNotFoundError:
+            pass  # for a moment
+
+
+def follow(folder: Path, job: str, first: int, mark: str) -> None:
+    """Print the log until the job has ended, or nobody reads it."""
+    log, asked = LogReader(folder / "log", first - 1), -_ASK_S
+    reader = select.poll()
+    reader.register(1, 0)  # for its end
+    over = False
+    while True:
+        # What the log has got before the end is read after it.
+        last = over or (folder / "end.json").exists()
+        while (lines := log.read()) is not None:
+            put(lines)
+        if last:
+            put(log.rest())
+            return
+        if time.monotonic() - asked >= _ASK_S:
+            asked = time.monotonic()
+            state = ask_queue(job)
+            over = state == ""
+            if state and state.startswith("PENDING "):
+                put(f"{mark}{state.partition(' ')[2]}\n".encode())
+        if not over and reader.poll(1000 * _READ_S):
+            return
+
+
+if __name__ == "__main__":
+    try:
+        follow(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    except FileNotFoundError:
+        sys.exit(0)  # the job's folder is gone
+    except BrokenPipeError:
+        os._exit(0)

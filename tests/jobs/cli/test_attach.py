@@ -1,0 +1,252 @@
+"""`attach`, `wait`, `logs`, and `--detach` as commands. The head's answers are staged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import ConnectionLostError
+from provision.host import Result
+from tests.harness.command_line import CommandLine, StagedHost, open_command_line
+from tests.infra.local.fakes import Endpoint
+from tests.jobs.context import ended, event, listed, pack_output
+
+_BEGUN = {"began": 1800000000, "nodes": ["node0"], "ranks_per_node": 2, "attempt": 1}
+_ERROR = event(event="error", message="NaN", hint="lower it", rank=1, host="ip-5", lost_peer=False)
+
+
+class Head:
+    """A head on which a job runs until it is followed to its end, or is asked for so many times."""
+
+    def __init__(self, line: CommandLine) -> None:
+        self.state, self.output, self.asked_until_end = "succeeded", ["text"], 2
+        self.end: dict[str, Any] = {}
+        self.breaks = 0
+        """How often the connection breaks after the first question."""
+        self.over = False
+        self.answers = {
+            "# listing the jobs": self.list_jobs,
+            "# following a job\npython3 - /home/ubuntu/spr-jobs/squad-1 squad-1 1 ": self.follow,
+            "# (distributing|submitting|collecting)": lambda _: Result(0, "", ""),
+            "cat .*/end.json": lambda _: Result(0, self.render_end(), ""),
+        }
+        line.machines.staged.clear()
+        for pattern, answer in self.answers.items():
+            line.stage("node0", pattern, answer)
+
+    def render_end(self) -> str:
+        values = {"exit_code": 0 if self.state == "succeeded" else 3, "nodes": ["node0"]}
+        return ended(self.output, **{**values, "state": self.state, **self.end})
+
+    def list_jobs(self, _: object) -> Result:
+        self.asked_until_end -= 1
+        if self.breaks and self.asked_until_end < 1:
+            self.breaks -= 1
+            raise ConnectionLostError("node0", "the connection broke")
+        over = self.over or self.asked_until_end < 0
+        runs = {"queue": ["RUNNING", "None", "node0"], "end": {}}
+        now = {"end": json.loads(self.render_end())} if over else runs
+        return Result(0, listed("squad-1", begin=_BEGUN, **now), "")
+
+    def follow(self, on_line: Any) -> Result:
+        for line in self.output:
+            on_line(line)
+        self.over = True
+        return Result(0, "", "")
+
+
+@pytest.fixture(scope="module")
+def one(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A cluster of one node, for all tests here."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("attach")
+        patch.setenv("SPR_CLUSTER_HOME", str(folder / "home"))
+        with open_command_line(endpoint, folder, patch) as line:
+            line.must("up", "--nodes", "1", "--yes")
+            yield line
+
+
+@pytest.fixture
+def line(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
+    monkeypatch.setenv("SPR_CLUSTER_HOME", str(one.cloud.ctx.files.folder.parent))
+    monkeypatch.chdir(tmp_path)
+    return one
+
+
+@pytest.fixture
+def head(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Head:
+    files = {"log": b"text\n", "output/results.json": b"{}"}
+
+    def download(_: StagedHost, path: str, target: Path) -> None:
+        target.write_bytes(pack_output(files))
+
+    monkeypatch.setattr(StagedHost, "download", download)
+    return Head(line)
+
+
+def test_the_only_job_is_followed_from_its_beginning_and_fetched(
+    line: CommandLine, head: Head
+) -> None:
+    result = line.must("attach")
+
+    assert "text\n" in result.err
+    assert result.out == (
+        "job squad-1 succeeded after 7.5 s\noutput, log, and job.json: results/squad-1/\n"
+    )
+    assert Path("results/squad-1/results.json").exists()
+
+
+def test_a_job_that_is_over_can_be_attached_to_as_well(line: CommandLine, head: Head) -> None:
+    head.over = True
+    found = json.loads(line.must("attach", "squad-1", "--results", "here", "--json").out)
+    assert (found["job"], found["state"], found["results"]) == ("squad-1", "succeeded", "here")
+    assert (found["exit_code"], found["nodes"]) == (0, ["node0"])
+    assert Path("here/log").exists()
+
+
+def test_a_failure_is_explained_as_by_the_command_that_submitted_the_job(
+    line: CommandLine, head: Head
+) -> None:
+    head.state, head.output = "failed", [_ERROR]
+    result = line.run("attach")
+    assert result.code == 1
+    assert result.message == (
+        "rank 1 on ip-5: NaN\n  → lower it; the whole log is results/squad-1/log"
+    )
+    assert Path("results/squad-1/log").exists(), "the log of a failure is fetched, too"
+
+
+@pytest.mark.parametrize("exit_code", [143, None])
+def test_a_cancelled_job_is_no_failure_of_its_program(
+    line: CommandLine, head: Head, exit_code: int | None
+) -> None:
+    head.state, head.end = "cancelled", {"exit_code": exit_code}
+    assert line.run("attach").message.startswith("job squad-1 was cancelled")
+
+
+def test_there_may_be_nothing_to_attach_to(line: CommandLine, head: Head) -> None:
+    head.over = True
+    result = line.run("attach")
+    assert result.code == 2
+    assert result.message == (
+        "no job is running or queued on cluster spr\n  → `spr-cluster jobs` lists the earlier ones, "
+        "`spr-cluster fetch JOB` downloads one"
+    )
+    assert line.run("attach", "squad-9").code == 2
+    assert line.run("attach", "$(id)").message.startswith("'$(id)' is not a job ID")
+
+
+def test_wait_ends_with_the_job(line: CommandLine, head: Head) -> None:
+    assert line.must("wait").out == (
+        "Job squad-1 succeeded. To download its results: spr-cluster fetch squad-1 --name spr\n"
+    )
+    assert head.asked_until_end < 0
+    found = json.loads(line.must("wait", "squad-1", "--json").out)
+    assert (found["job"], found["state"]) == ("squad-1", "succeeded")
+
+
+def test_wait_fails_with_the_job(line: CommandLine, head: Head) -> None:
+    head.state, head.output = "failed", [_ERROR]
+    result = line.run("wait", "--json")
+    assert (result.code, json.loads(result.out)["exit_code"]) == (1, 3)
+    assert result.message == (
+        "job squad-1 is failed: rank 1 on ip-5: NaN\n  → its log: spr-cluster logs squad-1 --name spr"
+    )
+
+
+def test_wait_gives_up(line: CommandLine, head: Head) -> None:
+    head.asked_until_end = 10**6
+    result = line.run("wait", "--timeout", "1")
+    assert (result.code, result.message) == (1, "job squad-1 timed out after 1 s")
+
+
+def test_wait_for_nothing(line: CommandLine, head: Head) -> None:
+    head.over = True
+    assert line.must("wait").out == "No job is running or queued.\n"
+    assert json.loads(line.must("wait", "--json").out) == {"job": None}
+
+
+def read(line: CommandLine, *lines: str) -> list[str]:
+    """Let the head print a log; returns the commands that read it."""
+    commands: list[str] = []
+
+    def act(on_line: Any) -> Result:
+        for each in lines:
+            on_line(each)
+        return Result(0, "", "")
+
+    line.stage("node0", "# reading a log", act)
+    return commands
+
+
+def test_logs_show_events_as_text(line: CommandLine, head: Head) -> None:
+    step = {"epoch": 1, "loss": 0.5, "samples_per_second": 2, "tokens_per_second": 9}
+    restarted = event(event="restarted", attempt=2, nodes=["node0", "node2"])
+    shown = event(event="step", step=1, total=4, eta_seconds=3, shares={"a": 1}, **step)
+    read(line, "text", event(event="note", text="hello"), event(event="x"), restarted, shown)
+    text = line.must("logs").out.splitlines()
+    assert text[:3] == ["text", "hello", "attempt 2, on node0, node2"]
+    assert text[3].endswith(
+        "step 1/4  epoch 1.00  loss 0.500  2.0 samples/s  9 tokens/s  3.0 s left"
+    )
+
+
+def test_logs_since_a_time(line: CommandLine, head: Head) -> None:
+    now = line.cloud.ctx.now().timestamp()
+    old, new = (event(event="note", text="n", at=now - ago) for ago in (700, 500))
+    read(line, "old", old, "old", new, "new")
+    assert line.must("logs", "--since", "10m").out == "n\nnew\n"
+    assert line.run("logs", "--since", "soon").code == 2
+
+
+def test_logs_of_a_rank_that_is_not_there(line: CommandLine, head: Head) -> None:
+    for rank in ("2", "-1"):
+        result = line.run("logs", "--rank", rank)
+        assert (result.code, result.message) == (
+            2,
+            f"--rank {rank}: job squad-1 has the ranks 0 to 1",
+        )
+
+
+@pytest.mark.parametrize(
+    "words", ["train squad --detach --demo", "train digits --detach", "run --detach -- hostname"]
+)
+def test_a_detached_job_is_left_to_the_cluster(line: CommandLine, head: Head, words: str) -> None:
+    argv = words.split()
+    line.stage("node0", "tuned.json", Result(0, "", ""))
+    line.machines.staged[:] = [each for each in line.machines.staged if "following" not in each[1]]
+
+    lines = line.must(*argv).out.splitlines()
+
+    job = lines[0].split()[1]
+    assert job.startswith({"squad": "squad-", "digits": "digits-"}.get(argv[1], "run-"))
+    assert lines == [
+        f"job {job} goes on without this command",
+        f"  to follow it: spr-cluster attach {job} --name spr",
+        f"  to end it:    spr-cluster cancel {job} --name spr",
+    ]
+    other = words.replace("--detach", "--detach --json --results other")
+    found = json.loads(line.must(*other.split()).out)
+    assert (found["job"][:3], found["state"]) == (job[:3], "queued")
+
+
+def test_a_number_of_retries_is_small(line: CommandLine, head: Head) -> None:
+    for retries in ("-1", "11", "x"):
+        assert line.run("run", "--retries", retries, "--", "true").code == 2
+
+
+def test_a_connection_that_breaks_while_waiting_is_one_line(line: CommandLine, head: Head) -> None:
+    def break_(_: object) -> Result:
+        raise ConnectionLostError("node0", "the connection broke")
+
+    line.machines.staged.insert(0, ("node0", "# listing the jobs", break_))
+    assert line.run("wait").message == "[node0] the connection broke"
+    head.breaks = 2
+    line.machines.staged.pop(0)
+    result = line.must("wait")
+    assert result.out.startswith("Job squad-1 succeeded.")
+    assert "[node0] the connection broke" in result.err

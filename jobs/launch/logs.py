@@ -45,7 +45,7 @@ def find_node(job: JobSummary, rank: int) -> str:
     """Return the name of the node on which a rank runs or ran. Raises :class:`UsageError`."""
     if not job.nodes or not job.ranks_per_node:
         raise UsageError(f"job {job.job} has not started yet: it is {job.state}")
-    if rank >= job.ranks_per_node * len(job.nodes):
+    if not 0 <= rank < job.ranks_per_node * len(job.nodes):
         last = job.ranks_per_node * len(job.nodes) - 1
         raise UsageError(f"--rank {rank}: job {job.job} has the ranks 0 to {last}")
     return job.nodes[rank // job.ranks_per_node]

@@ -13,6 +13,7 @@ import pytest
 from provision.host import Result
 from tests.harness.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
+from tests.jobs.context import ended, event
 
 AMX = "AMX ran (brg_matmul:avx10_1_512_amx)"
 NONE = "no AMX (Intel AVX2; oneDNN ran nothing in bf16)"
@@ -35,18 +36,14 @@ def line(two: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(two_home(two)))
     monkeypatch.chdir(tmp_path)
     two.machines.staged.clear()
-    for pattern in (r"~/hosts \| xargs", "setsid -f", "mkdir -p ~/spr-bench"):
+    for pattern in ("# distributing", "# submitting", "mkdir -p ~/spr-bench"):
         two.stage("node0", pattern, Result(0, "", ""))
-    two.stage("node0", r"cat \S*/exit", Result(0, "0\n", ""))
+    two.stage("node0", r"cat \S*/end.json", Result(0, ended(), ""))
     return two
 
 
 def two_home(line: CommandLine) -> Path:
     return line.cloud.ctx.files.folder.parent
-
-
-def event(**fields: Any) -> str:
-    return "@spr " + json.dumps(fields)
 
 
 def figures(*onednn: str, gemm: tuple[float, ...] = (100.0, 100.0), dtype: str = "bf16") -> str:
@@ -78,7 +75,7 @@ def figures(*onednn: str, gemm: tuple[float, ...] = (100.0, 100.0), dtype: str =
 
 
 def measured(line: CommandLine, text: str) -> None:
-    line.stage("node0", r"tail -n \+1 -F", Result(0, text, ""))
+    line.stage("node0", "# following a job", Result(0, text, ""))
 
 
 def test_the_table_has_a_row_for_each_node(line: CommandLine) -> None:
@@ -156,7 +153,7 @@ def speeds_by_ppn(line: CommandLine, speeds: dict[int, float]) -> None:
     def follow(on_line: Any) -> Result:
         machines = line.cloud.machines
         (script,) = machines.root.glob("i-*/run.sh.*")
-        found = re.search(r"-ppn (\d)", script.read_text())
+        found = re.search(r'"nproc_per_node": (\d)', script.read_text())
         assert found
         value = speeds[int(found[1])]
         on_line(
@@ -164,7 +161,7 @@ def speeds_by_ppn(line: CommandLine, speeds: dict[int, float]) -> None:
         )
         return Result(0, "", "")
 
-    line.stage("node0", r"tail -n \+1 -F", follow)
+    line.stage("node0", "# following a job", follow)
     line.stage("node0", "spr-cluster-tuned", Result(0, "", ""))
 
 

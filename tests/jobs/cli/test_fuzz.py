@@ -31,8 +31,10 @@ from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.harness.failures import one_for_all
 from tests.infra.local.fakes import Endpoint
+from tests.jobs.context import listed
 
 _NOBODY = "http://127.0.0.1:9"
+_BEGUN = {"began": 100, "nodes": ["node0", "node1"], "ranks_per_node": 2, "attempt": 1}
 # The home of whoever made the cluster, in the folder where the commands run.
 _MAKER = "maker"
 
@@ -121,7 +123,7 @@ _COMMANDS = tuple(
 def _good(action: argparse.Action) -> st.SearchStrategy[str]:
     """Values that may well be right."""
     numbers = {int: ["1", "2", "16"], float: ["0.1", "1"]}.get(action.type, ["squad"])  # type: ignore[call-overload]
-    return st.sampled_from([*(action.choices or _GOOD.get(action.dest) or numbers)])
+    return st.sampled_from([*map(str, action.choices or _GOOD.get(action.dest) or numbers)])
 
 
 @st.composite
@@ -156,8 +158,13 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         shutil.copy(SAMPLE, folder / "train.json")
         patch.setenv("SPR_CLUSTER_HOME", _MAKER)
         line.must("up", "--nodes", "2", "--yes")
-        line.stage("node0", "for pid in", Result(0, "squad-1\n", ""))
-        line.stage("node0", "~/spr-bench/", Result(0, "", ""))
+        # A job gets as far as the queue, which takes none.
+        line.stage("node0", "# submitting a job", Result(1, "", "sbatch: error: no"))
+        line.stage("node0", "# listing the jobs", Result(0, listed("squad", begin=_BEGUN), ""))
+        for pattern in ("# distributing", "cat .*start.json", "-tuned.json", "~/spr-bench/"):
+            line.stage("node0", pattern, Result(0, "", ""))
+        for pattern in ("# reading a log", "# collecting the results"):
+            line.stage("node0", pattern, Result(0, "", ""))
         policy = folder / "policy.json"
         policy.write_text(_render_looking())
         line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
@@ -204,6 +211,7 @@ def _settings(examples: int) -> settings:
     argv=["train", "squad", "--demo", "--results", "~nobody-here/x"], reachable=True, has_key=True
 )
 @example(argv=["gc", "--all", "--yes"], reachable=True, has_key=True)
+@example(argv=["logs", "--rank", "-9"], reachable=True, has_key=True)
 @example(argv=["iam-policy", "--check"], reachable=True, has_key=True)
 def test_any_input_is_answered(
     line: CommandLine, argv: list[str], reachable: bool, has_key: bool

@@ -14,11 +14,18 @@ from infra.s3 import S3Location
 from provision.host import Result
 from tests.harness.command_line import CommandLine, open_command_line
 from tests.infra.local.fakes import Endpoint
+from tests.jobs.context import listed
 from tests.jobs.report.sample_runs import make_folder
 
-_LISTED = (
-    "1800000000 1800000060 0 0 1 finished - 2048 squad-1\n"
-    "1800000100 1800000130 0 1 0 unfinished step-000040 1024 squad-2\n"
+_BEGUN = {"began": 1800000000, "nodes": ["node0"], "ranks_per_node": 2, "attempt": 1}
+_DONE = {**_BEGUN, "ended": 1800000060, "state": "succeeded", "exit_code": 0}
+_CAUSE = {"rank": 1, "host": "ip-5", "message": "NaN"}
+_LISTED = listed("squad-1", begin=_BEGUN, end=_DONE, model=True, finished=True, kib=2048) + listed(
+    "squad-2",
+    "step-000040",
+    submitted=200,
+    begin=_BEGUN,
+    end={**_DONE, "state": "failed", "exit_code": 1, **_CAUSE},
 )
 
 
@@ -61,6 +68,7 @@ def test_jobs_are_listed_for_people_and_for_programs(line: CommandLine) -> None:
     assert result[0].split() == [
         "JOB",
         "STATE",
+        "NODES",
         "BEGAN",
         "TOOK",
         "ON",
@@ -68,15 +76,16 @@ def test_jobs_are_listed_for_people_and_for_programs(line: CommandLine) -> None:
         "MODEL",
         "CHECKPOINT",
     ]
-    assert result[1].startswith("squad-1  done ")
+    assert result[1].startswith("squad-1  succeeded   1 ")
     assert "1 min 00 s" in result[1]
     assert result[1].endswith("2.0 MiB  yes    -")
     assert result[2].startswith("squad-2  failed (1)")
     assert result[2].endswith("-      step-000040")
+    assert result[3:] == ["squad-2: rank 1 on ip-5: NaN"]
 
     rows = json.loads(line.must("jobs", "--json").out)["jobs"]
     assert [(row["job"], row["state"], row["exit_code"]) for row in rows] == [
-        ("squad-1", "done", 0),
+        ("squad-1", "succeeded", 0),
         ("squad-2", "failed", 1),
     ]
 
@@ -102,18 +111,19 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
 
 def test_a_running_jobs_output_so_far_is_fetched(line: CommandLine, fetched: list[str]) -> None:
     line.machines.staged.clear()
-    line.stage("node0", "listing the jobs", Result(0, "100 - 1 - 0 unfinished - 4 squad-3\n", ""))
+    line.stage("node0", "listing the jobs", Result(0, listed("squad-3", **_RUNS), ""))
     result = line.must("fetch", "--last")
     assert "squad-3 is still running; fetching its output so far" in result.err
     assert fetched == ["squad-3"]
 
 
-_RUNS = "1800000100 - 1 - 0 unfinished step-000040 1024 squad-2\n"
-_CANCELLED = "1800000100 1800000190 0 143 0 unfinished step-000048 1024 squad-2\n"
+_RUNS: dict[str, Any] = {"begin": _BEGUN, "end": {}, "queue": ["RUNNING", "None", "node0"]}
+_WAITS: dict[str, Any] = {**_RUNS, "begin": {}, "queue": ["PENDING", "Resources", ""]}
+_CANCELLED = {**_DONE, "state": "cancelled", "exit_code": 143}
 
 
-def run_job(line: CommandLine, *, silent: str = "", kind: str = "unfinished") -> list[str]:
-    """Have the head run a job until it is ended; returns a list of the ends."""
+def run_job(line: CommandLine, silent: str = "", **more: Any) -> list[str]:
+    """Have the head run a job until it is ended; returns a list of the ends. ``more`` describes it."""
     ends = list[str]()
 
     def end(_: object) -> Result:
@@ -121,12 +131,12 @@ def run_job(line: CommandLine, *, silent: str = "", kind: str = "unfinished") ->
         return Result(0, silent, "")
 
     def list_jobs(_: object) -> Result:
-        return Result(0, (_CANCELLED if ends else _RUNS).replace("unfinished", kind), "")
+        over = {"end": _CANCELLED, "queue": [], "checkpoint": "step-000048"} if ends else {}
+        return Result(0, listed("squad-2", **{**_RUNS, **more, **over}), "")
 
     line.machines.staged.clear()
-    line.stage("node0", "^for pid in", lambda _: Result(0, "" if ends else "squad-2\n", ""))
     line.stage("node0", "listing the jobs", list_jobs)
-    line.stage("node0", "^# ending a job(.|\n)*spr-jobs/squad-2\n", end)
+    line.stage("node0", "^# ending a job on all nodes\ncd /home/ubuntu/spr-jobs/squad-2 ", end)
     return ends
 
 
@@ -140,19 +150,20 @@ def test_a_running_job_is_cancelled_once(line: CommandLine) -> None:
         "--resume squad-2 --name spr\n"
     )
     assert "saving a checkpoint and stopping" in result.err
-    assert line.must("cancel").out == "No job is running on cluster spr.\n"
-    assert line.must("cancel", "squad-2").out == "Job squad-2 is not running: it is failed.\n"
+    assert line.must("cancel").out == "No job is running or queued on cluster spr.\n"
+    over = "Job squad-2 has ended already: it is cancelled.\n"
+    assert line.must("cancel", "squad-2").out == over
     assert ends == ["ended"]
 
 
 def test_a_cancelled_job_is_described_for_programs(line: CommandLine) -> None:
-    run_job(line, silent="node1\n")
+    run_job(line, "node1\n")
 
     result = line.must("cancel", "squad-2", "--now", "--json")
 
     found = json.loads(result.out)
     assert (found["cluster"], found["job"], found["cancelled"]) == ("spr", "squad-2", True)
-    assert (found["unreachable"], found["exit_code"]) == (["node1"], 143)
+    assert (found["unreachable"], found["state"]) == (["node1"], "cancelled")
     assert found["checkpoint"] == "step-000048"
     assert "node1 can't be reached, and ranks may still be running there" in result.err
     again = json.loads(line.must("cancel", "--json").out)
@@ -160,13 +171,14 @@ def test_a_cancelled_job_is_described_for_programs(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "flags", "polls"),
-    [("unfinished", (), 600), ("-", (), 50), ("unfinished", ("--now",), 0)],
+    ("job", "flags", "polls"),
+    [({}, (), 600), ({"training": False}, (), 50), ({}, ("--now",), 0), (_WAITS, (), 0)],
+    ids=["training", "other", "now", "waiting"],
 )
 def test_a_job_has_its_time_to_end(
-    line: CommandLine, kind: str, flags: tuple[str, ...], polls: int
+    line: CommandLine, job: dict[str, Any], flags: tuple[str, ...], polls: int
 ) -> None:
-    run_job(line, kind=kind)
+    run_job(line, **job)
     ends = list[str]()
 
     def end(_: object) -> Result:
@@ -174,7 +186,7 @@ def test_a_job_has_its_time_to_end(
         return Result(0, "", "")
 
     line.stage("node0", f"seq {polls}\\)", end)
-    line.machines.staged.insert(2, line.machines.staged.pop())
+    line.machines.staged.insert(1, line.machines.staged.pop())
 
     line.must("cancel", *flags)
 
@@ -211,7 +223,7 @@ def test_the_bucket_is_checked_before_a_model_is_pushed(
         S3Location("models", "squad"),
         (["squad-1"], target, ["model/config.json", "job.json"], about),
     ]
-    assert result.out == "squad-1 (done): results/squad-1/\ns3://models/squad/squad-1\n"
+    assert result.out == "squad-1 (succeeded): results/squad-1/\ns3://models/squad/squad-1\n"
 
 
 def test_a_failed_push_keeps_the_results_and_names_the_command(

@@ -42,10 +42,16 @@ exit $?
 """
 # Each node is a folder; one that is not there does not answer.
 _SSH = """#!/bin/bash
-while [ "${{1#-}}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done
+while [ "${{1#-}}" != "$1" ]; do
+  case $1 in -n) exec < /dev/null ;; -o) shift ;; esac
+  shift
+done
 node={nodes}/$1 here=$HOME; shift
 [ -d "$node" ] || exit 255
-exec env -u SLURM_JOB_ID -u SLURM_STEP_ID HOME="$node" bash -c "${{*//$here/$node}}"
+env -u SLURM_JOB_ID -u SLURM_STEP_ID HOME="$node" bash -c "${{*//$here/$node}}" <&0 &
+# What runs there ends with the connection.
+trap 'pkill -P $!; kill $!' TERM
+wait $!
 """
 # Starts the program once, as a step of the job, passes SIGTERM to it, and waits.
 _HYDRA = """#!/bin/bash

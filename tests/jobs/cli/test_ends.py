@@ -429,7 +429,7 @@ def test_attach_ends_the_same_way(
     if state == "cancelled":
         assert result.message.startswith("job run-1 was cancelled\n")
     assert Path("said").read_text() == f"run-1 {state}\n"
-    assert result.err.endswith("Nothing left of cluster spr.\n")
+    assert "Nothing left of cluster spr.\n" in result.err
     assert removed == [("spr", False)]
 
 

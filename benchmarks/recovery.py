@@ -137,9 +137,16 @@ class Recovery:
         return {
             "noticed_s": round(noticed - lost_at, 1) if noticed else None,
             "running_again_s": round(resumed - lost_at, 1) if resumed else None,
-            "lost_steps": before - steps[-1] if steps else 0,
+            "lost_steps": (last_step(results / "log") or before) - steps[-1] if steps else 0,
             "final_loss": content["loss_curve"][-1][1],
         }
+
+
+def last_step(log: Path) -> int:
+    """Return the last step that a log reports before the job started again; 0 if it does not know."""
+    first, found, _ = log.read_text(errors="replace").partition('"event": "restarted"')
+    steps = re.findall(r'"event": "step", "step": (\d+)', first)
+    return int(steps[-1]) if found and steps else 0
 
 
 def main() -> None:

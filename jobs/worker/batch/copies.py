@@ -83,20 +83,15 @@ class CheckpointCopier:
         folder = f"{self.folder}/{CHECKPOINTS}"
         take = _TAKE.format(folder=shlex.quote(folder), name=name, kept=_KEPT)
         pack = ["nice", "-n", "19", "tar", "-C", f"{folder}/{name}", "-cf", "-", "."]
-        with (
-            subprocess.Popen(pack, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as source,
-            suppress(OSError, subprocess.TimeoutExpired),
-        ):
-            argv = ["nice", "-n", "19", *SSH, self.to[0], take]
-            done = subprocess.run(
-                argv,
-                stdin=source.stdout,
-                stderr=subprocess.DEVNULL,
-                timeout=_COPY_S,
-                check=False,
-            )
-            if done.returncode == 0:
-                return True
+        argv = ["nice", "-n", "19", *SSH, self.to[0], take]
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen(pack, stdout=subprocess.PIPE, stderr=quiet) as source:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                done = subprocess.run(
+                    argv, stdin=source.stdout, stderr=quiet, timeout=_COPY_S, check=False
+                )
+                if done.returncode == 0:
+                    return True
             source.kill()
         # One that was removed meanwhile has a newer one after it.
         if Path(folder, name).exists() and not self._warned:

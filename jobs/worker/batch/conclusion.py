@@ -37,8 +37,10 @@ def find_cause(attempt: Attempt) -> dict[str, Any]:
     known = choose_cause(attempt.watch.errors, attempt.hang)
     if known:
         return known
-    start, size = attempt.watch.start, attempt.launch.nproc_per_node
-    return describe_lost_nodes(attempt.job.lost_nodes(), attempt.job.nodes, start, size)
+    watch, job = attempt.watch, attempt.job
+    size = attempt.launch.nproc_per_node
+    lost = describe_lost_nodes(job.lost_nodes(), job.nodes, watch.start, size)
+    return lost or describe_killed(watch.killed, job.nodes, watch.start)
 
 
 def choose_cause(
@@ -56,10 +58,27 @@ def describe_lost_nodes(
     if not lost or lost[0] not in nodes:
         return {}
     rank = nodes.index(lost[0]) * ranks_per_node
-    hosts = start.get("hosts", [])
-    host = hosts[nodes.index(lost[0])] if len(hosts) == len(nodes) else lost[0]
+    host = _host(lost[0], nodes, start)
     message = f"its node, {lost[0]}, is down or cut off"
     return {"rank": rank, "host": host, "message": message, "lost_peer": True}
+
+
+def describe_killed(
+    killed: Mapping[str, Any], nodes: Sequence[str], start: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the rank that mpirun saw killed before the others could say so; {} for none. Pure."""
+    if "signal" not in killed:
+        return {}
+    message = f"killed by signal {killed['signal']}"
+    host = _host(killed["node"], nodes, start)
+    return {"rank": killed["rank"], "host": host, "message": message, "lost_peer": True}
+
+
+def _host(node: str, nodes: Sequence[str], start: Mapping[str, Any]) -> str:
+    """Return a node's own name, or ours before the ranks have met."""
+    hosts = start.get("hosts", [])
+    known = node in nodes and len(hosts) == len(nodes)
+    return str(hosts[nodes.index(node)]) if known else node
 
 
 def describe(cause: Mapping[str, Any]) -> str:

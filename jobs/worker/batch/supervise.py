@@ -28,6 +28,9 @@ POLL_S = 0.2
 _NOT_STARTED = re.compile(
     rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
 )
+# Hydra's report of a rank that ended by a signal, in two lines.
+_RANK = re.compile(rb"RANK (\d+) PID \d+ RUNNING AT (\S+)")
+_KILLED = re.compile(rb"KILLED BY SIGNAL: (\d+ \(.*\))")
 _PREFIX = PREFIX.encode()
 
 
@@ -42,6 +45,8 @@ class LogWatch:
     """When the first failure was seen, by the monotonic clock."""
     start: dict[str, Any] = field(default_factory=dict)
     """The ranks' own report of where they run."""
+    killed: dict[str, Any] = field(default_factory=dict)
+    """The first rank that mpirun reports as killed, its node, and the signal."""
     steps: StallDetector = field(default_factory=StallDetector)
     _partial: bytes = b""
 
@@ -56,8 +61,18 @@ class LogWatch:
             event = parse_event(line.decode(errors="replace")) if _PREFIX in line else None
             if event:
                 self._take(event)
+            else:
+                self._take_report(line)
             if (event and event["event"] == "error") or _NOT_STARTED.search(line):
                 self.failed_at = self.failed_at or time.monotonic()
+
+    def _take_report(self, line: bytes) -> None:
+        if "signal" in self.killed:
+            return
+        if rank := _RANK.search(line):
+            self.killed = {"rank": int(rank[1]), "node": rank[2].decode(errors="replace")}
+        elif self.killed and (signal_ := _KILLED.search(line)):
+            self.killed["signal"] = signal_[1].decode(errors="replace")
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["event"]

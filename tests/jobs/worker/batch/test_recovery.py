@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.batch.conclusion import describe, describe_lost_nodes
+from jobs.worker.batch.conclusion import describe, describe_killed, describe_lost_nodes
 from jobs.worker.batch.copies import order_nodes
 from jobs.worker.batch.nodes import NodeState, newest_copy, parse_cpus, parse_state
 from jobs.worker.batch.pinning import fit_pinning
@@ -80,6 +80,22 @@ def test_a_lost_node_is_named_by_its_first_rank_and_host() -> None:
     assert describe_lost_nodes(("node1",), NODES, {}, 2)["host"] == "node1"
     assert describe_lost_nodes((), NODES, start, 2) == {}
     assert describe({}) == ""
+
+
+def test_a_killed_rank_is_known_from_mpirun(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+        "=   RANK 1 PID 654 RUNNING AT node1\n=   KILLED BY SIGNAL: 9 (Killed)\n"
+        "=   RANK 2 PID 655 RUNNING AT node2\n=   KILLED BY SIGNAL: 15 (Terminated)\n"
+    )
+    watch = LogWatch(log)
+    watch.poll()
+    start = {"hosts": ["ip-1", "ip-2", "ip-3"]}
+    found = describe_killed(watch.killed, NODES, start)
+    assert describe(found) == "rank 1 on ip-2: killed by signal 9 (Killed)"
+    assert describe_killed(watch.killed, NODES, {})["host"] == "node1"
+    assert describe_killed({}, NODES, start) == {}
 
 
 def test_what_a_node_says_about_itself() -> None:

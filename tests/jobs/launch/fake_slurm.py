@@ -250,6 +250,9 @@ def scontrol(words: list[str], options: dict[str, str]) -> int:
             given = dict(word.split("=") for word in words[1:])
             if "nodename" in given:
                 _change_node(content, given["nodename"], up=given["state"] == "resume")
+            elif given.get("starttime") == "now":
+                content["jobs"][given["jobid"]]["begin"] = 0
+                schedule(content)
             else:
                 content["jobs"][given["jobid"]]["requeue"] = given["requeue"] != "0"
             return 0

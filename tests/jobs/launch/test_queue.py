@@ -93,19 +93,21 @@ def test_what_the_queue_does_not_take_is_an_error_with_its_words(head: ThisMachi
 
 def test_jobs_run_side_by_side_or_in_their_order(head: ThisMachine) -> None:
     head.connect("node1", "node2")
-    first = submit(head, "sleep 2", "first", nodes=2)
+    first = submit(head, "until [ -e go ]; do sleep 0.05; done", "first", nodes=2)
     second = submit(head, "sleep 0.3", "second", nodes=2)
     third = submit(head, "true", "third")
-    waiting = [job for job in list_jobs(head) if job.state == "queued"]
-    ends = [follow(head, paths) for paths in (second, third, first)]
+    reasons = list[str]()
 
-    assert [(job.job, job.waits_for) for job in waiting] == [
-        ("second", "Resources"),
-        ("third", "Priority"),
-    ]
-    (after, _, why), (last, _, _), (before, _, none) = ends
-    assert set(why) == {"Resources"}
-    assert none == []
+    def note(reason: str) -> None:
+        reasons.append(reason)
+        Path(first.root, "go").touch()
+
+    waiting = [(job.job, job.waits_for) for job in list_jobs(head) if job.state == "queued"]
+    after = SlurmLauncher(head).follow(second, lambda _: None, note)
+    last, before = (follow(head, paths)[0] for paths in (third, first))
+
+    assert waiting == [("second", "Resources"), ("third", "Priority")]
+    assert set(reasons) == {"Resources"}
     for end in (after, last):
         assert end.began
         assert before.ended
@@ -170,7 +172,7 @@ def test_a_requeued_job_is_shown_as_one(head: ThisMachine, monkeypatch: pytest.M
 
 def test_the_reason_for_a_wait_never_falls_into_a_line(head: ThisMachine) -> None:
     """A job that was requeued may have a long log, of which a slow connection takes only parts."""
-    head.requeue_s = 2.5
+    head.requeue_s = 60
     again = ("bash", "-c", "echo '@queue-00 is no word of the queue'")
     paths = submit(head, "seq -f 'line %.0f' 50000; exit 9", retries=1, again=again)
     wait_for(lambda: head.jobs_in_queue() == [("squad-1", "PENDING")])
@@ -179,9 +181,14 @@ def test_the_reason_for_a_wait_never_falls_into_a_line(head: ThisMachine) -> Non
     def take(line: str) -> None:
         lines.append(line)
         if len(lines) % 10_000 == 0:
-            time.sleep(0.4)
+            time.sleep(0.2)
 
-    end = SlurmLauncher(head).follow(paths, take, reasons.append)
+    def note(reason: str) -> None:
+        reasons.append(reason)
+        if len(lines) >= 50_000:
+            head.slurm_command("scontrol", "update", "jobid=1", "starttime=now")
+
+    end = SlurmLauncher(head).follow(paths, take, note)
 
     assert end.attempt == 2
     assert set(reasons) == {"BeginTime"}
@@ -387,8 +394,9 @@ def test_a_job_that_was_killed_without_a_trace_is_lost(head: ThisMachine) -> Non
 
 @pytest.mark.parametrize("content", ["", "killed\n", "\x00\x00", "[]", '{"state": 3}'])
 def test_a_damaged_end_is_no_end(head: ThisMachine, content: str) -> None:
-    paths = submit(head, "true")
-    follow(head, paths)
+    paths = JobPaths("squad-1", str(head.home))
+    Path(paths.root).mkdir(parents=True)
+    Path(paths.log).touch()
     Path(paths.end).write_text(content)
     with pytest.raises(JobError, match="job squad-1 is lost"):
         follow(head, paths)

@@ -69,7 +69,8 @@ def run(name: str, own: list[str], args: argparse.Namespace) -> int:
     require_able_stack(context.stack, f"train {name}")
     plan = plan_job_type(request, context.stack)
     done = run_job(context, name, lambda _: plan)
-    result = done.last_event("result") or {}
+    result = {**(done.last_event("result") or {})}
+    result.pop("at", None)
     if args.json:
         print(json.dumps(result))
     else:

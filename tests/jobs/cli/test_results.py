@@ -90,6 +90,21 @@ def test_jobs_are_listed_for_people_and_for_programs(line: CommandLine) -> None:
     ]
 
 
+def test_the_list_says_what_a_job_waits_for(line: CommandLine) -> None:
+    line.machines.staged.clear()
+    again = listed("squad-4", **{**_RUNS, "queue": ["PENDING", "BeginTime", ""]})
+    line.stage("node0", "listing the jobs", Result(0, listed("squad-3", **_WAITS) + again, ""))
+    rows = line.must("jobs").out.splitlines()
+    assert [row.split()[:4] for row in rows[1:3]] == [
+        ["squad-3", "queued", "-", "-"],
+        ["squad-4", "requeued", "1", rows[2].split()[3]],
+    ]
+    assert rows[3:] == [
+        "squad-3: waits: its nodes are in use",
+        "squad-4: waits: it starts again in some seconds",
+    ]
+
+
 def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, "", ""))

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -225,6 +226,20 @@ def test_a_job_that_loses_a_node_runs_on_others(head: ThisMachine, lost: str) ->
     assert (end.state, end.attempt, len(end.nodes)) == ("succeeded", 2, 2)
     assert lost not in end.nodes
     assert (lines[0], lines[-1]) == ("begun", "resumed")
+
+
+def test_an_elastic_job_goes_on_with_fewer_nodes(head: ThisMachine) -> None:
+    head.connect("node1", "node2")
+    submit(head, "sleep 60", "other")
+    again = ("bash", "-c", "echo of $SPR_PLANNED_RANKS")
+    more: dict[str, Any] = {"planned_nodes": 2, "retries": 1, "again": again}
+    paths = submit(head, "echo begun; sleep 60", nodes=2, least=1, **more)
+    wait_for(lambda: "begun" in Path(paths.log).read_text())
+
+    head.slurm_command("scontrol", "update", "nodename=node2", "state=down")
+    end, lines, _ = follow(head, paths)
+
+    assert (end.state, end.nodes, lines[-1]) == ("succeeded", ("node1",), "of 2")
 
 
 @pytest.mark.parametrize("retries", [0, 1])

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,20 +253,13 @@ def submit(
     job_id: str = "squad-1",
     *,
     nodes: int = 1,
-    files: Mapping[str, bytes] | None = None,
+    least: int = 0,
     **more: Any,
 ) -> JobPaths:
     """Submit a job whose only rank runs a bash script; ``more`` is more of its launch."""
     paths = JobPaths(job_id, home=str(head.home))
     if not Path(paths.code).exists():
-        place_files(head, paths, {**worker_files(), "output/.keep": b"", **(files or {})})
-    launch = make_launch(head, paths, script, **more)
-    SlurmLauncher(head).submit(LaunchCommand(launch, NODES[:nodes], "127.0.0.1"), paths)
-    return paths
-
-
-def make_launch(head: ThisMachine, paths: JobPaths, script: str, **more: Any) -> Launch:
-    """A launch whose only rank runs a bash script."""
+        place_files(head, paths, {**worker_files(), "output/.keep": b""})
     values: dict[str, Any] = {
         "folder": paths.root,
         "head": "node0",
@@ -278,7 +271,9 @@ def make_launch(head: ThisMachine, paths: JobPaths, script: str, **more: Any) ->
         "exports": {},
         **more,
     }
-    return Launch(**values)
+    command = LaunchCommand(Launch(**values), NODES[:nodes], "127.0.0.1", least=least)
+    SlurmLauncher(head).submit(command, paths)
+    return paths
 
 
 def wait_for(true: Callable[[], bool], seconds: float = 10) -> None:

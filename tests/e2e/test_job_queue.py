@@ -128,9 +128,10 @@ def test_jobs_run_side_by_side_and_in_order_and_survive_a_killed_controller(
 
 
 def test_a_user_of_slurm_needs_nothing_of_this_tool(cluster: LiveCluster) -> None:
-    done = cluster.cli.ssh(
-        "node0", "srun --nodes=3 hostname | sort; sinfo --noheader --format=%D%T"
-    )
+    idle = "[ $(sinfo --noheader --format=%D%T) = 3idle ]"
+    # Nodes whose job has just ended are completing.
+    wait = f"for i in $(seq 100); do {idle} && break; sleep 0.2; done; {idle} && echo 3idle"
+    done = cluster.cli.ssh("node0", f"srun --nodes=3 hostname | sort; {wait}")
     hostnames = ["ip-" + n["private_ip"].replace(".", "-") for n in cluster.up_result["nodes"]]
     assert done.split() == [*sorted(hostnames), "3idle"]
 

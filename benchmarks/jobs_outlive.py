@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import combinations
+from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,7 @@ class Client:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            bufsize=0,  # `communicate` would not see what `readline` has read ahead
         )
         self.text = ""
 
@@ -222,7 +223,9 @@ def compare(bench: Bench, client: Client, log: Sequence[str]) -> None:
     seen = [line[len(_RECEIVED) :] for line in whole if line.startswith(_RECEIVED)]
     good = seen == [*log[: len(seen)]] and (client.was_killed or len(seen) == len(log))
     print(f"  a client received {len(seen)} of {len(log)} lines", file=sys.stderr, flush=True)
-    bench.require(good, f"lost or doubled lines: {client.text[-500:]}")
+    pairs = zip_longest(seen, log)
+    differ = next(((a, b) for a, b in pairs if a != b), "none, but the end is missing")
+    bench.require(good, f"lost or doubled lines; the first difference (received, log): {differ}")
 
 
 def digest(folder: Path) -> str:

@@ -133,11 +133,6 @@ class JobPaths:
         return f"{self.root}/log"
 
     @property
-    def earlier_log(self) -> str:
-        """The log from before the job was resumed."""
-        return f"{self.root}/log.earlier"
-
-    @property
     def begin(self) -> str:
         """When and on which nodes the last attempt began."""
         return f"{self.root}/{BEGIN}"

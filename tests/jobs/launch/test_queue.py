@@ -138,7 +138,7 @@ def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
     paths = submit(head, "echo the third; sleep 60")
 
     read_soon(Path(paths.log))
-    assert Path(paths.earlier_log).read_text() == "the first\nthe second\n"
+    assert Path(paths.root, "log.earlier").read_text() == "the first\nthe second\n"
     assert [job.state for job in list_jobs(head)] == ["running"]
 
 

@@ -15,7 +15,10 @@ STATE_FOLDER = "/var/spool/spr-cluster-slurm"
 """On the head: slurmctld's state, and the record of the jobs that ended."""
 PARTITION = "cluster"
 _KEY_BYTES = 1024
-_SCRIPTS = ("configure.sh", "epilog.sh", "munge.conf", "slurmctld.conf", "slurmd.conf")
+_SCRIPTS = (
+    *("configure.sh", "epilog.sh", "health.sh"),
+    *("munge.conf", "slurmctld.conf", "slurmd.conf"),
+)
 
 CONFIGURE = f"sudo sh ~/{FOLDER}/configure.sh\nrm -rf ~/{FOLDER}\n"
 """Shell commands for a node that has the files."""
@@ -48,6 +51,10 @@ SlurmdTimeout=10
 ReturnToService=2
 JobRequeue=1
 KillWait=30
+# It takes a node out of the queue before EC2 takes the node, and while its disk is full.
+HealthCheckProgram=/etc/slurm/spr-cluster-health
+HealthCheckInterval=5
+HealthCheckNodeState=ANY
 
 # Ended jobs stay in `scontrol show job` for an hour, and in this file forever.
 MinJobAge=3600

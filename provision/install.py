@@ -24,8 +24,8 @@ STACK_FILE = f"{_ROOT}/stack"
 EXAMPLES = f"{_ROOT}/examples"
 """On the node, if the stack has them: run_qa.py and the files beside it."""
 LOG = "/var/log/spr-cluster-install.log"
-_SLURM = ("slurm-wlm", "munge")
-"""System packages of every node, besides those of its stack."""
+_QUEUE = ("slurm-wlm", "munge", "curl")
+"""System packages of every node, besides those of its stack; curl is for Slurm's health check."""
 _STEP = "@step "
 _INSTALL_DEADLINE_S = 45 * 60
 _CLOUD_INIT_DEADLINE_S = 20 * 60
@@ -73,7 +73,7 @@ def render_install_script(stack: Stack) -> str:
     values = {"root": _ROOT, "venv": VENV, "python": stack.python}
     values |= {"pip": stack.pip, "examples": stack.examples}
     arrays = {
-        "system_packages": (*stack.system_packages, *_SLURM),
+        "system_packages": (*stack.system_packages, *_QUEUE),
         "python_packages": stack.python_packages,
         "indexes": stack.indexes,
         "find_links": stack.find_links,

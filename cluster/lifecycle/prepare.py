@@ -14,7 +14,7 @@ from infra.cluster_record import ClusterRecord, merge_options, new_record, parse
 from infra.errors import SprError, UsageError
 from infra.guard import describe_cluster
 from infra.images import describe_cached_images
-from infra.instances import HEAD
+from infra.instances import HEAD, describe_spot_notices
 from infra.inventory import PLANNED_KINDS, Inventory
 from infra.network import SecurityGroup
 from infra.ownership import check_owner, split_groups
@@ -71,7 +71,9 @@ def prepare(
     spec = merge_options(cluster, cidrs, given, record, defaults)
     check_head_is_not_stopped(found, ctx.flags, ctx.cloud.region)
     _check_existing(ctx, spec, found, record)
-    impaired = find_impaired(ctx, (machine for machine in found.alive if machine.role != HEAD))
+    workers = [machine for machine in found.alive if machine.role != HEAD]
+    impaired = find_impaired(ctx, workers)
+    notices = describe_spot_notices(ctx.clients.ec2, workers)
     plan_input = PlanInput(
         spec=spec,
         record=new_record(spec, ctx.now(), record, has_machines=bool(found.alive)),
@@ -79,7 +81,10 @@ def prepare(
         recipe=_recipe(ctx, spec.stack),
         public_key=public_key,
         now=ctx.now(),
-        unhealthy=dict.fromkeys(impaired, "impaired, according to EC2's status checks"),
+        unhealthy={
+            **dict.fromkeys(impaired, "impaired, according to EC2's status checks"),
+            **{id_: f"EC2 takes it back: {notice}" for id_, notice in notices.items()},
+        },
         wants_image=wants_image,
     )
     if (own := plan_input.own_image) and own.state == "available":

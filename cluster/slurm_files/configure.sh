@@ -19,6 +19,8 @@ for unit in munge slurmctld slurmd; do
 done
 install -D -m 644 slurm.conf $conf
 install -m 755 epilog.sh /etc/slurm/spr-cluster-epilog
+install -m 755 health.sh /etc/slurm/spr-cluster-health
+rm -rf /run/spr-cluster-health
 # Where Ubuntu 20.04's Slurm looks.
 [ ! -d /etc/slurm-llnl ] || ln -sfn $conf /etc/slurm-llnl/slurm.conf
 install -d -o slurm -g slurm $state

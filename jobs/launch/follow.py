@@ -36,6 +36,13 @@ _REASONS = {
     "PartitionNodeLimit": "it requires more nodes than the cluster has",
     "PartitionConfig": "it requires more nodes than the cluster has",
 }
+# A node that gets no jobs, and why; its health check's words begin with what happened.
+_DRAINED = re.compile(r"(node\d+) (?:(spot|disk): )?(.+)")
+_REMEDIES = {
+    "spot": "`spr-cluster repair` replaces it",
+    "disk": "free space there, and it returns to the queue by itself",
+    None: "it is out of the queue",
+}
 # Hydra's words when the connection to a node breaks.
 _LOST_NODE = re.compile(r"Downstream from host (node(\d+)) exited abnormally")
 
@@ -84,6 +91,9 @@ class JobOutput:
 
 def describe_reason(reason: str) -> str:
     """Return what Slurm's reason for a job's wait means."""
+    if drained := _DRAINED.match(reason):
+        node, kind, text = drained.groups()
+        return f"{node}: {text}; {_REMEDIES[kind]}"
     return _REASONS.get(reason, reason)
 
 

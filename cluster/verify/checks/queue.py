@@ -46,6 +46,11 @@ def _check_node(name: str, node: QueueNode | None, expected: Expected) -> CheckR
 
 
 def _remedy(node: QueueNode, expected: Expected) -> str:
+    if node.state.startswith("drain") and node.reason.startswith("disk: "):
+        show = expected.on_node(node.name, "df -h ~ /; du -h -d 1 ~/spr-jobs | sort -h")
+        return f"Free space there; it then returns to the queue by itself:\n{show}"
+    if node.state.startswith("drain") and node.reason.startswith("spot: "):
+        return f"Replace the node:\n{expected.command('repair')}"
     if node.state.startswith("drain"):
         resume = f"sudo scontrol update nodename={node.name} state=resume"
         return f"Let it take jobs again:\n{expected.on_node('node0', resume)}"

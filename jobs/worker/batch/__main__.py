@@ -17,6 +17,7 @@ from .copies import CheckpointCopier
 from .head import HeadFolder
 from .launch import BEGIN, CANCELLED, END, Launch, parse_launch
 from .nodes import send_end
+from .notices import NoticeWatch
 from .preparation import Preparation, prepare
 from .slurm import REQUEUED, SlurmJob
 from .supervise import Attempt, LogWatch, announce
@@ -29,7 +30,7 @@ def main() -> int:
     launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
     size = _LOG.stat().st_size
     head = HeadFolder(launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG)
-    attempt = Attempt(launch, job, LogWatch(_LOG, size))
+    attempt = Attempt(launch, job, LogWatch(_LOG, size), NoticeWatch(job.drained_nodes))
     signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
     began = _begin(launch, job, head)
     head.copy_log(size)
@@ -71,11 +72,16 @@ def _begin(launch: Launch, job: SlurmJob, head: HeadFolder) -> dict[str, object]
         "attempt": job.attempt,
     }
     head.write(BEGIN, began)
+    head.reserve(BEGIN, END)
     return began
 
 
 def _run(attempt: Attempt, ready: Preparation) -> int:
-    copier = CheckpointCopier(attempt.launch.folder, ready.others, ready.copied)
+    notices = attempt.notices
+    copier = CheckpointCopier(
+        attempt.launch.folder, ready.others, lambda: notices.found, ready.copied
+    )
+    notices.start()
     if attempt.launch.again:
         copier.start()
     code = attempt.run()

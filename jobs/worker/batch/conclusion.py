@@ -33,8 +33,11 @@ def conclude(
 
 
 def find_cause(attempt: Attempt) -> dict[str, Any]:
-    """Return what explains the end of an attempt: a rank's own error, a hang, a lost peer, a lost node."""
-    known = choose_cause(attempt.watch.errors, attempt.hang)
+    """Return what explains the end of an attempt.
+
+    That is a node that goes, a rank's own error, a hang, a lost peer, or a lost node.
+    """
+    known = attempt.leaving or choose_cause(attempt.watch.errors, attempt.hang)
     if known:
         return known
     watch, job = attempt.watch, attempt.job

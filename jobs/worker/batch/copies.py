@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,8 @@ class CheckpointCopier:
     folder: str
     to: list[str]
     """The nodes that may have them. The first one has; if it fails, it becomes the last one."""
+    leaving: Callable[[], Collection[str]] = tuple
+    """Returns the nodes that can't keep a copy, such as those that EC2 takes back."""
     newest: int = -1
     """The step of the newest checkpoint that is there."""
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -64,6 +66,7 @@ class CheckpointCopier:
         last, pause = False, _LOOK_S
         while not last:
             last, pause = self._ended.wait(pause), _LOOK_S
+            self._prefer_staying()
             step = self._find_newest()
             if step <= self.newest:
                 continue
@@ -72,6 +75,13 @@ class CheckpointCopier:
             else:
                 self.to.append(self.to.pop(0))
                 pause = _AGAIN_S
+
+    def _prefer_staying(self) -> None:
+        """Copy to a node that goes only if there is no other."""
+        gone, first = self.leaving(), self.to[0]
+        self.to.sort(key=gone.__contains__)
+        if self.to[0] != first:
+            self.newest = -1
 
     def _find_newest(self) -> int:
         with suppress(OSError):

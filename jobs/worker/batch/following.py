@@ -18,11 +18,25 @@ from pathlib import Path
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
 _READ_S, _ASK_S = 0.2, 1.0
 _BLOCK = 1 << 20
+# Slurm's reasons that do not say which node is missing, nor why.
+_MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
 
 
 def ask_queue(job: str) -> str | None:
     """Return Slurm's state and reason, "" if the job is not in its queue; ``None`` if it does not answer."""
-    argv = ["squeue", "--noheader", f"--name={job}", "--format=%T %r"]
+    return ask(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
+
+
+def find_missing(reason: str) -> str:
+    """Return which nodes get no jobs and why, if that is the reason, and if Slurm knows it."""
+    if not reason.startswith(_MISSING):
+        return reason
+    nodes = ask(["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N %E"])
+    return "; ".join(nodes.splitlines()) if nodes else reason
+
+
+def ask(argv: list[str]) -> str | None:
+    """Return what a command of Slurm prints; ``None`` if Slurm does not answer."""
     try:
         done = subprocess.run(
             argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, text=True
@@ -88,7 +102,7 @@ def follow(folder: Path, job: str, first: int, mark: str) -> None:
             state = ask_queue(job)
             over = state == ""
             if state and state.startswith("PENDING "):
-                put(f"{mark}{state.partition(' ')[2]}\n".encode())
+                put(f"{mark}{find_missing(state.partition(' ')[2])}\n".encode())
         if not over and reader.poll(1000 * _READ_S):
             return
 

@@ -17,6 +17,7 @@ from typing import Any
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
+_RESERVED = 4096
 SSH = ("ssh", "-o", "ConnectTimeout=10")
 # Checkpoints stay where they are: they are copied as they are written.
 _RESULTS = ("--exclude=output/checkpoints", "--exclude=output/model/checkpoint-*", "output")
@@ -35,9 +36,15 @@ class HeadFolder:
 
     def write(self, name: str, content: Mapping[str, object]) -> bool:
         """Write a file of JSON in one piece; return whether that worked."""
-        target = shlex.quote(f"{self.folder}/{name}")
-        script = f"cat > {target}.partial && mv {target}.partial {target}"
-        return self._run(script, (json.dumps(content) + "\n").encode())
+        target, text = shlex.quote(f"{self.folder}/{name}"), (json.dumps(content) + "\n").encode()
+        # Over what is there, which a full disk permits.
+        script = f"cat 1<>{target}.partial && truncate -s {len(text)} {target}.partial"
+        return self._run(f"{script} && mv {target}.partial {target}", text)
+
+    def reserve(self, *names: str) -> None:
+        """Keep room on the disk for files that must be written whatever happens."""
+        partial = " ".join(shlex.quote(f"{self.folder}/{name}.partial") for name in names)
+        self._run(f"tee {partial} > /dev/null", b" " * _RESERVED)
 
     def read(self, name: str) -> dict[str, Any]:
         """Return the content of a file of JSON; {} if there is none."""

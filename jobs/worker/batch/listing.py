@@ -11,19 +11,31 @@ import subprocess
 from pathlib import Path
 
 _STEP = re.compile(r"step-(\d+)")
+# As in following.py, which is sent alone, too.
+_MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
 
 
 def queued_jobs() -> dict[str, list[str]] | None:
     """Return Slurm's state, reason, and nodes of each job by name; None if Slurm does not answer."""
-    argv = ["squeue", "--noheader", "--format=%T|%r|%N|%j"]
+    text = ask(["squeue", "--noheader", "--format=%T|%r|%N|%j"])
+    if text is None:
+        return None
+    rows = [line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3]
+    waiting = [row for row in rows if row[1].startswith(_MISSING)]
+    if waiting:
+        nodes = ask(["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N %E"])
+        for row in waiting:
+            row[1] = "; ".join(nodes.splitlines()) if nodes else row[1]
+    return {row[3]: row[:3] for row in rows}
+
+
+def ask(argv: list[str]) -> str | None:
+    """Return what a command of Slurm prints; ``None`` if Slurm does not answer."""
     try:
         done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=30, text=True)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if done.returncode:
-        return None
-    rows = (line.split("|", 3) for line in done.stdout.splitlines() if line.count("|") >= 3)
-    return {row[3]: row[:3] for row in rows}
+    return None if done.returncode else done.stdout
 
 
 def read(path: Path) -> dict[str, object]:

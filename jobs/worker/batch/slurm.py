@@ -45,6 +45,11 @@ class SlurmJob:
         down = ["--states=down,no_respond", "--format=%N"]
         return tuple(_ask(["sinfo", "--noheader", "--Node", asked, *down]).split())
 
+    @staticmethod
+    def drained_nodes() -> str:
+        """Return a line for each node of the cluster that gets no more jobs: its name and the reason."""
+        return _ask(["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E"])
+
     def steps(self) -> tuple[str, ...]:
         """Return the job's running steps: mpirun starts one to reach its nodes."""
         found = _ask(["squeue", "--noheader", "--steps", f"--job={self.id}", "--format=%i"]).split()

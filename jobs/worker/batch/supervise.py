@@ -18,11 +18,14 @@ from typing import Any
 
 from ..runtime.events import PREFIX, parse_event
 from .launch import Launch, build_argv
+from .notices import WAIT_S, NoticeWatch, describe_notice, has_no_room
 from .slurm import SlurmJob
 from .stall import StallDetector
 
 ERROR_GRACE_S = 15.0
 """Time for mpirun to end a job of which a rank has failed: a node of it may be gone."""
+LEAVE_S = 60.0
+"""Time for ranks to save a checkpoint and to end when one of their nodes goes."""
 POLL_S = 0.2
 # Hydra's words when it can't start its ranks. Under Slurm it may then wait forever [tried: 2021.18].
 _NOT_STARTED = re.compile(
@@ -31,6 +34,7 @@ _NOT_STARTED = re.compile(
 # Hydra's report of a rank that ended by a signal, in two lines.
 _RANK = re.compile(rb"RANK (\d+) PID \d+ RUNNING AT (\S+)")
 _KILLED = re.compile(rb"KILLED BY SIGNAL: (\d+ \(.*\))")
+_FULL = b"No space left on device"
 _PREFIX = PREFIX.encode()
 
 
@@ -47,6 +51,8 @@ class LogWatch:
     """The ranks' own report of where they run."""
     killed: dict[str, Any] = field(default_factory=dict)
     """The first rank that mpirun reports as killed, its node, and the signal."""
+    disk_full: bool = False
+    """Whether anything said that it could not write."""
     steps: StallDetector = field(default_factory=StallDetector)
     _partial: bytes = b""
 
@@ -56,6 +62,7 @@ class LogWatch:
             file.seek(self.offset)
             new = file.read()
         self.offset += len(new)
+        self.disk_full = self.disk_full or _FULL in new
         *lines, self._partial = (self._partial + new).split(b"\n")
         for line in lines:
             event = parse_event(line.decode(errors="replace")) if _PREFIX in line else None
@@ -90,11 +97,14 @@ class Attempt:
     launch: Launch
     job: SlurmJob
     watch: LogWatch
+    notices: NoticeWatch
     stopping: bool = False
+    leaving: dict[str, Any] = field(default_factory=dict)
+    """Why the ranks were asked to end, if one of their nodes goes."""
     hang: dict[str, Any] = field(default_factory=dict)
     """Why this was killed, if no rank has taken a step for too long."""
     _process: subprocess.Popen[bytes] | None = None
-    _forwarded: bool = False
+    _forwarded_at: float | None = None
 
     def stop(self) -> None:
         """Ask the ranks to save a checkpoint and to end."""
@@ -115,20 +125,41 @@ class Attempt:
             else:
                 self.watch.poll()
                 self.kill()
+                if code and not self.stopping:
+                    self._blame_node()
                 return code if code >= 0 else 128 - code
 
     def _look_after(self) -> None:
         self.watch.poll()
-        if self.stopping and not self._forwarded:
-            self._forwarded = True
-            self._forward()
         failed, now = self.watch.failed_at, time.monotonic()
-        if failed is not None and now - failed > ERROR_GRACE_S:
+        if not self.stopping and failed is None and (found := self._find_notice()):
+            self.leaving = found
+            announce(event="note", text=f"{found['message']}; saving a checkpoint and stopping")
+            self.stop()
+        if self.stopping and self._forwarded_at is None:
+            self._forwarded_at = now
+            self._forward()
+        since = self._forwarded_at if self.leaving else None
+        if (failed is not None and now - failed > ERROR_GRACE_S) or (
+            since is not None and now - since > LEAVE_S
+        ):
             self.kill()
         elif not self.hang and (silent := self.watch.steps.stalled(now)):
             message = f"no step for {silent / 60:.0f} min: a rank hangs"
             self.hang = {"message": message, "lost_peer": True}
             self.kill()
+
+    def _blame_node(self) -> None:
+        """Find out whether the ranks failed because a node goes."""
+        is_full = self.watch.disk_full or has_no_room()
+        if is_full:
+            self.notices.wait(self.job.nodes, WAIT_S)
+        if is_full or not self.watch.errors:
+            self.leaving = self._find_notice()
+
+    def _find_notice(self) -> dict[str, Any]:
+        size = self.launch.nproc_per_node
+        return describe_notice(self.notices.found, self.job.nodes, self.watch.start, size)
 
     def _forward(self) -> None:
         """Pass SIGTERM to mpirun, which passes it to every rank of every node and waits for them."""
@@ -163,4 +194,6 @@ def render_script(launch: Launch, nodes: Sequence[str]) -> str:
 
 def announce(**fields: object) -> None:
     """Print an event to the job's log, as a rank does."""
-    print(f"{PREFIX}{json.dumps(fields)}", flush=True)
+    # The log's disk may be full.
+    with suppress(OSError):
+        print(f"{PREFIX}{json.dumps(fields)}", flush=True)

@@ -26,6 +26,9 @@ KILL_WAIT_S = 1.0
 _POLL_S, _SIGNAL_S = 0.02, 0.15
 _TEXTS = ("script", "output", "cwd")
 _ACTIVE = ("PENDING", "RUNNING", "COMPLETING")
+_TOO_FEW = (
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+)
 Job = dict[str, Any]
 
 
@@ -53,13 +56,23 @@ def schedule(content: dict[str, Any]) -> None:
         if job["state"] != "PENDING":
             continue
         used = {n for j in content["jobs"].values() if j["state"] != "PENDING" for n in j["on"]}
-        free = [name for name, up in content["nodes"].items() if up and name not in used]
+        usable = [
+            name for name, up in content["nodes"].items() if up and not drained(content, name)
+        ]
+        free = [name for name in usable if name not in used]
         if job["begin"] > time.time():
             job["reason"] = "BeginTime"
         elif reason == "Resources" and len(free) >= job["least"]:
             _start(job, free[: job["most"]])
+        elif reason == "Resources" and len(usable) < job["least"]:
+            job["reason"], reason = _TOO_FEW, "Priority"
         else:
             job["reason"], reason = reason, "Priority"
+
+
+def drained(content: dict[str, Any], name: str) -> str:
+    """Why a node gets no jobs; "" if it does."""
+    return str(content.get("drained", {}).get(name, ""))
 
 
 def _start(job: Job, on: list[str]) -> None:
@@ -247,8 +260,13 @@ def scontrol(words: list[str], options: dict[str, str]) -> int:
         return 0
     with queue() as content:
         if words[0] == "update":
-            given = dict(word.split("=") for word in words[1:])
-            if "nodename" in given:
+            given = dict(word.split("=", 1) for word in words[1:])
+            if given.get("state") == "drain":
+                content.setdefault("drained", {})[given["nodename"]] = given["reason"]
+            elif given.get("state") == "resume" and drained(content, given["nodename"]):
+                del content["drained"][given["nodename"]]
+                schedule(content)
+            elif "nodename" in given:
                 _change_node(content, given["nodename"], up=given["state"] == "resume")
             elif given.get("starttime") == "now":
                 content["jobs"][given["jobid"]]["begin"] = 0
@@ -286,8 +304,14 @@ def _change_node(content: dict[str, Any], name: str, *, up: bool) -> None:
 
 
 def sinfo(words: list[str], options: dict[str, str]) -> int:
+    content = read()
+    if options["states"] == "drain":
+        for name in content["nodes"]:
+            if reason := drained(content, name):
+                print(options["format"].replace("%N", name).replace("%E", reason))
+        return 0
     assert options["states"] == "down,no_respond", options
-    for name, up in read()["nodes"].items():
+    for name, up in content["nodes"].items():
         if not up and name in options["nodes"].split(","):
             print(name)
     return 0

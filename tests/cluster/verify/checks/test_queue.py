@@ -35,6 +35,8 @@ def test_nodes_that_slurm_can_use_are_counted() -> None:
             "sudo scontrol update nodename=node1 state=resume",
         ),
         ("draining|spot", "draining: spot", "sudo scontrol update nodename=node1 state=resume"),
+        ("draining|spot: gone at 9", "draining: spot: gone at 9", "spr-cluster repair --name bert"),
+        ("drained|disk: / has 1 MiB", "drained: disk: / has 1 MiB", "df -h ~ /"),
     ],
 )
 def test_a_node_that_slurm_does_not_use_fails_with_its_reason(

@@ -1,0 +1,181 @@
+"""The nodes' health check, run for real in a folder: what it asks, decides, and tells Slurm."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from tests.provision.machine import Machine
+
+MIB = 1 << 20
+# As `stat -f` prints a file system: free blocks, their size, inodes, free ones, and the path.
+_DISKS = "cat {folder}/disks"
+# Remembers a node's state as Slurm does.
+_SCONTROL = """
+state=$(cat {folder}/state)
+if [ "$1" = update ]; then
+    case "$*" in
+    *state=resume*) echo "IDLE" ;;
+    *) echo "IDLE+DRAIN Reason=${{4#reason=}} [root@x]" ;;
+    esac >{folder}/state
+else
+    echo "NodeName=$4 Arch=x State=${{state%% *}} Weight=1 ${{state#* }}"
+fi
+"""
+# Instance metadata, version 2: a token first; an answer per file.
+_CURL = """
+for last; do :; done
+[ -e {folder}/imds ] || exit 7
+case "$*" in
+*'-X PUT'*api/token) echo secret; exit ;;
+*'X-aws-ec2-metadata-token: secret '*) ;;
+*) printf '\\n401'; exit ;;
+esac
+file={folder}/imds/${{last#*/meta-data/}}
+if [ -e "$file" ]; then cat "$file"; printf '\\n200'; else printf '<xml/>\\n404'; fi
+"""
+
+
+class Node:
+    """A node whose disks, metadata, and place in the queue are files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.machine = Machine.make(folder)
+        self.folder = folder
+        for name, body in (("stat", _DISKS), ("scontrol", _SCONTROL), ("curl", _CURL)):
+            self.machine.replace(name, body.format(folder=folder))
+        self.machine.replace("hostname", "echo ip-10-0-0-1")
+        self.state = folder / "state"
+        self.state.write_text("IDLE")
+        conf = self.machine.path("/etc/slurm/slurm.conf")
+        conf.parent.mkdir()
+        conf.write_text(
+            "NodeName=node0 NodeHostname=ip-10-0-0-10 CPUs=1\n"
+            "NodeName=node1 NodeHostname=ip-10-0-0-1 CPUs=1\n"
+        )
+        self.disk(10_000)
+
+    def disk(self, mib: int, *, inodes: int = 10**6, of: int = 10**6) -> None:
+        rows = f"{mib * 256} 4096 {of} {inodes} /home/a b/spr-jobs\n{9 * MIB} 4096 0 0 /\n"
+        (self.folder / "disks").write_text(rows)
+
+    def metadata(self, **files: str) -> None:
+        for name, text in files.items():
+            path = self.folder / "imds" / name.replace("__", "/").replace("_", "-")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def check(self) -> list[str]:
+        """Run the health check; returns the programs that it called, apart from looking at disks."""
+        before = len(self.machine.calls)
+        script = resources.files("cluster").joinpath("slurm_files/health.sh").read_text()
+        done = self.machine.shell(script, program="sh")
+        assert (done.returncode, done.stderr) == (0, "")
+        calls = self.machine.calls[before:]
+        return [call for call in calls if call.split()[0] in ("scontrol", "curl")]
+
+    def updates(self) -> list[str]:
+        return [call for call in self.check() if call.startswith("scontrol update")]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_a_healthy_node_asks_slurm_once_and_then_nobody(node: Node) -> None:
+    first = [call for call in node.check() if call.startswith("scontrol")]
+    assert first == ["scontrol -o show node node1"]
+    assert node.check() == []
+
+
+def test_a_full_disk_drains_the_node_until_there_is_room_again(node: Node) -> None:
+    node.check()
+    node.disk(99)
+    reason = "disk: /home/a b/spr-jobs has 99 MiB free"
+    assert node.updates() == [f"scontrol update nodename=node1 state=drain reason={reason}"]
+    assert node.updates() == []
+    node.disk(150)
+    assert node.updates() == [], "it must not come and go"
+    node.disk(250)
+    assert node.updates() == ["scontrol update nodename=node1 state=resume"]
+    assert node.check() == []
+
+
+def test_a_disk_without_inodes_is_full(node: Node) -> None:
+    node.disk(5000, inodes=5)
+    (drained,) = node.updates()
+    assert drained.endswith("reason=disk: /home/a b/spr-jobs has 5 inodes free")
+    node.disk(5000, inodes=0, of=0)
+    assert node.updates() == ["scontrol update nodename=node1 state=resume"]
+
+
+def test_a_node_that_somebody_else_drained_stays_drained(node: Node) -> None:
+    node.state.write_text("IDLE+DRAIN Reason=slow disk: by hand [root@x]")
+    node.disk(1)
+    assert node.updates() == []
+    node.disk(5000)
+    assert node.updates() == []
+    assert node.state.read_text().startswith("IDLE+DRAIN")
+
+
+def test_a_node_that_reboots_remembers_why_it_is_drained(node: Node) -> None:
+    node.state.write_text("DOWN+DRAIN Reason=disk: / has 0 MiB free [root@x]")
+    assert node.updates() == ["scontrol update nodename=node1 state=resume"]
+
+
+def test_a_decision_that_slurm_does_not_take_is_repeated(node: Node) -> None:
+    node.check()
+    node.machine.replace("scontrol", "exit 1")
+    node.disk(1)
+    node.check()
+    node.machine.replace("scontrol", _SCONTROL.format(folder=node.folder))
+    assert len(node.updates()) == 1
+    # As if slurmctld had been killed before it wrote that down.
+    node.state.write_text("IDLE")
+    assert len(node.updates()) == 1
+
+
+NOTICE = '{"action": "terminate", "time": "2026-11-22T18:30:00Z"}'
+
+
+def test_a_spot_notice_drains_the_node_for_good(node: Node) -> None:
+    node.metadata(instance_life_cycle="spot")
+    assert len(node.check()) == 4, "a token, the life cycle, the notice, and Slurm"
+    (quiet,) = node.check()
+    assert quiet.endswith("/latest/meta-data/spot/instance-action")
+    node.metadata(spot__instance_action=NOTICE)
+    reason = "spot: EC2 takes it back at 2026-11-22T18:30:00Z"
+    assert node.updates() == [f"scontrol update nodename=node1 state=drain reason={reason}"]
+    assert node.updates() == []
+
+
+@pytest.mark.parametrize("drained", ["disk: / has 0 MiB free", "by hand"])
+def test_a_spot_notice_matters_more_than_other_reasons(node: Node, drained: str) -> None:
+    node.state.write_text(f"IDLE+DRAIN Reason={drained} [root@x]")
+    node.disk(1)
+    node.metadata(instance_life_cycle="spot", spot__instance_action=NOTICE)
+    (drain,) = node.updates()
+    assert "reason=spot: " in drain
+
+
+def test_a_token_that_has_expired_is_renewed(node: Node) -> None:
+    node.metadata(instance_life_cycle="spot")
+    node.check()
+    node.machine.path("/run/spr-cluster-health/token").write_text("old\n")
+    node.metadata(spot__instance_action=NOTICE)
+    node.check()
+    assert len(node.updates()) == 1
+
+
+def test_on_demand_nodes_ask_for_no_notice(node: Node) -> None:
+    node.metadata(instance_life_cycle="on-demand", spot__instance_action=NOTICE)
+    node.check()
+    assert node.check() == []
+
+
+def test_without_metadata_there_are_no_notices(node: Node) -> None:
+    assert sum(call.startswith("curl") for call in node.check()) == 1
+    assert node.check() == []

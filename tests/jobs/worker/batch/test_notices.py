@@ -1,0 +1,190 @@
+"""Nodes that go while a job runs: the job saves a checkpoint, leaves them, and says why."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.launch.ending import JobEnd
+from jobs.launch.follow import describe_reason
+from jobs.launch.history import list_jobs
+from jobs.launch.plan import JobPaths
+from jobs.launch.queue import SlurmLauncher
+from jobs.worker.batch.conclusion import describe
+from jobs.worker.batch.copies import CheckpointCopier
+from jobs.worker.batch.notices import describe_notice, parse_notices
+from tests.jobs.context import event
+from tests.jobs.launch.this_machine import ThisMachine, submit, wait_for
+
+NODES = ("node0", "node1", "node2")
+SPOT = "spot: EC2 takes it back at 2026-11-22T18:30:00Z"
+DISK = "disk: /home/ubuntu/spr-jobs has 3 MiB free"
+# A program that saves a checkpoint when it is asked to end.
+SAVES = """trap 'echo kept > output/checkpoint; exit 143' TERM
+touch ready; while :; do sleep 0.05; done
+"""
+
+
+def drain(head: ThisMachine, node: str, reason: str) -> None:
+    argv = ("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
+    head.slurm_command(*argv)
+
+
+def follow(head: ThisMachine, paths: JobPaths) -> tuple[JobEnd, str, list[str]]:
+    lines, reasons = list[str](), list[str]()
+    end = SlurmLauncher(head).follow(paths, lines.append, reasons.append)
+    return end, "\n".join(lines), reasons
+
+
+def test_only_our_reasons_count() -> None:
+    text = f"node0|slow disk\nnode1|{DISK}\nnode2|{SPOT}\nnode3|spotless\nx\n"
+    assert parse_notices(text) == {"node1": DISK, "node2": SPOT}
+
+
+def test_a_node_that_goes_is_named_by_its_first_rank_and_host() -> None:
+    start = {"hosts": ["ip-1", "ip-2", "ip-3"]}
+    found = describe_notice({"node1": SPOT, "node9": DISK}, NODES, start, 2)
+    text = "its node, node1, goes: EC2 takes it back at 2026-11-22T18:30:00Z"
+    assert describe(found) == f"rank 2 on ip-2: {text}"
+    found = describe_notice({"node2": DISK}, NODES, {}, 1)
+    text = "its node, node2, has a full disk: /home/ubuntu/spr-jobs has 3 MiB free"
+    assert describe(found) == f"rank 2 on node2: {text}"
+    assert describe_notice({"node9": DISK}, NODES, start, 1) == {}
+
+
+@pytest.mark.parametrize("reason", [SPOT, DISK])
+def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(
+    head: ThisMachine, reason: str
+) -> None:
+    head.connect("node1", "node2")
+    paths = submit(head, SAVES, nodes=2, retries=1, again=("echo", "resumed"))
+    wait_for(Path(paths.root, "ready").exists)
+
+    drain(head, "node1", reason)
+    end, log, _ = follow(head, paths)
+
+    assert (end.state, end.attempt, end.nodes) == ("succeeded", 2, ("node0", "node2"))
+    assert Path(paths.output, "checkpoint").exists()
+    why = describe_notice({"node1": reason}, NODES[:2], {}, 1)
+    assert f"{why['message']}; saving a checkpoint and stopping" in log
+    assert f"attempt 1 ended: {describe(why)}; the job will run again" in log
+    assert log.endswith("resumed")
+
+
+def test_without_retries_the_job_fails_with_host_and_reason(head: ThisMachine) -> None:
+    paths = submit(head, SAVES, nodes=2)
+    wait_for(Path(paths.root, "ready").exists)
+    drain(head, "node1", DISK)
+
+    end, _, _ = follow(head, paths)
+
+    assert (end.state, end.exit_code, end.rank, end.host) == ("failed", 143, 1, "node1")
+    assert end.message
+    assert "has a full disk: /home/ubuntu/spr-jobs has 3 MiB free" in end.message
+    assert head.processes(SLURM_JOB_ID="1") == []
+
+
+def test_ranks_that_can_not_end_are_killed(head: ThisMachine) -> None:
+    paths = submit(head, "trap '' TERM; touch ready; while :; do sleep 0.1; done")
+    wait_for(Path(paths.root, "ready").exists)
+    drain(head, "node0", DISK)
+    begin = time.monotonic()
+
+    end, _, _ = follow(head, paths)
+
+    assert time.monotonic() - begin < 15
+    assert (end.state, end.exit_code) == ("failed", 137)
+    assert "full disk" in str(end.message)
+
+
+def test_a_node_that_somebody_drained_keeps_its_job(head: ThisMachine) -> None:
+    paths = submit(head, "touch ready; sleep 1; echo done")
+    wait_for(Path(paths.root, "ready").exists)
+    drain(head, "node0", "slow fan")
+    end, log, _ = follow(head, paths)
+    assert (end.state, log) == ("succeeded", "done")
+
+
+def test_a_rank_that_can_not_write_has_a_full_disk_as_soon_as_slurm_says_so(
+    head: ThisMachine,
+) -> None:
+    """The health check sees it seconds after the rank."""
+    text = "metrics can't be written: No space left on device"
+    error = event(event="error", message=text, rank=1, host="b", lost_peer=False)
+    head.connect("node1", "node2")
+    paths = submit(head, f"touch ready; echo {shlex.quote(error)}; exit 1", nodes=2, retries=1)
+    wait_for(Path(paths.root, "ready").exists)
+    time.sleep(0.3)
+    drain(head, "node1", DISK)
+
+    end, log, _ = follow(head, paths)
+
+    assert "attempt 1 ended: rank 1 on node1: its node, node1, has a full disk" in log
+    # The second attempt has the same error on nodes with room, so it is the program's.
+    assert (end.state, end.attempt, end.message) == ("failed", 2, text)
+
+
+def test_a_job_that_waits_for_a_drained_node_says_for_which_and_what_to_do(
+    head: ThisMachine,
+) -> None:
+    drain(head, "node1", DISK)
+    paths = submit(head, "echo ran", nodes=3)
+    wait_for(lambda: list_jobs(head)[0].waits_for.startswith("node1 "))
+
+    (job,) = list_jobs(head)
+    assert describe_reason(job.waits_for) == (
+        "node1: /home/ubuntu/spr-jobs has 3 MiB free; free space there, and it returns to the "
+        "queue by itself"
+    )
+    reasons = list[str]()
+
+    def free(reason: str) -> None:
+        reasons.append(reason)
+        head.slurm_command("scontrol", "update", "nodename=node1", "state=resume")
+
+    end = SlurmLauncher(head).follow(paths, lambda _: None, free)
+    assert end.state == "succeeded"
+    assert reasons[0] == f"node1 {DISK}"
+
+
+def test_what_drained_nodes_mean_to_somebody_who_waits() -> None:
+    assert describe_reason(f"node2 {SPOT}") == (
+        "node2: EC2 takes it back at 2026-11-22T18:30:00Z; `spr-cluster repair` replaces it"
+    )
+    assert describe_reason("node2 slow: fan") == "node2: slow: fan; it is out of the queue"
+
+
+def save(folder: Path, step: int) -> None:
+    checkpoint = folder / f"output/checkpoints/step-{step:06d}"
+    checkpoint.mkdir(parents=True)
+    for name in ("checkpoint.json", "state.pt"):
+        (checkpoint / name).write_text(f"{step}")
+
+
+def test_copies_go_to_a_node_that_stays(head: ThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    head.connect("node1", "node2")
+    for name, value in head.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("jobs.worker.batch.copies._LOOK_S", 0.05)
+    folder = head.home / "spr-jobs/squad-1"
+    gone = dict[str, Any]()
+    copier = CheckpointCopier(str(folder), ["node1", "node2"], lambda: gone)
+    save(folder, 1)
+    copier.start()
+
+    def there(node: str) -> list[str]:
+        found = head.root.glob(f"{node}/spr-jobs/squad-1/output/checkpoints/step-[0-9]*[0-9]")
+        return sorted(path.name for path in found)
+
+    wait_for(lambda: there("node1") == ["step-000001"])
+    gone["node1"] = SPOT
+    # No newer one is needed for that.
+    wait_for(lambda: there("node2") == ["step-000001"])
+    save(folder, 2)
+    copier.finish()
+    assert there("node2") == ["step-000001", "step-000002"]
+    assert there("node1") == ["step-000001"]

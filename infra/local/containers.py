@@ -23,7 +23,7 @@ from infra.local.podman import (
     Mount,
     Podman,
 )
-from infra.local.seed import SEED_TARGET, Seed
+from infra.local.seed import SEED_TARGET, Seed, write_metadata
 from infra.local.state import StateFolder
 
 T = TypeVar("T")
@@ -120,6 +120,10 @@ class NodeContainers:
         empty.touch()
         units = ("ssh.service", "sshd.service", "ssh.socket")
         return tuple(Mount(empty, f"/etc/systemd/system/{unit}") for unit in units)
+
+    def write_metadata(self, instance_id: str, name: str, value: str) -> None:
+        """Change a value of a node's instance metadata."""
+        write_metadata(self._folder.seed(instance_id), name, value)
 
     def start(self, instance_ids: Iterable[str]) -> None:
         """Start stopped nodes again, with the same disks and addresses."""

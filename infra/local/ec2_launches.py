@@ -115,7 +115,8 @@ class Launches:
             for instance in reservation.instances:
                 refusals.require_in_default_vpc(self._ec2, instance.vpc_id)
                 self._complete(instance, arguments)
-            self._start_containers(reservation.instances, public_key, user_data)
+            market = "spot" if _is_spot(arguments) else "on-demand"
+            self._start_containers(reservation.instances, market, public_key, user_data)
         except Exception:
             for reservation_id in set(self._ec2.reservations) - before:
                 self._undo(reservation_id)
@@ -239,7 +240,7 @@ class Launches:
             instance.placement.group_id = group.id
 
     def _start_containers(
-        self, instances: Sequence[Instance], public_key: str, user_data: Any
+        self, instances: Sequence[Instance], market: str, public_key: str, user_data: Any
     ) -> None:
         all_cpus = choose_cpus(len(instances), self._lifecycle.cpus.values())
         content = base64.b64decode(str(user_data)) if user_data else b""
@@ -252,7 +253,10 @@ class Launches:
                 continue
             address = instance.private_ip
             request = ContainerRequest(
-                seed=Seed(instance.id, hostname_of(address), public_key, content),
+                seed=Seed(
+                    *(instance.id, hostname_of(address), public_key, content),
+                    _metadata_of(instance, market),
+                ),
                 address=address,
                 cpus=cpus,
                 region=self._ec2.place,
@@ -289,6 +293,20 @@ class Launches:
             if _is_spot(arguments):
                 self._spot_requests.add(instance, self._request.spot, tags)
             self._lifecycle.begin(instance)
+
+
+def _metadata_of(instance: Instance, market: str) -> dict[str, str]:
+    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html"""
+    zone = str(instance.placement.zone)
+    return {
+        "ami-id": instance.image_id,
+        "instance-id": instance.id,
+        "instance-life-cycle": market,
+        "instance-type": instance.instance_type,
+        "local-ipv4": instance.private_ip,
+        "placement/availability-zone": zone,
+        "placement/region": zone[:-1],
+    }
 
 
 def _is_spot(arguments: Arguments) -> bool:

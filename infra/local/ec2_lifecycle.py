@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +23,7 @@ _WHY_IT_DIED = {
     "no-key": ("Client.InternalError", "Client error on launch"),
 }
 
-Event = Literal["boots", "ends"] | Fate
+Event = Literal["boots", "ends", "reclaimed"] | Fate
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class InstanceLifecycle:
     def pass_time(self) -> bool:
         """Let the events happen that are due by now; return whether there were any."""
         now = self._runtime.now()
+        self._interrupt()
         due = sorted((e for e in self._pending if e.at <= now), key=lambda event: event.at)
         if not due:
             return False
@@ -120,7 +123,7 @@ class InstanceLifecycle:
             self._happen(self._ec2.get_instance(event.instance_id), event.event)
         if any(event.event == "boots" for event in due):
             self.refresh_pids()
-        if any(event.event in ("ends", *_WHY_IT_DIED) for event in due):
+        if any(event.event in ("ends", "reclaimed", *_WHY_IT_DIED) for event in due):
             self._images.remove_unused()
         return True
 
@@ -156,8 +159,32 @@ class InstanceLifecycle:
             self.impaired.add(instance.id)
         elif event == "slow-checks":
             self.impaired.discard(instance.id)
-        elif event == "spot-notice" and (request := self._spot_requests.find(instance.id)):
-            request.set_code("marked-for-termination")
+        elif event == "spot-notice":
+            self._give_notice(instance)
+        elif event == "reclaimed":
+            self.end(instance)
+            set_reason(instance, "Server.SpotInstanceTermination", "Spot instance termination")
+            self._spot_requests.close(instance.id, "instance-terminated-no-capacity")
+            self._runtime.containers.remove([instance.id])
+
+    def _interrupt(self) -> None:
+        """Give notice to the spot instances that the faults name."""
+        for instance_id in self._runtime.faults.now.spot.interrupt:
+            request = self._spot_requests.find(instance_id)
+            if request and request.code == "fulfilled":
+                self._schedule(self._ec2.get_instance(instance_id), "spot-notice", 0)
+
+    def _give_notice(self, instance: Instance) -> None:
+        """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
+        request = self._spot_requests.find(instance.id)
+        if request is None or request.code != "fulfilled":
+            return
+        request.set_code("marked-for-termination")
+        wait_s = self._runtime.faults.now.spot.notice_s
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._runtime.now() + wait_s))
+        notice = json.dumps({"action": "terminate", "time": at})
+        self._runtime.containers.write_metadata(instance.id, "spot/instance-action", notice)
+        self._schedule(instance, "reclaimed", wait_s)
 
     def _finish(self, instance: Instance) -> None:
         reason = instance.state_reason

@@ -22,6 +22,7 @@ _MESSAGES = {
     "fulfilled": "Your Spot request is fulfilled.",
     "marked-for-termination": "Your Spot instance is marked for termination.",
     "instance-terminated-by-user": "Your Spot instance was terminated by you.",
+    "instance-terminated-no-capacity": "There is no capacity left for your Spot instance.",
     "request-canceled-and-instance-running": "Your request was canceled; the instance still runs.",
 }
 
@@ -98,12 +99,12 @@ class SpotRequests:
         requests: dict[str, SpotRequest] = self._ec2.spot_instance_requests
         return next((r for r in requests.values() if r.instance_id == instance_id), None)
 
-    def close(self, instance_id: str) -> None:
+    def close(self, instance_id: str, code: str = "instance-terminated-by-user") -> None:
         """Close the request of an instance that ends, unless it was canceled before."""
         if request := self.find(instance_id):
             if request.state == "active":
                 request.state = "closed"
-            request.set_code("instance-terminated-by-user")
+            request.set_code(code)
 
     def forget(self, instance_id: str) -> None:
         if request := self.find(instance_id):

@@ -118,11 +118,14 @@ class Quota(_Section):
 class Spot(_Section):
     """The current spot price: a lower maximum price is refused. At 0, it follows the price list.
 
-    Without the ``service_linked_role``, a purchase needs the permission to create it.
+    Without the ``service_linked_role``, a purchase needs the permission to create it. EC2 takes the
+    instances in ``interrupt`` back, ``notice_s`` after it has told them.
     """
 
     usd_per_hour: float = Field(default=0, ge=0)
     service_linked_role: bool = True
+    interrupt: tuple[str, ...] = ()
+    notice_s: Seconds = 120
 
 
 class Ebs(_Section):

@@ -20,6 +20,8 @@ CLOUD_LABEL = "org.spr-cluster.cloud"
 INSTANCE_LABEL = "org.spr-cluster.instance"
 REGION_LABEL = "org.spr-cluster.region"
 
+# Every container gets the address of EC2's instance metadata, which it could not add itself.
+HOOKS = Path(__file__).parent / "hooks"
 _QUICK_S = 60.0
 _COPY_S = 3600.0
 # systemd stops a node in about half a second; a job that ignores signals can take longer.
@@ -159,9 +161,10 @@ class Podman:
     ) -> str:
         """Run `podman …` and return its output; raises :class:`CloudError`."""
         what = " ".join(a for a in arguments[:2] if not a.startswith("-"))
+        hooks = [f"--hooks-dir={HOOKS}"] if arguments[0] in ("run", "start") else []
         try:
             done = subprocess.run(
-                [*self._prefix, *arguments],
+                [*self._prefix, *hooks, *arguments],
                 stdin=stdin,
                 capture_output=True,
                 text=True,

@@ -1,11 +1,14 @@
-"""cloud-init's NoCloud seed: what EC2's metadata would tell a node at its first boot."""
+"""What a node knows about itself: cloud-init's NoCloud seed, and the files of EC2's instance metadata."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from infra.local.state import write_atomically
 
 SEED_TARGET = "/var/lib/cloud/seed/nocloud"
 
@@ -21,6 +24,8 @@ class Seed:
     hostname: str
     public_key: str
     user_data: bytes
+    metadata: Mapping[str, str]
+    """Values by their paths, such as ``placement/availability-zone``."""
 
     def meta_data(self) -> str:
         """Return the `meta-data` file as JSON, which is also YAML."""
@@ -31,10 +36,19 @@ class Seed:
         return json.dumps(values, indent=2) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Write the seed's two files, for root only: user data can contain secrets."""
+        """Write the seed's files, for root only: user data can contain secrets."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / "meta-data").write_text(self.meta_data())
         (folder / "user-data").write_bytes(self.user_data or b"#cloud-config\n{}\n")
+        for name, value in self.metadata.items():
+            write_metadata(folder, name, value)
+
+
+def write_metadata(folder: Path, name: str, value: str) -> None:
+    """Change a value of the instance metadata. The node sees it at once: the seed is mounted there."""
+    path = folder / "metadata/latest/meta-data" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, value.encode())
 
 
 def hostname_of(address: str) -> str:

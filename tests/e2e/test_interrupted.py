@@ -100,9 +100,18 @@ OTHER = ("--name", "cutoff")
 
 @pytest.fixture(scope="module")
 def other(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
-    """Three nodes that a test may lose."""
-    yield LiveCluster(cli, cli.json("up", *OTHER, "--nodes", "3", "--cloud", "local"))
+    """Three nodes that a test may lose, bought on spot."""
+    yield LiveCluster(cli, cli.json("up", *OTHER, "--nodes", "3", "--spot", "--cloud", "local"))
+    cli.run("local", "faults", "--clear")
     cli.run("down", *OTHER, "--yes")
+
+
+@pytest.fixture(scope="module")
+def whole(other: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of the job that loses nothing."""
+    results = tmp_path_factory.mktemp("whole")
+    other.cli.run(*JOB, *OTHER, "--results", str(results))
+    return results
 
 
 def ssh(cluster: LiveCluster, node: str, command: str) -> str:
@@ -144,10 +153,9 @@ needs_iptables = pytest.mark.skipif(not shutil.which("iptables"), reason="needs 
 )
 @pytest.mark.timeout(1800)
 def test_a_job_that_loses_a_worker_goes_on_by_itself(
-    other: LiveCluster, tmp_path: Path, lose: Callable[[LiveCluster], None]
+    other: LiveCluster, whole: Path, tmp_path: Path, lose: Callable[[LiveCluster], None]
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    other.cli.run(*JOB, *OTHER, "--results", str(whole))
+    cut = tmp_path / "cut"
     host = ssh(other, "node1", "hostname").strip()
     job = other.cli.start(*JOB, *OTHER, "--results", str(cut))
     wait_for_step(job, 30)
@@ -171,8 +179,98 @@ def test_a_job_that_loses_a_worker_goes_on_by_itself(
     assert job.returncode == 0, rest
     assert re.search(r"resuming after step (\d+) of", rest), rest
     assert model(cut) == model(whole)
-    results = [json.loads((each / "results.json").read_text()) for each in (whole, cut)]
-    assert results[0]["loss_curve"] == results[1]["loss_curve"]
+    assert loss_curve(cut) == loss_curve(whole)
+
+
+def loss_curve(results: Path) -> list[tuple[int, float]]:
+    curve: list[tuple[int, float]] = json.loads((results / "results.json").read_text())[
+        "loss_curve"
+    ]
+    return curve
+
+
+def test_a_job_leaves_a_node_before_ec2_takes_it(
+    other: LiveCluster, whole: Path, tmp_path: Path
+) -> None:
+    host = ssh(other, "node1", "hostname").strip()
+    job = other.cli.start(*JOB, *OTHER, "--elastic", "2", "--results", str(tmp_path / "cut"))
+    wait_for_step(job, 30)
+    nodes = current(other).up_result["nodes"]
+    (instance,) = (node["instance"] for node in nodes if node["name"] == "node1")
+    faults = tmp_path / "faults.toml"
+    faults.write_text(f'[spot]\ninterrupt = ["{instance}"]\nnotice_s = 45\n')
+
+    begin = time.monotonic()
+    other.cli.run("local", "faults", str(faults))
+    shown = "".join(read_until(job, "attempt 1 ended: "))
+    assert time.monotonic() - begin < 40, shown
+    assert f"attempt 1 ended: rank 1 on {host}: its node, node1, goes: EC2 takes it back" in shown
+    last = max(int(step) for step in re.findall(r"step (\d+)/", shown))
+    rest, _ = job.communicate(timeout=120)
+
+    assert job.returncode == 0, rest
+    assert "attempt 2, on node0, node2" in rest
+    # With a checkpoint at once, no step is lost.
+    after = re.search(r"resuming after step (\d+) of", rest)
+    assert after, rest
+    assert last <= int(after[1]) <= last + 2
+    assert loss_curve(tmp_path / "cut")[-1][1] == pytest.approx(loss_curve(whole)[-1][1], rel=0.1)
+    other.cli.run("repair", *OTHER, "--yes")
+    assert [node["state"] for node in current(other).up_result["nodes"]] == ["running"] * 3
+
+
+def in_mounts(cluster: LiveCluster, node: str, *command: str) -> None:
+    """Run a command of a node that its own root may not run."""
+    pid = podman("inspect", "--format={{.State.Pid}}", container(cluster, node)).strip()
+    argv = ["nsenter", f"--target={pid}", "--mount", *command]
+    subprocess.run(argv, capture_output=True, check=True, timeout=60)
+
+
+@pytest.fixture
+def small_disk(other: LiveCluster) -> Iterator[str]:
+    """The folder of node1's jobs, with room for little more."""
+    folder = "/home/ubuntu/spr-jobs"
+    uid = ssh(other, "node1", f"mkdir -p {folder}; id -u").strip()
+    options = f"size=300m,uid={uid},gid={uid}"
+    now = current(other)
+    in_mounts(now, "node1", "mount", "-t", "tmpfs", "-o", options, "tmpfs", folder)
+    yield folder
+    in_mounts(now, "node1", "umount", "--lazy", folder)
+
+
+@pytest.mark.full
+def test_a_job_leaves_a_node_whose_disk_is_full_until_there_is_room(
+    other: LiveCluster, whole: Path, tmp_path: Path, small_disk: str
+) -> None:
+    host = ssh(other, "node1", "hostname").strip()
+    fill = f"head -c 400M /dev/zero > {small_disk}/filler 2>/dev/null || true"
+    job = other.cli.start(*JOB, *OTHER, "--results", str(tmp_path / "cut"))
+    wait_for_step(job, 30)
+
+    begin = time.monotonic()
+    ssh(other, "node1", fill)
+    shown = "".join(read_until(job, "attempt 1 ended: "))
+    assert time.monotonic() - begin < 60, shown
+    cause = f"rank 1 on {host}: its node, node1, has a full disk: {small_disk} has 0 MiB free"
+    assert f"attempt 1 ended: {cause}" in shown
+    read_until(job, "free space there, and it returns to the queue by itself")
+    checked = other.cli.run("verify", *OTHER, "--no-bandwidth", check=1).stdout
+    assert f"disk: {small_disk} has 0 MiB free" in checked
+    ssh(other, "node1", f"rm {small_disk}/filler")
+    rest, _ = job.communicate(timeout=120)
+
+    assert job.returncode == 0, rest
+    assert model(tmp_path / "cut") == model(whole)
+    assert loss_curve(tmp_path / "cut") == loss_curve(whole)
+
+    job = other.cli.start(*JOB, *OTHER, "--retries", "0", "--results", str(tmp_path / "failed"))
+    wait_for_step(job, 10)
+    ssh(other, "node1", fill)
+    rest, _ = job.communicate(timeout=120)
+    assert job.returncode == 1, rest
+    assert cause in rest
+    assert [ssh(other, node, _LEFT).strip() for node in ("node0", "node1", "node2")] == [""] * 3
+    ssh(other, "node1", f"rm {small_disk}/filler")
 
 
 def test_a_job_outlives_its_terminal_and_is_cancelled_from_another(

@@ -19,6 +19,9 @@ find /etc/cloud/cloud.cfg.d -name '*.cfg' ! -name 05_logging.cfg -delete
 # One source of data, known beforehand: nothing to search for.
 echo 'datasource: NoCloud' >/etc/cloud/ds-identify.cfg
 install -D -m 644 "$here/sshd.conf" /etc/ssh/sshd_config.d/10-embedded-cloud.conf
+install -D -m 644 "$here/metadata.sh" /usr/local/lib/embedded-cloud/metadata.sh
+install -m 644 "$here/metadata.socket" "$here/metadata@.service" /etc/systemd/system/
+systemctl enable metadata.socket >/dev/null 2>&1
 
 # OpenSSL's own default file, so that every program on the node trusts what the host trusts.
 ln -sf /etc/ssl/certs/ca-certificates.crt /usr/lib/ssl/cert.pem

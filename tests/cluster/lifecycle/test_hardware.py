@@ -124,6 +124,18 @@ def test_an_impaired_machine_is_replaced_once_it_can_not_be_booting(
     assert removal.ids == (worker,)
 
 
+def test_a_worker_that_ec2_takes_back_is_replaced_while_it_still_runs(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    worker = simulated_cloud.up(nodes=2, spot=True).workers[0].instance.id
+    assert simulated_cloud.plan().terminations == ()
+    simulated_cloud.faults(f'[spot]\ninterrupt = ["{worker}"]\n')
+
+    (removal,) = simulated_cloud.plan().terminations
+    assert removal.ids == (worker,)
+    assert "EC2 takes it back" in removal.detail
+
+
 def test_images_and_ends_that_take_an_hour_are_waited_for(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.faults("image_s = 3600\nterminate_s = 3600\n")
     simulated_cloud.clock.pace = 20

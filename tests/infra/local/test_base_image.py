@@ -80,7 +80,8 @@ def test_every_recipe_change_changes_the_image_name() -> None:
 
 def test_the_recipe_fills_in_every_placeholder_but_the_distribution() -> None:
     files = recipe()
-    assert set(files) == {"Containerfile", "cloud.cfg", "configure.sh", "sshd.conf"}
+    metadata = {"metadata.sh", "metadata.socket", "metadata@.service"}
+    assert set(files) == {"Containerfile", "cloud.cfg", "configure.sh", "sshd.conf", *metadata}
     assert PACKAGES in files["configure.sh"]
     assert "@PACKAGES@" not in "".join(files.values())
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.infra.local.fakes import FakeCloud, refusal, refused, tags
+from tests.infra.local.fakes import (
+    Endpoint,
+    FakeCloud,
+    FakePodman,
+    FakeTime,
+    refusal,
+    refused,
+    state_folder,
+    tags,
+)
 
 
 def run_spot(cloud: FakeCloud, count: int = 1, **options: Any) -> list[str]:
@@ -87,3 +99,66 @@ def test_a_spot_notice_appears_in_the_request(fake_cloud: FakeCloud) -> None:
     codes = {r["InstanceId"]: (r["State"], r["Status"]["Code"]) for r in requests(fake_cloud)}
     assert codes == {spared: ("active", "fulfilled"), doomed: ("active", "marked-for-termination")}
     assert fake_cloud.state_of(doomed) == "running"
+
+
+def notice_of(cloud: FakeCloud, instance_id: str) -> str | None:
+    """What the instance's own metadata says about its end."""
+    folder = cloud.folder.seed(instance_id) / "metadata/latest/meta-data"
+    assert (folder / "instance-life-cycle").read_text() == "spot"
+    path = folder / "spot/instance-action"
+    return path.read_text() if path.exists() else None
+
+
+@pytest.fixture
+def cloud(endpoint: Endpoint, tmp_path: Path, podman: FakePodman) -> Iterator[FakeCloud]:
+    """An embedded cloud whose time passes only when a test sleeps."""
+    with endpoint.serve(state_folder(tmp_path), podman, clock=FakeTime(1_800_000_000)) as cloud:
+        yield cloud
+
+
+def test_ec2_takes_an_instance_back_two_minutes_after_its_notice(
+    cloud: FakeCloud, podman: FakePodman
+) -> None:
+    spared, doomed = run_spot(cloud, 2)
+    assert cloud.state_of(doomed) == "running"
+    assert notice_of(cloud, doomed) is None
+    cloud.faults(f'[spot]\ninterrupt = ["i-unknown", "{doomed}"]\n')
+
+    cloud.clock.sleep(1)
+    assert cloud.state_of(doomed) == "running"
+    notice = {"action": "terminate", "time": "2027-01-15T08:02:01Z"}
+    assert json.loads(notice_of(cloud, doomed) or "") == notice
+    (request,) = requests(cloud, instance_id=doomed)
+    assert request["Status"]["Code"] == "marked-for-termination"
+    cloud.clock.sleep(119)
+    assert cloud.state_of(doomed) == "running"
+    cloud.clock.sleep(2)
+    found = cloud.describe(doomed)
+
+    assert found["State"]["Name"] == "terminated"
+    assert found["StateReason"]["Code"] == "Server.SpotInstanceTermination"
+    (request,) = requests(cloud, instance_id=doomed)
+    assert request["State"] == "closed"
+    assert request["Status"]["Code"] == "instance-terminated-no-capacity"
+    assert list(podman.state) == [cloud.container(spared)]
+    assert notice_of(cloud, spared) is None
+
+
+def test_an_instance_that_is_terminated_after_its_notice_stays_so(cloud: FakeCloud) -> None:
+    (doomed,) = run_spot(cloud)
+    assert cloud.state_of(doomed) == "running"
+    cloud.faults(f'[spot]\ninterrupt = ["{doomed}"]\nnotice_s = 5\n')
+    cloud.clock.sleep(1)
+    assert cloud.state_of(doomed) == "running"
+    cloud.ec2.terminate_instances(InstanceIds=[doomed])
+    cloud.clock.sleep(10)
+    assert cloud.describe(doomed)["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
+
+
+def test_ordinary_instances_get_no_notice(cloud: FakeCloud) -> None:
+    (ordinary,) = cloud.run()
+    cloud.faults(f'[spot]\ninterrupt = ["{ordinary}"]\nnotice_s = 0\n')
+    cloud.clock.sleep(10)
+    assert cloud.state_of(ordinary) == "running"
+    folder = cloud.folder.seed(ordinary) / "metadata/latest/meta-data"
+    assert (folder / "instance-life-cycle").read_text() == "on-demand"

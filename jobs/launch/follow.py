@@ -26,6 +26,7 @@ _NODE_DOWN = "a node that it requires is down; `spr-cluster repair` replaces it"
 # What Slurm's words mean to somebody who waits:
 # https://slurm.schedmd.com/squeue.html#SECTION_JOB-REASON-CODES
 _REASONS = {
+    "None": "it starts in some moments",
     "Resources": "its nodes are in use",
     "Priority": "other jobs are first",
     "BeginTime": "it starts again in some seconds",

@@ -205,7 +205,8 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
     shown = "".join(read_until(job, "attempt 1 ended: "))
     assert time.monotonic() - begin < 40, shown
     assert f"attempt 1 ended: rank 1 on {host}: its node, node1, goes: EC2 takes it back" in shown
-    last = max(int(step) for step in re.findall(r"step (\d+)/", shown))
+    saved = re.search(r"stopped after step (\d+) of", shown)
+    assert saved, shown
     rest, _ = job.communicate(timeout=120)
 
     assert job.returncode == 0, rest
@@ -213,8 +214,8 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
     # With a checkpoint at once, no step is lost.
     after = re.search(r"resuming after step (\d+) of", rest)
     assert after, rest
-    assert last <= int(after[1]) <= last + 2
-    assert loss_curve(tmp_path / "cut")[-1][1] == pytest.approx(loss_curve(whole)[-1][1], rel=0.1)
+    assert after[1] == saved[1]
+    assert loss_curve(tmp_path / "cut")[-1][1] == pytest.approx(loss_curve(whole)[-1][1], rel=0.15)
     other.cli.run("repair", *OTHER, "--yes")
     assert [node["state"] for node in current(other).up_result["nodes"]] == ["running"] * 3
 
@@ -222,7 +223,7 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
 def in_mounts(cluster: LiveCluster, node: str, *command: str) -> None:
     """Run a command of a node that its own root may not run."""
     pid = podman("inspect", "--format={{.State.Pid}}", container(cluster, node)).strip()
-    argv = ["nsenter", f"--target={pid}", "--mount", *command]
+    argv = ["nsenter", f"--target={pid}", "--mount", "--pid", *command]
     subprocess.run(argv, capture_output=True, check=True, timeout=60)
 
 

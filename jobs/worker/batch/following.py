@@ -20,6 +20,7 @@ _READ_S, _ASK_S = 0.2, 1.0
 _BLOCK = 1 << 20
 # Slurm's reasons that do not say which node is missing, nor why.
 _MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
+_GONE = "--states=drain,down,no_respond"
 
 
 def ask_queue(job: str) -> str | None:
@@ -28,11 +29,14 @@ def ask_queue(job: str) -> str | None:
 
 
 def find_missing(reason: str) -> str:
-    """Return which nodes get no jobs and why, if that is the reason, and if Slurm knows it."""
+    """Return which nodes get no jobs and why, if that is the reason; "None" if it is over."""
     if not reason.startswith(_MISSING):
         return reason
-    nodes = ask(["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N %E"])
-    return "; ".join(nodes.splitlines()) if nodes else reason
+    nodes = ask(["sinfo", "--noheader", "--Node", _GONE, "--format=%t %N %E"])
+    if nodes is None:
+        return reason
+    drained = [line.split(" ", 1)[1] for line in nodes.splitlines() if line.startswith("dr")]
+    return "; ".join(drained) or (reason if nodes else "None")
 
 
 def ask(argv: list[str]) -> str | None:

@@ -44,7 +44,8 @@ class HeadFolder:
     def reserve(self, *names: str) -> None:
         """Keep room on the disk for files that must be written whatever happens."""
         partial = " ".join(shlex.quote(f"{self.folder}/{name}.partial") for name in names)
-        self._run(f"tee {partial} > /dev/null", b" " * _RESERVED)
+        # What an earlier attempt has reserved stays.
+        self._run(f"for f in {partial}; do [ -s $f ] || printf '%{_RESERVED}s' > $f; done")
 
     def read(self, name: str) -> dict[str, Any]:
         """Return the content of a file of JSON; {} if there is none."""

@@ -13,6 +13,7 @@ from pathlib import Path
 _STEP = re.compile(r"step-(\d+)")
 # As in following.py, which is sent alone, too.
 _MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
+_GONE = "--states=drain,down,no_respond"
 
 
 def queued_jobs() -> dict[str, list[str]] | None:
@@ -21,12 +22,20 @@ def queued_jobs() -> dict[str, list[str]] | None:
     if text is None:
         return None
     rows = [line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3]
-    waiting = [row for row in rows if row[1].startswith(_MISSING)]
-    if waiting:
-        nodes = ask(["sinfo", "--noheader", "--Node", "--states=drain", "--format=%N %E"])
-        for row in waiting:
-            row[1] = "; ".join(nodes.splitlines()) if nodes else row[1]
+    for row in rows:
+        row[1] = find_missing(row[1])
     return {row[3]: row[:3] for row in rows}
+
+
+def find_missing(reason: str) -> str:
+    """Return which nodes get no jobs and why, if that is the reason; "None" if it is over."""
+    if not reason.startswith(_MISSING):
+        return reason
+    nodes = ask(["sinfo", "--noheader", "--Node", _GONE, "--format=%t %N %E"])
+    if nodes is None:
+        return reason
+    drained = [line.split(" ", 1)[1] for line in nodes.splitlines() if line.startswith("dr")]
+    return "; ".join(drained) or (reason if nodes else "None")
 
 
 def ask(argv: list[str]) -> str | None:

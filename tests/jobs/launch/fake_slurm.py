@@ -305,10 +305,12 @@ def _change_node(content: dict[str, Any], name: str, *, up: bool) -> None:
 
 def sinfo(words: list[str], options: dict[str, str]) -> int:
     content = read()
-    if options["states"] == "drain":
-        for name in content["nodes"]:
-            if reason := drained(content, name):
-                print(options["format"].replace("%N", name).replace("%E", reason))
+    if "drain" in options["states"]:
+        for name, up in content["nodes"].items():
+            if (reason := drained(content, name)) or ("down" in options["states"] and not up):
+                state, why = ("drain", reason) if reason else ("down*", "Not responding")
+                row = options["format"].replace("%t", state).replace("%E", why)
+                print(row.replace("%N", name))
         return 0
     assert options["states"] == "down,no_respond", options
     for name, up in content["nodes"].items():

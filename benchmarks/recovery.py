@@ -1,8 +1,9 @@
 """Losses in the midst of a training job, one after the other, on three nodes of the embedded cloud.
 
-A job trains without a loss; then the same job loses a rank, is frozen, loses Slurm's daemons, a worker, and
-the head. Prints when each was noticed, when the job took its next step, how many steps were lost, and
-whether the final loss is that of the undisturbed job.
+A job trains without a loss; then the same job loses a rank, is frozen, loses Slurm's daemons, a worker, a
+spot worker after EC2's notice, the room on a worker's disk, and the head. Prints when each was noticed,
+when the job took its next step, how many steps were lost, and whether the final loss is that of the
+undisturbed job.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from typing import Any
 from benchmarks.common import ROOT
 from infra.local.podman import choose_runtime
 
-LOSSES = ("rank", "freeze", "daemons", "worker", "elastic", "head")
+LOSSES = ("rank", "freeze", "daemons", "worker", "elastic", "spot", "disk", "head")
 _CLI = (sys.executable, "-m", "jobs.cli")
 _JOB = ("train", "squad", "--demo", "--epochs", "60", "--checkpoint-every", "15", "--retries", "1")
 _LOSE_AT, _LIMIT_S = 40, 900
+_JOBS = "/home/ubuntu/spr-jobs"
+_MOUNT = ("mount", "-t", "tmpfs", "-o", "size=300m,uid=1000,gid=1000", "tmpfs", _JOBS)
 _STEP = re.compile(r"step (\d+)/")
 _NOTICED = re.compile(r"attempt 1 ended|connection broke|ended with its head node|waiting in the")
 
@@ -70,15 +73,33 @@ class Recovery:
         argv = [*_CLI, "ssh", "--name", self.name, node, "--", command]
         subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
 
-    def kill_node(self, node: str) -> None:
+    def instance(self, node: str) -> str:
         nodes = json.loads(self.cli("status", "--json"))["nodes"]
         (instance,) = [each["instance"] for each in nodes if each["name"] == node]
-        podman = ["podman", *choose_runtime()]
+        return str(instance)
+
+    def podman(self, node: str, *words: str) -> str:
+        """Run a command of podman on a node's container."""
+        instance, podman = self.instance(node), ["podman", *choose_runtime()]
         listed = subprocess.run(
             [*podman, "ps", "--format={{.Names}}"], check=True, capture_output=True, text=True
         )
         (container,) = [each for each in listed.stdout.split() if each.endswith(instance)]
-        subprocess.run([*podman, "kill", container], check=True, capture_output=True)
+        argv = [*podman, *words, container]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    def in_mounts(self, node: str, *command: str) -> None:
+        """Run a command of a node that its own root may not run."""
+        pid = self.podman(node, "inspect", "--format={{.State.Pid}}").strip()
+        argv = ["nsenter", f"--target={pid}", "--mount", "--pid", *command]
+        subprocess.run(argv, check=True, capture_output=True)
+
+    def take_back(self, node: str) -> None:
+        """Let EC2 take a spot machine back, after a notice of two minutes."""
+        faults = self.folder / "faults.toml"
+        faults.write_text(f'[spot]\ninterrupt = ["{self.instance(node)}"]\n')
+        argv = [*_CLI, "local", "faults", str(faults)]
+        subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
 
     def lose(self, loss: str) -> None:
         if loss == "rank":
@@ -88,8 +109,12 @@ class Recovery:
         elif loss == "daemons":
             self.ssh("node1", "sudo pkill -KILL -x slurmd")
             self.ssh("node0", "sudo pkill -KILL -x slurmctld")
+        elif loss == "spot":
+            self.take_back("node1")
+        elif loss == "disk":
+            self.ssh("node1", f"head -c 400M /dev/zero > {_JOBS}/filler 2> /dev/null || true")
         else:
-            self.kill_node("node0" if loss == "head" else "node1")
+            self.podman("node0" if loss == "head" else "node1", "kill")
 
     def start(self, results: Path, *words: str) -> Watched:
         return self._watch(*_JOB, "--results", str(results), *words)
@@ -107,13 +132,18 @@ class Recovery:
     def measure(self, loss: str) -> dict[str, Any]:
         """Lose something while a job trains; return the figures."""
         results = self.folder / loss
-        job = self.start(results, *(["--elastic", "2"] if loss == "elastic" else []))
+        if loss == "disk":
+            self.in_mounts("node1", *_MOUNT)
+        job = self.start(results, *(["--elastic", "2"] if loss in ("elastic", "spot") else []))
         job.wait_for_step(_LOSE_AT)
         self.lose(loss)
         lost_at, before = time.monotonic(), max(step for _, step in job.steps())
         if loss == "worker":
             time.sleep(60)
             self.cli("repair", "--yes")
+        elif loss == "disk":
+            time.sleep(30)
+            self.ssh("node1", f"rm {_JOBS}/filler")
         elif loss == "head":
             self.cli("repair", "--yes")
             job.process.wait(_LIMIT_S)
@@ -126,6 +156,8 @@ class Recovery:
         job.process.wait(_LIMIT_S)
         assert job.thread is not None
         job.thread.join()
+        if loss == "disk":
+            self.in_mounts("node1", "umount", "--lazy", _JOBS)
         return self._figures(job, results, lost_at, before)
 
     def _figures(self, job: Watched, results: Path, lost_at: float, before: int) -> dict[str, Any]:
@@ -151,7 +183,11 @@ def last_step(log: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
-    parser.add_argument("--name", required=True, help="a cluster of three nodes, which loses some")
+    parser.add_argument(
+        "--name",
+        required=True,
+        help="a cluster of three nodes, which loses some; `spot` needs one that was bought with --spot",
+    )
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

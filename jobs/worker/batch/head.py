@@ -45,7 +45,9 @@ class HeadFolder:
         """Keep room on the disk for files that must be written whatever happens."""
         partial = " ".join(shlex.quote(f"{self.folder}/{name}.partial") for name in names)
         # What an earlier attempt has reserved stays.
-        self._run(f"for f in {partial}; do [ -s $f ] || printf '%{_RESERVED}s' > $f; done")
+        self._run(
+            f"for f in {partial}; do [ -s $f ] || printf '%{_RESERVED}s' > $f; done 2>/dev/null"
+        )
 
     def read(self, name: str) -> dict[str, Any]:
         """Return the content of a file of JSON; {} if there is none."""

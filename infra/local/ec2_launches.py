@@ -27,7 +27,7 @@ from infra.local.faults import MachineRule
 from infra.local.host import choose_cpus
 from infra.local.podman import mac_of
 from infra.local.runtime import Runtime
-from infra.local.seed import Seed, hostname_of
+from infra.local.seed import Seed, hostname_of, metadata_of
 
 # What moto passes for a request without a client token.
 _NO_CLIENT_TOKEN = "ABCDE"
@@ -255,7 +255,7 @@ class Launches:
             request = ContainerRequest(
                 seed=Seed(
                     *(instance.id, hostname_of(address), public_key, content),
-                    _metadata_of(instance, market),
+                    metadata_of(instance, market),
                 ),
                 address=address,
                 cpus=cpus,
@@ -293,20 +293,6 @@ class Launches:
             if _is_spot(arguments):
                 self._spot_requests.add(instance, self._request.spot, tags)
             self._lifecycle.begin(instance)
-
-
-def _metadata_of(instance: Instance, market: str) -> dict[str, str]:
-    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html"""
-    zone = str(instance.placement.zone)
-    return {
-        "ami-id": instance.image_id,
-        "instance-id": instance.id,
-        "instance-life-cycle": market,
-        "instance-type": instance.instance_type,
-        "local-ipv4": instance.private_ip,
-        "placement/availability-zone": zone,
-        "placement/region": zone[:-1],
-    }
 
 
 def _is_spot(arguments: Arguments) -> bool:

@@ -54,3 +54,17 @@ def write_metadata(folder: Path, name: str, value: str) -> None:
 def hostname_of(address: str) -> str:
     """Return EC2's host name for an address: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/hostname-types.html"""
     return f"ip-{address.replace('.', '-')}"
+
+
+def metadata_of(instance: Any, market: str) -> dict[str, str]:
+    """Return a new instance's metadata: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html"""
+    zone = str(instance.placement.zone)  # moto's instance; the command line must not import moto
+    return {
+        "ami-id": instance.image_id,
+        "instance-id": instance.id,
+        "instance-life-cycle": market,
+        "instance-type": instance.instance_type,
+        "local-ipv4": instance.private_ip,
+        "placement/availability-zone": zone,
+        "placement/region": zone[:-1],
+    }

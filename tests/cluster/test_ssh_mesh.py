@@ -79,6 +79,7 @@ def test_only_the_nodes_get_the_fresh_keys() -> None:
             ".spr-cluster-hosts",
             ".spr-cluster-slurm/configure.sh",
             ".spr-cluster-slurm/epilog.sh",
+            ".spr-cluster-slurm/health.sh",
             ".spr-cluster-slurm/munge.conf",
             ".spr-cluster-slurm/munge.key",
             ".spr-cluster-slurm/slurm.conf",

@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from infra.errors import UsageError
+from infra.errors import HostError, UsageError
+from infra.words import counted
 from provision.host import Host
 
 LIST_QUEUE = "squeue --noheader --array --format='%A|%T|%N|%r|%j'"
 """Shell command that prints the queue, a line per job."""
 PENDING = "PENDING"
+USABLE = {"idle", "allocated", "mixed", "completing", "planned", "reserved"}
+"""States of nodes on which Slurm runs jobs, or will run one."""
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 # The scripts of all jobs are on every node, and so is the end of those that have ended. Slurm answers some
 # moments after the nodes are connected.
@@ -25,6 +28,9 @@ for script in $(ls -tr -- */run.sh 2>/dev/null); do
   [ -n "$found" ] || (cd $job && sbatch --parsable run.sh >/dev/null) && echo "again $job"
 done
 true
+"""
+_SUMMARIZE = f"""# asking how busy the queue is
+timeout 2 sinfo --noheader --Node --format='%N|%T' && timeout 2 {LIST_QUEUE}
 """
 _NODE_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
 
@@ -45,6 +51,32 @@ class QueuedJob:
     @property
     def is_waiting(self) -> bool:
         return self.state == PENDING
+
+
+@dataclass(frozen=True)
+class QueueSummary:
+    """How many nodes Slurm knows, and can use; how many jobs run and wait."""
+
+    nodes: int
+    usable_nodes: int
+    running: int
+    waiting: int
+
+    def __str__(self) -> str:
+        nodes = f"{self.usable_nodes} of {counted(self.nodes, 'node')}"
+        return f"{nodes}, {counted(self.running, 'job')} running, {self.waiting} waiting"
+
+
+def summarize_queue(head: Host) -> QueueSummary:
+    """Return how busy a cluster's queue is. Raises :class:`HostError`."""
+    done = head.run(_SUMMARIZE, check=False)
+    if done.exit_code:
+        last = (done.stderr.strip() or "no answer within 2 s").splitlines()[-1]
+        raise HostError(head.name, f"Slurm does not answer: {last}")
+    states = dict(line.split("|") for line in done.stdout.splitlines() if line.count("|") == 1)
+    waiting = [job.is_waiting for job in parse_queue(done.stdout)]
+    usable = sum(state in USABLE for state in states.values())
+    return QueueSummary(len(states), usable, waiting.count(False), waiting.count(True))
 
 
 def list_queue(head: Host) -> tuple[QueuedJob, ...]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cluster.context import Context
+from cluster.head_answer import NoAnswer, ask_head
 from cluster.job_queue import LIST_QUEUE
-from cluster.nodes import Node, rank_nodes
-from infra import tags
-from infra.errors import SprError
-from infra.instances import HEAD
 from infra.inventory import Inventory
+from provision.host import Host
 
 _DEADLINE_S = 10.0
 ACTIVE = ("running", "waiting")
@@ -67,39 +64,13 @@ class Losses:
 
 def find_losses(ctx: Context, found: Inventory) -> Losses:
     """Ask the head what the cluster's removal would lose. Takes seconds, and never fails."""
-    heads = [node for node in rank_nodes(found.alive) if node.instance.role == HEAD]
-    # Jobs run only on a cluster that was connected.
-    if not heads or tags.MESH not in heads[0].instance.tags:
-        return Losses()
-    if heads[0].instance.state != "running":
-        return Losses(unknown=f"it is {heads[0].instance.state}")
-    try:
-        jump = found.record.options["jump"] if found.record else None
-    except SprError as error:
-        return Losses(unknown=error.message)
-    return _ask(ctx, replace(heads[0], jump=jump or ""))
+    answer = ask_head(ctx, found, _ask, _DEADLINE_S)
+    return Losses(unknown=answer.why) if isinstance(answer, NoAnswer) else answer
 
 
-def _ask(ctx: Context, head: Node) -> Losses:
-    answers: list[Losses] = []
-    # A question about this machine's address could not be answered in time.
-    quiet = replace(ctx, allow=lambda _: False)
-
-    def ask() -> None:
-        try:
-            lines = quiet.host_opener()(head).run(SCRIPT, timeout_s=_DEADLINE_S).stdout.splitlines()
-        except SprError as error:
-            answers.append(Losses(unknown=error.message))
-        else:
-            pairs = [line.partition(" ")[::2] for line in lines]
-            found = tuple(pair for pair in pairs if pair[0] != "queue")
-            why = next(
-                (f"its queue does not answer: {why}" for what, why in pairs if what == "queue"), ""
-            )
-            answers.append(Losses(found, why))
-
-    # Connecting alone may take longer than that. A daemon does not delay this process's end.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_DEADLINE_S)
-    return answers[0] if answers else Losses(unknown=f"no answer within {_DEADLINE_S:g} s")
+def _ask(head: Host) -> Losses:
+    lines = head.run(SCRIPT, timeout_s=_DEADLINE_S).stdout.splitlines()
+    pairs = [line.partition(" ")[::2] for line in lines]
+    found = tuple(pair for pair in pairs if pair[0] != "queue")
+    why = next((f"its queue does not answer: {why}" for what, why in pairs if what == "queue"), "")
+    return Losses(found, why)

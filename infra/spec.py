@@ -47,7 +47,7 @@ class ClusterSpec(BaseModel):
     """The ranges that may use SSH."""
     caller: str = ""
     """The one among them that is this machine's address, and follows it."""
-    subnet_id: str | None = None
+    subnet_id: str | None = Field(default=None, pattern="^subnet-[0-9a-f]+$")
     volume_gib: int = Field(default=DEFAULT_VOLUME_GIB, ge=20, le=16384)
     volume_throughput: int | None = Field(default=None, ge=125, le=2000)
     """In MiB/s; by default gp3's 125."""
@@ -122,6 +122,7 @@ class ClusterSpec(BaseModel):
 _EXPECTED = {
     "name": CLUSTER_NAME_RULE,
     "nodes": "a whole number from 1 to 256",
+    "subnet_id": "an ID such as subnet-0123456789abcdef0",
     "volume_gib": "from 20 to 16384 GiB",
     "volume_throughput": "from 125 to 2000 MiB/s",
     "volume_iops": "from 3000 to 80000 IOPS",
@@ -156,6 +157,8 @@ def _render_option(key: str, value: Any) -> str:
         value = render_duration(value)
     elif isinstance(value, tuple):
         value = ",".join(map(str, value))
+    elif isinstance(value, str) and not value.isprintable():
+        value = repr(value)
     return f"{option} {value:g}" if isinstance(value, float) else f"{option} {value or repr(value)}"
 
 

@@ -9,7 +9,7 @@ import math
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
-from infra.errors import UsageError
+from infra.errors import SprError, UsageError
 from infra.words import counted
 from provision.resolver import Resolver, find_resolver
 from provision.stack_check import SourcesReport, check_sources
@@ -80,7 +80,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([report.as_dict() for report in reports]))
     else:
         print("\n".join([*map(render_report, reports), *render_configuration(resolver)]))
-    return 1 if any(report.problems for report in reports) else 0
+    wrong = [report.stack for report in reports if report.problems]
+    if wrong:
+        raise SprError(
+            f"{len(wrong)} of {counted(len(reports), 'stack')} can't be installed: {', '.join(wrong)}"
+        )
+    return 0
 
 
 def render_report(report: SourcesReport) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +15,9 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from cluster.events import utc_now
+from cluster.head_answer import NoAnswer, ask_head
 from cluster.host_identity import verified_by
+from cluster.job_queue import QueueSummary, summarize_queue
 from cluster.local_files import nearest_cluster
 from cluster.nodes import Node, rank_nodes
 from cluster.overview import Overview
@@ -22,9 +25,11 @@ from cluster.prices import look_up_prices, show_cost
 from infra import tags
 from infra.cloud import Cloud
 from infra.instances import describe_spot_notices
-from infra.inventory import describe_inventory
+from infra.inventory import Inventory, describe_inventory
 from infra.words import counted, spoken_time
 
+# What the question to the head may add to EC2's answers.
+_QUEUE_S = 3.0
 _EXAMPLES = """\
   spr-cluster status
   spr-cluster status --name bert --json
@@ -35,7 +40,8 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "status",
-        "Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left.",
+        "Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left. If the head\n"
+        "answers within seconds, also how busy the queue is.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
@@ -54,8 +60,10 @@ def run(args: argparse.Namespace) -> int:
     notices = describe_spot_notices(ec2, found.alive)
     user = ctx.files.user()
     keys = verified_by(ctx.events)
+    queue = _ask_queue(ctx, found)
     if args.json:
-        print(json.dumps(_as_dict(nodes, overview, cloud, now, notices, user, keys)))
+        shown = _as_dict(nodes, overview, cloud, now, notices, user, keys)
+        print(json.dumps({**shown, "queue": _queue_as_dict(queue)}))
         return 0
     working = "`spr-cluster {}` (PID {}) is working on it.".format(*user) if user else ""
     if not found:
@@ -71,6 +79,10 @@ def run(args: argparse.Namespace) -> int:
             print(f"{node.name}: SPOT NOTICE: {notice}")
     if found.alive:
         print(wrap(_summary(overview, now, ctx.flags)))
+    if isinstance(queue, QueueSummary):
+        print(f"Queue: {queue}")
+    elif queue.why:
+        print(wrap(f"Queue: the head does not say how busy it is: {queue.why}"))
     if working:
         print(working)
     elif found.alive and overview.state(now) == "degraded":
@@ -84,6 +96,19 @@ def run(args: argparse.Namespace) -> int:
     if any(node.public_ip for node in nodes) and ctx.files.key.exists():
         _follow_address(ctx)
     return 0
+
+
+def _ask_queue(ctx: Context, found: Inventory) -> QueueSummary | NoAnswer:
+    """Ask the head, if this machine can enter it."""
+    if not ctx.files.key.exists():
+        return NoAnswer()
+    return ask_head(ctx, found, summarize_queue, _QUEUE_S)
+
+
+def _queue_as_dict(queue: QueueSummary | NoAnswer) -> dict[str, Any] | None:
+    if isinstance(queue, QueueSummary):
+        return {**asdict(queue), "unknown": None}
+    return {"unknown": queue.why} if queue.why else None
 
 
 def _follow_address(ctx: Context) -> None:

@@ -23,6 +23,7 @@ from cluster.nodes import Cluster
 from cluster.verify.checks.expected import Expected, expect, with_hardware
 from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
 from cluster.verify.verify import VerifyReport, verify_cluster
+from infra.errors import SprError
 from infra.instance_types import find_machine
 from infra.inventory import describe_inventory
 from infra.words import counted
@@ -76,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(as_dict(ctx, expected, report)))
     else:
         show(report, expected)
-    return 1 if report.verdict is Verdict.FAIL else 0
+    if report.verdict is Verdict.FAIL:
+        raise SprError(describe_failures(report.results))
+    return 0
 
 
 def build_expected(ctx: Context, cluster: Cluster, *, judge: bool) -> Expected:
@@ -165,6 +168,17 @@ def list_remedies(results: Sequence[CheckResult]) -> list[str]:
             lines.append(text if part.startswith(PROGRAMS) else wrap(text, 4))
             mark = " "
     return lines
+
+
+def describe_failures(results: Sequence[CheckResult]) -> str:
+    """Return which checks failed, and on which nodes, as an error's line."""
+    nodes: dict[str, list[str]] = {}
+    for result in results:
+        if result.verdict is Verdict.FAIL:
+            nodes.setdefault(result.check, []).append(result.node)
+    listed = ", ".join(f"{check} on {name_some(where)}" for check, where in nodes.items())
+    failed = sum(map(len, nodes.values()))
+    return f"{failed} of {counted(len(results), 'check')} failed: {listed}"
 
 
 def summarize(report: VerifyReport, expected: Expected) -> str:

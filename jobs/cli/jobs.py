@@ -60,7 +60,7 @@ def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, 
     took = (ended - job.began).total_seconds() if ended and job.began else None
     return (
         job.job,
-        f"failed ({job.exit_code})" if job.state == FAILED else job.state,
+        job.state if job.exit_code is None or job.state != FAILED else f"failed ({job.exit_code})",
         str(len(job.nodes)) if job.nodes else "-",
         f"{format_seconds(max(0.0, (now - job.began).total_seconds()))} ago" if job.began else "-",
         "-" if took is None else format_seconds(max(0.0, took)),
@@ -74,6 +74,4 @@ def _describe(job: JobSummary) -> str:
     """Return why a job failed or waits; "" for other jobs."""
     if job.is_active and job.state != RUNNING:
         return f"waits: {describe_reason(job.waits_for)}"
-    if job.state == FAILED and job.message:
-        return f"rank {job.rank} on {job.host}: {job.message}"
-    return ""
+    return job.cause if job.state == FAILED else ""

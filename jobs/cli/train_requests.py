@@ -14,6 +14,7 @@ from jobs.train.request import TrainRequest, check_writable, expand_home
 from jobs.train.resume import ResumeRequest
 from jobs.worker.squad.options import DEMO, MAY_CHANGE, TrainOptions, flag, from_namespace
 
+RETRIES = 1
 LAST = "the last unfinished one"
 # Options that a resumed job may change, beside those that do not affect what it learns.
 _RESUME_MAY_CHANGE = MAY_CHANGE | {"checkpoint_every", "keep_checkpoints"}
@@ -42,7 +43,7 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
     results = expand_home(args.results) if args.results else None
     if results:
         check_writable(results)
-    return ResumeRequest(job, results, changes, args.ppn, args.retries)
+    return ResumeRequest(job, results, changes, args.ppn, _retries(args))
 
 
 def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
@@ -60,7 +61,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
         read_placement(args),
         left_open(args),
         args.nodes,
-        args.retries,
+        _retries(args),
         args.elastic,
     )
 
@@ -85,7 +86,7 @@ def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest
     refused = sorted({each.name for each in fields(TrainOptions)} & vars(args).keys())
     refused += [
         name
-        for name in ("ppn", "ccl_workers", "demo", "no_tuned", "elastic")
+        for name in ("ppn", "ccl_workers", "demo", "no_tuned", "elastic", "retries")
         if getattr(args, name)
     ]
     if refused:
@@ -105,6 +106,10 @@ def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest
         script=check_script(expand_home(args.run_qa)) if args.run_qa else None,
         smoke=args.smoke,
     )
+
+
+def _retries(args: argparse.Namespace) -> int:
+    return RETRIES if args.retries is None else int(args.retries)
 
 
 def left_open(args: argparse.Namespace) -> frozenset[str]:

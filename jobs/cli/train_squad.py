@@ -14,7 +14,7 @@ from jobs.cli.context import open_job_context
 from jobs.cli.fetch import add_push_option, open_push_target, push
 from jobs.cli.job_display import render_result
 from jobs.cli.job_options import add_placement_options, add_queue_options, detachable
-from jobs.cli.train_requests import LAST, build_reference, build_request, build_resume
+from jobs.cli.train_requests import LAST, RETRIES, build_reference, build_request, build_resume
 from jobs.launch.record import read_job_id
 from jobs.launch.session import JobContext
 from jobs.train.presets import PRESETS
@@ -50,7 +50,9 @@ def add_parser(jobs: SubParsers) -> None:
     placement = parser.add_argument_group("placement")
     add_placement_options(placement, "the result of `tune`, else one per NUMA node", backend=False)
     queue = parser.add_argument_group("queue")
-    add_queue_options(queue, retries=1)
+    add_queue_options(queue, retries=RETRIES)
+    # So that the published recipe, which has none, can refuse them.
+    queue.set_defaults(retries=None)
     queue.add_argument(
         "--elastic",
         type=positive_int,

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(done.as_dict()))
     if done.state != SUCCEEDED:
-        where = f": rank {done.rank} on {done.host}: {done.message}" if done.message else ""
+        where = f": {done.cause}" if done.cause else ""
         raise JobError(
             f"job {job} is {done.state}{where}",
             hint=f"its log: spr-cluster logs {job} {ctx.flags}",

@@ -31,7 +31,7 @@ def attach(context: JobContext, job: str, results: Path) -> JobEnd:
         context.outcome.come_home(missing)
     if end.state != SUCCEEDED:
         hint = f"the whole log is {results / 'log'}"
-        if end.state == CANCELLED or end.exit_code is None:
+        if end.state == CANCELLED or not (end.message or end.exit_code is not None):
             raise JobError(f"job {job} was {end.state}", hint=hint)
         raise explain(end, output, hint)
     return end

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jobs.worker.batch.conclusion import CANCELLED, FAILED, SUCCEEDED
+from jobs.worker.batch.conclusion import CANCELLED, FAILED, SUCCEEDED, describe
 
 __all__ = ["CANCELLED", "FAILED", "SUCCEEDED", "JobEnd", "Outcome", "parse_end"]
 
@@ -36,6 +36,11 @@ class JobEnd:
         """Return the end for ``--json``."""
         times = {name: getattr(self, name) for name in ("began", "ended")}
         return {**asdict(self), **{k: at.isoformat() if at else None for k, at in times.items()}}
+
+    @property
+    def cause(self) -> str:
+        """Why it failed, with the rank and its host; "" if that is unknown."""
+        return describe(vars(self))
 
     @property
     def seconds(self) -> float | None:

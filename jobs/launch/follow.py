@@ -197,8 +197,7 @@ def explain(end: JobEnd, output: JobOutput, hint: str) -> JobError:
     if end.message:
         cause = next((each for each in output.errors if each["message"] == end.message), {})
         own = cause.get("hint")
-        where = f"rank {end.rank} on {end.host}: "
-        return JobError(where + end.message, hint=f"{own}; {hint}" if own else hint)
+        return JobError(end.cause, hint=f"{own}; {hint}" if own else hint)
     known = explain_mpi_failure(output.lines) or _describe_lost_node(output)
     last = next((line for line in reversed(output.lines) if line.strip()), "no output")
     code = f"with exit code {end.exit_code}"

@@ -11,8 +11,9 @@ from typing import Any
 
 from cluster.job_queue import PENDING
 from infra.errors import JobError, UsageError
-from jobs.launch.ending import CANCELLED, JobEnd, parse_end
+from jobs.launch.ending import CANCELLED, FAILED, JobEnd, parse_end
 from jobs.launch.head_program import render_program
+from jobs.worker.batch.conclusion import describe
 from provision.host import Host
 
 QUEUED, RUNNING, REQUEUED, LOST = "queued", "running", "requeued", "lost"
@@ -59,6 +60,11 @@ class JobSummary:
     unfinished: bool = False
 
     @property
+    def cause(self) -> str:
+        """Why it failed, with the rank and its host; "" if that is unknown."""
+        return describe(vars(self))
+
+    @property
     def is_active(self) -> bool:
         """Whether the job runs or will run."""
         return self.state in ACTIVE
@@ -89,7 +95,7 @@ def parse_jobs(text: str) -> tuple[JobSummary, ...]:
 def _parse(row: dict[str, Any]) -> JobSummary:
     if not _NAME.fullmatch(row["job"]):
         raise ValueError
-    begin, end = row["begin"], parse_end(row["end"])
+    begin, end = row["begin"], parse_end(row["end"]) or _find_lost_node(row)
     state, reason = _state(row, end)
     known = end or JobEnd(state)
     return JobSummary(
@@ -111,6 +117,14 @@ def _parse(row: dict[str, Any]) -> JobSummary:
         checkpoint=str(row["checkpoint"]),
         unfinished=bool(row["training"] and not row["finished"]),
     )
+
+
+def _find_lost_node(row: dict[str, Any]) -> JobEnd | None:
+    """Return the end that a job's first node could not write, because it was lost itself."""
+    nodes = row["begin"].get("nodes")
+    if row["queue"] != [] or row["cancelled"] or not (nodes and row.get("node_lost")):
+        return None
+    return JobEnd(FAILED, host=nodes[0], message=f"its first node, {nodes[0]}, went down")
 
 
 def _state(row: dict[str, Any], end: JobEnd | None) -> tuple[str, str]:

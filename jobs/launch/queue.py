@@ -12,7 +12,7 @@ from typing import Protocol
 
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
-from jobs.launch.ending import JobEnd, parse_end
+from jobs.launch.ending import FAILED, JobEnd, parse_end
 from jobs.launch.head_program import render_program
 from jobs.launch.history import list_jobs
 from jobs.launch.mpirun import LaunchCommand, render_batch_script
@@ -146,6 +146,9 @@ class SlurmLauncher:
         end = parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)
         if end is None:
             found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
+            if found and found[0].state == FAILED:  # its first node, which writes that, is lost
+                job = found[0]
+                return JobEnd(FAILED, nodes=job.nodes, host=job.host, message=job.message)
             state = found[0].state if found else "gone"
             raise JobError(
                 f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "

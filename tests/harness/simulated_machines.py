@@ -199,6 +199,7 @@ class SimulatedHost:
             ("# listing the nodes", self._list_nodes),
             ("# listing the jobs", lambda _: Result(0, self._state().get("listing", ""), "")),
             ("# asking the queue", self._list_queue),
+            ("# asking how busy the queue is", self._show_queue),
             ("# submitting the jobs of the lost head", lambda _: Result(0, "", "")),
             ("ls -A spr-jobs", lambda _: Result(0, self._state().get("jobs", ""), "")),
         ]
@@ -386,6 +387,10 @@ class SimulatedHost:
         told = state.get("queue", {})
         lines = [f"{name}|{told.get(name, 'idle|none')}\n" for name in state.get("names", {})]
         return Result(0, "".join(lines), "")
+
+    def _show_queue(self, command: str) -> Result:
+        nodes = [line.rpartition("|")[0] for line in self._list_queue(command).stdout.splitlines()]
+        return Result(0, "\n".join([*nodes, self._list_busy(command).stdout]), "")
 
     def _list_busy(self, _: str) -> Result:
         """The job of the state ``job`` runs on all nodes, or on those of ``job_nodes``."""

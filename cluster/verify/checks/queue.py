@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from cluster.job_queue import USABLE
 from cluster.verify.checks.expected import Expected
 from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict
 from cluster.verify.queue_probe import QueueNode, QueueReport
 from infra.words import counted
-
-_USABLE = {"idle", "allocated", "mixed", "completing", "planned", "reserved"}
 
 
 def check_queue(report: QueueReport, nodes: Sequence[str], expected: Expected) -> list[CheckResult]:
@@ -36,7 +35,7 @@ def _check_node(name: str, node: QueueNode | None, expected: Expected) -> CheckR
     if node is None:
         found = "Slurm does not know it"
         remedy = f"Connect the nodes again:\n{expected.command('repair')}"
-    elif node.state in _USABLE:
+    elif node.state in USABLE:
         return None
     else:
         reason = "" if node.reason in ("", "none") else f": {node.reason}"

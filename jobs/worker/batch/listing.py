@@ -14,6 +14,8 @@ _STEP = re.compile(r"step-(\d+)")
 # As in following.py, which is sent alone, too.
 _MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
 _GONE = "--states=drain,down,no_respond"
+# In Slurm's record of the jobs that ended, a line for each.
+_ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
 
 
 def queued_jobs() -> dict[str, list[str]] | None:
@@ -47,6 +49,15 @@ def ask(argv: list[str]) -> str | None:
     return None if done.returncode else done.stdout
 
 
+def jobs_of_lost_nodes() -> set[str]:
+    """Return the names of the jobs that, as Slurm recorded, ended with one of their nodes."""
+    place = re.search(r"^JobCompLoc *= (\S+)$", ask(["scontrol", "show", "config"]) or "", re.M)
+    ends: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        ends = dict(_ENDED.findall(Path(place[1]).read_text(errors="replace"))) if place else {}
+    return {name for name, state in ends.items() if state == "NODE_FAIL"}
+
+
 def read(path: Path) -> dict[str, object]:
     """Return a file of JSON; {} if there is none."""
     try:
@@ -66,7 +77,7 @@ def disk_kib(folder: Path) -> int:
     return blocks // 2
 
 
-def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, object]:
+def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -> dict[str, object]:
     """Return what is known of one job."""
     output = folder / "output"
     script = folder / "run.sh"
@@ -78,6 +89,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, obje
         "submitted": (script if script.exists() else folder).stat().st_mtime,
         "begin": read(folder / "begin.json"),
         "end": read(folder / "end.json"),
+        "node_lost": folder.name in lost,
         "cancelled": (folder / "cancelled").exists(),
         "model": (output / "model" / "config.json").exists(),
         "training": (folder / "start.json").exists(),
@@ -88,7 +100,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None) -> dict[str, obje
 
 
 if __name__ == "__main__":
-    known = queued_jobs()
+    known, of_lost_nodes = queued_jobs(), jobs_of_lost_nodes()
     for each in sorted(Path.home().glob("spr-jobs/*/")):
         if each.is_dir():
-            print(json.dumps(describe(each, known)))
+            print(json.dumps(describe(each, known, of_lost_nodes)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from email.utils import formatdate
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from cluster.cli import status
 from cluster.local_files import ClusterFiles, cluster_names, home
 from infra.api_time import API_TIME
 from infra.instances import label_instances
+from provision.host import Result
 from tests.harness.command_line import CommandLine, CommandResult
 from tests.infra.resource_factory import ResourceFactory
 
@@ -164,6 +167,37 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     assert [node["spot_notice"] for node in result["nodes"]] == [None, None]
     assert [node["host_key_verified_by"] for node in result["nodes"]] == ["console", "head"]
     assert set(result["resources"]) >= {"instances", "images", "security_groups"}
+
+
+def test_status_shows_how_busy_the_queue_is(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    assert parsed(line.run("status", "--json"))["queue"] == {
+        "nodes": 2,
+        "usable_nodes": 2,
+        "running": 0,
+        "waiting": 0,
+        "unknown": None,
+    }
+    rows = "node0|allocated\nnode1|down*\n7|RUNNING|node0|None|ours\n8|PENDING||Resources|a|b\n"
+    busy = "# asking how busy the queue is"
+
+    line.stage("node0", busy, Result(0, rows, ""))
+    assert "\nQueue: 1 of 2 nodes, 1 job running, 1 waiting\n" in line.must("status").out
+
+    line.machines.staged.clear()
+    line.stage("node0", busy, Result(1, "", "slurm_load_partitions: Unable to contact slurm"))
+    shown = line.must("status").out
+    assert "Queue: the head does not say how busy it is: [node0] Slurm does not answer: " in shown
+
+    line.machines.staged.clear()
+    ended = threading.Event()
+    line.stage("node0", busy, lambda _: Result(0, str(ended.wait(60)), ""))
+    monkeypatch.setattr(status, "_QUEUE_S", 0.1)
+    silent = parsed(line.run("status", "--json"))["queue"]
+    ended.set()
+    assert silent == {"unknown": "no answer within 0.1 s"}
 
 
 def test_verify_looks_again_at_a_console_that_showed_no_key(line: CommandLine) -> None:

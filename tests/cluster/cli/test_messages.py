@@ -122,6 +122,10 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("up --volume-gib big", "argument --volume-gib: invalid int value: 'big'" + f.help_of("up")),
     ("up --subnet-id ''", "--subnet-id" + f.EMPTY),
     (
+        "bake --subnet-id 'subnet-\x01'",
+        "--subnet-id 'subnet-\\x01': expected an ID such as subnet-0123456789abcdef0",
+    ),
+    (
         "up --subnet-id subnet-0 --yes",
         "--subnet-id subnet-0: no such subnet in us-east-1\n  → `aws ec2 describe-subnets "
         "--region us-east-1` lists them; without --subnet-id, the default VPC is used",

@@ -106,9 +106,10 @@ def test_a_check_with_problems_exits_with_1(
 def test_a_problem_is_a_sentence(capsys: pytest.CaptureFixture[str], index: PackageIndex) -> None:
     index.statuses["/"] = 503
 
-    code, out, _ = run(capsys, "stacks", "check", "mine")
+    code, out, err = run(capsys, "stacks", "check", "mine")
 
     assert code == 1
+    assert err.splitlines()[-1] == "spr-cluster: 1 of 1 stack can't be installed: mine"
     assert out.splitlines() == [
         "mine:",
         f"  {index.url} answers 503 Service Unavailable",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -68,6 +69,9 @@ def test_a_defect_fails_with_its_node_check_and_remedy(cluster: CommandLine) -> 
 
     assert "fail: tcmalloc on node1\n  → spr-cluster ssh --name spr node1 -- " in result.out
     assert "1 failed, 0 warnings" in result.out
+    assert re.fullmatch(
+        r"spr-cluster: 1 of \d+ checks failed: tcmalloc on node1", result.err.splitlines()[-1]
+    )
     assert wrong(checks(cluster, code=1)) == [("node1", "tcmalloc", "fail")]
 
 

@@ -130,8 +130,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         ),
     ),
     (
-        "train squad --recipe reference --epochs 3 --ppn 2",
-        "--epochs, --ppn: --recipe reference is the published command, with its own settings\n"
+        "train squad --recipe reference --epochs 3 --ppn 2 --retries 3",
+        "--epochs, --ppn, --retries: --recipe reference is the published command, with its own settings\n"
         "  → use --preset and --nodes to choose among those, or --recipe fast with these options",
     ),
     (

@@ -243,7 +243,7 @@ def test_an_elastic_job_goes_on_with_fewer_nodes(head: ThisMachine) -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_a_job_whose_first_node_is_lost_for_the_last_time_is_lost(
+def test_a_job_whose_first_node_is_lost_for_the_last_time_has_failed_with_it(
     head: ThisMachine, retries: int
 ) -> None:
     head.connect("node1")
@@ -256,8 +256,9 @@ def test_a_job_whose_first_node_is_lost_for_the_last_time_is_lost(
 
     head.slurm_command("scontrol", "update", f"nodename=node{retries}", "state=down")
 
-    with pytest.raises(JobError, match="job squad-1 is lost: it left the queue without an exit"):
-        follow(head, paths)
+    end, _, _ = follow(head, paths)
+    assert (end.state, end.exit_code, end.nodes) == ("failed", None, (f"node{retries}",))
+    assert end.cause == f"its first node, node{retries}, went down"
 
 
 # Hangs

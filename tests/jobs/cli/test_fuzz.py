@@ -204,7 +204,7 @@ def _settings(examples: int) -> settings:
     )
 
 
-@_settings(200)
+@_settings(100)
 @given(argv=_argv(), reachable=st.booleans(), has_key=st.booleans())
 @example(argv=["train", "squad", "--data", "~nobody-here/x"], reachable=True, has_key=True)
 @example(

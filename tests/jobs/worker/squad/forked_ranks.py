@@ -1,11 +1,12 @@
 """Ranks of a tiny job as forks of one process that has already loaded torch: a run takes a second.
 
-``python -m tests.jobs.worker.squad.forked_ranks`` reads a list of :class:`Run` as JSON, runs one after
-another, and prints their exit codes. They are processes like mpirun's, and are killed as such.
+``python -m tests.jobs.worker.squad.forked_ranks`` reads lists of :class:`Run` as lines of JSON, runs one
+after another, and prints their exit codes. They are processes like mpirun's, and are killed as such.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from jobs.worker.squad.options import TrainOptions
 SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
 # So that the random states count.
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "qa_dropout": 0.1}
+_ENVIRON = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 _REPOSITORY = Path(__file__).parents[4]
 
 
@@ -55,29 +57,54 @@ class Ran:
 def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]], folder: Path) -> list[Ran]:
     """Run one after another, in a separate process."""
     wanted = [asdict(Run(options.to_argv(), **more)) for options, more in runs]
-    environ = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.jobs.worker.squad.forked_ranks", str(folder)],
-        input=json.dumps(wanted),
+    environ = {**os.environ, **_ENVIRON}
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps({"folder": str(folder), "environ": environ, "runs": wanted}))
+    server.stdin.write("\n")
+    server.stdin.flush()
+    answer = server.stdout.readline()
+    assert answer, f"the process that forks the ranks has ended: {server.wait()}"
+    return [Ran(**each) for each in json.loads(answer)]
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """The process that forks: it loads torch once for all tests."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.jobs.worker.squad.forked_ranks"],
         cwd=_REPOSITORY,
-        env=os.environ | environ,
-        capture_output=True,
+        env=os.environ | _ENVIRON,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=540,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [Ran(**each) for each in json.loads(done.stdout)]
+
+
+def end_server() -> None:
+    """End the process that forks, if there is one."""
+    if _server.cache_info().currsize:
+        with _server() as server:
+            server.kill()
+        _server.cache_clear()
 
 
 def main() -> None:
-    """Run what standard input describes."""
+    """Run what each line of standard input describes."""
     import torch  # noqa: F401 - before the forks
     import transformers.models.distilbert.modeling_distilbert  # noqa: F401
 
     from jobs.worker.squad import job  # noqa: F401
 
-    folder = Path(sys.argv[1])
-    print(json.dumps([asdict(_run(Run(**each), folder)) for each in json.load(sys.stdin)]))
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        os.environ.clear()
+        os.environ.update(wanted["environ"])
+        folder = Path(wanted["folder"])
+        print(
+            json.dumps([asdict(_run(Run(**each), folder)) for each in wanted["runs"]]), flush=True
+        )
 
 
 def _run(run: Run, folder: Path) -> Ran:

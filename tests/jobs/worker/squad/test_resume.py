@@ -89,18 +89,18 @@ def check_killed_and_resumed(
         assert not list((folder / f"killed-{number}" / "checkpoints").glob("*.partial"))
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_killed_at_the_beginning_in_the_middle_and_at_the_end(
-    nodes_folder: Path, dtype: str
+# The state, and the folder before it gets its name, of the second checkpoint.
+WRITES = [{"at": "disk", "step": DISK_PER_CHECKPOINT + number} for number in (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "steps", "writes"), [("fp32", (1, 6, STEPS), WRITES), ("bf16", (6,), [])]
+)
+def test_killed_at_a_step_and_while_a_checkpoint_is_written(
+    nodes_folder: Path, dtype: str, steps: tuple[int, ...], writes: list[dict[str, Any]]
 ) -> None:
-    steps = [{"at": "step", "step": step, "rank": step % 2} for step in (1, 6, STEPS)]
-    check_killed_and_resumed(nodes_folder, steps, dtype=dtype)
-
-
-def test_killed_while_a_checkpoint_is_written(nodes_folder: Path) -> None:
-    second = DISK_PER_CHECKPOINT
-    writes = range(second + 1, second + 1 + DISK_PER_CHECKPOINT)
-    check_killed_and_resumed(nodes_folder, [{"at": "disk", "step": n} for n in writes])
+    kills = [{"at": "step", "step": step, "rank": step % 2} for step in steps]
+    check_killed_and_resumed(nodes_folder, [*kills, *writes], dtype=dtype)
 
 
 def test_three_ranks_whose_sums_depend_on_their_order(nodes_folder: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(nodes_folder: 
     assert list_checkpoints(folder / "up")[0].name == "step-000005"
 
 
-def test_a_full_disk_costs_a_checkpoint_but_not_the_run(nodes_folder: Path) -> None:
+def test_a_full_disk_costs_a_checkpoint_but_not_the_run_or_a_log(nodes_folder: Path) -> None:
     folder = nodes_folder
     full = {"at": "disk", "step": DISK_PER_CHECKPOINT + 1, "full": True}
     (ran,) = run_forked([(options(folder, "out", max_steps=5), full)], folder)
@@ -254,12 +254,6 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(nodes_folder: Path) -> N
     kept = [path.name for path in list_checkpoints(folder / "out")]
     assert kept == ["step-000002", "step-000005"]
     assert len(list((folder / "out" / "checkpoints").iterdir())) == 2
-
-
-def test_each_rank_keeps_its_own_log(nodes_folder: Path) -> None:
-    folder = nodes_folder
-    (ran,) = run_forked([(options(folder, "out"), {})], folder)
-
     logs = [(folder / "out" / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
     assert logs == ran.texts
     assert logs[0].count("@spr") > 5

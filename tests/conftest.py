@@ -18,6 +18,7 @@ from moto.ec2.models import EC2Backend
 from infra.clients import Clients
 from infra.cloud import Cloud
 from tests.aws import Recorder, connect_moto, fake_aws
+from tests.harness import botocore_files
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, require_announced, watching
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # The same examples on every machine; slow ones are a matter of the machine.
 settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
+# Most of a command's time would be that of reading EC2's model.
+botocore_files.read_once()
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own

@@ -21,6 +21,7 @@ from infra.clients import Clients, connect
 from infra.cloud import Cloud
 from infra.local.faults import Faults
 from infra.local.podman import ContainerSpec
+from tests.harness import botocore_files
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, watching
 from tests.harness.shared_time import SharedTime
 from tests.harness.simulated_machines import SimulatedMachines, host_key_of
@@ -169,9 +170,18 @@ def cloud_process(root: Path) -> Iterator[CloudProcess]:
         url = json.loads(process.stdout.readline())
         try:
             with watching(Contract(KNOWN_DEVIATIONS, strict=True)):
-                yield CloudProcess(url, root, time, process)
+                cloud = CloudProcess(url, root, time, process)
+                _prepare_forks(cloud)
+                yield cloud
         finally:
             process.kill()
+
+
+def _prepare_forks(cloud: CloudProcess) -> None:
+    """Read what every fork of this process needs, which is most of the time that one takes."""
+    botocore_files.read_once()
+    clients = cloud.connect()
+    assert all((clients.ec2, clients.ssm, clients.quotas))
 
 
 def _serve(root: Path, commands: TextIO) -> None:

@@ -71,6 +71,7 @@ reason=${reason:-$(find_full_disk)}
 [ "$known:$reason" != none: ] || exit 0
 
 name=$(sed -n "s/^NodeName=\([^ ]*\) NodeHostname=$(hostname) .*/\1/p" /etc/slurm/slurm.conf)
+[ -n "$name" ] || exit 0
 # slurmd also runs this before it starts, perhaps before slurmctld: that must not take long.
 shown=$(timeout 2 scontrol -o show node "$name") || exit 0
 update() { timeout 10 scontrol update nodename="$name" "$@" || exit 0; }

@@ -152,6 +152,12 @@ def test_a_spot_notice_drains_the_node_for_good(node: Node) -> None:
     assert node.updates() == []
 
 
+def test_a_machine_that_is_no_node_changes_nothing(node: Node) -> None:
+    node.machine.replace("hostname", "echo another")
+    node.disk(1)
+    assert [call for call in node.check() if call.startswith("scontrol")] == []
+
+
 @pytest.mark.parametrize("drained", ["disk: / has 0 MiB free", "by hand"])
 def test_a_spot_notice_matters_more_than_other_reasons(node: Node, drained: str) -> None:
     node.state.write_text(f"IDLE+DRAIN Reason={drained} [root@x]")

@@ -93,7 +93,8 @@ def _start_again(attempt: Attempt, head: HeadFolder, began: dict[str, object]) -
     """Say why, and put the job back into the queue, unless Slurm did; return whether it is there."""
     job, cause = attempt.job, find_cause(attempt)
     text = f"{describe(cause) or 'a rank or node was lost'}; the job will run again"
-    announce(event="note", text=f"attempt {job.attempt} ended: {text}")
+    cut = attempt.watch.ends_amid_line
+    announce(amid_line=cut, event="note", text=f"attempt {job.attempt} ended: {text}")
     known = {name: cause.get(name) for name in ("rank", "host", "message")}
     head.write(BEGIN, {**began, **known})
     head.finish(results=False)

@@ -56,6 +56,11 @@ class LogWatch:
     steps: StallDetector = field(default_factory=StallDetector)
     _partial: bytes = b""
 
+    @property
+    def ends_amid_line(self) -> bool:
+        """Whether a line was cut off, as by a full disk."""
+        return bool(self._partial)
+
     def poll(self) -> None:
         """Read what is new."""
         with self.path.open("rb") as file:
@@ -192,8 +197,8 @@ def render_script(launch: Launch, nodes: Sequence[str]) -> str:
     return "\n".join([*launch.setup, *exports, f"exec {command}", ""])
 
 
-def announce(**fields: object) -> None:
-    """Print an event to the job's log, as a rank does."""
+def announce(*, amid_line: bool = False, **fields: object) -> None:
+    """Print an event to the job's log, as a rank does; ``amid_line``, on a line of its own."""
     # The log's disk may be full.
     with suppress(OSError):
-        print(f"{PREFIX}{json.dumps(fields)}", flush=True)
+        print("\n" * amid_line + f"{PREFIX}{json.dumps(fields)}", flush=True)

@@ -85,7 +85,7 @@ def test_without_retries_the_job_fails_with_host_and_reason(head: ThisMachine) -
     assert (end.state, end.exit_code, end.rank, end.host) == ("failed", 143, 1, "node1")
     assert end.message
     assert "has a full disk: /home/ubuntu/spr-jobs has 3 MiB free" in end.message
-    assert head.processes(SLURM_JOB_ID="1") == []
+    wait_for(lambda: head.processes(SLURM_JOB_ID="1") == [])
 
 
 def test_ranks_that_can_not_end_are_killed(head: ThisMachine) -> None:
@@ -113,19 +113,21 @@ def test_a_rank_that_can_not_write_has_a_full_disk_as_soon_as_slurm_says_so(
     head: ThisMachine,
 ) -> None:
     """The health check sees it seconds after the rank."""
-    text = "metrics can't be written: No space left on device"
-    error = event(event="error", message=text, rank=1, host="b", lost_peer=False)
+    message = "metrics can't be written: No space left on device"
+    error = event(event="error", message=message, rank=1, host="b", lost_peer=False)
     head.connect("node1", "node2")
-    paths = submit(head, f"touch ready; echo {shlex.quote(error)}; exit 1", nodes=2, retries=1)
+    script = f"touch ready; echo {shlex.quote(error)}; printf 'a line that is cut o'; exit 1"
+    paths = submit(head, script, nodes=2, retries=1)
     wait_for(Path(paths.root, "ready").exists)
     time.sleep(0.3)
     drain(head, "node1", DISK)
 
     end, log, _ = follow(head, paths)
 
-    assert "attempt 1 ended: rank 1 on node1: its node, node1, has a full disk" in log
+    text = "attempt 1 ended: rank 1 on node1: its node, node1, has a full disk"
+    assert any(line.startswith("@spr ") and text in line for line in log.splitlines())
     # The second attempt has the same error on nodes with room, so it is the program's.
-    assert (end.state, end.attempt, end.message) == ("failed", 2, text)
+    assert (end.state, end.attempt, end.message) == ("failed", 2, message)
 
 
 def test_a_job_that_waits_for_a_drained_node_says_for_which_and_what_to_do(

@@ -165,11 +165,12 @@ class Recovery:
         noticed = next((at for at, line in after if _NOTICED.search(line)), None)
         resumed = next((at for at, line in after if "resuming after" in line), None)
         content = json.loads((results / "results.json").read_text())
-        steps = content["resumed_after"]
+        steps, log = content["resumed_after"], results / "log"
         return {
             "noticed_s": round(noticed - lost_at, 1) if noticed else None,
             "running_again_s": round(resumed - lost_at, 1) if resumed else None,
-            "lost_steps": (last_step(results / "log") or before) - steps[-1] if steps else 0,
+            # A step that is saved as the ranks stop is not in the log.
+            "lost_steps": max(0, (last_step(log) or before) - steps[-1]) if steps else 0,
             "final_loss": content["loss_curve"][-1][1],
         }
 

@@ -1,4 +1,4 @@
-"""One embedded cloud and one cluster for all end-to-end tests: the image is made once and reused."""
+"""One embedded cloud, and clusters for all end-to-end tests: the image is made once and reused."""
 
 from __future__ import annotations
 
@@ -74,8 +74,17 @@ class CommandLine:
             preexec_fn=heed_signals,
         )
 
-    def ssh(self, node: str, command: str) -> str:
-        return self.run("ssh", node, "--", command).stdout
+    def ssh(self, node: str, command: str, cluster: str = "spr") -> str:
+        """Run a command on a node as `spr-cluster ssh` does, without the second that this asks EC2."""
+        done = subprocess.run(
+            ["ssh", "-F", str(self.home / cluster / "ssh_config"), node, command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+        )
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
 
 
 @dataclass(frozen=True)
@@ -86,10 +95,24 @@ class LiveCluster:
     up_result: dict[str, Any]
     interrupted: frozenset[str] = frozenset()
     """The machines that the killed ``up`` had bought."""
+    continued: frozenset[str] = frozenset()
+    """Those that the second one went on with; later tests may have had some replaced."""
 
     @property
     def names(self) -> list[str]:
         return [node["name"] for node in self.up_result["nodes"]]
+
+    @property
+    def hostnames(self) -> list[str]:
+        addresses = [node["private_ip"] for node in self.up_result["nodes"]]
+        return [f"ip-{address.replace('.', '-')}" for address in addresses]
+
+    def wait_until_idle(self) -> None:
+        """Wait until Slurm can use all nodes: their last job is over, and their daemons answer."""
+        idle = f"{len(self.names)}idle"
+        ask = "sinfo --noheader --format=%D%T"
+        wait = f'for i in $(seq 150); do [ "$({ask})" = {idle} ] && break; sleep 0.2; done; {ask}'
+        assert self.cli.ssh("node0", wait).split() == [idle]
 
 
 @pytest.fixture(scope="session")
@@ -148,5 +171,45 @@ def cluster(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
     kill_when(cli.start("up", "--nodes", "3", "--cloud", "local"), "bought:")
     bought = frozenset(cli.json("status")["resources"]["instances"])
     result = cli.json("up", "--nodes", "3")
-    yield LiveCluster(cli, result, bought)
+    machines = frozenset(node["instance"] for node in result["nodes"])
+    yield LiveCluster(cli, result, bought, machines)
     cli.run("down", "--name", "spr", "--yes", check=None)
+
+
+TWO = ("--name", "two")
+
+
+@pytest.fixture(scope="session")
+def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
+    """Two nodes, each with the CPUs that the embedded cloud gave it; nothing of them is lost."""
+    yield LiveCluster(cli, cli.json("up", *TWO, "--nodes", "2", "--cloud", "local"))
+    cli.run("down", *TWO, "--yes", check=None)
+
+
+def ssh_two(cluster: LiveCluster, node: str, command: str) -> str:
+    return cluster.cli.ssh(node, command, TWO[1])
+
+
+# It writes a checkpoint every other second.
+DEMO_JOB = ("train", "squad", "--demo", "--epochs", "24", "--checkpoint-every", "7")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A job that nothing disturbed: its results, what it printed, and where it ran."""
+
+    folder: Path
+    done: subprocess.CompletedProcess[str]
+    hostnames: list[str]
+
+    @property
+    def results(self) -> Any:
+        return json.loads((self.folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def trained(cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The job that others are compared with, which lose something on their way."""
+    folder = tmp_path_factory.mktemp("trained") / "a folder with 'quotes' and spaces"
+    done = cluster.cli.run(*DEMO_JOB, "--results", str(folder))
+    return Trained(folder, done, cluster.hostnames)

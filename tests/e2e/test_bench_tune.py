@@ -12,25 +12,20 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Baked, CommandLine, LiveCluster
+from tests.e2e.conftest import TWO, LiveCluster, ssh_two
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-NAME = "tuned"
+NAME = TWO[1]
 KEPT = "/home/ubuntu/.spr-cluster-tuned.json"
 # A batch of two leaves the processor waiting for all that a step does besides.
 TUNE = ("tune", "squad", "--name", NAME, "--demo", "--ppn=1", "--batch-size=2,16", "--seconds=3")
 
 
-@pytest.fixture(scope="module")
-def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
-    """Two nodes, each with the CPUs that the embedded cloud gave it."""
-    result = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
-    yield LiveCluster(cli, result)
-    cli.run("down", "--name", NAME, "--yes")
-
-
-def ssh(cluster: LiveCluster, node: str, command: str) -> str:
-    return cluster.cli.run("ssh", "--name", NAME, node, "--", command).stdout
+@pytest.fixture(scope="module", autouse=True)
+def _forget(two: LiveCluster) -> Iterator[None]:
+    """What `tune` finds is for these tests only."""
+    yield
+    ssh_two(two, "node0", f"rm -f {KEPT}")
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +62,8 @@ def test_bench_reports_the_instructions_that_onednn_ran(two: LiveCluster, measur
 
 def test_bench_keeps_its_figures_with_the_cluster(two: LiveCluster, measured: Any) -> None:
     assert two.cli.json("bench", "--name", NAME, "--last") == measured
-    (file,) = ssh(two, "node0", "ls spr-bench").split()
-    assert json.loads(ssh(two, "node0", f"cat spr-bench/{file}")) == measured
+    (file,) = ssh_two(two, "node0", "ls spr-bench").split()
+    assert json.loads(ssh_two(two, "node0", f"cat spr-bench/{file}")) == measured
 
 
 @pytest.mark.full
@@ -87,9 +82,11 @@ def test_ctrl_c_ends_the_trial_on_all_nodes_and_keeps_nothing(two: LiveCluster) 
     deadline = time.monotonic() + 20
     left = "?"
     while left and time.monotonic() < deadline:
-        left = "".join(ssh(two, node, "pgrep -f '[s]quad --model' || true") for node in two.names)
+        left = "".join(
+            ssh_two(two, node, "pgrep -f '[s]quad --model' || true") for node in two.names
+        )
     assert not left
-    assert ssh(two, "node0", f"ls {KEPT} 2>/dev/null || echo none") == "none\n"
+    assert ssh_two(two, "node0", f"ls {KEPT} 2>/dev/null || echo none") == "none\n"
 
 
 def test_tune_picks_the_faster_and_the_next_job_uses_it(two: LiveCluster, tmp_path: Path) -> None:

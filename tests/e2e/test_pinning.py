@@ -14,10 +14,9 @@ import pytest
 
 from infra.local.podman import choose_runtime
 from provision.facts import parse_cpu_list, parse_topology
-from tests.e2e.conftest import Baked, CommandLine, LiveCluster
+from tests.e2e.conftest import TWO, LiveCluster, ssh_two
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-NAME = "pinned"
 _PACKAGES = "/opt/spr-cluster/venv/lib/python3*/site-packages"
 # In a .pth file there Python runs it at its start: the rank leaves all its CPUs but the first.
 _FAULT = (
@@ -26,25 +25,13 @@ _FAULT = (
 )
 
 
-@pytest.fixture(scope="module")
-def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
-    """Two nodes, each with the CPUs that the embedded cloud gave it."""
-    result = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
-    yield LiveCluster(cli, result)
-    cli.run("down", "--name", NAME, "--yes")
-
-
-def ssh(cluster: LiveCluster, node: str, command: str) -> str:
-    return cluster.cli.run("ssh", "--name", NAME, node, "--", command).stdout
-
-
 def cores(cluster: LiveCluster) -> list[list[int]]:
     """The CPUs that each node may use, one of each core, asked of the node itself."""
     found = []
     for node in cluster.names:
-        status = ssh(cluster, node, "grep Cpus_allowed_list /proc/self/status")
+        status = ssh_two(cluster, node, "grep Cpus_allowed_list /proc/self/status")
         allowed = parse_cpu_list(status.split(":")[1].strip())
-        topology = parse_topology(ssh(cluster, node, "lscpu --parse=CPU,Core,Socket,Node"))
+        topology = parse_topology(ssh_two(cluster, node, "lscpu --parse=CPU,Core,Socket,Node"))
         firsts: dict[tuple[int, int], int] = {}
         for row in topology:
             if row.cpu in allowed:
@@ -55,7 +42,7 @@ def cores(cluster: LiveCluster) -> list[list[int]]:
 
 
 def train(cluster: LiveCluster, folder: Path, *options: str, check: int = 0) -> Any:
-    job = ["train", "squad", "--name", NAME, "--demo", "--epochs", "1", "--results", str(folder)]
+    job = ["train", "squad", *TWO, "--demo", "--epochs", "1", "--results", str(folder)]
     done = cluster.cli.run(*job, *options, check=check)
     return done if check else json.loads((folder / "results.json").read_text())
 
@@ -79,27 +66,36 @@ def test_one_rank_per_node_has_all_its_cores(two: LiveCluster, tmp_path: Path) -
     check_ranks(result, cores(two))
 
 
-def widen(cluster: LiveCluster) -> None:
-    """Let every node use all CPUs of this machine: on a small one it has no more than one."""
-    cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+def set_cpus(cluster: LiveCluster, cpus: dict[str, str]) -> None:
+    """Let each node use these CPUs of this machine."""
     names = subprocess.run(
         ["podman", "ps", "--format={{.Names}}"], capture_output=True, text=True, check=True
     ).stdout.split()
     for node in cluster.up_result["nodes"]:
         (name,) = [name for name in names if name.endswith(node["instance"])]
-        argv = ["podman", *choose_runtime(), "update", f"--cpuset-cpus={cpus}", name]
+        argv = ["podman", *choose_runtime(), "update", f"--cpuset-cpus={cpus[node['name']]}", name]
         subprocess.run(argv, capture_output=True, check=True, timeout=60)
         # Its jobs inherit the CPUs that it was started with.
-        ssh(cluster, node["name"], "sudo systemctl restart slurmd")
+        ssh_two(cluster, node["name"], "sudo systemctl restart slurmd")
+
+
+@pytest.fixture(scope="module")
+def wide(two: LiveCluster) -> Iterator[LiveCluster]:
+    """The two nodes with all CPUs of this machine: on a small one they have no more than one each."""
+    allowed = "awk '/Cpus_allowed_list/ {print $2}' /proc/self/status"
+    before = {node: ssh_two(two, node, allowed).strip() for node in two.names}
+    all_cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    set_cpus(two, dict.fromkeys(two.names, all_cpus))
+    yield two
+    set_cpus(two, before)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPUs")
-def test_two_ranks_per_node_share_no_core(two: LiveCluster, tmp_path: Path) -> None:
-    widen(two)
-    cpus = cores(two)
+def test_two_ranks_per_node_share_no_core(wide: LiveCluster, tmp_path: Path) -> None:
+    cpus = cores(wide)
     assert min(map(len, cpus)) >= 2
 
-    result = train(two, tmp_path, "--ppn", "2")
+    result = train(wide, tmp_path, "--ppn", "2")
 
     assert result["world_size"] == 4
     taken = [sorted(parse_cpu_list(rank["found"]["cpus"])) for rank in result["ranks"]]
@@ -113,16 +109,15 @@ def test_two_ranks_per_node_share_no_core(two: LiveCluster, tmp_path: Path) -> N
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU to stay away from")
 @pytest.mark.full
 def test_a_rank_that_is_elsewhere_ends_the_run_before_it_trains(
-    two: LiveCluster, tmp_path: Path
+    wide: LiveCluster, tmp_path: Path
 ) -> None:
-    """Follows the test that gives the nodes two CPUs or more."""
-    first = cores(two)[1][0]
-    host = ssh(two, "node1", "hostname").strip()
-    ssh(two, "node1", f'for d in {_PACKAGES}; do echo "{_FAULT}" > $d/fault.pth; done')
+    first = cores(wide)[1][0]
+    host = ssh_two(wide, "node1", "hostname").strip()
+    ssh_two(wide, "node1", f'for d in {_PACKAGES}; do echo "{_FAULT}" > $d/fault.pth; done')
     try:
-        failed = train(two, tmp_path, "--ppn", "1", check=1)
+        failed = train(wide, tmp_path, "--ppn", "1", check=1)
     finally:
-        ssh(two, "node1", f"rm {_PACKAGES}/fault.pth")
+        ssh_two(wide, "node1", f"rm {_PACKAGES}/fault.pth")
 
     result = failed.stderr.splitlines()
     (line,) = [line for line in result if line.startswith("spr-cluster: ")]

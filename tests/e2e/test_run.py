@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Baked, CommandLine, LiveCluster
+from tests.e2e.conftest import TWO, LiveCluster, ssh_two
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-NAME = "any"
+NAME = TWO[1]
 
 _SCRIPT = """\
 import json, os, socket, sys
@@ -65,17 +64,6 @@ if os.environ.get("RANK", "0") == "0":
     figures |= {"eval_f1": 50.0, "eval_exact_match": 25.0, "world": world}
     open(os.path.join(output, "all_results.json"), "w").write(json.dumps(figures))
 """
-
-
-@pytest.fixture(scope="module")
-def two(cli: CommandLine, baked: Baked) -> Iterator[LiveCluster]:
-    result = cli.json("up", "--name", NAME, "--nodes", "2", "--cloud", "local")
-    yield LiveCluster(cli, result)
-    cli.run("down", "--name", NAME, "--yes", check=None)
-
-
-def ssh(cluster: LiveCluster, node: str, command: str) -> str:
-    return cluster.cli.run("ssh", "--name", NAME, node, "--", command).stdout
 
 
 def read(path: Path) -> Any:
@@ -166,5 +154,5 @@ def test_scaling_measures_each_size_and_predicts_others(two: LiveCluster, tmp_pa
     ]
     assert all(row["samples_per_second"] > 0 for row in study["rows"])
     assert read(tmp_path / "scaling.json") == study
-    (kept,) = ssh(two, "node0", "ls spr-scaling").split()
-    assert json.loads(ssh(two, "node0", f"cat spr-scaling/{kept}")) == study
+    (kept,) = ssh_two(two, "node0", "ls spr-scaling").split()
+    assert json.loads(ssh_two(two, "node0", f"cat spr-scaling/{kept}")) == study

@@ -195,7 +195,9 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
     other: LiveCluster, trained: Trained, tmp_path: Path
 ) -> None:
     host = ssh_spot(other, "node1", "hostname").strip()
-    job = other.cli.start(*DEMO_JOB, *SPOT, "--elastic", "2", "--results", str(tmp_path / "cut"))
+    # Longer than a notice may take: a quiet machine is through with the other job in ten seconds.
+    long = (*DEMO_JOB, "--epochs", "72", "--elastic", "2", "--results", str(tmp_path))
+    job = other.cli.start(*long, *SPOT)
     wait_for_step(job, 30)
     nodes = current(other).up_result["nodes"]
     (instance,) = (node["instance"] for node in nodes if node["name"] == "node1")
@@ -217,9 +219,7 @@ def test_a_job_leaves_a_node_before_ec2_takes_it(
     after = re.search(r"resuming after step (\d+) of", rest)
     assert after, rest
     assert after[1] == saved[1]
-    assert loss_curve(tmp_path / "cut")[-1][1] == pytest.approx(
-        loss_curve(trained.folder)[-1][1], rel=0.15
-    )
+    assert loss_curve(tmp_path)[-1][1] < 1.15 * loss_curve(trained.folder)[-1][1]
     other.cli.run("repair", *SPOT, "--yes")
     assert [node["state"] for node in current(other).up_result["nodes"]] == ["running"] * 3
 

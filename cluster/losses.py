@@ -23,7 +23,7 @@ for d in ~/spr-jobs/*/; do
   [ -d "$d/output" ] || continue
   d=${{d%/}}; job=${{d##*/}}; out=$d/output
   echo "$active" | grep -qxF "$job" && continue
-  if [ -f "$d/start.json" ] && [ ! -f "$out/results.json" ] \
+  if grep -qs '"resumable": true' "$d/job.json" && [ ! -f "$out/results.json" ] \
     && ls "$out/checkpoints" 2>/dev/null | grep -qx 'step-[0-9]*'; then
     echo "checkpoint $job"; continue
   fi
@@ -35,7 +35,7 @@ for d in ~/spr-jobs/*/; do
   new=$(find "$out" -type f ! -name .keep ! -path "$out/logs/*" ! -path "$out/metrics/*" \
     ! -path "$out/checkpoints/*" $since | head -n 1)
   # The workers may have written more.
-  [ -n "$new" ] || {{ [ -f "$d/gather" ] && [ -z "$since" ]; }} || continue
+  [ -n "$new" ] || {{ [ -z "$since" ] && grep -qs '"gather_output": true' "$d/job.json"; }} || continue
   if [ -f "$out/model/config.json" ]; then echo "model $job"; else echo "results $job"; fi
 done
 """

@@ -14,7 +14,7 @@ import random
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,9 +40,8 @@ from jobs.experiments.bench import read_last_speeds
 from jobs.experiments.bench_results import AllReduce, BenchResult, NodeSpeed
 from jobs.launch.files import fetch
 from jobs.launch.history import list_jobs
-from jobs.launch.manifest import JobManifest, read_manifest
-from jobs.launch.plan import JobPaths, PlacementOptions
-from jobs.launch.record import read_job_id
+from jobs.launch.plan import JobPaths
+from jobs.launch.record import read_job_id, read_record
 from jobs.top.metrics_tail import MetricsTail
 from jobs.top.prometheus import render_prometheus
 from jobs.top.recording import read_recording
@@ -70,6 +69,7 @@ from provision.host_keys import check_pinned_keys, pin_host_keys, pinned_host_ke
 from provision.stacks.load import load_stack
 from provision.stacks.lock import Pinned, read_lock, render_lock
 from tests.fakes import FakeHost, facts_answer
+from tests.jobs.context import SUBMITTED
 from tests.jobs.report.sample_runs import make_results
 from tests.jobs.top.samples import make_line, make_node
 
@@ -199,7 +199,7 @@ def read_own_results() -> None:
 
 def read_reference() -> None:
     job: Any = SimpleNamespace(
-        placement={"nproc_per_node": 1, "backend": "gloo"},
+        placement=SUBMITTED.placement,
         nodes=[{"name": "node0"}],
         argv=(),
         seconds=1.0,
@@ -221,7 +221,7 @@ TUNED = TuningResult(
     57.5,
     "2026-11-21T08:00:00+00:00",
 )
-MANIFEST = JobManifest(tuple(TrainOptions().to_argv()), 1, 1, PlacementOptions(), {"A": "b"})
+RECORD = replace(SUBMITTED, argv=("python", "-m", "worker.squad", *TrainOptions().to_argv()))
 SPEEDS = BenchResult(
     "2026-11-21T08:00:00+00:00",
     "spr",
@@ -246,9 +246,9 @@ def read_head_tuned() -> None:
         apply_tuned(found, request, 2)
 
 
-def read_head_manifest() -> None:
-    manifest = read_manifest(head("start.json"), JobPaths("squad-1"))
-    plan_again(manifest, ResumeRequest("squad-1"), 1, "squad-1")
+def read_head_record() -> None:
+    record = read_record(head("job.json"), JobPaths("squad-1"))
+    plan_again(record, ResumeRequest("squad-1"), 3, "squad-1")
 
 
 def read_head_speeds() -> None:
@@ -430,7 +430,7 @@ READERS = {
     ),
     # The head
     "tuned": Reader("tuned.json", lambda: render_tuned([TUNED]).encode(), read_head_tuned),
-    "manifest": Reader("start.json", MANIFEST.render, read_head_manifest),
+    "record": Reader("job.json", lambda: RECORD.render().encode(), read_head_record),
     "speeds": Reader("speeds.json", lambda: lines(SPEEDS.as_dict()), read_head_speeds),
     "answers": Reader(
         "answers.jsonl", lambda: lines({"text": "a", "score": 0.5, "start": 3}), predict_on_head

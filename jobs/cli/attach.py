@@ -11,11 +11,12 @@ from cluster.cli.common import add_cluster_options
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.files import read_object
+from jobs.cli.chosen_job import add_job_argument
 from jobs.cli.context import open_job_context
 from jobs.cli.ends import add_end_options, with_ends
 from jobs.cli.job_display import render_end
-from jobs.launch.attach import attach
-from jobs.launch.history import check_job_id, choose_active, list_jobs
+from jobs.launch.history import choose_active, list_jobs
+from jobs.launch.session import attach
 from jobs.train.request import check_results, expand_home
 
 _EXAMPLES = """\
@@ -32,9 +33,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "fetch its results when it ends. Ctrl-C ends only this command.",
         _EXAMPLES,
     )
-    parser.add_argument(
-        "job", nargs="?", metavar="JOB", help="(default: the only one that runs or waits)"
-    )
+    add_job_argument(parser)
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the files (default: results/JOB)"
     )
@@ -44,8 +43,6 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.job:
-        check_job_id(args.job)
     context = open_job_context(args, datetime.now(timezone.utc), show_cost=True)
     found = choose_active(list_jobs(context.open_host(context.cluster.head)), args.job)
     if found is None:

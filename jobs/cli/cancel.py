@@ -6,16 +6,16 @@ import argparse
 import json
 import shlex
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.common import add_cluster_options
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
+from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.cli.job_display import JobDisplay
 from jobs.launch.follow import stop_job
 from jobs.launch.history import (
     LOST,
     RUNNING,
     JobSummary,
-    check_job_id,
     choose_active,
     choose_job,
     list_jobs,
@@ -40,22 +40,16 @@ def add_parser(subparsers: SubParsers) -> None:
         "nodes are gone. If there is no job, nothing happens.",
         _EXAMPLES,
     )
-    parser.add_argument(
-        "job", nargs="?", metavar="JOB", help="(default: the only one that runs or waits)"
-    )
+    add_job_argument(parser)
     parser.add_argument("--now", action="store_true", help="kill it without waiting")
     add_cluster_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.job:
-        check_job_id(args.job)
     progress = make_progress()
-    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
-    head = ctx.host_opener()(ctx.find_cluster().head)
+    ctx, head, found = open_job(args, choose_active, progress)
     launcher = SlurmLauncher(head, ctx.flags)
-    found = choose_active(list_jobs(head), args.job)
     silent: tuple[str, ...] = ()
     ends = found is not None and (found.is_active or found.state == LOST)
     if found and ends:

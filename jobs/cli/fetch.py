@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.common import add_cluster_options
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import JobError, SprError, UsageError
 from infra.progress import Progress
 from infra.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url
+from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.launch.files import fetch
-from jobs.launch.history import RUNNING, check_job_id, choose_job, list_jobs
+from jobs.launch.history import RUNNING, choose_job
 from jobs.launch.plan import JobPaths
 from jobs.launch.record import write_job_id
 from jobs.train.push import push_results
@@ -40,9 +41,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "that was started on another machine. `spr-cluster jobs` lists the jobs.",
         _EXAMPLES,
     )
-    parser.add_argument(
-        "job", nargs="?", metavar="JOB", help="job ID, such as squad-20260731-142501-k3f"
-    )
+    add_job_argument(parser, "job ID, such as squad-20260731-142501-k3f")
     parser.add_argument("--last", action="store_true", help="fetch the newest job on the head")
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the files (default: results/JOB)"
@@ -98,15 +97,11 @@ def push(
 def run(args: argparse.Namespace) -> int:
     if bool(args.job) == args.last:
         raise UsageError("expected a job ID or --last", hint="`spr-cluster jobs` lists the jobs")
-    if args.job:
-        check_job_id(args.job)
     if args.results:
         check_writable(expand_home(args.results))
     target = open_push_target(args)
     progress = make_progress()
-    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
-    head = ctx.host_opener()(ctx.find_cluster().head)
-    found = choose_job(list_jobs(head), args.job)
+    ctx, head, found = open_job(args, choose_job, progress)
     results = expand_home(args.results) if args.results else Path("results", found.job)
     if found.state == RUNNING:
         print(f"{found.job} is still running; fetching its output so far", file=sys.stderr)

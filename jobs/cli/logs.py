@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from datetime import datetime
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.common import add_cluster_options
 from cluster.cli.parser import SubParsers, add_command
 from infra.spec import parse_duration
+from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.cli.job_display import render_event
-from jobs.launch.history import check_job_id, choose_job, list_jobs
-from jobs.launch.logs import only_since, read_log
+from jobs.launch.history import choose_job
+from jobs.launch.logs import read_log
 from jobs.worker.runtime.events import parse_event
+from provision.host import LineSink
 
 _EXAMPLES = """\
   spr-cluster logs -f
@@ -27,7 +30,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "rank wrote, from its own node.",
         _EXAMPLES,
     )
-    parser.add_argument("job", nargs="?", metavar="JOB", help="(default: the newest one)")
+    add_job_argument(parser, "(default: the newest one)")
     parser.add_argument(
         "-f",
         "--follow",
@@ -46,12 +49,8 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.job:
-        check_job_id(args.job)
     since = parse_duration(args.since, "--since") if args.since else None
-    ctx = open_context(args, open_chosen_cloud(args))
-    head = ctx.host_opener()(ctx.find_cluster().head)
-    found = choose_job(list_jobs(head), args.job)
+    ctx, head, found = open_job(args, choose_job)
     sink = only_since(ctx.now() - since, show) if since else show
     try:
         read_log(head, found, sink, args.rank, follow=args.follow)
@@ -66,3 +65,17 @@ def show(line: str) -> None:
     text = line if event is None else render_event(event)
     if text:
         print(text, flush=True)
+
+
+def only_since(since: datetime, on_line: LineSink) -> LineSink:
+    """Return a sink that passes on the lines from the first event at or after a time."""
+    begun = False
+
+    def pass_on(line: str) -> None:
+        nonlocal begun
+        event = None if begun else parse_event(line)
+        begun = begun or bool(event and float(event.get("at", 0)) >= since.timestamp())
+        if begun:
+            on_line(line)
+
+    return pass_on

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     check_results(request.results)
     context = open_job_context(args, now)
     plan = plan_program(request, context.stack)
-    done = run_job(context, plan.kind, lambda _: plan).record
+    done = run_job(context, lambda _: plan).record
     print(json.dumps(asdict(done)) if args.json else render(done, request.results))
     return 0
 
@@ -103,7 +103,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> ProgramRequest:
 def render(done: JobRecord, folder: Path) -> str:
     """Return the result in a few lines."""
     nodes = len(done.nodes)
-    ranks = nodes * int(done.placement["nproc_per_node"])
+    ranks = nodes * done.placement.nproc_per_node
     return (
         f"{counted(ranks, 'rank')} on {counted(nodes, 'node')}, {format_seconds(done.seconds or 0.0)}\n"
         f"output, log, and job.json: {folder}/"

@@ -68,7 +68,7 @@ def run(name: str, own: list[str], args: argparse.Namespace) -> int:
     context = open_job_context(args, now, show_cost=True)
     require_able_stack(context.stack, f"train {name}")
     plan = plan_job_type(request, context.stack)
-    done = run_job(context, name, lambda _: plan)
+    done = run_job(context, lambda _: plan)
     result = {**(done.last_event("result") or {})}
     result.pop("at", None)
     if args.json:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.common import add_cluster_options
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command, positive_int
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
+from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.launch.ending import SUCCEEDED
-from jobs.launch.history import JobSummary, check_job_id, choose_active, choose_job, list_jobs
+from jobs.launch.history import JobSummary, choose_active, choose_job, list_jobs
 
 _WEEK_S = 7 * 24 * 3600
 _EXAMPLES = """\
@@ -27,9 +28,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "Wait until a job ends, without its output. The exit code is 0 if it succeeded, otherwise 1.",
         _EXAMPLES,
     )
-    parser.add_argument(
-        "job", nargs="?", metavar="JOB", help="(default: the only one that runs or waits)"
-    )
+    add_job_argument(parser)
     parser.add_argument(
         "--timeout",
         type=positive_int,
@@ -42,12 +41,8 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.job:
-        check_job_id(args.job)
     progress = make_progress()
-    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
-    head = ctx.host_opener()(ctx.find_cluster().head)
-    found = choose_active(list_jobs(head), args.job)
+    ctx, head, found = open_job(args, choose_active, progress)
     if found is None:
         print(json.dumps({"job": None}) if args.json else "No job is running or queued.")
         return 0

@@ -41,7 +41,7 @@ def bench(context: JobContext, request: BenchRequest) -> BenchResult:
     """
     require_able_stack(context.stack, "bench")
     plan = plan_bench(request, context.stack)
-    done = run_job(context, plan.kind, lambda _: plan)
+    done = run_job(context, lambda _: plan)
     result = done.last_event("result")
     if result is None:
         raise JobError(

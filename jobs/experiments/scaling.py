@@ -127,7 +127,7 @@ def scaling(context: JobContext, request: ScalingRequest) -> ScalingStudy:
 def _same_everywhere(session: JobSession, training: TrainRequest) -> PlacementOptions:
     """Return the placement of all nodes together, so that every trial has the same one."""
     backend = chosen_backend(training.options, session.context.stack)
-    layout = session.plan_placement(training.placement, backend).ranks
+    layout = session.plan_placement(training.placement, backend)
     if training.placement.mode == "reference":
         return training.placement
     return replace(training.placement, nproc_per_node=layout.nproc_per_node)

@@ -9,7 +9,7 @@ from infra.errors import JobError, UsageError
 from jobs.experiments.trial_grid import TrialResult
 from jobs.launch.ending import CANCELLED, SUCCEEDED
 from jobs.launch.follow import Event, explain
-from jobs.launch.plan import STOP_SECONDS, PlacementOptions, new_job_id
+from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.launch.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest
 from jobs.train.train import plan_training
@@ -54,12 +54,12 @@ class TrialSeries:
             placed = self.session.plan_placement(plan.placement, plan.backend)
         except UsageError as error:
             return TrialResult(failure=error.message)
-        plan = replace(plan, resume_command=(), stop_seconds=STOP_SECONDS)
-        job = self.session.submit(plan, placed)
-        result = self.session.follow_or_stop(job, quiet=True)
+        plan = replace(plan, resume_command=())
+        record = self.session.submit(plan, placed)
+        result = self.session.follow(plan, record, quiet=True)
         if result.end.state == CANCELLED:
             raise JobError(f"job {result.record.job} was cancelled")
-        done = TrialResult(placed.ranks.nproc_per_node, placed.ranks.omp_threads)
+        done = TrialResult(placed.nproc_per_node, placed.omp_threads)
         trial = result.last_event("trial")
         if result.end.state != SUCCEEDED or trial is None:
             return replace(done, failure=explain(result.end, result.output, "").message)

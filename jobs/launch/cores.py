@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from infra.errors import UsageError
+from jobs.worker.batch.pinning import CoreShare, cpu_mask
 from provision.facts import Cpu, HostFacts
-
-
-@dataclass(frozen=True)
-class CoreShare:
-    """One rank's cores, in the kernel's CPU and NUMA numbers.
-
-    ``cpus`` compute, ``workers`` belong to oneCCL. ``numa`` is the NUMA node that contains all of them.
-    It is ``None`` if they span several; memory is then allocated where the first thread writes it.
-    """
-
-    cpus: tuple[int, ...]
-    workers: tuple[int, ...]
-    numa: int | None
-
-
-def cpu_mask(cpus: Iterable[int]) -> int:
-    """Return the CPUs as a bit mask."""
-    return sum(1 << cpu for cpu in cpus)
 
 
 def core_groups(facts: HostFacts, ranks: int) -> tuple[tuple[Cpu, ...], ...]:

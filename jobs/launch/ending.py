@@ -33,9 +33,9 @@ class JobEnd:
     message: str | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """Return the end for ``--json``."""
-        times = {name: getattr(self, name) for name in ("began", "ended")}
-        return {**asdict(self), **{k: at.isoformat() if at else None for k, at in times.items()}}
+        """Return the fields for ``--json``."""
+        values = asdict(self).items()
+        return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in values}
 
     @property
     def cause(self) -> str:
@@ -54,7 +54,8 @@ class JobEnd:
 class Outcome:
     """What this process knows so far of the job that it follows.
 
-    ``state`` is empty until the job has ended. ``missing`` says, line by line, what could not be fetched.
+    ``state`` is empty until the job has ended. ``is_home`` says whether all of its results were fetched,
+    ``missing``, line by line, which were not.
     """
 
     job: str = ""
@@ -62,14 +63,6 @@ class Outcome:
     results: Path | None = None
     is_home: bool = False
     missing: tuple[str, ...] = ()
-
-    def end(self, job: str, end: JobEnd, results: Path | None) -> None:
-        """Note that the job has ended; its results are not here yet."""
-        self.job, self.state, self.results = job, end.state, results
-
-    def come_home(self, missing: tuple[str, ...]) -> None:
-        """Note that the job's results were fetched."""
-        self.is_home, self.missing = not missing, missing
 
 
 def parse_end(content: Mapping[str, Any] | str) -> JobEnd | None:

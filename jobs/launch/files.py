@@ -7,20 +7,16 @@ import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
 from infra.errors import JobError, SprError
 from jobs import worker
-from jobs.launch.plan import MANIFEST, JobPaths
-from jobs.launch.record import FILE as RECORD
+from jobs.launch.plan import RECORD, JobPaths
 from jobs.launch.record import complete_record
 from provision.host import Host
 
-# What a resumed job needs on nodes that were replaced.
-_PARTS = (MANIFEST, RECORD, "code", "data", "model", "output/.keep")
 # The head sends the archive to the workers over the cluster's network.
 _DISTRIBUTE = """# distributing the job's files to the workers
 set -e -o pipefail
@@ -29,8 +25,23 @@ tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD%
   || { echo "@ can not be reached" >&2; exit 1; }'
 rm -f %UPLOAD%
 """
-# Checkpoints, ours and those of transformers' Trainer, stay on the nodes for a resumed job.
-_NOT_FETCHED = "--exclude=output/checkpoints --exclude='output/model/checkpoint-*' --exclude=.keep"
+# A worker that is gone must not cost the others' files. If the job's plan asked for the workers' whole
+# output, each of them has its own folder for it, because ranks may use the same file names; the first node's
+# output is on the head, and a worker that can't be reached is named. Checkpoints, ours and those of
+# transformers' Trainer, stay on the nodes for a resumed job.
+_COLLECT = """# collecting the results
+cd {root} || exit
+! grep -qs '"gather_output": true' {record} || grep -o '"node[0-9]*"' {begin} | tr -d '"' | tail -n +2 | \
+  xargs -r -P 32 -I@ bash -o pipefail -c '
+    mkdir -p output/@
+    ssh @ "cd {output} && find . -type f ! -name .keep -print0 | tar --null -T - -cf -" \
+      | tar -C output/@ -xf - || echo "the output of @ could not be fetched"
+    rmdir --ignore-fail-on-non-empty output/@'
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh -n -o ConnectTimeout=10 @ \
+  "tar -C {root} -cf - output/logs output/metrics 2>/dev/null" | tar -xf - 2>/dev/null || true'
+tar --exclude=output/checkpoints --exclude='output/model/checkpoint-*' --exclude=.keep \
+  -cf {bundle} $(ls -d log* {record} 2>/dev/null) output
+"""
 _TRANSFER_TIMEOUT_S = 1800
 # What reading and unpacking a damaged archive raises.
 _DAMAGE = (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirectoryError)
@@ -50,7 +61,8 @@ def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) 
     """
     named = {f"{paths.relative_root}/{name}": source for name, source in files.items()}
     upload_archive(head, named, paths.upload)
-    _distribute(head, paths)
+    script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload)
+    head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
 
 
 def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -> None:
@@ -62,18 +74,6 @@ def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -
             for name, source in files.items():
                 _add(archive, name, source)
         head.upload(bundle, target)
-
-
-def place_again(head: Host, paths: JobPaths) -> None:
-    """Send a job's files from the head to its nodes again."""
-    parts = " ".join(f"{paths.relative_root}/{name}" for name in _PARTS)
-    head.run(f"cd ~ && tar -cf {paths.upload} $(ls -d {parts} 2>/dev/null)")
-    _distribute(head, paths)
-
-
-def _distribute(head: Host, paths: JobPaths) -> None:
-    script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload)
-    head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
 
 
 def _add(archive: tarfile.TarFile, name: str, source: Path | bytes) -> None:
@@ -94,25 +94,6 @@ def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return info
 
 
-def _render_gathering(paths: JobPaths) -> str:
-    """Return the commands that copy each worker's output to the head, if the job's plan asked for that.
-
-    They print the workers that can't be reached; the others' files are kept.
-    """
-    # One folder each, because ranks may use the same file names.
-    pull = (
-        f"mkdir -p {paths.output}/@ && ssh @ 'cd {paths.output} && find . -type f ! -name .keep "
-        f"-print0 | tar --null -T - -cf -' | tar -C {paths.output}/@ -xf - "
-        f'|| echo "the output of @ could not be fetched"; '
-        f"rmdir --ignore-fail-on-non-empty {paths.output}/@"
-    )
-    return (
-        # Without the first node, whose output is on the head.
-        f"[ ! -f {paths.gather} ] || grep -o '\"node[0-9]*\"' {paths.begin} | tr -d '\"' "
-        f"| tail -n +2 | xargs -r -P 32 -I@ bash -o pipefail -c {shlex.quote(pull)}"
-    )
-
-
 def fetch(
     head: Host, paths: JobPaths, target: Path, on_log: Callable[[str], None], flags: str = ""
 ) -> tuple[str, ...]:
@@ -121,20 +102,14 @@ def fetch(
     ``flags`` name the cluster in messages. Returns a line about each worker whose output is missing.
     Raises :class:`JobError` if the files arrive damaged, or can't be written.
     """
-    with say_how_to_fetch(paths.job_id, target, flags):
-        return _fetch(head, paths, target, on_log)
-
-
-@contextmanager
-def say_how_to_fetch(job: str, target: Path, flags: str) -> Iterator[None]:
-    """Let errors while results are brought home name the command that tries again."""
-    elsewhere = f" --results {shlex.quote(str(target))}" if target != Path("results", job) else ""
-    hint = f"to try again: spr-cluster fetch {job} {flags}".rstrip() + elsewhere
+    elsewhere = f" --results {shlex.quote(str(target))}"
+    hint = f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip()
+    hint += elsewhere if target != Path("results", paths.job_id) else ""
     try:
-        yield
+        return _fetch(head, paths, target, on_log)
     except OSError as error:
         why = error.strerror or error
-        what = f"the results of job {job} could not be written to {target}"
+        what = f"the results of job {paths.job_id} could not be written to {target}"
         raise JobError(f"{what}: {why}", hint=hint) from error
     except SprError as error:
         error.hint = error.hint or hint
@@ -145,17 +120,9 @@ def _fetch(
     head: Host, paths: JobPaths, target: Path, on_log: Callable[[str], None]
 ) -> tuple[str, ...]:
     bundle = f"{paths.root}/output.tar"
-    # A worker that is gone must not cost the others' files.
-    collect = (
-        "tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh -n -o ConnectTimeout=10 @ "
-        f'"tar -C {paths.root} -cf - output/logs output/metrics 2>/dev/null" '
-        f"| tar -C {paths.root} -xf - 2>/dev/null || true'"
-    )
-    done = head.run(
-        f"# collecting the results\n{_render_gathering(paths)}\n{collect}; cd {paths.root}; "
-        f"tar -C {paths.root} {_NOT_FETCHED} -cf {bundle} $(ls -d log* {RECORD} 2>/dev/null) output",
-        timeout_s=_TRANSFER_TIMEOUT_S,
-    )
+    names = {name: getattr(paths, name) for name in ("root", "output", "begin")}
+    script = _COLLECT.format(**names, bundle=bundle, record=RECORD)
+    done = head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
     missing = tuple(done.stdout.splitlines())
     for line in missing:
         on_log(line)

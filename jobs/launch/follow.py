@@ -14,7 +14,7 @@ from cluster.job_queue import how_to_end
 from infra.errors import HangupError, HostError, JobError
 from jobs.launch.ending import JobEnd
 from jobs.launch.plan import STOP_SECONDS, JobPaths
-from jobs.launch.queue import Launcher
+from jobs.launch.queue import SlurmLauncher
 from jobs.worker.runtime.events import parse_event
 from provision.mpi import explain_mpi_failure
 
@@ -44,8 +44,6 @@ _REMEDIES = {
     "disk": "free space there, and it returns to the queue by itself",
     None: "it is out of the queue",
 }
-# Hydra's words when the connection to a node breaks.
-_LOST_NODE = re.compile(r"Downstream from host (node(\d+)) exited abnormally")
 
 
 @dataclass
@@ -58,6 +56,8 @@ class JobOutput:
     """Keep the job's log lines without showing them or its command."""
     lines: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+    """The reasons that were shown for its wait in the queue."""
     heard: float = field(default_factory=time.monotonic)
     """When the job printed its last line."""
 
@@ -85,9 +85,13 @@ class JobOutput:
         with suppress(OSError):
             self.on_log(line)
 
-    @property
-    def errors(self) -> list[Event]:
-        return [event for event in self.events if event["event"] == "error"]
+    def note_waiting(self, reason: str) -> None:
+        """Show once why the job waits in the queue."""
+        self.heard = time.monotonic()
+        # The queue's scheduler gives new jobs no reason, or a general one, for a moment.
+        if reason not in (*self.waits, "None"):
+            self.waits.append(reason)
+            self.show(f"waiting in the queue: {describe_reason(reason)}")
 
 
 def describe_reason(reason: str) -> str:
@@ -96,25 +100,6 @@ def describe_reason(reason: str) -> str:
         node, kind, text = drained.groups()
         return f"{node}: {text}; {_REMEDIES[kind]}"
     return _REASONS.get(reason, reason)
-
-
-def follow_job(launcher: Launcher, paths: JobPaths, output: JobOutput) -> JobEnd:
-    """Show a job's output until it ends. Ctrl-C and a closed terminal end only that."""
-    waits_for: list[str] = []
-
-    def note_waiting(reason: str) -> None:
-        output.heard = time.monotonic()
-        # The queue's scheduler gives new jobs no reason, or a general one, for a moment.
-        if reason not in (*waits_for, "None"):
-            waits_for.append(reason)
-            output.show(f"waiting in the queue: {describe_reason(reason)}")
-
-    try:
-        with note_silence(output):
-            return launcher.follow(paths, output.add_line, note_waiting)
-    except KeyboardInterrupt:
-        launcher.disconnect()
-        raise
 
 
 def how_to_come_back(job: str, flags: str) -> str:
@@ -149,72 +134,52 @@ def note_silence(output: JobOutput, minute_s: float = 60) -> Iterator[None]:
 
 
 def stop_job(
-    launcher: Launcher, paths: JobPaths, grace_s: int, on_log: Callable[[str], None]
+    launcher: SlurmLauncher, paths: JobPaths, grace_s: int, on_log: Callable[[str], None]
 ) -> tuple[str, ...]:
-    """End a job on all nodes, at the latest after ``grace_s`` seconds; Ctrl-C ends it at once.
+    """End a job on all nodes, at the latest after ``grace_s`` seconds, and say what became of it.
 
-    Returns the names of nodes that can't be reached, which the log names, too.
+    Ctrl-C ends it at once. Returns the names of nodes that can't be reached. Raises :class:`JobError` if
+    the head can't.
     """
     if grace_s > STOP_SECONDS:
         on_log("saving a checkpoint and stopping; press Ctrl-C again to stop immediately")
     try:
-        silent = launcher.cancel(paths, grace_s)
-    except HangupError:
-        raise  # the head goes on with it
-    except KeyboardInterrupt:
-        launcher.disconnect()
-        silent = launcher.cancel(paths, 0)
+        silent = _cancel(launcher, paths, grace_s)
+    except HostError as error:
+        if gone := launcher.head.why_gone():
+            on_log(f"the job ended with its head node: {gone}")
+            return ()
+        raise JobError(
+            f"job {paths.job_id} may still be running and costing money: {error.message}",
+            hint=f"once the head is reachable: {how_to_end(paths.job_id, launcher.flags)}, or "
+            f"`spr-cluster down {launcher.flags}`",
+        ) from None
     if silent:
         on_log(
             f"{', '.join(silent)} can't be reached, and ranks may still be running there: "
             f"`spr-cluster repair {launcher.flags}` replaces nodes that don't answer"
         )
+    on_log(f"Job stopped on all nodes{' that can be reached' if silent else ''}")
     return silent
 
 
-def stop_and_say(
-    launcher: Launcher, paths: JobPaths, grace_s: int, on_log: Callable[[str], None]
-) -> None:
-    """End a job after Ctrl-C, and say what became of it."""
-    launcher.disconnect()
+def _cancel(launcher: SlurmLauncher, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
     try:
-        silent = stop_job(launcher, paths, grace_s, on_log)
-    except HostError as error:
-        gone = launcher.why_gone()
-        if not gone:
-            raise JobError(
-                f"job {paths.job_id} may still be running and costing money: {error.message}",
-                hint=f"once the head is reachable: {how_to_end(paths.job_id, launcher.flags)}, or "
-                f"`spr-cluster down {launcher.flags}`",
-            ) from None
-        on_log(f"the job ended with its head node: {gone}")
-        return
-    on_log(f"Job stopped on all nodes{' that can be reached' if silent else ''}")
+        return launcher.cancel(paths, grace_s)
+    except HangupError:
+        raise  # the head goes on with it
+    except KeyboardInterrupt:
+        launcher.head.close()
+        return launcher.cancel(paths, 0)
 
 
 def explain(end: JobEnd, output: JobOutput, hint: str) -> JobError:
     """Return the root cause of a failure."""
     if end.message:
-        cause = next((each for each in output.errors if each["message"] == end.message), {})
-        own = cause.get("hint")
+        causes = [event for event in output.events if event.get("message") == end.message]
+        own = causes[0].get("hint") if causes else None
         return JobError(end.cause, hint=f"{own}; {hint}" if own else hint)
-    known = explain_mpi_failure(output.lines) or _describe_lost_node(output)
+    known = explain_mpi_failure(output.lines)
     last = next((line for line in reversed(output.lines) if line.strip()), "no output")
     code = f"with exit code {end.exit_code}"
     return JobError(known or f"the job ended {code}: {last.strip()}", hint=hint)
-
-
-def _describe_lost_node(output: JobOutput) -> str | None:
-    """Return which ranks and host are lost, if mpirun noticed that before the ranks did."""
-    lost = next((match for line in output.lines if (match := _LOST_NODE.search(line))), None)
-    if lost is None:
-        return None
-    name, number = lost[1], int(lost[2])
-    start = next((event for event in output.events if event["event"] == "start"), None)
-    if start is None or number >= len(start["hosts"]):
-        return f"lost contact with {name}: its node is down or cut off"
-    each = start["world_size"] // len(start["hosts"])
-    first, last = number * each, (number + 1) * each - 1
-    ranks = f"rank {first}" if each == 1 else f"ranks {first} to {last}"
-    host = start["hosts"][number]
-    return f"lost contact with {ranks} on {host} ({name}): its node is down or cut off"

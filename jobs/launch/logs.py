@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
-
 from infra.errors import UsageError
+from jobs.launch.head_program import render_program
 from jobs.launch.history import JobSummary
 from jobs.launch.plan import JobPaths
-from jobs.worker.runtime.events import parse_event
 from provision.host import Host, LineSink
-
-_SCRIPT = """# reading a log
-{read} &
-reader=$!
-while [ {follow} = 1 ] && kill -0 $reader 2>/dev/null && [ ! -e {end} ]; do
-  found=$(squeue --noheader --name={job} --format=%A 2>/dev/null) && [ -z "$found" ] && break
-  sleep 1
-done
-# What was printed last is read within a moment.
-[ {follow} = 0 ] || {{ sleep 1; kill $reader; }} 2>/dev/null
-wait $reader 2>/dev/null
-true
-"""
 
 
 def read_log(
@@ -32,13 +16,12 @@ def read_log(
 
     Raises :class:`UsageError` if the job has no such rank.
     """
-    paths, follow = JobPaths(job.job), follow and job.is_active
-    file = paths.log if rank is None else f"{paths.output}/logs/rank-{rank}.log"
-    read = f"tail -n +1 {'-F -s 0.2 ' if follow else ''}{file} 2>/dev/null"
-    if rank is not None:
-        read = f"exec ssh -n {find_node(job, rank)} '{read}'"
-    script = _SCRIPT.format(read=read, follow=int(follow), end=paths.end, job=job.job)
-    head.run(script, timeout_s=None, on_line=on_line)
+    paths = JobPaths(job.job)
+    name = "log" if rank is None else f"output/logs/rank-{rank}.log"
+    what = (paths.root, name, job.job if follow and job.is_active else "", "1", "")
+    node = "" if rank is None else find_node(job, rank)
+    program = render_program("reading a log", "following.py", *what, node=node)
+    head.run(program, timeout_s=None, on_line=on_line)
 
 
 def find_node(job: JobSummary, rank: int) -> str:
@@ -49,17 +32,3 @@ def find_node(job: JobSummary, rank: int) -> str:
         last = job.ranks_per_node * len(job.nodes) - 1
         raise UsageError(f"--rank {rank}: job {job.job} has the ranks 0 to {last}")
     return job.nodes[rank // job.ranks_per_node]
-
-
-def only_since(since: datetime, on_line: LineSink) -> Callable[[str], None]:
-    """Return a sink that passes on the lines from the first event at or after a time."""
-    begun = False
-
-    def pass_on(line: str) -> None:
-        nonlocal begun
-        event = None if begun else parse_event(line)
-        begun = begun or bool(event and float(event.get("at", 0)) >= since.timestamp())
-        if begun:
-            on_line(line)
-
-    return pass_on

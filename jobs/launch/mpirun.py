@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from cluster.nodes import Cluster
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.launch.cores import CoreShare, cpu_mask
-from jobs.launch.placement import Placement, RankLayout
+from jobs.launch.placement import Placement
 from jobs.launch.plan import JobPaths, JobPlan
 from jobs.worker.batch.launch import Launch, build_argv
 from jobs.worker.batch.nodes import PARTS
-from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 from provision.install import VENV
 from provision.mpi import MPIRUN_ENV
 from provision.stacks.oneccl import environment_lookup
 from provision.stacks.stack import BINDING, Stack
 
-_END = "_END_OF_THE_LAUNCH_"
+# A node that was replaced has no folder for the job's output and no files yet.
+_SCRIPT = f"""\
+#!/bin/bash
+#SBATCH --job-name={{job}}
+#SBATCH --nodes={{nodes}}
+#SBATCH --output=/dev/null
+#SBATCH --{{requeue}}
+mkdir -p {{root}} && cd {{root}} || exit 1
+exec >> log 2>&1
+[ -d code/worker ] || \
+ssh {{launch.head}} 'cd {{root}} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | tar -xf -
+export PYTHONPATH={{code}}
+exec {{venv}}/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
+{{content}}
+_END_OF_THE_LAUNCH_
+"""
 _FIRST_WITH_NEW_NAME = "1.12"
 # Otherwise Intel MPI starts as many ranks on a node as Slurm has counted tasks, whatever -ppn says.
 _IN_QUEUE = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off"}
@@ -33,74 +44,51 @@ _PLACED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class LaunchCommand:
-    """How a job starts on as many of the nodes in ``launch`` as are ``planned``: these, if idle."""
-
-    launch: Launch
-    planned: tuple[str, ...]
-    address: str
-    """The private address of the first planned node."""
-    warnings: tuple[str, ...] = ()
-    least: int = 0
-    """The least number of nodes; 0 for all that are planned."""
-
-    @property
-    def nodes(self) -> str:
-        """The number of nodes, as the queue takes it."""
-        most = len(self.planned)
-        return f"{self.least}-{most}" if 0 < self.least < most else str(most)
-
-    @property
-    def argv(self) -> list[str]:
-        """The mpirun command on the planned nodes."""
-        return build_argv(self.launch, self.planned, self.address)
-
-    def __str__(self) -> str:
-        return shlex.join(self.argv)
-
-
-def build_launch_command(
+def build_launch(
     plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
-) -> LaunchCommand:
+) -> Launch:
     """Return how a job starts on nodes of ``cluster``, for all of which it was placed."""
-    layout = placement.ranks
-    pinned = [pinning_environment(plan, layout, shares) for shares in layout.shares]
-    each = pinned or [_unpinned(plan, layout)] * len(cluster.nodes)
+    shares = placement.shares or ((),) * len(cluster.nodes)
     lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
     program = (f"{VENV}/bin/python", "-m", plan.module)
-    planned = tuple(node.name for node in cluster.first(plan.nodes).nodes)
-    if plan.elastic and plan.elastic > len(planned):
+    planned = len(cluster.first(plan.nodes).nodes)
+    if plan.elastic and plan.elastic > planned:
         raise UsageError(
-            f"--elastic {plan.elastic}: the job starts on {counted(len(planned), 'node')}",
+            f"--elastic {plan.elastic}: the job starts on {counted(planned, 'node')}",
             hint="it is the least number of nodes with which the job goes on after a loss",
         )
-    launch = Launch(
+    return Launch(
         folder=paths.root,
         head=cluster.head.name,
         mpirun=f"{VENV}/bin/mpirun",
         program=(*program, *plan.argv),
         again=(*program, *plan.retry_argv) if plan.retry_argv else (),
-        nproc_per_node=layout.nproc_per_node,
+        nproc_per_node=placement.nproc_per_node,
         env=rank_environment(plan, placement, paths, stack),
-        pinning=dict(zip((node.name for node in cluster.nodes), each, strict=True)),
+        pinning=dict(zip((node.name for node in cluster.nodes), shares, strict=True)),
+        omp_threads=placement.omp_threads,
+        ccl=placement.backend == "ccl",
         exports={**MPIRUN_ENV, **_IN_QUEUE},
         setup=_ccl_setup(lookup) if plan.backend == "ccl" else (),
         retries=plan.retries,
-        planned_nodes=len(planned) if plan.elastic else 0,
+        planned_nodes=planned,
+        least_nodes=plan.elastic or 0,
     )
-    warnings = (*layout.warnings, *_warn_ignored(stack, placement))
-    address = cluster.head.private_ip
-    return LaunchCommand(launch, planned, address, warnings, plan.elastic or len(planned))
+
+
+def render_command(launch: Launch, address: str) -> str:
+    """Return the mpirun command of a job if the first of its nodes, with this address, is idle."""
+    return shlex.join(build_argv(launch, [*launch.pinning][: launch.planned_nodes], address))
 
 
 def _ignored(stack: Stack, placement: Placement) -> frozenset[str]:
     """Return the stack's variables about threads and cores, which the placement overrides."""
-    is_pinned = bool(placement.ranks.shares)  # not so in the published recipe
+    is_pinned = bool(placement.shares)  # not so in the published recipe
     return _PLACED & stack.environment.keys() if is_pinned else frozenset()
 
 
-def _warn_ignored(stack: Stack, placement: Placement) -> tuple[str, ...]:
+def warn_ignored(stack: Stack, placement: Placement) -> tuple[str, ...]:
+    """Return a warning if the placement overrides variables of the stack."""
     names = ", ".join(sorted(_ignored(stack, placement)))
     return (f"ignoring {names} from the stack: the placement sets them",) if names else ()
 
@@ -121,7 +109,7 @@ def rank_environment(
     env |= _openmp_environment(placement)
     if plan.backend == "ccl":
         env |= {
-            "CCL_WORKER_COUNT": str(placement.ranks.ccl_workers),
+            "CCL_WORKER_COUNT": str(placement.ccl_workers),
             "CCL_ATL_TRANSPORT": "ofi",
             # Where oneCCL's ranks meet; by default it takes the first interface that it finds.
             "CCL_KVS_IFACE": placement.interface,
@@ -133,8 +121,8 @@ def rank_environment(
 
 
 def _openmp_environment(placement: Placement) -> dict[str, str]:
-    env = {"OMP_NUM_THREADS": str(placement.ranks.omp_threads)}
-    if not placement.ranks.shares:
+    env = {"OMP_NUM_THREADS": str(placement.omp_threads)}
+    if not placement.shares:
         # As published; only Intel's OpenMP reads it.
         return env | {"KMP_HW_SUBSET": "1T"}
     if placement.iomp5:
@@ -146,34 +134,6 @@ def _openmp_environment(placement: Placement) -> dict[str, str]:
     return env | {"OMP_PROC_BIND": "false"}
 
 
-def pinning_environment(
-    plan: JobPlan, layout: RankLayout, shares: Sequence[CoreShare]
-) -> dict[str, str]:
-    """Return the environment of one node's ranks: their CPUs, and the plan that each rank checks."""
-    env = {
-        # Without 0x, Intel MPI prints an IPL2 error and chooses the pinning itself [tried].
-        "I_MPI_PIN_DOMAIN": f"[{','.join(hex(cpu_mask(share.cpus)) for share in shares)}]",
-        VARIABLE: render_plan(_place(share, layout.omp_threads) for share in shares),
-    }
-    if plan.backend == "ccl":
-        # One entry per worker of the node. "auto" would take the last CPUs of each domain:
-        # https://oneapi-src.github.io/oneCCL/general-configuration/operation-execution.html
-        workers = [str(cpu) for share in shares for cpu in share.workers]
-        env["CCL_WORKER_AFFINITY"] = ",".join(workers)
-    return env
-
-
-def _place(share: CoreShare, threads: int) -> RankPlacement:
-    memory = None if share.numa is None else f"prefer:{share.numa}"
-    return RankPlacement(format_cpus(share.cpus), threads, memory, format_cpus(share.workers))
-
-
-def _unpinned(plan: JobPlan, layout: RankLayout) -> dict[str, str]:
-    place = RankPlacement(cpus=None, threads=layout.omp_threads, memory=None)
-    env = {VARIABLE: render_plan([place] * layout.nproc_per_node)}
-    return env | {"CCL_WORKER_AFFINITY": "auto"} if plan.backend == "ccl" else env
-
-
 def _ccl_setup(lookup: str) -> tuple[str, ...]:
     """Return the lines that load oneCCL's environment from where the bindings find it."""
     return (
@@ -182,30 +142,16 @@ def _ccl_setup(lookup: str) -> tuple[str, ...]:
     )
 
 
-def render_batch_script(command: LaunchCommand, paths: JobPaths) -> str:
+def render_batch_script(launch: Launch, paths: JobPaths) -> str:
     """Return the script that the queue runs on the job's first node."""
-    options = {
-        "job-name": paths.job_id,
-        "nodes": command.nodes,
-        # A node that was replaced has no folder for it yet.
-        "output": "/dev/null",
-    }
-    root = shlex.quote(paths.root)
-    requeue = "requeue" if command.launch.retries else "no-requeue"
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *(f"#SBATCH --{name}={value}" for name, value in options.items()),
-            f"#SBATCH --{requeue}",
-            f"mkdir -p {root} && cd {root} || exit 1",
-            "exec >> log 2>&1",
-            "[ -d code/worker ] || "
-            f"ssh {command.launch.head} 'cd {root} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | "
-            "tar -xf -",
-            f"export PYTHONPATH={shlex.quote(paths.code)}",
-            f"exec {VENV}/bin/python -m worker.batch <<'{_END}'",
-            command.launch.render().decode().rstrip("\n"),
-            _END,
-            "",
-        ]
+    least, most = launch.least_nodes, launch.planned_nodes
+    return _SCRIPT.format(
+        job=paths.job_id,
+        venv=VENV,
+        nodes=f"{least}-{most}" if 0 < least < most else most,
+        requeue="requeue" if launch.retries else "no-requeue",
+        root=shlex.quote(paths.root),
+        code=shlex.quote(paths.code),
+        launch=launch,
+        content=launch.render().decode().rstrip("\n"),
     )

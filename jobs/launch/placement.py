@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from infra.errors import HostError, SprError, UsageError
 from infra.words import counted
-from jobs.launch.cores import CoreShare, core_groups, require_even_groups, share_cores
+from jobs.launch.cores import core_groups, require_even_groups, share_cores
 from jobs.launch.plan import PlacementOptions
+from jobs.worker.batch.pinning import CoreShare
 from provision.facts import HostFacts
 
 T = TypeVar("T")
@@ -19,27 +20,29 @@ T = TypeVar("T")
 _REFERENCE_PPN, _REFERENCE_THREADS, _REFERENCE_WORKERS = 2, 24, 2
 
 
-@dataclass(frozen=True)
-class RankLayout:
-    """Ranks per node, and per rank: computing threads, oneCCL's own threads, and their CPUs."""
-
-    nproc_per_node: int
-    omp_threads: int
-    ccl_workers: int
-    shares: tuple[tuple[CoreShare, ...], ...]
-    """By node, in rank order, and by local rank; empty if nothing is pinned."""
-    warnings: tuple[str, ...] = ()
+Shares = tuple[tuple[CoreShare, ...], ...]
+_Layout = tuple[int, int, Shares, list[str]]
+"""Ranks per node, threads per rank, the ranks' cores, and warnings."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the ranks run, the libraries to preload (paths), and the network interface."""
+    """Where the ranks run: ranks per node, and per rank computing threads, oneCCL's own threads, and CPUs.
 
-    ranks: RankLayout
+    ``shares`` are by node, in rank order, and by local rank; empty if nothing is pinned. ``interface`` is
+    the network interface that has the nodes' private addresses. ``tcmalloc`` and ``iomp5`` are the paths
+    of libraries to preload.
+    """
+
+    nproc_per_node: int
+    omp_threads: int
+    ccl_workers: int
+    shares: Shares
+    backend: str
     interface: str
-    """The network interface that has the nodes' private addresses."""
-    tcmalloc: str | None = None
-    iomp5: str | None = None
+    tcmalloc: str | None
+    iomp5: str | None
+    warnings: tuple[str, ...] = ()
 
 
 def plan_placement(
@@ -58,31 +61,35 @@ def plan_placement(
     workers = _workers(options, backend)
     lay_out = _as_published if options.mode == "reference" else _share_out
     interfaces = {name: _interface(name, fact, addresses[name]) for name, fact in facts.items()}
+    ppn, threads, shares, warnings = lay_out(facts, options, workers)
     return Placement(
-        ranks=lay_out(facts, options, workers),
+        nproc_per_node=ppn,
+        omp_threads=threads,
+        ccl_workers=workers,
+        shares=shares,
+        warnings=tuple(warnings),
+        backend=backend,
         interface=_common("network interface", interfaces),
         tcmalloc=_common("tcmalloc", {name: fact.tcmalloc for name, fact in facts.items()}),
         iomp5=_common("libiomp5", {name: fact.iomp5 for name, fact in facts.items()}),
     )
 
 
-def _share_out(
-    facts: Mapping[str, HostFacts], options: PlacementOptions, workers: int
-) -> RankLayout:
+def _share_out(facts: Mapping[str, HostFacts], options: PlacementOptions, workers: int) -> _Layout:
     ppn = options.nproc_per_node or _default_ppn(facts, workers)
     for name, fact in facts.items():
         _require_cores(name, len(fact.physical_cores), ppn, workers, options)
     groups = {name: require_even_groups(name, fact, ppn) for name, fact in facts.items()}
     # All groups of one node are equal.
     cores = min(len(node[0]) for node in groups.values())
-    warnings = tuple(
+    warnings = [
         f"{name} computes on {ppn * cores} of its {len(fact.physical_cores)} cores, as many as "
         "the smallest node has"
         for name, fact in facts.items()
         if ppn * cores < len(fact.physical_cores)
-    )
+    ]
     shares = tuple(share_cores(node, cores, workers) for node in groups.values())
-    return RankLayout(ppn, cores - workers, workers, shares, warnings)
+    return ppn, cores - workers, shares, warnings
 
 
 def _default_ppn(facts: Mapping[str, HostFacts], workers: int) -> int:
@@ -111,7 +118,7 @@ def _require_cores(
 
 def _as_published(
     facts: Mapping[str, HostFacts], options: PlacementOptions, workers: int
-) -> RankLayout:
+) -> _Layout:
     if options.nproc_per_node or options.ccl_workers:
         raise UsageError("--placement reference sets --ppn and --ccl-workers itself: omit them")
     busy = _REFERENCE_PPN * (_REFERENCE_THREADS + workers)
@@ -124,7 +131,7 @@ def _as_published(
         for name, fact in facts.items()
         if busy > len(fact.physical_cores)
     ]
-    return RankLayout(_REFERENCE_PPN, _REFERENCE_THREADS, workers, (), tuple(warnings))
+    return _REFERENCE_PPN, _REFERENCE_THREADS, (), warnings
 
 
 def _workers(options: PlacementOptions, backend: str) -> int:

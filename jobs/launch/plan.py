@@ -60,8 +60,6 @@ class JobPlan:
     """What this kind of job adds to its record."""
     gather_output: bool = False
     """Fetch the workers' output folders too, each into a folder named after its node."""
-    stop_seconds: int = STOP_SECONDS
-    """Time for a job to save a checkpoint after a request to stop."""
     resume_command: tuple[str, ...] = ()
     """The command that resumes this kind of job, up to the job's ID; empty if it can't be resumed."""
     resumed_job: str = ""
@@ -72,10 +70,6 @@ class JobPlan:
     """With how many nodes at least the job goes on after a loss; ``None`` for as many as before."""
     retry_argv: tuple[str, ...] = ()
     """The arguments of later attempts, if they differ: they resume the job instead of starting over."""
-
-    @property
-    def recorded_command(self) -> tuple[str, ...]:
-        return self.command or ("python", "-m", self.module, *self.argv)
 
 
 def new_job_id(kind: str, now: datetime) -> str:
@@ -115,18 +109,14 @@ class JobPaths:
         return f"{self.root}/output"
 
     @property
-    def manifest(self) -> str:
-        return f"{self.root}/{MANIFEST}"
-
-    @property
-    def script(self) -> str:
-        """The job's batch script."""
-        return f"{self.root}/{SCRIPT}"
+    def record(self) -> str:
+        """What the job was submitted with."""
+        return f"{self.root}/{RECORD}"
 
     @property
     def new_script(self) -> str:
-        """The batch script as this process writes it, before it becomes :attr:`script`."""
-        return f"{self.script}.{_SUFFIX}"
+        """The batch script as this process writes it, before it becomes ``run.sh``."""
+        return f"{self.root}/run.sh.{_SUFFIX}"
 
     @property
     def log(self) -> str:
@@ -143,14 +133,9 @@ class JobPaths:
         return f"{self.root}/{END}"
 
     @property
-    def gather(self) -> str:
-        """Present if the workers' output is to be fetched, too."""
-        return f"{self.root}/{GATHER}"
-
-    @property
     def fetched(self) -> str:
         """Marks that the output up to its time was fetched, for :mod:`cluster.losses`."""
         return f"{self.root}/fetched"
 
 
-MANIFEST, SCRIPT, GATHER = "start.json", "run.sh", "gather"
+RECORD = "job.json"

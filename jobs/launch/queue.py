@@ -1,22 +1,18 @@
-"""How a job gets onto the nodes: the protocol, and its implementation by the cluster's Slurm queue.
-
-Another way to start jobs is another implementation of :class:`Launcher`.
-"""
+"""How a job gets onto the nodes: through the cluster's Slurm queue."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
 from jobs.launch.ending import FAILED, JobEnd, parse_end
 from jobs.launch.head_program import render_program
 from jobs.launch.history import list_jobs
-from jobs.launch.mpirun import LaunchCommand, render_batch_script
+from jobs.launch.mpirun import render_batch_script
 from jobs.launch.plan import JobPaths
+from jobs.worker.batch.launch import Launch
 from provision.host import Host, LineSink
 
 # Counted from the job's start: the longest that a laptop sleeps or a job runs.
@@ -30,7 +26,7 @@ cd {root} || exit
 rm -f log begin.json end.json cancelled
 touch log
 # With it, the job starts again after the loss of the head.
-take="cd {root} && rm -f end.json cancelled && cat > run.sh.new && mv run.sh.new run.sh"
+take="mkdir -p {root} && cd {root} && rm -f end.json cancelled && cat > run.sh.new && mv run.sh.new run.sh"
 export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new}'
 mv {new} run.sh && sbatch --parsable run.sh
 """
@@ -60,42 +56,19 @@ true
 """
 
 
-class Launcher(Protocol):
-    """Starts jobs on a cluster, and watches and ends them. ``flags`` name it in messages."""
-
-    @property
-    def flags(self) -> str: ...
-
-    def submit(self, command: LaunchCommand, paths: JobPaths) -> None:
-        """Have a job run as soon as its nodes are free, whatever becomes of this process."""
-
-    def follow(self, paths: JobPaths, on_line: LineSink, on_wait: LineSink) -> JobEnd:
-        """Pass on the job's output line by line until it ends; ``on_wait`` gets why it does not run yet."""
-
-    def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
-        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the nodes out of reach."""
-
-    def disconnect(self) -> None:
-        """Drop the connection that follows a job, so that others can be made."""
-
-    def why_gone(self) -> str:
-        """Return why the jobs' machine will never answer again; "" if it may."""
-
-
-LauncherFactory = Callable[[Host, str], Launcher]
-"""Takes the head, and the options that name the cluster."""
-
-
 @dataclass(frozen=True)
 class SlurmLauncher:
-    """Runs jobs through the queue of the cluster's head."""
+    """Runs jobs through the queue of the cluster's head. ``flags`` name the cluster in messages."""
 
     head: Host
     flags: str = ""
 
-    def submit(self, command: LaunchCommand, paths: JobPaths) -> None:
-        """One folder may see several runs, one after another, such as the trials of ``tune``."""
-        self.head.put(render_batch_script(command, paths).encode(), paths.new_script, 0o700)
+    def submit(self, launch: Launch, paths: JobPaths) -> None:
+        """Have a job run as soon as its nodes are free, whatever becomes of this process.
+
+        One folder may see several runs, one after another, such as the trials of ``tune``.
+        """
+        self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
         script = _SUBMIT.format(root=paths.root, new=paths.new_script)
         done = self.head.run(script, check=False)
         if done.exit_code:
@@ -106,10 +79,11 @@ class SlurmLauncher:
             )
 
     def follow(self, paths: JobPaths, on_line: LineSink, on_wait: LineSink) -> JobEnd:
-        """The job survives a broken connection; following continues at the next line.
+        """Pass on a job's output line by line until it ends; ``on_wait`` gets why it does not run yet.
 
-        Raises :class:`JobError` if the head is gone for good, :class:`HostKeyError` if another
-        machine answers at its address.
+        The job survives a broken connection; following continues at the next line. Raises
+        :class:`JobError` if the head is gone for good, :class:`HostKeyError` if another machine answers
+        at its address.
         """
         seen, mark = 0, f"@queue-{secrets.token_hex(4)} "
 
@@ -122,8 +96,8 @@ class SlurmLauncher:
             on_line(line)
 
         def watch() -> bool | None:
-            where = (paths.root, paths.job_id, str(seen + 1), mark)
-            program = render_program("following a job", "following.py", *where)
+            what = (paths.root, "log", paths.job_id, str(seen + 1), mark)
+            program = render_program("following a job", "following.py", *what)
             try:
                 self.head.run(program, timeout_s=None, on_line=take)
             except HostKeyError:
@@ -146,9 +120,8 @@ class SlurmLauncher:
         end = parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)
         if end is None:
             found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
-            if found and found[0].state == FAILED:  # its first node, which writes that, is lost
-                job = found[0]
-                return JobEnd(FAILED, nodes=job.nodes, host=job.host, message=job.message)
+            if found and found[0].state == FAILED:
+                return found[0]  # its first node, which writes its end, is lost
             state = found[0].state if found else "gone"
             raise JobError(
                 f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
@@ -157,8 +130,7 @@ class SlurmLauncher:
         return end
 
     def _require_head(self, paths: JobPaths) -> None:
-        gone = self.why_gone()
-        if gone:
+        if gone := self.head.why_gone():
             raise JobError(
                 f"job {paths.job_id} ended with its head node: {gone}",
                 hint=f"`spr-cluster repair {self.flags}` makes a worker the head, where a job with "
@@ -166,12 +138,7 @@ class SlurmLauncher:
             )
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
+        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the nodes out of reach."""
         script = _CANCEL.format(root=paths.root, job=paths.job_id, polls=5 * grace_s)
         done = self.head.run(script, check=False, timeout_s=grace_s + _KILL_S)
         return tuple(sorted(set(done.stdout.split())))
-
-    def disconnect(self) -> None:
-        self.head.close()
-
-    def why_gone(self) -> str:
-        return self.head.why_gone()

@@ -1,19 +1,21 @@
-"""The record of a job, kept with its results: ``job.json``."""
+"""The record of a job, kept in its folder on the nodes and with its results: ``job.json``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from infra.errors import UsageError
+from pydantic import PositiveInt
+
+from infra.errors import JobError, UsageError
 from infra.files import parse_as, read_object, read_text
 from jobs.launch.ending import JobEnd
 from jobs.launch.placement import Placement
-
-FILE = "job.json"
+from jobs.launch.plan import RECORD, JobPaths, PlacementOptions
+from provision.host import Host
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,10 @@ class JobRecord:
     Times are ISO 8601 in UTC; ``when`` is that of the submission, ``seconds`` is how long the job ran.
     ``ended``, ``seconds``, and ``exit_code`` are ``None`` until the job ends, and ``state`` is empty.
     ``nodes`` are all that the job may use, and once it has ended, those that it used, like the
-    ``placement``. ``more`` holds what this kind of job adds.
+    ``placement``. It begins on ``nnodes`` of them. ``options`` and ``env`` are what the user chose, and
+    what this kind of job sets for its ranks. ``resumable`` says whether it can go on from a checkpoint,
+    ``gather_output`` whether the workers' output is fetched, too.
+    ``more`` holds what this kind of job adds.
     """
 
     job: str
@@ -52,7 +57,12 @@ class JobRecord:
     argv: tuple[str, ...]
     mpirun: str
     nodes: tuple[Mapping[str, str], ...]
-    placement: Mapping[str, Any]
+    nnodes: PositiveInt
+    placement: Placement
+    options: PlacementOptions
+    env: Mapping[str, str]
+    resumable: bool
+    gather_output: bool
     stack: str
     packages: tuple[str, ...]
     when: str
@@ -64,21 +74,18 @@ class JobRecord:
 
     def ended_as(self, end: JobEnd) -> JobRecord:
         """Return the record with how and where the job ended, by the head's clock."""
+        places = [n for n, node in enumerate(self.nodes) if node["name"] in end.nodes]
+        shares = self.placement.shares
+        used = tuple(shares[n] for n in places) if shares and places else shares
         return replace(
-            self.on(end.nodes or [node["name"] for node in self.nodes]),
+            self,
+            nodes=tuple(self.nodes[n] for n in places) or self.nodes,
+            placement=replace(self.placement, shares=used),
             ended=end.ended.isoformat(timespec="seconds") if end.ended else None,
             seconds=end.seconds,
             exit_code=end.exit_code,
             state=end.state,
         )
-
-    def on(self, names: Sequence[str]) -> JobRecord:
-        """Return the record of the job on some of the nodes that it may use."""
-        at = [place for place, node in enumerate(self.nodes) if node["name"] in names]
-        shares = self.placement["shares"]
-        chosen = [shares[place] for place in at] if shares else shares
-        placement = {**self.placement, "shares": chosen}
-        return replace(self, nodes=tuple(self.nodes[place] for place in at), placement=placement)
 
     def render(self) -> str:
         """Return the content of ``job.json``."""
@@ -86,10 +93,26 @@ class JobRecord:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
+def read_record(head: Host, paths: JobPaths) -> JobRecord:
+    """Read a job's record on the head. Raises :class:`JobError` if it is damaged."""
+    try:
+        return parse_as(JobRecord, head.run(f"cat {paths.record}").stdout, paths.record)
+    except UsageError as error:
+        raise JobError(f"the job's record on node0 can't be read: {error.message}") from error
+
+
+def write_record(folder: Path, record: JobRecord) -> None:
+    """Write a record into a results folder, in one piece."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{RECORD}.partial"
+    partial.write_text(record.render(), encoding="utf-8")
+    partial.replace(folder / RECORD)
+
+
 def read_job_id(folder: Path) -> str:
     """Return the ID of the job whose results are in a folder; "" if there is no record."""
     try:
-        return str(read_object(folder / FILE)["job"])
+        return str(read_object(folder / RECORD)["job"])
     except (UsageError, KeyError):
         return ""
 
@@ -97,56 +120,16 @@ def read_job_id(folder: Path) -> str:
 def complete_record(folder: Path, text: str) -> None:
     """Add the content of ``end.json``, if there is one, to a record that was fetched."""
     try:
-        record = parse_as(JobRecord, read_text(folder / FILE), str(folder / FILE))
+        record = parse_as(JobRecord, read_text(folder / RECORD), str(folder / RECORD))
         end = parse_as(JobEnd, text, "end.json") if text.strip() else None
     except UsageError:
         return  # of an earlier release
     if end and not record.state:
-        Recorder(folder, record).end(end)
+        write_record(folder, record.ended_as(end))
 
 
 def write_job_id(folder: Path, job: str) -> None:
     """Write whose results are in a folder, unless the job's record is there."""
-    if not (folder / FILE).exists():
+    if not (folder / RECORD).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_text(json.dumps({"job": job}) + "\n", encoding="utf-8")
-
-
-def describe_placement(placement: Placement, backend: str) -> dict[str, Any]:
-    """Return ranks, threads, and cores as the record holds them."""
-    ranks = placement.ranks
-    return {
-        "nproc_per_node": ranks.nproc_per_node,
-        "omp_threads": ranks.omp_threads,
-        "ccl_workers": ranks.ccl_workers,
-        "pinned": bool(ranks.shares),
-        "shares": [[asdict(share) for share in node] for node in ranks.shares],
-        "backend": backend,
-        "interface": placement.interface,
-    }
-
-
-@dataclass(frozen=True)
-class Recorder:
-    """Writes a job's record into its results folder, if it has one, at its start and its end."""
-
-    folder: Path | None
-    record: JobRecord
-
-    def begin(self) -> None:
-        """Write the record now, so that it exists even if this machine dies."""
-        self._write(self.record)
-
-    def end(self, end: JobEnd) -> JobRecord:
-        """Add how and where the job ended."""
-        done = self.record.ended_as(end)
-        self._write(done)
-        return done
-
-    def _write(self, record: JobRecord) -> None:
-        if self.folder is None:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / f".{FILE}.partial"
-        partial.write_text(record.render(), encoding="utf-8")
-        partial.replace(self.folder / FILE)
+        (folder / RECORD).write_text(json.dumps({"job": job}) + "\n", encoding="utf-8")

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -23,18 +23,24 @@ from jobs.launch.follow import (
     Event,
     JobOutput,
     explain,
-    follow_job,
     how_to_come_back,
-    stop_and_say,
+    note_silence,
+    stop_job,
 )
 from jobs.launch.history import list_jobs
-from jobs.launch.manifest import JobManifest
-from jobs.launch.mpirun import LaunchCommand, build_launch_command
+from jobs.launch.mpirun import build_launch, render_command, warn_ignored
 from jobs.launch.placement import Placement, plan_placement
-from jobs.launch.plan import GATHER, MANIFEST, JobPaths, JobPlan, PlacementOptions, new_job_id
-from jobs.launch.queue import Launcher, LauncherFactory, SlurmLauncher
-from jobs.launch.record import FILE as RECORD
-from jobs.launch.record import CloudInfo, JobRecord, Recorder, describe_placement
+from jobs.launch.plan import (
+    RECORD,
+    STOP_SECONDS,
+    JobPaths,
+    JobPlan,
+    PlacementOptions,
+    new_job_id,
+)
+from jobs.launch.queue import SlurmLauncher
+from jobs.launch.record import CloudInfo, JobRecord, write_record
+from jobs.worker.batch.launch import Launch
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host, on_all
 from provision.stacks.stack import Stack
@@ -56,7 +62,6 @@ class JobContext:
     progress: Progress = field(default_factory=Silent)
     on_event: Callable[[Event], None] = _ignore
     on_log: Callable[[str], None] = _ignore
-    make_launcher: LauncherFactory = SlurmLauncher
     detach: bool = False
     """Leave the job to the cluster as soon as it is in the queue."""
     outcome: Outcome = field(default_factory=Outcome)
@@ -84,24 +89,18 @@ class DetachedError(Exception):
         self.job, self.flags = job, flags
 
 
-@dataclass(frozen=True)
-class SubmittedJob:
-    """A job in the queue: how it starts, and its record."""
-
-    plan: JobPlan
-    command: LaunchCommand
-    recorder: Recorder
-
-
 @dataclass
 class JobSession:
     """A complete cluster on which jobs can run. ``paths`` are those of the job's folder."""
 
     context: JobContext
-    head: Host
-    launcher: Launcher
+    launcher: SlurmLauncher
     paths: JobPaths
     _facts: dict[str, HostFacts] = field(default_factory=dict)
+
+    @property
+    def head(self) -> Host:
+        return self.launcher.head
 
     def facts(self) -> dict[str, HostFacts]:
         """Return the facts of the nodes by name. Each node is inspected once."""
@@ -118,69 +117,67 @@ class JobSession:
         Raises :class:`UsageError`.
         """
         addresses = {node.name: node.private_ip for node in self.context.cluster.nodes}
-        return plan_placement(self.facts(), addresses, options, backend)
+        found = plan_placement(self.facts(), addresses, options, backend)
+        ignored = warn_ignored(self.context.stack, found)
+        return replace(found, warnings=(*found.warnings, *ignored))
 
     def place(self, plan: JobPlan, placement: Placement | None = None) -> None:
         """Send the plan's files and the worker code to the nodes."""
         if plan.resumed_job:
-            # A node that was replaced has no files.
-            files.place_again(self.head, self.paths)
-            return
+            return  # its first node sends them to those that were replaced
         if plan.sends:
             self.context.progress.note(f"sending {plan.sends}")
         sent: dict[str, Path | bytes] = {**files.worker_files(), **plan.files, "output/.keep": b""}
-        if plan.gather_output:
-            sent[GATHER] = b""
         if placement:
             sent[RECORD] = self._record(plan, placement).render().encode()
-        if plan.resume_command and placement:
-            sent[MANIFEST] = self._manifest(plan, placement).render()
         files.place_files(self.head, self.paths, sent)
 
-    def _manifest(self, plan: JobPlan, placement: Placement) -> JobManifest:
-        nodes = len(self.context.cluster.first(plan.nodes).nodes)
-        per_node = placement.ranks.nproc_per_node
-        return JobManifest(plan.argv, nodes, per_node, plan.placement, plan.env)
-
-    def command(self, plan: JobPlan, placement: Placement) -> LaunchCommand:
+    def launch(self, plan: JobPlan, placement: Placement) -> Launch:
         """Return how a job starts. Raises :class:`UsageError` if the cluster has too few nodes."""
         context = self.context
-        return build_launch_command(plan, placement, self.paths, context.cluster, context.stack)
+        return build_launch(plan, placement, self.paths, context.cluster, context.stack)
 
-    def submit(self, plan: JobPlan, placement: Placement) -> SubmittedJob:
-        """Put a job whose files are placed into the queue, and write its record."""
-        command = self.command(plan, placement)
-        recorder = Recorder(plan.results, self._record(plan, placement))
-        recorder.begin()
-        self.launcher.submit(command, self.paths)
-        return SubmittedJob(plan, command, recorder)
+    def submit(self, plan: JobPlan, placement: Placement) -> JobRecord:
+        """Put a job whose files are placed into the queue. Returns its record, kept with its results."""
+        record = self._record(plan, placement)
+        if plan.results:
+            write_record(plan.results, record)
+        self.launcher.submit(self.launch(plan, placement), self.paths)
+        return record
 
-    def follow(self, job: SubmittedJob, *, quiet: bool = False) -> JobResult:
+    def follow(self, plan: JobPlan, record: JobRecord, *, quiet: bool = False) -> JobResult:
         """Show a job until it ends; a failure is a result, too. ``quiet`` does not show its log."""
-        context = self.context
-        output = JobOutput(context.on_event, context.on_log, quiet)
-        for line in (*(f"warning: {text}" for text in job.command.warnings), f"$ {job.command}"):
-            if not quiet:
-                output.show(line)
-        end = follow_job(self.launcher, self.paths, output)
-        name, results = self.paths.job_id, job.plan.results
-        context.outcome.end(name, end, results)
-        with files.say_how_to_fetch(name, results or Path(), context.cluster.flags):
-            record = job.recorder.end(end)
-        return JobResult(record, end, output, job.plan)
+        output = JobOutput(self.context.on_event, self.context.on_log, quiet)
+        warnings = (f"warning: {text}" for text in record.placement.warnings)
+        for line in () if quiet else (*warnings, f"$ {record.mpirun}"):
+            output.show(line)
+        end = self.watch(output, plan.results)
+        return JobResult(record.ended_as(end), end, output, plan)
 
-    def follow_or_stop(self, job: SubmittedJob, *, quiet: bool = False) -> JobResult:
-        """Show a job of which nobody else needs the result: Ctrl-C ends it."""
+    def watch(self, output: JobOutput, results: Path | None) -> JobEnd:
+        """Pass on a job's output until it ends. Its results will be in the folder ``results``.
+
+        Ctrl-C ends only that; if the job has no such folder, nobody else needs its result, so it ends, too.
+        """
+        job, on_log = self.paths.job_id, self.context.on_log
         try:
-            return self.follow(job, quiet=quiet)
-        except HangupError:
+            with note_silence(output):
+                end = self.launcher.follow(self.paths, output.add_line, output.note_waiting)
+        except KeyboardInterrupt as interrupt:
+            self.head.close()
+            if results:
+                with suppress(OSError):
+                    on_log(how_to_come_back(job, self.context.cluster.flags))
+            elif not isinstance(interrupt, HangupError):
+                stop_job(self.launcher, self.paths, STOP_SECONDS, on_log)
             raise
-        except KeyboardInterrupt:
-            stop_and_say(self.launcher, self.paths, job.plan.stop_seconds, self.context.on_log)
-            raise
+        outcome = self.context.outcome
+        outcome.job, outcome.state, outcome.results = job, end.state, results
+        return end
 
     def _record(self, plan: JobPlan, placement: Placement) -> JobRecord:
-        context, argv = self.context, plan.recorded_command
+        context = self.context
+        argv = plan.command or ("python", "-m", plan.module, *plan.argv)
         cluster, stack = context.cluster, context.stack
         return JobRecord(
             job=self.paths.job_id,
@@ -189,105 +186,106 @@ class JobSession:
             **asdict(context.cloud),
             command=shlex.join(argv),
             argv=argv,
-            mpirun=str(self.command(plan, placement)),
+            mpirun=render_command(self.launch(plan, placement), cluster.head.private_ip),
             nodes=tuple(node.as_dict() for node in cluster.nodes),
-            placement=describe_placement(placement, plan.backend),
+            nnodes=len(cluster.first(plan.nodes).nodes),
+            placement=placement,
+            options=plan.placement,
+            env=plan.env,
+            resumable=bool(plan.resume_command),
+            gather_output=plan.gather_output,
             stack=stack.name,
             packages=stack.python_packages,
             when=context.now.isoformat(timespec="seconds"),
             more=plan.details,
         )
 
-    def bring_home(self, plan: JobPlan) -> None:
-        """Fetch the job's output, log, and metrics into the plan's results folder."""
-        assert plan.results is not None
+    def bring_home(self, results: Path) -> None:
+        """Fetch the job's output, log, and metrics into a folder."""
         context = self.context
-        flags = context.cluster.flags
-        missing = files.fetch(self.head, self.paths, plan.results, context.on_log, flags)
-        context.outcome.come_home(missing)
+        with context.progress.phase("Fetch the results"):
+            flags, outcome = context.cluster.flags, context.outcome
+            outcome.missing = files.fetch(self.head, self.paths, results, context.on_log, flags)
+            outcome.is_home = not outcome.missing
 
-    def checkpoint(self) -> str:
-        """Return the name of the job's newest checkpoint, "" if there is none."""
-        return {job.job: job.checkpoint for job in list_jobs(self.head)}.get(self.paths.job_id, "")
-
-    def how_to_resume(self, plan: JobPlan) -> str:
+    def how_to_resume(
+        self, command: Sequence[str], results: Path | None, checkpoint: str | None
+    ) -> str:
         """Return one line that names the checkpoint and the command that resumes the job."""
         job = self.paths.job_id
-        words = [*plan.resume_command, job, *self.context.cluster.flags.split()]
-        if plan.results and plan.results != Path("results", job):
-            words += ["--results", str(plan.results)]
-        kept = self.checkpoint()
-        state = f"checkpoint {kept} is saved" if kept else "there is no checkpoint yet"
+        words = [*command, job, *self.context.cluster.flags.split()]
+        if results and results != Path("results", job):
+            words += ["--results", str(results)]
+        state = f"checkpoint {checkpoint} is saved" if checkpoint else "there is no checkpoint yet"
         return f"{state}; to resume the job: {shlex.join(words)}"
 
 
-PlanBuilder = Callable[[JobSession], JobPlan]
-
-
-def open_session(context: JobContext, job_id: str) -> JobSession:
-    """Open a session for one job folder. Raises :class:`JobError` if nodes are missing."""
+def open_session(context: JobContext, job_id: str = "", *, starts: bool = True) -> JobSession:
+    """Open a session for one job folder. To start a job, raises :class:`JobError` if nodes are missing."""
     head = context.open_host(context.cluster.head)
-    _require_all_nodes(context.cluster)
-    launcher = context.make_launcher(head, context.cluster.flags)
-    return JobSession(context, head, launcher, JobPaths(job_id))
+    if starts:
+        _require_all_nodes(context.cluster)
+    return JobSession(context, SlurmLauncher(head, context.cluster.flags), JobPaths(job_id))
 
 
-def run_job(context: JobContext, kind: str, build_plan: PlanBuilder) -> JobResult:
+def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) -> JobResult:
     """Run one job from its plan to its results.
 
     ``build_plan`` is called with a complete cluster, so a plan may depend on what its nodes are.
     Raises :class:`JobError` if the job fails, :class:`DetachedError` if it is not to be followed.
-    Ctrl-C ends only the following.
+    See :meth:`JobSession.watch` for Ctrl-C.
     """
-    job_id = new_job_id(kind, context.now)
     with context.progress.phase("Prepare the job"):
-        session = open_session(context, job_id)
+        session = open_session(context)
         plan = build_plan(session)
-        if plan.resumed_job:
-            session.paths = JobPaths(plan.resumed_job)
+        session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
         context.progress.note(session.paths.job_id)
         placement = session.plan_placement(plan.placement, plan.backend)
         session.place(plan, placement)
-        job = session.submit(plan, placement)
+        record = session.submit(plan, placement)
     if context.detach:
         raise DetachedError(session.paths.job_id, context.cluster.flags)
     nodes = len(context.cluster.first(plan.nodes).nodes)
     with context.progress.phase(f"{plan.title} on {counted(nodes, 'node')}"):
-        if plan.results:
-            with say_how_to_come_back(context, session.paths):
-                result = session.follow(job)
-        else:
-            result = session.follow_or_stop(job)
+        result = session.follow(plan, record)
     if plan.results:
-        with context.progress.phase("Fetch the results"):
-            session.bring_home(plan)
-    _require_success(session, plan, result)
+        session.bring_home(plan.results)
+    _require_success(session, result.end, result.output, plan.results, plan.resume_command)
     return result
 
 
-@contextmanager
-def say_how_to_come_back(context: JobContext, paths: JobPaths) -> Iterator[None]:
-    """After Ctrl-C, or when the terminal is closed, say how to see and how to end the job that goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        with suppress(OSError):
-            context.on_log(how_to_come_back(paths.job_id, context.cluster.flags))
-        raise
+def attach(context: JobContext, job: str, results: Path) -> JobEnd:
+    """Show the output, from its beginning, of a job that another command submitted; fetch its results.
+
+    Raises :class:`JobError` if it fails. Ctrl-C ends only the following.
+    """
+    session = open_session(context, job, starts=False)
+    output = JobOutput(context.on_event, context.on_log)
+    with context.progress.phase(f"Follow {job}"):
+        end = session.watch(output, results)
+    session.bring_home(results)
+    _require_success(session, end, output, results)
+    return end
 
 
-def _require_success(session: JobSession, plan: JobPlan, result: JobResult) -> None:
-    job, end = session.paths.job_id, result.end
+def _require_success(
+    session: JobSession,
+    end: JobEnd,
+    output: JobOutput,
+    results: Path | None,
+    resume: Sequence[str] = (),
+) -> None:
     if end.state == SUCCEEDED:
         return
-    if end.state == CANCELLED:
-        hint = session.how_to_resume(plan) if plan.resume_command else None
+    job, cancelled = session.paths.job_id, end.state == CANCELLED
+    hint = f"the whole log is {results / 'log' if results else f'{session.paths.log} on node0'}"
+    if resume:
+        kept = next((at.checkpoint for at in list_jobs(session.head) if at.job == job), None)
+        how = session.how_to_resume(resume, results, kept)
+        hint = how if cancelled else f"{hint}; {how}" if kept else hint
+    if cancelled:
         raise JobError(f"job {job} was cancelled", hint=hint)
-    log = f"{plan.results / 'log'}" if plan.results else f"{session.paths.log} on node0"
-    hint = f"the whole log is {log}"
-    if plan.resume_command and session.checkpoint():
-        hint += f"; {session.how_to_resume(plan)}"
-    raise explain(end, result.output, hint)
+    raise explain(end, output, hint)
 
 
 def _require_all_nodes(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from infra.errors import JobError, UsageError
 from infra.files import parse_as, read_text
 from infra.words import counted
 from jobs.launch.files import upload_archive, worker_files
-from jobs.launch.history import check_job_id, choose_job, list_jobs, newest_model
+from jobs.launch.history import choose_job, list_jobs
 from jobs.launch.plan import JobPaths
 from jobs.train.request import expand_home
 from jobs.worker.runtime.errors import WorkerError
@@ -146,9 +146,11 @@ def answer_on_head(
 def _model_on_head(head: Host, job: str | None) -> str:
     jobs = list_jobs(head)
     if job is None:
-        found = newest_model(jobs)
+        having = [each for each in jobs if each.has_model]
+        if not having:
+            raise JobError("no job on this cluster has a model", hint="`train squad` trains one")
+        found = having[-1]
     else:
-        check_job_id(job)
         found = choose_job(jobs, job)
         if not found.has_model:
             raise UsageError(f"job {job} has no model: it is {found.state}")

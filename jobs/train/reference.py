@@ -155,7 +155,7 @@ def train_reference(context: JobContext, request: ReferenceRequest) -> dict[str,
 
     nodes = len(context.cluster.first(request.nodes).nodes)
     plan = plan_reference(request, context.stack, nodes)
-    done = run_job(replace(context, on_log=listen), plan.kind, lambda _: plan).record
+    done = run_job(replace(context, on_log=listen), lambda _: plan).record
     if request.smoke:
         return {
             "recipe": "reference",
@@ -190,7 +190,7 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
             f"{SCRIPT} succeeded, but left no training results in {folder}",
             hint=f"the whole log is {folder.parent / 'log'}",
         )
-    each = int(job.placement["nproc_per_node"])
+    each = job.placement.nproc_per_node
     history = _read(folder / "trainer_state.json").get("log_history")
     rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
     seconds = {"train": found["train_runtime"], "evaluate": found.get("eval_runtime")}
@@ -210,7 +210,7 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
             {"rank": rank, "hostname": job.nodes[rank // each]["name"]}
             for rank in range(each * len(job.nodes))
         ],
-        "backend": job.placement["backend"] if each * len(job.nodes) > 1 else "none",
+        "backend": job.placement.backend if each * len(job.nodes) > 1 else "none",
         "dtype": "bf16" if "--bf16" in job.argv else "fp32",
         "batch_size_per_rank": preset.batch_size,
         "epochs": preset.epochs,

@@ -9,9 +9,9 @@ from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.words import counted
-from jobs.launch.history import choose_unfinished, list_jobs
-from jobs.launch.manifest import JobManifest, read_manifest
+from jobs.launch.history import JobSummary, choose_job, list_jobs
 from jobs.launch.plan import JobPaths, JobPlan
+from jobs.launch.record import JobRecord, read_record
 from jobs.launch.session import JobContext, JobSession, run_job
 from jobs.train.request import check_results, require_able_stack
 from jobs.train.train import plan_options, read_results
@@ -38,7 +38,7 @@ def resume(context: JobContext, request: ResumeRequest) -> tuple[dict[str, Any],
     Raises :class:`UsageError` if the job can't be resumed, :class:`JobError` if it fails.
     """
     require_able_stack(context.stack)
-    done = run_job(context, "squad", lambda session: _plan_resumed(session, request))
+    done = run_job(context, lambda session: _plan_resumed(session, request))
     return read_results(done), done.plan.results or Path()
 
 
@@ -48,41 +48,71 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     paths = JobPaths(found.job)
     results = request.results or Path("results", found.job)
     check_results(results, found.job)
-    manifest = read_manifest(session.head, paths)
+    record = read_record(session.head, paths)
     nodes = len(cluster.nodes)
-    if nodes > manifest.nnodes and request.nproc_per_node is None:
-        log(f"using {counted(manifest.nnodes, 'node')} of {nodes}, as before")
-        nodes = manifest.nnodes
-    plan = plan_again(manifest, request, nodes, found.job)
+    if nodes > record.nnodes and request.nproc_per_node is None:
+        log(f"using {counted(record.nnodes, 'node')} of {nodes}, as before")
+        nodes = record.nnodes
+    plan = plan_again(record, request, nodes, found.job)
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
     return replace(plan, results=results, resumed_job=found.job)
 
 
-def plan_again(manifest: JobManifest, request: ResumeRequest, nodes: int, job: str) -> JobPlan:
+def choose_unfinished(jobs: tuple[JobSummary, ...], job_id: str | None, cluster: str) -> JobSummary:
+    """Return the training job with that ID; by default the last unfinished one.
+
+    One with a checkpoint is preferred. Raises :class:`UsageError` if there is none, or it has nothing
+    left to do, or it is not over.
+    """
+    unfinished = [job for job in jobs if job.unfinished and not job.is_active]
+    if job_id is None and unfinished:
+        # A job that failed in its first seconds must not hide hours of work.
+        return ([job for job in unfinished if job.checkpoint] or unfinished)[-1]
+    if job_id is None:
+        raise UsageError(
+            f"no unfinished training job on cluster {cluster}",
+            hint="`train squad` without --resume starts one",
+        )
+    found = choose_job(jobs, job_id)
+    if found.is_active:
+        raise UsageError(
+            f"job {job_id} is {found.state}", hint=f"to follow it: spr-cluster attach {job_id}"
+        )
+    if not found.unfinished:
+        raise UsageError(
+            f"job {job_id} has nothing to resume: it is finished, or not a training job"
+        )
+    return found
+
+
+def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) -> JobPlan:
     """Return the job's plan on ``nodes`` nodes. Raises :class:`UsageError` if the ranks change. Pure."""
-    per_node = request.nproc_per_node or manifest.nproc_per_node
-    if nodes * per_node != manifest.world_size:
-        fitting, rest = divmod(manifest.world_size, nodes)
+    before = record.placement.nproc_per_node
+    ranks = record.nnodes * before
+    per_node = request.nproc_per_node or before
+    if nodes * per_node != ranks:
+        fitting, rest = divmod(ranks, nodes)
         ppn = f"--ppn {fitting}, or " if not rest and fitting else ""
         raise UsageError(
-            f"job {job} has {counted(manifest.world_size, 'rank')} ({manifest.nproc_per_node} on each of "
-            f"{counted(manifest.nnodes, 'node')}), and this cluster would run {nodes * per_node} "
+            f"job {job} has {counted(ranks, 'rank')} ({before} on each of "
+            f"{counted(record.nnodes, 'node')}), and this cluster would run {nodes * per_node} "
             f"({per_node} on each of {nodes})",
-            hint=f"use {ppn}a cluster of {counted(manifest.nnodes, 'node')} (`up --nodes "
-            f"{manifest.nnodes}`), or start a new job without --resume",
+            hint=f"use {ppn}a cluster of {counted(record.nnodes, 'node')} (`up --nodes "
+            f"{record.nnodes}`), or start a new job without --resume",
         )
-    plan = plan_options(options_again(manifest, request), offline=bool(manifest.env))
-    placement = replace(manifest.placement, nproc_per_node=per_node)
+    plan = plan_options(options_again(record, request), offline=bool(record.env))
+    placement = replace(record.options, nproc_per_node=per_node)
     return replace(plan, placement=placement, nodes=nodes, retries=request.retries)
 
 
-def options_again(manifest: JobManifest, request: ResumeRequest) -> TrainOptions:
+def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
     """Return the job's options with the requested changes."""
     try:
-        return replace(parse_argv(manifest.argv), **{**(request.changes or {}), "resume": True})
+        # After python -m worker.squad.
+        return replace(parse_argv(record.argv[3:]), **{**(request.changes or {}), "resume": True})
     except ValueError as error:
         raise UsageError(str(error)) from None
     except SystemExit:  # argparse has named the word
         raise JobError(
-            f"the options of the job's record are not those of this release: {' '.join(manifest.argv)}"
+            f"the options of the job's record are not those of this release: {' '.join(record.argv)}"
         ) from None

@@ -35,7 +35,7 @@ def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
     def build(session: JobSession) -> JobPlan:
         return plan_training(_with_tuned(session, request), context.stack)
 
-    return read_results(run_job(context, "squad", build))
+    return read_results(run_job(context, build))
 
 
 def read_results(done: JobResult) -> dict[str, Any]:
@@ -77,7 +77,6 @@ def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
         # Without requests to the hub, it can't delay or fail a job that needs nothing from it.
         env={"HF_HUB_OFFLINE": "1"} if offline else {},
         details={"recipe": "fast"},
-        stop_seconds=CHECKPOINT_SECONDS,
         resume_command=RESUME,
     )
 

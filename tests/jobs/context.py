@@ -14,10 +14,13 @@ from typing import Any
 from cluster.nodes import Cluster
 from infra import tags
 from infra.plan import mesh_digest
-from jobs.launch.plan import JobPaths, new_job_id
+from jobs.launch.placement import Placement
+from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launch.record import JobRecord
 from jobs.launch.session import JobContext
 from jobs.worker.batch.conclusion import choose_cause
 from jobs.worker.batch.launch import build_argv, parse_launch
+from jobs.worker.batch.pinning import CoreShare
 from jobs.worker.runtime.events import parse_event
 from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES
@@ -26,6 +29,38 @@ from tests.fakes import FakeHost, facts_answer
 NOW = datetime(2026, 7, 31, 14, 25, 1, tzinfo=timezone.utc)
 PATHS = JobPaths(new_job_id("squad", NOW))
 RESULT = {"event": "result", "f1": 90.0}
+SUBMITTED = JobRecord(
+    job="squad-1",
+    kind="squad",
+    cluster="bert",
+    cloud="local",
+    region="local",
+    billed=False,
+    usd_per_hour=None,
+    price_source="",
+    command="x",
+    argv=("x",),
+    mpirun="mpirun x",
+    nodes=tuple({"name": f"node{number}", "instance": f"i-{number}"} for number in range(3)),
+    nnodes=3,
+    placement=Placement(
+        nproc_per_node=1,
+        omp_threads=1,
+        ccl_workers=0,
+        shares=tuple((CoreShare((number,), (), 0),) for number in range(3)),
+        backend="gloo",
+        interface="eth0",
+        tcmalloc=None,
+        iomp5=None,
+    ),
+    options=PlacementOptions(),
+    env={},
+    resumable=True,
+    gather_output=True,
+    stack="upstream",
+    packages=(),
+    when=NOW.isoformat(),
+)
 
 
 def event(**fields: Any) -> str:
@@ -38,15 +73,14 @@ def listed(job: str, checkpoint: str = "", **more: Any) -> str:
     row = {
         "job": job,
         "queue": [],
-        "submitted": 100.7,
+        "submitted": 100,
         "begin": {},
         "end": {"state": "failed"},
         "cancelled": False,
-        "model": False,
-        "training": True,
-        "finished": False,
-        "checkpoint": checkpoint,
-        "kib": 4,
+        "has_model": False,
+        "unfinished": True,
+        "checkpoint": checkpoint or None,
+        "size_kib": 4,
     }
     return json.dumps({**row, **more}) + "\n"
 

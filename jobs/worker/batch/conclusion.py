@@ -43,7 +43,8 @@ def find_cause(attempt: Attempt) -> dict[str, Any]:
     watch, job = attempt.watch, attempt.job
     size = attempt.launch.nproc_per_node
     lost = describe_lost_nodes(job.lost_nodes(), job.nodes, watch.start, size)
-    return lost or describe_killed(watch.killed, job.nodes, watch.start)
+    killed = lost or describe_killed(watch.killed, job.nodes, watch.start)
+    return killed or describe_lost_nodes(watch.lost, job.nodes, watch.start, size)
 
 
 def choose_cause(

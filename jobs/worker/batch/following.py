@@ -1,9 +1,9 @@
-"""Prints a job's log from one of its lines on, until the job has ended. It is sent to the head and run there
+"""Prints a log of a job from one of its lines on, until the job has ended. It is sent to a node and run there
 by the system's Python 3.8 or later, so it imports nothing of this project.
 
 Whole lines come from one process: beside `tail`, a line about the queue could fall into another one. The
-arguments are the job's folder, its ID, the first line's number, and a mark for lines that say why the job
-waits.
+arguments are the job's folder, the log's name in it, the job's ID ("" to print only what is there now), the
+first line's number, and a mark for lines that say why the job waits ("" for none).
 """
 
 from __future__ import annotations
@@ -56,18 +56,17 @@ def put(text: bytes) -> None:
 
 
 class LogReader:
-    """Reads a log by its name: the job may be submitted again, with a new one."""
+    """Reads a log by its name: it may not be there yet, or be another one after a new submission."""
 
     def __init__(self, path: Path, skip: int) -> None:
         self._path, self._skip = path, skip
-        self._file, self._rest = path.open("rb"), b""
+        self._file, self._rest = Path(os.devnull).open("rb"), b""  # noqa: SIM115
 
     def read(self) -> bytes | None:
         """Return whole lines that are new, without the first ones; ``None`` if there are none."""
         block = self._file.read(_BLOCK)
         if not block:
-            self._reopen()
-            return None
+            return b"" if self._reopen() else None
         *lines, self._rest = (self._rest + block).split(b"\n")
         skipped = min(self._skip, len(lines))
         self._skip -= skipped
@@ -77,22 +76,23 @@ class LogReader:
         """Return a last line without an end."""
         return b"" if self._skip else self._rest
 
-    def _reopen(self) -> None:
+    def _reopen(self) -> bool:
         try:
-            if self._path.stat().st_ino == os.fstat(self._file.fileno()).st_ino:
-                return
+            if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                return False
             self._file.close()
             self._file, self._rest = self._path.open("rb"), b""
         except FileNotFoundError:
-            pass  # for a moment
+            return False
+        return True
 
 
-def follow(folder: Path, job: str, first: int, mark: str) -> None:
+def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
     """Print the log until the job has ended, or nobody reads it."""
-    log, asked = LogReader(folder / "log", first - 1), -_ASK_S
+    log, asked = LogReader(folder / name, first - 1), -_ASK_S
     reader = select.poll()
     reader.register(1, 0)  # for its end
-    over = False
+    over = not job
     while True:
         # What the log has got before the end is read after it.
         last = over or (folder / "end.json").exists()
@@ -105,7 +105,7 @@ def follow(folder: Path, job: str, first: int, mark: str) -> None:
             asked = time.monotonic()
             state = ask_queue(job)
             over = state == ""
-            if state and state.startswith("PENDING "):
+            if mark and state and state.startswith("PENDING "):
                 put(f"{mark}{find_missing(state.partition(' ')[2])}\n".encode())
         if not over and reader.poll(1000 * _READ_S):
             return
@@ -113,8 +113,6 @@ def follow(folder: Path, job: str, first: int, mark: str) -> None:
 
 if __name__ == "__main__":
     try:
-        follow(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
-    except FileNotFoundError:
-        sys.exit(0)  # the job's folder is gone
+        follow(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
     except BrokenPipeError:
         os._exit(0)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..runtime import output
 from ..runtime.process import PLANNED
+from .pinning import CoreShare, render_pinning
 
 CHECKPOINTS = f"output/{output.CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
@@ -20,8 +21,8 @@ MASTER_PORT = "29500"
 class Launch:
     """A job before it has nodes. ``env`` are the variables of all ranks, ``exports`` those of mpirun.
 
-    ``pinning`` are those of the ranks on each node that the job may use. ``setup`` are shell lines to
-    run before mpirun. ``head`` is the name of the node that keeps the job's log and results.
+    ``pinning`` are the ranks' cores on each node that the job may use. ``setup`` are shell lines to run
+    before mpirun. ``head`` is the name of the node that keeps the job's log and results.
     """
 
     folder: str
@@ -30,7 +31,10 @@ class Launch:
     program: tuple[str, ...]
     nproc_per_node: int
     env: Mapping[str, str]
-    pinning: Mapping[str, Mapping[str, str]]
+    pinning: Mapping[str, Sequence[CoreShare]]
+    omp_threads: int
+    ccl: bool
+    """Whether the ranks communicate with oneCCL."""
     exports: Mapping[str, str]
     setup: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
@@ -38,9 +42,11 @@ class Launch:
     retries: int = 0
     """How often the job may run again after it has lost a rank or a node."""
     planned_nodes: int = 0
-    """Of a job that may go on with fewer nodes: how many it had at first; 0 for other jobs."""
+    """With how many nodes the job begins."""
+    least_nodes: int = 0
+    """With how many it goes on after a loss; 0 for all."""
 
-    def prepared(self, *, again: bool, pinning: Mapping[str, Mapping[str, str]]) -> Launch:
+    def prepared(self, *, again: bool, pinning: Mapping[str, Sequence[CoreShare]]) -> Launch:
         """Return the launch of an attempt. With ``again``, it resumes what an earlier one has left."""
         program = self.again if again and self.again else self.program
         return replace(self, program=program, pinning={**self.pinning, **pinning})
@@ -54,7 +60,11 @@ def parse_launch(text: str) -> Launch:
     """Return what :meth:`Launch.render` wrote."""
     content: dict[str, Any] = json.loads(text)
     words = {name: tuple(content[name]) for name in ("program", "setup", "again")}
-    return Launch(**{**content, **words})
+    pinning = {
+        name: tuple(CoreShare(tuple(s["cpus"]), tuple(s["workers"]), s["numa"]) for s in shares)
+        for name, shares in content["pinning"].items()
+    }
+    return Launch(**{**content, **words, "pinning": pinning})
 
 
 def build_argv(launch: Launch, nodes: Sequence[str], address: str) -> list[str]:
@@ -63,8 +73,9 @@ def build_argv(launch: Launch, nodes: Sequence[str], address: str) -> list[str]:
     ``address`` is that of the first one, where the ranks meet. Raises :class:`KeyError` for a node that
     the job was not prepared for.
     """
-    each = [launch.pinning[name] for name in nodes]
-    per_node, count = str(launch.nproc_per_node), str(launch.nproc_per_node * len(nodes))
+    ranks, threads = launch.nproc_per_node, launch.omp_threads
+    each = [render_pinning(launch.pinning[n], ranks, threads, ccl=launch.ccl) for n in nodes]
+    per_node, count = str(ranks), str(ranks * len(nodes))
     shared = {"MASTER_ADDR": address, "MASTER_PORT": MASTER_PORT, **launch.env}
     if len(nodes) < launch.planned_nodes:
         shared[PLANNED] = str(launch.nproc_per_node * launch.planned_nodes)

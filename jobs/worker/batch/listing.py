@@ -83,19 +83,19 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
     script = folder / "run.sh"
     names = [path.name for path in output.glob("checkpoints/step-*")]
     steps = sorted((int(found[1]), name) for name in names if (found := _STEP.fullmatch(name)))
+    resumable = read(folder / "job.json").get("resumable") is True
     return {
         "job": folder.name,
         "queue": None if queue is None else queue.get(folder.name, []),
-        "submitted": (script if script.exists() else folder).stat().st_mtime,
+        "submitted": int((script if script.exists() else folder).stat().st_mtime),
         "begin": read(folder / "begin.json"),
         "end": read(folder / "end.json"),
         "node_lost": folder.name in lost,
         "cancelled": (folder / "cancelled").exists(),
-        "model": (output / "model" / "config.json").exists(),
-        "training": (folder / "start.json").exists(),
-        "finished": (output / "results.json").exists(),
-        "checkpoint": steps[-1][1] if steps else "",
-        "kib": disk_kib(folder),
+        "has_model": (output / "model" / "config.json").exists(),
+        "unfinished": resumable and not (output / "results.json").exists(),
+        "checkpoint": steps[-1][1] if steps else None,
+        "size_kib": disk_kib(folder),
     }
 
 

@@ -16,7 +16,7 @@ from .launch import CHECKPOINTS, END
 _ASK_S, _SEND_S = 30, 1800
 _MOST_AT_ONCE = 32
 _STEP = re.compile(r"step-(\d{6,})")
-PARTS = "code data model start.json run.sh gather output/.keep"
+PARTS = "code data model job.json run.sh output/.keep"
 """What a node needs of a job's folder; not every job has all of it."""
 _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files
 cd {folder}/{checkpoints} 2>/dev/null && ls

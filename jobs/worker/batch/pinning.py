@@ -1,48 +1,69 @@
-"""A node's pinning when it has other CPUs than the node for which it was planned, as after `repair`. Pure."""
+"""The cores of a node's ranks, as mpirun, oneCCL, and the ranks themselves take them. Pure."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from ..runtime.pinning import VARIABLE, format_cpus
-from .nodes import parse_cpus
-
-_DOMAIN, _WORKERS = "I_MPI_PIN_DOMAIN", "CCL_WORKER_AFFINITY"
+from ..runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
 
 
-def fit_pinning(env: Mapping[str, str], cpus: Sequence[int]) -> dict[str, str]:
-    """Return the pinning on a node whose processes may use ``cpus``: the planned one, if that fits.
+@dataclass(frozen=True)
+class CoreShare:
+    """One rank's cores, in the kernel's CPU and NUMA numbers.
 
-    Otherwise, each planned CPU stands for one of the node's, in their order. With too few of them, the
-    pinning stays as it is, and a rank reports the difference.
+    ``cpus`` compute, ``workers`` belong to oneCCL. ``numa`` is the NUMA node that contains all of them.
+    It is ``None`` if they span several; memory is then allocated where the first thread writes it.
     """
-    places = json.loads(env.get(VARIABLE, "[]"))
-    planned = sorted(
-        {cpu for place in places for key in ("cpus", "workers") for cpu in _cpus(place, key)}
+
+    cpus: tuple[int, ...]
+    workers: tuple[int, ...]
+    numa: int | None
+
+
+def cpu_mask(cpus: Iterable[int]) -> int:
+    """Return the CPUs as a bit mask."""
+    return sum(1 << cpu for cpu in cpus)
+
+
+def fit_pinning(shares: Sequence[CoreShare], cpus: Sequence[int]) -> tuple[CoreShare, ...]:
+    """Return the ranks' cores on a node whose processes may use ``cpus``: the planned ones, if they fit.
+
+    Otherwise, as after `repair`, each planned CPU stands for one of the node's, in their order. With too
+    few of them, the plan stays as it is, and a rank reports the difference.
+    """
+    planned = sorted({cpu for share in shares for cpu in (*share.cpus, *share.workers)})
+    if set(planned) <= set(cpus) or len(planned) > len(cpus):
+        return tuple(shares)
+    to = dict(zip(planned, sorted(cpus)))  # noqa: B905 - Python 3.8; the lengths may differ
+    # The NUMA node may be another one, too.
+    return tuple(
+        CoreShare(tuple(to[cpu] for cpu in each.cpus), tuple(to[cpu] for cpu in each.workers), None)
+        for each in shares
     )
-    if not planned or set(planned) <= set(cpus) or len(planned) > len(cpus):
-        return dict(env)
-    instead = dict(zip(planned, sorted(cpus)))  # noqa: B905 - Python 3.8; the lengths may differ
-
-    def move(text: str) -> str:
-        return format_cpus(instead[cpu] for cpu in parse_cpus(text))
-
-    # A memory policy names a NUMA node, which may be another one, too.
-    moved = [
-        {**place, "cpus": move(place["cpus"]), "workers": move(place["workers"]), "memory": None}
-        for place in places
-    ]
-    masks = [sum(1 << cpu for cpu in parse_cpus(place["cpus"])) for place in moved]
-    changed = {
-        VARIABLE: json.dumps(moved, separators=(",", ":")),
-        _DOMAIN: f"[{','.join(map(hex, masks))}]",
-    }
-    if _WORKERS in env:
-        workers = [instead.get(cpu, cpu) for cpu in parse_cpus(env[_WORKERS])]
-        changed[_WORKERS] = ",".join(map(str, workers))
-    return {**env, **changed}
 
 
-def _cpus(place: Mapping[str, str], key: str) -> tuple[int, ...]:
-    return parse_cpus(place.get(key) or "")
+def render_pinning(
+    shares: Sequence[CoreShare], ranks: int, threads: int, *, ccl: bool
+) -> dict[str, str]:
+    """Return the environment of one node's ranks: their CPUs, and the plan that each rank checks.
+
+    Without shares, nothing is pinned.
+    """
+    env = {}
+    if shares:
+        # Without 0x, Intel MPI prints an IPL2 error and chooses the pinning itself [tried].
+        env["I_MPI_PIN_DOMAIN"] = f"[{','.join(hex(cpu_mask(share.cpus)) for share in shares)}]"
+    unpinned = RankPlacement(cpus=None, threads=threads, memory=None)
+    env[VARIABLE] = render_plan([_place(each, threads) for each in shares] or [unpinned] * ranks)
+    if ccl:
+        # One entry per worker of the node. "auto" would take the last CPUs of each domain:
+        # https://oneapi-src.github.io/oneCCL/general-configuration/operation-execution.html
+        workers = ",".join(str(cpu) for share in shares for cpu in share.workers)
+        env["CCL_WORKER_AFFINITY"] = workers or "auto"
+    return env
+
+
+def _place(share: CoreShare, threads: int) -> RankPlacement:
+    memory = None if share.numa is None else f"prefer:{share.numa}"
+    return RankPlacement(format_cpus(share.cpus), threads, memory, format_cpus(share.workers))

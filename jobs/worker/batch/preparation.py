@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .copies import order_nodes
 from .launch import Launch
 from .nodes import NodeState, ask_nodes, fetch_checkpoint, newest_copy, send_files
-from .pinning import fit_pinning
+from .pinning import CoreShare, fit_pinning
 from .slurm import SlurmJob
 from .supervise import announce
 
@@ -30,7 +30,7 @@ def prepare(launch: Launch, job: SlurmJob) -> Preparation:
     here = job.nodes[0]
     known = launch.pinning if launch.again else ()
     states = ask_nodes(launch.folder, (*job.nodes, *known), here)
-    lacking = [name for name in job.nodes if name in states and not states[name].has_files]
+    lacking = [name for name, state in states.items() if not state.has_files]
     for name in send_files(launch.folder, lacking):
         announce(event="note", text=f"warning: {name} does not take the job's files")
     newest = max((state.newest for state in states.values()), default=-1)
@@ -48,9 +48,9 @@ def prepare(launch: Launch, job: SlurmJob) -> Preparation:
 
 def fit_all(
     launch: Launch, nodes: tuple[str, ...], states: Mapping[str, NodeState]
-) -> dict[str, dict[str, str]]:
+) -> dict[str, tuple[CoreShare, ...]]:
     """Return the nodes' pinning, as it fits their CPUs. A node without a plan gets that of another. Pure."""
-    other = next(iter(launch.pinning.values()), {})
+    other = next(iter(launch.pinning.values()), ())
     return {
         name: fit_pinning(launch.pinning.get(name, other), states.get(name, NodeState()).cpus)
         for name in nodes

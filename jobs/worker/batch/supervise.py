@@ -33,6 +33,8 @@ _NOT_STARTED = re.compile(
 )
 # Hydra's report of a rank that ended by a signal, in two lines.
 _RANK = re.compile(rb"RANK (\d+) PID \d+ RUNNING AT (\S+)")
+# Its words when the connection to a node breaks, which may be before Slurm notices.
+_LOST = re.compile(rb"Downstream from host (\S+) exited abnormally")
 _KILLED = re.compile(rb"KILLED BY SIGNAL: (\d+ \(.*\))")
 _FULL = b"No space left on device"
 _PREFIX = PREFIX.encode()
@@ -53,6 +55,8 @@ class LogWatch:
     """The first rank that mpirun reports as killed, its node, and the signal."""
     disk_full: bool = False
     """Whether anything said that it could not write."""
+    lost: tuple[str, ...] = ()
+    """The nodes that mpirun has lost."""
     steps: StallDetector = field(default_factory=StallDetector)
     _partial: bytes = b""
 
@@ -79,6 +83,8 @@ class LogWatch:
                 self.failed_at = self.failed_at or time.monotonic()
 
     def _take_report(self, line: bytes) -> None:
+        if lost := _LOST.search(line):
+            self.lost += (lost[1].decode(errors="replace"),)
         if "signal" in self.killed:
             return
         if rank := _RANK.search(line):

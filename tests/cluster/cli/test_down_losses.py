@@ -17,6 +17,7 @@ from infra.errors import HostError
 from jobs.launch.plan import JobPaths
 from provision.host import Result
 from tests.harness.command_line import CommandLine
+from tests.jobs.context import SUBMITTED
 
 _ASKS = "# listing what would be lost"
 _LOST = "running squad-2\nmodel squad-1\ncheckpoint squad-0\nresults run-1\n"
@@ -177,7 +178,7 @@ def make_job(head: Path, job: str, *files: str) -> Path:
     for name in ("output/.keep", "output/logs/rank-0.log", "output/metrics/rank-0.jsonl", *files):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}")
+        path.write_text(SUBMITTED.render())
         os.utime(path, (time.time() - 3600,) * 2)
     return folder
 
@@ -203,15 +204,15 @@ def test_the_script_finds_what_was_never_fetched(head: Path) -> None:
     make_job(head, "bench-1")
     make_job(head, "run-1", "output/rank-0.json")
     model = "output/model/config.json"
-    make_job(head, "squad-1", "start.json", model, "output/results.json")
-    make_job(head, "squad-2", "start.json", "output/checkpoints/step-7/state")
+    make_job(head, "squad-1", "job.json", model, "output/results.json")
+    make_job(head, "squad-2", "job.json", "output/checkpoints/step-7/state")
 
     assert find(head) == ["results run-1", "model squad-1", "checkpoint squad-2"]
 
 
 def test_what_was_fetched_is_not_lost_unless_it_changed_since(head: Path) -> None:
     model = "output/model/config.json"
-    job = make_job(head, "squad-1", "start.json", model, "output/results.json")
+    job = make_job(head, "squad-1", "job.json", model, "output/results.json")
     (job / "fetched").touch()
     assert find(head) == []
 
@@ -222,7 +223,7 @@ def test_what_was_fetched_is_not_lost_unless_it_changed_since(head: Path) -> Non
 
 
 def test_the_workers_may_have_written_what_the_head_does_not_have(head: Path) -> None:
-    job = make_job(head, "run-1", "gather")
+    job = make_job(head, "run-1", "job.json")
     assert find(head) == ["results run-1"]
 
     (job / "fetched").touch()
@@ -231,7 +232,7 @@ def test_the_workers_may_have_written_what_the_head_does_not_have(head: Path) ->
 
 
 def test_the_checkpoint_of_an_unfinished_job_is_never_fetched(head: Path) -> None:
-    job = make_job(head, "squad-1", "start.json", "output/checkpoints/step-7/state")
+    job = make_job(head, "squad-1", "job.json", "output/checkpoints/step-7/state")
     (job / "fetched").touch()
     assert find(head) == ["checkpoint squad-1"]
 
@@ -289,4 +290,4 @@ def test_waiting_jobs_are_named(tutor: CommandLine) -> None:
 def test_the_marker_lies_where_the_script_looks(head: Path) -> None:
     paths = JobPaths("squad-1", str(head))
     assert paths.fetched == str(head / "spr-jobs/squad-1/fetched")
-    assert paths.gather == str(head / "spr-jobs/squad-1/gather")
+    assert paths.record == str(head / "spr-jobs/squad-1/job.json")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.errors import ConnectionLostError
+from jobs.cli.logs import only_since
 from provision.host import Result
 from tests.harness.command_line import CommandLine, StagedHost, open_command_line
 from tests.infra.local.fakes import Endpoint
@@ -137,7 +139,7 @@ def test_there_may_be_nothing_to_attach_to(line: CommandLine, head: Head) -> Non
         "`spr-cluster fetch JOB` downloads one"
     )
     assert line.run("attach", "squad-9").code == 2
-    assert line.run("attach", "$(id)").message.startswith("'$(id)' is not a job ID")
+    assert line.run("attach", "$(id)").code == 2
 
 
 def test_wait_ends_with_the_job(line: CommandLine, head: Head) -> None:
@@ -201,6 +203,16 @@ def test_logs_since_a_time(line: CommandLine, head: Head) -> None:
     read(line, "old", old, "old", new, "new")
     assert line.must("logs", "--since", "10m").out == "n\nnew\n"
     assert line.run("logs", "--since", "soon").code == 2
+
+
+def test_only_the_last_lines_by_the_times_of_their_events() -> None:
+    lines: list[str] = []
+    sink = only_since(datetime.fromtimestamp(1_800_000_000, timezone.utc), lines.append)
+    at = 1_800_000_000.0
+    late = event(event="step", at=at + 1)
+    for line in ("old", event(event="x"), event(event="step", at=at - 1), late, "new", "@spr {"):
+        sink(line)
+    assert lines == [late, "new", "@spr {"]
 
 
 def test_logs_of_a_rank_that_is_not_there(line: CommandLine, head: Head) -> None:

@@ -20,7 +20,7 @@ from infra.errors import HostError, SprError
 from provision.host import Result
 from tests.harness.command_line import Act, CommandLine, StagedHost, open_command_line
 from tests.infra.local.fakes import Endpoint
-from tests.jobs.context import pack_output
+from tests.jobs.context import listed, pack_output
 
 _DOWN = "--down-when-done"
 _MODEL = {"log": b"trained\n", "output/model/config.json": b"{}", "output/results.json": b"{}"}
@@ -265,7 +265,7 @@ def test_a_record_that_can_not_be_written_keeps_the_cluster(
     line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("jobs.launch.record.Recorder.end", lambda *_: _raise(full))
+    monkeypatch.setattr("jobs.launch.record.write_record", lambda *_: _raise(full))
 
     result = line.run(*_RUN, "--", "hostname")
 
@@ -406,20 +406,8 @@ def test_attach_ends_the_same_way(
     line: CommandLine, job: StagedJob, removed: Removed, state: str
 ) -> None:
     job.state = state
-    listed = {
-        "job": "run-1",
-        "queue": ["RUNNING", "None", "node0"],
-        "submitted": 1.0,
-        "begin": {},
-        "end": {},
-        "cancelled": False,
-        "model": False,
-        "training": False,
-        "finished": False,
-        "checkpoint": "",
-        "kib": 4,
-    }
-    line.stage("node0", "# listing the jobs", Result(0, json.dumps(listed), ""))
+    row = listed("run-1", queue=["RUNNING", "None", "node0"], end={}, unfinished=False)
+    line.stage("node0", "# listing the jobs", Result(0, row, ""))
     line.machines.staged.insert(0, line.machines.staged.pop())
 
     said = "echo $SPR_JOB $SPR_STATE > said"

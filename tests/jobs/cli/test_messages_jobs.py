@@ -177,8 +177,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("fetch squad-1 --last", "expected a job ID or --last\n  → `spr-cluster jobs` lists the jobs"),
     (
         "fetch ../squad-1",
-        "'../squad-1' is not a job ID\n  → expected one such as squad-20260731-142501-k3f; "
-        "`spr-cluster jobs` lists them",
+        "argument JOB: '../squad-1' is not a job ID: expected one such as squad-20260731-142501-k3f; "
+        "`spr-cluster jobs` lists them\n  → spr-cluster fetch --help",
     ),
     ("fetch ''", "job" + f.EMPTY),
     ("fetch --last --results /dev/null", "--results /dev/null: /dev/null is not a folder"),

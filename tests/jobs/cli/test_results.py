@@ -20,7 +20,9 @@ from tests.jobs.report.sample_runs import make_folder
 _BEGUN = {"began": 1800000000, "nodes": ["node0"], "ranks_per_node": 2, "attempt": 1}
 _DONE = {**_BEGUN, "ended": 1800000060, "state": "succeeded", "exit_code": 0}
 _CAUSE = {"rank": 1, "host": "ip-5", "message": "NaN"}
-_LISTED = listed("squad-1", begin=_BEGUN, end=_DONE, model=True, finished=True, kib=2048) + listed(
+_LISTED = listed(
+    "squad-1", begin=_BEGUN, end=_DONE, has_model=True, unfinished=False, size_kib=2048
+) + listed(
     "squad-2",
     "step-000040",
     submitted=200,
@@ -187,7 +189,7 @@ def test_a_cancelled_job_is_described_for_programs(line: CommandLine) -> None:
 
 @pytest.mark.parametrize(
     ("job", "flags", "polls"),
-    [({}, (), 600), ({"training": False}, (), 50), ({}, ("--now",), 0), (_WAITS, (), 0)],
+    [({}, (), 600), ({"unfinished": False}, (), 50), ({}, ("--now",), 0), (_WAITS, (), 0)],
     ids=["training", "other", "now", "waiting"],
 )
 def test_a_job_has_its_time_to_end(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from infra.errors import HostError, JobError
-from jobs.launch.files import _extract, fetch, place_again, place_files
+from jobs.launch.files import _extract, fetch, place_files
 from jobs.launch.plan import JobPaths
-from tests.jobs.context import pack_output
+from tests.jobs.context import SUBMITTED, pack_output
 from tests.jobs.launch.this_machine import ThisMachine
 
 
@@ -131,13 +132,12 @@ def test_the_workers_output_is_fetched_if_the_job_wants_it(
     write(f"{paths.output}/mine")
     write(worker / "output/theirs")
     write(head.root / "node2" / paths.relative_root / "output/of another attempt")
-    if gathers:
-        write(paths.gather)
+    write(paths.record, replace(SUBMITTED, gather_output=gathers).render())
     said: list[str] = []
 
     fetch(head, paths, tmp_path / "results", said.append)
 
-    assert files_in(tmp_path / "results") == ["log", *found]
+    assert files_in(tmp_path / "results") == ["job.json", "log", *found]
     assert said == []
 
 
@@ -154,18 +154,6 @@ def test_every_ranks_files_are_fetched_without_checkpoints(
 
     ranks = ["logs/rank-0.log", "logs/rank-1.log", "metrics/rank-1.jsonl"]
     assert files_in(tmp_path / "results") == ["log", *ranks, "results.json"]
-
-
-def test_a_resumed_job_is_placed_on_a_replaced_node(
-    head: ThisMachine, paths: JobPaths, tmp_path: Path
-) -> None:
-    place_files(head, paths, {"code/worker/x.py": b"x", "data/train.json": b"{}"})
-    write(f"{paths.output}/results", "stays where it is")
-    worker = head.connect("node1") / paths.relative_root
-
-    place_again(head, paths)
-
-    assert files_in(worker) == ["code/worker/x.py", "data/train.json", "output/.keep"]
 
 
 def test_archive_members_outside_the_target_are_skipped(tmp_path: Path) -> None:

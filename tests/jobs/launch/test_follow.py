@@ -20,10 +20,12 @@ import pytest
 
 from infra.errors import HangupError, HostError, JobError
 from jobs.launch.ending import JobEnd
-from jobs.launch.follow import JobOutput, explain, follow_job, note_silence, stop_and_say
-from jobs.launch.mpirun import LaunchCommand
+from jobs.launch.follow import JobOutput, explain, note_silence, stop_job
 from jobs.launch.plan import JobPaths
-from jobs.launch.session import say_how_to_come_back
+from jobs.launch.queue import SlurmLauncher
+from jobs.launch.session import JobSession
+from provision.host import Host
+from tests.fakes import FakeHost
 from tests.jobs.context import job_context
 
 PATHS = JobPaths("squad-1")
@@ -33,18 +35,22 @@ DONE = JobEnd("succeeded", 0)
 _FOLLOWER = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 import jobs.cli as cli
 from cluster.cli import status
 from jobs.cli.job_display import JobDisplay
 from cluster.cli.display import make_progress
 from jobs.launch.ending import JobEnd
-from jobs.launch.follow import JobOutput, follow_job
+from jobs.launch.follow import JobOutput
 from jobs.launch.plan import JobPaths
+from jobs.launch.session import JobSession
+from tests.jobs.context import job_context
 
 LOG = Path(sys.argv[1])
 
 class Launcher:
     flags = "--name bert"
+    head = SimpleNamespace(close=lambda: None)
     def follow(self, paths, on_line, on_wait):
         LOG.write_text("following\\n")
         for number in range(int(sys.argv[2])):
@@ -55,33 +61,28 @@ class Launcher:
     def cancel(self, paths, grace_s):
         LOG.write_text("cancelled\\n")
         return ()
-    def disconnect(self):
-        pass
-
 def run(args):
     progress = make_progress()
     display = JobDisplay(progress)
     output = JobOutput(display.event, display.log)
     with progress.phase("Train"):
-        return follow_job(Launcher(), JobPaths("squad-1"), output).exit_code
+        session = JobSession(job_context({}), Launcher(), JobPaths("squad-1"))
+        return session.watch(output, Path("here")).exit_code
 
 status.run = run
 sys.exit(cli.main(["status"]))
 """
 
 
-@dataclass
-class StandIn:
+@dataclass(frozen=True)
+class StandIn(SlurmLauncher):
     """A launcher whose parts meet what a test says."""
 
+    head: Host = field(default_factory=lambda: FakeHost("node0", []))
+    flags: str = "--name bert"
     follow_: Callable[[Callable[[str], None], Callable[[str], None]], JobEnd] = lambda *_: DONE
     cancels: list[Callable[[], tuple[str, ...]]] = field(default_factory=list)
     graces: list[int] = field(default_factory=list)
-    gone: str = ""
-    flags: str = "--name bert"
-
-    def submit(self, command: LaunchCommand, paths: JobPaths) -> None:
-        return None
 
     def follow(
         self, paths: JobPaths, on_line: Callable[[str], None], on_wait: Callable[[str], None]
@@ -91,12 +92,6 @@ class StandIn:
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
         self.graces.append(grace_s)
         return self.cancels.pop(0)() if self.cancels else ()
-
-    def disconnect(self) -> None:
-        return None
-
-    def why_gone(self) -> str:
-        return self.gone
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -108,6 +103,10 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 def ignore(_: object) -> None:
     return None
+
+
+def watch(launcher: StandIn, output: JobOutput, log: list[str] | None = None) -> JobEnd:
+    return JobSession(job_context({}, log=log), launcher, PATHS).watch(output, Path("here"))
 
 
 @pytest.fixture
@@ -161,11 +160,10 @@ def test_a_command_that_ignores_the_hang_up_follows_to_the_end(follower: Any) ->
 def test_the_end_of_a_command_leaves_its_job_alone_and_says_how_to_come_back(
     ends: KeyboardInterrupt,
 ) -> None:
-    launcher, log = StandIn(raising(ends)), list[str]()
-    context = job_context({}, log=log)
+    launcher, log = StandIn(follow_=raising(ends)), list[str]()
 
-    with pytest.raises(type(ends)), say_how_to_come_back(context, PATHS):
-        follow_job(launcher, PATHS, JobOutput(ignore, log.append))
+    with pytest.raises(type(ends)):
+        watch(launcher, JobOutput(ignore, log.append), log)
     assert launcher.graces == []
     assert log == [
         "job squad-1 goes on without this command\n"
@@ -179,13 +177,13 @@ def test_a_hang_up_does_not_shorten_the_time_to_save_a_checkpoint() -> None:
     launcher = StandIn(cancels=[raising(HangupError())])
 
     with pytest.raises(HangupError):
-        stop_and_say(launcher, PATHS, 120, ignore)
+        stop_job(launcher, PATHS, 120, ignore)
     assert launcher.graces == [120]
 
 
 def test_a_second_ctrl_c_ends_a_job_at_once() -> None:
     launcher, log = StandIn(cancels=[raising(KeyboardInterrupt())]), list[str]()
-    stop_and_say(launcher, PATHS, 120, log.append)
+    stop_job(launcher, PATHS, 120, log.append)
     assert launcher.graces == [120, 0]
     assert log == [
         "saving a checkpoint and stopping; press Ctrl-C again to stop immediately",
@@ -195,7 +193,7 @@ def test_a_second_ctrl_c_ends_a_job_at_once() -> None:
 
 def test_nodes_out_of_reach_are_named_after_a_stop() -> None:
     launcher, log = StandIn(cancels=[lambda: ("node1", "node3")]), list[str]()
-    stop_and_say(launcher, PATHS, 10, log.append)
+    stop_job(launcher, PATHS, 10, log.append)
     assert log == [
         "node1, node3 can't be reached, and ranks may still be running there: `spr-cluster repair "
         "--name bert` replaces nodes that don't answer",
@@ -203,16 +201,16 @@ def test_nodes_out_of_reach_are_named_after_a_stop() -> None:
     ]
 
 
-def test_a_job_that_can_not_be_ended_may_cost_money() -> None:
+def test_a_job_that_can_not_be_ended_may_cost_money(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher, log = StandIn(cancels=[raising(HostError("node0", "no SSH"))] * 2), list[str]()
     with pytest.raises(JobError, match="may still be running and costing money") as caught:
-        stop_and_say(launcher, PATHS, 10, log.append)
+        stop_job(launcher, PATHS, 10, log.append)
     assert caught.value.hint == (
         "once the head is reachable: spr-cluster cancel squad-1 --name bert, or "
         "`spr-cluster down --name bert`"
     )
-    launcher.gone = "i-0a is terminated"
-    stop_and_say(launcher, PATHS, 10, log.append)
+    monkeypatch.setattr(FakeHost, "why_gone", lambda _: "i-0a is terminated")
+    stop_job(launcher, PATHS, 10, log.append)
     assert log == ["the job ended with its head node: i-0a is terminated"]
 
 
@@ -225,7 +223,7 @@ def test_output_that_nobody_can_see_does_not_end_the_following() -> None:
 
     gone = raising(OSError(errno.EIO, "Input/output error"))
     output = JobOutput(gone, gone)
-    assert follow_job(StandIn(follow_), PATHS, output) == DONE
+    assert watch(StandIn(follow_=follow_), output) == DONE
     assert output.lines == ["text"]
 
 
@@ -238,7 +236,7 @@ def test_each_reason_for_a_wait_is_shown_once() -> None:
         return DONE
 
     log = list[str]()
-    follow_job(StandIn(follow_), PATHS, JobOutput(ignore, log.append))
+    watch(StandIn(follow_=follow_), JobOutput(ignore, log.append))
     assert log == [
         "waiting in the queue: its nodes are in use",
         "waiting in the queue: other jobs are first",
@@ -251,9 +249,9 @@ def test_what_an_earlier_attempt_reported_is_over() -> None:
     output = JobOutput(ignore, ignore)
     for line in ("lost", '@spr {"event": "error", "message": "x"}'):
         output.add_line(line)
-    assert (output.lines, len(output.errors)) == (["lost"], 1)
+    assert (output.lines, len(output.events)) == (["lost"], 1)
     output.add_line('@spr {"event": "restarted", "attempt": 2, "nodes": ["node1"]}')
-    assert (output.lines, output.errors) == ([], [])
+    assert output.lines == []
     assert [each["event"] for each in output.events] == ["restarted"]
 
 
@@ -277,33 +275,6 @@ def test_a_job_without_output_is_noticed_once_per_doubled_time() -> None:
     noted = len(log)
     time.sleep(0.5)
     assert len(log) == noted
-
-
-@pytest.mark.parametrize(
-    ("events", "message"),
-    [
-        ([], "lost contact with node1: its node is down or cut off"),
-        (
-            [{"event": "start", "world_size": 3, "hosts": ["ip-4", "ip-5", "ip-6"]}],
-            "lost contact with rank 1 on ip-5 (node1): its node is down or cut off",
-        ),
-        (
-            [{"event": "start", "world_size": 4, "hosts": ["ip-4", "ip-5"]}],
-            "lost contact with ranks 2 to 3 on ip-5 (node1): its node is down or cut off",
-        ),
-    ],
-)
-def test_a_node_that_mpirun_has_lost_is_named_with_its_ranks(
-    events: list[dict[str, Any]], message: str
-) -> None:
-    lines = [
-        "Connection to 172.31.0.5 closed by remote host.",
-        "[mpiexec@ip-4] Error: Downstream from host node1 exited abnormally",
-        "[mpiexec@ip-4] wait_proxies_to_terminate: downstream from host node1 exited with status 255",
-    ]
-    output = JobOutput(print, print, lines=lines, events=events)
-
-    assert explain(JobEnd("failed", 255), output, "the log").message == message
 
 
 def test_a_failure_is_explained_by_its_end_and_the_ranks_own_hint() -> None:

@@ -28,7 +28,7 @@ def plan(
 
 
 def cpus(placement: Placement, node: int = 0) -> list[tuple[int, ...]]:
-    return [share.cpus for share in placement.ranks.shares[node]]
+    return [share.cpus for share in placement.shares[node]]
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ def cpus(placement: Placement, node: int = 0) -> list[tuple[int, ...]]:
     [(1, 1, 31), (2, 1, 15), (2, 2, 14), (2, 0, 16), (1, 0, 32), (None, 1, 31), (4, 1, 7)],
 )
 def test_the_32_cores_of_an_r7iz_metal_16xl(ppn: int | None, workers: int, threads: int) -> None:
-    assert plan(R7IZ, ppn=ppn, workers=workers).ranks.omp_threads == threads
+    assert plan(R7IZ, ppn=ppn, workers=workers).omp_threads == threads
 
 
 def test_the_first_cores_of_each_rank_carry_oneccl_and_siblings_stay_idle() -> None:
-    first, second = plan(R7IZ, ppn=2, workers=2).ranks.shares[0]
+    first, second = plan(R7IZ, ppn=2, workers=2).shares[0]
 
     assert (first.workers, first.cpus) == ((0, 1), tuple(range(2, 16)))
     assert (second.workers, second.cpus) == ((16, 17), tuple(range(18, 32)))
@@ -65,14 +65,14 @@ def test_one_rank_per_numa_node_is_the_default(
 ) -> None:
     placement = plan(machine(**facts, smt=smt), workers=1)
 
-    assert (placement.ranks.nproc_per_node, placement.ranks.omp_threads) == (ppn, threads)
-    assert [share.numa for share in placement.ranks.shares[0]] == list(range(ppn))
+    assert (placement.nproc_per_node, placement.omp_threads) == (ppn, threads)
+    assert [share.numa for share in placement.shares[0]] == list(range(ppn))
     each = facts["cores"] // ppn
     assert cpus(placement) == [tuple(range(i * each + 1, (i + 1) * each)) for i in range(ppn)]
 
 
 def test_one_rank_over_two_sockets_takes_memory_where_its_threads_are() -> None:
-    (share,) = plan(machine(64, sockets=2, numa=2), ppn=1).ranks.shares[0]
+    (share,) = plan(machine(64, sockets=2, numa=2), ppn=1).shares[0]
 
     assert share.cpus == tuple(range(64))
     assert share.numa is None
@@ -96,7 +96,7 @@ def test_interleaved_cpu_numbers() -> None:
 def test_cpu_numbers_with_gaps() -> None:
     rows = [(8 + 3 * i, 40 + 2 * i, 0, 7) for i in range(4)]
 
-    (share,) = plan(from_rows(rows), workers=1).ranks.shares[0]
+    (share,) = plan(from_rows(rows), workers=1).shares[0]
 
     assert (share.workers, share.cpus, share.numa) == ((8,), (11, 14, 17), 7)
 
@@ -104,7 +104,7 @@ def test_cpu_numbers_with_gaps() -> None:
 def test_masks_ascend_even_where_the_numa_nodes_do_not() -> None:
     rows = [(cpu, cpu, 0, 1 - cpu // 2) for cpu in range(4)]
 
-    assert [(share.cpus, share.numa) for share in plan(from_rows(rows)).ranks.shares[0]] == [
+    assert [(share.cpus, share.numa) for share in plan(from_rows(rows)).shares[0]] == [
         ((0, 1), 1),
         ((2, 3), 0),
     ]
@@ -125,9 +125,9 @@ def test_nodes_with_different_cpu_numbers_get_separate_masks() -> None:
 def test_the_smallest_node_decides_and_idle_cores_are_reported() -> None:
     placement = plan(machine(32), machine(8))
 
-    assert placement.ranks.omp_threads == 8
+    assert placement.omp_threads == 8
     assert cpus(placement, 0) == cpus(placement, 1) == [tuple(range(8))]
-    (warning,) = placement.ranks.warnings
+    (warning,) = placement.warnings
     assert warning.startswith("node0 computes on 8 of its 32 cores")
 
 
@@ -172,7 +172,7 @@ def test_workers_that_leave_no_core_to_compute_are_refused() -> None:
 
 
 def test_one_core_computes_over_gloo_and_not_beside_a_oneccl_worker() -> None:
-    assert plan(machine(1)).ranks.omp_threads == 1
+    assert plan(machine(1)).omp_threads == 1
     with pytest.raises(
         UsageError, match="--backend ccl: node0 has 1 physical core, too few for 1 rank of"
     ):
@@ -188,12 +188,12 @@ def test_workers_need_oneccl() -> None:
 def test_the_published_numbers_come_with_a_warning() -> None:
     placement = plan(R7IZ, mode="reference")
     options = PlacementOptions("reference")
-    ccl = plan_placement({"node0": R7IZ}, {"node0": "172.31.0.10"}, options, "ccl").ranks
+    ccl = plan_placement({"node0": R7IZ}, {"node0": "172.31.0.10"}, options, "ccl")
 
     assert (ccl.nproc_per_node, ccl.omp_threads, ccl.ccl_workers) == (2, 24, 2)
     assert "node0 is oversubscribed: 52 busy threads on 32 cores" in ccl.warnings
-    assert (placement.ranks.ccl_workers, placement.ranks.shares) == (0, ())
-    assert len(plan(machine(96), mode="reference").ranks.warnings) == 1
+    assert (placement.ccl_workers, placement.shares) == (0, ())
+    assert len(plan(machine(96), mode="reference").warnings) == 1
 
 
 def test_the_published_numbers_can_not_be_changed() -> None:
@@ -239,7 +239,7 @@ def machines(draw: st.DrawFn) -> HostFacts:
 )
 def test_no_placement_oversubscribes(facts: list[HostFacts], ppn: int | None, workers: int) -> None:
     try:
-        ranks = plan(*facts, ppn=ppn, workers=workers).ranks
+        ranks = plan(*facts, ppn=ppn, workers=workers)
     except UsageError:
         assert ppn or workers, "without a options there is always a placement"
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.errors import UsageError
-from jobs.launch.mpirun import build_launch_command
+from jobs.launch.mpirun import build_launch
 from jobs.launch.placement import plan_placement
 from jobs.launch.plan import JobPaths, JobPlan, PlacementOptions
 from jobs.train.request import require_able_stack
@@ -48,9 +48,9 @@ def test_oneccl_environment_is_sourced_from_its_versions_path(version: str, modu
     placement = plan_placement(
         {"node0": machine(32)}, {"node0": "172.31.0.10"}, PlacementOptions(), "ccl"
     )
-    command = build_launch_command(plan, placement, paths, whole_cluster().first(1), stack)
+    launch = build_launch(plan, placement, paths, whole_cluster().first(1), stack)
 
-    ask, source = command.launch.setup
+    ask, source = launch.setup
 
     assert f"/venv/bin/python -c '{environment_lookup(version)}'" in ask
     assert module in ask

@@ -17,7 +17,6 @@ from typing import Any
 
 from infra.errors import ConnectionLostError, HostError
 from jobs.launch.files import place_files, worker_files
-from jobs.launch.mpirun import LaunchCommand
 from jobs.launch.plan import JobPaths
 from jobs.launch.queue import SlurmLauncher
 from jobs.worker.batch.launch import Launch
@@ -268,12 +267,15 @@ def submit(
         "program": ("bash", "-c", script),
         "nproc_per_node": 1,
         "env": {"GREETING": "it's me"},
-        "pinning": {name: {} for name in NODES},
+        "pinning": dict.fromkeys(NODES, ()),
+        "omp_threads": 1,
+        "ccl": False,
         "exports": {},
+        "planned_nodes": nodes,
+        "least_nodes": least,
         **more,
     }
-    command = LaunchCommand(Launch(**values), NODES[:nodes], "127.0.0.1", least=least)
-    SlurmLauncher(head).submit(command, paths)
+    SlurmLauncher(head).submit(Launch(**values), paths)
     return paths
 
 

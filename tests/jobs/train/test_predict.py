@@ -88,8 +88,8 @@ def test_an_error_about_the_model_is_passed_on(head: Head, tmp_path: Path) -> No
 def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None:
     def listing(_: str) -> str:
         return (
-            listed("squad-1", model=True, submitted=100)
-            + listed("squad-2", model=True, submitted=200)
+            listed("squad-1", has_model=True, submitted=100)
+            + listed("squad-2", has_model=True, submitted=200)
             + listed("squad-3", submitted=300)
         )
 

@@ -48,7 +48,7 @@ def start(
 ) -> JobRecord:
     context = job_context(hosts, log=log)
     plan = plan_program(request, context.stack)
-    return run_job(context, plan.kind, lambda _: plan).record
+    return run_job(context, lambda _: plan).record
 
 
 def program_request(results: Path, *command: str, **more: Any) -> ProgramRequest:

@@ -9,42 +9,40 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from infra.files import parse_as
-from jobs.launch.manifest import JobManifest
+from jobs.launch.history import JobSummary
 from jobs.launch.plan import JobPaths, PlacementOptions
-from jobs.train.resume import ResumeRequest, resume
+from jobs.launch.record import JobRecord
+from jobs.train.resume import ResumeRequest, choose_unfinished, resume
 from jobs.worker.squad.options import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     PATHS,
     RESULT,
+    SUBMITTED,
     event,
     job_context,
     listed,
     make_hosts,
     mpirun_line,
 )
+from tests.jobs.launch.test_history import job
 
-RECORD = JobManifest(
-    argv=tuple(replace(DEMO, backend="gloo", output="output").to_argv()),
+OPTIONS = replace(DEMO, backend="gloo", output="output")
+RECORD = replace(
+    SUBMITTED,
+    argv=("python", "-m", "worker.squad", *OPTIONS.to_argv()),
     nnodes=3,
-    nproc_per_node=1,
-    placement=PlacementOptions("auto", 1, None),
+    options=PlacementOptions("auto", 1, None),
     env={"HF_HUB_OFFLINE": "1"},
 )
 
 
-def test_a_manifest_round_trips() -> None:
-    assert parse_as(JobManifest, RECORD.render().decode(), "start.json") == RECORD
-
-
-def hosts_with(record: JobManifest | str, jobs: str) -> dict[str, FakeHost]:
+def hosts_with(record: JobRecord | str, jobs: str) -> dict[str, FakeHost]:
     hosts = make_hosts([event(event="resumed", step=40, total=90), event(**RESULT)])
-    text = record if isinstance(record, str) else record.render().decode()
+    text = record if isinstance(record, str) else record.render()
     hosts["node0"].answers[:0] = [
         ("listing the jobs", jobs),
-        ("cat .*/start.json", text),
-        ("cd ~ && tar -cf", ""),
+        ("cat .*/job.json", text),
     ]
     return hosts
 
@@ -70,13 +68,11 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     assert "--resume" in script
     assert "HF_HUB_OFFLINE 1" in script
     assert f"job {PATHS.job_id} resumes from step-000040" in log
-    placed = [command for command in hosts["node0"].commands if "tar -cf" in command]
-    assert f"{PATHS.relative_root}/code" in placed[0]
-    assert any("distributing the job's files" in each for each in hosts["node0"].commands)
+    assert not any("distributing the job's files" in each for each in hosts["node0"].commands)
 
 
 def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> None:
-    two_each = replace(RECORD, nnodes=1, nproc_per_node=3)
+    two_each = replace(RECORD, nnodes=1, placement=replace(RECORD.placement, nproc_per_node=3))
     hosts = hosts_with(two_each, listed(PATHS.job_id, ""))
     changes = {"learning_rate": 1e-5}
 
@@ -99,7 +95,7 @@ def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path
     ("record", "message", "hint"),
     [
         (
-            replace(RECORD, nnodes=4, nproc_per_node=1),
+            replace(RECORD, nnodes=4),
             r"has 4 ranks \(1 on each of 4 nodes\), and this cluster would run 3 \(1 on each of 3\)",
             "use a cluster of 4 nodes (`up --nodes 4`), or start a new job without --resume",
         ),
@@ -111,7 +107,7 @@ def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path
         ),
     ],
 )
-def test_another_number_of_ranks_is_refused(record: JobManifest, message: str, hint: str) -> None:
+def test_another_number_of_ranks_is_refused(record: JobRecord, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         run(hosts_with(record, listed(PATHS.job_id, "step-000001")), ResumeRequest(None))
     assert caught.value.hint == hint
@@ -131,6 +127,59 @@ def test_a_running_job_is_not_resumed() -> None:
     ids=["part", "empty", "number", "null", "list", "other", "deep", "bytes"],
 )
 def test_a_record_that_cannot_be_read_is_named(text: str) -> None:
-    record = JobPaths(PATHS.job_id).manifest
+    record = JobPaths(PATHS.job_id).record
     with pytest.raises(JobError, match=f"record on node0 can't be read: {record}"):
         run(hosts_with(text, listed(PATHS.job_id, "")), ResumeRequest(None))
+
+
+JOBS = (job("squad-1", unfinished=True), job("squad-2"), job("squad-3", unfinished=True))
+
+
+def test_the_last_unfinished_job_is_the_default() -> None:
+    assert choose_unfinished(JOBS, None, "bert").job == "squad-3"
+    assert choose_unfinished((*JOBS, job("squad-4")), None, "bert").job == "squad-3"
+    failed_at_once = job("squad-5", checkpoint="", unfinished=True)
+    kept = job("squad-4", checkpoint="step-000040", unfinished=True)
+    assert choose_unfinished((kept, failed_at_once), None, "bert").job == "squad-4"
+    assert choose_unfinished((failed_at_once,), None, "bert").job == "squad-5"
+    assert choose_unfinished(JOBS, "squad-1", "bert").job == "squad-1"
+    running = replace(kept, state="running")
+    assert choose_unfinished((failed_at_once, running), None, "bert").job == "squad-5"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "job_id", "message", "hint"),
+    [
+        (
+            JOBS,
+            "squad-2",
+            "job squad-2 has nothing to resume: it is finished, or not a training job",
+            None,
+        ),
+        (
+            JOBS,
+            "squad-9",
+            "there is no job squad-9 on the head",
+            "the last ones are squad-1, squad-2, squad-3",
+        ),
+        (
+            (job("squad-4", "requeued", unfinished=True),),
+            "squad-4",
+            "job squad-4 is requeued",
+            "to follow it: spr-cluster attach squad-4",
+        ),
+        ((), "squad-9", "there is no job on the head of this cluster", None),
+        (
+            JOBS[1:2],
+            None,
+            "no unfinished training job on cluster bert",
+            "`train squad` without --resume starts one",
+        ),
+    ],
+)
+def test_an_unsuitable_job_is_not_resumed(
+    jobs: tuple[JobSummary, ...], job_id: str | None, message: str, hint: str | None
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_unfinished(jobs, job_id, "bert")
+    assert (caught.value.message, caught.value.hint) == (message, hint)

@@ -256,7 +256,7 @@ def test_training_can_use_some_nodes_whichever_are_free(tmp_path: Path) -> None:
 
     script = hosts["node0"].files[PATHS.new_script].decode()
     assert "#SBATCH --nodes=1\n" in script
-    assert all(f'"node{number}": {{' in script for number in range(3))
+    assert all(f'"node{number}": [' in script for number in range(3))
     kept = json.loads((tmp_path / "job.json").read_text())
     assert [node["name"] for node in kept["nodes"]] == ["node2"]
     assert len(kept["placement"]["shares"]) == 1

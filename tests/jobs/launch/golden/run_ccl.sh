@@ -5,7 +5,7 @@
 #SBATCH --no-requeue
 mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
 exec >> log 2>&1
-[ -d code/worker ] || ssh node0 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cf - $(ls -d code data model start.json run.sh gather output/.keep 2>/dev/null)' | tar -xf -
+[ -d code/worker ] || ssh node0 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cf - $(ls -d code data model job.json run.sh output/.keep 2>/dev/null)' | tar -xf -
 export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code
 exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
 {
@@ -34,22 +34,153 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
   "CCL_KVS_IFACE": "ens5"
  },
  "pinning": {
-  "node0": {
-   "I_MPI_PIN_DOMAIN": "[0xfffe,0xfffe0000]",
-   "SPR_PLACEMENT": "[{\"cpus\":\"1-15\",\"threads\":15,\"memory\":\"prefer:0\",\"workers\":\"0\"},{\"cpus\":\"17-31\",\"threads\":15,\"memory\":\"prefer:0\",\"workers\":\"16\"}]",
-   "CCL_WORKER_AFFINITY": "0,16"
-  },
-  "node1": {
-   "I_MPI_PIN_DOMAIN": "[0xfffe,0xfffe0000]",
-   "SPR_PLACEMENT": "[{\"cpus\":\"1-15\",\"threads\":15,\"memory\":\"prefer:0\",\"workers\":\"0\"},{\"cpus\":\"17-31\",\"threads\":15,\"memory\":\"prefer:0\",\"workers\":\"16\"}]",
-   "CCL_WORKER_AFFINITY": "0,16"
-  },
-  "node2": {
-   "I_MPI_PIN_DOMAIN": "[0xfffe,0xfffe0000]",
-   "SPR_PLACEMENT": "[{\"cpus\":\"1-15\",\"threads\":15,\"memory\":\"prefer:0\",\"workers\":\"0\"},{\"cpus\":\"17-31\",\"threads\":15,\"memory\":\"prefer:0\",\"workers\":\"16\"}]",
-   "CCL_WORKER_AFFINITY": "0,16"
-  }
+  "node0": [
+   {
+    "cpus": [
+     1,
+     2,
+     3,
+     4,
+     5,
+     6,
+     7,
+     8,
+     9,
+     10,
+     11,
+     12,
+     13,
+     14,
+     15
+    ],
+    "workers": [
+     0
+    ],
+    "numa": 0
+   },
+   {
+    "cpus": [
+     17,
+     18,
+     19,
+     20,
+     21,
+     22,
+     23,
+     24,
+     25,
+     26,
+     27,
+     28,
+     29,
+     30,
+     31
+    ],
+    "workers": [
+     16
+    ],
+    "numa": 0
+   }
+  ],
+  "node1": [
+   {
+    "cpus": [
+     1,
+     2,
+     3,
+     4,
+     5,
+     6,
+     7,
+     8,
+     9,
+     10,
+     11,
+     12,
+     13,
+     14,
+     15
+    ],
+    "workers": [
+     0
+    ],
+    "numa": 0
+   },
+   {
+    "cpus": [
+     17,
+     18,
+     19,
+     20,
+     21,
+     22,
+     23,
+     24,
+     25,
+     26,
+     27,
+     28,
+     29,
+     30,
+     31
+    ],
+    "workers": [
+     16
+    ],
+    "numa": 0
+   }
+  ],
+  "node2": [
+   {
+    "cpus": [
+     1,
+     2,
+     3,
+     4,
+     5,
+     6,
+     7,
+     8,
+     9,
+     10,
+     11,
+     12,
+     13,
+     14,
+     15
+    ],
+    "workers": [
+     0
+    ],
+    "numa": 0
+   },
+   {
+    "cpus": [
+     17,
+     18,
+     19,
+     20,
+     21,
+     22,
+     23,
+     24,
+     25,
+     26,
+     27,
+     28,
+     29,
+     30,
+     31
+    ],
+    "workers": [
+     16
+    ],
+    "numa": 0
+   }
+  ]
  },
+ "omp_threads": 15,
+ "ccl": true,
  "exports": {
   "PATH": "/opt/spr-cluster/venv/bin:/usr/local/bin:/usr/bin:/bin",
   "I_MPI_ROOT": "/opt/spr-cluster/venv",
@@ -63,6 +194,7 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
  ],
  "again": [],
  "retries": 0,
- "planned_nodes": 0
+ "planned_nodes": 3,
+ "least_nodes": 0
 }
 _END_OF_THE_LAUNCH_

@@ -5,7 +5,7 @@
 #SBATCH --no-requeue
 mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
 exec >> log 2>&1
-[ -d code/worker ] || ssh node0 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cf - $(ls -d code data model start.json run.sh gather output/.keep 2>/dev/null)' | tar -xf -
+[ -d code/worker ] || ssh node0 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cf - $(ls -d code data model job.json run.sh output/.keep 2>/dev/null)' | tar -xf -
 export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code
 exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
 {
@@ -31,19 +31,129 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
   "OMP_PROC_BIND": "false"
  },
  "pinning": {
-  "node0": {
-   "I_MPI_PIN_DOMAIN": "[0xffffffff]",
-   "SPR_PLACEMENT": "[{\"cpus\":\"0-31\",\"threads\":32,\"memory\":\"prefer:0\",\"workers\":\"\"}]"
-  },
-  "node1": {
-   "I_MPI_PIN_DOMAIN": "[0xffffffff]",
-   "SPR_PLACEMENT": "[{\"cpus\":\"0-31\",\"threads\":32,\"memory\":\"prefer:0\",\"workers\":\"\"}]"
-  },
-  "node2": {
-   "I_MPI_PIN_DOMAIN": "[0xffffffff]",
-   "SPR_PLACEMENT": "[{\"cpus\":\"0-31\",\"threads\":32,\"memory\":\"prefer:0\",\"workers\":\"\"}]"
-  }
+  "node0": [
+   {
+    "cpus": [
+     0,
+     1,
+     2,
+     3,
+     4,
+     5,
+     6,
+     7,
+     8,
+     9,
+     10,
+     11,
+     12,
+     13,
+     14,
+     15,
+     16,
+     17,
+     18,
+     19,
+     20,
+     21,
+     22,
+     23,
+     24,
+     25,
+     26,
+     27,
+     28,
+     29,
+     30,
+     31
+    ],
+    "workers": [],
+    "numa": 0
+   }
+  ],
+  "node1": [
+   {
+    "cpus": [
+     0,
+     1,
+     2,
+     3,
+     4,
+     5,
+     6,
+     7,
+     8,
+     9,
+     10,
+     11,
+     12,
+     13,
+     14,
+     15,
+     16,
+     17,
+     18,
+     19,
+     20,
+     21,
+     22,
+     23,
+     24,
+     25,
+     26,
+     27,
+     28,
+     29,
+     30,
+     31
+    ],
+    "workers": [],
+    "numa": 0
+   }
+  ],
+  "node2": [
+   {
+    "cpus": [
+     0,
+     1,
+     2,
+     3,
+     4,
+     5,
+     6,
+     7,
+     8,
+     9,
+     10,
+     11,
+     12,
+     13,
+     14,
+     15,
+     16,
+     17,
+     18,
+     19,
+     20,
+     21,
+     22,
+     23,
+     24,
+     25,
+     26,
+     27,
+     28,
+     29,
+     30,
+     31
+    ],
+    "workers": [],
+    "numa": 0
+   }
+  ]
  },
+ "omp_threads": 32,
+ "ccl": false,
  "exports": {
   "PATH": "/opt/spr-cluster/venv/bin:/usr/local/bin:/usr/bin:/bin",
   "I_MPI_ROOT": "/opt/spr-cluster/venv",
@@ -54,6 +164,7 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
  "setup": [],
  "again": [],
  "retries": 0,
- "planned_nodes": 0
+ "planned_nodes": 3,
+ "least_nodes": 0
 }
 _END_OF_THE_LAUNCH_

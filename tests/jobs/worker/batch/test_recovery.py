@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import pytest
 from jobs.worker.batch.conclusion import describe, describe_killed, describe_lost_nodes
 from jobs.worker.batch.copies import order_nodes
 from jobs.worker.batch.nodes import NodeState, newest_copy, parse_cpus, parse_state
-from jobs.worker.batch.pinning import fit_pinning
+from jobs.worker.batch.pinning import CoreShare, fit_pinning, render_pinning
 from jobs.worker.batch.stall import StallDetector
 from jobs.worker.batch.supervise import LogWatch
-from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, render_plan
+from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
 
 
 def training(*steps: float) -> StallDetector:
@@ -98,6 +99,18 @@ def test_a_killed_rank_is_known_from_mpirun(tmp_path: Path) -> None:
     assert describe_killed({}, NODES, start) == {}
 
 
+def test_a_lost_node_is_known_from_mpirun(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "Connection to 172.31.0.5 closed by remote host.\n"
+        "[mpiexec@ip-4] Error: Downstream from host node1 exited abnormally\n"
+        "[mpiexec@ip-4] wait_proxies_to_terminate: downstream from host node1 exited with status 255\n"
+    )
+    watch = LogWatch(log)
+    watch.poll()
+    assert watch.lost == ("node1",)
+
+
 def test_what_a_node_says_about_itself() -> None:
     text = "files\nstep-000015\nstep-000030\nstep-000045.copy\nstep-000045.partial\ncpus\t0-1,4\n"
     assert parse_state(text) == NodeState((0, 1, 4), True, 30)
@@ -138,29 +151,22 @@ def test_copies_go_to_the_head_or_from_it(
     assert order_nodes(nodes, here, "node0") == expected
 
 
-def pinned(*places: tuple[str, str]) -> dict[str, str]:
-    plan = [RankPlacement(cpus, 1, "prefer:0", workers) for cpus, workers in places]
-    workers = ",".join(workers for _, workers in places)
-    return {
-        "I_MPI_PIN_DOMAIN": "[0x3,0x30]",
-        VARIABLE: render_plan(plan),
-        "CCL_WORKER_AFFINITY": workers,
-    }
+PLANNED = (CoreShare((0, 1), (2,), 0), CoreShare((4, 5), (6,), 0))
 
 
-def test_a_pinning_that_fits_stays() -> None:
-    env = pinned(("0-1", "2"), ("4-5", "6"))
-    assert fit_pinning(env, range(8)) == env
-    assert fit_pinning({"A": "b"}, (3,)) == {"A": "b"}
-    assert fit_pinning(env, (0, 1)) == env  # too few: a rank will say so
+@pytest.mark.parametrize("cpus", [range(8), (0, 1)], ids=["fits", "too few: a rank will say so"])
+def test_a_pinning_stays(cpus: Sequence[int]) -> None:
+    assert fit_pinning(PLANNED, cpus) == PLANNED
+    assert fit_pinning((), cpus) == ()
 
 
 def test_a_pinning_moves_to_the_cpus_of_a_replaced_node() -> None:
-    moved = fit_pinning(pinned(("0-1", "2"), ("4-5", "6")), range(10, 16))
+    moved = fit_pinning(PLANNED, range(10, 16))
+    env = render_pinning(moved, 2, 2, ccl=True)
 
-    assert moved["I_MPI_PIN_DOMAIN"] == f"[{hex(0b11 << 10)},{hex(0b11 << 13)}]"
-    assert moved["CCL_WORKER_AFFINITY"] == "12,15"
-    places = [RankPlacement(**place) for place in json.loads(moved[VARIABLE])]
+    assert env["I_MPI_PIN_DOMAIN"] == f"[{hex(0b11 << 10)},{hex(0b11 << 13)}]"
+    assert env["CCL_WORKER_AFFINITY"] == "12,15"
+    places = [RankPlacement(**place) for place in json.loads(env[VARIABLE])]
     assert [place.cpus for place in places] == ["10-11", "13-14"]
     assert [place.workers for place in places] == ["12", "15"]
     assert [place.memory for place in places] == [None, None]

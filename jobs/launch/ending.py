@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -68,9 +69,8 @@ class Outcome:
 def parse_end(content: Mapping[str, Any] | str) -> JobEnd | None:
     """Return the content of ``end.json``, or its text; ``None`` if there is no valid one."""
     known = TypeAdapter(JobEnd)
-    try:
+    with suppress(ValidationError):
         if isinstance(content, str):
             return known.validate_json(content)
         return known.validate_python(content)
-    except ValidationError:
-        return None
+    return None

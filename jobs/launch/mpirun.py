@@ -49,7 +49,6 @@ def build_launch(
 ) -> Launch:
     """Return how a job starts on nodes of ``cluster``, for all of which it was placed."""
     shares = placement.shares or ((),) * len(cluster.nodes)
-    lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
     program = (f"{VENV}/bin/python", "-m", plan.module)
     planned = len(cluster.first(plan.nodes).nodes)
     if plan.elastic and plan.elastic > planned:
@@ -69,7 +68,7 @@ def build_launch(
         omp_threads=placement.omp_threads,
         ccl=placement.backend == "ccl",
         exports={**MPIRUN_ENV, **_IN_QUEUE},
-        setup=_ccl_setup(lookup) if plan.backend == "ccl" else (),
+        setup=_ccl_setup(stack) if plan.backend == "ccl" else (),
         retries=plan.retries,
         planned_nodes=planned,
         least_nodes=plan.elastic or 0,
@@ -134,8 +133,9 @@ def _openmp_environment(placement: Placement) -> dict[str, str]:
     return env | {"OMP_PROC_BIND": "false"}
 
 
-def _ccl_setup(lookup: str) -> tuple[str, ...]:
+def _ccl_setup(stack: Stack) -> tuple[str, ...]:
     """Return the lines that load oneCCL's environment from where the bindings find it."""
+    lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
     return (
         f"ccl=$({VENV}/bin/python -c {shlex.quote(lookup)}) || exit 1",
         '. "$ccl/env/setvars.sh" || exit 1',

@@ -81,12 +81,12 @@ class JobResult:
         return next((e for e in reversed(self.output.events) if e["event"] == kind), None)
 
 
+@dataclass
 class DetachedError(Exception):
     """Raised instead of following a job that was submitted."""
 
-    def __init__(self, job: str, flags: str) -> None:
-        super().__init__(job)
-        self.job, self.flags = job, flags
+    job: str
+    flags: str
 
 
 @dataclass

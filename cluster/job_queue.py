@@ -33,6 +33,28 @@ _SUMMARIZE = f"""# asking how busy the queue is
 timeout 2 sinfo --noheader --Node --format='%N|%T' && timeout 2 {LIST_QUEUE}
 """
 _NODE_GROUP = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?")
+_NODE_DOWN = "a node that it requires is down; `spr-cluster repair` replaces it"
+# What Slurm's words mean to somebody who waits:
+# https://slurm.schedmd.com/squeue.html#SECTION_JOB-REASON-CODES
+_REASONS = {
+    "None": "it starts in some moments",
+    "Resources": "its nodes are in use",
+    "Priority": "other jobs are first",
+    "BeginTime": "it starts again in some seconds",
+    "ReqNodeNotAvail": _NODE_DOWN,
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": (
+        _NODE_DOWN
+    ),
+    "PartitionNodeLimit": "it requires more nodes than the cluster has",
+    "PartitionConfig": "it requires more nodes than the cluster has",
+}
+# A node that gets no jobs, and why; its health check's words begin with what happened.
+_DRAINED = re.compile(r"(node\d+) (?:(spot|disk): )?(.+)")
+_REMEDIES = {
+    "spot": "`spr-cluster repair` replaces it",
+    "disk": "free space there, and it returns to the queue by itself",
+    None: "it is out of the queue",
+}
 
 
 @dataclass(frozen=True)
@@ -114,6 +136,14 @@ def expand_nodes(text: str) -> Iterator[str]:
         for first, last in _RANGE.findall(ranges):
             for number in range(int(first), int(last or first) + 1):
                 yield f"{stem}{number:0{len(first)}}"
+
+
+def describe_reason(reason: str) -> str:
+    """Return what Slurm's reason for a job's wait means."""
+    if drained := _DRAINED.match(reason):
+        node, kind, text = drained.groups()
+        return f"{node}: {text}; {_REMEDIES[kind]}"
+    return _REASONS.get(reason, reason)
 
 
 def find_running_job(head: Host) -> str | None:

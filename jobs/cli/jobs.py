@@ -10,8 +10,8 @@ from datetime import datetime
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
+from cluster.job_queue import describe_reason
 from jobs.launch.ending import FAILED
-from jobs.launch.follow import describe_reason
 from jobs.launch.history import RUNNING, JobSummary, list_jobs
 
 _EXAMPLES = """\

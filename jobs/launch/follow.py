@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.job_queue import how_to_end
+from cluster.job_queue import describe_reason, how_to_end
 from infra.errors import HangupError, HostError, JobError
 from jobs.launch.ending import JobEnd
 from jobs.launch.plan import STOP_SECONDS, JobPaths
@@ -22,28 +21,6 @@ Event = dict[str, Any]
 _KEPT_LOG_LINES = 200
 # One of each is kept for the caller; steps come by the thousand.
 _NOT_KEPT = {"step", "phase"}
-_NODE_DOWN = "a node that it requires is down; `spr-cluster repair` replaces it"
-# What Slurm's words mean to somebody who waits:
-# https://slurm.schedmd.com/squeue.html#SECTION_JOB-REASON-CODES
-_REASONS = {
-    "None": "it starts in some moments",
-    "Resources": "its nodes are in use",
-    "Priority": "other jobs are first",
-    "BeginTime": "it starts again in some seconds",
-    "ReqNodeNotAvail": _NODE_DOWN,
-    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": (
-        _NODE_DOWN
-    ),
-    "PartitionNodeLimit": "it requires more nodes than the cluster has",
-    "PartitionConfig": "it requires more nodes than the cluster has",
-}
-# A node that gets no jobs, and why; its health check's words begin with what happened.
-_DRAINED = re.compile(r"(node\d+) (?:(spot|disk): )?(.+)")
-_REMEDIES = {
-    "spot": "`spr-cluster repair` replaces it",
-    "disk": "free space there, and it returns to the queue by itself",
-    None: "it is out of the queue",
-}
 
 
 @dataclass
@@ -92,14 +69,6 @@ class JobOutput:
         if reason not in (*self.waits, "None"):
             self.waits.append(reason)
             self.show(f"waiting in the queue: {describe_reason(reason)}")
-
-
-def describe_reason(reason: str) -> str:
-    """Return what Slurm's reason for a job's wait means."""
-    if drained := _DRAINED.match(reason):
-        node, kind, text = drained.groups()
-        return f"{node}: {text}; {_REMEDIES[kind]}"
-    return _REASONS.get(reason, reason)
 
 
 def how_to_come_back(job: str, flags: str) -> str:

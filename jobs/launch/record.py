@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pydantic import PositiveInt
 
 from infra.errors import JobError, UsageError
 from infra.files import parse_as, read_object, read_text
-from jobs.launch.ending import JobEnd
+from jobs.launch.ending import JobEnd, parse_end
 from jobs.launch.placement import Placement
 from jobs.launch.plan import RECORD, JobPaths, PlacementOptions
 from provision.host import Host
@@ -119,13 +120,11 @@ def read_job_id(folder: Path) -> str:
 
 def complete_record(folder: Path, text: str) -> None:
     """Add the content of ``end.json``, if there is one, to a record that was fetched."""
-    try:
+    end = parse_end(text)
+    with suppress(UsageError):  # one of an earlier release stays as it is
         record = parse_as(JobRecord, read_text(folder / RECORD), str(folder / RECORD))
-        end = parse_as(JobEnd, text, "end.json") if text.strip() else None
-    except UsageError:
-        return  # of an earlier release
-    if end and not record.state:
-        write_record(folder, record.ended_as(end))
+        if end and not record.state:
+            write_record(folder, record.ended_as(end))
 
 
 def write_job_id(folder: Path, job: str) -> None:

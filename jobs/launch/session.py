@@ -19,25 +19,11 @@ from infra.progress import Progress, Silent
 from infra.words import counted
 from jobs.launch import files
 from jobs.launch.ending import CANCELLED, SUCCEEDED, JobEnd, Outcome
-from jobs.launch.follow import (
-    Event,
-    JobOutput,
-    explain,
-    how_to_come_back,
-    note_silence,
-    stop_job,
-)
+from jobs.launch.follow import Event, JobOutput, explain, how_to_come_back, note_silence, stop_job
 from jobs.launch.history import list_jobs
 from jobs.launch.mpirun import build_launch, render_command, warn_ignored
 from jobs.launch.placement import Placement, plan_placement
-from jobs.launch.plan import (
-    RECORD,
-    STOP_SECONDS,
-    JobPaths,
-    JobPlan,
-    PlacementOptions,
-    new_job_id,
-)
+from jobs.launch.plan import RECORD, STOP_SECONDS, JobPaths, JobPlan, PlacementOptions, new_job_id
 from jobs.launch.queue import SlurmLauncher
 from jobs.launch.record import CloudInfo, JobRecord, write_record
 from jobs.worker.batch.launch import Launch
@@ -292,11 +278,11 @@ def _require_all_nodes(cluster: Cluster) -> None:
     """Require every node: mpirun would wait forever for one that is gone."""
     if cluster.is_whole:
         return
-    is_missing = len(cluster.nodes) != cluster.wanted_nodes
-    state = f"{len(cluster.nodes)} of {counted(cluster.wanted_nodes, 'node')} running"
+    state = "its nodes are not connected yet"
+    if len(cluster.nodes) != cluster.wanted_nodes:
+        state = f"{len(cluster.nodes)} of {counted(cluster.wanted_nodes, 'node')} running"
     raise JobError(
-        f"cluster {cluster.name} is degraded: "
-        + (state if is_missing else "its nodes are not connected yet"),
+        f"cluster {cluster.name} is degraded: {state}",
         hint=f"`spr-cluster repair {cluster.flags}` replaces and connects them, "
         f"`spr-cluster status {cluster.flags}` shows them",
     )

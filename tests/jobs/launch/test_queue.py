@@ -37,7 +37,7 @@ def test_a_job_is_followed_until_it_ends(head: ThisMachine) -> None:
     assert (end.state, end.exit_code, end.nodes, end.attempt) == ("failed", 7, ("node0",), 1)
     assert end.seconds is not None
     assert 0.4 < end.seconds < 10
-    assert head.jobs_in_queue() == []
+    wait_for(lambda: head.jobs_in_queue() == [])
 
 
 def test_a_broken_connection_loses_neither_the_job_nor_a_line(head: ThisMachine) -> None:

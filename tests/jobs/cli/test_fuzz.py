@@ -163,7 +163,7 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         line.stage("node0", "# listing the jobs", Result(0, listed("squad", begin=_BEGUN), ""))
         for pattern in ("# distributing", "cat .*job.json", "-tuned.json", "~/spr-bench/"):
             line.stage("node0", pattern, Result(0, "", ""))
-        for pattern in ("# reading a log", "# collecting the results"):
+        for pattern in ("# (reading a log|following a job)", "# collecting", "cat .*end.json"):
             line.stage("node0", pattern, Result(0, "", ""))
         policy = folder / "policy.json"
         policy.write_text(_render_looking())

@@ -32,6 +32,7 @@ from benchmarks.squad_data import (
     longest,
     new_model,
 )
+from benchmarks.step_profile import StepProfile, profiling
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
@@ -59,6 +60,16 @@ class Round(NamedTuple):
     teraflop: float
     seconds: float
     memory_gb: float
+    profile: StepProfile | None = None
+    """Of a second training on the same features, if asked for."""
+
+
+def parse_round(line: str) -> Round:
+    """Return the round of a side's answer."""
+    content = json.loads(line)
+    if content["profile"]:
+        content["profile"] = StepProfile.parse(content["profile"])
+    return Round(**content)
 
 
 class Side(Protocol):
@@ -123,6 +134,10 @@ def serve(side: Side, features: Sequence[Feature], args: argparse.Namespace) -> 
         operations = sum(map(SHAPES[args.shape].operations, sizes))
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         answer = Round(len(chosen), sum(sizes), operations / 1e12, seconds, round(memory, 3))
+        if args.profile:
+            with profiling(2 if args.dtype == "bf16" else 4) as result:
+                again = side.train(chosen)
+            answer = answer._replace(profile=result()._replace(seconds=again))
         print(json.dumps(answer._asdict()), flush=True)
 
 
@@ -136,6 +151,7 @@ def add_side_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--run-qa", type=Path, help="transformers' own script, one more side")
     parser.add_argument("--attention-dropout", action="store_true", help="keep it in fast, too")
+    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
 
 
 def side_arguments(args: argparse.Namespace) -> list[str]:
@@ -146,7 +162,8 @@ def side_arguments(args: argparse.Namespace) -> list[str]:
     ]
     argv += [f"--encoder={args.encoder}"] if args.encoder else []
     argv += [f"--run-qa={args.run_qa.absolute()}"] if args.run_qa else []
-    return argv + (["--attention-dropout"] if args.attention_dropout else [])
+    flags = ("attention_dropout", "profile")
+    return argv + [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name)]
 
 
 def main() -> None:

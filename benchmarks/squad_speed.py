@@ -16,12 +16,11 @@ does on the cluster's nodes and in the published run. `--allocator plain` uses t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
@@ -34,6 +33,7 @@ from benchmarks.squad_sides import (
     SIDES,
     Round,
     add_side_arguments,
+    parse_round,
     side_arguments,
 )
 
@@ -61,7 +61,7 @@ class Player:
         self._ask(f"{steps} {seed}\n")
         for line in self._process.stdout:
             if line.startswith('{"features"'):
-                return Round(**json.loads(line))
+                return parse_round(line)
         code = self._process.wait()
         why = ": the kernel ran out of memory? Give a smaller --batch-size" if code == -9 else ""
         raise SystemExit(f"a side ended with exit code {code}{why}")
@@ -122,10 +122,19 @@ class Played(NamedTuple):
 
 
 def play(args: argparse.Namespace) -> dict[str, Played]:
-    """Run all rounds of all sides in turn."""
+    """Run all rounds of all sides in turn, or side after side."""
+    groups = [[side] for side in args.sides] if args.apart else [args.sides]
+    played: dict[str, Played] = {}
+    for sides in groups:
+        played |= play_together(sides, args)
+    return played
+
+
+def play_together(sides: Sequence[str], args: argparse.Namespace) -> dict[str, Played]:
+    """Run all rounds of these sides in turn; each keeps its memory until the last one ends."""
     played: dict[str, Played] = {}
     with ExitStack() as stack:
-        players = {side: stack.enter_context(playing(side, args)) for side in args.sides}
+        players = {side: stack.enter_context(playing(side, args)) for side in sides}
         for side, player in players.items():
             # Twice: a second length of features may be compiled again.
             played[side] = Played([player.play(1, seed) for seed in (1001, 1002)], [])
@@ -170,15 +179,23 @@ def figures(played: Mapping[str, Played], steps: int, gemm: float) -> dict[str, 
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_side_arguments(parser)
+def add_round_arguments(parser: argparse.ArgumentParser, sides: Sequence[str]) -> None:
+    """Add the options of :func:`play`; ``sides`` are the default ones."""
     parser.add_argument("--steps", type=int, default=4, help="per round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--allocator", choices=tuple(ALLOCATORS), default="kept")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=sides)
     parser.add_argument(
-        "--sides", nargs="+", choices=SIDES, default=["baseline", "grouped", "fast"]
+        "--apart",
+        action="store_true",
+        help="one side after another: those that do not fit in memory together",
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_side_arguments(parser)
+    add_round_arguments(parser, ["baseline", "grouped", "fast"])
     args = parser.parse_args()
     if args.run_qa is not None:
         args.sides = [*args.sides, "run_qa"]

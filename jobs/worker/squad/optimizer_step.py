@@ -15,6 +15,7 @@ from ..runtime.ranks import Ranks
 from .batches import trim
 from .communication import Replica
 from .compilation import choose_compilation, compile_layers, why_no_compiler
+from .dropout import draw_seeds
 from .model import Loaded
 from .options import TrainOptions
 from .state import TrainContext
@@ -181,6 +182,7 @@ def average_gradients(
     for number, part in enumerate(parts, start=1):
         last = number == len(parts)
         with replica.no_sync() if replica and not last else nullcontext():
+            draw_seeds(model)
             with context.autocast():
                 loss = model(**part).loss * (weight * len(part["input_ids"]) / own)
             watch.lap("forward")

@@ -1,0 +1,119 @@
+"""Attention for compiled layers: batched products, and fused passes over the weights between them.
+
+torch's fused attention for CPUs saves memory, but for some hundred tokens its backward pass takes three times
+as long as these products (benchmarks.overheads).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+NAME = "products"
+
+
+class ProductAttention(torch.autograd.Function):
+    """``softmax(scale * query key^T + mask) value``, of (batch, heads, tokens, size) each.
+
+    It keeps the weights in the type of its inputs, where softmax under autocast would keep them in fp32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+    ) -> Tensor:
+        scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
+        if mask is not None:
+            scores = scores + mask
+        weights = torch.softmax(scores, -1).to(query.dtype)
+        output = torch.matmul(weights, value)
+        ctx.save_for_backward(query, key, value, weights, output)
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        query, key, value, weights, output = ctx.saved_tensors
+        # Of each row: the sum of the weights' gradients times the weights.
+        mean = (gradient.float() * output.float()).sum(-1, keepdim=True)
+        of_weights = torch.matmul(gradient, value.transpose(-1, -2)).float()
+        of_scores = (weights.float() * (of_weights - mean) * ctx.scale).to(query.dtype)
+        return (
+            torch.matmul(of_scores, key),
+            torch.matmul(of_scores.transpose(-1, -2), query),
+            torch.matmul(weights.transpose(-1, -2), gradient),
+            None,
+            None,
+        )
+
+
+def attend(
+    _module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Return the output as (batch, tokens, heads, size), as transformers asks for it."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if dropout:
+        output = scaled_dot_product_attention(
+            query, key, value, attention_mask, dropout, scale=scale
+        )
+    else:
+        output = ProductAttention.apply(query, key, value, attention_mask, scale)  # type: ignore[no-untyped-call]
+    return output.transpose(1, 2), None
+
+
+def use_products(model: Any) -> bool:
+    """Let a model's layers use :func:`attend`; return whether they do.
+
+    They do not if transformers or the model has no choice of attention, or if its answers to a small
+    batch would differ.
+    """
+    try:
+        from transformers import AttentionInterface  # noqa: PLC0415 - reads variables when imported
+        from transformers.masking_utils import (  # noqa: PLC0415 - not in older releases
+            AttentionMaskInterface,
+            eager_mask,
+        )
+    except ImportError:
+        return False
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, eager_mask)
+    before = model.config._attn_implementation
+    # Models differ in what they take and raise; training works without.
+    with suppress(Exception):
+        expected = _answers(model)
+        model.set_attn_implementation(NAME)
+        used = model.config._attn_implementation == NAME
+        if used and torch.allclose(_answers(model), expected, rtol=1e-3, atol=1e-4):
+            return True
+    model.set_attn_implementation(before)
+    return False
+
+
+def stop_using_products(model: Any) -> None:
+    """Undo :func:`use_products`."""
+    if model.config._attn_implementation == NAME:
+        model.set_attn_implementation("sdpa")
+
+
+def _answers(model: Any) -> Tensor:
+    """Return the scores of start and end for two short features, one of them padded."""
+    ids = torch.arange(3, 35).view(2, 16) % model.config.vocab_size
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        found = model(input_ids=ids, attention_mask=mask)
+    model.train(training)
+    return torch.stack([found.start_logits, found.end_logits])[:, mask == 1]

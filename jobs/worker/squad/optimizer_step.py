@@ -153,14 +153,26 @@ def take_step(
     optimizer.zero_grad(set_to_none=True)
     watch = StepTimer()
     loss = average_gradients(context, model, tensors, watch)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-    healthy = math.isfinite(float(norm))
-    if healthy:
-        optimizer.step()
+    healthy = _clip_and_update(model, optimizer, ipex=context.options.ipex)
     watch.lap("optimizer")
     mean = context.ranks.mean(loss) if healthy else math.nan
     watch.lap("communication")
     return Step(mean, watch.seconds)
+
+
+def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, *, ipex: bool) -> bool:
+    """Clip the gradients and change the weights; return whether the gradients were finite."""
+    if ipex:
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+    else:
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        # The fused step divides by it, as GradScaler asks it to: one pass over the gradients less.
+        optimizer.grad_scale = (norm / CLIP_NORM).clamp(min=1.0)  # type: ignore[attr-defined]
+    healthy = math.isfinite(float(norm))
+    if healthy:
+        optimizer.step()
+    return healthy
 
 
 def average_gradients(

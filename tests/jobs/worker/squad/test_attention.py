@@ -35,11 +35,13 @@ def make_inputs(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
 @pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_outputs_and_gradients_are_torchs_own(dtype: torch.dtype, exact: float) -> None:
     tensors, mask = make_inputs(dtype)
-    found, _ = attend(None, *tensors, mask, 0.3)
+    query, key, value = tensors
+    found, _ = attend(None, query, key, value, mask, 0.3)
     found = found.transpose(1, 2)
     gradient = torch.randn_like(found)
     gradients = torch.autograd.grad(found, tensors, gradient)
-    query, key, value = precise = [each.detach().double().requires_grad_() for each in tensors]
+    precise = [each.detach().double().requires_grad_() for each in tensors]
+    query, key, value = precise
     expected = scaled_dot_product_attention(query, key, value, mask.double(), scale=0.3)
     for one, other in zip(
         (found, *gradients),

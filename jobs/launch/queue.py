@@ -28,7 +28,19 @@ touch log
 # With it, the job starts again after the loss of the head.
 take="mkdir -p {root} && cd {root} && rm -f end.json cancelled && cat > run.sh.new && mv run.sh.new run.sh"
 export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new}'
-mv {new} run.sh && sbatch --parsable run.sh
+mv {new} run.sh && id=$(sbatch --parsable run.sh) || exit
+setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
+"""
+# slurmctld saves its state within 5 s. If it is killed sooner, it forgets the job, and may reuse its number.
+_SAVED_S = 8
+_SUBMIT_IF_FORGOTTEN = """
+for round in 1 2 3 4 5 6; do
+  sleep {pause}
+  case "$(scontrol -o show job $0 2>&1)" in
+    *" JobName=${{PWD##*/}} "*) exit;;
+    JobId=*|*"Invalid job id"*) [ -e cancelled ] || sbatch --parsable run.sh; exit;;
+  esac
+done
 """
 # Slurm lists a job until nothing of it is left on any node that answers. Its own scancel would give the
 # ranks too little time for a checkpoint, so the batch script gets the signal first.
@@ -69,7 +81,8 @@ class SlurmLauncher:
         One folder may see several runs, one after another, such as the trials of ``tune``.
         """
         self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
-        script = _SUBMIT.format(root=paths.root, new=paths.new_script)
+        again = _SUBMIT_IF_FORGOTTEN.format(pause=_SAVED_S)
+        script = _SUBMIT.format(root=paths.root, new=paths.new_script, again=again)
         done = self.head.run(script, check=False)
         if done.exit_code:
             why = done.stderr.strip() or "it printed nothing"

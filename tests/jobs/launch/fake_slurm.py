@@ -277,6 +277,8 @@ def scontrol(words: list[str], options: dict[str, str]) -> int:
             else:
                 content["jobs"][given["jobid"]]["requeue"] = given["requeue"] != "0"
             return 0
+        if words[-1] not in content["jobs"]:
+            return _fail("slurm_load_jobs error: Invalid job id specified")
         job = content["jobs"][words[-1]]
         if words[0] == "requeue":
             if not job["requeue"] or job["state"] != "RUNNING":

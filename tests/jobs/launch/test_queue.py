@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -416,3 +417,37 @@ def test_a_damaged_end_is_no_end(head: ThisMachine, content: str) -> None:
     Path(paths.end).write_text(content)
     with pytest.raises(JobError, match="job squad-1 is lost"):
         follow(head, paths)
+
+
+@pytest.mark.parametrize("number_is_used", [False, True])
+def test_a_job_that_the_controller_forgets_at_once_is_submitted_again(
+    head: ThisMachine, *, number_is_used: bool
+) -> None:
+    submit(head, "sleep 20", "first", nodes=3)
+    submit(head, "echo here", "second")
+    path = head.slurm / "queue"
+    content = json.loads(path.read_text())
+    forgotten = content["jobs"].pop("2")
+    if number_is_used:
+        content["jobs"]["2"] = {**forgotten, "name": "another"}
+    path.write_text(json.dumps(content))
+    assert "second" not in dict(head.jobs_in_queue())
+
+    wait_for(lambda: "second" in dict(head.jobs_in_queue()))
+
+    # Once: the others were not forgotten.
+    time.sleep(1)
+    assert [name for name, _ in head.jobs_in_queue()].count("second") == 1
+    assert [name for name, _ in head.jobs_in_queue()].count("first") == 1
+
+
+def test_a_forgotten_job_that_was_cancelled_stays_away(head: ThisMachine) -> None:
+    submit(head, "sleep 20", "first", nodes=3)
+    paths = submit(head, "echo here", "second")
+    SlurmLauncher(head).cancel(paths, 0)
+    path = head.slurm / "queue"
+    content = json.loads(path.read_text())
+    del content["jobs"]["2"]
+    path.write_text(json.dumps(content))
+    time.sleep(1)
+    assert [name for name, _ in head.jobs_in_queue()] == ["first"]

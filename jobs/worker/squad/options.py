@@ -98,7 +98,7 @@ class TrainOptions:
     seed: int = _option(42, "random seed", within=Range(0, 2**31 - 1))
     dtype: str = _option(
         "auto",
-        "arithmetic; auto: bf16 if every CPU has it in hardware",
+        "arithmetic; auto: bf16 if every CPU multiplies faster in it",
         choices=("auto", "bf16", "fp32"),
     )
     backend: str = _option(

@@ -8,6 +8,7 @@ from jobs.worker.runtime.precision import Precision, choose_precision, read_cpu_
 
 AMX = frozenset(("avx512_bf16", "amx_bf16", "amx_tile", "amx_int8"))
 ZEN4 = frozenset(("avx512_bf16",))
+INTEL_AVX512 = ZEN4 | {"GenuineIntel"}
 OLD = frozenset(("avx2",))
 
 
@@ -17,11 +18,18 @@ OLD = frozenset(("avx2",))
         ("auto", {"a": AMX, "b": AMX}, ("bf16", "every CPU has amx_bf16 or avx512_bf16")),
         ("auto", {"a": AMX, "b": ZEN4}, ("bf16", "every CPU has avx512_bf16")),
         ("auto", {"a": AMX, "b": OLD}, ("fp32", "no amx_bf16 or avx512_bf16 on b")),
+        ("auto", {"a": AMX | {"GenuineIntel"}}, ("bf16", "every CPU has amx_bf16 or avx512_bf16")),
+        (
+            "auto",
+            {"a": AMX, "b": INTEL_AVX512},
+            ("fp32", "without amx_bf16, Intel's fp32 is faster than bf16, on b"),
+        ),
+        ("bf16", {"a": INTEL_AVX512}, ("bf16", "set by --dtype bf16")),
         ("bf16", {"a": OLD}, ("bf16", "set by --dtype bf16")),
         ("fp32", {"a": AMX}, ("fp32", "set by --dtype fp32")),
     ],
 )
-def test_auto_is_bf16_only_if_every_cpu_has_it(
+def test_auto_is_bf16_only_if_it_is_faster_on_every_cpu(
     asked: str, hosts: dict[str, frozenset[str]], expected: tuple[str, str]
 ) -> None:
     assert choose_precision(asked, hosts) == Precision(*expected)
@@ -49,8 +57,9 @@ def test_instructions_that_onednn_must_not_use_do_not_count(
 def test_cpu_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(
-        "processor\t: 0\nvmx flags\t: x\nflags\t\t: fpu amx_bf16\n\nflags\t: other\n"
+        "processor\t: 0\nvendor_id\t: GenuineIntel\nvmx flags\t: x\nflags\t\t: fpu amx_bf16\n\n"
+        "vendor_id\t: AuthenticAMD\nflags\t: other\n"
     )
-    assert read_cpu_flags(cpuinfo, {}) == {"fpu", "amx_bf16"}
+    assert read_cpu_flags(cpuinfo, {}) == {"GenuineIntel", "fpu", "amx_bf16"}
     cpuinfo.write_text("processor\t: 0\nFeatures\t: asimd\n")
     assert read_cpu_flags(cpuinfo, {}) == frozenset()

@@ -14,14 +14,17 @@ from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
 from jobs.worker.squad import optimizer_step as step_module
+from jobs.worker.squad.attention import NAME
 from jobs.worker.squad.batches import collate, label
 from jobs.worker.squad.compilation import (
     choose_compilation,
+    compile_layers,
     find_layers,
     plain_layers,
     why_no_compiler,
 )
 from jobs.worker.squad.dataset import Question, all_texts
+from jobs.worker.squad.dropout import draw_seeds
 from jobs.worker.squad.features import build_features
 from jobs.worker.squad.model import ATTENTION_DROPOUTS, load_model, without_attention_dropout
 from jobs.worker.squad.optimizer_step import Step, prepare, split, take_step
@@ -143,6 +146,48 @@ def test_compiled_layers_give_the_same_step(
     scale = max(float(values.abs().max()) for values in expected.values())
     for name, values in gradients.items():
         assert torch.allclose(values, expected[name], rtol=1e-3, atol=5 * exact * scale), name
+
+
+@COMPILING
+@pytest.mark.full
+def test_compiled_dropout_and_attention_are_those_of_eager_mode() -> None:
+    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
+
+    torch.manual_seed(2)
+    config = DistilBertConfig(
+        vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=64, attention_dropout=0.0
+    )
+    model: Any = DistilBertForQuestionAnswering(config).train()
+    ids = torch.randint(1, 99, (4, 48))
+    mask = torch.ones_like(ids)
+    mask[1, 40:] = 0
+    place = torch.tensor([1, 2, 3, 4])
+
+    def take() -> tuple[float, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        torch.manual_seed(3)
+        draw_seeds(model)
+        loss = model(
+            input_ids=ids, attention_mask=mask, start_positions=place, end_positions=place + 9
+        ).loss
+        loss.backward()
+        return float(loss.detach()), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+    without, _ = take()
+    assert compile_layers(model) == 2
+    loss, gradients = take()
+    assert take()[0] == loss
+    for module in model.modules():
+        module._compiled_call_impl = None
+    eager, expected = take()
+
+    assert loss == pytest.approx(eager, rel=1e-5)
+    for name, values in gradients.items():
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-5), name
+    assert model.config._attn_implementation == NAME
+    assert loss != pytest.approx(without, rel=1e-5)
+    plain_layers(model)
+    assert take()[0] == without
 
 
 # After the one that compiles: torch remembers which compiler it has found.

@@ -79,13 +79,18 @@ def use_products(model: Any) -> bool:
     batch would differ.
     """
     try:
-        from transformers import AttentionInterface  # noqa: PLC0415 - reads variables when imported
+        from transformers import (  # noqa: PLC0415 - reads variables when imported
+            AttentionInterface,
+            logging,
+        )
         from transformers.masking_utils import (  # noqa: PLC0415 - not in older releases
             AttentionMaskInterface,
             eager_mask,
         )
     except ImportError:
         return False
+    # Older releases warn of models that have no choice.
+    logging.set_verbosity_error()
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
     before = model.config._attn_implementation

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
 # Most of a command's time would be that of reading EC2's model.
 botocore_files.read_once()
+# A run in the background, or under nohup, ignores these, and so would every command that it starts.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own

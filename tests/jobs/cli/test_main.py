@@ -243,9 +243,7 @@ def test_without_a_terminal_yes_is_required(line: CommandLine) -> None:
 # Signals
 
 SLEEPER = """
-import signal, sys, time
-# What a shell starts in the background has it ignored, and so would this.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import sys, time
 import jobs.cli as cli
 from cluster.cli import status
 

@@ -56,6 +56,9 @@ class Link:
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         connection.setblocking(False)
+        # A message that waits for others to be acknowledged is lost if this process ends with unread beats:
+        # the goodbye would be.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection, self._unread = connection, b""
         self.rank: int | None = None
         self.host = ""

@@ -23,7 +23,7 @@ from benchmarks.gemm import bare_tflops
 from benchmarks.squad_data import find_encoder
 from benchmarks.squad_sides import Round, add_side_arguments
 from benchmarks.squad_speed import Played, add_round_arguments, play
-from benchmarks.step_profile import PRODUCTS, project
+from benchmarks.step_profile import project
 from jobs.worker.bench.measure import (
     choose_array_bytes,
     measure_memory,
@@ -51,15 +51,13 @@ def milliseconds(rounds: Sequence[Round]) -> dict[str, float]:
 def per_feature(each: Round, times: float, rate: float) -> float:
     """Return the projected seconds per feature of a round."""
     assert each.profile is not None
-    rest = sum(each.profile.groups.values()) - each.profile.groups[PRODUCTS]
-    return project(each.profile.products, rest, times, rate) / each.features
+    return project(each.profile, times, rate) / each.features
 
 
 def outside(each: Round) -> float:
     """Return the seconds per feature outside products."""
     assert each.profile is not None
-    groups = each.profile.groups
-    return (sum(groups.values()) - groups[PRODUCTS]) / each.features
+    return each.profile.outside / each.features
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -32,7 +33,7 @@ from benchmarks.squad_data import (
     longest,
     new_model,
 )
-from benchmarks.step_profile import StepProfile, profiling
+from benchmarks.step_profile import StepProfile, profile_steps
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
@@ -135,9 +136,8 @@ def serve(side: Side, features: Sequence[Feature], args: argparse.Namespace) -> 
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         answer = Round(len(chosen), sum(sizes), operations / 1e12, seconds, round(memory, 3))
         if args.profile:
-            with profiling(2 if args.dtype == "bf16" else 4) as result:
-                again = side.train(chosen)
-            answer = answer._replace(profile=result()._replace(seconds=again))
+            size = 2 if args.dtype == "bf16" else 4
+            answer = answer._replace(profile=profile_steps(partial(side.train, chosen), size))
         print(json.dumps(answer._asdict()), flush=True)
 
 

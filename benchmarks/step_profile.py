@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 PRODUCTS = "products"
 PYTHON = "Python and gaps"
 GROUPS = {
     PRODUCTS: r"^aten::(mm|addmm|bmm|baddbmm)$|^mkldnn::_?linear",
-    "attention": r"scaled_dot_product|softmax(?!.*nll)",
+    "attention": r"scaled_dot_product|softmax",
     "normalization and dropout fused with it": r"layer_norm",
     "dropout and random numbers": r"bernoulli|dropout|rand|rshift",
     "GELU": r"gelu|erf",
@@ -39,28 +37,28 @@ class Product(NamedTuple):
 class StepProfile(NamedTuple):
     """What a few steps' operations took, in seconds."""
 
-    seconds: float
     groups: dict[str, float]
     products: list[Product]
 
     @staticmethod
     def parse(content: Sequence[Any]) -> StepProfile:
         """Return what JSON makes of a profile."""
-        seconds, groups, products = content
-        return StepProfile(seconds, groups, [Product(*each) for each in products])
+        groups, products = content
+        return StepProfile(groups, [Product(*each) for each in products])
+
+    @property
+    def outside(self) -> float:
+        """The seconds outside matrix products."""
+        return sum(self.groups.values()) - self.groups[PRODUCTS]
 
 
-@contextmanager
-def profiling(element_bytes: int) -> Iterator[Callable[[], StepProfile]]:
-    """Profile the ``with`` block; afterward, the function that it yields returns the profile."""
+def profile_steps(train: Callable[[], float], element_bytes: int) -> StepProfile:
+    """Profile steps; ``train`` takes them, and returns the seconds from the first to the last one."""
     from torch.profiler import ProfilerActivity, profile
 
-    found: list[StepProfile] = []
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        begin = time.perf_counter()
-        yield lambda: found[0]
-        seconds = time.perf_counter() - begin
-    found.append(summarize(profiler.events(), seconds, element_bytes))
+        seconds = train()
+    return summarize(profiler.events(), seconds, element_bytes)
 
 
 def summarize(events: Iterable[Any], seconds: float, element_bytes: int) -> StepProfile:
@@ -76,7 +74,7 @@ def summarize(events: Iterable[Any], seconds: float, element_bytes: int) -> Step
             sizes = [shape for shape in event.input_shapes if len(shape) > 1][-2:]
             products.append(Product(round(own, 6), *measure(sizes, element_bytes)))
     groups[PYTHON] = max(0.0, seconds - sum(groups.values()))
-    return StepProfile(seconds, groups, products)
+    return StepProfile(groups, products)
 
 
 def find_group(name: str) -> str:
@@ -94,9 +92,9 @@ def measure(sizes: Sequence[Sequence[int]], element_bytes: int) -> tuple[int, in
     return count * elements * element_bytes, 2 * count * rows * inner * columns
 
 
-def project(
-    products: Sequence[Product], rest: float, times: float, gigabytes_per_second: float
-) -> float:
+def project(profile: StepProfile, times: float, gigabytes_per_second: float) -> float:
     """Return the seconds if products were so many times as fast, but not faster than memory."""
     least = gigabytes_per_second * 1e9
-    return rest + sum(max(each.seconds / times, each.bytes / least) for each in products)
+    return profile.outside + sum(
+        max(each.seconds / times, each.bytes / least) for each in profile.products
+    )

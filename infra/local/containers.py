@@ -14,6 +14,7 @@ from typing import TypeVar
 from infra.errors import CloudError
 from infra.local.base_image import BaseImage
 from infra.local.host import gateway_of
+from infra.local.links import Link
 from infra.local.podman import (
     CLOUD_LABEL,
     INSTANCE_LABEL,
@@ -54,6 +55,8 @@ class NodeContainers:
         self.base = base
         self._folder = folder
         self._mounts = tuple(mounts)
+        self._links: dict[int, Link] = {}
+        """How the nodes' network interfaces are shaped, by the nodes' first processes."""
         self._background = ThreadPoolExecutor(4, thread_name_prefix="image")
         # A server that was killed may have left incomplete folders.
         for path in (*folder.images.glob("*.part"), *folder.images.glob(".*.trash")):
@@ -143,6 +146,13 @@ class NodeContainers:
         """Return this cloud's containers in a region, by instance id."""
         found = self.podman.containers(f"{CLOUD_LABEL}={self._folder.key}")
         return {c.labels[INSTANCE_LABEL]: c for c in found if c.labels.get(REGION_LABEL) == region}
+
+    def shape_links(self, pids: Iterable[int], link: Link) -> None:
+        """Limit the speed of running nodes' network interfaces, where it is not yet so."""
+        for pid in pids:
+            if self._links.get(pid) != link:
+                self.podman.shape(pid, link)
+                self._links[pid] = link
 
     def save_image(self, instance_id: str, image_id: str, *, reboot: bool) -> Future[None]:
         """Start to save a running node's disk as an image; then reboot the node, if requested.

@@ -98,7 +98,10 @@ class LocalEC2Backend(EC2Backend):
         changed = (
             self.lifecycle.pass_time() | self.images.finish_copies() | self.instances.forget_ended()
         )
-        return self.instances.follow_containers() or changed
+        changed |= self.instances.follow_containers()
+        link = self.runtime.faults.now.network.link
+        self.runtime.containers.shape_links(self.lifecycle.pids.values(), link)
+        return changed
 
     def live_instances(self) -> list[Instance]:
         return self.visibility.live_instances()

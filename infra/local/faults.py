@@ -27,6 +27,7 @@ from pydantic import (
 
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
+from infra.local.links import Link, require_shaping
 from infra.local.policy import Policy, Request, parse_policy
 from infra.local.state import StateFolder, write_atomically
 from infra.validation import explain_invalid, nearest
@@ -220,7 +221,8 @@ class NetworkFaults(_Section):
     """What lies between the caller and the machines: routes, Block Public Access, and port 22.
 
     ``excluded`` takes the default VPC out of Block Public Access. ``caller`` is the range from which
-    EC2 sees the caller; by default its real one.
+    EC2 sees the caller; by default its real one. ``gbit_s`` limits what each machine sends, and
+    ``delay_ms`` delays it; 0 stands for neither.
     """
 
     internet_gateway: bool = True
@@ -230,6 +232,12 @@ class NetworkFaults(_Section):
     excluded: bool = False
     ssh: Literal["open", "blocked"] = "open"
     caller: str = ""
+    gbit_s: float = Field(default=0, ge=0, le=1000)
+    delay_ms: float = Field(default=0, ge=0, le=1000)
+
+    @property
+    def link(self) -> Link:
+        return Link(self.gbit_s, self.delay_ms)
 
     @property
     def cuts_ssh(self) -> bool:
@@ -346,7 +354,8 @@ def put_faults(source: Path) -> None:
 
     A running server reads it within half a second, and counts calls and machines from 0 again.
     """
-    read_faults(source)
+    faults, _ = read_faults(source)
+    require_shaping(faults.network.link)
     folder = StateFolder.of_user()
     folder.create()
     write_atomically(folder.faults, source.read_bytes())

@@ -15,6 +15,8 @@ from typing import Any
 
 from infra.errors import CloudError, UsageError
 from infra.files import read_text
+from infra.local import links
+from infra.local.links import Link
 
 CLOUD_LABEL = "org.spr-cluster.cloud"
 INSTANCE_LABEL = "org.spr-cluster.instance"
@@ -209,6 +211,10 @@ class Podman:
     def is_alive(self, pid: int) -> bool:
         """Return whether a container's first process exists, without a call to podman."""
         return Path(f"/proc/{pid}").exists()
+
+    def shape(self, pid: int, link: Link) -> None:
+        """Limit the network interface of the container with this first process."""
+        links.shape(pid, link)
 
     def host_keys(self, pid: int, made: str, proc: Path = Path("/proc")) -> tuple[str, ...]:
         """Return the public SSH host keys of the container with this first process.

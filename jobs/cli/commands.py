@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "bench": Command("jobs.cli.bench", "measure every node and name slow ones"),
         "tune": Command("jobs.cli.tune", "find the fastest placement of a training job"),
         "scaling": Command("jobs.cli.scaling", "measure a training job on more and more nodes"),
+        "k8s": Command("jobs.cli.k8s", "the same training job on Kubernetes"),
     },
     "software": {
         "stacks": Command("cluster.cli.stacks", "list, check, and lock software stacks"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from datetime import datetime
 
@@ -83,18 +84,7 @@ def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOp
 
 def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest:
     """Return the published recipe's request. Raises :class:`UsageError` for options that it fixes."""
-    refused = sorted({each.name for each in fields(TrainOptions)} & vars(args).keys())
-    refused += [
-        name
-        for name in ("ppn", "ccl_workers", "demo", "no_tuned", "elastic", "retries")
-        if getattr(args, name)
-    ]
-    if refused:
-        raise UsageError(
-            f"{', '.join(map(flag, refused))}: --recipe reference is the published command, with its "
-            "own settings",
-            hint="use --preset and --nodes to choose among those, or --recipe fast with these options",
-        )
+    refuse_own_settings(args, ("ppn", "ccl_workers", "demo", "no_tuned", "elastic", "retries"))
     if args.smoke and args.nodes not in (None, 1):
         raise UsageError("--smoke runs on one node: omit --nodes")
     if args.smoke and args.push_to:
@@ -106,6 +96,18 @@ def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest
         script=check_script(expand_home(args.run_qa)) if args.run_qa else None,
         smoke=args.smoke,
     )
+
+
+def refuse_own_settings(args: argparse.Namespace, more: Iterable[str]) -> None:
+    """Raise :class:`UsageError` for a training option, or one of ``more``, beside ``--recipe reference``."""
+    refused = sorted({each.name for each in fields(TrainOptions)} & vars(args).keys())
+    refused += [name for name in more if getattr(args, name)]
+    if refused:
+        raise UsageError(
+            f"{', '.join(map(flag, refused))}: --recipe reference is the published command, with its "
+            "own settings",
+            hint="use --preset and --nodes to choose among those, or --recipe fast with these options",
+        )
 
 
 def _retries(args: argparse.Namespace) -> int:

@@ -63,12 +63,12 @@ def build_launch(
         program=(*program, *plan.argv),
         again=(*program, *plan.retry_argv) if plan.retry_argv else (),
         nproc_per_node=placement.nproc_per_node,
-        env=rank_environment(plan, placement, paths, stack),
+        env=rank_environment(plan, placement, paths.code, stack),
         pinning=dict(zip((node.name for node in cluster.nodes), shares, strict=True)),
         omp_threads=placement.omp_threads,
         ccl=placement.backend == "ccl",
         exports={**MPIRUN_ENV, **_IN_QUEUE},
-        setup=_ccl_setup(stack) if plan.backend == "ccl" else (),
+        setup=ccl_setup(stack) if plan.backend == "ccl" else (),
         retries=plan.retries,
         planned_nodes=planned,
         least_nodes=plan.elastic or 0,
@@ -93,15 +93,15 @@ def warn_ignored(stack: Stack, placement: Placement) -> tuple[str, ...]:
 
 
 def rank_environment(
-    plan: JobPlan, placement: Placement, paths: JobPaths, stack: Stack
+    plan: JobPlan, placement: Placement, code: str, stack: Stack
 ) -> dict[str, str]:
-    """Return the environment that all ranks on all nodes share."""
+    """Return the environment that all ranks on all nodes share; ``code`` is the folder of our modules."""
     env = {
         "FI_PROVIDER": "tcp",
         "FI_TCP_IFACE": placement.interface,
         # Otherwise gloo binds to the hostname's address, which may be 127.0.1.1.
         "GLOO_SOCKET_IFNAME": placement.interface,
-        "PYTHONPATH": paths.code,
+        "PYTHONPATH": code,
         "PYTHONUNBUFFERED": "1",
         "LD_PRELOAD": ":".join(filter(None, (placement.iomp5, placement.tcmalloc))),
     }
@@ -133,7 +133,7 @@ def _openmp_environment(placement: Placement) -> dict[str, str]:
     return env | {"OMP_PROC_BIND": "false"}
 
 
-def _ccl_setup(stack: Stack) -> tuple[str, ...]:
+def ccl_setup(stack: Stack) -> tuple[str, ...]:
     """Return the lines that load oneCCL's environment from where the bindings find it."""
     lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
     return (

@@ -94,7 +94,7 @@ def reference_placement(preset: Preset, nodes: int) -> PlacementOptions:
 def plan_reference(request: ReferenceRequest, stack: Stack, nodes: int) -> JobPlan:
     """Return the plan of the published recipe. Raises :class:`UsageError` if the stack lacks the script."""
     nodes = 1 if request.smoke else nodes
-    files, script = _locate_script(stack, request.script)
+    files, script = locate_script(stack, request.script)
     launch = request.preset.launch_on(nodes)
     argv = reference_argv(stack, request.preset, nodes, f"../output/{OUTPUT}", script)
     if request.smoke:
@@ -112,7 +112,7 @@ def plan_reference(request: ReferenceRequest, stack: Stack, nodes: int) -> JobPl
     return replace(plan_program(program, stack), title="Train")
 
 
-def _locate_script(stack: Stack, folder: Path | None) -> tuple[ProgramFiles, str]:
+def locate_script(stack: Stack, folder: Path | None) -> tuple[ProgramFiles, str]:
     if folder is not None:
         names = sorted(path for path in folder.glob("*.py") if path.is_file())
         return ProgramFiles({path.name: path.resolve() for path in names}), SCRIPT

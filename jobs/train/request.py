@@ -73,13 +73,13 @@ def check_results(folder: Path, job: str = "") -> None:
         )
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, option: str = "--results") -> None:
     """Raise :class:`UsageError` unless the folder can be made and written: not after hours of training."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise UsageError(f"--results {folder}: {there} is not a folder")
+        raise UsageError(f"{option} {folder}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"--results {folder}: no permission to write to {there}")
+        raise UsageError(f"{option} {folder}: no permission to write to {there}")
 
 
 def expand_home(path: str) -> Path:

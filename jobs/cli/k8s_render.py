@@ -1,0 +1,93 @@
+"""``spr-cluster k8s render``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cluster.cli.parser import SubParsers, add_command
+from jobs.cli.k8s_requests import add_request_options, build_rendered
+from jobs.kubernetes.build_folder import check_build_folder, write_build_folder
+from jobs.kubernetes.render import Rendered
+
+_EXAMPLES = """\
+  spr-cluster k8s render squad --nodes 4 --image ghcr.io/me/spr:1 --output build
+  spr-cluster k8s render squad --demo --nodes 2 | kubectl create -f -
+  spr-cluster k8s render squad --kind PyTorchJob --nodes 4 --claim my-data
+  spr-cluster k8s render squad --recipe reference --nodes 4     the documentation's own job
+  spr-cluster k8s render squad --cores 64 --numa 2 --memory 1024 --nodes 2
+"""
+
+
+def add_parser(actions: SubParsers) -> None:
+    parser = add_command(
+        actions,
+        "render",
+        "Write what a training job on Kubernetes consists of: Dockerfile, claim, and job. "
+        "It asks no cluster.",
+        _EXAMPLES,
+        help_="write the Dockerfile and YAML of a job",
+    )
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    squad = add_command(
+        jobs,
+        "squad",
+        "Render the job that `train squad` runs on a cluster of your own. Without --output, print the "
+        "YAML; with it, write that and the folder from which the image is built.",
+        _EXAMPLES,
+        help_="fine-tune DistilBERT, or another encoder, on SQuAD or your data",
+    )
+    add_request_options(squad)
+    squad.add_argument(
+        "--output", metavar="DIR", help="write the YAML and the image's build folder here"
+    )
+    squad.add_argument(
+        "--json", action="store_true", help="print manifests and placement as JSON on stdout"
+    )
+    squad.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    rendered = build_rendered(args, datetime.now(timezone.utc))
+    for warning in rendered.placement.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if args.output:
+        folder = check_build_folder(args.output)
+        write_build_folder(rendered, folder)
+    if args.json:
+        print(json.dumps(_describe(rendered, args.output)))
+    elif args.output:
+        print(_next_steps(rendered, Path(args.output)))
+    else:
+        print("---\n".join(rendered.yaml_files().values()), end="")
+    return 0
+
+
+def _describe(rendered: Rendered, output: str | None) -> dict[str, object]:
+    placement, size = rendered.placement, rendered.size
+    return {
+        "job": rendered.pods.name,
+        "output": output,
+        "nodes": rendered.pods.nodes,
+        "nproc_per_node": placement.nproc_per_node,
+        "omp_threads": placement.omp_threads,
+        "ccl_workers": placement.ccl_workers,
+        "cpus": size.cpus,
+        "memory_gib": size.memory_gib,
+        "manifests": rendered.manifests,
+        "dockerfile": rendered.dockerfile,
+    }
+
+
+def _next_steps(rendered: Rendered, folder: Path) -> str:
+    image, name = shlex.quote(rendered.pods.image), shlex.quote(str(folder))
+    files = " ".join(f"-f {shlex.quote(str(folder / each))}" for each in rendered.yaml_files())
+    return (
+        f"Dockerfile, code, and YAML of job {rendered.pods.name}: {folder}/\n\n"
+        f"  docker build --tag {image} {name} && docker push {image}\n"
+        f"  kubectl create {files}"
+    )

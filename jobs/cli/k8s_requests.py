@@ -1,0 +1,164 @@
+"""Options of a job on Kubernetes, and the request that they make; `k8s`'s subcommands share them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import datetime
+
+from cluster.cli.parser import positive_int
+from infra.errors import UsageError
+from jobs.cli.train_requests import read_options, refuse_own_settings
+from jobs.kubernetes.pod_size import NodeShape
+from jobs.kubernetes.render import Rendered, render
+from jobs.kubernetes.request import (
+    CLAIM_PATH,
+    KINDS,
+    TRAIN_JOB,
+    Claim,
+    PodOptions,
+    plan_fast,
+    plan_reference,
+)
+from jobs.launch.plan import PlacementOptions, new_job_id
+from jobs.train.presets import PRESETS
+from jobs.worker.squad.options import add_arguments, flag
+from provision.stacks.load import load_stack
+
+_HIDDEN = {"output", "trial_seconds", "resume"}
+# Pods and services get this name and a suffix, in at most 63 characters.
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_SIZE = re.compile(r"[1-9][0-9]{0,8}(Mi|Gi|Ti|M|G|T)")
+# https://github.com/distribution/reference
+_IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,499}")
+_FORMS = {
+    "name": (_NAME, "lower-case letters, digits, and dashes, at most 40, first a letter"),
+    "namespace": (_LABEL, "lower-case letters, digits, and dashes, at most 63"),
+    "image": (_IMAGE, "REPOSITORY/NAME:TAG"),
+    "claim": (_DOMAIN, "a claim's name"),
+    "storage_class": (_DOMAIN, "a storage class's name"),
+    "pull_secret": (_DOMAIN, "a secret's name"),
+    "claim_size": (_SIZE, "a size such as 100Gi"),
+}
+_CLAIM_SIZE = "100Gi"
+
+
+def add_request_options(parser: argparse.ArgumentParser) -> None:
+    """Add what decides a job's image, claim, and manifest."""
+    _add_job(parser.add_argument_group("job"))
+    _add_claim(parser.add_argument_group("claim"))
+    _add_nodes(parser.add_argument_group("nodes"))
+    parser.add_argument(
+        "--demo", action="store_true", help="train a small new model on the bundled sample"
+    )
+    add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
+
+
+def _add_job(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--nodes", type=positive_int, required=True, metavar="N", help="number of pods")
+    add(
+        "--kind",
+        choices=KINDS,
+        default=TRAIN_JOB,
+        help=f"default: {TRAIN_JOB} (Kubeflow Trainer 2)",
+    )
+    add(
+        "--recipe",
+        choices=("fast", "reference"),
+        default="fast",
+        help="fast: this tool's own; reference: the documentation's job, run_qa.py (default: fast)",
+    )
+    add(
+        "--preset",
+        choices=tuple(PRESETS),
+        help="published model and settings (default with --recipe reference: bert-large)",
+    )
+    add(
+        "--run-qa",
+        metavar="DIR",
+        help=f"recipe reference: folder with run_qa.py on the claim, such as {CLAIM_PATH}/run_qa "
+        "(default: the stack's, in the image)",
+    )
+    add("--stack", help="software, see `stacks` (default: upstream; recipe reference: reference)")
+    add("--image", help="the image's name in a registry (default: spr-cluster:STACK)")
+    add("--name", help="the job's name (default: squad-DATE-TIME-…)")
+    add("--namespace", help="Kubernetes namespace (default: that of the context)")
+    add("--pull-secret", metavar="NAME", help="secret with which nodes pull the image")
+
+
+def _add_claim(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--claim", metavar="NAME", help="use this PersistentVolumeClaim instead of a new one")
+    add("--claim-size", metavar="SIZE", help=f"size of the new claim (default: {_CLAIM_SIZE})")
+    add("--storage-class", metavar="NAME", help="of the new claim (default: the cluster's)")
+
+
+def _add_nodes(group: argparse._ArgumentGroup) -> None:
+    shape = NodeShape()
+    options = (
+        ("--cores", shape.cores, "physical cores of a node"),
+        ("--memory", shape.memory_gib, "GiB of a node"),
+        ("--numa", shape.numa, "NUMA nodes of a node"),
+        ("--threads-per-core", shape.threads_per_core, "hardware threads of a core"),
+    )
+    for name, default, text in options:
+        group.add_argument(
+            name,
+            type=positive_int,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: {default})",
+        )
+    add = group.add_argument
+    add("--ppn", type=positive_int, metavar="N", help="ranks per pod (default: one per NUMA node)")
+    add(
+        "--ccl-workers",
+        type=positive_int,
+        metavar="N",
+        help="cores per rank for oneCCL (default: 1)",
+    )
+    add("--any-cpu", action="store_true", help="also run on nodes without AMX")
+
+
+def build_rendered(args: argparse.Namespace, now: datetime) -> Rendered:
+    """Return the job that the options ask for. Raises :class:`UsageError` for options that don't fit."""
+    reference = args.recipe == "reference"
+    stack = load_stack(args.stack or ("reference" if reference else "upstream"))
+    pods = _read_pods(args, stack.name, now)
+    placement = PlacementOptions(nproc_per_node=args.ppn, ccl_workers=args.ccl_workers)
+    if reference:
+        refuse_own_settings(args, ("demo",))
+        preset = PRESETS[args.preset or "bert-large"]
+        plan = plan_reference(preset, args.run_qa, placement, pods, stack)
+    else:
+        if args.run_qa:
+            raise UsageError("--run-qa requires --recipe reference")
+        if args.demo and args.preset:
+            raise UsageError("--demo and --preset can't be used together")
+        plan = plan_fast(read_options(args, args.preset), placement, pods, stack)
+    return render(plan, pods, stack)
+
+
+def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOptions:
+    for name, (form, wanted) in _FORMS.items():
+        value = getattr(args, name)
+        if value is not None and not form.fullmatch(value):
+            raise UsageError(f"{flag(name)} {value!r}: expected {wanted}")
+    if args.claim and (args.claim_size or args.storage_class):
+        raise UsageError("--claim names one that exists: omit --claim-size and --storage-class")
+    new = Claim(size=args.claim_size or _CLAIM_SIZE, storage_class=args.storage_class)
+    return PodOptions(
+        name=args.name or new_job_id("squad", now),
+        nodes=args.nodes,
+        image=args.image or f"spr-cluster:{stack}",
+        kind=args.kind,
+        namespace=args.namespace,
+        claim=Claim(args.claim) if args.claim else new,
+        shape=NodeShape(args.cores, args.memory, args.numa, args.threads_per_core),
+        pull_secret=args.pull_secret,
+        any_cpu=args.any_cpu,
+    )

@@ -1,0 +1,99 @@
+"""The image of a job's pods: a stack, from the data that bare metal uses, and `jobs/worker`. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from jobs.kubernetes.pod_size import Preload
+from jobs.launch.files import worker_files
+from jobs.worker.squad.options import SAMPLE
+from provision.install import EXAMPLES, VENV
+from provision.stacks.stack import Stack
+
+_ROOT = str(Path(VENV).parent)
+CODE = f"{_ROOT}/code"
+"""In the image: the folder with the package ``worker``."""
+TCMALLOC = f"{_ROOT}/libtcmalloc.so"
+DEMO_DATA = f"{CODE}/worker/squad/{SAMPLE.name}"
+USER = 1000
+_IOMP5 = "intel-openmp"
+_PIP = f"{VENV}/bin/pip install --no-cache-dir --disable-pip-version-check"
+_DOCKERFILE = """\
+# The image of stack {stack}: docker build --tag {image} .
+ARG BASE=ubuntu:{ubuntu}
+FROM ${{BASE}}
+RUN apt-get update \\
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates {packages} \\
+ && rm -rf /var/lib/apt/lists/*
+# The library's file name changes with the release, so jobs preload it under this one.
+RUN mkdir {root} && ln -s "$(ls /usr/lib/*/libtcmalloc.so.* | head -n 1)" {tcmalloc} && test -e {tcmalloc}
+RUN python3 -m venv {venv}
+COPY requirements.txt {root}/
+{install}
+# Without its index, pip takes another build of torch: that for CUDA.
+RUN {venv}/bin/python -c {check}
+{examples}COPY code {code}
+ENV PATH={venv}/bin:$PATH PYTHONPATH={code} HOME=/tmp
+# Not root. A number, so that Kubernetes can check it.
+USER {user}
+WORKDIR /tmp
+"""
+_EXAMPLES = """\
+ADD {url} /tmp/examples.tar.gz
+RUN mkdir {folder} && tar -xzf /tmp/examples.tar.gz -C {folder} --strip-components=4 --wildcards \\
+      '*/examples/pytorch/question-answering/*.py' && test -e {folder}/run_qa.py && rm /tmp/examples.tar.gz
+"""
+
+
+def find_preloads(stack: Stack) -> Preload:
+    """Return what the ranks preload: Intel's OpenMP only if the stack itself asks for it."""
+    return Preload(TCMALLOC, f"{VENV}/lib/libiomp5.so" if stack.requirement(_IOMP5) else None)
+
+
+def build_files(stack: Stack, image: str) -> dict[str, Path | bytes]:
+    """Return the files of the folder from which an image is built."""
+    return {
+        "Dockerfile": render_dockerfile(stack, image).encode(),
+        "requirements.txt": render_requirements(stack).encode(),
+        f"code/worker/squad/{SAMPLE.name}": SAMPLE,
+        **worker_files(),
+    }
+
+
+def render_requirements(stack: Stack) -> str:
+    """Return the stack's packages and where to find them, for pip; its lock, if there is one."""
+    sources = [f"--extra-index-url {index}" for index in stack.indexes]
+    sources += [f"--find-links {page}" for page in stack.find_links]
+    return "\n".join([*sources, *(stack.lock or stack.python_packages), ""])
+
+
+def render_dockerfile(stack: Stack, image: str) -> str:
+    """Return the Dockerfile. Only the system packages are those of the day on which it is built."""
+    return _DOCKERFILE.format(
+        stack=stack.name,
+        image=image,
+        ubuntu=stack.ubuntu,
+        packages=shlex.join(stack.system_packages),
+        root=_ROOT,
+        venv=VENV,
+        tcmalloc=TCMALLOC,
+        install=_render_install(stack),
+        check=shlex.quote(_render_check(stack.versions)),
+        examples=_EXAMPLES.format(url=stack.examples, folder=EXAMPLES) if stack.examples else "",
+        code=CODE,
+        user=USER,
+    )
+
+
+def _render_install(stack: Stack) -> str:
+    # The lock is complete, as on bare metal, and pip itself is one of its packages.
+    locked = "--require-hashes --no-deps " if stack.lock else ""
+    own = [f"RUN {_PIP} pip=={stack.pip}"] if stack.pip else []
+    return "\n".join([*own, f"RUN {_PIP} {locked}--requirement {_ROOT}/requirements.txt"])
+
+
+def _render_check(versions: Mapping[str, str]) -> str:
+    modules = ", ".join(versions)
+    return f"import {modules}; assert torch.version.cuda is None, torch.__version__"

@@ -1,0 +1,165 @@
+"""A job as Kubernetes' API takes it: a claim, and a TrainJob or PyTorchJob. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.kubernetes.image import CODE, USER
+from jobs.kubernetes.pod_size import PodSize
+from jobs.kubernetes.request import CLAIM_PATH, PYTORCH_JOB, PodOptions
+from jobs.launch.mpirun import ccl_setup, rank_environment
+from jobs.launch.placement import Placement
+from jobs.launch.plan import JobPlan
+from jobs.train.train import CHECKPOINT_SECONDS
+from provision.stacks.stack import Stack
+
+LABEL = "app.kubernetes.io/managed-by"
+_MANAGER = "spr-cluster"
+AMX_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
+RETRIES = 3
+# Pods are stopped in turn: torchrun passes SIGTERM on, and all ranks save one checkpoint.
+_GRACE_SECONDS = CHECKPOINT_SECONDS + 30
+# oneCCL asks Hydra for a rank's place on its node otherwise. The worker adds that place.
+# https://github.com/huggingface/accelerate/pull/2339
+_CCL_WITHOUT_MPIRUN = {"CCL_PROCESS_LAUNCHER": "none"}
+
+
+Manifest = dict[str, Any]
+
+
+def render_claim(pods: PodOptions) -> Manifest | None:
+    """Return the claim; ``None`` for one that exists."""
+    claim = pods.claim
+    if claim.size is None:
+        return None
+    spec: Manifest = {
+        "accessModes": ["ReadWriteMany" if pods.nodes > 1 else "ReadWriteOnce"],
+        "resources": {"requests": {"storage": claim.size}},
+    }
+    if claim.storage_class:
+        spec["storageClassName"] = claim.storage_class
+    metadata = {**_metadata(pods), "name": claim.name}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata,
+        "spec": spec,
+    }
+
+
+def render_job(
+    plan: JobPlan, placement: Placement, size: PodSize, pods: PodOptions, stack: Stack
+) -> Manifest:
+    """Return the job's manifest, of the kind that ``pods`` names."""
+    container = {
+        "image": pods.image,
+        **_command(plan, stack),
+        "env": [{"name": n, "value": v} for n, v in _environment(plan, placement, stack).items()],
+    }
+    resources = {"cpu": str(size.cpus), "memory": f"{size.memory_gib}Gi"}
+    container["resources"] = {"requests": resources, "limits": dict(resources)}
+    render = _pytorch_job if pods.kind == PYTORCH_JOB else _train_job
+    return render(container, placement.nproc_per_node, size, pods)
+
+
+def _command(plan: JobPlan, stack: Stack) -> Manifest:
+    args = ["-m", plan.module, *plan.argv]
+    if plan.backend != "ccl":
+        return {"command": ["torchrun"], "args": args}
+    script = "\n".join([*ccl_setup(stack), 'exec torchrun "$@"'])
+    return {"command": ["bash", "-c", script, "torchrun"], "args": args}
+
+
+def _environment(plan: JobPlan, placement: Placement, stack: Stack) -> dict[str, str]:
+    env = rank_environment(plan, placement, CODE, stack)
+    env |= _CCL_WITHOUT_MPIRUN if plan.backend == "ccl" else {}
+    return {
+        **env,
+        "HF_HOME": f"{CLAIM_PATH}/huggingface",
+        # Ours is longer than torchrun's, which is 30 s. From torch 2.13 on.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(CHECKPOINT_SECONDS),
+    }
+
+
+def _train_job(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:
+    pod = _pod_spec(pods, size, {"name": "node", "volumeMounts": _mounts()})
+    patch = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": pods.kind,
+        "metadata": _metadata(pods),
+        "spec": {
+            "runtimeRef": {"name": "torch-distributed"},
+            "trainer": {
+                "numNodes": pods.nodes,
+                "numProcPerNode": nproc,
+                **{key: value for key, value in container.items() if key != "resources"},
+                "resourcesPerNode": container["resources"],
+            },
+            "runtimePatches": [
+                {
+                    "manager": _MANAGER,
+                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
+                }
+            ],
+        },
+    }
+
+
+def _pytorch_job(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:
+    replicas = {"Master": 1, "Worker": pods.nodes - 1}
+    whole = {"name": "pytorch", **container, "volumeMounts": _mounts()}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": pods.kind,
+        "metadata": _metadata(pods),
+        "spec": {
+            "nprocPerNode": str(nproc),
+            "runPolicy": {"cleanPodPolicy": "None", "backoffLimit": RETRIES},
+            "pytorchReplicaSpecs": {
+                name: {
+                    "replicas": count,
+                    "restartPolicy": "OnFailure",
+                    "template": {"spec": _pod_spec(pods, size, whole)},
+                }
+                for name, count in replicas.items()
+                if count
+            },
+        },
+    }
+
+
+def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> Manifest:
+    spec: Manifest = {
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        },
+        "containers": [dict(container)],
+        "volumes": [
+            {"name": "workspace", "persistentVolumeClaim": {"claimName": pods.claim.name}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size.shm_gib}Gi"}},
+        ],
+    }
+    if not pods.any_cpu:
+        spec["nodeSelector"] = {AMX_LABEL: "true"}
+    if pods.pull_secret:
+        spec["imagePullSecrets"] = [{"name": pods.pull_secret}]
+    return spec
+
+
+def _mounts() -> list[Manifest]:
+    return [
+        {"name": "workspace", "mountPath": CLAIM_PATH},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+
+
+def _metadata(pods: PodOptions) -> Manifest:
+    metadata: Manifest = {"name": pods.name, "labels": {LABEL: _MANAGER}}
+    return metadata | ({"namespace": pods.namespace} if pods.namespace else {})

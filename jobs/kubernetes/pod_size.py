@@ -1,0 +1,122 @@
+"""From the shape of a cluster's nodes to the placement of ranks in a pod, and to what the pod asks for. Pure.
+
+One pod takes a node, except for what the node needs itself. Ranks, threads, and CPU requests follow from
+one placement, so they agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from infra.errors import UsageError
+from infra.words import counted
+from jobs.launch.placement import Placement, plan_placement
+from jobs.launch.plan import PlacementOptions
+from provision.facts import Cpu, HostFacts
+
+_NODE = "a node"
+_MOST = {"cores": 4096, "memory_gib": 1 << 20, "numa": 64, "threads_per_core": 8}
+# A machine sold with 512 GiB shows its kernel about 2 % less. GKE reserves another 17 GiB of 512, and
+# evicts pods when the rest is used up:
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes
+_MEMORY_SHARE = 0.9
+# oneCCL and Intel MPI exchange messages through it. It counts as the pod's memory.
+_SHM_SHARE = 1 / 8
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """A node of the cluster. The default is an r7iz.metal-16xl, the published recipe's machine."""
+
+    cores: int = 32
+    """Physical ones, of the whole node."""
+    memory_gib: int = 512
+    numa: int = 1
+    threads_per_core: int = 2
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            flag, value = f"--{name.removesuffix('_gib').replace('_', '-')}", getattr(self, name)
+            least = 2 if name == "memory_gib" else 1
+            if not least <= value <= most:
+                raise UsageError(f"{flag} {value} is out of range: {least} to {most}")
+        if self.cores % self.numa:
+            raise UsageError(f"--cores {self.cores}: not a multiple of --numa {self.numa}")
+
+
+class Preload(NamedTuple):
+    """Libraries that every rank preloads, by their paths in the image."""
+
+    tcmalloc: str
+    iomp5: str | None
+
+
+@dataclass(frozen=True)
+class PodSize:
+    """What a pod requests, which is also its limit: CPUs as Kubernetes counts them, and GiB."""
+
+    cpus: int
+    memory_gib: int
+    shm_gib: int
+
+
+def place_pod(
+    shape: NodeShape, options: PlacementOptions, backend: str, preload: Preload
+) -> tuple[Placement, PodSize]:
+    """Return the placement of a pod's ranks, and the pod's size.
+
+    Raises :class:`UsageError` for a shape or options that don't fit each other.
+    """
+    facts = _describe(shape, _usable_cores(shape, options.nproc_per_node or shape.numa), preload)
+    placement = plan_placement({_NODE: facts}, {_NODE: ""}, options, backend)
+    cores = placement.nproc_per_node * (placement.omp_threads + placement.ccl_workers)
+    memory = int(shape.memory_gib * _MEMORY_SHARE)
+    # Both hardware threads of a core: otherwise another pod computes on the second.
+    size = PodSize(cores * shape.threads_per_core, memory, max(1, int(memory * _SHM_SHARE)))
+    return placement, size
+
+
+def _usable_cores(shape: NodeShape, ranks: int) -> tuple[Cpu, ...]:
+    """Return a node's cores without those that it keeps; the rest divides evenly among the ranks.
+
+    It keeps at least one core of each NUMA node, so that these stay equal: kubelet, the container
+    runtime, and the pods of every node need CPUs, and the static CPU manager requires a reservation.
+    """
+    each = shape.cores // shape.numa
+    parts = 1 if shape.numa % ranks == 0 else ranks // shape.numa
+    if shape.numa % ranks and ranks % shape.numa:
+        raise UsageError(
+            f"--ppn {ranks}: {counted(shape.numa, 'NUMA node')} can't be divided evenly among "
+            f"{counted(ranks, 'rank')}",
+            hint=f"use a divisor or a multiple of {shape.numa}",
+        )
+    usable = (each - 1) // parts * parts
+    if not usable:
+        raise UsageError(
+            f"--ppn {ranks}: {counted(shape.cores, 'core')} in {counted(shape.numa, 'NUMA node')}, one of "
+            f"each for the node itself, are too few for {counted(ranks, 'rank')}",
+            hint="use fewer ranks, or describe the nodes with --cores, --numa, and --threads-per-core",
+        )
+    return tuple(
+        Cpu(node * each + core, node * each + core, node, node)
+        for node in range(shape.numa)
+        for core in range(usable)
+    )
+
+
+def _describe(shape: NodeShape, cpus: tuple[Cpu, ...], preload: Preload) -> HostFacts:
+    return HostFacts(
+        hostname=_NODE,
+        kernel="",
+        model="",
+        amx=frozenset(),
+        tile_data="",
+        cpus=cpus,
+        memory_total=shape.memory_gib << 20,
+        # A pod's hostname has the pod's address, so no interface needs to be named.
+        interfaces={"": ""},
+        tcmalloc=preload.tcmalloc,
+        iomp5=preload.iomp5,
+        host_key="",
+    )

@@ -1,0 +1,135 @@
+"""A request for a job on Kubernetes, and the job plan that follows from it, with paths in its pods. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from infra.errors import UsageError
+from jobs.kubernetes.image import DEMO_DATA
+from jobs.kubernetes.pod_size import NodeShape
+from jobs.launch.plan import JobPlan, PlacementOptions
+from jobs.train.presets import Preset
+from jobs.train.program import ProgramRequest, plan_program
+from jobs.train.program_files import ProgramFiles
+from jobs.train.reference import OUTPUT, SCRIPT, locate_script, reference_argv
+from jobs.train.request import chosen_backend, require_able_stack
+from jobs.train.train import plan_options
+from jobs.worker.squad.options import NO_CACHE, SAMPLE, SCRATCH, TrainOptions, flag
+from provision.stacks.stack import Stack
+
+TRAIN_JOB, PYTORCH_JOB = "TrainJob", "PyTorchJob"
+KINDS = (TRAIN_JOB, PYTORCH_JOB)
+CLAIM_PATH = "/workspace"
+"""Where every pod mounts the claim."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The volume of data, models, and results: one that exists, or, with a ``size``, a new one."""
+
+    name: str = "spr-cluster"
+    size: str | None = None
+    storage_class: str | None = None
+
+
+@dataclass(frozen=True)
+class PodOptions:
+    """What a job asks of the cluster, besides its training. ``nodes`` is the number of pods."""
+
+    name: str
+    nodes: int
+    image: str
+    kind: str = TRAIN_JOB
+    namespace: str | None = None
+    claim: Claim = field(default_factory=Claim)
+    shape: NodeShape = field(default_factory=NodeShape)
+    pull_secret: str | None = None
+    any_cpu: bool = False
+    """Also run on nodes without AMX."""
+
+    @property
+    def folder(self) -> str:
+        """The job's folder on the claim."""
+        return f"{CLAIM_PATH}/jobs/{self.name}"
+
+    @property
+    def output(self) -> str:
+        """The ranks' output: logs, metrics, checkpoints, model, results."""
+        return f"{self.folder}/output"
+
+
+def plan_fast(
+    options: TrainOptions, placement: PlacementOptions, pods: PodOptions, stack: Stack
+) -> JobPlan:
+    """Return the plan of a training job, which resumes by itself after a restart.
+
+    Raises :class:`UsageError` for a path that no pod has.
+    """
+    require_able_stack(stack, "k8s render squad")
+    for name in ("data", "eval"):
+        _require_on_claim(name, getattr(options, name))
+    is_path = options.model.startswith(("/", ".", "~"))
+    if is_path:
+        _require_on_claim("model", options.model)
+    cache = options.token_cache
+    if cache.startswith("~"):
+        cache = f"{CLAIM_PATH}/cache/tokens"
+    elif cache != NO_CACHE:
+        _require_on_claim("token_cache", cache)
+    in_pod = replace(
+        options,
+        data=DEMO_DATA if options.data == str(SAMPLE) else options.data,
+        output=pods.output,
+        token_cache=cache,
+        backend=chosen_backend(options, stack),
+        ipex=options.ipex or stack.use_ipex,
+        # A restarted pod begins with the same command. Without a checkpoint, training starts over.
+        resume=True,
+    )
+    offline = options.data is not None and (is_path or options.model == SCRATCH)
+    return replace(plan_options(in_pod, offline=offline), placement=placement)
+
+
+def _require_on_claim(name: str, path: str | None) -> None:
+    if path is None or path == str(SAMPLE) or Path(path).is_relative_to(CLAIM_PATH):
+        return
+    raise UsageError(
+        f"{flag(name)} {path}: no pod has this path",
+        hint=f"copy it to the claim, which pods mount as {CLAIM_PATH}, and give its path there, such as "
+        f"{CLAIM_PATH}/data/{Path(path).name}",
+    )
+
+
+def plan_reference(
+    preset: Preset,
+    script: str | None,
+    placement: PlacementOptions,
+    pods: PodOptions,
+    stack: Stack,
+) -> JobPlan:
+    """Return the plan of the documentation's own job: transformers' ``run_qa.py`` in every rank.
+
+    ``script`` is a folder on the claim; without it, the image has the script from the stack. A restarted
+    pod resumes from the script's own checkpoint. Raises :class:`UsageError` if nothing has the script.
+    """
+    _require_on_claim("run_qa", script)
+    where = f"{script}/{SCRIPT}" if script else locate_script(stack, None)[1]
+    launch = preset.launch_on(pods.nodes)
+    ppn = placement.nproc_per_node or launch.ppn
+    # With the flag to overwrite its output, it would start over.
+    keeping = replace(launch, overwrite=False, reference=False, ppn=ppn)
+    preset = replace(preset, one_node=keeping, several_nodes=keeping)
+    argv = reference_argv(stack, preset, pods.nodes, f"{pods.output}/{OUTPUT}", where)
+    ranks = pods.nodes * ppn
+    program = ProgramRequest(
+        command=argv,
+        files=ProgramFiles({}),
+        results=Path(),
+        placement=replace(placement, nproc_per_node=ppn),
+        nodes=pods.nodes,
+        backend="gloo" if ranks == 1 else "auto",
+        kind="squad",
+    )
+    in_pod = ("--folder=/tmp", f"--output={pods.output}", "--", *argv)
+    return replace(plan_program(program, stack), argv=in_pod, title="Train")

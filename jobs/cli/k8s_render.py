@@ -52,16 +52,17 @@ def add_parser(actions: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # A training option has this name, too: the folder in the pods, which the request decides.
+    output = vars(args).pop("output")
     rendered = build_rendered(args, datetime.now(timezone.utc))
     for warning in rendered.placement.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if args.output:
-        folder = check_build_folder(args.output)
-        write_build_folder(rendered, folder)
+    if output:
+        write_build_folder(rendered, check_build_folder(output))
     if args.json:
-        print(json.dumps(_describe(rendered, args.output)))
-    elif args.output:
-        print(_next_steps(rendered, Path(args.output)))
+        print(json.dumps(_describe(rendered, output)))
+    elif output:
+        print(_next_steps(rendered, Path(output)))
     else:
         print("---\n".join(rendered.yaml_files().values()), end="")
     return 0

@@ -15,13 +15,32 @@ _LINE = re.compile(r"^( *)(?:__comment_(\w+)__: ''|- __comment_(\w+)__)\n", re.M
 _WIDTH = 100
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes a text of several lines as such."""
+
+    def represent_str(self, text: str) -> yaml.Node:
+        return self.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        )
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
 def render_yaml(document: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """Return the document as YAML. ``comments`` are by key, or by ``name`` in a list; each appears once,
     above the first place that it is about."""
     left = dict(enumerate(comments.values()))
     numbers = {name: str(number) for number, name in enumerate(comments)}
-    text = yaml.safe_dump(
-        _mark(document, numbers), sort_keys=False, default_flow_style=False, width=_WIDTH
+    text = yaml.dump(
+        _mark(document, numbers),
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=False,
+        width=_WIDTH,
     )
 
     def comment(found: re.Match[str]) -> str:

@@ -28,7 +28,9 @@ RUN apt-get update \\
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates {packages} \\
  && rm -rf /var/lib/apt/lists/*
 # The library's file name changes with the release, so jobs preload it under this one.
-RUN mkdir {root} && ln -s "$(ls /usr/lib/*/libtcmalloc.so.* | head -n 1)" {tcmalloc} && test -e {tcmalloc}
+RUN mkdir {root} \\
+ && ln -s "$(ls /usr/lib/*/libtcmalloc.so.* | head -n 1)" {tcmalloc} \\
+ && test -e {tcmalloc}
 RUN python3 -m venv {venv}
 COPY requirements.txt {root}/
 {install}
@@ -43,7 +45,9 @@ WORKDIR /tmp
 _EXAMPLES = """\
 ADD {url} /tmp/examples.tar.gz
 RUN mkdir {folder} && tar -xzf /tmp/examples.tar.gz -C {folder} --strip-components=4 --wildcards \\
-      '*/examples/pytorch/question-answering/*.py' && test -e {folder}/run_qa.py && rm /tmp/examples.tar.gz
+      '*/examples/pytorch/question-answering/*.py' \\
+ && test -e {folder}/run_qa.py \\
+ && rm /tmp/examples.tar.gz
 """
 
 

@@ -58,7 +58,7 @@ def render_job(
         "env": [{"name": n, "value": v} for n, v in _environment(plan, placement, stack).items()],
     }
     resources = {"cpu": str(size.cpus), "memory": f"{size.memory_gib}Gi"}
-    container["resources"] = {"requests": resources, "limits": dict(resources)}
+    container["resources"] = {"requests": resources, "limits": resources}
     render = _pytorch_job if pods.kind == PYTORCH_JOB else _train_job
     return render(container, placement.nproc_per_node, size, pods)
 

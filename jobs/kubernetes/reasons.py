@@ -16,6 +16,8 @@ _REFERENCE = {
     "Corrected: it has no elasticPolicy. The original's (minReplicas 1, c10d, 10 restarts) also trains "
     "with one worker, with another global batch and thus another result.",
     "numProcPerNode": "Corrected: unset, it becomes the number of CPUs, 200 ranks in the original's pods.",
+    "image": "Corrected: built from pinned packages. The original's "
+    "huggingface/transformers-pytorch-cpu:latest is another one every time.",
     "command": "Corrected: oneCCL's environment is loaded before the ranks start. The original leaves "
     "out what its own section on bare metal requires.",
     "args": "Corrected: the output goes to a folder of this job, where a restarted pod finds its "
@@ -44,6 +46,8 @@ def job_comments(
     placed = _describe_placement(pods.shape, placement, size)
     comments = {
         "numProcPerNode": "Unset, it would become the number of CPUs.",
+        "runtimeRef": "Part of Kubeflow Trainer. Its own image is for CUDA.",
+        "image": "Built from the Dockerfile; pushed to a registry that the nodes reach.",
         "args": "A restarted pod resumes from the newest checkpoint of this output folder.",
         "LD_PRELOAD": "tcmalloc, by a name that the image makes.",
         "OMP_NUM_THREADS": "",
@@ -55,7 +59,6 @@ def job_comments(
     comments |= _REFERENCE if reference else {}
     comments["OMP_NUM_THREADS"] = f"{placed} {comments['OMP_NUM_THREADS']}".strip()
     comments |= {
-        "image": "Built from the Dockerfile; pushed to a registry that the nodes reach.",
         "limits": "Equal to the requests, in whole CPUs: QoS class Guaranteed, so that a node with the "
         "static CPU manager gives the pod cores of its own. "
         f"The rest of {pods.shape.memory_gib} GiB is for the system, kubelet, and its eviction threshold.",

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from infra.errors import HostError, SprError, UsageError
 from infra.words import counted
-from jobs.launch.cores import core_groups, require_even_groups, share_cores
+from jobs.launch.cores import core_groups, require_even_groups
 from jobs.launch.plan import PlacementOptions
-from jobs.worker.batch.pinning import CoreShare
+from jobs.worker.runtime.cores import CoreShare, share_cores
 from provision.facts import HostFacts
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from jobs.launch.record import JobRecord
 from jobs.launch.session import JobContext
 from jobs.worker.batch.conclusion import choose_cause
 from jobs.worker.batch.launch import build_argv, parse_launch
-from jobs.worker.batch.pinning import CoreShare
+from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.events import parse_event
 from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES

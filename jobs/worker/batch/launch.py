@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..runtime import output
+from ..runtime.cores import CoreShare
 from ..runtime.process import PLANNED
-from .pinning import CoreShare, render_pinning
+from .pinning import render_pinning
 
 CHECKPOINTS = f"output/{output.CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"

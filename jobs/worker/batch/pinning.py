@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from ..runtime.cores import CoreShare, cpu_mask
 from ..runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
-
-
-@dataclass(frozen=True)
-class CoreShare:
-    """One rank's cores, in the kernel's CPU and NUMA numbers.
-
-    ``cpus`` compute, ``workers`` belong to oneCCL. ``numa`` is the NUMA node that contains all of them.
-    It is ``None`` if they span several; memory is then allocated where the first thread writes it.
-    """
-
-    cpus: tuple[int, ...]
-    workers: tuple[int, ...]
-    numa: int | None
-
-
-def cpu_mask(cpus: Iterable[int]) -> int:
-    """Return the CPUs as a bit mask."""
-    return sum(1 << cpu for cpu in cpus)
 
 
 def fit_pinning(shares: Sequence[CoreShare], cpus: Sequence[int]) -> tuple[CoreShare, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..runtime.cores import CoreShare
 from .copies import order_nodes
 from .launch import Launch
 from .nodes import NodeState, ask_nodes, fetch_checkpoint, newest_copy, send_files
-from .pinning import CoreShare, fit_pinning
+from .pinning import fit_pinning
 from .slurm import SlurmJob
 from .supervise import announce
 

@@ -1,35 +1,27 @@
-"""The environment of a rank's program, from mpirun's variables. Pure."""
+"""The environment of a rank's program, from its launcher's variables. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..runtime.errors import BackendError
-from ..runtime.process import read_identity
+from ..runtime.process import read_identity, read_local_place
 
 # The path to this code, which must not hide the program's own modules.
 _OURS = ("PYTHONPATH",)
 
 
 def rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torch's ``env://`` variables of this rank, from those of Hydra (Intel MPI, MPICH).
+    """Return torch's ``env://`` variables of this rank, from those of its launcher.
 
     https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization.
-    Raises :class:`BackendError` if mpirun's variables are incomplete.
+    Raises :class:`BackendError` if these are incomplete.
     """
-    identity = read_identity(environ)
-    try:
-        local = int(environ.get("MPI_LOCALRANKID", "0"))
-        beside = int(environ.get("MPI_LOCALNRANKS", "1"))
-    except ValueError as error:
-        raise BackendError(
-            f"MPI_LOCALRANKID and MPI_LOCALNRANKS are not numbers: {error}"
-        ) from error
+    identity, local = read_identity(environ), read_local_place(environ)
     return {
         "RANK": str(identity.rank),
         "WORLD_SIZE": str(identity.size),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(beside),
+        "LOCAL_RANK": str(local.rank),
+        "LOCAL_WORLD_SIZE": str(local.size),
     }
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .errors import PlacementError
+from .own_place import take_own_cores
+from .process import by_torchrun
 
 VARIABLE = "SPR_PLACEMENT"
 _NODES = Path("/sys/devices/system/node")
@@ -66,20 +68,34 @@ def read_plan(environ: Mapping[str, str]) -> RankPlacement | None:
 
 
 def take_place(
-    environ: Mapping[str, str], count_threads: Callable[[], int]
+    environ: MutableMapping[str, str], count_threads: Callable[[], int]
 ) -> tuple[RankPlacement | None, RankPlacement]:
     """Set the planned memory policy; return the plan and the actual placement.
+
+    mpirun has pinned this rank already; under torchrun, it pins itself.
 
     The main thread must call it before it starts others, which inherit its policy. Raises
     :class:`PlacementError` if they differ.
     """
-    plan = read_plan(environ)
+    plan = _plan_own_place(environ) if by_torchrun(environ) else read_plan(environ)
     if plan is not None and plan.memory is not None:
         _prefer_memory(plan.memory)
     found = _inspect(plan, count_threads)
     if plan is not None:
         _require_equal(plan, found)
     return plan, found
+
+
+def _plan_own_place(environ: MutableMapping[str, str]) -> RankPlacement | None:
+    asked = environ.get("OMP_NUM_THREADS", "")
+    if not asked.isdecimal():
+        return None
+    threads = int(asked)
+    own = take_own_cores(environ, threads)
+    if own is None:
+        return RankPlacement(None, threads, None)
+    # Memory is allocated where it is first written: on the NUMA node of these CPUs.
+    return RankPlacement(format_cpus(own.cpus), threads, None, format_cpus(own.workers))
 
 
 def _inspect(plan: RankPlacement | None, count_threads: Callable[[], int]) -> RankPlacement:

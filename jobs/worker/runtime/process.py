@@ -1,4 +1,4 @@
-"""This process among the ranks: its number, as mpirun gives it, and its end. Runs on Python 3.8."""
+"""This process among the ranks: its number, as its launcher gives it, and its end. Runs on Python 3.8."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ ABORT_SECONDS = 0.5
 """Time for this rank's last output to travel through mpirun before all ranks end."""
 
 
+_MPIRUN = ("PMI_RANK", "PMI_SIZE")
+"""Hydra (Intel MPI, MPICH) sets both in every process, whether it uses MPI or not."""
+_TORCHRUN = ("RANK", "WORLD_SIZE")
 PLANNED = "SPR_PLANNED_RANKS"
 """The environment variable with the number of ranks of a job that goes on with fewer."""
 
@@ -33,23 +36,45 @@ class RankIdentity(NamedTuple):
 
 
 def read_identity(environ: Mapping[str, str]) -> RankIdentity:
-    """Return the identity that mpirun gave this process; a process started without mpirun is alone.
+    """Return the identity that mpirun or torchrun gave this process; without either, it is alone.
 
-    Hydra (Intel MPI, MPICH) sets both variables in every process, whether it uses MPI or not.
     Raises :class:`BackendError`.
     """
-    if "PMI_RANK" not in environ and "PMI_SIZE" not in environ:
+    names = next((pair for pair in (_MPIRUN, _TORCHRUN) if {*pair} & environ.keys()), None)
+    if names is None:
         return RankIdentity()
     try:
-        rank, size = int(environ["PMI_RANK"]), int(environ["PMI_SIZE"])
+        rank, size = (int(environ[name]) for name in names)
         identity = RankIdentity(rank, size, int(environ.get(PLANNED, 0)))
     except (KeyError, ValueError) as error:
-        raise BackendError(f"PMI_RANK and PMI_SIZE are not both set to numbers: {error}") from error
+        raise BackendError(f"{' and '.join(names)} are not both set to numbers: {error}") from error
     if not 0 <= identity.rank < identity.size:
-        raise BackendError(f"PMI_RANK {identity.rank} does not fit PMI_SIZE {identity.size}")
+        raise BackendError(f"{names[0]} {identity.rank} does not fit {names[1]} {identity.size}")
     if identity.size > 1 and not environ.get("MASTER_ADDR"):
         raise BackendError("MASTER_ADDR is not set: the ranks can't find rank 0")
     return identity
+
+
+class LocalPlace(NamedTuple):
+    """This process among those of its machine."""
+
+    rank: int = 0
+    size: int = 1
+
+
+def read_local_place(environ: Mapping[str, str]) -> LocalPlace:
+    """Return this process's place on its machine, as :func:`read_identity` does among all."""
+    hydra, torchrun = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    names = torchrun if by_torchrun(environ) else hydra
+    try:
+        return LocalPlace(int(environ.get(names[0], "0")), int(environ.get(names[1], "1")))
+    except ValueError as error:
+        raise BackendError(f"{' and '.join(names)} are not numbers: {error}") from error
+
+
+def by_torchrun(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun has started this process, and not mpirun."""
+    return not {*_MPIRUN} & environ.keys() and "LOCAL_RANK" in environ
 
 
 def leave(code: int) -> None:

@@ -11,9 +11,10 @@ import pytest
 from jobs.worker.batch.conclusion import describe, describe_killed, describe_lost_nodes
 from jobs.worker.batch.copies import order_nodes
 from jobs.worker.batch.nodes import NodeState, newest_copy, parse_cpus, parse_state
-from jobs.worker.batch.pinning import CoreShare, fit_pinning, render_pinning
+from jobs.worker.batch.pinning import fit_pinning, render_pinning
 from jobs.worker.batch.stall import StallDetector
 from jobs.worker.batch.supervise import LogWatch
+from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
 
 

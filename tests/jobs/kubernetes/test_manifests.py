@@ -1,0 +1,146 @@
+"""Manifests: golden files, and the schemas of Kubernetes and of Kubeflow's custom resources."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from jobs.kubernetes.manifests import AMX_LABEL, Manifest
+from tests.golden import check_golden
+from tests.jobs.kubernetes.rendering import CLAIMS, EVERY, KINDS, RECIPES, rendered
+
+GOLDEN = Path(__file__).with_name("golden")
+# Too large for the repository; see docs/kubernetes.md for where they come from.
+SCHEMAS = Path(__file__).parents[4] / "shared" / "kubernetes"
+NEWEST = "1.33"
+
+
+@pytest.mark.parametrize(("kind", "recipe"), [*product(KINDS, RECIPES)])
+def test_the_yaml_of_every_kind_recipe_and_stack(kind: str, recipe: str) -> None:
+    found = rendered(*RECIPES[recipe], "--kind", kind, "--namespace", "training")
+
+    check_golden(GOLDEN / f"{kind}-{recipe}.yaml", "---\n".join(found.yaml_files().values()))
+
+
+@pytest.mark.parametrize(("kind", "recipe"), [*product(KINDS, RECIPES)])
+def test_claims_differ_only_where_they_should(kind: str, recipe: str) -> None:
+    new, classy, existing = (
+        rendered(*RECIPES[recipe], "--kind", kind, *claim) for claim in CLAIMS.values()
+    )
+
+    assert new.claim is not None
+    assert classy.claim is not None
+    assert classy.claim["spec"]["storageClassName"] == "nfs"
+    assert classy.claim["spec"]["resources"]["requests"] == {"storage": "2Ti"}
+    assert "storageClassName" not in new.claim["spec"], "the cluster's default"
+    assert new.job == classy.job
+    assert existing.manifests == [existing.job]
+    text = existing.yaml_files()["job.yaml"]
+    assert text.replace("claimName: data", "claimName: spr-cluster") == new.yaml_files()["job.yaml"]
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_comments_do_not_change_what_is_submitted(words: tuple[str, ...]) -> None:
+    found = rendered(*words)
+
+    assert [yaml.safe_load(text) for text in found.yaml_files().values()] == found.manifests
+    assert "__comment" not in "".join(found.yaml_files().values())
+
+
+@pytest.mark.skipif(not SCHEMAS.is_dir(), reason=f"no custom resource definitions in {SCHEMAS}")
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_kubeflows_schemas_accept_every_job(words: tuple[str, ...]) -> None:
+    job = rendered(*words, "--pull-secret", "registry").job
+
+    jsonschema.validate(job, read_schema(job["kind"]), format_checker=jsonschema.FormatChecker())
+
+
+@pytest.mark.skipif(not SCHEMAS.is_dir(), reason=f"no custom resource definitions in {SCHEMAS}")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubeflows_schemas_refuse_what_is_wrong(kind: str) -> None:
+    job = rendered("--kind", kind).job
+    schema = read_schema(kind)
+
+    for spec in ({**job["spec"], "unknown": 1}, {"numProcPerNode": "auto"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**job, "spec": spec}, schema)
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_kubernetes_schemas_accept_claim_and_pod(words: tuple[str, ...]) -> None:
+    found = rendered(*words, "--pull-secret", "registry")
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "bert"},
+        "spec": pod_of(found.job),
+    }
+
+    for document in (pod, *filter(None, [found.claim])):
+        kubernetes_validate.validate(document, NEWEST, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**pod, "spec": {**pod["spec"], "x": 1}}, NEWEST, strict=True)
+
+
+def test_a_pod_is_guaranteed_its_resources_and_never_root() -> None:
+    for kind in KINDS:
+        pod = pod_of(rendered("--kind", kind).job)
+        (container,) = pod["containers"]
+
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["nodeSelector"] == {AMX_LABEL: "true"}
+        assert "nodeSelector" not in pod_of(rendered("--kind", kind, "--any-cpu").job)
+
+
+def test_one_node_needs_no_worker_and_no_shared_storage() -> None:
+    found = rendered("--kind", "PyTorchJob", "--nodes", "1")
+
+    assert [*found.job["spec"]["pytorchReplicaSpecs"]] == ["Master"]
+    assert found.claim is not None
+    assert found.claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def pod_of(job: Manifest) -> Manifest:
+    """The pod that an operator makes: for a TrainJob, the runtime's with our patch and trainer."""
+    spec = job["spec"]
+    if job["kind"] == "PyTorchJob":
+        found: Manifest = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        return found
+    trainer = spec["trainer"]
+    (patch,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
+        "replicatedJobs"
+    ]
+    pod = patch["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    own = {key: trainer[key] for key in ("image", "command", "args", "env")}
+    return {**pod, "containers": [{**container, **own, "resources": trainer["resourcesPerNode"]}]}
+
+
+@cache
+def read_schema(kind: str) -> dict[str, Any]:
+    """The schema of a custom resource. Like the API server, it refuses unknown fields."""
+    (path,) = SCHEMAS.glob(f"*_{kind.lower()}s.yaml")
+    definition = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
+    (version,) = definition["spec"]["versions"]
+    schema: dict[str, Any] = _closed(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if schema.get("type") == "object" and "properties" in schema:
+        closed.setdefault("additionalProperties", False)
+    return closed

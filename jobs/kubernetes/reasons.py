@@ -15,7 +15,7 @@ _REFERENCE = {
     "spec": "The job of https://huggingface.co/docs/transformers/v4.49.0/en/perf_train_cpu_many, corrected. "
     "Corrected: it has no elasticPolicy. The original's (minReplicas 1, c10d, 10 restarts) also trains "
     "with one worker, with another global batch and thus another result.",
-    "numProcPerNode": "Corrected: unset, it becomes the number of CPUs, 200 ranks in the original's pods.",
+    "numProcPerNode": "Corrected: the original leaves it out, and it becomes the number of CPUs.",
     "image": "Corrected: built from pinned packages. The original's "
     "huggingface/transformers-pytorch-cpu:latest is another one every time.",
     "command": "Corrected: oneCCL's environment is loaded before the ranks start. The original leaves "
@@ -51,6 +51,9 @@ def job_comments(
         "args": "A restarted pod resumes from the newest checkpoint of this output folder.",
         "LD_PRELOAD": "tcmalloc, by a name that the image makes.",
         "OMP_NUM_THREADS": "",
+        "command": "oneCCL's environment is loaded before the ranks start.",
+        "CCL_ATL_TRANSPORT": "Not MPI: torchrun starts the ranks, not mpirun.",
+        "CCL_PROCESS_LAUNCHER": "Likewise: oneCCL would ask mpirun for the ranks' places.",
         "HF_HOME": "The hub's models and data are kept on the claim.",
         AMX_LABEL: "Set by node-feature-discovery where the processor has AMX.",
         "shm": "For oneCCL and other libraries; part of the pod's memory. The runtime's own has 64 MiB.",
@@ -66,6 +69,8 @@ def job_comments(
         "workspace": f"Holds {CLAIM_PATH}/data, the hub's cache, and {pods.folder}.",
         "fsGroup": "So that the image's user may write to the claim. Not all kinds of storage obey.",
     }
+    if placement.backend != "ccl":
+        del comments["command"]
     comments["nprocPerNode"] = comments["numProcPerNode"]
     return comments
 

@@ -16,18 +16,18 @@ _WIDTH = 100
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a text of several lines as such."""
-
-    def represent_str(self, text: str) -> yaml.Node:
-        return self.represent_scalar(
-            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-        )
+    """Repeats what appears twice, and writes a text of several lines as such."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-_Dumper.add_representer(str, _Dumper.represent_str)
+def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _write_text)
 
 
 def render_yaml(document: Mapping[str, Any], comments: Mapping[str, str]) -> str:

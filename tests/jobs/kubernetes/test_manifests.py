@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
+from kubernetes_validate.utils import ValidationError, validate
 
 from jobs.kubernetes.manifests import AMX_LABEL, Manifest
 from tests.golden import check_golden
@@ -76,7 +76,7 @@ def test_kubeflows_schemas_refuse_what_is_wrong(kind: str) -> None:
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_kubernetes_schemas_accept_claim_and_pod(words: tuple[str, ...]) -> None:
     found = rendered(*words, "--pull-secret", "registry")
-    pod = {
+    pod: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "bert"},
@@ -84,9 +84,9 @@ def test_kubernetes_schemas_accept_claim_and_pod(words: tuple[str, ...]) -> None
     }
 
     for document in (pod, *filter(None, [found.claim])):
-        kubernetes_validate.validate(document, NEWEST, strict=True)
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate({**pod, "spec": {**pod["spec"], "x": 1}}, NEWEST, strict=True)
+        validate(document, NEWEST, strict=True)
+    with pytest.raises(ValidationError):
+        validate({**pod, "spec": {**pod["spec"], "x": 1}}, NEWEST, strict=True)
 
 
 def test_a_pod_is_guaranteed_its_resources_and_never_root() -> None:

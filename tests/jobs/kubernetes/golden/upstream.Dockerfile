@@ -1,0 +1,27 @@
+# The image of stack upstream: docker build --tag me/spr:1 .
+ARG BASE=ubuntu:24.04
+FROM ${BASE}
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3-venv google-perftools numactl g++ python3-dev \
+ && rm -rf /var/lib/apt/lists/*
+# The library's file name changes with the release, so jobs preload it under this one.
+RUN mkdir /opt/spr-cluster \
+ && ln -s "$(ls /usr/lib/*/libtcmalloc.so.* | head -n 1)" /opt/spr-cluster/libtcmalloc.so \
+ && test -e /opt/spr-cluster/libtcmalloc.so
+RUN python3 -m venv /opt/spr-cluster/venv
+COPY requirements.txt /opt/spr-cluster/
+RUN /opt/spr-cluster/venv/bin/pip install --no-cache-dir --disable-pip-version-check --requirement /opt/spr-cluster/requirements.txt
+# Without its index, pip takes another build of torch: that for CUDA.
+RUN /opt/spr-cluster/venv/bin/python -c 'import torch, transformers; assert torch.version.cuda is None, torch.__version__'
+COPY code /opt/spr-cluster/code
+ENV PATH=/opt/spr-cluster/venv/bin:$PATH PYTHONPATH=/opt/spr-cluster/code HOME=/tmp
+# Not root. A number, so that Kubernetes can check it.
+USER 1000
+WORKDIR /tmp
+
+# requirements.txt
+--extra-index-url https://download.pytorch.org/whl/cpu
+torch==2.13.0
+transformers==5.23.0
+datasets==5.2.0
+impi-rt==2021.18.1

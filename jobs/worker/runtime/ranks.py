@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from .errors import BackendError, first_line
-from .process import RankIdentity, read_identity
+from .process import LocalPlace, RankIdentity, read_identity, read_local_place
 
 CCL_MODULE = "oneccl_bindings_for_pytorch"
 ASKED = "chosen by --backend or by the stack"
@@ -59,6 +59,7 @@ class Ranks:
     backend_reason: str
     control: Any
     """A gloo group of all ranks, for messages other than gradients."""
+    local: LocalPlace = LocalPlace()  # noqa: RUF009 - a tuple
 
     @property
     def rank(self) -> int:
@@ -109,7 +110,8 @@ def join(asked_backend: str, environ: Mapping[str, str] = os.environ) -> Iterato
     _connect(identity, backend.name, environ)
     control = dist.new_group(backend="gloo", timeout=TIMEOUT)
     # torch itself says which backend runs: the results must not repeat a mere request.
-    yield Ranks(identity, str(dist.get_backend()), backend.reason, control)
+    name, local = str(dist.get_backend()), read_local_place(environ)
+    yield Ranks(identity, name, backend.reason, control, local)
     dist.barrier(group=control)
     dist.destroy_process_group()
 

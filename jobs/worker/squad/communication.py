@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from .all_reduce import AllReduce, sum_in_ring
+
 BUCKET_MB = 25
 """Size of the groups in which DistributedDataParallel sends gradients; its own default."""
 
@@ -22,7 +24,8 @@ BUCKET_MB = 25
 class Replica(DistributedDataParallel):
     """This rank's replica of the model, which all ranks train together.
 
-    ``wire`` is the type of gradients on the network, ``control`` a group for small messages.
+    ``wire`` is the type of gradients on the network, ``control`` a group for small messages, and
+    ``all_reduce`` adds up the gradients.
     ``sent_bytes`` counts the bytes of all gradients that this rank has sent; ``last_sent`` is the time
     (``time.perf_counter``) at which the backward pass had its last gradients ready.
 
@@ -30,7 +33,13 @@ class Replica(DistributedDataParallel):
     DistributedDataParallel averages the rest; its own bf16 hook refuses gloo.
     """
 
-    def __init__(self, model: nn.Module, wire: torch.dtype, control: Any = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        wire: torch.dtype,
+        control: Any = None,
+        all_reduce: AllReduce = sum_in_ring,
+    ) -> None:
         words = word_embeddings(model)
         ignored = [name for name, each in model.named_parameters() if each is words]
         # The documented way to exclude a parameter, despite the underscore.
@@ -43,7 +52,7 @@ class Replica(DistributedDataParallel):
             dist.broadcast(words.data, 0, group=control)
         # In a tuple: as an attribute, it would be listed twice among the parameters.
         self._words = (words,)
-        self.wire, self.control = wire, control
+        self.wire, self.control, self._all_reduce = wire, control, all_reduce
         self.last_sent, self.sent_bytes = 0.0, 0
         # It refuses a function with other annotations than its own types; a lambda has none.
         self.register_comm_hook(None, lambda _, bucket: self._send(bucket))
@@ -52,15 +61,18 @@ class Replica(DistributedDataParallel):
         """Start to average a group of gradients, for DistributedDataParallel."""
         gradients = bucket.buffer()
         self.last_sent = time.perf_counter()
-        sent = (gradients / dist.get_world_size()).to(self.wire)
-        self.sent_bytes += sent.nbytes
-        future: Future[Any] = dist.all_reduce(sent, async_op=True).get_future()
 
-        def receive(done: Future[Any]) -> Tensor:
-            averaged: Tensor = gradients.copy_(done.value()[0])
+        def receive(done: Future[Tensor]) -> Tensor:
+            averaged: Tensor = gradients.copy_(done.value())
             return averaged
 
-        return future.then(receive)
+        return self._average(gradients).then(receive)
+
+    def _average(self, gradients: Tensor) -> Future[Tensor]:
+        """Start to average a vector over all ranks."""
+        sent = (gradients / dist.get_world_size()).to(self.wire)
+        self.sent_bytes += sent.nbytes
+        return self._all_reduce(sent)
 
     def announce(self, ids: Tensor) -> SeenWords | None:
         """Start to exchange which words the ranks have in this step; None without word embeddings."""
@@ -80,10 +92,8 @@ class Replica(DistributedDataParallel):
         assert gradient is not None, "the word embeddings took part in the backward pass"
         announced.work.wait()
         rows = announced.seen.nonzero().squeeze(1)
-        sent = (gradient[rows] / dist.get_world_size()).to(self.wire)
-        self.sent_bytes += sent.nbytes
-        dist.all_reduce(sent)
-        gradient[rows] = sent.to(gradient.dtype)
+        averaged = self._average(gradient[rows].flatten()).wait()
+        gradient[rows] = averaged.view(len(rows), -1).to(gradient.dtype)
 
 
 class SeenWords:

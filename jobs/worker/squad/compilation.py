@@ -37,34 +37,40 @@ def choose_compilation(asked: str, dtype: str, steps: int) -> Compilation:
     return Compilation(True, f"it speeds up bf16, and pays from {FEWEST_STEPS} steps on")
 
 
-def compile_layers(model: Any) -> int:
+def compile_layers(model: Any, *, shared: bool = False) -> int:
     """Mark the layers of a model to be compiled at their first use, and return their number.
 
     They get a dropout and, where that gives the same answers, an attention that suit compilation.
 
     Not the whole model: all layers share one graph, compiled in a sixth of the time (DistilBERT), and
-    each layer's gradients are sent while those of the layer before it are computed.
+    each layer's gradients are sent while those of the layer before it are computed. Nothing is left to
+    hide the transfer of the first layer's. With ``shared`` gradients it is compiled in parts, so that
+    those of all but the first part are sent while the first part's are computed.
     """
     layers, dropouts = find_layers(model), replace_dropouts(model)
     use_products(model)
-    inside = {id(module) for layer in layers for module in layer.modules()}
-    for module in (*layers, *(each for each in dropouts if id(each) not in inside)):
+    units = [*layers[0].children(), *layers[1:]] if shared and layers else layers
+    inside = {id(module) for unit in units for module in unit.modules()}
+    for module in (*units, *(each for each in dropouts if id(each) not in inside)):
         module.compile(dynamic=True)
     return len(layers)
 
 
 def count_compiled(model: Any) -> int:
     """Return the number of layers that :func:`compile_layers` marked."""
-    return sum(layer._compiled_call_impl is not None for layer in find_layers(model))
+    return sum(
+        any(module._compiled_call_impl is not None for module in layer.modules())
+        for layer in find_layers(model)
+    )
 
 
 def plain_layers(model: Any) -> None:
     """Undo :func:`compile_layers`: evaluation would have to compile them again."""
     restore_dropouts(model)
     stop_using_products(model)
-    for layer in find_layers(model):
+    for module in model.modules():
         # Module.compile sets it, and has no inverse.
-        layer._compiled_call_impl = None
+        module._compiled_call_impl = None
 
 
 def find_layers(model: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 
 from ..runtime.errors import BackendError, first_line
 from ..runtime.ranks import Ranks
+from .all_reduce import choose_all_reduce
 from .batches import trim
 from .communication import Replica
 from .compilation import choose_compilation, compile_layers, why_no_compiler
@@ -106,7 +107,7 @@ def share_gradients(context: TrainContext, model: Any) -> Any:
     if context.ranks.size == 1:
         return model
     wire = torch.bfloat16 if context.options.wire == "bf16" else torch.float32
-    return Replica(model, wire, context.ranks.control)
+    return Replica(model, wire, context.ranks.control, choose_all_reduce(context.ranks))
 
 
 def _compile(context: TrainContext, model: Any, steps: int) -> None:
@@ -123,7 +124,8 @@ def _compile(context: TrainContext, model: Any, steps: int) -> None:
     if wrong:
         note(f"torch.compile is not used: {wrong[0]}")
         return
-    note(f"torch.compile, {compile_layers(model)} layers: {chosen.reason}")
+    count = compile_layers(model, shared=ranks.size > 1)
+    note(f"torch.compile, {count} layers: {chosen.reason}")
 
 
 def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, Any]:

@@ -15,28 +15,36 @@ from jobs.worker.squad.communication import word_embeddings
 from tests.jobs.worker.squad.test_run import TIMEOUT, free_port
 
 RANK = """
-import sys, torch
+import os, sys, torch
+from jobs.worker.runtime.ranks import join, lost_peer
+from jobs.worker.squad.all_reduce import choose_all_reduce
 from jobs.worker.squad.communication import Replica
-from jobs.worker.runtime.ranks import join
-from tests.jobs.worker.squad.test_communication import small_model
+from tests.jobs.worker.squad.test_communication import IDS, small_model
 
-wire, folder = sys.argv[1:]
+wire, folder, leaves = sys.argv[1:]
 with join("gloo") as ranks:
     model = small_model()
     model.words.weight.data += ranks.rank  # as another version of a model would be
-    replica = Replica(model, getattr(torch, wire), ranks.control)
-    ids = torch.tensor([[1, 2, 2], [3, 4, 4]])[ranks.rank : ranks.rank + 1]
-    for part in range(2):  # the first is accumulated, and sends nothing
-        if part == 0:
-            with replica.no_sync():
-                replica(ids).backward()
-            continue
-        announced = replica.announce(ids)
+    all_reduce = choose_all_reduce(ranks)
+    replica = Replica(model, getattr(torch, wire), ranks.control, all_reduce)
+    ids = torch.tensor(IDS[ranks.rank : ranks.rank + 1])
+    with replica.no_sync():  # accumulated, sends nothing
         replica(ids).backward()
+    if leaves:
+        if ranks.rank == 3:
+            os._exit(0)
+        try:
+            replica(ids).backward()
+        except Exception as error:
+            os._exit(0 if lost_peer(error) else 1)
+    announced = replica.announce(ids)
+    replica(ids).backward()
     replica.average_words(announced)
     gradients = {name: each.grad for name, each in model.named_parameters()}
+    gradients["way"] = type(all_reduce).__name__
     torch.save(gradients, f"{folder}/{ranks.rank}.pt")
 """
+IDS = [[1, 2, 2], [3, 4, 4], [1, 4, 5], [5, 6, 2]]
 
 
 class Small(nn.Module):
@@ -45,7 +53,7 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(10, 8)
-        self.layer = nn.Linear(8, 4)
+        self.layer = nn.Linear(8, 3)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.words
@@ -60,39 +68,58 @@ def small_model() -> Small:
     return Small()
 
 
-@pytest.mark.parametrize(("wire", "tolerance"), [("float32", 1e-6), ("bfloat16", 2**-7)])
-def test_two_ranks_get_the_mean_of_their_gradients(
-    tmp_path: Path, wire: str, tolerance: float
-) -> None:
+def run_ranks(size: int, local: int, *argv: str) -> list[int]:
+    """Run RANK on nodes with ``local`` ranks each, as it seems to them; return the exit codes."""
     port = free_port()
     running = []
-    for rank in range(2):
+    for rank in range(size):
         environ = os.environ | {
             "PMI_RANK": str(rank),
-            "PMI_SIZE": "2",
+            "PMI_SIZE": str(size),
+            "MPI_LOCALRANKID": str(rank % local),
+            "MPI_LOCALNRANKS": str(local),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         }
-        argv = [sys.executable, "-c", RANK, wire, str(tmp_path)]
-        running.append(subprocess.Popen(argv, env=environ))
+        running.append(subprocess.Popen([sys.executable, "-c", RANK, *argv], env=environ))
     try:
-        assert [process.wait(TIMEOUT) for process in running] == [0, 0]
+        return [process.wait(TIMEOUT) for process in running]
     finally:
         for process in running:
             process.kill()
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+
+
+@pytest.mark.parametrize(
+    ("size", "local", "wire", "tolerance", "way"),
+    [
+        (2, 2, "float32", 1e-6, "function"),
+        (2, 1, "bfloat16", 2**-7, "function"),
+        (4, 2, "float32", 1e-6, "SumByNode"),
+        (4, 2, "bfloat16", 2**-6, "SumByNode"),
+    ],
+)
+def test_ranks_get_the_mean_of_their_gradients(
+    tmp_path: Path, size: int, local: int, wire: str, tolerance: float, way: str
+) -> None:
+    assert run_ranks(size, local, wire, str(tmp_path), "") == [0] * size
+    first, *others = (torch.load(tmp_path / f"{rank}.pt") for rank in range(size))
     model = small_model()
-    # Each of them twice, as the ranks have accumulated; the mean over both ranks.
-    for ids in ([[1, 2, 2]], [[3, 4, 4]]):
-        model(torch.tensor(ids)).backward()
+    # Each of them twice, as the ranks have accumulated; the mean over all ranks.
+    for ids in IDS[:size]:
+        (model(torch.tensor([ids])) * 2 / size).backward()
+    assert first.pop("way") == way
     for name, parameter in model.named_parameters():
-        assert torch.equal(first[name], second[name]), "the same on both ranks, to the bit"
+        assert all(torch.equal(first[name], other[name]) for other in others), "to the bit"
         assert parameter.grad is not None
         scale = float(parameter.grad.abs().max())
         assert torch.allclose(first[name], parameter.grad, rtol=tolerance, atol=tolerance * scale)
-    assert first["words.weight"][5:].abs().sum() == 0, "words of no rank"
+    assert first["words.weight"][7:].abs().sum() == 0, "words of no rank"
+
+
+def test_a_lost_rank_is_noticed_where_ranks_sum_by_node(tmp_path: Path) -> None:
+    assert run_ranks(4, 2, "float32", str(tmp_path), "rank 3") == [0, 0, 0, 0]
 
 
 def test_word_embeddings_are_found_unless_another_layer_shares_them() -> None:

@@ -19,6 +19,7 @@ from jobs.worker.squad.batches import collate, label
 from jobs.worker.squad.compilation import (
     choose_compilation,
     compile_layers,
+    count_compiled,
     find_layers,
     plain_layers,
     why_no_compiler,
@@ -186,8 +187,19 @@ def test_compiled_dropout_and_attention_are_those_of_eager_mode() -> None:
         assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-5), name
     assert model.config._attn_implementation == NAME
     assert loss != pytest.approx(without, rel=1e-5)
+    compile_layers(model, shared=True)
+    assert not layer_is_whole(model, 0)
+    assert layer_is_whole(model, 1)
+    assert count_compiled(model) == 2
+    assert take()[0] == pytest.approx(eager, rel=1e-5)
     plain_layers(model)
+    assert count_compiled(model) == 0
     assert take()[0] == without
+
+
+def layer_is_whole(model: Any, number: int) -> bool:
+    """Whether a layer is compiled as one graph, not in parts."""
+    return find_layers(model)[number]._compiled_call_impl is not None
 
 
 # After the one that compiles: torch remembers which compiler it has found.

@@ -87,6 +87,19 @@ _GOOD: dict[str, list[str]] = {
     "eval": ["train.json"],
     "results": ["out"],
     "model": ["scratch", "distilbert-base-uncased", "./model"],
+    "cores": ["2", "32", "64"],
+    "memory": ["16", "512"],
+    "numa": ["1", "2"],
+    "threads_per_core": ["1", "2"],
+    "ppn": ["1", "2", "3"],
+    "ccl_workers": ["1", "2"],
+    "image": ["ghcr.io/me/spr:1", "me/"],
+    "namespace": ["training", "Training"],
+    "claim": ["data", "-"],
+    "claim_size": ["100Gi", "100"],
+    "storage_class": ["nfs"],
+    "pull_secret": ["registry"],
+    "run_qa": ["/workspace/qa", "qa"],
 }
 
 

@@ -63,7 +63,6 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     add(
         "--kind",
         choices=KINDS,
-        default=TRAIN_JOB,
         help=f"default: {TRAIN_JOB} (Kubeflow Trainer 2)",
     )
     add(
@@ -155,7 +154,7 @@ def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOption
         name=args.name or new_job_id("squad", now),
         nodes=args.nodes,
         image=args.image or f"spr-cluster:{stack}",
-        kind=args.kind,
+        kind=args.kind or TRAIN_JOB,
         namespace=args.namespace,
         claim=Claim(args.claim) if args.claim else new,
         shape=NodeShape(args.cores, args.memory, args.numa, args.threads_per_core),

@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from .events import Events
-from .process import RankIdentity, leave
+from .process import RankIdentity, by_torchrun, leave
 
 BEAT_SECONDS = 1.0
 WARN_SECONDS = 20.0
@@ -112,6 +112,8 @@ class Heartbeat:
         # Next to torch's port; user programs tend to take the one above it for themselves.
         port = int(environ.get("MASTER_PORT", "29500")) - 1
         self._address = environ.get("MASTER_ADDR", ""), port
+        # To its own pod, Kubeflow's operator may give "localhost", or a name that nobody knows yet.
+        self._own_address = ("", port) if by_torchrun(environ) else self._address
         self._listener: socket.socket | None = None
         self._links: list[Link] = []
         self._stopped, self._stays = threading.Event(), False
@@ -144,7 +146,9 @@ class Heartbeat:
     def _run(self) -> None:
         try:
             if self._identity.rank == 0:
-                self._listener = socket.create_server(self._address, backlog=self._identity.size)
+                self._listener = socket.create_server(
+                    self._own_address, backlog=self._identity.size
+                )
                 self._listener.setblocking(False)
         except OSError as error:
             self._events.warn(f"warning: a lost rank will not be noticed: {error}")

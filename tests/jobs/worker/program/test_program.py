@@ -19,6 +19,7 @@ from jobs.worker.program.environment import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
+from tests.jobs.worker.squad.test_run import free_port
 
 CPU = min(os.sched_getaffinity(0))
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
@@ -184,3 +185,42 @@ def test_the_code_runs_on_python_3_8_the_oldest_of_any_stack(node: Path) -> None
         assert "with (\n" not in text
         assert "removeprefix(" not in text
         assert "strict=" not in text
+
+
+def test_a_program_joins_the_ranks_of_torchrun(node: Path) -> None:
+    """As the Trainer of transformers does in a pod."""
+    (node / "work").mkdir()
+    join = (
+        "import os, torch.distributed as dist; dist.init_process_group('gloo'); "
+        "print('joined', dist.get_rank(), dist.get_world_size(), os.environ['LOCAL_RANK'], flush=True); "
+        "dist.barrier(); dist.destroy_process_group()"
+    )
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "worker.program")
+    pod = {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "127.0.0.1"}
+    pod |= {"PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+    done = subprocess.run(
+        [sys.executable, *torchrun, "--folder=work", "--output=output", "--", "python", "-c", join],
+        cwd=node,
+        env={
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{node}/code",
+            **pod,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    joined = [line for line in done.stdout.splitlines() if line.startswith("joined")]
+    assert sorted(joined) == ["joined 0 2 0", "joined 1 2 1"]
+
+
+def test_torchruns_variables_are_passed_on() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert rank_variables({**torchrun, "MASTER_ADDR": "a"}) == torchrun
+    with pytest.raises(BackendError, match="RANK 4 does not fit WORLD_SIZE 4"):
+        rank_variables({**torchrun, "MASTER_ADDR": "a", "RANK": "4"})
+    with pytest.raises(BackendError, match="RANK and WORLD_SIZE are not both set to numbers"):
+        rank_variables({"RANK": "0"})

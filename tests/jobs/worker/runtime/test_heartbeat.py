@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from infra.wait import wait_until
 from jobs.worker.runtime import heartbeat
 from tests.jobs.worker.squad.test_run import Ended, finish, free_port
 
+TORCHRUN = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 WARN, LIMIT, LAST_WORDS = 0.8, 2.5, 1.0
 PREPARE = f"""
     import os, socket, sys, threading, time
@@ -344,3 +346,33 @@ def test_the_limits_keep_their_promise() -> None:
     assert last <= 60
     assert heartbeat.WARN_SECONDS < heartbeat.LIMIT_SECONDS / 2
     assert heartbeat.VERDICT_SECONDS > 3 * heartbeat.BEAT_SECONDS
+
+
+def test_in_a_pod_rank_0_answers_at_every_address(node_environ: dict[str, str]) -> None:
+    """Its operator may call it localhost; the other pods have its address."""
+    port = free_port()
+    beat = """
+    import time
+    from worker.runtime.events import Events
+    from worker.runtime.heartbeat import Heartbeat
+    from worker.runtime.process import RankIdentity
+    Heartbeat(RankIdentity(0, 2), Events()).start()
+    time.sleep(60)
+    """
+    environ = {**node_environ, **TORCHRUN, "MASTER_PORT": str(port)}
+    rank = subprocess.Popen([sys.executable, "-c", textwrap.dedent(beat)], env=environ)
+    try:
+        link = wait_until(
+            "a listener", lambda: _connect("127.0.0.2", port - 1), deadline_s=20, every_s=0.05
+        )
+        with link:
+            assert b'"rank": 0' in link.recv(100)
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def _connect(address: str, port: int) -> socket.socket | None:
+    with suppress(OSError):
+        return socket.create_connection((address, port), timeout=5)
+    return None

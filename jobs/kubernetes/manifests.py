@@ -18,7 +18,7 @@ LABEL = "app.kubernetes.io/managed-by"
 _MANAGER = "spr-cluster"
 AMX_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
 RETRIES = 3
-# Pods are stopped in turn: torchrun passes SIGTERM on, and all ranks save one checkpoint.
+# torchrun passes kubelet's SIGTERM on; all ranks stop after the same step and save a checkpoint.
 _GRACE_SECONDS = CHECKPOINT_SECONDS + 30
 # oneCCL asks Hydra for a rank's place on its node otherwise. The worker adds that place.
 # https://github.com/huggingface/accelerate/pull/2339
@@ -77,7 +77,7 @@ def _environment(plan: JobPlan, placement: Placement, stack: Stack) -> dict[str,
     return {
         **env,
         "HF_HOME": f"{CLAIM_PATH}/huggingface",
-        # Ours is longer than torchrun's, which is 30 s. From torch 2.13 on.
+        # torchrun's own limit is 30 s. Old ones, such as those of 1.13 and 2.7, know no other.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(CHECKPOINT_SECONDS),
     }
 

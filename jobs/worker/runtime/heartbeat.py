@@ -112,7 +112,8 @@ class Heartbeat:
         # Next to torch's port; user programs tend to take the one above it for themselves.
         port = int(environ.get("MASTER_PORT", "29500")) - 1
         self._address = environ.get("MASTER_ADDR", ""), port
-        # To its own pod, Kubeflow's operator may give "localhost", or a name that nobody knows yet.
+        # Kubeflow's operators may call the first pod localhost, or by a name that is not known yet:
+        # https://github.com/kubeflow/trainer/issues/2331
         self._own_address = ("", port) if by_torchrun(environ) else self._address
         self._listener: socket.socket | None = None
         self._links: list[Link] = []

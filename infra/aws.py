@@ -55,7 +55,6 @@ def open_aws_cloud(region: str | None, *, buys: bool = False) -> Cloud:
         region=chosen,
         caller_cidr=find_caller_cidr,
         probe_ssh=lambda: probe_ssh(chosen),
-        default_stack="intel",
         billed=True,
         has_amx=True,
         default_bake="none",

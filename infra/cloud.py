@@ -23,7 +23,6 @@ class Cloud:
     name: str
     region: str
     caller_cidr: Callable[[], str] = field(repr=False)
-    default_stack: str
     billed: bool
     """Machines cost money, so the user confirms each purchase first."""
     has_amx: bool

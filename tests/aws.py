@@ -99,7 +99,6 @@ def fake_aws(*, has_amx: bool = True) -> Cloud:
         name="aws",
         region="us-east-1",
         caller_cidr=lambda: CALLER,
-        default_stack="intel",
         billed=True,
         has_amx=has_amx,
     )

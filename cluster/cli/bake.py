@@ -21,7 +21,7 @@ from infra.images import Image
 from infra.instance_types import BAKERS
 from infra.tags import KEPT
 from provision.recipe import recipe_digest
-from provision.stacks.load import load_stack
+from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _EXAMPLES = """\
   spr-cluster bake
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         load_stack(args.stack)
     progress = make_progress()
     cloud = open_place(args.cloud or "aws", args.region, progress, buys=True)
-    stack = load_stack(args.stack or cloud.default_stack)
+    stack = load_stack(args.stack or DEFAULT_STACK)
     recipe = recipe_digest(stack, cloud.base)
     args.name = f"bake-{recipe}"
     ctx = open_context(args, cloud, progress=progress, allow=may_follow(args))

@@ -26,11 +26,7 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
         metavar="TYPES",
         help="EC2 type, or several in order of preference: a,b,c (default: r7iz.metal-16xl)",
     )
-    add(
-        "--stack",
-        metavar="NAME",
-        help="software, see `stacks` (default: intel on AWS, upstream on the embedded cloud)",
-    )
+    add("--stack", metavar="NAME", help="software, see `stacks` (default: upstream)")
     add(
         "--bake",
         metavar="WAY",

@@ -45,7 +45,7 @@ from infra.purchase import Offer
 from infra.spec import parse_ssh_cidr
 from infra.tags import render_time
 from infra.words import counted, spoken_time
-from provision.stacks.load import load_stack
+from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _UP_EXAMPLES = """\
   spr-cluster up --nodes 4
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     # Unlike other commands, these never mean the only cluster that this machine knows.
     args.named, args.name = args.name is not None, args.name or DEFAULT_NAME
     # Checked before anything is started or requested: a mistake costs no time.
-    load_stack(given.get("stack", "upstream"))
+    load_stack(given.get("stack", DEFAULT_STACK))
     if args.ssh_cidr is not None:
         parse_ssh_cidr(args.ssh_cidr)
     merge_options(args.name, ("0.0.0.0/32",), {"stack": "", **given, "private": True}, None)

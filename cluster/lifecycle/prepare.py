@@ -24,7 +24,7 @@ from infra.routes import describe_vpc_cidrs, require_ways
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
 from provision.jump import require_jump_tools
 from provision.recipe import recipe_digest
-from provision.stacks.load import load_stack, stack_names
+from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names
 
 _MOST_INSTALLS = 32
 
@@ -58,7 +58,7 @@ def prepare(
     group, _ = split_groups(found, public_key)
     record = parse_record(group.tags) if group else None
     defaults = {
-        "stack": _kept_stack(ctx, found) or ctx.cloud.default_stack,
+        "stack": _kept_stack(ctx, found) or DEFAULT_STACK,
         "amx_required": ctx.cloud.has_amx,
         "bake": _default_bake(ctx, given),
     }

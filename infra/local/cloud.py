@@ -64,7 +64,6 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         region=region,
         # Nodes see this machine at the gateway's address.
         caller_cidr=lambda: f"{gateway}/32",
-        default_stack="upstream",
         billed=False,
         has_amx=False,
         base=recipe_hash(recipe()),

@@ -23,7 +23,7 @@ from jobs.kubernetes.request import (
 from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.train.presets import PRESETS
 from jobs.worker.squad.options import add_arguments, flag
-from provision.stacks.load import load_stack
+from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _HIDDEN = {"output", "trial_seconds", "resume"}
 # Pods and services get this name and a suffix, in at most 63 characters.
@@ -126,7 +126,7 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:
 def build_rendered(args: argparse.Namespace, now: datetime) -> Rendered:
     """Return the job that the options ask for. Raises :class:`UsageError` for options that don't fit."""
     reference = args.recipe == "reference"
-    stack = load_stack(args.stack or ("reference" if reference else "upstream"))
+    stack = load_stack(args.stack or ("reference" if reference else DEFAULT_STACK))
     pods = _read_pods(args, stack.name, now)
     placement = PlacementOptions(nproc_per_node=args.ppn, ccl_workers=args.ccl_workers)
     if reference:

@@ -110,6 +110,8 @@ def rank_environment(
         env |= {
             "CCL_WORKER_COUNT": str(placement.ccl_workers),
             "CCL_ATL_TRANSPORT": "ofi",
+            # It warns of every variable that differs from its default, this one included.
+            "CCL_LOG_LEVEL": "error",
             # Where oneCCL's ranks meet; by default it takes the first interface that it finds.
             "CCL_KVS_IFACE": placement.interface,
         }

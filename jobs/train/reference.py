@@ -122,9 +122,9 @@ def locate_script(stack: Stack, folder: Path | None) -> tuple[ProgramFiles, str]
     archive = f"https://github.com/huggingface/transformers/archive/refs/tags/v{version}.tar.gz"
     raise UsageError(
         f"stack {stack.name} has no {SCRIPT}, which is not in transformers' wheel",
-        hint=f"use --run-qa FOLDER with the script of tag v{version}, or a cluster with your own stack, in "
-        f'spr-cluster.toml: base = "{stack.name}", examples = "{archive}", '
-        'python_packages = ["accelerate", "evaluate"]',
+        hint="use a cluster with --stack intel or --stack reference, which have it; or --run-qa FOLDER with "
+        f"the script of tag v{version}; or a stack of your own, in spr-cluster.toml: "
+        f'base = "{stack.name}", examples = "{archive}", python_packages = ["accelerate", "evaluate"]',
     )
 
 

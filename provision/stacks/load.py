@@ -16,6 +16,9 @@ from provision.stacks.lock import read_lock
 from provision.stacks.stack import Stack
 from provision.stacks.user_stacks import OWN_FILE, apply_changes, read_own_stacks
 
+DEFAULT_STACK = "upstream"
+"""Why this one: docs/reference.md."""
+
 
 def shipped_names() -> tuple[str, ...]:
     """The stacks that ship with the tool."""

@@ -95,7 +95,6 @@ def make_cloud(url: str) -> Cloud:
         name="local",
         region="us-east-1",
         caller_cidr=lambda: CALLER,
-        default_stack="upstream",
         billed=False,
         has_amx=True,
         endpoint_url=url,

@@ -51,7 +51,7 @@ def intel() -> Iterator[PackageIndex]:
 def check(
     resolver: Resolver, intel: PackageIndex, /, limit_s: float = 60, **changes: Any
 ) -> SourcesReport:
-    base = {"indexes": [intel.url], "python_packages": PACKAGES, **changes}
+    base = {"indexes": [intel.url], "python_packages": PACKAGES, "examples": "", **changes}
     stack = Stack.model_validate({**load_stack("intel").model_dump(), **base})
     return check_sources(stack, resolver, Silent(), limit_s=limit_s)
 

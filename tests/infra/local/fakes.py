@@ -250,7 +250,6 @@ class Endpoint:
                 name="local",
                 region="us-east-1",
                 caller_cidr=lambda: "172.31.0.1/32",
-                default_stack="upstream",
                 billed=False,
                 has_amx=False,
                 endpoint_url=self.url,

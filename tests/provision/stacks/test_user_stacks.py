@@ -35,7 +35,9 @@ def test_a_change_takes_the_place_of_what_the_base_has(own: Path) -> None:
         "intel-extension-for-pytorch==2.7.0",
         "oneccl_bind_pt==2.7.0",
         "transformers==4.56.2",
+        "accelerate==1.10.1",
         "Datasets==4.1.0",
+        "evaluate==0.4.6",
         "impi-rt==2021.18.1",
         "wandb>=0.20",
     )

@@ -13,6 +13,11 @@ COPY requirements.txt /opt/spr-cluster/
 RUN /opt/spr-cluster/venv/bin/pip install --no-cache-dir --disable-pip-version-check --requirement /opt/spr-cluster/requirements.txt
 # Without its index, pip takes another build of torch: that for CUDA.
 RUN /opt/spr-cluster/venv/bin/python -c 'import torch, intel_extension_for_pytorch, oneccl_bindings_for_pytorch, transformers; assert torch.version.cuda is None, torch.__version__'
+ADD https://github.com/huggingface/transformers/archive/refs/tags/v4.56.2.tar.gz /tmp/examples.tar.gz
+RUN mkdir /opt/spr-cluster/examples && tar -xzf /tmp/examples.tar.gz -C /opt/spr-cluster/examples --strip-components=4 --wildcards \
+      '*/examples/pytorch/question-answering/*.py' \
+ && test -e /opt/spr-cluster/examples/run_qa.py \
+ && rm /tmp/examples.tar.gz
 COPY code /opt/spr-cluster/code
 ENV PATH=/opt/spr-cluster/venv/bin:$PATH PYTHONPATH=/opt/spr-cluster/code HOME=/tmp
 # Not root. A number, so that Kubernetes can check it.
@@ -26,6 +31,8 @@ torch==2.7.0
 intel-extension-for-pytorch==2.7.0
 oneccl-bind-pt==2.7.0
 transformers==4.56.2
+accelerate==1.10.1
 datasets==4.0.0
+evaluate==0.4.6
 numpy<2.4
 impi-rt==2021.18.1

@@ -31,6 +31,7 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
   "OMP_PROC_BIND": "false",
   "CCL_WORKER_COUNT": "1",
   "CCL_ATL_TRANSPORT": "ofi",
+  "CCL_LOG_LEVEL": "error",
   "CCL_KVS_IFACE": "ens5"
  },
  "pinning": {

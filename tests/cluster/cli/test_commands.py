@@ -157,13 +157,13 @@ def test_status_of_a_cluster(line: CommandLine) -> None:
     head, worker = line.ids()
     assert re.search(rf"^node0 +running +r7iz.metal-16xl +{head} .* console$", text, re.MULTILINE)
     assert re.search(rf"^node1 +running +r7iz.metal-16xl +{worker} .* head$", text, re.MULTILINE)
-    assert "Cluster spr is running: 2 of 2 nodes, stack intel" in text
+    assert "Cluster spr is running: 2 of 2 nodes, stack upstream" in text
     set_to = (
         rf"^Nodes are set to shut down at {UNTIL}; `spr-cluster verify` asks each node's timer$"
     )
     assert re.search(set_to, text, re.M)
     assert "Resources: 2 instances" in text
-    assert (result["state"], result["wanted_nodes"], result["stack"]) == ("running", 2, "intel")
+    assert (result["state"], result["wanted_nodes"], result["stack"]) == ("running", 2, "upstream")
     assert [node["spot_notice"] for node in result["nodes"]] == [None, None]
     assert [node["host_key_verified_by"] for node in result["nodes"]] == ["console", "head"]
     assert set(result["resources"]) >= {"instances", "images", "security_groups"}

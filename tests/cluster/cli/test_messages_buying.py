@@ -142,7 +142,7 @@ _WHILE_BUYING = (
     f.Row(
         "no image of Ubuntu",
         _UP,
-        "Canonical publishes no image of Ubuntu 22.04 in us-east-1\n  → use another --region",
+        "Canonical publishes no image of Ubuntu 24.04 in us-east-1\n  → use another --region",
         faults=f.error("GetParameter", "ParameterNotFound"),
         left=f.GROUPS,
     ),

@@ -103,8 +103,8 @@ _ON_A_CLUSTER = (
     ),
     f.Row(
         "stack changed",
-        "up --stack upstream --yes",
-        "--stack upstream: cluster 'spr' was created with intel, and this can't be changed\n  → omit "
+        "up --stack intel --yes",
+        "--stack intel: cluster 'spr' was created with upstream, and this can't be changed\n  → omit "
         f"--stack, {_BEGIN_ANEW}",
         code=2,
     ),

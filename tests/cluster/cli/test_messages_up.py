@@ -27,7 +27,7 @@ _AGAIN = (
     "\n  → try another --instance-type or --region; `spr-cluster ssh --name spr` into a node may "
     "show more"
 )
-_GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('intel')))}"
+_GOOD_HEAD = f"answer:node0:0:1.0:2.0:{json.dumps(health_answer(load_stack('upstream')))}"
 _CODES = (
     "\n  → error codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 )
@@ -108,7 +108,7 @@ _WHILE_MAKING = (
     f.Row(
         "installation failed",
         _UP,
-        "[node0] installing stack intel failed: E: Unable to locate package libfoo\n  → the "
+        "[node0] installing stack upstream failed: E: Unable to locate package libfoo\n  → the "
         "whole log is /var/log/spr-cluster-install.log on the node",
         act=f.stage(
             "node0",

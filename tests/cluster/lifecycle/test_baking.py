@@ -278,7 +278,7 @@ def test_interrupted_baking_continues(line: CommandLine, moment: str) -> None:
     result = line.run("bake", "--yes")
     if result.code:  # a machine that never worked is replaced at once
         assert "`bake` did not finish." in result.err
-        assert "spr-cluster bake --stack intel --cloud aws --region us-east-1" in result.err
+        assert "spr-cluster bake --stack upstream --cloud aws --region us-east-1" in result.err
         line.must("bake", "--yes")
 
     assert line.ids() == []
@@ -298,7 +298,7 @@ def test_images_are_listed_deleted_and_pruned(line: CommandLine) -> None:
     assert "No images in aws us-east-1" in line.must("images", "list").out
     assert line.must("images", "prune", "--yes").out == "Nothing to delete.\n"
     image = line.must("bake", "--yes").out.split()[0]
-    line.must("up", "--name", "other", "--nodes", "2", "--yes", "--stack", "upstream")
+    line.must("up", "--name", "other", "--nodes", "2", "--yes", "--stack", "intel")
     line.must("down", "--name", "other", "--keep-image", "--yes")
     other = next(i for i in _listed(line) if i != image)
     line.cloud.ec2.create_tags(Resources=[other], Tags=[{"Key": tags.INSTALLED, "Value": "0" * 12}])

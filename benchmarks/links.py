@@ -171,20 +171,16 @@ def _take_steps(args: argparse.Namespace) -> None:
     compute = args.batch_size * args.ppn / args.features_per_second * args.dilate
     found: dict[str, list[dict[str, float]]] = {way: [] for way in args.ways}
     with join("gloo") as ranks:
-        torch.manual_seed(0)
-        replicas = {}
-        for way in args.ways:
+        ids = torch.Generator().manual_seed(ranks.rank)
+        for way, figures in found.items():
             all_reduce = sum_in_ring if way == "ring" else choose_all_reduce(ranks)
             model = paced_model(compute, in_parts=way == "fast")
-            replicas[way] = Replica(model, torch.bfloat16, ranks.control, all_reduce)
-        ids = torch.Generator().manual_seed(ranks.rank)
-        for number in range(args.rounds + 1):
-            for way, replica in replicas.items():
+            replica = Replica(model, torch.bfloat16, ranks.control, all_reduce)
+            for _ in range(args.rounds + 1):
                 words = torch.randperm(POOL, generator=ids)[:WORDS][None]
-                figures = _take_pair(ranks, replica, words, UPDATE * compute)
-                # DistributedDataParallel arranges its buckets after its first step.
-                if number:
-                    found[way].append(figures)
+                figures.append(_take_pair(ranks, replica, words, UPDATE * compute))
+            # DistributedDataParallel arranges its buckets after its first step.
+            del figures[0], replica, model
     print(json.dumps(found), flush=True)
 
 

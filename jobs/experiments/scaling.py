@@ -156,7 +156,8 @@ def make_study(
     cluster = context.cluster
     rows = [row for row, _ in measured]
     gradients = max(done.gradient_bytes for _, done in measured)
-    found = fit_rows(rows, gradients, ppn, request.flow_gbit_s)
+    by_node = chosen_backend(options, context.stack) == "gloo"
+    found = fit_rows(rows, gradients, ppn, request.flow_gbit_s, by_node=by_node)
     if found:
         rows += [_predict(found, request, ppn, nodes) for nodes in request.predict]
     return ScalingStudy(
@@ -174,7 +175,12 @@ def make_study(
 
 
 def fit_rows(
-    rows: Sequence[ScalingRow], gradient_bytes: int, ppn: int, flow_gbit_s: float | None
+    rows: Sequence[ScalingRow],
+    gradient_bytes: int,
+    ppn: int,
+    flow_gbit_s: float | None,
+    *,
+    by_node: bool,
 ) -> StepModelFit | None:
     """Fit the model of the step time.
 
@@ -189,7 +195,7 @@ def fit_rows(
     if len({point.nodes for point in points}) < 2:
         return None
     speed = flow_gbit_s * 1e9 / 8 if flow_gbit_s else None
-    found = fit_step_model(points, gradient_bytes, ppn, speed)
+    found = fit_step_model(points, gradient_bytes, ppn, speed, by_node=by_node)
     fewest = min(points, key=lambda point: point.nodes)
     computing = found.model.compute_s(fewest.node_batch) / fewest.step_s
     return found if computing >= _MIN_COMPUTING_SHARE else None

@@ -1,9 +1,10 @@
 """A model of the step time on several nodes: computing, and the exchange of gradients. Pure.
 
 A node computes for ``fixed_s`` plus ``sample_s`` per sample. The gradients then travel around a ring of
-all ranks: each link carries 2 (R - 1) / R times their bytes, in 2 (R - 1) messages per bucket. Ranks of
-one node are neighbors in the ring, so one flow leaves each node, and one arrives. Part of the exchange
-(``overlap``) runs during the backward pass, which is two thirds of the computing.
+R members: each link carries 2 (R - 1) / R times their bytes, in 2 (R - 1) messages per bucket. The members
+are the nodes if ranks sum by node, as over gloo: each rank then has a flow for its part of the bytes.
+Otherwise they are the ranks; those of one node are neighbors, so that one flow leaves each node. Part of
+the exchange (``overlap``) runs during the backward pass, which is two thirds of the computing.
 
     step = compute + exchange - min(overlap x exchange, 2/3 x compute)
 
@@ -45,6 +46,7 @@ class StepModel:
     fixed_s: float = 0.0
     overlap: float = 0.0
     ranks_per_node: int = 1
+    by_node: bool = False
     latency_s: float = LATENCY_S
 
     def compute_s(self, node_batch: float) -> float:
@@ -54,10 +56,12 @@ class StepModel:
         """Return 0 for one node: the exchange between its ranks is part of its computing."""
         if nodes == 1:
             return 0.0
-        ranks = nodes * self.ranks_per_node
-        rounds = 2 * (ranks - 1)
+        members, flows = (
+            (nodes, self.ranks_per_node) if self.by_node else (nodes * self.ranks_per_node, 1)
+        )
+        rounds = 2 * (members - 1)
         buckets = math.ceil(self.gradient_bytes / BUCKET_BYTES)
-        wire = rounds / ranks * self.gradient_bytes / self.bytes_per_second
+        wire = rounds / members * self.gradient_bytes / flows / self.bytes_per_second
         return wire + rounds * buckets * self.latency_s
 
     def step_s(self, nodes: int, node_batch: float) -> float:
@@ -108,6 +112,8 @@ def fit_step_model(
     gradient_bytes: float,
     ranks_per_node: int = 1,
     bytes_per_second: float | None = None,
+    *,
+    by_node: bool = False,
 ) -> StepModelFit:
     """Fit the model to the measurements by least squares of the relative errors.
 
@@ -116,7 +122,8 @@ def fit_step_model(
     """
     if not points:
         raise ValueError("nothing was measured")
-    base = StepModel(0.0, gradient_bytes, bytes_per_second or 1.0, ranks_per_node=ranks_per_node)
+    speed = bytes_per_second or 1.0
+    base = StepModel(0.0, gradient_bytes, speed, ranks_per_node=ranks_per_node, by_node=by_node)
     several = len({point.node_batch for point in points}) > 1 and len(points) > 2
     compute = ("sample_s", "fixed_s") if several else ("sample_s",)
     if all(point.nodes == 1 for point in points):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +31,10 @@ def test_a_ring_carries_twice_the_gradients_but_for_the_last_rank() -> None:
 
 
 def test_latency_counts_for_every_bucket_and_round() -> None:
+    # By node: four members, and two flows for the bytes of each node.
+    by_node = replace(MODEL, by_node=True)
+    assert by_node.exchange_s(4) == pytest.approx(1.5 * BYTES / 1.25e9 / 2)
+    assert by_node.exchange_s(1) == 0
     slow = StepModel(0.0, BYTES, 1e12, latency_s=1e-3)
     # 11 buckets of 25 MiB, 2 x 3 rounds.
     assert slow.exchange_s(4) == pytest.approx(66e-3, rel=0.02)

@@ -59,7 +59,7 @@ class Ranks:
     backend_reason: str
     control: Any
     """A gloo group of all ranks, for messages other than gradients."""
-    local: LocalPlace = LocalPlace()  # noqa: RUF009 - a tuple
+    local: LocalPlace
 
     @property
     def rank(self) -> int:

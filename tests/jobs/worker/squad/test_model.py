@@ -11,14 +11,14 @@ import torch
 from safetensors import SafetensorError
 
 from jobs.worker.runtime.errors import BackendError, ModelError, TrainingError
-from jobs.worker.runtime.process import RankIdentity
+from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.squad.dataset import Question, all_texts
 from jobs.worker.squad.model import load_model, load_pretrained, save_model, train_tokenizer
 from jobs.worker.squad.optimizer_step import load_ipex
 from jobs.worker.squad.options import DEMO
 
-ALONE = Ranks(RankIdentity(), "gloo", "", control=None)
+ALONE = Ranks(RankIdentity(), "gloo", "", None, LocalPlace())
 
 
 @pytest.fixture(autouse=True)

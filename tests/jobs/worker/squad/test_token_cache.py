@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.worker.runtime.process import RankIdentity
+from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.squad.dataset import Answer, Question
 from jobs.worker.squad.features import encode_together, share_texts
@@ -133,7 +133,7 @@ def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
 
 
 def fake(rank: int, size: int) -> Ranks:
-    return ThreadedRank(RankIdentity(rank, size), "gloo", "", None, Table(size), [])
+    return ThreadedRank(RankIdentity(rank, size), "gloo", "", None, LocalPlace(), Table(size), [])
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jobs.worker.runtime.process import RankIdentity
+from jobs.worker.runtime.process import LocalPlace, RankIdentity
 from jobs.worker.runtime.ranks import Ranks
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def run_threaded(size: int, work: Callable[[Ranks], T]) -> list[T]:
     """Return each rank's result, in rank order."""
     table = Table(size)
     ranks = [
-        ThreadedRank(RankIdentity(rank, size), "gloo", "test", None, table, [])
+        ThreadedRank(RankIdentity(rank, size), "gloo", "test", None, LocalPlace(), table, [])
         for rank in range(size)
     ]
 

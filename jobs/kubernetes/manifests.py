@@ -15,7 +15,7 @@ from jobs.train.train import CHECKPOINT_SECONDS
 from provision.stacks.stack import Stack
 
 LABEL = "app.kubernetes.io/managed-by"
-_MANAGER = "spr-cluster"
+MANAGER = "spr-cluster"
 AMX_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
 RETRIES = 3
 # torchrun passes kubelet's SIGTERM on; all ranks stop after the same step and save a checkpoint.
@@ -99,7 +99,7 @@ def _train_job(container: Manifest, nproc: int, size: PodSize, pods: PodOptions)
             },
             "runtimePatches": [
                 {
-                    "manager": _MANAGER,
+                    "manager": MANAGER,
                     "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
                 }
             ],
@@ -161,5 +161,5 @@ def _mounts() -> list[Manifest]:
 
 
 def _metadata(pods: PodOptions) -> Manifest:
-    metadata: Manifest = {"name": pods.name, "labels": {LABEL: _MANAGER}}
+    metadata: Manifest = {"name": pods.name, "labels": {LABEL: MANAGER}}
     return metadata | ({"namespace": pods.namespace} if pods.namespace else {})

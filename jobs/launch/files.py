@@ -131,11 +131,7 @@ def _fetch(
     with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder:
         local = Path(folder, "output.tar")
         head.download(bundle, local)
-        try:
-            with tarfile.open(local, "r:") as archive:
-                _extract(archive, target)
-        except _DAMAGE as error:
-            raise JobError(f"the results of job {paths.job_id} arrived damaged: {error}") from error
+        unpack_results(local, target, paths.job_id)
     mark = "" if missing else f"touch -r {bundle} {paths.fetched}; "
     ended = head.run(f"{mark}rm -f {bundle}; cat {paths.end} 2>/dev/null || true")
     complete_record(target, ended.stdout)
@@ -146,6 +142,15 @@ def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:
     """Save a text on the head, in a folder of the login user's home, named by its time."""
     head.run(f"mkdir -p ~/{folder}")
     head.put(text.encode(), f"{JobPaths('').home}/{folder}/{now:%Y%m%d-%H%M%S}.json", 0o644)
+
+
+def unpack_results(bundle: Path, target: Path, job: str) -> None:
+    """Extract a job's archive into its results folder. Raises :class:`JobError` if it is damaged."""
+    try:
+        with tarfile.open(bundle, "r:") as archive:
+            _extract(archive, target)
+    except _DAMAGE as error:
+        raise JobError(f"the results of job {job} arrived damaged: {error}") from error
 
 
 def _extract(archive: tarfile.TarFile, target: Path) -> None:

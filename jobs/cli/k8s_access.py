@@ -1,0 +1,78 @@
+"""Options that choose a Kubernetes cluster, and the API that follows from them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from infra.errors import UsageError
+
+if TYPE_CHECKING:
+    from jobs.kubernetes.api import KubernetesApi
+
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+
+
+def add_access_options(parser: argparse.ArgumentParser, *, namespace: bool = True) -> None:
+    """Add ``--context``, ``--kubeconfig``, and, unless the command has it, ``--namespace``."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument(
+        "--context", metavar="NAME", help="context of the kubeconfig (default: the current one)"
+    )
+    group.add_argument(
+        "--kubeconfig", metavar="FILE", help="default: KUBECONFIG, else ~/.kube/config"
+    )
+    if namespace:
+        group.add_argument(
+            "--namespace",
+            type=object_name,
+            metavar="NAME",
+            help="Kubernetes namespace (default: that of the context)",
+        )
+
+
+def add_name_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add ``NAME``, a job's."""
+    more = {"nargs": "?"} if optional else {}
+    parser.add_argument(
+        "job",
+        metavar="NAME",
+        type=object_name,
+        help="the job's name, as `k8s status` lists it",
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def object_name(text: str) -> str:
+    """Parse a name; a ``type`` for argparse. Names become parts of paths."""
+    if text and not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected lower-case letters, digits, dashes, and dots"
+        )
+    return text
+
+
+def open_api(args: argparse.Namespace) -> KubernetesApi:
+    """Return the API of the chosen cluster. Raises :class:`UsageError` without the client library."""
+    try:
+        found: KubernetesApi = import_module("jobs.kubernetes.kubeconfig").connect(
+            args.kubeconfig, args.context, args.namespace
+        )
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("kubernetes", "websocket"):
+            raise
+        raise UsageError(
+            "the Python package kubernetes is not installed",
+            hint="uv tool install 'spr-cluster[k8s]', or: pip install 'kubernetes>=37.0.1,<38'",
+        ) from error
+    return found
+
+
+def access_flags(args: argparse.Namespace) -> str:
+    """Return the options that choose the cluster, for the next command; with a leading space."""
+    names = ("namespace", "context", "kubeconfig")
+    words = [[f"--{name}", value] for name in names if (value := getattr(args, name))]
+    return "".join(f" {shlex.join(pair)}" for pair in words)

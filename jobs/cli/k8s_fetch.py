@@ -1,0 +1,102 @@
+"""``spr-cluster k8s fetch``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from infra.errors import UsageError
+from jobs.cli.k8s_access import add_access_options, add_name_argument, object_name, open_api
+from jobs.kubernetes.errors import KubernetesError
+from jobs.kubernetes.jobs import DONE, Found, find_job
+from jobs.kubernetes.pod_log import PodLog
+from jobs.kubernetes.reader import Source, fetch_results
+from jobs.kubernetes.resources import core_path
+from jobs.launch.record import write_job_id
+from jobs.train.request import check_results, expand_home
+
+if TYPE_CHECKING:
+    from jobs.kubernetes.api import KubernetesApi
+
+_EXAMPLES = """\
+  spr-cluster k8s fetch squad-20261122-142501-k3f
+  spr-cluster k8s fetch squad-20261122-142501-k3f --results ./best
+  spr-cluster k8s fetch squad-20261122-142501-k3f --claim spr-cluster --image ghcr.io/me/spr:1
+"""
+
+
+def add_parser(actions: SubParsers) -> None:
+    parser = add_command(
+        actions,
+        "fetch",
+        "Download the model, log, and results of a job from its claim, without checkpoints, through a "
+        "small pod with the job's image, which is deleted at the end. `spr-cluster report` reads the folder. "
+        "For a job that was deleted, name its claim and image.",
+        _EXAMPLES,
+        help_="download a job's model, log, and results",
+    )
+    add_name_argument(parser)
+    parser.add_argument(
+        "--results", metavar="DIR", help="local folder for the files (default: results/NAME)"
+    )
+    parser.add_argument(
+        "--claim", type=object_name, metavar="NAME", help="of a job that was deleted"
+    )
+    parser.add_argument("--image", help="of a job that was deleted")
+    add_access_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    results = expand_home(args.results) if args.results else Path("results", args.job)
+    check_results(results, args.job)
+    api, progress = open_api(args), make_progress()
+    with progress.phase(f"Fetch {args.job}"):
+        found = find_job(api, args.job)
+        source = _find_source(found, args)
+        if found and found.state not in DONE:
+            progress.note(f"{args.job} is {found.state}; fetching its output so far")
+        write_job_id(results, args.job)
+        fetch_results(api, source, results, progress.note)
+        if found:
+            _fetch_log(api, found, results / "log")
+    state = found.state if found else "deleted"
+    if args.json:
+        print(json.dumps({"job": args.job, "state": state, "results": str(results)}))
+    else:
+        print(f"{args.job} ({state}): {results}/\n  spr-cluster report {results}")
+    return 0
+
+
+def _find_source(found: Found | None, args: argparse.Namespace) -> Source:
+    """Return where the files are. Raises :class:`UsageError` if nothing says so."""
+    if found and found.job.claim:
+        job = found.job
+        return Source(job.name, args.claim or job.claim, args.image or job.image, job.spec)
+    if args.claim and args.image:
+        return Source(args.job, args.claim, args.image)
+    what = "has no claim of ours" if found else "doesn't exist"
+    raise UsageError(
+        f"job {args.job} {what}",
+        hint="`spr-cluster k8s status` lists the jobs; if it was deleted, name its --claim and --image",
+    )
+
+
+def _fetch_log(api: KubernetesApi, found: Found, target: Path) -> None:
+    pod = found.pod(0)
+    if pod is None:
+        return
+    with target.open("w", encoding="utf-8") as file:
+        log = PodLog(
+            api, core_path(api.namespace, "pods", pod.name), lambda line: print(line, file=file)
+        )
+        try:
+            log.read(follow=False)
+        except KubernetesError as error:
+            print(f"the log is incomplete: {error.message}", file=sys.stderr)

@@ -1,0 +1,84 @@
+"""Following of a job on Kubernetes: the display of `train`, from the events in the first rank's log."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.cli.display import PlainProgress, TreeProgress
+from infra.errors import JobError
+from infra.words import counted
+from jobs.cli.job_display import JobDisplay, render_end
+from jobs.cli.k8s_access import access_flags
+from jobs.kubernetes.jobs import Found, explain, follow_job
+from jobs.kubernetes.request import CLAIM_PATH
+from jobs.kubernetes.troubles import exit_code
+from jobs.launch.ending import FAILED, SUCCEEDED, JobEnd
+from jobs.launch.follow import JobOutput, note_silence
+from jobs.launch.follow import explain as explain_end
+from jobs.worker.batch.conclusion import choose_cause
+
+if TYPE_CHECKING:
+    from jobs.kubernetes.api import KubernetesApi
+
+
+def follow(
+    api: KubernetesApi, name: str, args: argparse.Namespace, progress: PlainProgress | TreeProgress
+) -> int:
+    """Show a job until it ends, and then its result. Raises :class:`JobError` if it fails."""
+    display = JobDisplay(progress)
+    output = JobOutput(display.event, display.log)
+    with (
+        leaving_it(name, args),
+        progress.phase(f"Follow {name}"),
+        note_silence(output),
+    ):
+        found = follow_job(api, name, output.add_line, lambda trouble: output.show(str(trouble)))
+    if found.state != SUCCEEDED:
+        raise _failure(api, found, output, args)
+    result = next((e for e in reversed(output.events) if e["event"] == "result"), {})
+    folder = Path(CLAIM_PATH, "jobs", name, "output")
+    if args.json:
+        print(json.dumps({**result, "job": name, "state": SUCCEEDED}))
+    else:
+        print(render_end(name, JobEnd(SUCCEEDED), result, folder))
+        print(f"to fetch them: spr-cluster k8s fetch {name}{access_flags(args)}")
+    return 0
+
+
+@contextmanager
+def leaving_it(name: str, args: argparse.Namespace) -> Iterator[None]:
+    """After Ctrl-C, say that the job goes on, and how to see or end it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        flags = access_flags(args)
+        with suppress(OSError):
+            print(
+                f"job {name} goes on without this command\n"
+                f"  to follow it: spr-cluster k8s logs -f {name}{flags}\n"
+                f"  to end it:    spr-cluster k8s delete {name}{flags}",
+                file=sys.stderr,
+            )
+        raise
+
+
+def _failure(
+    api: KubernetesApi, found: Found, output: JobOutput, args: argparse.Namespace
+) -> JobError:
+    """Return the root cause: a rank's own error, else what became of its pod."""
+    job = found.job.name
+    hint = f"the whole log: spr-cluster k8s logs {job}{access_flags(args)}"
+    cause = choose_cause([event for event in output.events if event["event"] == "error"])
+    codes = [code for pod in found.pods if (code := exit_code(pod))]
+    if not cause and (troubles := explain(api, found)):
+        more = f" (and {counted(len(troubles) - 1, 'other reason')})" if troubles[1:] else ""
+        fix = f"{troubles[0].fix}; {hint}" if troubles[0].fix else hint
+        return JobError(f"job {job} failed: {troubles[0].text}{more}", hint=fix)
+    known = {key: cause[key] for key in ("rank", "host", "message") if key in cause}
+    return explain_end(JobEnd(FAILED, next(iter(codes), None), **known), output, hint)

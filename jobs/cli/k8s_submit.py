@@ -1,0 +1,180 @@
+"""``spr-cluster k8s submit``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import datetime, timezone
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import wrap
+from infra.errors import UsageError
+from infra.words import counted
+from jobs.cli.k8s_access import access_flags, add_access_options, open_api
+from jobs.cli.k8s_follow import follow
+from jobs.cli.k8s_requests import add_request_options, build_rendered
+from jobs.kubernetes.errors import KubernetesError
+from jobs.kubernetes.jobs import require_kinds
+from jobs.kubernetes.preflight import Finding, Preflight
+from jobs.kubernetes.render import Rendered
+from jobs.kubernetes.resources import JOB_KINDS, JobKind, core_path
+from jobs.launch.history import QUEUED
+
+if TYPE_CHECKING:
+    from jobs.kubernetes.api import KubernetesApi
+
+_EXAMPLES = """\
+  spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1
+  spr-cluster k8s submit squad --nodes 2 --demo --any-cpu --cores 8 --memory 32 --image ghcr.io/me/spr:1
+  spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1 --dry-run
+  spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1 --detach
+"""
+
+
+def add_parser(actions: SubParsers) -> None:
+    parser = add_command(
+        actions,
+        "submit",
+        "Check whether a cluster can take a job, create its claim and the job, and follow it.",
+        _EXAMPLES,
+        help_="run a job on a cluster",
+    )
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    squad = add_command(
+        jobs,
+        "squad",
+        "Submit the job that `k8s render squad` prints. Its image must be in a registry. First, the "
+        "cluster is checked, and everything that is wrong is listed; then nothing is created. Ctrl-C "
+        "leaves the job running.",
+        _EXAMPLES,
+        help_="fine-tune DistilBERT, or another encoder, on SQuAD or your data",
+    )
+    add_request_options(squad)
+    add_access_options(squad, namespace=False)
+    squad.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="have the cluster check the objects, and create nothing",
+    )
+    squad.add_argument(
+        "--detach", action="store_true", help="do not follow the job; `k8s logs -f` does"
+    )
+    squad.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    squad.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    now = datetime.now(timezone.utc)
+    build_rendered(args, now)  # Wrong options are refused before the cluster is asked.
+    api = open_api(args)
+    progress = make_progress()
+    with progress.phase(f"Check context {api.context}, namespace {api.namespace}"):
+        kind = _choose_kind(api, args)
+        args.kind = kind.kind
+        rendered = build_rendered(args, now)
+        pods, claim = rendered.pods, rendered.claim
+        findings = Preflight(api, kind, pods, rendered.size, claim).run()
+    _judge(findings, rendered)
+    with progress.phase("Try the objects" if args.dry_run else "Create the objects"):
+        kept = _create(api, kind, rendered, args)
+    if args.dry_run:
+        return _say_dry_run(rendered, args)
+    if args.detach:
+        return _say_detached(rendered, kept, args)
+    return follow(api, pods.name, args, progress)
+
+
+def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
+    """Return the kind to submit. Raises :class:`UsageError` if the cluster doesn't have it."""
+    kinds = require_kinds(api)
+    if args.kind is None:
+        return kinds[0]
+    chosen = next((kind for kind in kinds if kind.kind == args.kind), None)
+    if chosen is None:
+        wanted = next(kind for kind in JOB_KINDS if kind.kind == args.kind)
+        raise UsageError(
+            f"context {api.context}: the cluster has no {args.kind}",
+            hint=f"it has {kinds[0].kind}: omit --kind; or install {wanted.install}",
+        )
+    return chosen
+
+
+def _judge(findings: list[Finding], rendered: Rendered) -> None:
+    """Show the warnings. Raises :class:`UsageError` for what stops the job."""
+    errors = [each for each in findings if not each.is_warning]
+    warnings = [f"warning: {text}" for text in rendered.placement.warnings]
+    warnings += [f"warning: {each}" for each in findings if each.is_warning]
+    for text in warnings:
+        print(wrap(text, stream=sys.stderr), file=sys.stderr)
+    if len(errors) == 1:
+        raise UsageError(errors[0].text, hint=errors[0].fix)
+    if errors:
+        lines = "\n".join(f"  {each.text}\n    → {each.fix}" for each in errors)
+        raise UsageError(f"{counted(len(errors), 'problem')}; nothing was created:\n{lines}")
+
+
+def _create(
+    api: KubernetesApi, kind: JobKind, rendered: Rendered, args: argparse.Namespace
+) -> bool:
+    """Create the claim, unless it exists, and the job. Returns whether the claim was kept."""
+    name, dry = rendered.pods.name, args.dry_run
+    if dry and api.find(kind.path(api.namespace, name)):
+        raise _exists(name, args)
+    kept = False
+    if rendered.claim:
+        try:
+            api.create(
+                core_path(api.namespace, "persistentvolumeclaims"), rendered.claim, dry_run=dry
+            )
+        except KubernetesError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            kept = True
+    try:
+        api.create(kind.path(api.namespace), rendered.job, dry_run=dry)
+    except KubernetesError as error:
+        if error.status == HTTPStatus.CONFLICT:
+            raise _exists(name, args) from error
+        raise
+    return kept
+
+
+def _exists(name: str, args: argparse.Namespace) -> UsageError:
+    flags = access_flags(args)
+    return UsageError(
+        f"job {name} exists already",
+        hint=f"give another --name; `spr-cluster k8s status {name}{flags}` shows it, "
+        f"`spr-cluster k8s delete {name}{flags}` removes it",
+    )
+
+
+def _say_dry_run(rendered: Rendered, args: argparse.Namespace) -> int:
+    kinds = [each["kind"] for each in rendered.manifests]
+    if args.json:
+        print(json.dumps({"job": rendered.pods.name, "kind": args.kind, "created": False}))
+    else:
+        print(
+            f"The cluster accepts {' and '.join(kinds)} of job {rendered.pods.name}; nothing was created."
+        )
+    return 0
+
+
+def _say_detached(rendered: Rendered, kept: bool, args: argparse.Namespace) -> int:
+    name, flags = rendered.pods.name, access_flags(args)
+    claim = rendered.pods.claim.name
+    if args.json:
+        print(json.dumps({"job": name, "kind": args.kind, "claim": claim, "state": QUEUED}))
+        return 0
+    used = "existing claim" if kept or not rendered.claim else "new claim"
+    print(
+        f"{args.kind} {name}, {counted(rendered.pods.nodes, 'pod')}, {used} {claim}\n"
+        f"  to see it:    spr-cluster k8s status {name}{flags}\n"
+        f"  to follow it: spr-cluster k8s logs -f {name}{flags}\n"
+        f"  its results:  spr-cluster k8s fetch {name}{flags}\n"
+        f"  to end it:    spr-cluster k8s delete {name}{flags}"
+    )
+    return 0

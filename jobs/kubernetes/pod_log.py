@@ -1,0 +1,90 @@
+"""A pod's log, followed across broken connections without lost or doubled lines."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from jobs.kubernetes.errors import KubernetesError
+from jobs.kubernetes.resources import parse_time
+
+if TYPE_CHECKING:
+    from jobs.kubernetes.api import KubernetesApi
+
+# kubelet puts one before each line; its zone is the node's.
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d) ")
+_OVERLAP = timedelta(seconds=1)
+_TRIES = 8
+_PAUSE_S = 2.0
+_LASTS_S = 10.0
+"""A connection that lives this long is no failure: load balancers end silent ones."""
+
+
+class PodLog:
+    """Reads the log of one pod; each line is passed on once.
+
+    ``sinceTime`` counts in seconds, and lines of two streams may be stamped out of order. So a resumed
+    stream begins a second before the newest line, and what it repeats is recognized.
+    """
+
+    def __init__(self, api: KubernetesApi, pod: str, on_line: Callable[[str], None]) -> None:
+        self._api, self._pod, self._on_line = api, pod, on_line
+        self._recent: deque[tuple[datetime, bytes]] = deque()
+        self._newest: datetime | None = None
+        self.count = 0
+
+    def read(self, *, follow: bool) -> None:
+        """Pass on the lines that are new; with ``follow`` until the stream ends or breaks off."""
+        query = {"timestamps": "true"}
+        if follow:
+            query["follow"] = "true"
+        if self._newest:
+            query["sinceTime"] = (self._newest - _OVERLAP).isoformat()
+        repeated = Counter(line for _, line in self._recent)
+        path = f"{self._pod}/log"
+        for line in self._api.lines(path, query, keep_rest=not follow):
+            if repeated[line]:
+                repeated[line] -= 1
+            else:
+                self._pass_on(line)
+
+    def follow(self, is_over: Callable[[], bool]) -> None:
+        """Pass on lines until the pod is over. Raises :class:`KubernetesError` if that keeps failing."""
+        failures, clock = 0, self._api.clock
+        while True:
+            began, count = clock.monotonic(), self.count
+            try:
+                # Asked first: what is read after the pod's end is complete.
+                over = is_over()
+                self.read(follow=not over)
+                if over:
+                    return
+                error = KubernetesError(f"the log of {self._pod} ended before the pod")
+            except KubernetesError as failure:
+                if failure.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
+                    raise
+                error = failure
+            lasted = clock.monotonic() - began >= _LASTS_S
+            failures = 1 if lasted or self.count > count else failures + 1
+            if failures > _TRIES:
+                raise error
+            clock.sleep(min(_PAUSE_S, 0.1 * 2**failures))
+
+    def _pass_on(self, line: bytes) -> None:
+        stamp = _STAMP.match(line)
+        text = line[stamp.end() :] if stamp else line
+        if stamp and (time := parse_time(b"".join(stamp.groups()).decode())):
+            self._remember(time, line)
+        self.count += 1
+        self._on_line(text.decode(errors="replace").rstrip("\r"))
+
+    def _remember(self, time: datetime, line: bytes) -> None:
+        self._recent.append((time, line))
+        if self._newest is None or time > self._newest:
+            self._newest = time
+            while self._recent[0][0] < time - _OVERLAP:
+                self._recent.popleft()

@@ -1,0 +1,233 @@
+"""Jobs and pods as the API describes them, as far as this tool needs them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple
+
+from jobs.kubernetes.manifests import Manifest
+from jobs.kubernetes.request import PYTORCH_JOB, TRAIN_JOB
+from jobs.launch.ending import FAILED, SUCCEEDED
+from jobs.launch.history import QUEUED, RUNNING
+
+SUSPENDED, DELETING = "suspended", "deleting"
+_DONE = {"Complete": SUCCEEDED, "Succeeded": SUCCEEDED, "Failed": FAILED, "Suspended": SUSPENDED}
+_UNITS = {
+    **{unit: Decimal(1000) ** power for power, unit in enumerate(("", "k", "M", "G", "T", "P"))},
+    **{
+        unit: Decimal(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)
+    },
+    "m": Decimal("0.001"),
+}
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """A kind of job: where the API has it, and the label by which its pods name their job."""
+
+    kind: str
+    group: str
+    version: str
+    plural: str
+    pod_label: str
+    install: str
+    """What makes a cluster serve it."""
+
+    @property
+    def root(self) -> str:
+        """Path of the group's discovery."""
+        return f"/apis/{self.group}/{self.version}"
+
+    def path(self, namespace: str, name: str = "") -> str:
+        return f"{self.root}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
+
+
+JOB_KINDS = (
+    JobKind(
+        TRAIN_JOB,
+        "trainer.kubeflow.org",
+        "v1alpha1",
+        "trainjobs",
+        "jobset.sigs.k8s.io/jobset-name",
+        "Kubeflow Trainer 2.2 or newer",
+    ),
+    JobKind(
+        PYTORCH_JOB,
+        "kubeflow.org",
+        "v1",
+        "pytorchjobs",
+        "training.kubeflow.org/job-name",
+        "Kubeflow training-operator 1.x",
+    ),
+)
+"""The preferred one first."""
+
+
+def core_path(namespace: str, plural: str, name: str = "") -> str:
+    """Return the path of objects that every cluster has, such as ``pods``."""
+    return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+
+
+class Condition(NamedTuple):
+    """A condition of a job that holds."""
+
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job. ``node_ranks`` is the number of ranks per pod; ``spec`` is its pods', as far as it is given."""
+
+    kind: JobKind
+    name: str
+    nodes: int
+    node_ranks: int
+    created: datetime | None
+    conditions: tuple[Condition, ...]
+    image: str
+    spec: Mapping[str, Any]
+    is_leaving: bool = False
+
+    @property
+    def claim(self) -> str:
+        """The claim with its files; "" if it has none, so it is not one of ours."""
+        claims = (dig(each, "persistentVolumeClaim") for each in self.spec.get("volumes") or ())
+        return next((str(each["claimName"]) for each in claims if "claimName" in each), "")
+
+    def state(self, pods: Sequence[PodView]) -> str:
+        """Return queued, running, succeeded, failed, suspended, or deleting."""
+        if self.is_leaving:
+            return DELETING
+        ended = [_DONE[each.type] for each in self.conditions if each.type in _DONE]
+        if ended:
+            return ended[-1]
+        return RUNNING if any(pod.phase == "Running" for pod in pods) else QUEUED
+
+
+@dataclass(frozen=True)
+class PodView:
+    """A pod of a job. ``index`` is its place among the nodes; the first one's log is the job's."""
+
+    name: str
+    uid: str
+    index: int
+    phase: str
+    node: str
+    restarts: int
+    created: str
+    raw: Manifest
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+def parse_job(kind: JobKind, found: Manifest) -> JobView:
+    """Return a job of either kind."""
+    meta, spec = dig(found, "metadata"), dig(found, "spec")
+    if kind.kind == TRAIN_JOB:
+        trainer = dig(spec, "trainer")
+        image, count = trainer.get("image"), trainer.get("numNodes")
+        ranks, pod = trainer.get("numProcPerNode"), _patched_spec(spec)
+    else:
+        replicas = dig(spec, "pytorchReplicaSpecs")
+        pod = dig(replicas, "Master", "template", "spec")
+        image = next(iter(pod.get("containers") or [{}])).get("image")
+        count = sum(as_int(dig(replicas, name).get("replicas")) for name in replicas)
+        ranks = spec.get("nprocPerNode")
+    conditions = tuple(
+        Condition(each.get("type", ""), each.get("reason") or "", each.get("message") or "")
+        for each in dig(found, "status").get("conditions") or ()
+        if each.get("status") == "True"
+    )
+    return JobView(
+        kind=kind,
+        name=str(meta.get("name")),
+        nodes=as_int(count, 1),
+        node_ranks=as_int(ranks, 1),
+        created=parse_time(meta.get("creationTimestamp")),
+        conditions=conditions,
+        image=str(image or ""),
+        spec=pod,
+        is_leaving="deletionTimestamp" in meta,
+    )
+
+
+def _patched_spec(spec: Manifest) -> Manifest:
+    """Return the pods' specification in a TrainJob's patches of its runtime."""
+    for patch in spec.get("runtimePatches") or ():
+        for job in (
+            dig(patch, "trainingRuntimeSpec", "template", "spec").get("replicatedJobs") or ()
+        ):
+            return dig(job, "template", "spec", "template", "spec")
+    return {}
+
+
+def parse_pods(items: Sequence[Manifest]) -> tuple[PodView, ...]:
+    """Return the pods that train, by their place among the nodes, the newest of each first."""
+    pods = [pod for pod in map(_parse_pod, items) if pod]
+    newest = sorted(pods, key=lambda pod: pod.created, reverse=True)
+    return tuple(sorted(newest, key=lambda pod: pod.index))
+
+
+def _parse_pod(found: Manifest) -> PodView | None:
+    meta, status = dig(found, "metadata"), dig(found, "status")
+    labels = dig(meta, "labels")
+    if labels.get("jobset.sigs.k8s.io/replicatedjob-name", "node") != "node":
+        return None  # one that prepares models or data
+    index = as_int(labels.get("batch.kubernetes.io/job-completion-index"))
+    if "training.kubeflow.org/replica-index" in labels:
+        index = as_int(labels["training.kubeflow.org/replica-index"])
+        # The master is the first node, so the first worker is the second.
+        index += labels.get("training.kubeflow.org/replica-type") == "worker"
+    states = status.get("containerStatuses") or ()
+    return PodView(
+        name=str(meta.get("name")),
+        uid=str(meta.get("uid")),
+        index=index,
+        phase=str(status.get("phase") or "Pending"),
+        node=str(dig(found, "spec").get("nodeName") or ""),
+        restarts=sum(as_int(each.get("restartCount")) for each in states),
+        created=str(meta.get("creationTimestamp")),
+        raw=found,
+    )
+
+
+def dig(found: Mapping[str, Any], *keys: str) -> Manifest:
+    """Return a nested object; {} if there is none."""
+    for key in keys:
+        inner = found.get(key)
+        found = inner if isinstance(inner, dict) else {}
+    return dict(found)
+
+
+def as_int(value: object, default: int = 0) -> int:
+    """Return a number or its text as a whole number."""
+    try:
+        return int(value)  # type: ignore[call-overload,no-any-return]
+    except (TypeError, ValueError):
+        return default
+
+
+def parse_time(text: object) -> datetime | None:
+    """Return a time in Kubernetes' form, such as ``2026-11-22T14:25:01Z``."""
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00"))
+    except ValueError:
+        return None
+
+
+def parse_quantity(text: object) -> Decimal | None:
+    """Return a quantity such as ``62``, ``500m``, or ``460Gi``; ``None`` for anything else."""
+    word = str(text)
+    suffix = word.lstrip("+-.0123456789")
+    unit = _UNITS.get(suffix)
+    try:
+        return Decimal(word.removesuffix(suffix)) * unit if unit is not None else None
+    except InvalidOperation:
+        return None

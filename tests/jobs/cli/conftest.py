@@ -1,5 +1,41 @@
-"""The command line in this process, as the tests of cluster commands have it."""
+"""The command line in this process, as the tests of cluster commands have it; and a Kubernetes cluster."""
 
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra import wait
 from tests.cluster.conftest import line, prepared_clusters, simulated_cloud
+from tests.jobs.kubernetes.server import (
+    TRAINER,
+    KubernetesServer,
+    kubernetes_server,
+    node,
+    write_kubeconfig,
+)
 
 __all__ = ["line", "prepared_clusters", "simulated_cloud"]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesServer]:
+    """A cluster that can take a job of two nodes, and the kubeconfig of this process."""
+    sleep = time.sleep
+    monkeypatch.setattr(wait.SystemClock, "sleep", lambda self, seconds: sleep(min(seconds, 0.01)))
+    with kubernetes_server() as server:
+        write_kubeconfig(server, tmp_path / "kubeconfig")
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        monkeypatch.chdir(tmp_path)
+        server.put(f"{TRAINER}/clustertrainingruntimes/torch-distributed", {})
+        default = {"storageclass.kubernetes.io/is-default-class": "true"}
+        server.put(
+            "/apis/storage.k8s.io/v1/storageclasses/nfs",
+            {"metadata": {"annotations": default}, "provisioner": "nfs.csi.k8s.io"},
+        )
+        for number in range(2):
+            node(server, f"worker{number}")
+        yield server

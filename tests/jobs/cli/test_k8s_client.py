@@ -4,74 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra import wait
 from tests.jobs.cli.test_main import run
 from tests.jobs.kubernetes.server import (
-    OPERATOR,
+    AMX,
+    CLAIM,
+    IMAGE,
+    JOB,
+    TRAIN_JOB,
     TRAINER,
     KubernetesServer,
-    kubernetes_server,
+    ended,
+    job,
+    node,
     status,
     write_kubeconfig,
 )
 
-IMAGE = ("--image", "ghcr.io/me/spr:1")
 SUBMIT = ("k8s", "submit", "squad", "--nodes", "2", "--name", "bert", "--demo", *IMAGE)
-JOB = f"{OPERATOR}/namespaces/ml/pytorchjobs/bert"
-TRAIN_JOB = f"{TRAINER}/namespaces/ml/trainjobs/bert"
-CLAIM = "/api/v1/namespaces/ml/persistentvolumeclaims/spr-cluster"
-AMX = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
-
-
-@pytest.fixture(autouse=True)
-def _short_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep = time.sleep
-    monkeypatch.setattr(wait.SystemClock, "sleep", lambda self, seconds: sleep(min(seconds, 0.01)))
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesServer]:
-    """A cluster that can take the job."""
-    with kubernetes_server() as server:
-        write_kubeconfig(server, tmp_path / "kubeconfig")
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        monkeypatch.chdir(tmp_path)
-        server.put(f"{TRAINER}/clustertrainingruntimes/torch-distributed", {})
-        default = {"storageclass.kubernetes.io/is-default-class": "true"}
-        server.put(
-            "/apis/storage.k8s.io/v1/storageclasses/nfs",
-            {"metadata": {"annotations": default}, "provisioner": "nfs.csi.k8s.io"},
-        )
-        for number in range(2):
-            node(server, f"worker{number}")
-        yield server
-
-
-def node(server: KubernetesServer, name: str, **more: Any) -> None:
-    content = {
-        "metadata": {"labels": {AMX: "true"}},
-        "status": {"allocatable": {"cpu": "63500m", "memory": "500Gi"}},
-    }
-    server.put(f"/api/v1/nodes/{name}", {**content, **more})
-
-
-def job(server: KubernetesServer, *conditions: str, message: str = "") -> None:
-    """Keep a PyTorchJob of two nodes, with conditions that hold."""
-    pod = {
-        "containers": [{"image": "ghcr.io/me/spr:1"}],
-        "volumes": [{"persistentVolumeClaim": {"claimName": "spr-cluster"}}],
-    }
-    replica = {"replicas": 1, "template": {"spec": pod}}
-    held = [{"type": each, "status": "True", "message": message} for each in conditions]
-    spec = {"nprocPerNode": "1", "pytorchReplicaSpecs": {"Master": replica, "Worker": replica}}
-    server.put(JOB, {"spec": spec, "status": {"conditions": held}})
 
 
 # submit
@@ -398,11 +352,6 @@ def test_status_lists_jobs_of_both_kinds(
 def waiting(reason: str, message: str) -> dict[str, Any]:
     state = {"waiting": {"reason": reason, "message": message}}
     return {"containerStatuses": [{"image": "ghcr.io/me/spr:1", "state": state}]}
-
-
-def ended(code: int, reason: str = "Error") -> dict[str, Any]:
-    state = {"terminated": {"reason": reason, "exitCode": code}}
-    return {"containerStatuses": [{"state": state}]}
 
 
 UNSCHEDULABLE = {

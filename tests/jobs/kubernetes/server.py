@@ -25,6 +25,11 @@ import yaml
 Manifest = dict[str, Any]
 TRAINER, OPERATOR = "/apis/trainer.kubeflow.org/v1alpha1", "/apis/kubeflow.org/v1"
 ACCESS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+IMAGE = ("--image", "ghcr.io/me/spr:1")
+JOB = f"{OPERATOR}/namespaces/ml/pytorchjobs/bert"
+TRAIN_JOB = f"{TRAINER}/namespaces/ml/trainjobs/bert"
+CLAIM = "/api/v1/namespaces/ml/persistentvolumeclaims/spr-cluster"
+AMX = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
@@ -313,3 +318,28 @@ def write_kubeconfig(server: KubernetesServer, file: Path, **user: Any) -> None:
         ],
     }
     file.write_text(yaml.safe_dump(content))
+
+
+def node(server: KubernetesServer, name: str, **more: Any) -> None:
+    content = {
+        "metadata": {"labels": {AMX: "true"}},
+        "status": {"allocatable": {"cpu": "63500m", "memory": "500Gi"}},
+    }
+    server.put(f"/api/v1/nodes/{name}", {**content, **more})
+
+
+def job(server: KubernetesServer, *conditions: str, message: str = "") -> None:
+    """Keep a PyTorchJob of two nodes, with conditions that hold."""
+    pod = {
+        "containers": [{"image": "ghcr.io/me/spr:1"}],
+        "volumes": [{"persistentVolumeClaim": {"claimName": "spr-cluster"}}],
+    }
+    replica = {"replicas": 1, "template": {"spec": pod}}
+    held = [{"type": each, "status": "True", "message": message} for each in conditions]
+    spec = {"nprocPerNode": "1", "pytorchReplicaSpecs": {"Master": replica, "Worker": replica}}
+    server.put(JOB, {"spec": spec, "status": {"conditions": held}})
+
+
+def ended(code: int, reason: str = "Error") -> dict[str, Any]:
+    state = {"terminated": {"reason": reason, "exitCode": code}}
+    return {"containerStatuses": [{"state": state}]}

@@ -63,7 +63,8 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     add(
         "--kind",
         choices=KINDS,
-        help=f"default: {TRAIN_JOB} (Kubeflow Trainer 2)",
+        help=f"default: {TRAIN_JOB} (Kubeflow Trainer 2); for `submit` what the cluster has, "
+        f"{TRAIN_JOB} first",
     )
     add(
         "--recipe",

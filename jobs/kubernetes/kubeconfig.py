@@ -53,6 +53,7 @@ def _load(path: str, context: str | None, configuration: Configuration) -> Any:
     """Fill the client's configuration; return the context."""
     try:
         merged = KubeConfigMerger(path)
+        _check_context(path, merged, context)
         loader = KubeConfigLoader(
             merged.config, context, config_base_path=None, config_persister=merged.save_changes
         )
@@ -65,6 +66,13 @@ def _load(path: str, context: str | None, configuration: Configuration) -> Any:
             f"{path}: {' '.join(str(error).split()) or type(error).__name__}",
             hint="`kubectl config get-contexts` lists the contexts, --context chooses one",
         ) from error
+
+
+def _check_context(path: str, merged: Any, context: str | None) -> None:
+    known = [each["name"] for each in merged.config.value["contexts"]]
+    if context and context not in known:
+        names = ", ".join(map(str, known)) or "none"
+        raise UsageError(f"--context {context}: {path} has no such context", hint=f"it has {names}")
 
 
 @contextmanager

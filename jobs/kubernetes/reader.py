@@ -27,6 +27,7 @@ _START_DEADLINE_S = 300.0
 # If this process is killed, the pod ends by itself.
 _LIFE_S = 3600
 _TRIES = 3
+_NOTED = 16 << 20
 _KEPT = ("securityContext", "imagePullSecrets", "tolerations")
 # Checkpoints stay on the claim, as they stay on the nodes of a cluster of machines. Code 1 means that a
 # file changed while it was read: the job is still running.
@@ -76,7 +77,7 @@ def _download(api: KubernetesApi, pod: str, source: Source, bundle: Path, note: 
         for chunk in api.run(pod, command):
             file.write(chunk)
             size += len(chunk)
-            if size - shown >= 1 << 20:
+            if size - shown >= _NOTED:
                 shown = size
                 note(format_size(size))
 

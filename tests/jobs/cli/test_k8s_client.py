@@ -264,7 +264,7 @@ def test_a_server_that_does_not_answer_is_named(
         ("a: [", (), "kubeconfig: "),
         ("contexts: []\nusers: []\nclusters: []\n", (), "Expected key current-context"),
         (None, ("--context", "x"), "doesn't exist"),
-        ("ok", ("--context", "x"), "Expected object with name x in"),
+        ("ok", ("--context", "x"), "--context x: "),
         ("ok", ("--namespace", "a/../b"), "expected lower-case letters"),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs.kubernetes import pod_log
+from jobs.kubernetes import api, pod_log
 from tests.jobs.cli.test_k8s_client import SUBMIT
 from tests.jobs.cli.test_main import run
 from tests.jobs.kubernetes.server import (
@@ -130,6 +130,25 @@ def test_logs_follows_a_running_job_to_its_end(
 
     result = beside(train, lambda: run(capsys, "k8s", "logs", "-f", "bert"))
     assert result.out.splitlines() == texts
+
+
+def test_a_silent_log_is_no_failure(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(server)
+    pod = server.pod("bert", 0, "Running")
+    server.logs[pod] = stamped(["first"])
+    monkeypatch.setattr(api, "_TIMEOUT_S", (1.0, 0.05))
+    monkeypatch.setattr(pod_log, "_LASTS_S", 0.04)
+
+    def train() -> None:
+        wait_for(lambda: sum(kind == "LOG" for kind, _ in server.requests) > pod_log._TRIES + 2)
+        server.logs[pod] += stamped(["first", "last"])[1:]
+        server.objects[pod]["status"]["phase"] = "Succeeded"
+        job(server, "Succeeded")
+
+    result = beside(train, lambda: run(capsys, "k8s", "logs", "-f", "bert"))
+    assert (result.code, result.out) == (0, "first\nlast\n"), result.err
 
 
 def beside(work: Callable[[], None], do: Callable[[], Any]) -> Any:

@@ -66,7 +66,7 @@ def open_api(args: argparse.Namespace) -> KubernetesApi:
             raise
         raise UsageError(
             "the Python package kubernetes is not installed",
-            hint="uv tool install 'spr-cluster[k8s]', or: pip install 'kubernetes>=37.0.1,<38'",
+            hint="in spr-cluster's checkout: pip install '.[k8s]'",
         ) from error
     return found
 

@@ -16,7 +16,6 @@ from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import DONE, Found, find_job
 from jobs.kubernetes.pod_log import PodLog
 from jobs.kubernetes.reader import Source, fetch_results
-from jobs.kubernetes.resources import core_path
 from jobs.launch.record import write_job_id
 from jobs.train.request import check_results, expand_home
 
@@ -93,9 +92,7 @@ def _fetch_log(api: KubernetesApi, found: Found, target: Path) -> None:
     if pod is None:
         return
     with target.open("w", encoding="utf-8") as file:
-        log = PodLog(
-            api, core_path(api.namespace, "pods", pod.name), lambda line: print(line, file=file)
-        )
+        log = PodLog(api, pod, lambda line: print(line, file=file))
         try:
             log.read(follow=False)
         except KubernetesError as error:

@@ -13,7 +13,6 @@ from jobs.cli.k8s_follow import leaving_it
 from jobs.cli.logs import show
 from jobs.kubernetes.jobs import explain, follow_job, require_job
 from jobs.kubernetes.pod_log import PodLog
-from jobs.kubernetes.resources import core_path
 
 _EXAMPLES = """\
   spr-cluster k8s logs squad-20261122-142501-k3f
@@ -68,5 +67,5 @@ def run(args: argparse.Namespace) -> int:
             f"job {args.job} has no log yet" + (f": {reasons[0].text}" if reasons else ""),
             hint=f"spr-cluster k8s status {args.job}{access_flags(args)}",
         )
-    PodLog(api, core_path(api.namespace, "pods", pod.name), show).read(follow=False)
+    PodLog(api, pod, show).read(follow=False)
     return 0

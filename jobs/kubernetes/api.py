@@ -97,9 +97,10 @@ class KubernetesApi:
         if rest and keep_rest:
             yield rest
 
-    def run(self, path: str, command: list[str]) -> Iterator[bytes]:
-        """Run a command in a pod and yield its output. Raises :class:`KubernetesError` if it fails."""
+    def run(self, path: str, container: str, command: list[str]) -> Iterator[bytes]:
+        """Run a command in a pod's container and yield its output. Raises :class:`KubernetesError` if it fails."""
         query = [("command", word) for word in command] + [("stdout", "true"), ("stderr", "true")]
+        query.append(("container", container))
         return read_stdout(open_exec(self.client, f"{path}/exec", query))
 
     def _send(

@@ -118,7 +118,7 @@ def follow_log(api: KubernetesApi, pod: PodView, on_line: Callable[[str], None])
         return not now or now[0].uid != pod.uid or now[0].is_over
 
     try:
-        PodLog(api, path, on_line).follow(is_over)
+        PodLog(api, pod, on_line).follow(is_over)
     except KubernetesError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from jobs.kubernetes.errors import KubernetesError
-from jobs.kubernetes.resources import parse_time
+from jobs.kubernetes.resources import PodView, core_path, parse_time
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
@@ -31,8 +31,9 @@ class PodLog:
     stream begins a second before the newest line, and what it repeats is recognized.
     """
 
-    def __init__(self, api: KubernetesApi, pod: str, on_line: Callable[[str], None]) -> None:
+    def __init__(self, api: KubernetesApi, pod: PodView, on_line: Callable[[str], None]) -> None:
         self._api, self._pod, self._on_line = api, pod, on_line
+        self._path = core_path(api.namespace, "pods", f"{pod.name}/log")
         self._recent: deque[tuple[datetime, bytes]] = deque()
         self._newest: datetime | None = None
         self.count = 0
@@ -40,13 +41,14 @@ class PodLog:
     def read(self, *, follow: bool) -> None:
         """Pass on the lines that are new; with ``follow`` until the stream ends or breaks off."""
         query = {"timestamps": "true"}
+        if self._pod.container:
+            query["container"] = self._pod.container
         if follow:
             query["follow"] = "true"
         if self._newest:
             query["sinceTime"] = (self._newest - _OVERLAP).isoformat()
         repeated = Counter(line for _, line in self._recent)
-        path = f"{self._pod}/log"
-        for line in self._api.lines(path, query, keep_rest=not follow):
+        for line in self._api.lines(self._path, query, keep_rest=not follow):
             if repeated[line]:
                 repeated[line] -= 1
             else:
@@ -63,7 +65,7 @@ class PodLog:
                 self.read(follow=not over)
                 if over:
                     return
-                error = KubernetesError(f"the log of {self._pod} ended before the pod")
+                error = KubernetesError(f"the log of {self._pod.name} ended before the pod")
             except KubernetesError as failure:
                 if failure.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
                     raise

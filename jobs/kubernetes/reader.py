@@ -27,6 +27,7 @@ _START_DEADLINE_S = 300.0
 # If this process is killed, the pod ends by itself.
 _LIFE_S = 3600
 _TRIES = 3
+_CONTAINER = "reader"
 _NOTED = 16 << 20
 _KEPT = ("securityContext", "imagePullSecrets", "tolerations")
 # Checkpoints stay on the claim, as they stay on the nodes of a cluster of machines. Code 1 means that a
@@ -74,7 +75,7 @@ def _download(api: KubernetesApi, pod: str, source: Source, bundle: Path, note: 
     command = [*_TAR, "-C", f"{CLAIM_PATH}/jobs/{source.job}", "-cf", "-", "output"]
     size = shown = 0
     with bundle.open("wb") as file:
-        for chunk in api.run(pod, command):
+        for chunk in api.run(pod, _CONTAINER, command):
             file.write(chunk)
             size += len(chunk)
             if size - shown >= _NOTED:
@@ -126,7 +127,7 @@ def render_reader(source: Source, name: str) -> Manifest:
             "activeDeadlineSeconds": _LIFE_S,
             "containers": [
                 {
-                    "name": "reader",
+                    "name": _CONTAINER,
                     "image": source.image,
                     "command": ["sleep", str(_LIFE_S)],
                     "resources": {"requests": resources, "limits": resources},

@@ -14,6 +14,7 @@ from jobs.launch.ending import FAILED, SUCCEEDED
 from jobs.launch.history import QUEUED, RUNNING
 
 SUSPENDED, DELETING = "suspended", "deleting"
+_CONTAINERS = ("node", "pytorch")
 _DONE = {"Complete": SUCCEEDED, "Succeeded": SUCCEEDED, "Failed": FAILED, "Suspended": SUSPENDED}
 _UNITS = {
     **{unit: Decimal(1000) ** power for power, unit in enumerate(("", "k", "M", "G", "T", "P"))},
@@ -121,6 +122,12 @@ class PodView:
     restarts: int
     created: str
     raw: Manifest
+
+    @property
+    def container(self) -> str:
+        """The container that trains: a service mesh, for one, adds others."""
+        names = [str(each.get("name")) for each in dig(self.raw, "spec").get("containers") or ()]
+        return next((name for name in names if name in _CONTAINERS), names[0] if names else "")
 
     @property
     def is_over(self) -> bool:

@@ -315,7 +315,10 @@ def test_without_the_client_library_it_says_how_to_install_it(
     result = run(capsys, "k8s", "status")
 
     assert result.code == 2
-    assert "the Python package kubernetes is not installed\n  → uv tool install" in result.err
+    assert (
+        "the Python package kubernetes is not installed\n  → in spr-cluster's checkout: pip install '.[k8s]'"
+        in result.err
+    )
 
 
 # status

@@ -103,7 +103,9 @@ class KubernetesServer:
                 "batch.kubernetes.io/job-completion-index": str(index),
             }
         path = f"/api/v1/namespaces/ml/pods/{name}"
-        content = {"spec": {"nodeName": f"worker{index}"}, "status": {"phase": phase, **state}}
+        containers = [{"name": "istio-proxy"}, {"name": "pytorch" if role in name else "node"}]
+        spec = {"nodeName": f"worker{index}", "containers": containers}
+        content = {"spec": spec, "status": {"phase": phase, **state}}
         self.put(path, {"metadata": {"labels": labels}, **content})
         return path
 
@@ -221,7 +223,7 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
             query = {key: values[0] for key, values in words.items()}
             pod, _, part = url.path.rpartition("/")
             if part == "exec":
-                server.requests.append(("EXEC", pod))
+                assert words["container"] == ["reader"]
                 self._exec(words["command"])
             elif part == "log" and pod in server.objects:
                 fault = (
@@ -250,6 +252,8 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def _log(self, pod: str, query: dict[str, str]) -> None:
+            if query.get("container") not in ("pytorch", "node"):
+                return self._answer(status(400, "a container name must be specified"))
             server.requests.append(("LOG", f"{pod}?{query.get('sinceTime', '')}"))
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")

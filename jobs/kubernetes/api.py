@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -98,9 +97,9 @@ class KubernetesApi:
             yield rest
 
     def run(self, path: str, container: str, command: list[str]) -> Iterator[bytes]:
-        """Run a command in a pod's container and yield its output. Raises :class:`KubernetesError` if it fails."""
-        query = [("command", word) for word in command] + [("stdout", "true"), ("stderr", "true")]
-        query.append(("container", container))
+        """Run a command in a pod, and yield its output. Raises :class:`KubernetesError` if it fails."""
+        query = [("command", word) for word in command]
+        query += [("container", container), ("stdout", "true"), ("stderr", "true")]
         return read_stdout(open_exec(self.client, f"{path}/exec", query))
 
     def _send(
@@ -171,7 +170,3 @@ def _message(body: bytes) -> str:
         return " ".join(str(json.loads(body)["message"]).split())
     except (ValueError, KeyError, TypeError):
         return ""
-
-
-# The client logs each retry of its own, and stack traces of credential plugins.
-logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)

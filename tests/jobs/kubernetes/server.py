@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import shlex
 import struct
 import subprocess
 import threading
@@ -20,16 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-import yaml
-
 Manifest = dict[str, Any]
 TRAINER, OPERATOR = "/apis/trainer.kubeflow.org/v1alpha1", "/apis/kubeflow.org/v1"
 ACCESS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-IMAGE = ("--image", "ghcr.io/me/spr:1")
-JOB = f"{OPERATOR}/namespaces/ml/pytorchjobs/bert"
-TRAIN_JOB = f"{TRAINER}/namespaces/ml/trainjobs/bert"
-CLAIM = "/api/v1/namespaces/ml/persistentvolumeclaims/spr-cluster"
-AMX = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
@@ -205,7 +197,6 @@ class KubernetesServer:
     def run(self, command: list[str]) -> subprocess.CompletedProcess[bytes]:
         """Run what a pod would run, with the volume where the pod has its claim."""
         words = [word.replace("/workspace", str(self.volume)) for word in command]
-        assert shlex.join(words)
         return subprocess.run(words, capture_output=True, check=False)
 
 
@@ -307,43 +298,3 @@ def kubernetes_server() -> Iterator[KubernetesServer]:
         yield server
     finally:
         server.close()
-
-
-def write_kubeconfig(server: KubernetesServer, file: Path, **user: Any) -> None:
-    """Write the kubeconfig of a context ``lab`` with namespace ``ml``."""
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "lab",
-        "clusters": [{"name": "lab", "cluster": {"server": server.url}}],
-        "users": [{"name": "ada", "user": user or {"token": "secret"}}],
-        "contexts": [
-            {"name": "lab", "context": {"cluster": "lab", "user": "ada", "namespace": "ml"}}
-        ],
-    }
-    file.write_text(yaml.safe_dump(content))
-
-
-def node(server: KubernetesServer, name: str, **more: Any) -> None:
-    content = {
-        "metadata": {"labels": {AMX: "true"}},
-        "status": {"allocatable": {"cpu": "63500m", "memory": "500Gi"}},
-    }
-    server.put(f"/api/v1/nodes/{name}", {**content, **more})
-
-
-def job(server: KubernetesServer, *conditions: str, message: str = "") -> None:
-    """Keep a PyTorchJob of two nodes, with conditions that hold."""
-    pod = {
-        "containers": [{"image": "ghcr.io/me/spr:1"}],
-        "volumes": [{"persistentVolumeClaim": {"claimName": "spr-cluster"}}],
-    }
-    replica = {"replicas": 1, "template": {"spec": pod}}
-    held = [{"type": each, "status": "True", "message": message} for each in conditions]
-    spec = {"nprocPerNode": "1", "pytorchReplicaSpecs": {"Master": replica, "Worker": replica}}
-    server.put(JOB, {"spec": spec, "status": {"conditions": held}})
-
-
-def ended(code: int, reason: str = "Error") -> dict[str, Any]:
-    state = {"terminated": {"reason": reason, "exitCode": code}}
-    return {"containerStatuses": [{"state": state}]}

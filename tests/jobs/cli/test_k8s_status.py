@@ -1,0 +1,180 @@
+"""`k8s status` and `k8s delete`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.jobs.cli.test_main import run
+from tests.jobs.kubernetes.scenes import (
+    CLAIM,
+    JOB,
+    ended,
+    job,
+)
+from tests.jobs.kubernetes.server import TRAINER, KubernetesServer
+
+
+def test_status_lists_jobs_of_both_kinds(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    assert run(capsys, "k8s", "status").out.startswith("No jobs in namespace ml of context lab.")
+    job(server)
+    server.pod("bert", 0, "Running")
+    trainer = {"numNodes": 4, "numProcPerNode": 2, "image": "me/spr:1"}
+    conditions = [{"type": "Complete", "status": "True"}]
+    server.put(
+        f"{TRAINER}/namespaces/ml/trainjobs/old",
+        {
+            "metadata": {"creationTimestamp": "2026-11-21T14:25:01Z"},
+            "spec": {"trainer": trainer},
+            "status": {"conditions": conditions},
+        },
+    )
+    found = run(capsys, "k8s", "status")
+
+    rows = [line.split()[:4] for line in found.out.splitlines()]
+    assert rows == [
+        ["JOB", "KIND", "STATE", "NODES"],
+        ["old", "TrainJob", "succeeded", "4"],
+        ["bert", "PyTorchJob", "running", "2"],
+    ]
+    listed = json.loads(run(capsys, "k8s", "status", "--json").out)
+    assert [each["ranks_per_node"] for each in listed["jobs"]] == [2, 1]
+
+
+def waiting(reason: str, message: str) -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"containerStatuses": [{"image": "ghcr.io/me/spr:1", "state": state}]}
+
+
+UNSCHEDULABLE = {
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/2 nodes are available: 2 Insufficient cpu.",
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "text", "fix"),
+    [
+        (
+            "Pending",
+            UNSCHEDULABLE,
+            "no node can take pod bert-master-0: 0/2 nodes are available: 2 Insufficient cpu.",
+            "describe the nodes with --cores",
+        ),
+        (
+            "Pending",
+            waiting("ImagePullBackOff", "Back-off pulling image"),
+            "pod bert-master-0: image ghcr.io/me/spr:1 can't be pulled: Back-off pulling image",
+            "push it to a registry",
+        ),
+        (
+            "Pending",
+            waiting("CreateContainerConfigError", "container has runAsNonRoot"),
+            "pod bert-master-0 can't start: CreateContainerConfigError: container has runAsNonRoot",
+            "",
+        ),
+        (
+            "Failed",
+            {"reason": "Evicted", "message": "The node was low on resource: memory."},
+            "pod bert-master-0 was evicted from node worker0: The node was low on resource: memory.",
+            "--memory",
+        ),
+        (
+            "Failed",
+            ended(137, "OOMKilled"),
+            "pod bert-master-0 was killed on node worker0: its memory ran out",
+            "--batch-size",
+        ),
+        ("Failed", ended(3), "pod bert-master-0 ended with exit code 3", ""),
+    ],
+)
+def test_status_says_why_a_job_does_not_run(
+    capsys: pytest.CaptureFixture[str],
+    server: KubernetesServer,
+    phase: str,
+    state: dict[str, Any],
+    text: str,
+    fix: str,
+) -> None:
+    job(server)
+    server.pod("bert", 0, phase, **state)
+    shown = run(capsys, "k8s", "status", "bert")
+    found = json.loads(run(capsys, "k8s", "status", "bert", "--json").out)
+
+    assert text in shown.out.splitlines()
+    assert [each["text"] for each in found["troubles"]] == [text]
+    assert fix in found["troubles"][0]["fix"]
+
+
+def test_status_shows_a_quota_that_keeps_pods_from_being_made(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    job(server)
+    message = 'pods "bert-master-0" is forbidden: exceeded quota: team, requested: cpu=62'
+    for name, about in (("1", "bert"), ("2", "bertha")):
+        event = {"type": "Warning", "message": message, "involvedObject": {"name": about}}
+        server.put(f"/api/v1/namespaces/ml/events/{name}", event)
+    result = run(capsys, "k8s", "status", "bert")
+
+    assert f"no pods: {message}\n  → ask for less, or have the quota raised" in result.out
+
+
+def test_a_job_that_does_not_exist(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    for action in ("status", "logs"):
+        result = run(capsys, "k8s", action, "bert")
+        assert result.code == 2
+        assert "spr-cluster: no job bert in namespace ml of context lab" in result.err
+
+
+def test_delete_removes_the_job_and_keeps_the_claim(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    server.put(CLAIM, {})
+    job(server)
+    server.pod("bert", 0, "Running")
+    asked = run(capsys, "k8s", "delete", "bert")
+    assert asked.code == 2
+    assert "this needs confirmation" in asked.err
+    assert JOB in server.objects
+
+    done = run(capsys, "k8s", "delete", "bert", "--yes")
+    assert (done.code, done.out) == (0, "Job bert is gone.\n")
+    assert JOB not in server.objects
+    assert CLAIM in server.objects
+    again = run(capsys, "k8s", "delete", "bert", "-y")
+    assert (again.code, again.out) == (0, "No job bert in namespace ml: nothing to delete.\n")
+
+
+def test_delete_with_its_claim(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    server.put(CLAIM, {})
+    job(server)
+    done = run(capsys, "k8s", "delete", "bert", "--yes", "--claim", "--json")
+
+    assert json.loads(done.out) == {"job": "bert", "deleted": True, "claim": "spr-cluster"}
+    assert CLAIM not in server.objects
+
+
+def test_delete_without_the_right_says_whose_it_lacks(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    job(server)
+    server.denied = {("delete", "pytorchjobs")}
+    result = run(capsys, "k8s", "delete", "bert", "--yes")
+
+    assert result.code == 1
+    assert 'User "ada" cannot delete resource "pytorchjobs"' in result.err
+    assert "  → ask the cluster's administrator" in result.err

@@ -1,0 +1,202 @@
+"""`k8s submit`: its checks, what it creates, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.jobs.cli.test_main import run
+from tests.jobs.kubernetes.scenes import (
+    AMX,
+    CLAIM,
+    IMAGE,
+    JOB,
+    TRAIN_JOB,
+    node,
+)
+from tests.jobs.kubernetes.server import TRAINER, KubernetesServer, status
+
+SUBMIT = ("k8s", "submit", "squad", "--nodes", "2", "--name", "bert", "--demo", *IMAGE)
+
+
+# submit
+
+
+def test_submit_creates_claim_and_job_and_names_the_next_commands(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    result = run(capsys, *SUBMIT, "--detach")
+
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[0] == "TrainJob bert, 2 pods, new claim spr-cluster"
+    assert "  to follow it: spr-cluster k8s logs -f bert" in result.out
+    assert server.objects[CLAIM]["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert server.objects[TRAIN_JOB]["spec"]["trainer"]["numNodes"] == 2
+    assert "warning" not in result.err
+
+
+def test_the_cluster_decides_the_kind(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    del server.served[TRAINER]
+    result = run(capsys, *SUBMIT, "--detach", "--json")
+
+    assert json.loads(result.out) == {
+        "job": "bert",
+        "kind": "PyTorchJob",
+        "claim": "spr-cluster",
+        "state": "queued",
+    }
+    assert JOB in server.objects
+    refused = run(capsys, *SUBMIT, "--kind", "TrainJob")
+    assert refused.code == 2
+    assert "the cluster has no TrainJob\n  → it has PyTorchJob: omit --kind" in refused.err
+
+
+def test_without_kubeflow_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    server.served.clear()
+    result = run(capsys, *SUBMIT)
+
+    assert result.code == 2
+    assert "context lab: the cluster has neither TrainJob nor PyTorchJob" in result.err
+    assert "install Kubeflow Trainer 2.2 or newer" in result.err
+
+
+def test_all_problems_are_one_list_and_nothing_is_created(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    server.denied = {("create", "trainjobs"), ("get", "pods/log")}
+    del server.objects[f"{TRAINER}/clustertrainingruntimes/torch-distributed"]
+    hard = {"requests.cpu": "100", "pods": "50", "count/other": "1"}
+    used = {"requests.cpu": "16", "pods": "1", "count/other": "1"}
+    quotas = "/api/v1/namespaces/ml/resourcequotas"
+    server.put(f"{quotas}/team", {"status": {"hard": hard, "used": used}})
+    server.put("/apis/storage.k8s.io/v1/storageclasses/nfs", {"provisioner": "ebs.csi.aws.com"})
+    before = dict(server.objects)
+    result = run(capsys, *SUBMIT, "--pull-secret", "registry")
+
+    assert (result.code, result.out) == (2, "")
+    found = [line.strip() for line in result.err.splitlines() if line.startswith("  ")]
+    assert [line for line in found if not line.startswith("→")] == [
+        "ClusterTrainingRuntime torch-distributed doesn't exist",
+        "you may not create trainjobs in namespace ml",
+        "you may not get pods/log in namespace ml",
+        "quota team: requests.cpu would be exceeded: 16 of 100 used",
+        "no storage class is the default",
+        "pull secret registry doesn't exist",
+    ]
+    assert len([line for line in found if line.startswith("→")]) == 6
+    assert server.objects == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--namespace", "lab"), "namespace lab doesn't exist\n  → kubectl create namespace lab"),
+        (("--claim", "data"), "claim data doesn't exist\n  → `kubectl get pvc`"),
+        (("--claim", "disk"), "claim disk is not ReadWriteMany, but pods on several nodes write"),
+        (
+            ("--storage-class", "nsf"),
+            "storage class nsf doesn't exist\n  → the cluster has nfs, gp3",
+        ),
+        (
+            ("--storage-class", "gp3"),
+            "storage class gp3 (ebs.csi.aws.com) can't give ReadWriteMany",
+        ),
+    ],
+)
+def test_one_problem_is_one_line_with_its_fix(
+    capsys: pytest.CaptureFixture[str],
+    server: KubernetesServer,
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    claims = "/api/v1/namespaces/ml/persistentvolumeclaims"
+    server.put(f"{claims}/disk", {"spec": {"accessModes": ["ReadWriteOnce"]}})
+    server.put("/apis/storage.k8s.io/v1/storageclasses/gp3", {"provisioner": "ebs.csi.aws.com"})
+    result = run(capsys, *SUBMIT, *words)
+
+    assert result.code == 2
+    assert message in result.err
+    assert TRAIN_JOB not in server.objects
+
+
+def test_one_node_needs_no_shared_volume(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    server.put("/apis/storage.k8s.io/v1/storageclasses/gp3", {"provisioner": "ebs.csi.aws.com"})
+    result = run(capsys, *SUBMIT, "--nodes", "1", "--storage-class", "gp3", "--detach")
+
+    assert result.code == 0, result.err
+    assert server.objects[CLAIM]["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_nodes_that_do_not_fit_are_a_warning(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    node(server, "worker1", spec={"unschedulable": True})
+    small = run(capsys, *SUBMIT, "--detach")
+    assert small.code == 0
+    assert "warning: 1 of 1 suitable node can have a pod of 62 CPUs and 460 GiB" in small.err
+
+    node(server, "worker0", metadata={})
+    unlabelled = run(capsys, *SUBMIT, "--name", "two", "--detach")
+    assert f"warning: no node has the label {AMX}" in unlabelled.err
+    assert "--any-cpu" in unlabelled.err
+
+
+def test_what_may_not_be_read_is_not_checked(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    server.denied = {
+        ("get", "namespaces"),
+        ("list", "nodes"),
+        ("list", "resourcequotas"),
+        ("list", "storageclasses"),
+        ("get", "persistentvolumeclaims"),
+        ("get", "secrets"),
+        ("get", "clustertrainingruntimes"),
+    }
+    result = run(capsys, *SUBMIT, "--pull-secret", "registry", "--detach")
+
+    assert result.code == 0, result.err
+
+
+def test_a_dry_run_asks_the_server_and_creates_nothing(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    before = dict(server.objects)
+    result = run(capsys, *SUBMIT, "--dry-run")
+
+    assert result.code == 0, result.err
+    assert result.out == (
+        "The cluster accepts PersistentVolumeClaim and TrainJob of job bert; nothing was created.\n"
+    )
+    assert ("POST", TRAIN_JOB.rpartition("/")[0]) in server.requests
+    assert server.objects == before
+
+    server.fail = lambda method, path: (
+        status(422, 'unknown field "spec.runtimePatches"')
+        if "trainjobs" in path and method == "POST"
+        else None
+    )
+    old = run(capsys, *SUBMIT, "--dry-run")
+    assert (old.code, old.out) == (1, "")
+    assert 'spr-cluster: context lab: unknown field "spec.runtimePatches"' in old.err
+
+
+def test_an_existing_claim_is_kept_and_an_existing_job_is_refused(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    server.put(CLAIM, {"spec": {"accessModes": ["ReadWriteMany"]}})
+    first = run(capsys, *SUBMIT, "--detach")
+    assert first.out.splitlines()[0] == "TrainJob bert, 2 pods, existing claim spr-cluster"
+
+    for words in ((), ("--dry-run",)):
+        second = run(capsys, *SUBMIT, *words)
+        assert second.code == 2
+        assert "spr-cluster: job bert exists already\n  → give another --name" in second.err
+        assert "`spr-cluster k8s delete bert`" in second.err

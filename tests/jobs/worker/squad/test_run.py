@@ -52,15 +52,17 @@ def free_port() -> int:
 
 
 def run_ranks(
-    folder: Path, options: list[TrainOptions], python: str = sys.executable
+    folder: Path, options: list[TrainOptions], python: str = sys.executable, local: int = 1
 ) -> list[Ended]:
-    """Start one process per options, as mpirun does on one machine."""
+    """Start one process per options, as mpirun does on machines with ``local`` ranks each."""
     size, port = len(options), free_port()
     processes = []
     for rank, each in enumerate(options):
         environ = os.environ | {
             "PMI_RANK": str(rank),
             "PMI_SIZE": str(size),
+            "MPI_LOCALRANKID": str(rank % local),
+            "MPI_LOCALNRANKS": str(local),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
@@ -138,6 +140,17 @@ def test_two_ranks_train_as_one(
     losses, expected = ([loss for _, loss in r["loss_curve"]] for r in (results, single))
     assert losses == pytest.approx(expected, abs=tolerance)
     assert losses[-1] < losses[0]
+
+
+def test_ranks_that_sum_by_node_train_as_in_one_ring(nodes_folder: Path) -> None:
+    curves = []
+    for local in (1, 2):
+        options = replace(small(nodes_folder, f"local{local}", batch_size=2), wire="fp32")
+        ended = run_ranks(nodes_folder, [options] * 4, local=local)
+        assert [each.code for each in ended] == [0] * 4, ended[0].output
+        results = json.loads((nodes_folder / f"local{local}" / "results.json").read_text())
+        curves.append([loss for _, loss in results["loss_curve"]])
+    assert curves[1] == pytest.approx(curves[0], abs=2e-5)
 
 
 def check_events(ended: Ended) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from infra.errors import UsageError
 from infra.wait import wait_until
 from jobs.kubernetes.errors import KubernetesError
+from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.pod_log import PodLog
 from jobs.kubernetes.preflight import find_kinds
 from jobs.kubernetes.resources import (
@@ -102,10 +103,17 @@ def find_pods(api: KubernetesApi, kind: JobKind, name: str) -> tuple[PodView, ..
 
 def explain(api: KubernetesApi, found: Found) -> list[Trouble]:
     """Return why a job waits or has failed."""
-    events = []
-    if not found.pods:
-        events = select_events(api.items(core_path(api.namespace, "events")), found.job.name)
+    events = [] if found.pods else _find_events(api, found.job.name)
     return find_troubles(found.job, found.pods, events)
+
+
+def _find_events(api: KubernetesApi, job: str) -> list[Manifest]:
+    try:
+        return select_events(api.items(core_path(api.namespace, "events")), job)
+    except KubernetesError as error:
+        if error.status == HTTPStatus.FORBIDDEN:
+            return []  # they only explain
+        raise
 
 
 def follow_log(api: KubernetesApi, pod: PodView, on_line: Callable[[str], None]) -> None:
@@ -141,15 +149,14 @@ def follow_job(
         found = require_job(api, name)
         pod = found.pod(rank)
         if pod and pod.uid not in done and (pod.is_over or pod.phase == "Running"):
-            follow_log(api, pod, on_line)
             done.add(pod.uid)
+            follow_log(api, pod, on_line)
             continue
         if found.state in DONE:
             return found
-        for trouble in explain(api, found):
-            if trouble not in told:
-                told.add(trouble)
-                on_trouble(trouble)
+        for trouble in [each for each in explain(api, found) if each not in told]:
+            told.add(trouble)
+            on_trouble(trouble)
         api.clock.sleep(_EVERY_S)
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d) ")
 _OVERLAP = timedelta(seconds=1)
 _TRIES = 8
-_PAUSE_S = 2.0
+_PAUSE_S = 8.0
+_FINAL = (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED)
 _LASTS_S = 10.0
 """A connection that lives this long is no failure: load balancers end silent ones."""
 
@@ -55,7 +56,10 @@ class PodLog:
                 self._pass_on(line)
 
     def follow(self, is_over: Callable[[], bool]) -> None:
-        """Pass on lines until the pod is over. Raises :class:`KubernetesError` if that keeps failing."""
+        """Pass on lines until the pod is over. Raises :class:`KubernetesError` if that keeps failing.
+
+        A log that ends before its pod is no failure: a container starts again in the same pod.
+        """
         failures, clock = 0, self._api.clock
         while True:
             began, count = clock.monotonic(), self.count
@@ -65,16 +69,13 @@ class PodLog:
                 self.read(follow=not over)
                 if over:
                     return
-                error = KubernetesError(f"the log of {self._pod.name} ended before the pod")
-            except KubernetesError as failure:
-                if failure.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
+                failures = 0
+            except KubernetesError as error:
+                lasted = clock.monotonic() - began >= _LASTS_S
+                failures = 1 if lasted or self.count > count else failures + 1
+                if failures > _TRIES or error.status in _FINAL:
                     raise
-                error = failure
-            lasted = clock.monotonic() - began >= _LASTS_S
-            failures = 1 if lasted or self.count > count else failures + 1
-            if failures > _TRIES:
-                raise error
-            clock.sleep(min(_PAUSE_S, 0.1 * 2**failures))
+            clock.sleep(min(_PAUSE_S, 0.5 * 2**failures))
 
     def _pass_on(self, line: bytes) -> None:
         stamp = _STAMP.match(line)

@@ -104,6 +104,7 @@ class Preflight:
         wanted = [
             ("create", self.kind.group, self.kind.plural, ""),
             ("get", self.kind.group, self.kind.plural, ""),
+            ("get", "", "pods", ""),
             ("list", "", "pods", ""),
             ("get", "", "pods", "log"),
         ]

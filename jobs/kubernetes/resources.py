@@ -147,21 +147,24 @@ def parse_job(kind: JobKind, found: Manifest) -> JobView:
         image = next(iter(pod.get("containers") or [{}])).get("image")
         count = sum(as_int(dig(replicas, name).get("replicas")) for name in replicas)
         ranks = spec.get("nprocPerNode")
-    conditions = tuple(
-        Condition(each.get("type", ""), each.get("reason") or "", each.get("message") or "")
-        for each in dig(found, "status").get("conditions") or ()
-        if each.get("status") == "True"
-    )
     return JobView(
         kind=kind,
         name=str(meta.get("name")),
         nodes=as_int(count, 1),
         node_ranks=as_int(ranks, 1),
         created=parse_time(meta.get("creationTimestamp")),
-        conditions=conditions,
+        conditions=_parse_conditions(found),
         image=str(image or ""),
         spec=pod,
         is_leaving="deletionTimestamp" in meta,
+    )
+
+
+def _parse_conditions(found: Manifest) -> tuple[Condition, ...]:
+    return tuple(
+        Condition(each.get("type", ""), each.get("reason") or "", each.get("message") or "")
+        for each in dig(found, "status").get("conditions") or ()
+        if each.get("status") == "True"
     )
 
 

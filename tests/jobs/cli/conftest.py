@@ -11,7 +11,7 @@ import pytest
 from infra import wait
 from tests.cluster.conftest import line, prepared_clusters, simulated_cloud
 from tests.jobs.kubernetes.scenes import node, write_kubeconfig
-from tests.jobs.kubernetes.server import TRAINER, KubernetesServer, kubernetes_server
+from tests.jobs.kubernetes.server import TRAINER, KubernetesServer
 
 __all__ = ["line", "prepared_clusters", "simulated_cloud"]
 
@@ -21,7 +21,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernet
     """A cluster that can take a job of two nodes, and the kubeconfig of this process."""
     sleep = time.sleep
     monkeypatch.setattr(wait.SystemClock, "sleep", lambda self, seconds: sleep(min(seconds, 0.01)))
-    with kubernetes_server() as server:
+    server = KubernetesServer()
+    try:
         write_kubeconfig(server, tmp_path / "kubeconfig")
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
         monkeypatch.chdir(tmp_path)
@@ -34,3 +35,5 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernet
         for number in range(2):
             node(server, f"worker{number}")
         yield server
+    finally:
+        server.close()

@@ -123,6 +123,24 @@ def test_logs_follows_a_running_job_to_its_end(
     assert result.out.splitlines() == texts
 
 
+def test_a_container_that_starts_again_is_waited_for(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    job(server)
+    pod = server.pod("bert", 0, "Running")
+    server.logs[pod] = stamped(["first"])
+    server.short = 3 * pod_log._TRIES
+
+    def start_again() -> None:
+        wait_for(lambda: not server.short)
+        server.logs[pod] += stamped(["first", "again"])[1:]
+        server.objects[pod]["status"]["phase"] = "Succeeded"
+        job(server, "Succeeded")
+
+    result = beside(start_again, lambda: run(capsys, "k8s", "logs", "-f", "bert"))
+    assert (result.code, result.out) == (0, "first\nagain\n"), result.err
+
+
 def test_a_silent_log_is_no_failure(
     capsys: pytest.CaptureFixture[str], server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
-"""A minimal Kubernetes API on loopback: it keeps objects, and can be made to misbehave.
+"""A minimal Kubernetes API on loopback that can be made to misbehave.
 
-It is no Kubernetes: it has no schemas, no scheduler, no operator. Tests put in what those would write.
+It has no schemas, no scheduler, no operator. Tests put in what those would write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,13 +46,14 @@ class KubernetesServer:
         self.logs: dict[str, list[str]] = {}
         self.breaks: list[int] = []
         """After how many lines each of the next log streams breaks off."""
+        self.short = 0
+        """How many of the next log streams end at what there is."""
         self.exec_breaks: list[int] = []
         """After how many bytes each of the next commands' output breaks off."""
         self.volume = Path("/nonexistent")
         """What pods see as /workspace."""
         self.requests: list[tuple[str, str]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         self.put("/api/v1/namespaces/ml", {})
 
@@ -190,7 +190,8 @@ class KubernetesServer:
                     raise ConnectionError
                 sent += 1
                 yield line.encode() + b"\n"
-            if query.get("follow") != "true" or ended:
+            if query.get("follow") != "true" or ended or self.short:
+                self.short = max(0, self.short - 1)
                 return
             time.sleep(0.01)
 
@@ -289,12 +290,3 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.flush()
 
     return Handler
-
-
-@contextmanager
-def kubernetes_server() -> Iterator[KubernetesServer]:
-    server = KubernetesServer()
-    try:
-        yield server
-    finally:
-        server.close()

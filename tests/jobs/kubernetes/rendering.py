@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from itertools import product
 
 from cluster.cli.parser import Parser
-from jobs.cli.k8s_requests import add_request_options, build_rendered
+from jobs.cli.k8s.requests import add_request_options, build_rendered
 from jobs.kubernetes.render import Rendered
 
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
-from jobs.cli.k8s_access import add_access_options, add_name_argument, object_name, open_api
+from jobs.cli.k8s.access import add_access_options, add_name_argument, object_name, open_api
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import DONE, Found, find_job
 from jobs.kubernetes.pod_log import PodLog

@@ -14,7 +14,7 @@ from cluster.cli.display import PlainProgress, TreeProgress
 from infra.errors import JobError
 from infra.words import counted
 from jobs.cli.job_display import JobDisplay, render_end
-from jobs.cli.k8s_access import access_flags
+from jobs.cli.k8s.access import access_flags
 from jobs.kubernetes.jobs import Found, explain, follow_job
 from jobs.kubernetes.request import CLAIM_PATH
 from jobs.kubernetes.troubles import exit_code

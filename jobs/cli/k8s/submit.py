@@ -14,9 +14,9 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.k8s_access import access_flags, add_access_options, open_api
-from jobs.cli.k8s_follow import follow
-from jobs.cli.k8s_requests import add_request_options, build_rendered
+from jobs.cli.k8s.access import access_flags, add_access_options, open_api
+from jobs.cli.k8s.follow import follow
+from jobs.cli.k8s.requests import add_request_options, build_rendered
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import require_kinds
 from jobs.kubernetes.preflight import Finding, Preflight

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.k8s_requests import add_request_options, build_rendered
+from jobs.cli.k8s.requests import add_request_options, build_rendered
 from jobs.kubernetes.build_folder import check_build_folder, write_build_folder
 from jobs.kubernetes.render import Rendered
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.kubernetes import api, pod_log
-from tests.jobs.cli.test_k8s_submit import SUBMIT
+from tests.jobs.cli.k8s.test_submit import SUBMIT
 from tests.jobs.cli.test_main import run
 from tests.jobs.kubernetes.scenes import (
     JOB,

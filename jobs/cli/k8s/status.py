@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.k8s_access import access_flags, add_access_options, add_name_argument, open_api
+from jobs.cli.k8s.access import access_flags, add_access_options, add_name_argument, open_api
 from jobs.kubernetes.jobs import Found, explain, list_found, require_job
 from jobs.kubernetes.resources import PodView
 from jobs.kubernetes.troubles import Trouble, exit_code

@@ -8,8 +8,8 @@ import sys
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.k8s_access import access_flags, add_access_options, add_name_argument, open_api
-from jobs.cli.k8s_follow import leaving_it
+from jobs.cli.k8s.access import access_flags, add_access_options, add_name_argument, open_api
+from jobs.cli.k8s.follow import leaving_it
 from jobs.cli.logs import show
 from jobs.kubernetes.jobs import explain, follow_job, require_job
 from jobs.kubernetes.pod_log import PodLog

@@ -8,7 +8,7 @@ import json
 from cluster.cli.common import confirm
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.k8s_access import add_access_options, add_name_argument, open_api
+from jobs.cli.k8s.access import add_access_options, add_name_argument, open_api
 from jobs.kubernetes.jobs import delete_job, find_job
 from jobs.kubernetes.resources import core_path
 

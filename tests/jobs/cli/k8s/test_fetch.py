@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.cli.test_k8s_logs import (
+from tests.jobs.cli.k8s.test_logs import (
     RESULT,
     beside,
     exit_with,

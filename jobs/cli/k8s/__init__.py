@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli import k8s_delete, k8s_fetch, k8s_logs, k8s_render, k8s_status, k8s_submit
+from jobs.cli.k8s import delete, fetch, logs, render, status, submit
 
 _EXAMPLES = """\
   spr-cluster k8s render squad --nodes 4 --image ghcr.io/me/spr:1 --output build
@@ -21,5 +21,5 @@ def add_parser(subparsers: SubParsers) -> None:
         _EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    for each in (k8s_render, k8s_submit, k8s_status, k8s_logs, k8s_fetch, k8s_delete):
+    for each in (render, submit, status, logs, fetch, delete):
         each.add_parser(actions)

@@ -54,6 +54,15 @@ class KubernetesApi:
                 return None
             raise
 
+    def peek(self, path: str) -> Manifest | None:
+        """Return an object; {} if there is none, ``None`` if it may not be read."""
+        try:
+            return self.find(path) or {}
+        except KubernetesError as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                return None
+            raise
+
     def items(self, path: str, selector: str = "") -> list[Manifest]:
         """Return the objects of a list, by a label selector."""
         found = self.get(path, {"labelSelector": selector} if selector else {}).get("items")

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
 from infra.words import counted
-from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.manifests import AMX_LABEL, Manifest
 from jobs.kubernetes.pod_size import PodSize
 from jobs.kubernetes.request import TRAIN_JOB, PodOptions
@@ -66,7 +64,7 @@ class Preflight:
     def run(self) -> list[Finding]:
         """Return everything that is wrong."""
         namespace = self.api.namespace
-        if self._read(f"/api/v1/namespaces/{namespace}") == {}:
+        if self.api.peek(f"/api/v1/namespaces/{namespace}") == {}:
             fix = f"kubectl create namespace {namespace}, or --namespace NAME"
             return [Finding(f"namespace {namespace} doesn't exist", fix)]
         checks = (
@@ -79,24 +77,15 @@ class Preflight:
         )
         return [finding for check in checks for finding in check()]
 
-    def _read(self, path: str) -> Manifest | None:
-        """Return an object; {} if there is none, ``None`` if it may not be read."""
-        try:
-            return self.api.find(path) or {}
-        except KubernetesError as error:
-            if error.status == HTTPStatus.FORBIDDEN:
-                return None
-            raise
-
     def _list(self, path: str) -> list[Manifest]:
-        found = (self._read(path) or {}).get("items")
+        found = (self.api.peek(path) or {}).get("items")
         return [each for each in found or () if isinstance(each, dict)]
 
     def _check_runtime(self) -> Iterator[Finding]:
         if self.kind.kind != TRAIN_JOB:
             return
         runtime = f"{self.kind.root}/clustertrainingruntimes/torch-distributed"
-        if self._read(runtime) == {}:
+        if self.api.peek(runtime) == {}:
             fix = "install Kubeflow Trainer's runtimes: its chart's or manifests' `runtimes` part"
             yield Finding("ClusterTrainingRuntime torch-distributed doesn't exist", fix)
 
@@ -155,7 +144,7 @@ class Preflight:
 
     def _existing_claim(self) -> Manifest | None:
         path = core_path(self.api.namespace, "persistentvolumeclaims", self.pods.claim.name)
-        return self._read(path)
+        return self.api.peek(path)
 
     def _check_claim(self) -> Iterator[Finding]:
         name, found = self.pods.claim.name, self._existing_claim()
@@ -174,7 +163,7 @@ class Preflight:
 
     def _check_class(self) -> Iterator[Finding]:
         wanted, found = self.pods.claim.storage_class, self._list(_CLASSES)
-        if not found and self._read(_CLASSES) is None:
+        if not found and self.api.peek(_CLASSES) is None:
             return
         names = [str(dig(each, "metadata").get("name")) for each in found]
         known = f"the cluster has {', '.join(names)}" if names else "the cluster has none"
@@ -227,7 +216,7 @@ class Preflight:
 
     def _check_image(self) -> Iterator[Finding]:
         secret = self.pods.pull_secret
-        if secret and self._read(core_path(self.api.namespace, "secrets", secret)) == {}:
+        if secret and self.api.peek(core_path(self.api.namespace, "secrets", secret)) == {}:
             fix = f"kubectl create secret docker-registry {secret} --docker-server=… --docker-username=…"
             yield Finding(f"pull secret {secret} doesn't exist", fix)
         if "/" not in self.pods.image:

@@ -77,12 +77,14 @@ def exit_code(pod: PodView) -> int | None:
 
 
 def _explain_unschedulable(pod: str, message: str) -> Trouble:
+    no_label = "no node has the label for AMX: install node-feature-discovery, or use --any-cpu"
     fixes = {
-        "selector": "no node has the label for AMX: install node-feature-discovery, or use --any-cpu",
-        "Insufficient": "describe the nodes with --cores, --numa, --threads-per-core, and --memory",
+        "selector": no_label,
+        "pod's node affinity": no_label,  # Kubernetes 1.20
+        "insufficient": "describe the nodes with --cores, --numa, --threads-per-core, and --memory",
         "persistentvolumeclaim": "`kubectl describe pvc` says why the claim has no volume",
     }
-    fix = next((fixes[word] for word in fixes if word in message), "")
+    fix = next((fixes[word] for word in fixes if word in message.lower()), "")
     return Trouble(f"no node can take pod {pod}: {message}", fix)
 
 

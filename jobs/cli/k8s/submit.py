@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     with progress.phase(f"Check context {api.context}, namespace {api.namespace}"):
         kind = _choose_kind(api, args)
         args.kind = kind.kind
+        if args.name and api.peek(kind.path(api.namespace, args.name)):
+            raise _exists(args.name, args)
         rendered = build_rendered(args, now)
         pods, claim = rendered.pods, rendered.claim
         findings = Preflight(api, kind, pods, rendered.size, claim).run()
@@ -122,14 +124,12 @@ def _create(
 ) -> bool:
     """Create the claim, unless it exists, and the job. Returns whether the claim was kept."""
     name, dry = rendered.pods.name, args.dry_run
-    if dry and api.find(kind.path(api.namespace, name)):
-        raise _exists(name, args)
-    kept = False
-    if rendered.claim:
+    claims = core_path(api.namespace, "persistentvolumeclaims")
+    # A cluster whose quota of claims is used up says so first, not that this one exists.
+    kept = bool(rendered.claim and api.peek(f"{claims}/{rendered.pods.claim.name}"))
+    if rendered.claim and not kept:
         try:
-            api.create(
-                core_path(api.namespace, "persistentvolumeclaims"), rendered.claim, dry_run=dry
-            )
+            api.create(claims, rendered.claim, dry_run=dry)
         except KubernetesError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise

@@ -50,16 +50,9 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
     return {"containerStatuses": [{"image": "ghcr.io/me/spr:1", "state": state}]}
 
 
-UNSCHEDULABLE = {
-    "conditions": [
-        {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": "0/2 nodes are available: 2 Insufficient cpu.",
-        }
-    ]
-}
+def unschedulable(message: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    return {"conditions": [{**condition, "message": f"0/2 nodes are available: 2 {message}."}]}
 
 
 @pytest.mark.parametrize(
@@ -67,9 +60,16 @@ UNSCHEDULABLE = {
     [
         (
             "Pending",
-            UNSCHEDULABLE,
+            unschedulable("Insufficient cpu"),
             "no node can take pod bert-master-0: 0/2 nodes are available: 2 Insufficient cpu.",
             "describe the nodes with --cores",
+        ),
+        (
+            "Pending",
+            unschedulable("pod has unbound immediate PersistentVolumeClaims"),
+            "no node can take pod bert-master-0: 0/2 nodes are available: 2 pod has unbound immediate "
+            "PersistentVolumeClaims.",
+            "`kubectl describe pvc` says",
         ),
         (
             "Pending",

@@ -194,6 +194,12 @@ def test_an_existing_claim_is_kept_and_an_existing_job_is_refused(
     server.put(CLAIM, {"spec": {"accessModes": ["ReadWriteMany"]}})
     first = run(capsys, *SUBMIT, "--detach")
     assert first.out.splitlines()[0] == "TrainJob bert, 2 pods, existing claim spr-cluster"
+    claims = CLAIM.rpartition("/")[0]
+    assert ("POST", claims) not in server.requests, "a quota would refuse another claim"
+    server.denied = {("get", "persistentvolumeclaims")}
+    unread = run(capsys, *SUBMIT, "--name", "two", "--detach")
+    assert unread.out.splitlines()[0] == "TrainJob two, 2 pods, existing claim spr-cluster"
+    assert ("POST", claims) in server.requests
 
     for words in ((), ("--dry-run",)):
         second = run(capsys, *SUBMIT, *words)

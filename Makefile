@@ -55,7 +55,8 @@ test-quick: lint ## run the same checks without the embedded cloud
 	$(PYTEST) -m "not full and not e2e"
 
 .PHONY: test-full
-test-full: prerequisites browser lint ## run everything, including the large downloads of stack intel
+test-full: prerequisites browser lint ## run everything, including large downloads and a real Kubernetes API
+	@tests/e2e/kubernetes/build.sh
 	$(PYTEST)
 
 .PHONY: aws-check

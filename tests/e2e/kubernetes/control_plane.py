@@ -1,0 +1,182 @@
+"""A real Kubernetes control plane on loopback: etcd, API server, scheduler, and some controllers.
+
+There is no kubelet: pods are accepted, completed, counted, and placed, but no node runs them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from infra.wait import SystemClock, wait_until
+from jobs.kubernetes.api import KubernetesApi
+from jobs.kubernetes.errors import KubernetesError
+from jobs.kubernetes.kubeconfig import connect
+from jobs.kubernetes.manifests import Manifest
+from tests.jobs.worker.squad.test_run import free_port
+
+BINARIES = (
+    Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    / "spr-cluster"
+    / "kubernetes-1.20.2"
+    / "bin"
+)
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+ADMIN = "admin"
+_CONTROLLERS = (
+    "garbagecollector,namespace,persistentvolume-binder,resourcequota,serviceaccount,"
+    "serviceaccount-token"
+)
+_DEADLINE_S = 60.0
+_STOP_S = 15.0
+
+
+def wait_for(what: str, probe: Callable[[], bool]) -> None:
+    wait_until(
+        what,
+        lambda: probe() or None,
+        deadline_s=_DEADLINE_S,
+        clock=SystemClock(),
+        every_s=0.2,
+    )
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """Where the API answers; users are contexts of one kubeconfig, with the name as their token."""
+
+    folder: Path
+    users: tuple[str, ...]
+    port: int = field(default_factory=free_port)
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    @property
+    def admin(self) -> KubernetesApi:
+        return connect(str(self.kubeconfig), ADMIN, None)
+
+    def write_files(self) -> None:
+        """Write tokens, the key of service accounts, and the kubeconfig."""
+        rows = [f'{user},{user},{user},"ml"' for user in self.users]
+        tokens = "\n".join([f'{ADMIN},{ADMIN},{ADMIN},"system:masters"', *rows])
+        (self.folder / "tokens.csv").write_text(f"{tokens}\n")
+        key = ["openssl", "genrsa", "-out", str(self.folder / "accounts.key"), "2048"]
+        subprocess.run(key, check=True, capture_output=True)
+        # The server makes this certificate when it starts.
+        cluster = {
+            "server": f"https://127.0.0.1:{self.port}",
+            "certificate-authority": str(self.folder / "certs" / "apiserver.crt"),
+        }
+        names = (ADMIN, *self.users, "stranger")
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": ADMIN,
+            "clusters": [{"name": "real", "cluster": cluster}],
+            "users": [{"name": name, "user": {"token": name}} for name in names],
+            "contexts": [
+                {"name": name, "context": {"cluster": "real", "user": name}} for name in names
+            ],
+        }
+        self.kubeconfig.write_text(yaml.safe_dump(content))
+
+    def etcd(self) -> tuple[list[str], str]:
+        """Return etcd's command, and its address."""
+        client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        words = ["etcd", f"--data-dir={self.folder / 'etcd'}", f"--initial-cluster=default={peer}"]
+        words += [f"--{kind}-client-urls={client}" for kind in ("listen", "advertise")]
+        words += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
+        return words, client
+
+    def api_server(self, etcd: str) -> list[str]:
+        key = self.folder / "accounts.key"
+        return [
+            "kube-apiserver",
+            f"--etcd-servers={etcd}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={self.port}",
+            "--insecure-port=0",
+            "--endpoint-reconciler-type=none",
+            f"--cert-dir={self.folder / 'certs'}",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            f"--token-auth-file={self.folder / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+        ]
+
+    def controllers(self) -> list[str]:
+        key = f"--service-account-private-key-file={self.folder / 'accounts.key'}"
+        return self._client("kube-controller-manager", f"--controllers={_CONTROLLERS}", key)
+
+    def scheduler(self) -> list[str]:
+        return self._client("kube-scheduler")
+
+    def _client(self, *words: str) -> list[str]:
+        own = ["--bind-address=127.0.0.1", f"--secure-port={free_port()}", "--port=0"]
+        return [*words, f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", *own]
+
+
+@contextmanager
+def running(folder: Path, users: tuple[str, ...], definition: Manifest) -> Iterator[ControlPlane]:
+    """Run a control plane that serves a custom resource, and end all of its processes."""
+    plane = ControlPlane(folder, users)
+    plane.write_files()
+    with ExitStack() as stack:
+        words, etcd = plane.etcd()
+        stack.enter_context(_program(folder, words))
+        server = stack.enter_context(_program(folder, plane.api_server(etcd)))
+        wait_for("the API server", lambda: _is_ready(plane, server))
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        plane.admin.create(path, definition)
+        group = definition["spec"]["group"]
+        wait_for(f"{group}'s kinds", lambda: bool(plane.admin.find(f"/apis/{group}/v1")))
+        # The garbage collector looks for new kinds when it starts, and then twice a minute.
+        for words in (plane.controllers(), plane.scheduler()):
+            stack.enter_context(_program(folder, words))
+        yield plane
+
+
+def _is_ready(plane: ControlPlane, server: subprocess.Popen[bytes]) -> bool:
+    log = plane.folder / "kube-apiserver.log"
+    assert server.poll() is None, f"kube-apiserver ended:\n{log.read_text()[-2000:]}"
+    if not (plane.folder / "certs" / "apiserver.crt").exists():
+        return False
+    with suppress(KubernetesError):
+        # Its own roles are written after it has begun to answer.
+        role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:basic-user"
+        return plane.admin.find(role) is not None
+    return False
+
+
+@contextmanager
+def _program(folder: Path, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program with a log beside its files; end it in every case."""
+    with (
+        (folder / f"{words[0]}.log").open("wb") as log,
+        subprocess.Popen(
+            [str(BINARIES / words[0]), *words[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

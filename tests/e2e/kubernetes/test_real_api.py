@@ -1,0 +1,200 @@
+"""`k8s submit`, `status`, `logs`, and `delete` against a real API server: Kubernetes 1.20.2.
+
+No node runs the pods: they stay pending. Kubeflow's operator is a stand-in.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kubernetes.conftest import DEFINITION, Space
+from tests.e2e.kubernetes.control_plane import ADMIN, BINARIES, PROGRAMS
+from tests.harness.command_line import CommandResult
+from tests.jobs.kubernetes.scenes import AMX, IMAGE
+
+BUILD = Path(__file__).with_name("build.sh")
+SUBMIT = ("submit", "squad", "--nodes", "2", "--demo", "--any-cpu", *IMAGE, "--kind", "PyTorchJob")
+BERT = (*SUBMIT, "--name", "bert")
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.xdist_group("kubernetes"),
+    pytest.mark.skipif(not DEFINITION.is_file(), reason=f"no {DEFINITION}"),
+    pytest.mark.skipif(
+        not all((BINARIES / name).is_file() for name in PROGRAMS),
+        reason=f"no {', '.join(PROGRAMS)} in {BINARIES}: {BUILD} builds them",
+    ),
+    pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl"),
+]
+
+
+def message(result: CommandResult) -> list[str]:
+    """Return what a failed command says: its message without the steps before it."""
+    lines = result.err.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("spr-cluster: "))
+    return lines[start:]
+
+
+def test_a_dry_run_is_accepted_and_creates_nothing(space: Space) -> None:
+    result = space.run(*BERT, "--dry-run")
+
+    assert result.code == 0, result.err
+    assert result.out == (
+        "The cluster accepts PersistentVolumeClaim and PyTorchJob of job bert; nothing was created.\n"
+    )
+    assert space.find("persistentvolumeclaims") == []
+    assert space.api.items(space.jobs) == []
+
+
+def test_the_life_of_a_job(space: Space) -> None:
+    submitted = space.run(*BERT, "--detach")
+    assert submitted.code == 0, submitted.err
+    assert submitted.out.splitlines()[0] == "PyTorchJob bert, 2 pods, new claim spr-cluster"
+
+    for words in ((), ("--dry-run",)):
+        again = space.run(*BERT, "--detach", *words)
+        assert (again.code, again.out) == (2, "")
+        assert message(again)[0] == "spr-cluster: job bert exists already"
+
+    space.make_pods()
+    pods = space.find("pods")
+    assert [pod["status"]["qosClass"] for pod in pods] == ["Guaranteed", "Guaranteed"]
+    shown = space.wait_for_status("no node can take pod bert-worker-0: no nodes available")
+    rows = [line.split() for line in shown]
+    assert rows[1][:4] == ["bert", "PyTorchJob", "queued", "2"]
+    assert ["bert-master-0", "Pending", "-", "0"] in rows
+    assert ["bert-worker-0", "Pending", "-", "0"] in rows
+    log = space.run("logs", "bert")
+    assert (log.code, message(log)[0]) == (
+        2,
+        "spr-cluster: job bert has no log yet: no node can take pod bert-master-0: no nodes available to "
+        "schedule pods",
+    )
+    listed = json.loads(space.run("status", "--json").out)
+    assert [job["job"] for job in listed["jobs"]] == ["bert"]
+
+    gone = space.run("delete", "bert", "--yes")
+    assert (gone.code, gone.out) == (0, "Job bert is gone.\n"), gone.err
+    assert space.find("pods") == []
+    assert space.api.items(space.jobs) == []
+    claims = space.find("persistentvolumeclaims")
+    assert [each["metadata"]["name"] for each in claims] == ["spr-cluster"]
+    again = space.run("delete", "bert", "--yes")
+    assert again.code == 0
+    assert again.out == f"No job bert in namespace {space.name}: nothing to delete.\n"
+
+
+def test_a_user_without_rights(space: Space) -> None:
+    refused = space.run(*BERT, user="bob")
+    assert (refused.code, refused.out) == (2, "")
+    assert message(refused)[0] == "spr-cluster: 6 problems; nothing was created:"
+    found = [line.strip() for line in message(refused)]
+    assert f"you may not create pytorchjobs in namespace {space.name}" in found
+
+    for words in (("status",), ("status", "bert"), ("delete", "bert", "--yes")):
+        result = space.run(*words, user="bob")
+        assert (result.code, result.out) == (1, "")
+        text, fix = message(result)
+        assert 'is forbidden: User "bob" cannot' in text
+        assert fix == "  → ask the cluster's administrator for a role that allows it"
+    assert space.api.items(space.jobs) == []
+
+
+def test_an_unknown_token(space: Space) -> None:
+    result = space.run("status", user="stranger")
+
+    assert result.code == 1
+    assert message(result)[0] == (
+        "spr-cluster: the cluster refuses the credentials of context stranger: invalid or expired"
+    )
+
+
+def test_a_quota_that_the_user_may_read(space: Space) -> None:
+    space.limit({"pods": "1"})
+    result = space.run(*BERT, "--detach", user=ADMIN)
+
+    assert result.code == 2
+    assert message(result)[0] == "spr-cluster: quota team: pods would be exceeded: 0 of 1 used"
+    assert space.find("persistentvolumeclaims") == []
+
+
+def test_a_quota_that_only_the_cluster_knows(space: Space) -> None:
+    space.limit({"count/pytorchjobs.kubeflow.org": "0"})
+    result = space.run(*BERT, "--detach")
+
+    assert result.code == 1
+    text, fix = message(result)
+    assert "exceeded quota: team, requested: count/pytorchjobs.kubeflow.org=1, used" in text
+    assert fix == "  → ask for less, delete what is not needed, or have the quota raised"
+
+
+def test_pods_that_a_quota_refuses(space: Space) -> None:
+    space.limit({"pods": "0"})
+    assert space.run(*BERT, "--detach").code == 0
+    space.make_pods()
+
+    shown = space.run("status", "bert")
+    assert "no pods: Error creating: " in shown.out
+    assert "exceeded quota: team, requested: pods=1, used: pods=0, limited: pods=0" in shown.out
+    assert shown.out.endswith("  → ask for less, or have the quota raised\n")
+
+
+def test_a_second_job_where_a_quota_allows_one_claim(space: Space) -> None:
+    space.limit({"persistentvolumeclaims": "1", "count/pytorchjobs.kubeflow.org": "2"})
+    assert space.run(*BERT, "--detach").code == 0
+    second = space.run(*SUBMIT, "--name", "two", "--detach")
+
+    assert second.code == 0, second.err
+    assert second.out.splitlines()[0] == "PyTorchJob two, 2 pods, existing claim spr-cluster"
+    for user in ("ada", ADMIN):
+        again = space.run(*BERT, "--detach", user=user)
+        assert (again.code, message(again)[0]) == (2, "spr-cluster: job bert exists already")
+
+
+@pytest.mark.usefixtures("small_node")
+def test_why_no_node_takes_a_pod(space: Space) -> None:
+    warned = space.run(*BERT, "--detach", user=ADMIN)
+    assert warned.code == 0
+    assert "warning: 0 of 1 suitable node can have a pod of 62 CPUs and 460 GiB" in warned.err
+    space.make_pods()
+    shown = space.wait_for_status("pod has unbound immediate PersistentVolumeClaims")
+    assert shown[-1] == "  → `kubectl describe pvc` says why the claim has no volume"
+
+    space.give_volume()
+    shown = space.wait_for_status("1 Insufficient cpu, 1 Insufficient memory")
+    assert shown[-1].startswith("  → describe the nodes with --cores")
+    (claim,) = space.find("persistentvolumeclaims")
+    assert claim["status"]["phase"] == "Bound"
+
+
+@pytest.mark.usefixtures("small_node")
+def test_no_node_has_the_label(space: Space) -> None:
+    words = [word for word in BERT if word != "--any-cpu"]
+    warned = space.run(*words, "--detach", user=ADMIN)
+    assert f"warning: no node has the label {AMX}" in warned.err
+    space.give_volume()
+    space.make_pods()
+    shown = space.wait_for_status("1 node(s) didn't match")
+    assert shown[-1].startswith("  → no node has the label for AMX: install")
+
+
+def test_a_kind_that_the_cluster_lacks(space: Space) -> None:
+    result = space.run(*BERT, "--kind", "TrainJob")
+
+    assert (result.code, result.out) == (2, "")
+    assert message(result) == [
+        "spr-cluster: context ada: the cluster has no TrainJob",
+        "  → it has PyTorchJob: omit --kind; or install Kubeflow Trainer 2.2 or newer",
+    ]
+
+
+def test_a_namespace_that_does_not_exist(space: Space) -> None:
+    result = replace(space, name="nowhere").run(*BERT, user=ADMIN)
+
+    assert (result.code, result.out) == (2, "")
+    assert message(result)[0] == "spr-cluster: namespace nowhere doesn't exist"

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,14 @@ class Ran:
     texts: list[str]
 
 
-def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]], folder: Path) -> list[Ran]:
+def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]]) -> list[Ran]:
     """Run one after another, in a separate process."""
     wanted = [asdict(Run(options.to_argv(), **more)) for options, more in runs]
     environ = {**os.environ, **_ENVIRON}
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
-    server.stdin.write(json.dumps({"folder": str(folder), "environ": environ, "runs": wanted}))
+    server.stdin.write(json.dumps({"environ": environ, "runs": wanted}))
     server.stdin.write("\n")
     server.stdin.flush()
     answer = server.stdout.readline()
@@ -101,32 +102,37 @@ def main() -> None:
         wanted = json.loads(line)
         os.environ.clear()
         os.environ.update(wanted["environ"])
-        folder = Path(wanted["folder"])
-        print(
-            json.dumps([asdict(_run(Run(**each), folder)) for each in wanted["runs"]]), flush=True
-        )
+        print(json.dumps([asdict(_run(Run(**each))) for each in wanted["runs"]]), flush=True)
 
 
-def _run(run: Run, folder: Path) -> Ran:
+def _run(run: Run) -> Ran:
     from tests.jobs.worker.squad.test_run import free_port
 
     port = free_port()
-    logs = [folder / f"printed-{rank}" for rank in range(run.ranks)]
-    pids = []
-    for rank, log in enumerate(logs):
+    pids, printed = [], []
+    for rank in range(run.ranks):
+        end, descriptor = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _be_rank(run, rank, port, log)
+            _be_rank(run, rank, port, descriptor)
+        os.close(descriptor)
         pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    return Ran(codes, [log.read_text() for log in logs])
+        printed.append(end)
+    # A rank's copier of its log, through which it prints, ends after the rank.
+    with ThreadPoolExecutor(run.ranks) as pool:
+        texts = list(pool.map(_read_all, printed))
+    return Ran([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids], texts)
 
 
-def _be_rank(run: Run, rank: int, port: int, log: Path) -> None:
+def _read_all(descriptor: int) -> str:
+    with open(descriptor, encoding="utf-8") as printed:
+        return printed.read()
+
+
+def _be_rank(run: Run, rank: int, port: int, descriptor: int) -> None:
     """Become a rank; does not return."""
     code = 99
     try:
-        descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.environ |= {"PMI_RANK": str(rank), "PMI_SIZE": str(run.ranks)}

@@ -32,8 +32,7 @@ def test_a_run_that_loses_a_rank_goes_on_with_the_same_steps(
             (options(nodes_folder, "whole"), {"ranks": 3}),
             (killed, {"ranks": 3, "rank": 2, "at": "step", "step": 6}),
             (replace(killed, resume=True), {"ranks": 2}),
-        ],
-        nodes_folder,
+        ]
     )
     assert whole.codes == [0] * 3, whole.texts
     assert 0 not in lost.codes

@@ -72,7 +72,7 @@ def check_killed_and_resumed(
         chosen = options(folder, f"killed-{number}", dtype=dtype)
         runs.append((chosen, {**kill, "ranks": ranks}))
         runs.append((replace(chosen, resume=True), {"ranks": ranks}))
-    whole, *others = run_forked(runs, folder)
+    whole, *others = run_forked(runs)
     assert whole.codes == [0] * ranks, whole.texts
     expected = made(folder / "whole", ranks)
     assert [step for step, _, _ in expected.losses[0]] == list(
@@ -113,8 +113,7 @@ def test_a_run_can_not_be_resumed_with_fewer_steps_than_done(nodes_folder: Path)
         [
             (chosen, {"at": "step", "step": 6, "rank": 0}),
             (replace(chosen, resume=True, max_steps=2), {}),
-        ],
-        nodes_folder,
+        ]
     )
     assert -signal.SIGKILL in killed.codes
     assert set(resumed.codes) == {1}
@@ -134,8 +133,7 @@ def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path,
             (options(folder, "whole", **rare), {}),
             (options(folder, "stopped", **rare), term),
             (options(folder, "stopped", **rare, resume=True), {}),
-        ],
-        folder,
+        ]
     )
 
     assert (whole.codes, stopped.codes, resumed.codes) == ([0, 0], [143, 143], [0, 0])
@@ -158,7 +156,7 @@ def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path) -
     kill = {"at": "step", "step": 7, "rank": 1}
 
     whole, killed, resumed = run_forked(
-        [(options(folder, "whole"), {}), (own, kill), (replace(own, resume=True), {})], folder
+        [(options(folder, "whole"), {}), (own, kill), (replace(own, resume=True), {})]
     )
 
     assert (whole.codes, resumed.codes) == ([0, 0], [0, 0]), resumed.texts
@@ -193,8 +191,7 @@ def test_changes_that_prevent_resuming_are_named(nodes_folder: Path) -> None:
             (again, {"ranks": 1}),
             (first, {}),
             (changed(learning_rate=1e-4, epochs=2), {}),
-        ],
-        folder,
+        ]
     )
 
     assert -signal.SIGKILL in killed.codes
@@ -209,7 +206,7 @@ def test_changes_that_prevent_resuming_are_named(nodes_folder: Path) -> None:
     assert any("--learning-rate 0.0001 (it was 0.0015)" in note for note in notes)
 
     (folder / "data.json").write_text(json.dumps(other_data))
-    (data,) = run_forked([(again, {})], folder)
+    (data,) = run_forked([(again, {})])
     assert error_of(data) == "the training data has changed since the run began"
 
 
@@ -228,8 +225,7 @@ def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(nodes_folder: 
         [
             (options(folder, "nan", **long), {"step": 8, "loss": float("nan")}),
             (options(folder, "up", **long), {"step": 8, "loss": 60.0}),
-        ],
-        folder,
+        ]
     )
 
     assert error_of(infinite) == "the loss or its gradient became infinite at step 8 of 160"
@@ -245,7 +241,7 @@ def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(nodes_folder: 
 def test_a_full_disk_costs_a_checkpoint_but_not_the_run_or_a_log(nodes_folder: Path) -> None:
     folder = nodes_folder
     full = {"at": "disk", "step": DISK_PER_CHECKPOINT + 1, "full": True}
-    (ran,) = run_forked([(options(folder, "out", max_steps=5), full)], folder)
+    (ran,) = run_forked([(options(folder, "out", max_steps=5), full)])
 
     assert ran.codes == [0, 0], ran.texts
     notes = [event["text"] for event in events(ran) if event["event"] == "note"]

@@ -18,18 +18,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.common import ROOT, finish
+from benchmarks.common import finish
+from benchmarks.namespaces import connected_nodes, run_ranks
 from benchmarks.squad_speed import ALLOCATORS
-from infra.local.links import Link, tc_commands
+from infra.local.links import LinkLimits
 from jobs.worker.runtime.ranks import join
 from jobs.worker.squad.all_reduce import choose_all_reduce, sum_in_ring
 from jobs.worker.squad.communication import Replica
@@ -45,7 +42,6 @@ ATTENTION = 0.4
 WORDS, POOL = 1814, 8500
 """Distinct words in 32 features of the data, and from how many each rank draws its own: together, eight ranks
 have about 7,250, to which the growth from 32 to 128 features leads."""
-_BRIDGE, _CABLE, _TIMEOUT_S = "spr-links", "cable", 3600
 
 
 def main() -> None:
@@ -78,18 +74,9 @@ def main() -> None:
 
 
 def _measure(args: argparse.Namespace, gbit: float) -> dict[str, Any]:
-    with namespaces(args.nodes, Link(gbit / args.dilate)) as names:
-        running = [
-            _start(args, names[rank // args.ppn], rank) for rank in range(args.nodes * args.ppn)
-        ]
-        try:
-            answers = [process.communicate(timeout=_TIMEOUT_S)[0] for process in running]
-        finally:
-            for process in running:
-                process.kill()
-    if any(process.returncode for process in running):
-        raise SystemExit("a rank failed: see above")
-    ranks = [json.loads(answer.splitlines()[-1]) for answer in answers]
+    with connected_nodes(args.nodes, LinkLimits(gbit / args.dilate)) as nodes:
+        argv = ["benchmarks.links", *sys.argv[1:]]
+        ranks = run_ranks(nodes, argv, ALLOCATORS["kept"], ppn=args.ppn)
     return {way: _summarize([rank[way] for rank in ranks]) for way in args.ways}
 
 
@@ -103,65 +90,6 @@ def _summarize(ranks: list[list[dict[str, float]]]) -> dict[str, float]:
         "exchange_cpu_s_per_rank": round(statistics.median(cpu), 3),
         "mb_per_rank": round(ranks[0][0]["mb"], 1),
     }
-
-
-@contextmanager
-def namespaces(count: int, link: Link) -> Iterator[list[str]]:
-    """Connect network namespaces by a bridge for the duration of a ``with`` block."""
-    names = [f"{_BRIDGE}{number}" for number in range(count)]
-    try:
-        _run("ip", "link", "add", _BRIDGE, "up", "type", "bridge")
-        for number, name in enumerate(names):
-            _run("ip", "netns", "add", name)
-            _run("ip", "link", "add", name, "type", "veth", "peer", "name", _CABLE, "netns", name)
-            _run("ip", "link", "set", name, "master", _BRIDGE, "up")
-            _run("ip", "-n", name, "address", "add", f"10.213.78.{number + 1}/24", "dev", _CABLE)
-            for device in ("lo", _CABLE):
-                _run("ip", "-n", name, "link", "set", device, "up")
-            for command in tc_commands(link, _CABLE):
-                _run("ip", "netns", "exec", name, *command)
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "delete", _BRIDGE], capture_output=True, check=False)
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)
-
-
-def _start(args: argparse.Namespace, node: str, rank: int) -> subprocess.Popen[str]:
-    environ = {
-        "PMI_RANK": str(rank),
-        "PMI_SIZE": str(args.nodes * args.ppn),
-        "MPI_LOCALRANKID": str(rank % args.ppn),
-        "MPI_LOCALNRANKS": str(args.ppn),
-        "MASTER_ADDR": "10.213.78.1",
-        "MASTER_PORT": "29500",
-        "GLOO_SOCKET_IFNAME": _CABLE,
-        "OMP_NUM_THREADS": "1",
-        # Names of the namespaces' addresses are nowhere to be asked for.
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **ALLOCATORS["kept"],
-    }
-    return subprocess.Popen(
-        [
-            "ip",
-            "netns",
-            "exec",
-            node,
-            sys.executable,
-            "-m",
-            "benchmarks.links",
-            *sys.argv[1:],
-            f"--rank={rank}",
-        ],
-        cwd=ROOT,
-        env=os.environ | environ,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 def _take_steps(args: argparse.Namespace) -> None:

@@ -13,15 +13,11 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, finish
+from benchmarks.common import finish
+from benchmarks.namespaces import CABLE, connected_nodes, run_ranks
 from benchmarks.squad_data import (
     add_arguments,
     draw,
@@ -30,6 +26,7 @@ from benchmarks.squad_data import (
     load_tokenizer,
     new_model,
 )
+from infra.local.links import LinkLimits
 from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
@@ -41,11 +38,7 @@ from jobs.worker.squad.options import TrainOptions
 from jobs.worker.squad.schedule import Schedule, batches
 
 LIMIT = 0.55
-_NAMES = ("spr-wire0", "spr-wire1")
-_ADDRESSES = ("10.213.77.1", "10.213.77.2")
-_CABLE = "cable"
-_TIMEOUT_S = 900
-_SENT = Path("/sys/class/net") / _CABLE / "statistics" / "tx_bytes"
+_SENT = Path("/sys/class/net") / CABLE / "statistics" / "tx_bytes"
 
 
 def main() -> None:
@@ -60,8 +53,8 @@ def main() -> None:
     if args.rank is not None:
         _train(args)
         return
-    with namespaces():
-        plain, fast = (_both_ranks(args, way) for way in ("plain", "fast"))
+    with connected_nodes(2, LinkLimits()) as nodes:
+        plain, fast = (_both_ranks(args, nodes, way) for way in ("plain", "fast"))
     ratio = max(fast["bytes"]) / max(plain["bytes"])
     apart = [abs(a - b) for a, b in zip(plain["losses"], fast["losses"], strict=True)]
     finish(
@@ -80,62 +73,11 @@ def main() -> None:
     )
 
 
-@contextmanager
-def namespaces() -> Iterator[None]:
-    """Connect two network namespaces for the duration of a ``with`` block."""
-    try:
-        for name in _NAMES:
-            _ip("netns", "add", name)
-        ends = [f"spr-{_CABLE}{number}" for number in range(2)]
-        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for name, end, address in zip(_NAMES, ends, _ADDRESSES, strict=True):
-            _ip("link", "set", end, "netns", name, "name", _CABLE)
-            _ip("-n", name, "address", "add", f"{address}/24", "dev", _CABLE)
-            _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", name, "link", "set", _CABLE, "up")
-        yield
-    finally:
-        for name in _NAMES:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True)
-
-
-def _both_ranks(args: argparse.Namespace, way: str) -> dict[str, Any]:
+def _both_ranks(args: argparse.Namespace, nodes: list[str], way: str) -> dict[str, Any]:
     argv = [f"--data={args.data}", f"--encoder={find_encoder(args.encoder)}", f"--way={way}"]
     argv += [f"--steps={args.steps}", f"--batch-size={args.batch_size}"]
-    running = [_start(argv, rank) for rank in range(2)]
-    try:
-        answers = [process.communicate(timeout=_TIMEOUT_S)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    if any(process.returncode for process in running):
-        raise SystemExit("a rank failed: see above")
-    result = [json.loads(answer.splitlines()[-1]) for answer in answers]
+    result = run_ranks(nodes, ["benchmarks.wire", *argv], {})
     return {"bytes": [each["bytes"] for each in result], "losses": result[0]["losses"]}
-
-
-def _start(argv: list[str], rank: int) -> subprocess.Popen[str]:
-    environ = {
-        "PMI_RANK": str(rank),
-        "PMI_SIZE": "2",
-        "MASTER_ADDR": _ADDRESSES[0],
-        "MASTER_PORT": "29500",
-        "GLOO_SOCKET_IFNAME": _CABLE,
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    module = [sys.executable, "-m", "benchmarks.wire", *argv, f"--rank={rank}"]
-    return subprocess.Popen(
-        ["ip", "netns", "exec", _NAMES[rank], *module],
-        cwd=ROOT,
-        env=os.environ | environ,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -155,7 +97,8 @@ def _train(args: argparse.Namespace) -> None:
             model, optimizer = steps.prepare(session, Loaded(model, tokenizer), args.steps)
         else:
             rate = options.highest_rate(ranks.size)
-            optimizer = torch.optim.AdamW(model.train().parameters(), rate, weight_decay=0.0)
+            parameters = model.train().parameters()
+            optimizer = torch.optim.AdamW(parameters, rate, weight_decay=0.0, fused=True)
             model = torch.nn.parallel.DistributedDataParallel(model)
         losses, begin = [], 0
         for number, batch in enumerate(batches(session, features, _schedule(args.steps + 1))):

@@ -14,7 +14,7 @@ from typing import TypeVar
 from infra.errors import CloudError
 from infra.local.base_image import BaseImage
 from infra.local.host import gateway_of
-from infra.local.links import Link
+from infra.local.links import LinkLimits
 from infra.local.podman import (
     CLOUD_LABEL,
     INSTANCE_LABEL,
@@ -55,7 +55,7 @@ class NodeContainers:
         self.base = base
         self._folder = folder
         self._mounts = tuple(mounts)
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, LinkLimits] = {}
         """How the nodes' network interfaces are shaped, by the nodes' first processes."""
         self._background = ThreadPoolExecutor(4, thread_name_prefix="image")
         # A server that was killed may have left incomplete folders.
@@ -147,8 +147,10 @@ class NodeContainers:
         found = self.podman.containers(f"{CLOUD_LABEL}={self._folder.key}")
         return {c.labels[INSTANCE_LABEL]: c for c in found if c.labels.get(REGION_LABEL) == region}
 
-    def shape_links(self, pids: Iterable[int], link: Link) -> None:
+    def shape_links(self, pids: Iterable[int], link: LinkLimits) -> None:
         """Limit the speed of running nodes' network interfaces, where it is not yet so."""
+        # The kernel uses the numbers of ended processes again.
+        self._links = {pid: now for pid, now in self._links.items() if self.podman.is_alive(pid)}
         for pid in pids:
             if self._links.get(pid) != link:
                 self.podman.shape(pid, link)

@@ -27,7 +27,7 @@ from pydantic import (
 
 from infra.errors import UsageError
 from infra.files import parse_toml, read_text
-from infra.local.links import Link, require_shaping
+from infra.local.links import LinkLimits, require_shaping
 from infra.local.policy import Policy, Request, parse_policy
 from infra.local.state import StateFolder, write_atomically
 from infra.validation import explain_invalid, nearest
@@ -236,8 +236,8 @@ class NetworkFaults(_Section):
     delay_ms: float = Field(default=0, ge=0, le=1000)
 
     @property
-    def link(self) -> Link:
-        return Link(self.gbit_s, self.delay_ms)
+    def link(self) -> LinkLimits:
+        return LinkLimits(self.gbit_s, self.delay_ms)
 
     @property
     def cuts_ssh(self) -> bool:

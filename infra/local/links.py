@@ -15,14 +15,14 @@ _BURST_S, _LEAST_BURST = 0.002, 128 * 1024
 _QUEUE = "50ms"
 
 
-class Link(NamedTuple):
+class LinkLimits(NamedTuple):
     """What limits the packets that a node sends; 0 stands for no limit."""
 
     gbit_s: float = 0
     delay_ms: float = 0
 
 
-def shape(pid: int, link: Link) -> None:
+def shape(pid: int, link: LinkLimits) -> None:
     """Apply a link to the container with this first process. Raises :class:`CloudError`."""
     inside = ["nsenter", "--net", "--target", str(pid)]
     # It fails if there is nothing to delete.
@@ -32,7 +32,7 @@ def shape(pid: int, link: Link) -> None:
             raise CloudError(f"can't limit a node's network: {trouble}", code="InternalError")
 
 
-def tc_commands(link: Link, interface: str) -> list[list[str]]:
+def tc_commands(link: LinkLimits, interface: str) -> list[list[str]]:
     """Return the commands that shape an interface: a delay, and a token bucket behind it. Pure."""
     add = ["tc", "qdisc", "add", "dev", interface]
     commands, where = [], ["root"]
@@ -54,11 +54,11 @@ def _token_bucket(gbit_s: float) -> list[str]:
     return ["tbf", "rate", f"{rate}bit", "burst", str(burst), "latency", _QUEUE]
 
 
-def require_shaping(link: Link) -> None:
+def require_shaping(link: LinkLimits) -> None:
     """Raise :class:`UsageError` if this machine can't shape so, by a trial in a network of its own."""
     trials = (
-        ("gbit_s", "tbf", Link(link.gbit_s, 0)),
-        ("delay_ms", "netem", Link(0, link.delay_ms)),
+        ("gbit_s", "tbf", LinkLimits(link.gbit_s, 0)),
+        ("delay_ms", "netem", LinkLimits(0, link.delay_ms)),
     )
     for key, kind, part in trials:
         for command in tc_commands(part, "lo"):

@@ -16,7 +16,7 @@ from typing import Any
 from infra.errors import CloudError, UsageError
 from infra.files import read_text
 from infra.local import links
-from infra.local.links import Link
+from infra.local.links import LinkLimits
 
 CLOUD_LABEL = "org.spr-cluster.cloud"
 INSTANCE_LABEL = "org.spr-cluster.instance"
@@ -212,7 +212,7 @@ class Podman:
         """Return whether a container's first process exists, without a call to podman."""
         return Path(f"/proc/{pid}").exists()
 
-    def shape(self, pid: int, link: Link) -> None:
+    def shape(self, pid: int, link: LinkLimits) -> None:
         """Limit the network interface of the container with this first process."""
         links.shape(pid, link)
 

@@ -80,11 +80,11 @@ def _plugin_errors() -> Iterator[list[str]]:
     """Collect what the client logs about a plugin that fails: it raises nothing."""
     found: list[str] = []
 
-    class Collector(logging.Handler):
+    class MessageList(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             found.append(record.getMessage())
 
-    collector, root = Collector(logging.ERROR), logging.getLogger()
+    collector, root = MessageList(logging.ERROR), logging.getLogger()
     root.addHandler(collector)
     try:
         yield found

@@ -29,7 +29,7 @@ _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no
 _MANY = "ReadWriteMany"
 
 
-class Finding(NamedTuple):
+class PreflightFinding(NamedTuple):
     """Something that stops the job, or, as a warning, may do so."""
 
     text: str
@@ -61,12 +61,12 @@ class Preflight:
     claim: Manifest | None
     """The one to create."""
 
-    def run(self) -> list[Finding]:
+    def run(self) -> list[PreflightFinding]:
         """Return everything that is wrong."""
         namespace = self.api.namespace
         if self.api.peek(f"/api/v1/namespaces/{namespace}") == {}:
             fix = f"kubectl create namespace {namespace}, or --namespace NAME"
-            return [Finding(f"namespace {namespace} doesn't exist", fix)]
+            return [PreflightFinding(f"namespace {namespace} doesn't exist", fix)]
         checks = (
             self._check_runtime,
             self._check_rights,
@@ -81,15 +81,15 @@ class Preflight:
         found = (self.api.peek(path) or {}).get("items")
         return [each for each in found or () if isinstance(each, dict)]
 
-    def _check_runtime(self) -> Iterator[Finding]:
+    def _check_runtime(self) -> Iterator[PreflightFinding]:
         if self.kind.kind != TRAIN_JOB:
             return
         runtime = f"{self.kind.root}/clustertrainingruntimes/torch-distributed"
         if self.api.peek(runtime) == {}:
             fix = "install Kubeflow Trainer's runtimes: its chart's or manifests' `runtimes` part"
-            yield Finding("ClusterTrainingRuntime torch-distributed doesn't exist", fix)
+            yield PreflightFinding("ClusterTrainingRuntime torch-distributed doesn't exist", fix)
 
-    def _check_rights(self) -> Iterator[Finding]:
+    def _check_rights(self) -> Iterator[PreflightFinding]:
         wanted = [
             ("create", self.kind.group, self.kind.plural, ""),
             ("get", self.kind.group, self.kind.plural, ""),
@@ -106,7 +106,7 @@ class Preflight:
                 fix = f"ask for a role with verb {verb} on {name}" + (
                     f" in {group}" if group else ""
                 )
-                yield Finding(f"you may not {verb} {name}{where}", fix)
+                yield PreflightFinding(f"you may not {verb} {name}{where}", fix)
 
     def _may(self, verb: str, group: str, plural: str, part: str) -> bool:
         what = {"verb": verb, "group": group, "resource": plural, "subresource": part}
@@ -118,7 +118,7 @@ class Preflight:
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
         return dig(self.api.create(path, review), "status").get("allowed") is True
 
-    def _check_quota(self) -> Iterator[Finding]:
+    def _check_quota(self) -> Iterator[PreflightFinding]:
         needs = self._needs()
         for quota in self._list(core_path(self.api.namespace, "resourcequotas")):
             name, status = dig(quota, "metadata").get("name"), dig(quota, "status")
@@ -128,7 +128,9 @@ class Preflight:
                 need = needs.get(what)
                 if need and limit is not None and (taken or 0) + need > limit:
                     text = f"quota {name}: {what} would be exceeded: {used.get(what, 0)} of {most} used"
-                    yield Finding(text, "use fewer --nodes, free some, or have the quota raised")
+                    yield PreflightFinding(
+                        text, "use fewer --nodes, free some, or have the quota raised"
+                    )
 
     def _needs(self) -> dict[str, Decimal]:
         nodes = Decimal(self.pods.nodes)
@@ -146,22 +148,24 @@ class Preflight:
         path = core_path(self.api.namespace, "persistentvolumeclaims", self.pods.claim.name)
         return self.api.peek(path)
 
-    def _check_claim(self) -> Iterator[Finding]:
+    def _check_claim(self) -> Iterator[PreflightFinding]:
         name, found = self.pods.claim.name, self._existing_claim()
         if found is None:
             return
         if not found and self.claim is None:
             fix = "`kubectl get pvc` lists the claims; without --claim, a new one is made"
-            yield Finding(f"claim {name} doesn't exist", fix)
+            yield PreflightFinding(f"claim {name} doesn't exist", fix)
         elif not found:
             yield from self._check_class()
         elif dig(found, "status").get("phase") == "Lost":
-            yield Finding(f"claim {name} has lost its volume", "use another one: --claim NAME")
+            yield PreflightFinding(
+                f"claim {name} has lost its volume", "use another one: --claim NAME"
+            )
         elif self.pods.nodes > 1 and _MANY not in (dig(found, "spec").get("accessModes") or ()):
             text = f"claim {name} is not {_MANY}, but pods on several nodes write to it"
-            yield Finding(text, "use another one with --claim NAME, or --nodes 1")
+            yield PreflightFinding(text, "use another one with --claim NAME, or --nodes 1")
 
-    def _check_class(self) -> Iterator[Finding]:
+    def _check_class(self) -> Iterator[PreflightFinding]:
         wanted, found = self.pods.claim.storage_class, self._list(_CLASSES)
         if not found and self.api.peek(_CLASSES) is None:
             return
@@ -174,15 +178,15 @@ class Preflight:
                 if wanted
                 else "no storage class is the default"
             )
-            yield Finding(text, f"{known}: --storage-class NAME, or --claim NAME")
+            yield PreflightFinding(text, f"{known}: --storage-class NAME, or --claim NAME")
         elif self.pods.nodes > 1 and chosen[0].get("provisioner") in (*_BLOCK, *_LOCAL):
             text = (
                 f"storage class {dig(chosen[0], 'metadata').get('name')} "
                 f"({chosen[0].get('provisioner')}) can't give {_MANY}, but pods on several nodes write"
             )
-            yield Finding(text, f"{known}: --storage-class NAME of a shared file system")
+            yield PreflightFinding(text, f"{known}: --storage-class NAME of a shared file system")
 
-    def _check_nodes(self) -> Iterator[Finding]:
+    def _check_nodes(self) -> Iterator[PreflightFinding]:
         nodes = [
             each
             for each in self._list("/api/v1/nodes")
@@ -196,7 +200,7 @@ class Preflight:
             ]
             if not nodes:
                 fix = "install node-feature-discovery, or run on any processor with --any-cpu"
-                yield Finding(f"no node has the label {AMX_LABEL}", fix, is_warning=True)
+                yield PreflightFinding(f"no node has the label {AMX_LABEL}", fix, is_warning=True)
                 return
         large = [each for each in nodes if self._fits(each)]
         if len(large) < self.pods.nodes:
@@ -206,7 +210,7 @@ class Preflight:
                 f"{counted(self.pods.nodes, 'pod')}"
             )
             fix = "describe the nodes with --cores, --threads-per-core, and --memory, or use fewer --nodes"
-            yield Finding(text, fix, is_warning=True)
+            yield PreflightFinding(text, fix, is_warning=True)
 
     def _fits(self, node: Manifest) -> bool:
         has = dig(node, "status", "allocatable")
@@ -214,17 +218,17 @@ class Preflight:
         enough = cpus is not None and cpus >= self.size.cpus
         return enough and memory is not None and memory >= self.size.memory_gib << 30
 
-    def _check_image(self) -> Iterator[Finding]:
+    def _check_image(self) -> Iterator[PreflightFinding]:
         secret = self.pods.pull_secret
         if secret and self.api.peek(core_path(self.api.namespace, "secrets", secret)) == {}:
             fix = f"kubectl create secret docker-registry {secret} --docker-server=… --docker-username=…"
-            yield Finding(f"pull secret {secret} doesn't exist", fix)
+            yield PreflightFinding(f"pull secret {secret} doesn't exist", fix)
         if "/" not in self.pods.image:
             text = (
                 f"image {self.pods.image} names no registry: only nodes that have it can start it"
             )
             fix = "push it, and give its name: --image REGISTRY/NAME:TAG"
-            yield Finding(text, fix, is_warning=True)
+            yield PreflightFinding(text, fix, is_warning=True)
 
 
 def _is_chosen(found: Manifest, wanted: str | None) -> bool:

@@ -19,7 +19,7 @@ from jobs.cli.k8s.follow import follow
 from jobs.cli.k8s.requests import add_request_options, build_rendered
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import require_kinds
-from jobs.kubernetes.preflight import Finding, Preflight
+from jobs.kubernetes.preflight import Preflight, PreflightFinding
 from jobs.kubernetes.render import Rendered
 from jobs.kubernetes.resources import JOB_KINDS, JobKind, core_path
 from jobs.launch.history import QUEUED
@@ -105,7 +105,7 @@ def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
     return chosen
 
 
-def _judge(findings: list[Finding], rendered: Rendered) -> None:
+def _judge(findings: list[PreflightFinding], rendered: Rendered) -> None:
     """Show the warnings. Raises :class:`UsageError` for what stops the job."""
     errors = [each for each in findings if not each.is_warning]
     warnings = [f"warning: {text}" for text in rendered.placement.warnings]

@@ -20,13 +20,13 @@ from torch.nn.functional import pad
 from ..runtime.ranks import TIMEOUT, Ranks
 
 
-class AllReduce(Protocol):
+class SumOverRanks(Protocol):
     """Starts to sum a vector over all ranks, and returns the sum to come. It may change the vector."""
 
     def __call__(self, values: Tensor) -> Future[Tensor]: ...
 
 
-def choose_all_reduce(ranks: Ranks) -> AllReduce:
+def choose_all_reduce(ranks: Ranks) -> SumOverRanks:
     """Return the way that suits where the ranks run; all ranks must call this."""
     places = ranks.gather(ranks.local)
     local = places[0].size

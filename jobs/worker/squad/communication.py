@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from .all_reduce import AllReduce, sum_in_ring
+from .all_reduce import SumOverRanks, sum_in_ring
 
 BUCKET_MB = 5
 """Size in fp32 of the groups in which DistributedDataParallel sends gradients. Its default of 25 holds back
@@ -39,7 +39,7 @@ class Replica(DistributedDataParallel):
         model: nn.Module,
         wire: torch.dtype,
         control: Any = None,
-        all_reduce: AllReduce = sum_in_ring,
+        all_reduce: SumOverRanks = sum_in_ring,
     ) -> None:
         words = word_embeddings(model)
         ignored = [name for name, each in model.named_parameters() if each is words]

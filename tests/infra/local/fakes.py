@@ -33,7 +33,7 @@ from infra.local.application import Application
 from infra.local.base_image import REPOSITORY, BaseImage
 from infra.local.containers import NodeContainers
 from infra.local.faults import parse_faults
-from infra.local.links import Link
+from infra.local.links import LinkLimits
 from infra.local.podman import Container, ContainerSpec, Podman, PodmanNetwork
 from infra.local.runtime import ServerClock
 from infra.local.state import StateFolder, write_atomically
@@ -76,7 +76,7 @@ class FakePodman(Podman):
         self.state: dict[str, Container] = {}
         self.image_names: set[str] = {BASE.reference}
         self.network_list: list[PodmanNetwork] = []
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, LinkLimits] = {}
         self.copied: list[str] = []
         self.pruned: list[str] = []
         self.keys: tuple[str, ...] = ("ssh-ed25519 AAAAfake root@fake",)
@@ -108,7 +108,7 @@ class FakePodman(Podman):
         self._enter("start")
         self.state[name] = replace(self.state[name], running=True, pid=next(self._pids))
 
-    def shape(self, pid: int, link: Link) -> None:
+    def shape(self, pid: int, link: LinkLimits) -> None:
         self.links[pid] = link
 
     def stop(self, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra.errors import CloudError, UsageError
-from infra.local.links import Link, require_shaping, shape, tc_commands
+from infra.local.links import LinkLimits, require_shaping, shape, tc_commands
 from jobs.cli import main
 from tests.infra.local.fakes import FakeCloud, FakePodman
 
@@ -41,33 +41,33 @@ def shaping_of(pid: int) -> list[dict[str, Any]]:
 
 def test_a_limit_is_set_replaced_and_lifted(node: int) -> None:
     for gbit_s in (10, 0.5):
-        shape(node, Link(gbit_s))
+        shape(node, LinkLimits(gbit_s))
         (found,) = shaping_of(node)
         assert (found["kind"], found["options"]["rate"]) == ("tbf", gbit_s * 1e9 / 8)
-    shape(node, Link())
+    shape(node, LinkLimits())
     assert shaping_of(node) == []
 
 
 def test_a_network_that_is_gone_is_an_error_only_if_it_is_to_be_limited() -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
-    shape(ended.pid, Link())
+    shape(ended.pid, LinkLimits())
     with pytest.raises(CloudError, match="can't limit a node's network: nsenter"):
-        shape(ended.pid, Link(1))
+        shape(ended.pid, LinkLimits(1))
 
 
 def test_a_delay_comes_before_the_limit() -> None:
-    delay, limit = tc_commands(Link(25, 0.05), "eth0")
+    delay, limit = tc_commands(LinkLimits(25, 0.05), "eth0")
     assert " ".join(delay).endswith("root handle 1: netem delay 0.05ms limit 100000")
     assert " ".join(limit).endswith("parent 1:1 tbf rate 25000000000bit burst 6250000 latency 50ms")
-    assert tc_commands(Link(), "eth0") == []
+    assert tc_commands(LinkLimits(), "eth0") == []
 
 
 def test_a_file_is_refused_if_the_kernel_can_not_do_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SPR_CLUSTER_HOME", str(tmp_path))
-    trial = ["unshare", "--net", *tc_commands(Link(delay_ms=0.1), "lo")[0]]
+    trial = ["unshare", "--net", *tc_commands(LinkLimits(delay_ms=0.1), "lo")[0]]
     able = subprocess.run(trial, capture_output=True, check=False, timeout=10).returncode == 0
     file = tmp_path / "slow.toml"
     file.write_text("[network]\ngbit_s = 10\ndelay_ms = 0.1\n")
@@ -80,7 +80,7 @@ def test_without_the_program_that_shapes_the_reason_is_given(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match=r"network.gbit_s: .*unshare"):
-        require_shaping(Link(1))
+        require_shaping(LinkLimits(1))
 
 
 def test_running_nodes_and_new_ones_follow_the_faults_file(
@@ -92,7 +92,7 @@ def test_running_nodes_and_new_ones_follow_the_faults_file(
     fake_cloud.run()
     fake_cloud.ec2.describe_instances()
     running = [each.pid for each in podman.state.values()]
-    assert podman.links == dict.fromkeys(running, Link(2.5))
+    assert podman.links == dict.fromkeys(running, LinkLimits(2.5))
     fake_cloud.faults("")
     fake_cloud.ec2.describe_instances()
-    assert podman.links == dict.fromkeys(running, Link())
+    assert podman.links == dict.fromkeys(running, LinkLimits())

@@ -55,7 +55,7 @@ test-quick: lint ## run the same checks without the embedded cloud
 	$(PYTEST) -m "not full and not e2e"
 
 .PHONY: test-full
-test-full: prerequisites browser lint ## run everything, including large downloads and a real Kubernetes API
+test-full: prerequisites browser lint ## run everything, including large downloads and a real Kubernetes
 	@tests/e2e/kubernetes/build.sh
 	$(PYTEST)
 

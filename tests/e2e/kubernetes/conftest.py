@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,24 @@ from kubernetes.client import CoreV1Api
 from jobs.kubernetes.api import KubernetesApi
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.resources import core_path
-from tests.e2e.kubernetes.control_plane import ControlPlane, running, wait_for
+from tests.e2e.kubernetes.control_plane import BINARIES, PROGRAMS, ControlPlane, running, wait_for
 from tests.e2e.kubernetes.operator import make_pods
 from tests.harness.command_line import CommandResult
 from tests.jobs.cli.test_main import run
 
 # Too large for the repository; see docs/kubernetes.md for where it comes from.
 DEFINITION = Path(__file__).parents[4] / "shared" / "kubernetes" / "kubeflow.org_pytorchjobs.yaml"
+BUILD = Path(__file__).with_name("build.sh")
+MARKS = [
+    pytest.mark.full,
+    pytest.mark.xdist_group("kubernetes"),
+    pytest.mark.skipif(not DEFINITION.is_file(), reason=f"no {DEFINITION}"),
+    pytest.mark.skipif(
+        not all((BINARIES / name).is_file() for name in PROGRAMS),
+        reason=f"no Kubernetes in {BINARIES}: {BUILD} builds it",
+    ),
+    pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl"),
+]
 GROUP = "/apis/kubeflow.org/v1"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 # The role that docs/kubernetes.md asks for, and no more.
@@ -84,13 +96,13 @@ class Space:
         wait_for(text, is_shown)
         return shown
 
-    def give_volume(self) -> None:
+    def give_volume(self, source: Manifest) -> None:
         """Make a volume for the claim."""
         volume = {
             "accessModes": ["ReadWriteMany"],
             "capacity": {"storage": "100Gi"},
             "storageClassName": "nfs",
-            "nfs": {"server": "127.0.0.1", "path": "/"},
+            **source,
             # Claims of other tests wait, too.
             "claimRef": {"namespace": self.name, "name": "spr-cluster"},
         }
@@ -98,7 +110,7 @@ class Space:
         self.api.create("/api/v1/persistentvolumes", found)
 
     def make_pods(self) -> None:
-        make_pods(self.api, self.name, self.api.get(f"{self.jobs}/bert"))
+        make_pods(self.api, self.api.get(f"{self.jobs}/bert"))
 
     @property
     def jobs(self) -> str:

@@ -1,14 +1,11 @@
-"""A real Kubernetes control plane on loopback: etcd, API server, scheduler, and some controllers.
-
-There is no kubelet: pods are accepted, completed, counted, and placed, but no node runs them.
-"""
+"""A real Kubernetes control plane on loopback: etcd, API server, scheduler, and some controllers."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,21 +24,24 @@ BINARIES = (
     / "kubernetes-1.20.2"
     / "bin"
 )
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+PROGRAMS = (
+    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "pause"),
+    *("containerd", "containerd-shim-runc-v2", "ctr", "bridge", "host-local", "loopback"),
+)
 ADMIN = "admin"
+NODE = "worker0"
 _CONTROLLERS = (
-    "garbagecollector,namespace,persistentvolume-binder,resourcequota,serviceaccount,"
+    "garbagecollector,namespace,nodelifecycle,persistentvolume-binder,resourcequota,serviceaccount,"
     "serviceaccount-token"
 )
-_DEADLINE_S = 60.0
 _STOP_S = 15.0
 
 
-def wait_for(what: str, probe: Callable[[], bool]) -> None:
+def wait_for(what: str, probe: Callable[[], bool], deadline_s: float = 60.0) -> None:
     wait_until(
         what,
         lambda: probe() or None,
-        deadline_s=_DEADLINE_S,
+        deadline_s=deadline_s,
         clock=SystemClock(),
         every_s=0.2,
     )
@@ -66,27 +66,34 @@ class ControlPlane:
     def write_files(self) -> None:
         """Write tokens, the key of service accounts, and the kubeconfig."""
         rows = [f'{user},{user},{user},"ml"' for user in self.users]
+        rows.append(f'{NODE},system:node:{NODE},{NODE},"system:nodes"')
         tokens = "\n".join([f'{ADMIN},{ADMIN},{ADMIN},"system:masters"', *rows])
         (self.folder / "tokens.csv").write_text(f"{tokens}\n")
         key = ["openssl", "genrsa", "-out", str(self.folder / "accounts.key"), "2048"]
         subprocess.run(key, check=True, capture_output=True)
+        self.write_kubeconfig("kubeconfig", ADMIN)
+
+    def write_kubeconfig(self, name: str, context: str) -> Path:
+        """Write a kubeconfig with all users, and one's context as the current one."""
         # The server makes this certificate when it starts.
         cluster = {
             "server": f"https://127.0.0.1:{self.port}",
             "certificate-authority": str(self.folder / "certs" / "apiserver.crt"),
         }
-        names = (ADMIN, *self.users, "stranger")
+        names = (ADMIN, *self.users, NODE, "stranger")
         content = {
             "apiVersion": "v1",
             "kind": "Config",
-            "current-context": ADMIN,
+            "current-context": context,
             "clusters": [{"name": "real", "cluster": cluster}],
             "users": [{"name": name, "user": {"token": name}} for name in names],
             "contexts": [
                 {"name": name, "context": {"cluster": "real", "user": name}} for name in names
             ],
         }
-        self.kubeconfig.write_text(yaml.safe_dump(content))
+        path = self.folder / name
+        path.write_text(yaml.safe_dump(content))
+        return path
 
     def etcd(self) -> tuple[list[str], str]:
         """Return etcd's command, and its address."""
@@ -113,6 +120,7 @@ class ControlPlane:
             f"--service-account-signing-key-file={key}",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=Node,RBAC",
+            "--kubelet-preferred-address-types=InternalIP",
         ]
 
     def controllers(self) -> list[str]:
@@ -134,8 +142,8 @@ def running(folder: Path, users: tuple[str, ...], definition: Manifest) -> Itera
     plane.write_files()
     with ExitStack() as stack:
         words, etcd = plane.etcd()
-        stack.enter_context(_program(folder, words))
-        server = stack.enter_context(_program(folder, plane.api_server(etcd)))
+        stack.enter_context(_own(folder, words))
+        server = stack.enter_context(_own(folder, plane.api_server(etcd)))
         wait_for("the API server", lambda: _is_ready(plane, server))
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         plane.admin.create(path, definition)
@@ -143,7 +151,7 @@ def running(folder: Path, users: tuple[str, ...], definition: Manifest) -> Itera
         wait_for(f"{group}'s kinds", lambda: bool(plane.admin.find(f"/apis/{group}/v1")))
         # The garbage collector looks for new kinds when it starts, and then twice a minute.
         for words in (plane.controllers(), plane.scheduler()):
-            stack.enter_context(_program(folder, words))
+            stack.enter_context(_own(folder, words))
         yield plane
 
 
@@ -159,17 +167,17 @@ def _is_ready(plane: ControlPlane, server: subprocess.Popen[bytes]) -> bool:
     return False
 
 
+def _own(folder: Path, words: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    return program(folder / f"{words[0]}.log", [str(BINARIES / words[0]), *words[1:]])
+
+
 @contextmanager
-def _program(folder: Path, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program with a log beside its files; end it in every case."""
+def program(log: Path, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program with a log in its folder; end it in every case."""
     with (
-        (folder / f"{words[0]}.log").open("wb") as log,
+        log.open("wb") as file,
         subprocess.Popen(
-            [str(BINARIES / words[0]), *words[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=folder,
+            words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd=log.parent
         ) as process,
     ):
         try:

@@ -6,31 +6,20 @@ No node runs the pods: they stay pending. Kubeflow's operator is a stand-in.
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.kubernetes.conftest import DEFINITION, Space
-from tests.e2e.kubernetes.control_plane import ADMIN, BINARIES, PROGRAMS
+from tests.e2e.kubernetes.conftest import MARKS, Space
+from tests.e2e.kubernetes.control_plane import ADMIN
 from tests.harness.command_line import CommandResult
 from tests.jobs.kubernetes.scenes import AMX, IMAGE
 
-BUILD = Path(__file__).with_name("build.sh")
 SUBMIT = ("submit", "squad", "--nodes", "2", "--demo", "--any-cpu", *IMAGE, "--kind", "PyTorchJob")
 BERT = (*SUBMIT, "--name", "bert")
+NFS = {"nfs": {"server": "127.0.0.1", "path": "/"}}
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.xdist_group("kubernetes"),
-    pytest.mark.skipif(not DEFINITION.is_file(), reason=f"no {DEFINITION}"),
-    pytest.mark.skipif(
-        not all((BINARIES / name).is_file() for name in PROGRAMS),
-        reason=f"no {', '.join(PROGRAMS)} in {BINARIES}: {BUILD} builds them",
-    ),
-    pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl"),
-]
+pytestmark = MARKS
 
 
 def message(result: CommandResult) -> list[str]:
@@ -165,7 +154,7 @@ def test_why_no_node_takes_a_pod(space: Space) -> None:
     shown = space.wait_for_status("pod has unbound immediate PersistentVolumeClaims")
     assert shown[-1] == "  → `kubectl describe pvc` says why the claim has no volume"
 
-    space.give_volume()
+    space.give_volume(NFS)
     shown = space.wait_for_status("1 Insufficient cpu, 1 Insufficient memory")
     assert shown[-1].startswith("  → describe the nodes with --cores")
     (claim,) = space.find("persistentvolumeclaims")
@@ -177,7 +166,7 @@ def test_no_node_has_the_label(space: Space) -> None:
     words = [word for word in BERT if word != "--any-cpu"]
     warned = space.run(*words, "--detach", user=ADMIN)
     assert f"warning: no node has the label {AMX}" in warned.err
-    space.give_volume()
+    space.give_volume(NFS)
     space.make_pods()
     shown = space.wait_for_status("1 node(s) didn't match")
     assert shown[-1].startswith("  → no node has the label for AMX: install")

@@ -1,8 +1,8 @@
 """The ranks on a node, and their CPUs. Runs on the nodes: see :mod:`jobs.top.sampler`.
 
-A rank is a process of this user with PMI_RANK in its environment, which mpirun and srun set. Its job is the
-folder below the jobs' folder in which it runs, else Slurm's name of it. Metrics files written lately count as
-ranks, too.
+A rank is a process of this user with its number in its environment: mpirun and srun set PMI_RANK, torchrun
+RANK. Its job is the folder below the jobs' folder in which it runs, else Slurm's name of it. Metrics files
+written lately count as ranks, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from jobs.top.procfs import parse_cpus, read, read_environ
 
 _FRESH_S = 30.0
 _NEWEST_JOBS = 3
+# As :mod:`jobs.worker.runtime.process` reads them, which does not come along. With RANK alone, a process may be
+# anybody's; torchrun itself has neither.
+_MPIRUN = ("PMI_RANK", "MPI_LOCALRANKID")
+_TORCHRUN = ("RANK", "LOCAL_RANK")
 _METRICS = re.compile(r"rank-(\d+)\.jsonl")
 
 
@@ -56,12 +60,19 @@ def find_ranks(proc: str, jobs: str, uid: int) -> dict[RankKey, RankCpus]:
             if entry.stat().st_uid != uid:
                 continue
             environ = read_environ(entry.path)
-            if "PMI_RANK" in environ:
-                key = RankKey(find_job(entry.path, environ, jobs), int(environ["PMI_RANK"]))
+            name = find_names(environ)[0]
+            if name in environ:
+                key = RankKey(find_job(entry.path, environ, jobs), int(environ[name]))
                 # A rank's children have its environment, too.
                 if key.job and key not in found:
                     found[key] = find_cpus(entry.path, environ)
     return found
+
+
+def find_names(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the variables with a rank's number among all, and among those of its node."""
+    by_torchrun = _MPIRUN[0] not in environ and _TORCHRUN[1] in environ
+    return _TORCHRUN if by_torchrun else _MPIRUN
 
 
 def find_job(process: str, environ: Mapping[str, str], jobs: str) -> str:
@@ -76,7 +87,7 @@ def find_job(process: str, environ: Mapping[str, str], jobs: str) -> str:
 def find_cpus(process: str, environ: Mapping[str, str]) -> RankCpus:
     """Return a rank's CPUs: as planned, which the rank itself has checked, else as the kernel says."""
     with suppress(ValueError, KeyError, IndexError, TypeError):
-        place = json.loads(environ["SPR_PLACEMENT"])[int(environ["MPI_LOCALRANKID"])]
+        place = json.loads(environ["SPR_PLACEMENT"])[int(environ[find_names(environ)[1]])]
         if place["cpus"]:
             return RankCpus(place["cpus"], place["workers"])
     status = read(process + "/status")

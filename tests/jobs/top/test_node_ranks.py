@@ -60,6 +60,18 @@ def test_a_rank_without_a_plan_has_the_cpus_that_the_kernel_allows(proc: Path) -
     assert find(proc) == {(JOB, 0): ("0-5", ""), ("b", 1): ("0-7", "")}
 
 
+def test_torchruns_ranks_are_found_and_torchrun_itself_is_none(proc: Path) -> None:
+    folder = f"/home/ubuntu/spr-jobs/{JOB}"
+    add_process(proc, 10, folder, WORLD_SIZE=4)  # torchrun
+    add_process(proc, 11, folder, "1", RANK=2, LOCAL_RANK=0, SPR_PLACEMENT=PLAN)
+    add_process(proc, 12, folder, "4-5", RANK=3, LOCAL_RANK=1)
+    add_process(proc, 13, folder, "4-5", RANK=3, LOCAL_RANK=1)  # a data loader
+    add_process(proc, 14, folder, RANK=7)  # of something else
+    add_process(proc, 15, folder, "6", PMI_RANK=5, RANK=9, LOCAL_RANK=0)  # mpirun decides
+
+    assert find(proc) == {(JOB, 2): ("1-3", "0"), (JOB, 3): ("4-5", ""), (JOB, 5): ("6", "")}
+
+
 def test_a_program_in_another_folder_has_the_job_that_slurm_names(proc: Path) -> None:
     add_process(proc, 10, "/home/ubuntu", PMI_RANK=0, SLURM_JOB_NAME="a/b")
 

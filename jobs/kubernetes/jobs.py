@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from infra.errors import UsageError
 from infra.wait import wait_until
+from infra.words import counted
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.pod_log import PodLog
-from jobs.kubernetes.preflight import find_kinds
+from jobs.kubernetes.problems import KubernetesProblem, find_problems, select_warnings
 from jobs.kubernetes.resources import (
+    JOB_KINDS,
     JobKind,
     JobView,
     PodView,
     core_path,
     dig,
+    dig_list,
     parse_job,
     parse_pods,
 )
-from jobs.kubernetes.troubles import Trouble, find_troubles, select_events
 from jobs.launch.ending import FAILED, SUCCEEDED
 
 if TYPE_CHECKING:
@@ -58,24 +60,28 @@ def list_found(api: KubernetesApi) -> list[Found]:
         pods = api.items(core_path(api.namespace, "pods"), kind.pod_label)
         for each in api.items(kind.path(api.namespace)):
             job = parse_job(kind, each)
-            own = [pod for pod in pods if _label(pod, kind) == job.name]
+            own = [p for p in pods if dig(p, "metadata", "labels")[kind.pod_label] == job.name]
             found.append(Found(job, parse_pods(own)))
     return sorted(found, key=lambda each: str(each.job.created))
 
 
-def _label(pod: dict[str, object], kind: JobKind) -> object:
-    return dig(pod, "metadata", "labels").get(kind.pod_label)
-
-
 def require_kinds(api: KubernetesApi) -> tuple[JobKind, ...]:
-    """Return the kinds of jobs that the cluster serves. Raises :class:`UsageError` if there are none."""
-    if kinds := find_kinds(api):
+    """Return the kinds of jobs that the cluster serves, the preferred one first.
+
+    Raises :class:`UsageError` if there are none.
+    """
+    if kinds := tuple(kind for kind in JOB_KINDS if _serves(api, kind)):
         return kinds
     raise UsageError(
         f"context {api.context}: the cluster has neither TrainJob nor PyTorchJob",
         hint="install Kubeflow Trainer 2.2 or newer (TrainJob), or training-operator 1.x (PyTorchJob): "
         "https://www.kubeflow.org/docs/components/trainer/operator-guides/installation/",
     )
+
+
+def _serves(api: KubernetesApi, kind: JobKind) -> bool:
+    found = dig_list(api.find(kind.root) or {}, "resources")
+    return any(each.get("name") == kind.plural for each in found)
 
 
 def find_job(api: KubernetesApi, name: str) -> Found | None:
@@ -101,19 +107,16 @@ def find_pods(api: KubernetesApi, kind: JobKind, name: str) -> tuple[PodView, ..
     return parse_pods(api.items(core_path(api.namespace, "pods"), selector))
 
 
-def explain(api: KubernetesApi, found: Found) -> list[Trouble]:
+def explain(api: KubernetesApi, found: Found) -> list[KubernetesProblem]:
     """Return why a job waits or has failed."""
-    events = [] if found.pods else _find_events(api, found.job.name)
-    return find_troubles(found.job, found.pods, events)
+    warnings = [] if found.pods else find_warnings(api, found.job.name)
+    return find_problems(found.job, found.pods, warnings)
 
 
-def _find_events(api: KubernetesApi, job: str) -> list[Manifest]:
-    try:
-        return select_events(api.items(core_path(api.namespace, "events")), job)
-    except KubernetesError as error:
-        if error.status == HTTPStatus.FORBIDDEN:
-            return []  # they only explain
-        raise
+def find_warnings(api: KubernetesApi, name: str) -> list[Manifest]:
+    """Return the warnings about a job or a pod, the newest last; none if they may not be read."""
+    events = dig_list(api.peek(core_path(api.namespace, "events")) or {}, "items")
+    return select_warnings(events, name)
 
 
 def follow_log(api: KubernetesApi, pod: PodView, on_line: Callable[[str], None]) -> None:
@@ -136,7 +139,7 @@ def follow_job(
     api: KubernetesApi,
     name: str,
     on_line: Callable[[str], None],
-    on_trouble: Callable[[Trouble], None],
+    on_problem: Callable[[KubernetesProblem], None],
     rank: int = 0,
 ) -> Found:
     """Pass on the log of the pod with a rank, and of those that replace it, until the job ends.
@@ -144,7 +147,7 @@ def follow_job(
     Each reason for its wait is passed on once.
     """
     done: set[str] = set()
-    told: set[Trouble] = set()
+    told: set[KubernetesProblem] = set()
     while True:
         found = require_job(api, name)
         pod = found.pod(rank)
@@ -154,9 +157,9 @@ def follow_job(
             continue
         if found.state in DONE:
             return found
-        for trouble in [each for each in explain(api, found) if each not in told]:
-            told.add(trouble)
-            on_trouble(trouble)
+        for problem in [each for each in explain(api, found) if each not in told]:
+            told.add(problem)
+            on_problem(problem)
         api.clock.sleep(_EVERY_S)
 
 
@@ -170,7 +173,7 @@ def delete_job(api: KubernetesApi, found: Found, on_wait: Callable[[str], None])
         pods = find_pods(api, kind, name)
         if not pods and api.find(path) is None:
             return True
-        on_wait(f"{describe_pods(pods)} left")
+        on_wait(f"{counted(len(pods), 'pod')} left")
         return None
 
     wait_until(
@@ -180,7 +183,3 @@ def delete_job(api: KubernetesApi, found: Found, on_wait: Callable[[str], None])
         clock=api.clock,
         every_s=_EVERY_S,
     )
-
-
-def describe_pods(pods: Sequence[PodView]) -> str:
-    return "1 pod" if len(pods) == 1 else f"{len(pods)} pods"

@@ -16,6 +16,8 @@ from provision.stacks.stack import Stack
 
 LABEL = "app.kubernetes.io/managed-by"
 MANAGER = "spr-cluster"
+STACK = "spr-cluster/stack"
+"""Annotation that names a job's stack."""
 AMX_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
 RETRIES = 3
 # torchrun passes kubelet's SIGTERM on; all ranks stop after the same step and save a checkpoint.
@@ -40,27 +42,29 @@ def render_claim(pods: PodOptions) -> Manifest | None:
     if claim.storage_class:
         spec["storageClassName"] = claim.storage_class
     metadata = {**_metadata(pods), "name": claim.name}
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata,
-        "spec": spec,
-    }
+    kind = "PersistentVolumeClaim"
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def render_job(
     plan: JobPlan, placement: Placement, size: PodSize, pods: PodOptions, stack: Stack
 ) -> Manifest:
     """Return the job's manifest, of the kind that ``pods`` names."""
+    resources = {"cpu": str(size.cpus), "memory": f"{size.memory_gib}Gi"}
     container = {
         "image": pods.image,
         **_command(plan, stack),
         "env": [{"name": n, "value": v} for n, v in _environment(plan, placement, stack).items()],
+        "resources": {"requests": resources, "limits": resources},
     }
-    resources = {"cpu": str(size.cpus), "memory": f"{size.memory_gib}Gi"}
-    container["resources"] = {"requests": resources, "limits": resources}
-    render = _pytorch_job if pods.kind == PYTORCH_JOB else _train_job
-    return render(container, placement.nproc_per_node, size, pods)
+    pytorch = pods.kind == PYTORCH_JOB
+    render_spec = _pytorch_job_spec if pytorch else _train_job_spec
+    return {
+        "apiVersion": "kubeflow.org/v1" if pytorch else "trainer.kubeflow.org/v1alpha1",
+        "kind": pods.kind,
+        "metadata": {**_metadata(pods), "annotations": {STACK: stack.name}},
+        "spec": render_spec(container, placement.nproc_per_node, size, pods),
+    }
 
 
 def _command(plan: JobPlan, stack: Stack) -> Manifest:
@@ -82,55 +86,41 @@ def _environment(plan: JobPlan, placement: Placement, stack: Stack) -> dict[str,
     }
 
 
-def _train_job(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:
-    pod = _pod_spec(pods, size, {"name": "node", "volumeMounts": _mounts()})
+def _train_job_spec(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:
+    pod = _pod_spec(pods, size, {"name": "node"})
     patch = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    trainer = {"numNodes": pods.nodes, "numProcPerNode": nproc, **container}
+    trainer["resourcesPerNode"] = trainer.pop("resources")
     return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": pods.kind,
-        "metadata": _metadata(pods),
-        "spec": {
-            "runtimeRef": {"name": "torch-distributed"},
-            "trainer": {
-                "numNodes": pods.nodes,
-                "numProcPerNode": nproc,
-                **{key: value for key, value in container.items() if key != "resources"},
-                "resourcesPerNode": container["resources"],
-            },
-            "runtimePatches": [
-                {
-                    "manager": MANAGER,
-                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
-                }
-            ],
-        },
+        "runtimeRef": {"name": "torch-distributed"},
+        "trainer": trainer,
+        "runtimePatches": [
+            {
+                "manager": MANAGER,
+                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
+            }
+        ],
     }
 
 
-def _pytorch_job(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:
-    replicas = {"Master": 1, "Worker": pods.nodes - 1}
-    whole = {"name": "pytorch", **container, "volumeMounts": _mounts()}
+def _pytorch_job_spec(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:
+    pod = _pod_spec(pods, size, {"name": "pytorch", **container})
+    replica = {"restartPolicy": "OnFailure", "template": {"spec": pod}}
+    roles = {"Master": 1, "Worker": pods.nodes - 1}
     return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": pods.kind,
-        "metadata": _metadata(pods),
-        "spec": {
-            "nprocPerNode": str(nproc),
-            "runPolicy": {"cleanPodPolicy": "None", "backoffLimit": RETRIES},
-            "pytorchReplicaSpecs": {
-                name: {
-                    "replicas": count,
-                    "restartPolicy": "OnFailure",
-                    "template": {"spec": _pod_spec(pods, size, whole)},
-                }
-                for name, count in replicas.items()
-                if count
-            },
+        "nprocPerNode": str(nproc),
+        "runPolicy": {"cleanPodPolicy": "None", "backoffLimit": RETRIES},
+        "pytorchReplicaSpecs": {
+            role: {"replicas": count, **replica} for role, count in roles.items() if count
         },
     }
 
 
 def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> Manifest:
+    mounts = [
+        {"name": "workspace", "mountPath": CLAIM_PATH},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
     spec: Manifest = {
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "securityContext": {
@@ -140,7 +130,7 @@ def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> 
             "fsGroup": USER,
             "fsGroupChangePolicy": "OnRootMismatch",
         },
-        "containers": [dict(container)],
+        "containers": [{**container, "volumeMounts": mounts}],
         "volumes": [
             {"name": "workspace", "persistentVolumeClaim": {"claimName": pods.claim.name}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size.shm_gib}Gi"}},
@@ -151,13 +141,6 @@ def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> 
     if pods.pull_secret:
         spec["imagePullSecrets"] = [{"name": pods.pull_secret}]
     return spec
-
-
-def _mounts() -> list[Manifest]:
-    return [
-        {"name": "workspace", "mountPath": CLAIM_PATH},
-        {"name": "shm", "mountPath": "/dev/shm"},
-    ]
 
 
 def _metadata(pods: PodOptions) -> Manifest:

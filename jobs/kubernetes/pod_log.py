@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from infra.words import counted
 from jobs.kubernetes.errors import KubernetesError
-from jobs.kubernetes.resources import PodView, core_path, parse_time
+from jobs.kubernetes.resources import PodView, as_int, core_path, dig, parse_time
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
@@ -21,8 +22,36 @@ _OVERLAP = timedelta(seconds=1)
 _TRIES = 8
 _PAUSE_S = 8.0
 _FINAL = (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED)
+_NOT_KEPT = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
 _LASTS_S = 10.0
 """A connection that lives this long is no failure: load balancers end silent ones."""
+
+
+def read_log(
+    api: KubernetesApi,
+    pod: PodView,
+    on_line: Callable[[str], None],
+    note: Callable[[str], None],
+) -> None:
+    """Pass on what there is of a pod's log: if its container has restarted, also the run before.
+
+    ``note`` receives one line about that. kubelet keeps no older runs.
+    """
+    status = next((each for each in pod.statuses if each.get("name") == pod.container), {})
+    restarts = counted(as_int(status.get("restartCount")), "time")
+    if dig(status, "state", "waiting") and dig(status, "lastState", "terminated"):
+        # kubelet gives that log both as the current and as the previous one.
+        note(f"pod {pod.name} waits to start again, so far {restarts}: the log of its last run")
+    elif dig(status, "lastState", "terminated"):
+        note(
+            f"pod {pod.name} has restarted {restarts}: the log of its run before, then of this one"
+        )
+        try:
+            PodLog(api, pod, on_line).read(previous=True)
+        except KubernetesError as error:
+            if error.status not in _NOT_KEPT:
+                raise
+    PodLog(api, pod, on_line).read()
 
 
 class PodLog:
@@ -39,9 +68,12 @@ class PodLog:
         self._newest: datetime | None = None
         self.count = 0
 
-    def read(self, *, follow: bool) -> None:
-        """Pass on the lines that are new; with ``follow`` until the stream ends or breaks off."""
-        query = {"timestamps": "true"}
+    def read(self, *, follow: bool = False, previous: bool = False) -> None:
+        """Pass on the lines that are new; with ``follow`` until the stream ends or breaks off.
+
+        ``previous`` reads the log of the container's run before the current one.
+        """
+        query = {"timestamps": "true", **({"previous": "true"} if previous else {})}
         if self._pod.container:
             query["container"] = self._pod.container
         if follow:

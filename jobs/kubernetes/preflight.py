@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from infra.words import counted
 from jobs.kubernetes.manifests import AMX_LABEL, Manifest
 from jobs.kubernetes.pod_size import PodSize
+from jobs.kubernetes.problems import KubernetesProblem
 from jobs.kubernetes.request import TRAIN_JOB, PodOptions
-from jobs.kubernetes.resources import JOB_KINDS, JobKind, core_path, dig, parse_quantity
+from jobs.kubernetes.resources import JobKind, core_path, dig, dig_list, parse_quantity
+from jobs.kubernetes.rights import AccessRight, find_missing_rights
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
@@ -26,28 +28,13 @@ _BLOCK = (
     "cinder.csi.openstack.org",
 )
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
-_MANY = "ReadWriteMany"
-
-
-class PreflightFinding(NamedTuple):
-    """Something that stops the job, or, as a warning, may do so."""
-
-    text: str
-    fix: str
-    is_warning: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.text}\n  → {self.fix}"
-
-
-def find_kinds(api: KubernetesApi) -> tuple[JobKind, ...]:
-    """Return the kinds of jobs that the cluster serves, the preferred one first."""
-    return tuple(kind for kind in JOB_KINDS if _serves(api, kind))
-
-
-def _serves(api: KubernetesApi, kind: JobKind) -> bool:
-    found = (api.find(kind.root) or {}).get("resources") or ()
-    return any(each.get("name") == kind.plural for each in found)
+MANY = "ReadWriteMany"
+"""Access mode of a volume that pods on several nodes use at once."""
+_FOLLOW = (
+    AccessRight("get", "pods"),
+    AccessRight("list", "pods"),
+    AccessRight("get", "pods/log"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,12 +48,12 @@ class Preflight:
     claim: Manifest | None
     """The one to create."""
 
-    def run(self) -> list[PreflightFinding]:
+    def run(self) -> list[KubernetesProblem]:
         """Return everything that is wrong."""
         namespace = self.api.namespace
         if self.api.peek(f"/api/v1/namespaces/{namespace}") == {}:
             fix = f"kubectl create namespace {namespace}, or --namespace NAME"
-            return [PreflightFinding(f"namespace {namespace} doesn't exist", fix)]
+            return [KubernetesProblem(f"namespace {namespace} doesn't exist", fix)]
         checks = (
             self._check_runtime,
             self._check_rights,
@@ -75,62 +62,36 @@ class Preflight:
             self._check_nodes,
             self._check_image,
         )
-        return [finding for check in checks for finding in check()]
+        return [problem for check in checks for problem in check()]
 
     def _list(self, path: str) -> list[Manifest]:
-        found = (self.api.peek(path) or {}).get("items")
-        return [each for each in found or () if isinstance(each, dict)]
+        return dig_list(self.api.peek(path) or {}, "items")
 
-    def _check_runtime(self) -> Iterator[PreflightFinding]:
+    def _check_runtime(self) -> Iterable[KubernetesProblem]:
         if self.kind.kind != TRAIN_JOB:
             return
         runtime = f"{self.kind.root}/clustertrainingruntimes/torch-distributed"
         if self.api.peek(runtime) == {}:
             fix = "install Kubeflow Trainer's runtimes: its chart's or manifests' `runtimes` part"
-            yield PreflightFinding("ClusterTrainingRuntime torch-distributed doesn't exist", fix)
+            yield KubernetesProblem("ClusterTrainingRuntime torch-distributed doesn't exist", fix)
 
-    def _check_rights(self) -> Iterator[PreflightFinding]:
-        wanted = [
-            ("create", self.kind.group, self.kind.plural, ""),
-            ("get", self.kind.group, self.kind.plural, ""),
-            ("get", "", "pods", ""),
-            ("list", "", "pods", ""),
-            ("get", "", "pods", "log"),
-        ]
-        if self.claim:
-            wanted.append(("create", "", "persistentvolumeclaims", ""))
-        for verb, group, plural, part in wanted:
-            if not self._may(verb, group, plural, part):
-                name = f"{plural}/{part}" if part else plural
-                where = f" in namespace {self.api.namespace}"
-                fix = f"ask for a role with verb {verb} on {name}" + (
-                    f" in {group}" if group else ""
-                )
-                yield PreflightFinding(f"you may not {verb} {name}{where}", fix)
+    def _check_rights(self) -> Iterable[KubernetesProblem]:
+        claim = (AccessRight("create", "persistentvolumeclaims"),) if self.claim else ()
+        group, jobs = self.kind.group, self.kind.plural
+        ours = (AccessRight("create", jobs, group), AccessRight("get", jobs, group))
+        return find_missing_rights(self.api, (*ours, *_FOLLOW, *claim))
 
-    def _may(self, verb: str, group: str, plural: str, part: str) -> bool:
-        what = {"verb": verb, "group": group, "resource": plural, "subresource": part}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {**what, "namespace": self.api.namespace}},
-        }
-        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        return dig(self.api.create(path, review), "status").get("allowed") is True
-
-    def _check_quota(self) -> Iterator[PreflightFinding]:
+    def _check_quota(self) -> Iterable[KubernetesProblem]:
         needs = self._needs()
+        fix = "use fewer --nodes, free some, or have the quota raised"
         for quota in self._list(core_path(self.api.namespace, "resourcequotas")):
-            name, status = dig(quota, "metadata").get("name"), dig(quota, "status")
-            used = dig(status, "used")
-            for what, most in dig(status, "hard").items():
+            name, used = dig(quota, "metadata").get("name"), dig(quota, "status", "used")
+            for what, most in dig(quota, "status", "hard").items():
                 limit, taken = parse_quantity(most), parse_quantity(used.get(what, "0"))
                 need = needs.get(what)
                 if need and limit is not None and (taken or 0) + need > limit:
                     text = f"quota {name}: {what} would be exceeded: {used.get(what, 0)} of {most} used"
-                    yield PreflightFinding(
-                        text, "use fewer --nodes, free some, or have the quota raised"
-                    )
+                    yield KubernetesProblem(text, fix)
 
     def _needs(self) -> dict[str, Decimal]:
         nodes = Decimal(self.pods.nodes)
@@ -145,94 +106,81 @@ class Preflight:
         return needs
 
     def _existing_claim(self) -> Manifest | None:
-        path = core_path(self.api.namespace, "persistentvolumeclaims", self.pods.claim.name)
-        return self.api.peek(path)
+        name = self.pods.claim.name
+        return self.api.peek(core_path(self.api.namespace, "persistentvolumeclaims", name))
 
-    def _check_claim(self) -> Iterator[PreflightFinding]:
+    def _check_claim(self) -> Iterable[KubernetesProblem]:
         name, found = self.pods.claim.name, self._existing_claim()
         if found is None:
             return
-        if not found and self.claim is None:
-            fix = "`kubectl get pvc` lists the claims; without --claim, a new one is made"
-            yield PreflightFinding(f"claim {name} doesn't exist", fix)
-        elif not found:
+        if not found and self.claim:
             yield from self._check_class()
+        elif not found:
+            fix = "`kubectl get pvc` lists the claims; without --claim, a new one is made"
+            yield KubernetesProblem(f"claim {name} doesn't exist", fix)
         elif dig(found, "status").get("phase") == "Lost":
-            yield PreflightFinding(
-                f"claim {name} has lost its volume", "use another one: --claim NAME"
-            )
-        elif self.pods.nodes > 1 and _MANY not in (dig(found, "spec").get("accessModes") or ()):
-            text = f"claim {name} is not {_MANY}, but pods on several nodes write to it"
-            yield PreflightFinding(text, "use another one with --claim NAME, or --nodes 1")
+            fix = "use another one: --claim NAME"
+            yield KubernetesProblem(f"claim {name} has lost its volume", fix)
+        elif self.pods.nodes > 1 and MANY not in (dig(found, "spec").get("accessModes") or ()):
+            text = f"claim {name} is not {MANY}, but pods on several nodes write to it"
+            yield KubernetesProblem(text, "use another one with --claim NAME, or --nodes 1")
 
-    def _check_class(self) -> Iterator[PreflightFinding]:
-        wanted, found = self.pods.claim.storage_class, self._list(_CLASSES)
-        if not found and self.api.peek(_CLASSES) is None:
+    def _check_class(self) -> Iterable[KubernetesProblem]:
+        listed = self.api.peek(_CLASSES)
+        if listed is None:
             return
-        names = [str(dig(each, "metadata").get("name")) for each in found]
-        known = f"the cluster has {', '.join(names)}" if names else "the cluster has none"
-        chosen = [each for each in found if _is_chosen(each, wanted)]
-        if not chosen:
-            text = (
-                f"storage class {wanted} doesn't exist"
-                if wanted
-                else "no storage class is the default"
-            )
-            yield PreflightFinding(text, f"{known}: --storage-class NAME, or --claim NAME")
-        elif self.pods.nodes > 1 and chosen[0].get("provisioner") in (*_BLOCK, *_LOCAL):
-            text = (
-                f"storage class {dig(chosen[0], 'metadata').get('name')} "
-                f"({chosen[0].get('provisioner')}) can't give {_MANY}, but pods on several nodes write"
-            )
-            yield PreflightFinding(text, f"{known}: --storage-class NAME of a shared file system")
+        wanted, found = self.pods.claim.storage_class, dig_list(listed, "items")
+        names = ", ".join(str(dig(each, "metadata").get("name")) for each in found)
+        known = f"the cluster has {names or 'none'}"
+        chosen = next((each for each in found if _is_chosen(each, wanted)), None)
+        if chosen is None:
+            which = f"storage class {wanted} doesn't exist"
+            text = which if wanted else "no storage class is the default"
+            yield KubernetesProblem(text, f"{known}: --storage-class NAME, or --claim NAME")
+        elif self.pods.nodes > 1 and chosen.get("provisioner") in (*_BLOCK, *_LOCAL):
+            name, provisioner = dig(chosen, "metadata").get("name"), chosen["provisioner"]
+            text = f"storage class {name} ({provisioner}) can't give {MANY}, but pods on several nodes write"
+            yield KubernetesProblem(text, f"{known}: --storage-class NAME of a shared file system")
 
-    def _check_nodes(self) -> Iterator[PreflightFinding]:
-        nodes = [
-            each
-            for each in self._list("/api/v1/nodes")
-            if not dig(each, "spec").get("unschedulable")
-        ]
-        if not nodes:
-            return
-        if not self.pods.any_cpu:
-            nodes = [
-                each for each in nodes if dig(each, "metadata", "labels").get(AMX_LABEL) == "true"
-            ]
-            if not nodes:
-                fix = "install node-feature-discovery, or run on any processor with --any-cpu"
-                yield PreflightFinding(f"no node has the label {AMX_LABEL}", fix, is_warning=True)
-                return
-        large = [each for each in nodes if self._fits(each)]
-        if len(large) < self.pods.nodes:
+    def _check_nodes(self) -> Iterable[KubernetesProblem]:
+        every = self._list("/api/v1/nodes")
+        nodes = [each for each in every if not dig(each, "spec").get("unschedulable")]
+        able = [each for each in nodes if self.pods.any_cpu or _has_amx(each)]
+        large = [each for each in able if self._fits(each)]
+        if nodes and not able:
+            fix = "install node-feature-discovery, or run on any processor with --any-cpu"
+            yield KubernetesProblem(f"no node has the label {AMX_LABEL}", fix, is_warning=True)
+        elif nodes and len(large) < self.pods.nodes:
             text = (
-                f"{len(large)} of {counted(len(nodes), 'suitable node')} can have a pod of "
+                f"{len(large)} of {counted(len(able), 'suitable node')} can have a pod of "
                 f"{self.size.cpus} CPUs and {self.size.memory_gib} GiB, and the job has "
                 f"{counted(self.pods.nodes, 'pod')}"
             )
             fix = "describe the nodes with --cores, --threads-per-core, and --memory, or use fewer --nodes"
-            yield PreflightFinding(text, fix, is_warning=True)
+            yield KubernetesProblem(text, fix, is_warning=True)
 
     def _fits(self, node: Manifest) -> bool:
-        has = dig(node, "status", "allocatable")
-        cpus, memory = parse_quantity(has.get("cpu")), parse_quantity(has.get("memory"))
-        enough = cpus is not None and cpus >= self.size.cpus
-        return enough and memory is not None and memory >= self.size.memory_gib << 30
+        has, needs = dig(node, "status", "allocatable"), self.size
+        cpus, memory = (parse_quantity(has.get(each)) or 0 for each in ("cpu", "memory"))
+        return cpus >= needs.cpus and memory >= needs.memory_gib << 30
 
-    def _check_image(self) -> Iterator[PreflightFinding]:
-        secret = self.pods.pull_secret
+    def _check_image(self) -> Iterable[KubernetesProblem]:
+        secret, image = self.pods.pull_secret, self.pods.image
         if secret and self.api.peek(core_path(self.api.namespace, "secrets", secret)) == {}:
             fix = f"kubectl create secret docker-registry {secret} --docker-server=… --docker-username=…"
-            yield PreflightFinding(f"pull secret {secret} doesn't exist", fix)
-        if "/" not in self.pods.image:
-            text = (
-                f"image {self.pods.image} names no registry: only nodes that have it can start it"
-            )
+            yield KubernetesProblem(f"pull secret {secret} doesn't exist", fix)
+        if "/" not in image:
+            text = f"image {image} names no registry: only nodes that have it can start it"
             fix = "push it, and give its name: --image REGISTRY/NAME:TAG"
-            yield PreflightFinding(text, fix, is_warning=True)
+            yield KubernetesProblem(text, fix, is_warning=True)
 
 
-def _is_chosen(found: Manifest, wanted: str | None) -> bool:
-    meta = dig(found, "metadata")
+def _is_chosen(storage_class: Manifest, wanted: str | None) -> bool:
+    meta = dig(storage_class, "metadata")
     if wanted:
         return meta.get("name") == wanted
     return dig(meta, "annotations").get(_DEFAULT_CLASS) == "true"
+
+
+def _has_amx(node: Manifest) -> bool:
+    return dig(node, "metadata", "labels").get(AMX_LABEL) == "true"

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.kubernetes.comments import render_yaml
+from jobs.kubernetes.comments import CLAIM_COMMENTS, job_comments, render_yaml
 from jobs.kubernetes.image import build_files, find_preloads
 from jobs.kubernetes.manifests import Manifest, render_claim, render_job
 from jobs.kubernetes.pod_size import PodSize, place_pod
-from jobs.kubernetes.reasons import CLAIM_COMMENTS, job_comments
 from jobs.kubernetes.request import PodOptions
 from jobs.launch.placement import Placement
 from jobs.launch.plan import JobPlan

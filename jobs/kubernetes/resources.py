@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, NamedTuple
 
-from jobs.kubernetes.manifests import Manifest
+from jobs.kubernetes.manifests import STACK, Manifest
 from jobs.kubernetes.request import PYTORCH_JOB, TRAIN_JOB
 from jobs.launch.ending import FAILED, SUCCEEDED
 from jobs.launch.history import QUEUED, RUNNING
@@ -16,13 +17,7 @@ from jobs.launch.history import QUEUED, RUNNING
 SUSPENDED, DELETING = "suspended", "deleting"
 _CONTAINERS = ("node", "pytorch")
 _DONE = {"Complete": SUCCEEDED, "Succeeded": SUCCEEDED, "Failed": FAILED, "Suspended": SUSPENDED}
-_UNITS = {
-    **{unit: Decimal(1000) ** power for power, unit in enumerate(("", "k", "M", "G", "T", "P"))},
-    **{
-        unit: Decimal(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)
-    },
-    "m": Decimal("0.001"),
-}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(?:(m)|([kKMGTPE])(i?))?")
 
 
 @dataclass(frozen=True)
@@ -82,23 +77,30 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True)
 class JobView:
-    """A job. ``node_ranks`` is the number of ranks per pod; ``spec`` is its pods', as far as it is given."""
+    """A job. ``node_ranks`` is the number of ranks per pod.
+
+    ``spec`` is that of its pods, and ``container`` that of the one that trains, as far as they are given.
+    """
 
     kind: JobKind
     name: str
+    stack: str
     nodes: int
     node_ranks: int
     created: datetime | None
     conditions: tuple[Condition, ...]
-    image: str
-    spec: Mapping[str, Any]
-    is_leaving: bool = False
+    container: Manifest
+    spec: Manifest
+    is_leaving: bool
+
+    @property
+    def image(self) -> str:
+        return str(self.container.get("image") or "")
 
     @property
     def claim(self) -> str:
         """The claim with its files; "" if it has none, so it is not one of ours."""
-        claims = (dig(each, "persistentVolumeClaim") for each in self.spec.get("volumes") or ())
-        return next((str(each["claimName"]) for each in claims if "claimName" in each), "")
+        return next(iter(claims_of(self.spec)), "")
 
     def state(self, pods: Sequence[PodView]) -> str:
         """Return queued, running, succeeded, failed, suspended, or deleting."""
@@ -119,61 +121,70 @@ class PodView:
     index: int
     phase: str
     node: str
-    restarts: int
     created: str
     raw: Manifest
 
     @property
     def container(self) -> str:
         """The container that trains: a service mesh, for one, adds others."""
-        names = [str(each.get("name")) for each in dig(self.raw, "spec").get("containers") or ()]
+        names = [str(each.get("name")) for each in dig_list(self.raw, "spec", "containers")]
         return next((name for name in names if name in _CONTAINERS), names[0] if names else "")
+
+    @property
+    def statuses(self) -> list[Manifest]:
+        """The states of its containers."""
+        return dig_list(self.raw, "status", "containerStatuses")
+
+    @property
+    def restarts(self) -> int:
+        return sum(as_int(each.get("restartCount")) for each in self.statuses)
 
     @property
     def is_over(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 
 
+def claims_of(spec: Manifest) -> list[str]:
+    """Return the claims that a pod mounts, from its specification."""
+    found = [dig(each, "persistentVolumeClaim") for each in dig_list(spec, "volumes")]
+    return [str(each["claimName"]) for each in found if "claimName" in each]
+
+
 def parse_job(kind: JobKind, found: Manifest) -> JobView:
     """Return a job of either kind."""
     meta, spec = dig(found, "metadata"), dig(found, "spec")
     if kind.kind == TRAIN_JOB:
-        trainer = dig(spec, "trainer")
-        image, count = trainer.get("image"), trainer.get("numNodes")
-        ranks, pod = trainer.get("numProcPerNode"), _patched_spec(spec)
+        container = dig(spec, "trainer")
+        count, ranks = container.get("numNodes"), container.get("numProcPerNode")
+        pod = _patched_spec(spec)
     else:
         replicas = dig(spec, "pytorchReplicaSpecs")
         pod = dig(replicas, "Master", "template", "spec")
-        image = next(iter(pod.get("containers") or [{}])).get("image")
+        container = next(iter(dig_list(pod, "containers")), {})
         count = sum(as_int(dig(replicas, name).get("replicas")) for name in replicas)
         ranks = spec.get("nprocPerNode")
     return JobView(
         kind=kind,
         name=str(meta.get("name")),
+        stack=str(dig(meta, "annotations").get(STACK) or ""),
         nodes=as_int(count, 1),
         node_ranks=as_int(ranks, 1),
         created=parse_time(meta.get("creationTimestamp")),
-        conditions=_parse_conditions(found),
-        image=str(image or ""),
+        conditions=tuple(
+            Condition(each.get("type", ""), each.get("reason") or "", each.get("message") or "")
+            for each in dig_list(found, "status", "conditions")
+            if each.get("status") == "True"
+        ),
+        container=container,
         spec=pod,
         is_leaving="deletionTimestamp" in meta,
     )
 
 
-def _parse_conditions(found: Manifest) -> tuple[Condition, ...]:
-    return tuple(
-        Condition(each.get("type", ""), each.get("reason") or "", each.get("message") or "")
-        for each in dig(found, "status").get("conditions") or ()
-        if each.get("status") == "True"
-    )
-
-
 def _patched_spec(spec: Manifest) -> Manifest:
     """Return the pods' specification in a TrainJob's patches of its runtime."""
-    for patch in spec.get("runtimePatches") or ():
-        for job in (
-            dig(patch, "trainingRuntimeSpec", "template", "spec").get("replicatedJobs") or ()
-        ):
+    for patch in dig_list(spec, "runtimePatches"):
+        for job in dig_list(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs"):
             return dig(job, "template", "spec", "template", "spec")
     return {}
 
@@ -186,7 +197,7 @@ def parse_pods(items: Sequence[Manifest]) -> tuple[PodView, ...]:
 
 
 def _parse_pod(found: Manifest) -> PodView | None:
-    meta, status = dig(found, "metadata"), dig(found, "status")
+    meta = dig(found, "metadata")
     labels = dig(meta, "labels")
     if labels.get("jobset.sigs.k8s.io/replicatedjob-name", "node") != "node":
         return None  # one that prepares models or data
@@ -195,14 +206,12 @@ def _parse_pod(found: Manifest) -> PodView | None:
         index = as_int(labels["training.kubeflow.org/replica-index"])
         # The master is the first node, so the first worker is the second.
         index += labels.get("training.kubeflow.org/replica-type") == "worker"
-    states = status.get("containerStatuses") or ()
     return PodView(
         name=str(meta.get("name")),
         uid=str(meta.get("uid")),
         index=index,
-        phase=str(status.get("phase") or "Pending"),
+        phase=str(dig(found, "status").get("phase") or "Pending"),
         node=str(dig(found, "spec").get("nodeName") or ""),
-        restarts=sum(as_int(each.get("restartCount")) for each in states),
         created=str(meta.get("creationTimestamp")),
         raw=found,
     )
@@ -214,6 +223,13 @@ def dig(found: Mapping[str, Any], *keys: str) -> Manifest:
         inner = found.get(key)
         found = inner if isinstance(inner, dict) else {}
     return dict(found)
+
+
+def dig_list(found: Mapping[str, Any], *keys: str) -> list[Manifest]:
+    """Return the objects of a nested list."""
+    *path, last = keys
+    inner = dig(found, *path).get(last)
+    return [each for each in inner if isinstance(each, dict)] if isinstance(inner, list) else []
 
 
 def as_int(value: object, default: int = 0) -> int:
@@ -233,11 +249,13 @@ def parse_time(text: object) -> datetime | None:
 
 
 def parse_quantity(text: object) -> Decimal | None:
-    """Return a quantity such as ``62``, ``500m``, or ``460Gi``; ``None`` for anything else."""
-    word = str(text)
-    suffix = word.lstrip("+-.0123456789")
-    unit = _UNITS.get(suffix)
-    try:
-        return Decimal(word.removesuffix(suffix)) * unit if unit is not None else None
-    except InvalidOperation:
+    """Return a quantity such as ``62``, ``500m``, or ``460Gi``; ``None`` for anything else.
+
+    The client's own parser comes with all of the client, which ``k8s render`` does without.
+    """
+    found = _QUANTITY.fullmatch(str(text))
+    if not found:
         return None
+    number, milli, unit, binary = found.groups()
+    power = -1 if milli else " KMGTPE".index((unit or " ").upper())
+    return Decimal(number) * Decimal(1024 if binary else 1000) ** power

@@ -104,9 +104,14 @@ def read_record(head: Host, paths: JobPaths) -> JobRecord:
 
 def write_record(folder: Path, record: JobRecord) -> None:
     """Write a record into a results folder, in one piece."""
+    write_record_text(folder, record.render())
+
+
+def write_record_text(folder: Path, text: str) -> None:
+    """Write the content of ``job.json`` into a results folder, in one piece."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{RECORD}.partial"
-    partial.write_text(record.render(), encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(folder / RECORD)
 
 

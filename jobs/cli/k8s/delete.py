@@ -8,7 +8,7 @@ import json
 from cluster.cli.common import confirm
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.k8s.access import add_access_options, add_name_argument, open_api
+from jobs.cli.k8s.common import add_job_options, open_api
 from jobs.kubernetes.jobs import delete_job, find_job
 from jobs.kubernetes.resources import core_path
 
@@ -28,37 +28,32 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="end and delete a job",
     )
-    add_name_argument(parser)
-    parser.add_argument(
-        "--claim",
-        action="store_true",
-        help="also delete its claim, with the files of all jobs on it",
-    )
-    parser.add_argument("--yes", "-y", action="store_true", help="delete without asking")
-    add_access_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    add_job_options(parser)
+    add = parser.add_argument
+    text = "also delete its claim, with the files of all jobs on it"
+    add("--claim", action="store_true", help=text)
+    add("--yes", "-y", action="store_true", help="delete without asking")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     api, progress = open_api(args), make_progress()
     found = find_job(api, args.job)
+    claim = found.job.claim if found and args.claim else ""
     if found is None:
         text = f"No job {args.job} in namespace {api.namespace}: nothing to delete."
-        print(json.dumps({"job": args.job, "deleted": False, "claim": None}) if args.json else text)
-        return 0
-    claim = found.job.claim if args.claim else ""
-    files = f"claim {claim} with all of its files" if claim else "its files stay on the claim"
-    confirm(
-        f"Delete job {args.job} ({found.state})" + (f" and {files}?" if claim else f"; {files}?"),
-        yes=args.yes,
-    )
-    with progress.phase(f"Delete job {args.job}"):
-        delete_job(api, found, progress.note)
-        if claim:
-            api.delete(core_path(api.namespace, "persistentvolumeclaims", claim))
-    if args.json:
-        print(json.dumps({"job": args.job, "deleted": True, "claim": claim or None}))
     else:
-        print(f"Job {args.job} is gone." + (f" Claim {claim} is deleted." if claim else ""))
+        files = (
+            f" and claim {claim} with all of its files"
+            if claim
+            else "; its files stay on the claim"
+        )
+        confirm(f"Delete job {args.job} ({found.state}){files}?", yes=args.yes)
+        with progress.phase(f"Delete job {args.job}"):
+            delete_job(api, found, progress.note)
+            if claim:
+                api.delete(core_path(api.namespace, "persistentvolumeclaims", claim))
+        text = f"Job {args.job} is gone." + (f" Claim {claim} is deleted." if claim else "")
+    result = {"job": args.job, "deleted": found is not None, "claim": claim or None}
+    print(json.dumps(result) if args.json else text)
     return 0

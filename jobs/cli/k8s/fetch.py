@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
-from jobs.cli.k8s.access import add_access_options, add_name_argument, object_name, open_api
+from jobs.cli.k8s.common import add_job_options, object_name, open_api
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import DONE, Found, find_job
-from jobs.kubernetes.pod_log import PodLog
-from jobs.kubernetes.reader import Source, fetch_results
-from jobs.launch.record import write_job_id
+from jobs.kubernetes.pod_log import read_log
+from jobs.kubernetes.record import describe_record
+from jobs.kubernetes.results_reader import Note, ResultsSource, fetch_results, find_holder
+from jobs.launch.record import write_job_id, write_record_text
 from jobs.train.request import check_results, expand_home
 
 if TYPE_CHECKING:
@@ -39,16 +40,11 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="download a job's model, log, and results",
     )
-    add_name_argument(parser)
-    parser.add_argument(
-        "--results", metavar="DIR", help="local folder for the files (default: results/NAME)"
-    )
-    parser.add_argument(
-        "--claim", type=object_name, metavar="NAME", help="of a job that was deleted"
-    )
-    parser.add_argument("--image", help="of a job that was deleted")
-    add_access_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    add_job_options(parser)
+    add = parser.add_argument
+    add("--results", metavar="DIR", help="local folder for the files (default: results/NAME)")
+    add("--claim", type=object_name, metavar="NAME", help="of a job that was deleted")
+    add("--image", help="of a job that was deleted")
     parser.set_defaults(run=run)
 
 
@@ -59,12 +55,15 @@ def run(args: argparse.Namespace) -> int:
     with progress.phase(f"Fetch {args.job}"):
         found = find_job(api, args.job)
         source = _find_source(found, args)
+        holder = find_holder(api, source)
         if found and found.state not in DONE:
             progress.note(f"{args.job} is {found.state}; fetching its output so far")
         write_job_id(results, args.job)
-        fetch_results(api, source, results, progress.note)
+        fetch_results(api, source, holder, results, progress.note)
         if found:
-            _fetch_log(api, found, results / "log")
+            record = describe_record(found, api.context, api.namespace)
+            write_record_text(results, json.dumps(record, indent=1) + "\n")
+            _fetch_log(api, found, results / "log", progress.note)
     state = found.state if found else "deleted"
     if args.json:
         print(json.dumps({"job": args.job, "state": state, "results": str(results)}))
@@ -73,13 +72,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _find_source(found: Found | None, args: argparse.Namespace) -> Source:
+def _find_source(found: Found | None, args: argparse.Namespace) -> ResultsSource:
     """Return where the files are. Raises :class:`UsageError` if nothing says so."""
     if found and found.job.claim:
         job = found.job
-        return Source(job.name, args.claim or job.claim, args.image or job.image, job.spec)
+        return ResultsSource(job.name, args.claim or job.claim, args.image or job.image, job.spec)
     if args.claim and args.image:
-        return Source(args.job, args.claim, args.image)
+        return ResultsSource(args.job, args.claim, args.image)
     what = "has no claim of ours" if found else "doesn't exist"
     raise UsageError(
         f"job {args.job} {what}",
@@ -87,13 +86,11 @@ def _find_source(found: Found | None, args: argparse.Namespace) -> Source:
     )
 
 
-def _fetch_log(api: KubernetesApi, found: Found, target: Path) -> None:
-    pod = found.pod(0)
-    if pod is None:
+def _fetch_log(api: KubernetesApi, found: Found, target: Path, note: Note) -> None:
+    if (pod := found.pod(0)) is None:
         return
     with target.open("w", encoding="utf-8") as file:
-        log = PodLog(api, pod, lambda line: print(line, file=file))
         try:
-            log.read(follow=False)
+            read_log(api, pod, lambda line: print(line, file=file), note)
         except KubernetesError as error:
             print(f"the log is incomplete: {error.message}", file=sys.stderr)

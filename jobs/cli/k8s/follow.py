@@ -14,10 +14,10 @@ from cluster.cli.display import PlainProgress, TreeProgress
 from infra.errors import JobError
 from infra.words import counted
 from jobs.cli.job_display import JobDisplay, render_end
-from jobs.cli.k8s.access import access_flags
+from jobs.cli.k8s.common import access_flags
 from jobs.kubernetes.jobs import Found, explain, follow_job
+from jobs.kubernetes.problems import exit_code
 from jobs.kubernetes.request import CLAIM_PATH
-from jobs.kubernetes.troubles import exit_code
 from jobs.launch.ending import FAILED, SUCCEEDED, JobEnd
 from jobs.launch.follow import JobOutput, note_silence
 from jobs.launch.follow import explain as explain_end
@@ -38,7 +38,7 @@ def follow(
         progress.phase(f"Follow {name}"),
         note_silence(output),
     ):
-        found = follow_job(api, name, output.add_line, lambda trouble: output.show(str(trouble)))
+        found = follow_job(api, name, output.add_line, lambda problem: output.show(str(problem)))
     if found.state != SUCCEEDED:
         raise _failure(api, found, output, args)
     result = next((e for e in reversed(output.events) if e["event"] == "result"), {})
@@ -76,9 +76,10 @@ def _failure(
     hint = f"the whole log: spr-cluster k8s logs {job}{access_flags(args)}"
     cause = choose_cause([event for event in output.events if event["event"] == "error"])
     codes = [code for pod in found.pods if (code := exit_code(pod))]
-    if not cause and (troubles := explain(api, found)):
-        more = f" (and {counted(len(troubles) - 1, 'other reason')})" if troubles[1:] else ""
-        fix = f"{troubles[0].fix}; {hint}" if troubles[0].fix else hint
-        return JobError(f"job {job} failed: {troubles[0].text}{more}", hint=fix)
+    if not cause and (problems := explain(api, found)):
+        first, *others = problems
+        more = f" (and {counted(len(others), 'other reason')})" if others else ""
+        fix = f"{first.fix}; {hint}" if first.fix else hint
+        return JobError(f"job {job} failed: {first.text}{more}", hint=fix)
     known = {key: cause[key] for key in ("rank", "host", "message") if key in cause}
     return explain_end(JobEnd(FAILED, next(iter(codes), None), **known), output, hint)

@@ -8,11 +8,11 @@ import sys
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.k8s.access import access_flags, add_access_options, add_name_argument, open_api
+from jobs.cli.k8s.common import access_flags, add_job_options, open_api
 from jobs.cli.k8s.follow import leaving_it
 from jobs.cli.logs import show
 from jobs.kubernetes.jobs import explain, follow_job, require_job
-from jobs.kubernetes.pod_log import PodLog
+from jobs.kubernetes.pod_log import read_log
 
 _EXAMPLES = """\
   spr-cluster k8s logs squad-20261122-142501-k3f
@@ -30,21 +30,12 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="print a job's log",
     )
-    add_name_argument(parser)
-    parser.add_argument(
-        "-f",
-        "--follow",
-        action="store_true",
-        help="go on until the job ends; Ctrl-C ends only this",
-    )
-    parser.add_argument(
-        "--rank",
-        type=int,
-        default=0,
-        metavar="R",
-        help="of the pod in which this rank runs, from 0",
-    )
-    add_access_options(parser)
+    add_job_options(parser, json=False)
+    add = parser.add_argument
+    text = "go on until the job ends; Ctrl-C ends only this"
+    add("-f", "--follow", action="store_true", help=text)
+    text = "of the pod in which this rank runs, from 0"
+    add("--rank", type=int, default=0, metavar="R", help=text)
     parser.set_defaults(run=run)
 
 
@@ -56,9 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--rank {args.rank}: job {args.job} has {counted(ranks, 'rank')}, from 0")
     if args.follow:
         with leaving_it(args.job, args):
-            follow_job(
-                api, args.job, show, lambda trouble: print(trouble, file=sys.stderr), args.rank
-            )
+            follow_job(api, args.job, show, _warn, args.rank)
         return 0
     pod = found.pod(args.rank)
     if pod is None or pod.phase == "Pending":
@@ -67,5 +56,9 @@ def run(args: argparse.Namespace) -> int:
             f"job {args.job} has no log yet" + (f": {reasons[0].text}" if reasons else ""),
             hint=f"spr-cluster k8s status {args.job}{access_flags(args)}",
         )
-    PodLog(api, pod, show).read(follow=False)
+    read_log(api, pod, show, _warn)
     return 0
+
+
+def _warn(text: object) -> None:
+    print(text, file=sys.stderr)

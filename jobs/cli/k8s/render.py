@@ -10,7 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.k8s.requests import add_request_options, build_rendered
+from jobs.cli.k8s.common import add_json_option
+from jobs.cli.k8s.requests import add_squad_command, build_rendered
 from jobs.kubernetes.build_folder import check_build_folder, write_build_folder
 from jobs.kubernetes.render import Rendered
 
@@ -32,22 +33,15 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="write the Dockerfile and YAML of a job",
     )
-    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    squad = add_command(
-        jobs,
-        "squad",
+    squad = add_squad_command(
+        parser,
         "Render the job that `train squad` runs on a cluster of your own. Without --output, print the "
         "YAML; with it, write that and the folder from which the image is built.",
         _EXAMPLES,
-        help_="fine-tune DistilBERT, or another encoder, on SQuAD or your data",
     )
-    add_request_options(squad)
-    squad.add_argument(
-        "--output", metavar="DIR", help="write the YAML and the image's build folder here"
-    )
-    squad.add_argument(
-        "--json", action="store_true", help="print manifests and placement as JSON on stdout"
-    )
+    text = "write the YAML and the image's build folder here"
+    squad.add_argument("--output", metavar="DIR", help=text)
+    add_json_option(squad, "manifests and placement")
     squad.set_defaults(run=run)
 
 

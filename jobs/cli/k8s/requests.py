@@ -6,8 +6,9 @@ import argparse
 import re
 from datetime import datetime
 
-from cluster.cli.parser import positive_int
+from cluster.cli.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
+from jobs.cli.k8s.common import NAMESPACE_HELP, OBJECT_NAME
 from jobs.cli.train_requests import read_options, refuse_own_settings
 from jobs.kubernetes.pod_size import NodeShape
 from jobs.kubernetes.render import Rendered, render
@@ -30,7 +31,6 @@ _HIDDEN = {"output", "trial_seconds", "resume"}
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _SIZE = re.compile(r"[1-9][0-9]{0,8}(Mi|Gi|Ti|M|G|T)")
 # https://github.com/distribution/reference
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,499}")
@@ -38,12 +38,23 @@ _FORMS = {
     "name": (_NAME, "lower-case letters, digits, and dashes, at most 40, first a letter"),
     "namespace": (_LABEL, "lower-case letters, digits, and dashes, at most 63"),
     "image": (_IMAGE, "REPOSITORY/NAME:TAG"),
-    "claim": (_DOMAIN, "a claim's name"),
-    "storage_class": (_DOMAIN, "a storage class's name"),
-    "pull_secret": (_DOMAIN, "a secret's name"),
+    "claim": (OBJECT_NAME, "a claim's name"),
+    "storage_class": (OBJECT_NAME, "a storage class's name"),
+    "pull_secret": (OBJECT_NAME, "a secret's name"),
     "claim_size": (_SIZE, "a size such as 100Gi"),
 }
 _CLAIM_SIZE = "100Gi"
+
+
+def add_squad_command(
+    parser: argparse.ArgumentParser, description: str, examples: str
+) -> argparse.ArgumentParser:
+    """Add the job ``squad`` to the parser of an action; return its own."""
+    jobs: SubParsers = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    help_ = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
+    squad = add_command(jobs, "squad", description, examples, help_)
+    add_request_options(squad)
+    return squad
 
 
 def add_request_options(parser: argparse.ArgumentParser) -> None:
@@ -60,33 +71,18 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 def _add_job(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of pods")
-    add(
-        "--kind",
-        choices=KINDS,
-        help=f"default: {TRAIN_JOB} (Kubeflow Trainer 2); for `submit` what the cluster has, "
-        f"{TRAIN_JOB} first",
-    )
-    add(
-        "--recipe",
-        choices=("fast", "reference"),
-        default="fast",
-        help="fast: this tool's own; reference: the documentation's job, run_qa.py (default: fast)",
-    )
-    add(
-        "--preset",
-        choices=tuple(PRESETS),
-        help="published model and settings (default with --recipe reference: bert-large)",
-    )
-    add(
-        "--run-qa",
-        metavar="DIR",
-        help=f"recipe reference: folder with run_qa.py on the claim, such as {CLAIM_PATH}/run_qa "
-        "(default: the stack's, in the image)",
-    )
+    text = f"default: {TRAIN_JOB} (Kubeflow Trainer 2); for `submit` what the cluster has, {TRAIN_JOB} first"
+    add("--kind", choices=KINDS, help=text)
+    text = "fast: this tool's own; reference: the documentation's job, run_qa.py (default: fast)"
+    add("--recipe", choices=("fast", "reference"), default="fast", help=text)
+    text = "published model and settings (default with --recipe reference: bert-large)"
+    add("--preset", choices=tuple(PRESETS), help=text)
+    text = f"recipe reference: folder with run_qa.py on the claim, such as {CLAIM_PATH}/run_qa "
+    add("--run-qa", metavar="DIR", help=f"{text}(default: the stack's, in the image)")
     add("--stack", help="software, see `stacks` (default: upstream; recipe reference: reference)")
     add("--image", help="the image's name in a registry (default: spr-cluster:STACK)")
     add("--name", help="the job's name (default: squad-DATE-TIME-…)")
-    add("--namespace", help="Kubernetes namespace (default: that of the context)")
+    add("--namespace", help=NAMESPACE_HELP)
     add("--pull-secret", metavar="NAME", help="secret with which nodes pull the image")
 
 
@@ -98,30 +94,18 @@ def _add_claim(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_nodes(group: argparse._ArgumentGroup) -> None:
+    def add(name: str, text: str, default: int | None = None) -> None:
+        text = f"{text} (default: {default})" if default else text
+        group.add_argument(name, type=positive_int, default=default, metavar="N", help=text)
+
     shape = NodeShape()
-    options = (
-        ("--cores", shape.cores, "physical cores of a node"),
-        ("--memory", shape.memory_gib, "GiB of a node"),
-        ("--numa", shape.numa, "NUMA nodes of a node"),
-        ("--threads-per-core", shape.threads_per_core, "hardware threads of a core"),
-    )
-    for name, default, text in options:
-        group.add_argument(
-            name,
-            type=positive_int,
-            default=default,
-            metavar="N",
-            help=f"{text} (default: {default})",
-        )
-    add = group.add_argument
-    add("--ppn", type=positive_int, metavar="N", help="ranks per pod (default: one per NUMA node)")
-    add(
-        "--ccl-workers",
-        type=positive_int,
-        metavar="N",
-        help="cores per rank for oneCCL (default: 1)",
-    )
-    add("--any-cpu", action="store_true", help="also run on nodes without AMX")
+    add("--cores", "physical cores of a node", shape.cores)
+    add("--memory", "GiB of a node", shape.memory_gib)
+    add("--numa", "NUMA nodes of a node", shape.numa)
+    add("--threads-per-core", "hardware threads of a core", shape.threads_per_core)
+    add("--ppn", "ranks per pod (default: one per NUMA node)")
+    add("--ccl-workers", "cores per rank for oneCCL (default: 1)")
+    group.add_argument("--any-cpu", action="store_true", help="also run on nodes without AMX")
 
 
 def build_rendered(args: argparse.Namespace, now: datetime) -> Rendered:

@@ -9,10 +9,9 @@ from datetime import datetime, timezone
 
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.k8s.access import access_flags, add_access_options, add_name_argument, open_api
+from jobs.cli.k8s.common import access_flags, add_job_options, open_api
 from jobs.kubernetes.jobs import Found, explain, list_found, require_job
-from jobs.kubernetes.resources import PodView
-from jobs.kubernetes.troubles import Trouble, exit_code
+from jobs.kubernetes.problems import KubernetesProblem, exit_code
 
 _EXAMPLES = """\
   spr-cluster k8s status
@@ -28,9 +27,7 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="list jobs, or show one and why it does not run",
     )
-    add_name_argument(parser, optional=True)
-    add_access_options(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    add_job_options(parser, nargs="?")
     parser.set_defaults(run=run)
 
 
@@ -38,20 +35,24 @@ def run(args: argparse.Namespace) -> int:
     api, now = open_api(args), datetime.now(timezone.utc)
     if args.job:
         found = require_job(api, args.job)
-        troubles = explain(api, found)
-        one = {**_describe(found), "troubles": [each._asdict() for each in troubles]}
-        print(json.dumps(one) if args.json else _render_one(found, troubles, now))
-        return 0
-    jobs = list_found(api)
-    if args.json:
-        print(json.dumps({"namespace": api.namespace, "jobs": [_describe(each) for each in jobs]}))
-    elif jobs:
-        print(_render(jobs, now))
+        problems = explain(api, found)
+        result = {
+            **_describe(found),
+            "problems": [{"text": each.text, "fix": each.fix} for each in problems],
+        }
+        text = _render_one(found, problems, now)
     else:
-        print(
-            f"No jobs in namespace {api.namespace} of context {api.context}. "
-            f"`spr-cluster k8s submit squad --nodes N{access_flags(args)}` starts one."
+        jobs = list_found(api)
+        result = {"namespace": api.namespace, "jobs": [_describe(each) for each in jobs]}
+        text = (
+            _render(jobs, now)
+            if jobs
+            else (
+                f"No jobs in namespace {api.namespace} of context {api.context}. "
+                f"`spr-cluster k8s submit squad --nodes N{access_flags(args)}` starts one."
+            )
         )
+    print(json.dumps(result) if args.json else text)
     return 0
 
 
@@ -84,29 +85,22 @@ def _render(jobs: Sequence[Found], now: datetime) -> str:
     rows = [("JOB", "KIND", "STATE", "NODES", "AGE")]
     for found in jobs:
         job = found.job
-        rows.append((job.name, job.kind.kind, found.state, str(job.nodes), _age(found, now)))
+        age = (now - job.created).total_seconds() if job.created else None
+        shown = "-" if age is None else format_seconds(max(0.0, age))
+        rows.append((job.name, job.kind.kind, found.state, str(job.nodes), shown))
     return format_table(rows)
 
 
-def _render_one(found: Found, troubles: Sequence[Trouble], now: datetime) -> str:
+def _render_one(found: Found, problems: Sequence[KubernetesProblem], now: datetime) -> str:
     job = found.job
     lines = [
         _render([found], now),
         f"image {job.image}, claim {job.claim or '-'}",
         *(f"{each.type}: {each.message or each.reason}" for each in job.conditions),
     ]
-    if found.pods:
-        rows = [("POD", "PHASE", "NODE", "RESTARTS"), *map(_pod_row, found.pods)]
-        lines += ["", format_table(rows)]
-    if troubles:
-        lines += ["", *map(str, troubles)]
+    pods = [(pod.name, pod.phase, pod.node or "-", str(pod.restarts)) for pod in found.pods]
+    if pods:
+        lines += ["", format_table([("POD", "PHASE", "NODE", "RESTARTS"), *pods])]
+    if problems:
+        lines += ["", *map(str, problems)]
     return "\n".join(lines)
-
-
-def _pod_row(pod: PodView) -> tuple[str, str, str, str]:
-    return pod.name, pod.phase, pod.node or "-", str(pod.restarts)
-
-
-def _age(found: Found, now: datetime) -> str:
-    created = found.job.created
-    return format_seconds(max(0.0, (now - created).total_seconds())) if created else "-"

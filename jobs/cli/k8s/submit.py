@@ -14,12 +14,13 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.k8s.access import access_flags, add_access_options, open_api
+from jobs.cli.k8s.common import access_flags, add_access_options, add_json_option, open_api
 from jobs.cli.k8s.follow import follow
-from jobs.cli.k8s.requests import add_request_options, build_rendered
+from jobs.cli.k8s.requests import add_squad_command, build_rendered
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import require_kinds
-from jobs.kubernetes.preflight import Preflight, PreflightFinding
+from jobs.kubernetes.preflight import Preflight
+from jobs.kubernetes.problems import refuse
 from jobs.kubernetes.render import Rendered
 from jobs.kubernetes.resources import JOB_KINDS, JobKind, core_path
 from jobs.launch.history import QUEUED
@@ -43,51 +44,44 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="run a job on a cluster",
     )
-    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    squad = add_command(
-        jobs,
-        "squad",
+    squad = add_squad_command(
+        parser,
         "Submit the job that `k8s render squad` prints. Its image must be in a registry. First, the "
         "cluster is checked, and everything that is wrong is listed; then nothing is created. Ctrl-C "
         "leaves the job running.",
         _EXAMPLES,
-        help_="fine-tune DistilBERT, or another encoder, on SQuAD or your data",
     )
-    add_request_options(squad)
     add_access_options(squad, namespace=False)
-    squad.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="have the cluster check the objects, and create nothing",
-    )
-    squad.add_argument(
-        "--detach", action="store_true", help="do not follow the job; `k8s logs -f` does"
-    )
-    squad.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    add = squad.add_argument
+    text = "have the cluster check the objects, and create nothing"
+    add("--dry-run", action="store_true", help=text)
+    add("--detach", action="store_true", help="do not follow the job; `k8s logs -f` does")
+    add_json_option(squad)
     squad.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
     build_rendered(args, now)  # Wrong options are refused before the cluster is asked.
-    api = open_api(args)
-    progress = make_progress()
+    api, progress = open_api(args), make_progress()
     with progress.phase(f"Check context {api.context}, namespace {api.namespace}"):
         kind = _choose_kind(api, args)
         args.kind = kind.kind
         if args.name and api.peek(kind.path(api.namespace, args.name)):
             raise _exists(args.name, args)
         rendered = build_rendered(args, now)
-        pods, claim = rendered.pods, rendered.claim
-        findings = Preflight(api, kind, pods, rendered.size, claim).run()
-    _judge(findings, rendered)
+        problems = Preflight(api, kind, rendered.pods, rendered.size, rendered.claim).run()
+    warnings = [*rendered.placement.warnings, *(each for each in problems if each.is_warning)]
+    for warning in warnings:
+        print(wrap(f"warning: {warning}", stream=sys.stderr), file=sys.stderr)
+    refuse([each for each in problems if not each.is_warning])
     with progress.phase("Try the objects" if args.dry_run else "Create the objects"):
         kept = _create(api, kind, rendered, args)
     if args.dry_run:
         return _say_dry_run(rendered, args)
     if args.detach:
         return _say_detached(rendered, kept, args)
-    return follow(api, pods.name, args, progress)
+    return follow(api, rendered.pods.name, args, progress)
 
 
 def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
@@ -103,20 +97,6 @@ def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
             hint=f"it has {kinds[0].kind}: omit --kind; or install {wanted.install}",
         )
     return chosen
-
-
-def _judge(findings: list[PreflightFinding], rendered: Rendered) -> None:
-    """Show the warnings. Raises :class:`UsageError` for what stops the job."""
-    errors = [each for each in findings if not each.is_warning]
-    warnings = [f"warning: {text}" for text in rendered.placement.warnings]
-    warnings += [f"warning: {each}" for each in findings if each.is_warning]
-    for text in warnings:
-        print(wrap(text, stream=sys.stderr), file=sys.stderr)
-    if len(errors) == 1:
-        raise UsageError(errors[0].text, hint=errors[0].fix)
-    if errors:
-        lines = "\n".join(f"  {each.text}\n    → {each.fix}" for each in errors)
-        raise UsageError(f"{counted(len(errors), 'problem')}; nothing was created:\n{lines}")
 
 
 def _create(

@@ -44,6 +44,8 @@ class KubernetesServer:
         self.fail: Callable[[str, str], Answer | None] = lambda method, path: None
         self.on_create: Callable[[str, Manifest], None] = lambda path, found: None
         self.logs: dict[str, list[str]] = {}
+        self.previous: dict[str, list[str]] = {}
+        """Of the containers' runs before the current ones."""
         self.breaks: list[int] = []
         """After how many lines each of the next log streams breaks off."""
         self.short = 0
@@ -96,7 +98,8 @@ class KubernetesServer:
             }
         path = f"/api/v1/namespaces/ml/pods/{name}"
         containers = [{"name": "istio-proxy"}, {"name": "pytorch" if role in name else "node"}]
-        spec = {"nodeName": f"worker{index}", "containers": containers}
+        volumes = [{"persistentVolumeClaim": {"claimName": "spr-cluster"}}]
+        spec = {"nodeName": f"worker{index}", "containers": containers, "volumes": volumes}
         content = {"spec": spec, "status": {"phase": phase, **state}}
         self.put(path, {"metadata": {"labels": labels}, **content})
         return path
@@ -183,7 +186,8 @@ class KubernetesServer:
         since, sent = query.get("sinceTime", "")[:19], 0
         while True:
             ended = self.objects[pod]["status"]["phase"] in ("Succeeded", "Failed")
-            lines = [line for line in self.logs[pod] if line[:19] >= since]
+            logs = self.previous if "previous" in query else self.logs
+            lines = [line for line in logs[pod] if line[:19] >= since]
             for line in lines[sent:]:
                 if left is not None and sent >= left:
                     yield line.encode()[: len(line) // 2]
@@ -218,11 +222,7 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
                 assert words["container"] == ["reader"]
                 self._exec(words["command"])
             elif part == "log" and pod in server.objects:
-                fault = (
-                    server.answer("GET", url.path, query, {})
-                    if server.fail("GET", url.path)
-                    else None
-                )
+                fault = server.fail("GET", url.path)
                 self._answer(fault) if fault else self._log(pod, query)
             else:
                 self._answer(server.answer("GET", url.path, query, {}))
@@ -246,6 +246,8 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
         def _log(self, pod: str, query: dict[str, str]) -> None:
             if query.get("container") not in ("pytorch", "node"):
                 return self._answer(status(400, "a container name must be specified"))
+            if "previous" in query and pod not in server.previous:
+                return self._answer(status(400, "previous terminated container not found"))
             server.requests.append(("LOG", f"{pod}?{query.get('sinceTime', '')}"))
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")

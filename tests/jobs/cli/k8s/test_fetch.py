@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobs.kubernetes import results_reader
+from jobs.launch.record import JobRecord
+from jobs.train.predict import find_model
 from tests.jobs.cli.k8s.test_logs import (
     RESULT,
     beside,
@@ -20,10 +25,8 @@ from tests.jobs.cli.k8s.test_logs import (
     wait_for,
 )
 from tests.jobs.cli.test_main import run
-from tests.jobs.kubernetes.scenes import (
-    IMAGE,
-    JOB,
-)
+from tests.jobs.kubernetes.rendering import rendered
+from tests.jobs.kubernetes.scenes import CLAIM, IMAGE, JOB
 from tests.jobs.kubernetes.server import KubernetesServer, status
 
 FETCH = ("k8s", "fetch", "bert")
@@ -32,6 +35,7 @@ FETCH = ("k8s", "fetch", "bert")
 @pytest.fixture
 def volume(server: KubernetesServer, tmp_path: Path) -> Path:
     """The claim with the files of a job that has succeeded, and a cluster that starts pods."""
+    server.put(CLAIM, {"spec": {"accessModes": ["ReadWriteMany"]}})
     finished(server, stamped(["the log"]))
     server.volume = tmp_path / "volume"
     output = server.volume / "jobs" / "bert" / "output"
@@ -42,11 +46,21 @@ def volume(server: KubernetesServer, tmp_path: Path) -> Path:
     (output / "metrics" / "rank-0.jsonl").write_text("")
     (output / "checkpoints" / "step-1" / "state").write_text("large")
 
+    start_readers(server, phase="Running")
+    return output
+
+
+def start_readers(server: KubernetesServer, node: str = "", **state: Any) -> list[dict[str, Any]]:
+    """Let each pod that is created have this state; return the list of them."""
+    created: list[dict[str, Any]] = []
+
     def start(path: str, found: dict[str, Any]) -> None:
-        server.objects[path]["status"] = {"phase": "Running"}
+        created.append(found)
+        server.objects[path]["status"] = state
+        server.objects[path]["spec"] = {**found["spec"], "nodeName": node}
 
     server.on_create = start
-    return output
+    return created
 
 
 def readers(server: KubernetesServer) -> list[str]:
@@ -56,14 +70,7 @@ def readers(server: KubernetesServer) -> list[str]:
 def test_fetch_brings_what_bare_metal_brings(
     capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
 ) -> None:
-    created: list[dict[str, Any]] = []
-    start = server.on_create
-
-    def start_and_keep(path: str, found: dict[str, Any]) -> None:
-        start(path, found)
-        created.append(found)
-
-    server.on_create = start_and_keep
+    created = start_readers(server, phase="Running")
     result = run(capsys, *FETCH)
 
     assert result.code == 0, result.err
@@ -112,11 +119,8 @@ def test_a_reader_that_can_not_start_is_explained_and_deleted(
     capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
 ) -> None:
     waiting = {"reason": "ErrImagePull", "message": "not found"}
-    state = {
-        "phase": "Pending",
-        "containerStatuses": [{"image": "x", "state": {"waiting": waiting}}],
-    }
-    server.on_create = lambda path, found: server.objects[path].update(status=state)
+    states = [{"image": "x", "state": {"waiting": waiting}}]
+    start_readers(server, "worker0", phase="Pending", containerStatuses=states)
     result = run(capsys, *FETCH)
 
     assert result.code == 1
@@ -155,13 +159,186 @@ def test_the_files_of_a_deleted_job_need_their_claim_and_image(
     assert Path("results", "bert", "results.json").is_file()
 
 
-def test_without_the_right_to_make_pods(
+@pytest.mark.parametrize(
+    "right",
+    [("create", "pods"), ("delete", "pods"), ("create", "pods/exec"), ("get", "pods/exec")],
+    ids=" ".join,
+)
+def test_a_missing_right_is_named_before_anything_is_created(
+    capsys: pytest.CaptureFixture[str],
+    server: KubernetesServer,
+    volume: Path,
+    right: tuple[str, str],
+) -> None:
+    server.denied = {right}
+    result = run(capsys, *FETCH)
+
+    verb, what = right
+    assert result.code == 2
+    assert f"spr-cluster: you may not {verb} {what} in namespace ml\n" in result.err
+    assert f"  → ask for a role with verb {verb} on {what}" in result.err
+    assert ("POST", "/api/v1/namespaces/ml/pods") not in server.requests
+    assert not Path("results").exists()
+    server.fail = lambda method, path: status(401, "Unauthorized")
+    assert "invalid or expired" in run(capsys, *FETCH).err
+
+
+def test_a_missing_claim_is_named(
     capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
 ) -> None:
-    server.denied = {("create", "pods")}
+    del server.objects[CLAIM]
+    result = run(capsys, *FETCH)
+
+    assert (result.code, result.out) == (2, "")
+    assert "spr-cluster: claim spr-cluster doesn't exist" in result.err
+
+
+@pytest.mark.parametrize(
+    ("mode", "phase", "rule"),
+    [
+        ("ReadWriteMany", "Running", None),
+        ("ReadWriteOnce", "Running", "required"),
+        ("ReadWriteOnce", "Succeeded", "preferred"),
+        ("ReadWriteOncePod", "Succeeded", "preferred"),
+    ],
+)
+def test_a_volume_of_one_node_is_read_on_that_node(
+    capsys: pytest.CaptureFixture[str],
+    server: KubernetesServer,
+    volume: Path,
+    mode: str,
+    phase: str,
+    rule: str | None,
+) -> None:
+    server.put(CLAIM, {"spec": {"accessModes": [mode]}})
+    server.logs[server.pod("bert", 1, phase)] = []
+    created = start_readers(server, phase="Running")
+    result = run(capsys, *FETCH)
+
+    assert result.code == 0, result.err
+    rules = created[0]["spec"].get("affinity", {}).get("nodeAffinity", {})
+    assert [name.partition("During")[0] for name in rules] == ([rule] if rule else [])
+    # Of two pods that are over, the first.
+    node = "worker1" if phase == "Running" else "worker0"
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    assert not rule or str(field) in str(rules)
+
+
+def test_a_volume_of_one_pod_is_refused_while_that_runs(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+) -> None:
+    server.put(CLAIM, {"spec": {"accessModes": ["ReadWriteOncePod"]}})
+    server.pod("bert", 1, "Running")
+    result = run(capsys, *FETCH)
+
+    assert result.code == 2
+    assert "claim spr-cluster serves one pod at a time, and pod bert-worker-0 has it" in result.err
+    assert ("POST", "/api/v1/namespaces/ml/pods") not in server.requests
+
+
+UNSCHEDULABLE = {
+    "reason": "Unschedulable",
+    "status": "False",
+    "message": "0/2 nodes are available: 1 Insufficient cpu",
+}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [([UNSCHEDULABLE], "0/2 nodes are available: 1 Insufficient cpu"), ([], "Multi-Attach error")],
+    ids=["no node", "no volume"],
+)
+def test_a_reader_that_does_not_start_in_time_is_explained_and_deleted(
+    capsys: pytest.CaptureFixture[str],
+    server: KubernetesServer,
+    volume: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    conditions: list[dict[str, str]],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(results_reader, "_START_DEADLINE_S", 0.05)
+    server.put(CLAIM, {"spec": {"accessModes": ["ReadWriteOnce"]}})
+    server.pod("bert", 1, "Running")
+    start_readers(server, phase="Pending", conditions=conditions)
+    create = server.on_create
+
+    def create_and_warn(path: str, found: dict[str, Any]) -> None:
+        create(path, found)
+        about = {"name": found["metadata"]["name"]}
+        event = {"type": "Warning", "message": "Multi-Attach error", "involvedObject": about}
+        server.put("/api/v1/namespaces/ml/events/1", event)
+
+    server.on_create = create_and_warn
     result = run(capsys, *FETCH)
 
     assert result.code == 1
-    assert 'User "ada" cannot create resource "pods"' in result.err
-    server.fail = lambda method, path: status(401, "Unauthorized")
-    assert "invalid or expired" in run(capsys, *FETCH).err
+    assert "spr-cluster: the start of pod bert-reader-" in result.err
+    last = " ".join(result.err[result.err.index("spr-cluster: ") :].split())
+    assert reason in last
+    assert "serves one node at a time, now worker1, where pod bert-worker-0 runs" in last
+    assert readers(server) == []
+
+
+def test_the_record_says_what_bare_metals_says(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+) -> None:
+    words = ("--kind", "PyTorchJob", "--stack", "intel", "--nodes", "2", "--ppn", "2", *IMAGE)
+    made = rendered(*words).job
+    condition = {"type": "Succeeded", "status": "True"}
+    server.put(JOB, {**made, "status": {"conditions": [condition]}})
+    over = {
+        "exitCode": 0,
+        "startedAt": "2026-11-22T14:26:00Z",
+        "finishedAt": "2026-11-22T14:27:30Z",
+    }
+    server.logs[
+        server.pod("bert", 0, "Succeeded", containerStatuses=[{"state": {"terminated": over}}])
+    ] = []
+    assert run(capsys, *FETCH).code == 0
+    record = json.loads(Path("results/bert/job.json").read_text())
+
+    command = record.pop("command")
+    assert command == shlex.join(record.pop("argv"))
+    assert command.startswith("torchrun -m worker.squad ")
+    assert record == {
+        "job": "bert",
+        "kind": "squad",
+        "cluster": "lab",
+        "cloud": "kubernetes",
+        "nodes": [
+            {"name": "worker0", "pod": "bert-master-0"},
+            {"name": "worker1", "pod": "bert-worker-0"},
+        ],
+        "nnodes": 2,
+        "placement": {"nproc_per_node": 2, "omp_threads": 14, "ccl_workers": 1},
+        "stack": "intel",
+        "when": "2026-11-22T14:25:01+00:00",
+        "state": "succeeded",
+        "ended": "2026-11-22T14:27:30+00:00",
+        "seconds": 90.0,
+        "exit_code": 0,
+        "more": {
+            "kind": "PyTorchJob",
+            "namespace": "ml",
+            "image": "ghcr.io/me/spr:1",
+            "claim": "spr-cluster",
+        },
+    }
+    assert record.keys() <= JobRecord.__dataclass_fields__.keys()
+
+
+def test_report_and_predict_read_the_folder(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+) -> None:
+    server.put(JOB, rendered("--kind", "PyTorchJob", *IMAGE).job)
+    (volume / "model" / "config.json").write_text("{}")
+    assert run(capsys, *FETCH).code == 0
+    reported = run(capsys, "report", "bert", "--json")
+
+    assert reported.code == 0, reported.err
+    assert json.loads(reported.out)["usd_of_run"] is None
+    page = re.sub(r"<[^>]*>|\s", " ", Path("results/bert/report.html").read_text())
+    facts = "job bert cluster lab cloud kubernetes stack upstream command torchrun -m worker.squad"
+    assert facts in " ".join(page.split())
+    assert "region" not in page
+    assert find_model("bert") == Path("results/bert/model")

@@ -64,6 +64,40 @@ def test_logs_prints_events_as_text_and_the_pod_of_a_rank(
     assert "--rank 2: job bert has 2 ranks, from 0" in refused.err
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_after_a_restart_the_run_before_is_shown_first(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer, is_kept: bool
+) -> None:
+    job(server)
+    restarted = {"name": "pytorch", "restartCount": 2, "lastState": {"terminated": {"exitCode": 1}}}
+    states = [{**restarted, "state": {"running": {}}}]
+    pod = server.pod("bert", 0, "Running", containerStatuses=states)
+    server.logs[pod] = stamped(["again"])
+    if is_kept:
+        server.previous[pod] = stamped(["ValueError: x"])
+    result = run(capsys, "k8s", "logs", "bert")
+
+    assert (result.code, result.out) == (0, "ValueError: x\nagain\n" if is_kept else "again\n")
+    assert result.err.splitlines() == [
+        "pod bert-master-0 has restarted 2 times: the log of its run before, then of this one"
+    ]
+
+
+def test_a_container_that_waits_to_restart_shows_its_last_run_once(
+    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+) -> None:
+    job(server)
+    last = {"name": "pytorch", "restartCount": 1, "lastState": {"terminated": {"exitCode": 1}}}
+    states = [{**last, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]
+    pod = server.pod("bert", 0, "Running", containerStatuses=states)
+    # kubelet has it under both names then.
+    server.logs[pod] = server.previous[pod] = stamped(["ValueError: x"])
+    result = run(capsys, "k8s", "logs", "bert")
+
+    assert (result.code, result.out) == (0, "ValueError: x\n")
+    assert "waits to start again, so far 1 time: the log of its last run" in result.err
+
+
 def test_a_log_that_breaks_off_goes_on_without_lost_or_doubled_lines(
     capsys: pytest.CaptureFixture[str], server: KubernetesServer
 ) -> None:

@@ -112,8 +112,8 @@ def test_status_says_why_a_job_does_not_run(
     found = json.loads(run(capsys, "k8s", "status", "bert", "--json").out)
 
     assert text in shown.out.splitlines()
-    assert [each["text"] for each in found["troubles"]] == [text]
-    assert fix in found["troubles"][0]["fix"]
+    assert [each["text"] for each in found["problems"]] == [text]
+    assert fix in found["problems"][0]["fix"]
 
 
 def test_status_shows_a_quota_that_keeps_pods_from_being_made(

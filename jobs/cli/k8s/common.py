@@ -1,4 +1,4 @@
-"""Options that choose a Kubernetes cluster, and the API that follows from them."""
+"""Parts that the commands share: their options, and the API of the cluster that these choose."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from infra.errors import UsageError
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
 
-_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+NAMESPACE_HELP = "Kubernetes namespace (default: that of the context)"
+OBJECT_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
 def add_access_options(parser: argparse.ArgumentParser, *, namespace: bool = True) -> None:
     """Add ``--context``, ``--kubeconfig``, and, unless the command has it, ``--namespace``."""
-    group = parser.add_argument_group("cluster")
-    group.add_argument(
-        "--context", metavar="NAME", help="context of the kubeconfig (default: the current one)"
-    )
-    group.add_argument(
-        "--kubeconfig", metavar="FILE", help="default: KUBECONFIG, else ~/.kube/config"
-    )
+    add = parser.add_argument_group("cluster").add_argument
+    add("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
+    add("--kubeconfig", metavar="FILE", help="default: KUBECONFIG, else ~/.kube/config")
     if namespace:
-        group.add_argument(
-            "--namespace",
-            type=object_name,
-            metavar="NAME",
-            help="Kubernetes namespace (default: that of the context)",
-        )
+        add("--namespace", type=object_name, metavar="NAME", help=NAMESPACE_HELP)
 
 
-def add_name_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Add ``NAME``, a job's."""
-    more = {"nargs": "?"} if optional else {}
+def add_job_options(
+    parser: argparse.ArgumentParser, *, nargs: str | None = None, json: bool = True
+) -> None:
+    """Add ``NAME``, a job's, what chooses the cluster, and usually ``--json``."""
     parser.add_argument(
         "job",
         metavar="NAME",
+        nargs=nargs,
         type=object_name,
         help="the job's name, as `k8s status` lists it",
-        **more,  # type: ignore[arg-type]
     )
+    add_access_options(parser)
+    if json:
+        add_json_option(parser)
+
+
+def add_json_option(parser: argparse.ArgumentParser, what: str = "the result") -> None:
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON on stdout")
 
 
 def object_name(text: str) -> str:
     """Parse a name; a ``type`` for argparse. Names become parts of paths."""
-    if text and not _NAME.fullmatch(text):
+    if text and not OBJECT_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected lower-case letters, digits, dashes, and dots"
         )

@@ -1,9 +1,10 @@
-"""The one door to a cluster's API, through the official client: every request passes :meth:`_send`."""
+"""The one door to a cluster's API, through the official client: every request passes :meth:`_open`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -13,15 +14,15 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from infra.wait import Clock, SystemClock
-from jobs.kubernetes.errors import KubernetesError
+from jobs.kubernetes.errors import BY_STATUS, ForbiddenError, KubernetesError, NotFoundError
 from jobs.kubernetes.exec_stream import open_exec, read_stdout
 from jobs.kubernetes.manifests import Manifest
+from jobs.kubernetes.resources import dig_list
 
 _TIMEOUT_S = (10.0, 60.0)
 # Reading again does no harm; anything else is sent once.
 _PAUSES_S = (0.5, 2.0)
 _BUSY = {429, 500, 502, 503, 504}
-_CHUNK = 1 << 16
 Query = Mapping[str, str]
 
 
@@ -38,51 +39,39 @@ class KubernetesApi:
         """Return an object or list. Raises :class:`KubernetesError`, as all of these do."""
         for pause in _PAUSES_S:
             try:
-                return _parse(self._send("GET", path, query or {}))
+                return self._send("GET", path, query)
             except KubernetesError as error:
                 if error.status and error.status not in _BUSY:
                     raise
             self.clock.sleep(pause)
-        return _parse(self._send("GET", path, query or {}))
+        return self._send("GET", path, query)
 
     def find(self, path: str) -> Manifest | None:
         """Return an object; ``None`` if there is none, or no such type of object."""
-        try:
+        with suppress(NotFoundError):
             return self.get(path)
-        except KubernetesError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
+        return None
 
     def peek(self, path: str) -> Manifest | None:
         """Return an object; {} if there is none, ``None`` if it may not be read."""
-        try:
+        with suppress(ForbiddenError):
             return self.find(path) or {}
-        except KubernetesError as error:
-            if error.status == HTTPStatus.FORBIDDEN:
-                return None
-            raise
+        return None
 
     def items(self, path: str, selector: str = "") -> list[Manifest]:
         """Return the objects of a list, by a label selector."""
-        found = self.get(path, {"labelSelector": selector} if selector else {}).get("items")
-        return [each for each in found or () if isinstance(each, dict)]
+        return dig_list(self.get(path, {"labelSelector": selector} if selector else None), "items")
 
     def create(self, path: str, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Create an object; with ``dry_run`` the cluster only checks it."""
         # Otherwise a field that the cluster's version does not know is silently dropped.
         query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
-        return _parse(self._send("POST", path, query, manifest))
+        return self._send("POST", path, query, manifest)
 
-    def delete(self, path: str, query: Query | None = None) -> bool:
-        """Delete an object; return whether there was one."""
-        try:
-            self._send("DELETE", path, query or {})
-        except KubernetesError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return False
-            raise
-        return True
+    def delete(self, path: str, query: Query | None = None) -> None:
+        """Delete an object, if there is one."""
+        with suppress(NotFoundError):
+            self._send("DELETE", path, query)
 
     def lines(self, path: str, query: Query, *, keep_rest: bool) -> Iterator[bytes]:
         """Yield a stream's lines until it ends or is silent for a minute.
@@ -90,20 +79,17 @@ class KubernetesApi:
         ``keep_rest`` also yields what follows the last newline. Raises :class:`KubernetesError` if it
         breaks off.
         """
-        response = self._send("GET", path, query, stream=True)
-        rest = b""
+        response = self._open("GET", path, query, accept="text/plain, */*").response
         try:
-            for chunk in response.response.stream(_CHUNK):
-                *whole, rest = (rest + chunk).split(b"\n")
-                yield from whole
+            for line in response:
+                if keep_rest or line.endswith(b"\n"):
+                    yield line.removesuffix(b"\n")
         except ReadTimeoutError:
             return
         except (HTTPError, OSError) as error:
             raise KubernetesError(f"the stream broke off: {error}") from error
         finally:
-            response.response.close()
-        if rest and keep_rest:
-            yield rest
+            response.close()
 
     def run(self, path: str, container: str, command: list[str]) -> Iterator[bytes]:
         """Run a command in a pod, and yield its output. Raises :class:`KubernetesError` if it fails."""
@@ -112,26 +98,37 @@ class KubernetesApi:
         return read_stdout(open_exec(self.client, f"{path}/exec", query))
 
     def _send(
+        self, method: str, path: str, query: Query | None, body: Manifest | None = None
+    ) -> Manifest:
+        response = self._open(method, path, query or {}, body)
+        try:
+            found = json.loads(response.data)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise KubernetesError("the server's answer is not JSON: is it a Kubernetes API?")
+        return found
+
+    def _open(
         self,
         method: str,
         path: str,
         query: Query,
         body: Manifest | None = None,
-        *,
-        stream: bool = False,
+        accept: str = "application/json",
     ) -> Any:
-        kind = "text/plain, */*" if stream else "application/json"
+        """Return the client's response; only that of JSON is read."""
         request = self.client.param_serialize(
             method,
             path,
             query_params=[*query.items()],
-            header_params={"Accept": kind, "Content-Type": "application/json"},
+            header_params={"Accept": accept, "Content-Type": "application/json"},
             body=body,
             auth_settings=["BearerToken"],
         )
         try:
             response = self.client.call_api(*request, _request_timeout=_TIMEOUT_S)
-            if not stream or response.status >= HTTPStatus.BAD_REQUEST:
+            if accept == "application/json" or response.status >= HTTPStatus.BAD_REQUEST:
                 response.read()
         except (HTTPError, OSError, ApiException) as error:
             raise self._silent(error) from error
@@ -160,17 +157,8 @@ class KubernetesApi:
             hint = "ask the cluster's administrator for a role that allows it"
             if "exceeded quota" in message:
                 hint = "ask for less, delete what is not needed, or have the quota raised"
-        return KubernetesError(f"context {self.context}: {message}", status=status, hint=hint)
-
-
-def _parse(response: Any) -> Manifest:
-    try:
-        found = json.loads(response.data)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise KubernetesError("the server's answer is not JSON: is it a Kubernetes API?")
-    return found
+        error = BY_STATUS.get(status, KubernetesError)
+        return error(f"context {self.context}: {message}", status=status, hint=hint)
 
 
 def _message(body: bytes) -> str:

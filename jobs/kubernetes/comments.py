@@ -122,13 +122,8 @@ def render_yaml(manifest: Mapping[str, Any], comments: Mapping[str, str]) -> str
         found = _LINE.match(line)
         if found and (comment := left.pop(found[2] or found[3], "")):
             indent = f"{found[1]}# "
-            wrapper = textwrap.TextWrapper(
-                _WIDTH,
-                indent,
-                indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            lines += wrapper.wrap(comment)
+            width = _WIDTH - len(indent)
+            text = textwrap.fill(comment, width, break_on_hyphens=False, break_long_words=False)
+            lines.append(textwrap.indent(text, indent))
         lines.append(line)
     return "\n".join([*lines, ""])

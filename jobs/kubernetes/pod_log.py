@@ -10,8 +10,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from infra.words import counted
-from jobs.kubernetes.errors import KubernetesError
-from jobs.kubernetes.resources import PodView, as_int, core_path, dig, parse_time
+from jobs.kubernetes.errors import KubernetesError, NotFoundError
+from jobs.kubernetes.resources import PodView, as_int, core_path, dig, parse_pod, parse_time
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
@@ -21,8 +21,7 @@ _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\
 _OVERLAP = timedelta(seconds=1)
 _TRIES = 8
 _PAUSE_S = 8.0
-_FINAL = (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED)
-_NOT_KEPT = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
+_FINAL = (HTTPStatus.FORBIDDEN, HTTPStatus.UNAUTHORIZED)
 _LASTS_S = 10.0
 """A connection that lives this long is no failure: load balancers end silent ones."""
 
@@ -49,7 +48,7 @@ def read_log(
         try:
             PodLog(api, pod, on_line).read(previous=True)
         except KubernetesError as error:
-            if error.status not in _NOT_KEPT:
+            if error.status != HTTPStatus.BAD_REQUEST:  # it is not kept any more
                 raise
     PodLog(api, pod, on_line).read()
 
@@ -63,7 +62,7 @@ class PodLog:
 
     def __init__(self, api: KubernetesApi, pod: PodView, on_line: Callable[[str], None]) -> None:
         self._api, self._pod, self._on_line = api, pod, on_line
-        self._path = core_path(api.namespace, "pods", f"{pod.name}/log")
+        self._path = core_path(api.namespace, "pods", pod.name)
         self._recent: deque[tuple[datetime, bytes]] = deque()
         self._newest: datetime | None = None
         self.count = 0
@@ -73,22 +72,24 @@ class PodLog:
 
         ``previous`` reads the log of the container's run before the current one.
         """
-        query = {"timestamps": "true", **({"previous": "true"} if previous else {})}
-        if self._pod.container:
-            query["container"] = self._pod.container
-        if follow:
-            query["follow"] = "true"
-        if self._newest:
-            query["sinceTime"] = (self._newest - _OVERLAP).isoformat()
+        since = (self._newest - _OVERLAP).isoformat() if self._newest else ""
+        query = {
+            "timestamps": "true",
+            "container": self._pod.container,
+            "follow": "true" if follow else "",
+            "previous": "true" if previous else "",
+            "sinceTime": since,
+        }
+        query = {name: value for name, value in query.items() if value}
         repeated = Counter(line for _, line in self._recent)
-        for line in self._api.lines(self._path, query, keep_rest=not follow):
+        for line in self._api.lines(f"{self._path}/log", query, keep_rest=not follow):
             if repeated[line]:
                 repeated[line] -= 1
             else:
                 self._pass_on(line)
 
-    def follow(self, is_over: Callable[[], bool]) -> None:
-        """Pass on lines until the pod is over. Raises :class:`KubernetesError` if that keeps failing.
+    def follow(self) -> None:
+        """Pass on lines until the pod is over or gone. Raises :class:`KubernetesError` if that keeps failing.
 
         A log that ends before its pod is no failure: a container starts again in the same pod.
         """
@@ -97,17 +98,24 @@ class PodLog:
             began, count = clock.monotonic(), self.count
             try:
                 # Asked first: what is read after the pod's end is complete.
-                over = is_over()
+                over = self._is_over()
                 self.read(follow=not over)
                 if over:
                     return
                 failures = 0
+            except NotFoundError:
+                return
             except KubernetesError as error:
                 lasted = clock.monotonic() - began >= _LASTS_S
                 failures = 1 if lasted or self.count > count else failures + 1
                 if failures > _TRIES or error.status in _FINAL:
                     raise
             clock.sleep(min(_PAUSE_S, 0.5 * 2**failures))
+
+    def _is_over(self) -> bool:
+        pod = parse_pod(self._api.get(self._path))
+        # Another pod may have got its name.
+        return pod.uid != self._pod.uid or pod.is_over
 
     def _pass_on(self, line: bytes) -> None:
         stamp = _STAMP.match(line)

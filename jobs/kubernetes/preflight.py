@@ -1,8 +1,8 @@
-"""What a job needs of a cluster, checked in one pass before anything is created."""
+"""What a job, or its user, needs of a cluster, checked before anything is created."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from jobs.kubernetes.pod_size import PodSize
 from jobs.kubernetes.problems import KubernetesProblem
 from jobs.kubernetes.request import TRAIN_JOB, PodOptions
 from jobs.kubernetes.resources import JobKind, core_path, dig, dig_list, parse_quantity
-from jobs.kubernetes.rights import AccessRight, find_missing_rights
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
@@ -30,11 +29,6 @@ _BLOCK = (
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
 MANY = "ReadWriteMany"
 """Access mode of a volume that pods on several nodes use at once."""
-_FOLLOW = (
-    AccessRight("get", "pods"),
-    AccessRight("list", "pods"),
-    AccessRight("get", "pods/log"),
-)
 
 
 @dataclass(frozen=True)
@@ -76,10 +70,10 @@ class Preflight:
             yield KubernetesProblem("ClusterTrainingRuntime torch-distributed doesn't exist", fix)
 
     def _check_rights(self) -> Iterable[KubernetesProblem]:
-        claim = (AccessRight("create", "persistentvolumeclaims"),) if self.claim else ()
-        group, jobs = self.kind.group, self.kind.plural
-        ours = (AccessRight("create", jobs, group), AccessRight("get", jobs, group))
-        return find_missing_rights(self.api, (*ours, *_FOLLOW, *claim))
+        jobs = f"{self.kind.plural}.{self.kind.group}"
+        claim = ["create persistentvolumeclaims"] if self.claim else []
+        follow = ["get pods", "list pods", "get pods/log"]
+        return find_missing_rights(self.api, [f"create {jobs}", f"get {jobs}", *follow, *claim])
 
     def _check_quota(self) -> Iterable[KubernetesProblem]:
         needs = self._needs()
@@ -184,3 +178,21 @@ def _is_chosen(storage_class: Manifest, wanted: str | None) -> bool:
 
 def _has_amx(node: Manifest) -> bool:
     return dig(node, "metadata", "labels").get(AMX_LABEL) == "true"
+
+
+def find_missing_rights(api: KubernetesApi, wanted: Iterable[str]) -> Iterator[KubernetesProblem]:
+    """Yield a problem for each right that the user lacks, such as ``create pods/exec``."""
+    for right in wanted:
+        verb, _, what = right.partition(" ")
+        what, _, group = what.partition(".")
+        resource, _, part = what.partition("/")
+        asked = {"verb": verb, "group": group, "resource": resource, "subresource": part}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {**asked, "namespace": api.namespace}},
+        }
+        answer = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+        if dig(answer, "status").get("allowed") is not True:
+            fix = f"ask for a role with verb {verb} on {what}" + (f" in {group}" if group else "")
+            yield KubernetesProblem(f"you may not {verb} {what} in namespace {api.namespace}", fix)

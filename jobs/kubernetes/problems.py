@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from infra.errors import UsageError
@@ -34,8 +34,9 @@ class KubernetesProblem(NamedTuple):
         return f"{self.text}\n  → {self.fix}" if self.fix else self.text
 
 
-def refuse(problems: Sequence[KubernetesProblem]) -> None:
+def refuse(found: Iterable[KubernetesProblem]) -> None:
     """Raise :class:`UsageError` with all of them, if there are any."""
+    problems = [*found]
     if len(problems) == 1:
         raise UsageError(problems[0].text, hint=problems[0].fix)
     if problems:
@@ -43,12 +44,10 @@ def refuse(problems: Sequence[KubernetesProblem]) -> None:
         raise UsageError(f"{counted(len(problems), 'problem')}; nothing was created:\n{lines}")
 
 
-def find_problems(
-    job: JobView, pods: Sequence[PodView], events: Sequence[Manifest]
-) -> list[KubernetesProblem]:
+def find_problems(job: JobView, events: Sequence[Manifest]) -> list[KubernetesProblem]:
     """Return why a job waits or has failed, each reason once: many pods may have the same."""
-    found = [problem for pod in pods if (problem := explain_pod(pod))]
-    if not pods and events:
+    found = [problem for pod in job.pods if (problem := explain_pod(pod))]
+    if not job.pods and events:
         # Whoever makes the pods says only in an event why it can't.
         message = _line(events[-1].get("message"))
         fix = "ask for less, or have the quota raised" if "exceeded quota" in message else ""

@@ -77,7 +77,7 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True)
 class JobView:
-    """A job. ``node_ranks`` is the number of ranks per pod.
+    """A job with its pods. ``node_ranks`` is the number of ranks per pod.
 
     ``spec`` is that of its pods, and ``container`` that of the one that trains, as far as they are given.
     """
@@ -92,6 +92,7 @@ class JobView:
     container: Manifest
     spec: Manifest
     is_leaving: bool
+    pods: tuple[PodView, ...]
 
     @property
     def image(self) -> str:
@@ -102,14 +103,24 @@ class JobView:
         """The claim with its files; "" if it has none, so it is not one of ours."""
         return next(iter(claims_of(self.spec)), "")
 
-    def state(self, pods: Sequence[PodView]) -> str:
-        """Return queued, running, succeeded, failed, suspended, or deleting."""
+    @property
+    def state(self) -> str:
+        """Queued, running, succeeded, failed, suspended, or deleting."""
         if self.is_leaving:
             return DELETING
         ended = [_DONE[each.type] for each in self.conditions if each.type in _DONE]
         if ended:
             return ended[-1]
-        return RUNNING if any(pod.phase == "Running" for pod in pods) else QUEUED
+        return RUNNING if any(pod.phase == "Running" for pod in self.pods) else QUEUED
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (SUCCEEDED, FAILED)
+
+    def pod(self, rank: int) -> PodView | None:
+        """Return the newest pod in which a rank runs."""
+        index = rank // self.node_ranks
+        return next((pod for pod in self.pods if pod.index == index), None)
 
 
 @dataclass(frozen=True)
@@ -150,13 +161,12 @@ def claims_of(spec: Manifest) -> list[str]:
     return [str(each["claimName"]) for each in found if "claimName" in each]
 
 
-def parse_job(kind: JobKind, found: Manifest) -> JobView:
-    """Return a job of either kind."""
+def parse_job(kind: JobKind, found: Manifest, pods: Sequence[Manifest]) -> JobView:
+    """Return a job of either kind, with its pods."""
     meta, spec = dig(found, "metadata"), dig(found, "spec")
     if kind.kind == TRAIN_JOB:
-        container = dig(spec, "trainer")
+        container, pod = dig(spec, "trainer"), _patched_spec(spec)
         count, ranks = container.get("numNodes"), container.get("numProcPerNode")
-        pod = _patched_spec(spec)
     else:
         replicas = dig(spec, "pytorchReplicaSpecs")
         pod = dig(replicas, "Master", "template", "spec")
@@ -178,6 +188,7 @@ def parse_job(kind: JobKind, found: Manifest) -> JobView:
         container=container,
         spec=pod,
         is_leaving="deletionTimestamp" in meta,
+        pods=parse_pods(pods),
     )
 
 
@@ -191,16 +202,15 @@ def _patched_spec(spec: Manifest) -> Manifest:
 
 def parse_pods(items: Sequence[Manifest]) -> tuple[PodView, ...]:
     """Return the pods that train, by their place among the nodes, the newest of each first."""
-    pods = [pod for pod in map(_parse_pod, items) if pod]
-    newest = sorted(pods, key=lambda pod: pod.created, reverse=True)
+    # Others prepare models or data.
+    replica = "jobset.sigs.k8s.io/replicatedjob-name"
+    training = [each for each in items if _labels(each).get(replica, "node") == "node"]
+    newest = sorted(map(parse_pod, training), key=lambda pod: pod.created, reverse=True)
     return tuple(sorted(newest, key=lambda pod: pod.index))
 
 
-def _parse_pod(found: Manifest) -> PodView | None:
-    meta = dig(found, "metadata")
-    labels = dig(meta, "labels")
-    if labels.get("jobset.sigs.k8s.io/replicatedjob-name", "node") != "node":
-        return None  # one that prepares models or data
+def parse_pod(found: Manifest) -> PodView:
+    meta, labels = dig(found, "metadata"), _labels(found)
     index = as_int(labels.get("batch.kubernetes.io/job-completion-index"))
     if "training.kubeflow.org/replica-index" in labels:
         index = as_int(labels["training.kubeflow.org/replica-index"])
@@ -215,6 +225,10 @@ def _parse_pod(found: Manifest) -> PodView | None:
         created=str(meta.get("creationTimestamp")),
         raw=found,
     )
+
+
+def _labels(found: Manifest) -> Manifest:
+    return dig(found, "metadata", "labels")
 
 
 def dig(found: Mapping[str, Any], *keys: str) -> Manifest:

@@ -16,11 +16,10 @@ from infra.words import format_size
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import find_warnings
 from jobs.kubernetes.manifests import LABEL, MANAGER, Manifest
-from jobs.kubernetes.preflight import MANY
+from jobs.kubernetes.preflight import MANY, find_missing_rights
 from jobs.kubernetes.problems import explain_pod, refuse
 from jobs.kubernetes.request import CLAIM_PATH
-from jobs.kubernetes.resources import PodView, claims_of, core_path, dig, parse_pods
-from jobs.kubernetes.rights import AccessRight, find_missing_rights
+from jobs.kubernetes.resources import PodView, claims_of, core_path, dig, parse_pod
 from jobs.launch.files import unpack_results
 
 if TYPE_CHECKING:
@@ -34,10 +33,7 @@ _CONTAINER = "reader"
 _NOTED = 16 << 20
 _KEPT = ("securityContext", "imagePullSecrets", "tolerations")
 # A command over a web socket is a GET; from Kubernetes 1.35 on, it also needs the right to create.
-_RIGHTS = (
-    *(AccessRight(verb, "pods") for verb in ("create", "get", "list", "delete")),
-    *(AccessRight(verb, "pods/exec") for verb in ("create", "get")),
-)
+_RIGHTS = ("create pods", "get pods", "delete pods", "create pods/exec", "get pods/exec")
 # Checkpoints stay on the claim, as they stay on the nodes of a cluster of machines. Code 1 means that a
 # file changed while it was read: the job is still running.
 _TAR = (
@@ -70,8 +66,8 @@ def find_holder(api: KubernetesApi, source: ResultsSource) -> PodView | None:
         raise UsageError(f"claim {source.claim} doesn't exist", hint="--claim NAME names another")
     modes = dig(claim or {}, "spec").get("accessModes") or (MANY,)
     pods = api.items(core_path(api.namespace, "pods"))
-    held = [pod for pod in pods if source.claim in claims_of(dig(pod, "spec"))]
-    found = [pod for pod in parse_pods(held) if pod.node]
+    held = [parse_pod(pod) for pod in pods if source.claim in claims_of(dig(pod, "spec"))]
+    found = [pod for pod in held if pod.node]
     if MANY in modes or not found:
         return None
     holder = max(found, key=lambda pod: (not pod.is_over, pod.created))
@@ -126,48 +122,43 @@ def _reader(
     path = core_path(api.namespace, "pods", name)
     try:
         api.create(core_path(api.namespace, "pods"), render_reader(source, name, holder))
-        try:
-            wait_until(
-                f"the start of pod {name}",
-                lambda: _is_running(api, path, note),
-                deadline_s=_START_DEADLINE_S,
-                clock=api.clock,
-            )
-        except DeadlineError as error:
-            raise _explain_delay(api, path, holder, error) from error
+        _wait_until_running(api, path, holder, note)
         yield path
     finally:
         api.delete(path, {"gracePeriodSeconds": "0"})
 
 
-def _is_running(api: KubernetesApi, path: str, note: Note) -> bool | None:
-    pod = parse_pods([api.get(path)])[0]
-    problem = explain_pod(pod)
-    # Until it has a node, it may get one.
-    if pod.is_over or (problem and pod.node):
-        message = problem.text if problem else f"pod {pod.name} ended too early"
-        raise KubernetesError(message, hint=problem.fix if problem else None)
-    if pod.phase == "Running":
-        return True
-    note(problem.text if problem else f"waiting for pod {pod.name}")
-    return None
+def _wait_until_running(api: KubernetesApi, path: str, holder: PodView | None, note: Note) -> None:
+    name, reason = path.rpartition("/")[2], ""
 
+    def is_running() -> bool | None:
+        nonlocal reason
+        pod = parse_pod(api.get(path))
+        problem = explain_pod(pod)
+        reason = problem.text if problem else ""
+        # Until it has a node, it may get one.
+        if pod.is_over or (problem and pod.node):
+            hint = problem.fix if problem else None
+            raise KubernetesError(reason or f"pod {name} ended too early", hint=hint)
+        if pod.phase == "Running":
+            return True
+        note(reason or f"waiting for pod {name}")
+        return None
 
-def _explain_delay(
-    api: KubernetesApi, path: str, holder: PodView | None, error: DeadlineError
-) -> DeadlineError:
-    pod = parse_pods([api.get(path)])[0]
-    # The scheduler says why in the pod, kubelet (a volume, for one) only in an event.
-    events = [str(event.get("message")) for event in find_warnings(api, pod.name)]
-    problem = explain_pod(pod)
-    reason = problem.text if problem else next(reversed(events), "the cluster does not say why")
-    hint = "try again once the cluster has room for a small pod"
-    if holder and not holder.is_over:
-        hint = (
-            f"its claim serves one node at a time, now {holder.node}, where pod {holder.name} runs: "
-            "fetch once the job has ended"
-        )
-    return DeadlineError(f"{error.message}: {' '.join(reason.split())}", hint=hint)
+    try:
+        what = f"the start of pod {name}"
+        wait_until(what, is_running, deadline_s=_START_DEADLINE_S, clock=api.clock)
+    except DeadlineError as error:
+        # The scheduler says why in the pod; kubelet, which mounts the volume, only in an event.
+        events = [str(each.get("message")) for each in find_warnings(api, name)]
+        reason = reason or " ".join("".join(events[-1:]).split()) or "the cluster does not say why"
+        hint = "try again once the cluster has room for a small pod"
+        if holder and not holder.is_over:
+            hint = (
+                f"its claim serves one node at a time, now {holder.node}, where pod {holder.name} runs: "
+                "fetch once the job has ended"
+            )
+        raise DeadlineError(f"{error.message}: {reason}", hint=hint) from error
 
 
 def render_reader(source: ResultsSource, name: str, holder: PodView | None) -> Manifest:

@@ -38,9 +38,9 @@ def add_parser(actions: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     api, progress = open_api(args), make_progress()
-    found = find_job(api, args.job)
-    claim = found.job.claim if found and args.claim else ""
-    if found is None:
+    job = find_job(api, args.job)
+    claim = job.claim if job and args.claim else ""
+    if job is None:
         text = f"No job {args.job} in namespace {api.namespace}: nothing to delete."
     else:
         files = (
@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
             if claim
             else "; its files stay on the claim"
         )
-        confirm(f"Delete job {args.job} ({found.state}){files}?", yes=args.yes)
+        confirm(f"Delete job {args.job} ({job.state}){files}?", yes=args.yes)
         with progress.phase(f"Delete job {args.job}"):
-            delete_job(api, found, progress.note)
+            delete_job(api, job, progress.note)
             if claim:
                 api.delete(core_path(api.namespace, "persistentvolumeclaims", claim))
         text = f"Job {args.job} is gone." + (f" Claim {claim} is deleted." if claim else "")
-    result = {"job": args.job, "deleted": found is not None, "claim": claim or None}
+    result = {"job": args.job, "deleted": job is not None, "claim": claim or None}
     print(json.dumps(result) if args.json else text)
     return 0

@@ -13,9 +13,10 @@ from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
 from jobs.cli.k8s.common import add_job_options, object_name, open_api
 from jobs.kubernetes.errors import KubernetesError
-from jobs.kubernetes.jobs import DONE, Found, find_job
+from jobs.kubernetes.jobs import find_job
 from jobs.kubernetes.pod_log import read_log
 from jobs.kubernetes.record import describe_record
+from jobs.kubernetes.resources import JobView
 from jobs.kubernetes.results_reader import Note, ResultsSource, fetch_results, find_holder
 from jobs.launch.record import write_job_id, write_record_text
 from jobs.train.request import check_results, expand_home
@@ -53,18 +54,18 @@ def run(args: argparse.Namespace) -> int:
     check_results(results, args.job)
     api, progress = open_api(args), make_progress()
     with progress.phase(f"Fetch {args.job}"):
-        found = find_job(api, args.job)
-        source = _find_source(found, args)
+        job = find_job(api, args.job)
+        source = _find_source(job, args)
         holder = find_holder(api, source)
-        if found and found.state not in DONE:
-            progress.note(f"{args.job} is {found.state}; fetching its output so far")
+        if job and not job.is_over:
+            progress.note(f"{args.job} is {job.state}; fetching its output so far")
         write_job_id(results, args.job)
         fetch_results(api, source, holder, results, progress.note)
-        if found:
-            record = describe_record(found, api.context, api.namespace)
+        if job:
+            record = describe_record(job, api.context, api.namespace)
             write_record_text(results, json.dumps(record, indent=1) + "\n")
-            _fetch_log(api, found, results / "log", progress.note)
-    state = found.state if found else "deleted"
+            _fetch_log(api, job, results / "log", progress.note)
+    state = job.state if job else "deleted"
     if args.json:
         print(json.dumps({"job": args.job, "state": state, "results": str(results)}))
     else:
@@ -72,22 +73,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _find_source(found: Found | None, args: argparse.Namespace) -> ResultsSource:
+def _find_source(job: JobView | None, args: argparse.Namespace) -> ResultsSource:
     """Return where the files are. Raises :class:`UsageError` if nothing says so."""
-    if found and found.job.claim:
-        job = found.job
+    if job and job.claim:
         return ResultsSource(job.name, args.claim or job.claim, args.image or job.image, job.spec)
     if args.claim and args.image:
         return ResultsSource(args.job, args.claim, args.image)
-    what = "has no claim of ours" if found else "doesn't exist"
+    what = "has no claim of ours" if job else "doesn't exist"
     raise UsageError(
         f"job {args.job} {what}",
         hint="`spr-cluster k8s status` lists the jobs; if it was deleted, name its --claim and --image",
     )
 
 
-def _fetch_log(api: KubernetesApi, found: Found, target: Path, note: Note) -> None:
-    if (pod := found.pod(0)) is None:
+def _fetch_log(api: KubernetesApi, job: JobView, target: Path, note: Note) -> None:
+    if (pod := job.pod(0)) is None:
         return
     with target.open("w", encoding="utf-8") as file:
         try:

@@ -15,9 +15,10 @@ from infra.errors import JobError
 from infra.words import counted
 from jobs.cli.job_display import JobDisplay, render_end
 from jobs.cli.k8s.common import access_flags
-from jobs.kubernetes.jobs import Found, explain, follow_job
+from jobs.kubernetes.jobs import explain, follow_job
 from jobs.kubernetes.problems import exit_code
 from jobs.kubernetes.request import CLAIM_PATH
+from jobs.kubernetes.resources import JobView
 from jobs.launch.ending import FAILED, SUCCEEDED, JobEnd
 from jobs.launch.follow import JobOutput, note_silence
 from jobs.launch.follow import explain as explain_end
@@ -38,9 +39,9 @@ def follow(
         progress.phase(f"Follow {name}"),
         note_silence(output),
     ):
-        found = follow_job(api, name, output.add_line, lambda problem: output.show(str(problem)))
-    if found.state != SUCCEEDED:
-        raise _failure(api, found, output, args)
+        job = follow_job(api, name, output.add_line, lambda problem: output.show(str(problem)))
+    if job.state != SUCCEEDED:
+        raise _failure(api, job, output, args)
     result = next((e for e in reversed(output.events) if e["event"] == "result"), {})
     folder = Path(CLAIM_PATH, "jobs", name, "output")
     if args.json:
@@ -69,17 +70,16 @@ def leaving_it(name: str, args: argparse.Namespace) -> Iterator[None]:
 
 
 def _failure(
-    api: KubernetesApi, found: Found, output: JobOutput, args: argparse.Namespace
+    api: KubernetesApi, job: JobView, output: JobOutput, args: argparse.Namespace
 ) -> JobError:
     """Return the root cause: a rank's own error, else what became of its pod."""
-    job = found.job.name
-    hint = f"the whole log: spr-cluster k8s logs {job}{access_flags(args)}"
+    hint = f"the whole log: spr-cluster k8s logs {job.name}{access_flags(args)}"
     cause = choose_cause([event for event in output.events if event["event"] == "error"])
-    codes = [code for pod in found.pods if (code := exit_code(pod))]
-    if not cause and (problems := explain(api, found)):
+    codes = [code for pod in job.pods if (code := exit_code(pod))]
+    if not cause and (problems := explain(api, job)):
         first, *others = problems
         more = f" (and {counted(len(others), 'other reason')})" if others else ""
         fix = f"{first.fix}; {hint}" if first.fix else hint
-        return JobError(f"job {job} failed: {first.text}{more}", hint=fix)
+        return JobError(f"job {job.name} failed: {first.text}{more}", hint=fix)
     known = {key: cause[key] for key in ("rank", "host", "message") if key in cause}
     return explain_end(JobEnd(FAILED, next(iter(codes), None), **known), output, hint)

@@ -41,17 +41,17 @@ def add_parser(actions: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     api = open_api(args)
-    found = require_job(api, args.job)
-    ranks = found.job.nodes * found.job.node_ranks
+    job = require_job(api, args.job)
+    ranks = job.nodes * job.node_ranks
     if not 0 <= args.rank < ranks:
         raise UsageError(f"--rank {args.rank}: job {args.job} has {counted(ranks, 'rank')}, from 0")
     if args.follow:
         with leaving_it(args.job, args):
             follow_job(api, args.job, show, _warn, args.rank)
         return 0
-    pod = found.pod(args.rank)
+    pod = job.pod(args.rank)
     if pod is None or pod.phase == "Pending":
-        reasons = explain(api, found)
+        reasons = explain(api, job)
         raise UsageError(
             f"job {args.job} has no log yet" + (f": {reasons[0].text}" if reasons else ""),
             hint=f"spr-cluster k8s status {args.job}{access_flags(args)}",

@@ -10,8 +10,9 @@ from datetime import datetime, timezone
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from jobs.cli.k8s.common import access_flags, add_job_options, open_api
-from jobs.kubernetes.jobs import Found, explain, list_found, require_job
+from jobs.kubernetes.jobs import explain, list_jobs, require_job
 from jobs.kubernetes.problems import KubernetesProblem, exit_code
+from jobs.kubernetes.resources import JobView
 
 _EXAMPLES = """\
   spr-cluster k8s status
@@ -34,15 +35,13 @@ def add_parser(actions: SubParsers) -> None:
 def run(args: argparse.Namespace) -> int:
     api, now = open_api(args), datetime.now(timezone.utc)
     if args.job:
-        found = require_job(api, args.job)
-        problems = explain(api, found)
-        result = {
-            **_describe(found),
-            "problems": [{"text": each.text, "fix": each.fix} for each in problems],
-        }
-        text = _render_one(found, problems, now)
+        job = require_job(api, args.job)
+        problems = explain(api, job)
+        shown = [{"text": each.text, "fix": each.fix} for each in problems]
+        result = {**_describe(job), "problems": shown}
+        text = _render_one(job, problems, now)
     else:
-        jobs = list_found(api)
+        jobs = list_jobs(api)
         result = {"namespace": api.namespace, "jobs": [_describe(each) for each in jobs]}
         text = (
             _render(jobs, now)
@@ -56,12 +55,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(found: Found) -> dict[str, object]:
-    job = found.job
+def _describe(job: JobView) -> dict[str, object]:
     return {
         "job": job.name,
         "kind": job.kind.kind,
-        "state": found.state,
+        "state": job.state,
         "nodes": job.nodes,
         "ranks_per_node": job.node_ranks,
         "created": job.created.isoformat() if job.created else None,
@@ -76,31 +74,27 @@ def _describe(found: Found) -> dict[str, object]:
                 "restarts": pod.restarts,
                 "exit_code": exit_code(pod),
             }
-            for pod in found.pods
+            for pod in job.pods
         ],
     }
 
 
-def _render(jobs: Sequence[Found], now: datetime) -> str:
+def _render(jobs: Sequence[JobView], now: datetime) -> str:
     rows = [("JOB", "KIND", "STATE", "NODES", "AGE")]
-    for found in jobs:
-        job = found.job
+    for job in jobs:
         age = (now - job.created).total_seconds() if job.created else None
         shown = "-" if age is None else format_seconds(max(0.0, age))
-        rows.append((job.name, job.kind.kind, found.state, str(job.nodes), shown))
+        rows.append((job.name, job.kind.kind, job.state, str(job.nodes), shown))
     return format_table(rows)
 
 
-def _render_one(found: Found, problems: Sequence[KubernetesProblem], now: datetime) -> str:
-    job = found.job
+def _render_one(job: JobView, problems: Sequence[KubernetesProblem], now: datetime) -> str:
     lines = [
-        _render([found], now),
+        _render([job], now),
         f"image {job.image}, claim {job.claim or '-'}",
         *(f"{each.type}: {each.message or each.reason}" for each in job.conditions),
     ]
-    pods = [(pod.name, pod.phase, pod.node or "-", str(pod.restarts)) for pod in found.pods]
+    pods = [(pod.name, pod.phase, pod.node or "-", str(pod.restarts)) for pod in job.pods]
     if pods:
         lines += ["", format_table([("POD", "PHASE", "NODE", "RESTARTS"), *pods])]
-    if problems:
-        lines += ["", *map(str, problems)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *([""] if problems else []), *map(str, problems)])

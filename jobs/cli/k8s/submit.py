@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from datetime import datetime, timezone
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from cluster.cli.display import make_progress
@@ -17,8 +17,9 @@ from infra.words import counted
 from jobs.cli.k8s.common import access_flags, add_access_options, add_json_option, open_api
 from jobs.cli.k8s.follow import follow
 from jobs.cli.k8s.requests import add_squad_command, build_rendered
-from jobs.kubernetes.errors import KubernetesError
+from jobs.kubernetes.errors import ConflictError
 from jobs.kubernetes.jobs import require_kinds
+from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.preflight import Preflight
 from jobs.kubernetes.problems import refuse
 from jobs.kubernetes.render import Rendered
@@ -76,12 +77,11 @@ def run(args: argparse.Namespace) -> int:
         print(wrap(f"warning: {warning}", stream=sys.stderr), file=sys.stderr)
     refuse([each for each in problems if not each.is_warning])
     with progress.phase("Try the objects" if args.dry_run else "Create the objects"):
-        kept = _create(api, kind, rendered, args)
-    if args.dry_run:
-        return _say_dry_run(rendered, args)
-    if args.detach:
-        return _say_detached(rendered, kept, args)
-    return follow(api, rendered.pods.name, args, progress)
+        is_new = _create(api, kind, rendered, args)
+    if not (args.dry_run or args.detach):
+        return follow(api, rendered.pods.name, args, progress)
+    _say_done(rendered, is_new, args)
+    return 0
 
 
 def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
@@ -102,25 +102,21 @@ def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
 def _create(
     api: KubernetesApi, kind: JobKind, rendered: Rendered, args: argparse.Namespace
 ) -> bool:
-    """Create the claim, unless it exists, and the job. Returns whether the claim was kept."""
-    name, dry = rendered.pods.name, args.dry_run
-    claims = core_path(api.namespace, "persistentvolumeclaims")
+    """Create the claim, unless it exists, and the job. Returns whether the claim was made."""
+
+    def is_made(path: str, manifest: Manifest) -> bool:
+        with suppress(ConflictError):
+            api.create(path, manifest, dry_run=args.dry_run)
+            return True
+        return False
+
+    claims, is_new = core_path(api.namespace, "persistentvolumeclaims"), False
     # A cluster whose quota of claims is used up says so first, not that this one exists.
-    kept = bool(rendered.claim and api.peek(f"{claims}/{rendered.pods.claim.name}"))
-    if rendered.claim and not kept:
-        try:
-            api.create(claims, rendered.claim, dry_run=dry)
-        except KubernetesError as error:
-            if error.status != HTTPStatus.CONFLICT:
-                raise
-            kept = True
-    try:
-        api.create(kind.path(api.namespace), rendered.job, dry_run=dry)
-    except KubernetesError as error:
-        if error.status == HTTPStatus.CONFLICT:
-            raise _exists(name, args) from error
-        raise
-    return kept
+    if rendered.claim and not api.peek(f"{claims}/{rendered.pods.claim.name}"):
+        is_new = is_made(claims, rendered.claim)
+    if not is_made(kind.path(api.namespace), rendered.job):
+        raise _exists(rendered.pods.name, args)
+    return is_new
 
 
 def _exists(name: str, args: argparse.Namespace) -> UsageError:
@@ -132,29 +128,21 @@ def _exists(name: str, args: argparse.Namespace) -> UsageError:
     )
 
 
-def _say_dry_run(rendered: Rendered, args: argparse.Namespace) -> int:
-    kinds = [each["kind"] for each in rendered.manifests]
-    if args.json:
-        print(json.dumps({"job": rendered.pods.name, "kind": args.kind, "created": False}))
+def _say_done(rendered: Rendered, is_new: bool, args: argparse.Namespace) -> None:
+    name, claim, flags = rendered.pods.name, rendered.pods.claim.name, access_flags(args)
+    result: dict[str, object] = {"job": name, "kind": args.kind}
+    if args.dry_run:
+        result |= {"created": False}
+        kinds = " and ".join(each["kind"] for each in rendered.manifests)
+        text = f"The cluster accepts {kinds} of job {name}; nothing was created."
     else:
-        print(
-            f"The cluster accepts {' and '.join(kinds)} of job {rendered.pods.name}; nothing was created."
+        result |= {"claim": claim, "state": QUEUED}
+        used = f"{'new' if is_new else 'existing'} claim {claim}"
+        text = (
+            f"{args.kind} {name}, {counted(rendered.pods.nodes, 'pod')}, {used}\n"
+            f"  to see it:    spr-cluster k8s status {name}{flags}\n"
+            f"  to follow it: spr-cluster k8s logs -f {name}{flags}\n"
+            f"  its results:  spr-cluster k8s fetch {name}{flags}\n"
+            f"  to end it:    spr-cluster k8s delete {name}{flags}"
         )
-    return 0
-
-
-def _say_detached(rendered: Rendered, kept: bool, args: argparse.Namespace) -> int:
-    name, flags = rendered.pods.name, access_flags(args)
-    claim = rendered.pods.claim.name
-    if args.json:
-        print(json.dumps({"job": name, "kind": args.kind, "claim": claim, "state": QUEUED}))
-        return 0
-    used = "existing claim" if kept or not rendered.claim else "new claim"
-    print(
-        f"{args.kind} {name}, {counted(rendered.pods.nodes, 'pod')}, {used} {claim}\n"
-        f"  to see it:    spr-cluster k8s status {name}{flags}\n"
-        f"  to follow it: spr-cluster k8s logs -f {name}{flags}\n"
-        f"  its results:  spr-cluster k8s fetch {name}{flags}\n"
-        f"  to end it:    spr-cluster k8s delete {name}{flags}"
-    )
-    return 0
+    print(json.dumps(result) if args.json else text)

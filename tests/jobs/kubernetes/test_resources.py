@@ -37,7 +37,7 @@ def test_quantities(text: object, value: object) -> None:
 @pytest.mark.parametrize("kind", JOB_KINDS, ids=lambda kind: kind.kind)
 def test_what_this_tool_renders_is_understood(kind: Any) -> None:
     words = ("--kind", kind.kind, "--ppn", "2", "--claim", "data", "--image", "me/spr:1")
-    job = parse_job(kind, rendered(*words).job)
+    job = parse_job(kind, rendered(*words).job, [])
 
     assert (job.name, job.nodes, job.node_ranks) == ("bert", 4, 2)
     assert (job.claim, job.image) == ("data", "me/spr:1")
@@ -86,4 +86,4 @@ _JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(("metadata", "spec", "status")), _JSON))
 def test_any_object_is_read(found: dict[str, Any]) -> None:
     for kind in JOB_KINDS:
-        assert parse_job(kind, found).state(parse_pods([found])) in ("queued", "deleting")
+        assert parse_job(kind, found, [found]).state in ("queued", "deleting")

@@ -15,7 +15,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from infra.wait import Clock, SystemClock
 from jobs.kubernetes.errors import BY_STATUS, ForbiddenError, KubernetesError, NotFoundError
-from jobs.kubernetes.exec_stream import open_exec, read_stdout
+from jobs.kubernetes.exec_stream import run_in_pod
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.resources import dig_list
 
@@ -95,7 +95,7 @@ class KubernetesApi:
         """Run a command in a pod, and yield its output. Raises :class:`KubernetesError` if it fails."""
         query = [("command", word) for word in command]
         query += [("container", container), ("stdout", "true"), ("stderr", "true")]
-        return read_stdout(open_exec(self.client, f"{path}/exec", query))
+        return run_in_pod(self.client, f"{path}/exec", query)
 
     def _send(
         self, method: str, path: str, query: Query | None, body: Manifest | None = None

@@ -19,15 +19,15 @@ from kubernetes.stream.ws_client import (
     create_websocket,
     get_websocket_url,
 )
-from websocket import ABNF, WebSocketException
+from websocket import ABNF, WebSocket, WebSocketException
 
 from jobs.kubernetes.errors import KubernetesError
 
 _SILENCE_S = 60.0
 
 
-def open_exec(client: ApiClient, path: str, query: list[tuple[str, str]]) -> Any:
-    """Start a command in a pod; return the web socket. Raises :class:`KubernetesError`."""
+def run_in_pod(client: ApiClient, path: str, query: list[tuple[str, str]]) -> Iterator[bytes]:
+    """Run a command, and yield what it prints. Raises :class:`KubernetesError` unless it succeeds."""
     headers: dict[str, str] = {}
     client.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
     headers["sec-websocket-protocol"] = V4_CHANNEL_PROTOCOL
@@ -37,30 +37,29 @@ def open_exec(client: ApiClient, path: str, query: list[tuple[str, str]]) -> Any
     except (WebSocketException, OSError) as error:
         raise KubernetesError(f"no command can be run in the pod: {error}") from error
     socket.settimeout(_SILENCE_S)
-    return socket
-
-
-def read_stdout(socket: Any) -> Iterator[bytes]:
-    """Yield what the command prints. Raises :class:`KubernetesError` unless it succeeds."""
-    errors = b""
     try:
-        while True:
-            code, frame = socket.recv_data_frame(True)
-            if code == ABNF.OPCODE_CLOSE:
-                raise KubernetesError("the connection to the pod broke off")
-            channel, data = frame.data[:1], frame.data[1:]
-            if channel == bytes([STDOUT_CHANNEL]) and data:
-                yield data
-            elif channel == bytes([STDERR_CHANNEL]):
-                errors += data
-            elif channel == bytes([ERROR_CHANNEL]):
-                # It comes last, so all output has arrived.
-                _require_success(json.loads(data), errors)
-                return
+        yield from _read_stdout(socket)
     except (WebSocketException, OSError, ValueError) as error:
         raise KubernetesError(f"the connection to the pod broke off: {error}") from error
     finally:
         socket.close()
+
+
+def _read_stdout(socket: WebSocket) -> Iterator[bytes]:
+    errors = b""
+    while True:
+        code, frame = socket.recv_data_frame(True)
+        if code == ABNF.OPCODE_CLOSE:
+            raise KubernetesError("the connection to the pod broke off")
+        channel, data = frame.data[0:1], frame.data[1:]
+        if channel == bytes([STDOUT_CHANNEL]) and data:
+            yield data
+        elif channel == bytes([STDERR_CHANNEL]):
+            errors += data
+        elif channel == bytes([ERROR_CHANNEL]):
+            # It comes last, so all output has arrived.
+            _require_success(json.loads(data), errors)
+            return
 
 
 def _require_success(status: dict[str, Any], errors: bytes) -> None:

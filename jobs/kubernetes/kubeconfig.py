@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,12 @@ def connect(kubeconfig: str | None, context: str | None, namespace: str | None) 
     configuration = Configuration()
     # urllib3 would repeat requests that are not ours to repeat.
     configuration.retries = False
-    with _plugin_errors() as errors:
+    with _errors_of_plugins() as errors:
         found = _load(path, context, configuration)
     if errors:
+        reason = " ".join(errors[0].getMessage().split())
         raise UsageError(
-            f"context {found['name']}: its credentials can't be had: {' '.join(errors[0].split())}",
+            f"context {found['name']}: its credentials can't be had: {reason}",
             hint="log in to the cluster again",
         )
     chosen = namespace or (found.get("context") or {}).get("namespace") or "default"
@@ -53,7 +55,10 @@ def _load(path: str, context: str | None, configuration: Configuration) -> Any:
     """Fill the client's configuration; return the context."""
     try:
         merged = KubeConfigMerger(path)
-        _check_context(path, merged, context)
+        known = [each["name"] for each in merged.config.value["contexts"]]
+        if context and context not in known:
+            hint = f"it has {', '.join(map(str, known)) or 'none'}"
+            raise UsageError(f"--context {context}: {path} has no such context", hint=hint)
         loader = KubeConfigLoader(
             merged.config, context, config_base_path=None, config_persister=merged.save_changes
         )
@@ -68,25 +73,13 @@ def _load(path: str, context: str | None, configuration: Configuration) -> Any:
         ) from error
 
 
-def _check_context(path: str, merged: Any, context: str | None) -> None:
-    known = [each["name"] for each in merged.config.value["contexts"]]
-    if context and context not in known:
-        names = ", ".join(map(str, known)) or "none"
-        raise UsageError(f"--context {context}: {path} has no such context", hint=f"it has {names}")
-
-
 @contextmanager
-def _plugin_errors() -> Iterator[list[str]]:
+def _errors_of_plugins() -> Iterator[list[logging.LogRecord]]:
     """Collect what the client logs about a plugin that fails: it raises nothing."""
-    found: list[str] = []
-
-    class MessageList(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    collector, root = MessageList(logging.ERROR), logging.getLogger()
+    collector, root = BufferingHandler(capacity=1000), logging.getLogger()
+    collector.setLevel(logging.ERROR)
     root.addHandler(collector)
     try:
-        yield found
+        yield collector.buffer
     finally:
         root.removeHandler(collector)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,8 @@ from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import find_job
 from jobs.kubernetes.pod_log import read_log
 from jobs.kubernetes.record import describe_record
-from jobs.kubernetes.resources import JobView
-from jobs.kubernetes.results_reader import Note, ResultsSource, fetch_results, find_holder
+from jobs.kubernetes.resources import JobView, PodView
+from jobs.kubernetes.results_reader import ResultsReader
 from jobs.launch.record import write_job_id, write_record_text
 from jobs.train.request import check_results, expand_home
 
@@ -55,16 +56,18 @@ def run(args: argparse.Namespace) -> int:
     api, progress = open_api(args), make_progress()
     with progress.phase(f"Fetch {args.job}"):
         job = find_job(api, args.job)
-        source = _find_source(job, args)
-        holder = find_holder(api, source)
+        spec = job.spec if job else {}
+        reader = ResultsReader(api, args.job, *_find_files(job, args), spec, progress.note)
+        holder = reader.find_holder()
         if job and not job.is_over:
             progress.note(f"{args.job} is {job.state}; fetching its output so far")
         write_job_id(results, args.job)
-        fetch_results(api, source, holder, results, progress.note)
+        reader.fetch(holder, results)
         if job:
             record = describe_record(job, api.context, api.namespace)
             write_record_text(results, json.dumps(record, indent=1) + "\n")
-            _fetch_log(api, job, results / "log", progress.note)
+            if pod := job.pod(0):
+                _fetch_log(api, pod, results / "log", progress.note)
     state = job.state if job else "deleted"
     if args.json:
         print(json.dumps({"job": args.job, "state": state, "results": str(results)}))
@@ -73,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _find_source(job: JobView | None, args: argparse.Namespace) -> ResultsSource:
-    """Return where the files are. Raises :class:`UsageError` if nothing says so."""
+def _find_files(job: JobView | None, args: argparse.Namespace) -> tuple[str, str]:
+    """Return the claim and an image. Raises :class:`UsageError` if nothing says so."""
     if job and job.claim:
-        return ResultsSource(job.name, args.claim or job.claim, args.image or job.image, job.spec)
+        return args.claim or job.claim, args.image or job.image
     if args.claim and args.image:
-        return ResultsSource(args.job, args.claim, args.image)
+        return args.claim, args.image
     what = "has no claim of ours" if job else "doesn't exist"
     raise UsageError(
         f"job {args.job} {what}",
@@ -86,9 +89,7 @@ def _find_source(job: JobView | None, args: argparse.Namespace) -> ResultsSource
     )
 
 
-def _fetch_log(api: KubernetesApi, job: JobView, target: Path, note: Note) -> None:
-    if (pod := job.pod(0)) is None:
-        return
+def _fetch_log(api: KubernetesApi, pod: PodView, target: Path, note: Callable[[str], None]) -> None:
     with target.open("w", encoding="utf-8") as file:
         try:
             read_log(api, pod, lambda line: print(line, file=file), note)

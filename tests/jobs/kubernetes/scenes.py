@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.harness.command_line import CommandResult
 from tests.jobs.kubernetes.server import OPERATOR, TRAINER, KubernetesServer
 
+K8s = Callable[..., CommandResult]
+"""Runs a subcommand of ``spr-cluster k8s``."""
 IMAGE = ("--image", "ghcr.io/me/spr:1")
 JOB = f"{OPERATOR}/namespaces/ml/pytorchjobs/bert"
 TRAIN_JOB = f"{TRAINER}/namespaces/ml/trainjobs/bert"

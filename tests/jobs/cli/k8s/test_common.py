@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.cli.test_main import run
-from tests.jobs.kubernetes.scenes import (
-    write_kubeconfig,
-)
+from tests.jobs.kubernetes.scenes import K8s, write_kubeconfig
 from tests.jobs.kubernetes.server import KubernetesServer, status
 
 
@@ -24,33 +21,25 @@ from tests.jobs.kubernetes.server import KubernetesServer, status
     ],
 )
 def test_a_refusal_is_one_line(
-    capsys: pytest.CaptureFixture[str],
-    server: KubernetesServer,
-    fault: Any,
-    message: str,
-    code: int,
+    k8s: K8s, server: KubernetesServer, fault: Any, message: str, code: int
 ) -> None:
     server.fail = lambda method, path: fault
-    result = run(capsys, "k8s", "status")
+    result = k8s("status")
 
     assert (result.code, result.out) == (code, "")
     assert result.err.startswith(f"spr-cluster: {message}")
 
 
-def test_a_short_fault_is_no_failure(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_a_short_fault_is_no_failure(k8s: K8s, server: KubernetesServer) -> None:
     faults = [status(503, "apiserver is shutting down")] * 2
     server.fail = lambda method, path: faults.pop() if faults else None
 
-    assert run(capsys, "k8s", "status").code == 0
+    assert k8s("status").code == 0
 
 
-def test_a_server_that_does_not_answer_is_named(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_a_server_that_does_not_answer_is_named(k8s: K8s, server: KubernetesServer) -> None:
     server.close()
-    result = run(capsys, "k8s", "status")
+    result = k8s("status")
 
     assert result.code == 1
     assert f"spr-cluster: context lab: {server.url} doesn't answer: " in result.err
@@ -71,7 +60,7 @@ def test_a_server_that_does_not_answer_is_named(
     ],
 )
 def test_a_kubeconfig_that_is_no_good(
-    capsys: pytest.CaptureFixture[str],
+    k8s: K8s,
     server: KubernetesServer,
     tmp_path: Path,
     content: str | None,
@@ -83,7 +72,7 @@ def test_a_kubeconfig_that_is_no_good(
         file.unlink()
     elif content != "ok":
         file.write_text(content)
-    result = run(capsys, "k8s", "status", *words)
+    result = k8s("status", *words)
 
     assert (result.code, result.out) == (2, "")
     assert message in result.err
@@ -92,7 +81,7 @@ def test_a_kubeconfig_that_is_no_good(
 
 
 def test_a_credentials_plugin_that_fails_is_named(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, tmp_path: Path
+    k8s: K8s, server: KubernetesServer, tmp_path: Path
 ) -> None:
     plugin = {
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -100,7 +89,7 @@ def test_a_credentials_plugin_that_fails_is_named(
         "args": ["-c", "echo 'token expired' >&2; exit 1"],
     }
     write_kubeconfig(server, tmp_path / "kubeconfig", exec=plugin)
-    result = run(capsys, "k8s", "status")
+    result = k8s("status")
 
     assert result.code == 2
     assert "context lab: its credentials can't be had: " in result.err
@@ -108,13 +97,13 @@ def test_a_credentials_plugin_that_fails_is_named(
 
 
 def test_without_the_client_library_it_says_how_to_install_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    k8s: K8s, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("jobs.kubernetes.kubeconfig")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes.client", None)
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    result = run(capsys, "k8s", "status")
+    result = k8s("status")
 
     assert result.code == 2
     assert (

@@ -26,10 +26,10 @@ from tests.jobs.cli.k8s.test_logs import (
 )
 from tests.jobs.cli.test_main import run
 from tests.jobs.kubernetes.rendering import rendered
-from tests.jobs.kubernetes.scenes import CLAIM, IMAGE, JOB
+from tests.jobs.kubernetes.scenes import CLAIM, IMAGE, JOB, K8s
 from tests.jobs.kubernetes.server import KubernetesServer, status
 
-FETCH = ("k8s", "fetch", "bert")
+FETCH = ("fetch", "bert")
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def readers(server: KubernetesServer) -> list[str]:
 
 
 def test_fetch_brings_what_bare_metal_brings(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+    capsys: pytest.CaptureFixture[str], k8s: K8s, server: KubernetesServer, volume: Path
 ) -> None:
     created = start_readers(server, phase="Running")
-    result = run(capsys, *FETCH)
+    result = k8s(*FETCH)
 
     assert result.code == 0, result.err
     assert result.out == "bert (succeeded): results/bert/\n  spr-cluster report results/bert\n"
@@ -88,10 +88,10 @@ def test_fetch_brings_what_bare_metal_brings(
 
 
 def test_a_download_that_breaks_off_begins_again(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+    k8s: K8s, server: KubernetesServer, volume: Path
 ) -> None:
     server.exec_breaks = [5000, 20_000]
-    result = run(capsys, *FETCH)
+    result = k8s(*FETCH)
 
     assert result.code == 0, result.err
     assert "trying again: the connection to the pod broke off" in result.err
@@ -100,28 +100,28 @@ def test_a_download_that_breaks_off_begins_again(
 
 
 def test_fetch_fails_with_one_line_and_leaves_no_pod(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+    k8s: K8s, server: KubernetesServer, volume: Path
 ) -> None:
     server.exec_breaks = [100] * 3
-    broken = run(capsys, *FETCH)
+    broken = k8s(*FETCH)
     assert broken.code == 1
     assert "spr-cluster: the connection to the pod broke off" in broken.err
     assert readers(server) == []
 
     volume.rename(volume.with_name("elsewhere"))
-    missing = run(capsys, *FETCH)
+    missing = k8s(*FETCH)
     assert missing.code == 1
     assert "spr-cluster: in the pod: tar: output: Cannot stat: No such file" in missing.err
     assert readers(server) == []
 
 
 def test_a_reader_that_can_not_start_is_explained_and_deleted(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+    k8s: K8s, server: KubernetesServer, volume: Path
 ) -> None:
     waiting = {"reason": "ErrImagePull", "message": "not found"}
     states = [{"image": "x", "state": {"waiting": waiting}}]
     start_readers(server, "worker0", phase="Pending", containerStatuses=states)
-    result = run(capsys, *FETCH)
+    result = k8s(*FETCH)
 
     assert result.code == 1
     assert "image x can't be pulled: not found" in result.err
@@ -129,10 +129,7 @@ def test_a_reader_that_can_not_start_is_explained_and_deleted(
 
 
 def test_ctrl_c_deletes_the_reader(
-    capsys: pytest.CaptureFixture[str],
-    server: KubernetesServer,
-    volume: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    k8s: K8s, server: KubernetesServer, volume: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.cli._exit_at_once", exit_with)
     server.on_create = lambda path, found: None
@@ -141,19 +138,19 @@ def test_ctrl_c_deletes_the_reader(
         wait_for(lambda: any("-reader-" in path for _, path in server.requests))
         os.kill(os.getpid(), signal.SIGINT)
 
-    result = beside(interrupt, lambda: run(capsys, *FETCH))
+    result = beside(interrupt, lambda: k8s(*FETCH))
     assert result.code == 130
     assert readers(server) == []
 
 
 def test_the_files_of_a_deleted_job_need_their_claim_and_image(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+    k8s: K8s, server: KubernetesServer, volume: Path
 ) -> None:
     del server.objects[JOB]
-    refused = run(capsys, *FETCH)
+    refused = k8s(*FETCH)
     assert refused.code == 2
     assert "job bert doesn't exist" in refused.err
-    result = run(capsys, *FETCH, "--claim", "spr-cluster", *IMAGE, "--json")
+    result = k8s(*FETCH, "--claim", "spr-cluster", *IMAGE, "--json")
 
     assert json.loads(result.out) == {"job": "bert", "state": "deleted", "results": "results/bert"}
     assert Path("results", "bert", "results.json").is_file()
@@ -165,13 +162,10 @@ def test_the_files_of_a_deleted_job_need_their_claim_and_image(
     ids=" ".join,
 )
 def test_a_missing_right_is_named_before_anything_is_created(
-    capsys: pytest.CaptureFixture[str],
-    server: KubernetesServer,
-    volume: Path,
-    right: tuple[str, str],
+    k8s: K8s, server: KubernetesServer, volume: Path, right: tuple[str, str]
 ) -> None:
     server.denied = {right}
-    result = run(capsys, *FETCH)
+    result = k8s(*FETCH)
 
     verb, what = right
     assert result.code == 2
@@ -180,14 +174,12 @@ def test_a_missing_right_is_named_before_anything_is_created(
     assert ("POST", "/api/v1/namespaces/ml/pods") not in server.requests
     assert not Path("results").exists()
     server.fail = lambda method, path: status(401, "Unauthorized")
-    assert "invalid or expired" in run(capsys, *FETCH).err
+    assert "invalid or expired" in k8s(*FETCH).err
 
 
-def test_a_missing_claim_is_named(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
-) -> None:
+def test_a_missing_claim_is_named(k8s: K8s, server: KubernetesServer, volume: Path) -> None:
     del server.objects[CLAIM]
-    result = run(capsys, *FETCH)
+    result = k8s(*FETCH)
 
     assert (result.code, result.out) == (2, "")
     assert "spr-cluster: claim spr-cluster doesn't exist" in result.err
@@ -203,17 +195,12 @@ def test_a_missing_claim_is_named(
     ],
 )
 def test_a_volume_of_one_node_is_read_on_that_node(
-    capsys: pytest.CaptureFixture[str],
-    server: KubernetesServer,
-    volume: Path,
-    mode: str,
-    phase: str,
-    rule: str | None,
+    k8s: K8s, server: KubernetesServer, volume: Path, mode: str, phase: str, rule: str | None
 ) -> None:
     server.put(CLAIM, {"spec": {"accessModes": [mode]}})
     server.logs[server.pod("bert", 1, phase)] = []
     created = start_readers(server, phase="Running")
-    result = run(capsys, *FETCH)
+    result = k8s(*FETCH)
 
     assert result.code == 0, result.err
     rules = created[0]["spec"].get("affinity", {}).get("nodeAffinity", {})
@@ -225,11 +212,11 @@ def test_a_volume_of_one_node_is_read_on_that_node(
 
 
 def test_a_volume_of_one_pod_is_refused_while_that_runs(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+    k8s: K8s, server: KubernetesServer, volume: Path
 ) -> None:
     server.put(CLAIM, {"spec": {"accessModes": ["ReadWriteOncePod"]}})
     server.pod("bert", 1, "Running")
-    result = run(capsys, *FETCH)
+    result = k8s(*FETCH)
 
     assert result.code == 2
     assert "claim spr-cluster serves one pod at a time, and pod bert-worker-0 has it" in result.err
@@ -249,7 +236,7 @@ UNSCHEDULABLE = {
     ids=["no node", "no volume"],
 )
 def test_a_reader_that_does_not_start_in_time_is_explained_and_deleted(
-    capsys: pytest.CaptureFixture[str],
+    k8s: K8s,
     server: KubernetesServer,
     volume: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -269,7 +256,7 @@ def test_a_reader_that_does_not_start_in_time_is_explained_and_deleted(
         server.put("/api/v1/namespaces/ml/events/1", event)
 
     server.on_create = create_and_warn
-    result = run(capsys, *FETCH)
+    result = k8s(*FETCH)
 
     assert result.code == 1
     assert "spr-cluster: the start of pod bert-reader-" in result.err
@@ -280,7 +267,7 @@ def test_a_reader_that_does_not_start_in_time_is_explained_and_deleted(
 
 
 def test_the_record_says_what_bare_metals_says(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+    k8s: K8s, server: KubernetesServer, volume: Path
 ) -> None:
     words = ("--kind", "PyTorchJob", "--stack", "intel", "--nodes", "2", "--ppn", "2", *IMAGE)
     made = rendered(*words).job
@@ -294,7 +281,7 @@ def test_the_record_says_what_bare_metals_says(
     server.logs[
         server.pod("bert", 0, "Succeeded", containerStatuses=[{"state": {"terminated": over}}])
     ] = []
-    assert run(capsys, *FETCH).code == 0
+    assert k8s(*FETCH).code == 0
     record = json.loads(Path("results/bert/job.json").read_text())
 
     command = record.pop("command")
@@ -328,11 +315,11 @@ def test_the_record_says_what_bare_metals_says(
 
 
 def test_report_and_predict_read_the_folder(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, volume: Path
+    capsys: pytest.CaptureFixture[str], k8s: K8s, server: KubernetesServer, volume: Path
 ) -> None:
     server.put(JOB, rendered("--kind", "PyTorchJob", *IMAGE).job)
     (volume / "model" / "config.json").write_text("{}")
-    assert run(capsys, *FETCH).code == 0
+    assert k8s(*FETCH).code == 0
     reported = run(capsys, "report", "bert", "--json")
 
     assert reported.code == 0, reported.err

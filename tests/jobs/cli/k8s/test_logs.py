@@ -15,13 +15,7 @@ import pytest
 
 from jobs.kubernetes import api, pod_log
 from tests.jobs.cli.k8s.test_submit import SUBMIT
-from tests.jobs.cli.test_main import run
-from tests.jobs.kubernetes.scenes import (
-    JOB,
-    TRAIN_JOB,
-    ended,
-    job,
-)
+from tests.jobs.kubernetes.scenes import JOB, TRAIN_JOB, K8s, ended, job
 from tests.jobs.kubernetes.server import KubernetesServer
 
 
@@ -50,23 +44,23 @@ def finished(server: KubernetesServer, lines: list[str], code: int = 0) -> None:
 
 
 def test_logs_prints_events_as_text_and_the_pod_of_a_rank(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+    k8s: K8s, server: KubernetesServer
 ) -> None:
     finished(
         server,
         stamped(["before", event("note", text="one note"), event("phase", name="load"), "after"]),
     )
 
-    assert run(capsys, "k8s", "logs", "bert").out == "before\none note\nafter\n"
-    assert run(capsys, "k8s", "logs", "bert", "--rank", "1").out == "second node\n"
-    refused = run(capsys, "k8s", "logs", "bert", "--rank", "2")
+    assert k8s("logs", "bert").out == "before\none note\nafter\n"
+    assert k8s("logs", "bert", "--rank", "1").out == "second node\n"
+    refused = k8s("logs", "bert", "--rank", "2")
     assert refused.code == 2
     assert "--rank 2: job bert has 2 ranks, from 0" in refused.err
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_after_a_restart_the_run_before_is_shown_first(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, is_kept: bool
+    k8s: K8s, server: KubernetesServer, is_kept: bool
 ) -> None:
     job(server)
     restarted = {"name": "pytorch", "restartCount": 2, "lastState": {"terminated": {"exitCode": 1}}}
@@ -75,7 +69,7 @@ def test_after_a_restart_the_run_before_is_shown_first(
     server.logs[pod] = stamped(["again"])
     if is_kept:
         server.previous[pod] = stamped(["ValueError: x"])
-    result = run(capsys, "k8s", "logs", "bert")
+    result = k8s("logs", "bert")
 
     assert (result.code, result.out) == (0, "ValueError: x\nagain\n" if is_kept else "again\n")
     assert result.err.splitlines() == [
@@ -84,7 +78,7 @@ def test_after_a_restart_the_run_before_is_shown_first(
 
 
 def test_a_container_that_waits_to_restart_shows_its_last_run_once(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+    k8s: K8s, server: KubernetesServer
 ) -> None:
     job(server)
     last = {"name": "pytorch", "restartCount": 1, "lastState": {"terminated": {"exitCode": 1}}}
@@ -92,54 +86,48 @@ def test_a_container_that_waits_to_restart_shows_its_last_run_once(
     pod = server.pod("bert", 0, "Running", containerStatuses=states)
     # kubelet has it under both names then.
     server.logs[pod] = server.previous[pod] = stamped(["ValueError: x"])
-    result = run(capsys, "k8s", "logs", "bert")
+    result = k8s("logs", "bert")
 
     assert (result.code, result.out) == (0, "ValueError: x\n")
     assert "waits to start again, so far 1 time: the log of its last run" in result.err
 
 
 def test_a_log_that_breaks_off_goes_on_without_lost_or_doubled_lines(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+    k8s: K8s, server: KubernetesServer
 ) -> None:
     choice = random.Random(3)
     # The same text again and again, in lines that no stamp tells apart.
     texts = [choice.choice(["same", "like it", f"line {number}"]) for number in range(200)]
     finished(server, stamped(texts))
     server.breaks = [choice.randrange(3, 30) for _ in range(40)]
-    result = run(capsys, "k8s", "logs", "-f", "bert")
+    result = k8s("logs", "-f", "bert")
 
     assert result.code == 0, result.err
     assert result.out.splitlines() == texts
     assert sum(kind == "LOG" for kind, _ in server.requests) > 10
 
 
-def test_lines_that_are_stamped_out_of_order_are_kept(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_lines_that_are_stamped_out_of_order_are_kept(k8s: K8s, server: KubernetesServer) -> None:
     seconds = [5, 4, 5, 6, 5, 6, 7, 6, 7]
     lines = [f"2026-11-22T14:25:0{second}.1Z {n}" for n, second in enumerate(seconds)]
     finished(server, lines)
     server.breaks = [2, 3, 3, 4, 3]
-    result = run(capsys, "k8s", "logs", "-f", "bert")
+    result = k8s("logs", "-f", "bert")
 
     assert result.out.split() == [str(n) for n in range(len(seconds))]
 
 
-def test_a_log_that_never_comes_back_is_given_up(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_a_log_that_never_comes_back_is_given_up(k8s: K8s, server: KubernetesServer) -> None:
     finished(server, stamped(["first"]))
     server.breaks = [0] * 1000
-    result = run(capsys, "k8s", "logs", "-f", "bert")
+    result = k8s("logs", "-f", "bert")
 
     assert (result.code, result.out) == (1, "")
     assert "spr-cluster: the stream broke off" in result.err
     assert sum(kind == "LOG" for kind, _ in server.requests) == pod_log._TRIES + 1
 
 
-def test_logs_follows_a_running_job_to_its_end(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_logs_follows_a_running_job_to_its_end(k8s: K8s, server: KubernetesServer) -> None:
     job(server)
     pod = server.pod("bert", 0, "Running")
     texts = [f"step {number}" for number in range(12)]
@@ -153,13 +141,11 @@ def test_logs_follows_a_running_job_to_its_end(
         server.objects[pod]["status"]["phase"] = "Succeeded"
         job(server, "Succeeded")
 
-    result = beside(train, lambda: run(capsys, "k8s", "logs", "-f", "bert"))
+    result = beside(train, lambda: k8s("logs", "-f", "bert"))
     assert result.out.splitlines() == texts
 
 
-def test_a_container_that_starts_again_is_waited_for(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_a_container_that_starts_again_is_waited_for(k8s: K8s, server: KubernetesServer) -> None:
     job(server)
     pod = server.pod("bert", 0, "Running")
     server.logs[pod] = stamped(["first"])
@@ -171,12 +157,12 @@ def test_a_container_that_starts_again_is_waited_for(
         server.objects[pod]["status"]["phase"] = "Succeeded"
         job(server, "Succeeded")
 
-    result = beside(start_again, lambda: run(capsys, "k8s", "logs", "-f", "bert"))
+    result = beside(start_again, lambda: k8s("logs", "-f", "bert"))
     assert (result.code, result.out) == (0, "first\nagain\n"), result.err
 
 
 def test_a_silent_log_is_no_failure(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+    k8s: K8s, server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job(server)
     pod = server.pod("bert", 0, "Running")
@@ -190,7 +176,7 @@ def test_a_silent_log_is_no_failure(
         server.objects[pod]["status"]["phase"] = "Succeeded"
         job(server, "Succeeded")
 
-    result = beside(train, lambda: run(capsys, "k8s", "logs", "-f", "bert"))
+    result = beside(train, lambda: k8s("logs", "-f", "bert"))
     assert (result.code, result.out) == (0, "first\nlast\n"), result.err
 
 
@@ -203,9 +189,7 @@ def beside(work: Callable[[], None], do: Callable[[], Any]) -> Any:
         thread.join(timeout=10)
 
 
-def test_a_replaced_pod_is_followed_too(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_a_replaced_pod_is_followed_too(k8s: K8s, server: KubernetesServer) -> None:
     job(server)
     pod = server.pod("bert", 0, "Failed", reason="Evicted", message="disk pressure")
     server.logs[pod] = stamped(["of the first pod"])
@@ -219,7 +203,7 @@ def test_a_replaced_pod_is_followed_too(
         server.objects[pod]["status"]["phase"] = "Succeeded"
         job(server, "Succeeded")
 
-    result = beside(replace, lambda: run(capsys, "k8s", "logs", "-f", "bert"))
+    result = beside(replace, lambda: k8s("logs", "-f", "bert"))
     assert result.out.splitlines() == ["of the first pod", "of the second pod"]
 
 
@@ -232,7 +216,7 @@ def wait_for(is_true: Callable[[], bool]) -> None:
 
 
 def test_ctrl_c_leaves_the_job_running_and_says_so(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+    k8s: K8s, server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job(server)
     server.logs[server.pod("bert", 0, "Running")] = stamped(["first"])
@@ -242,7 +226,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(
         wait_for(lambda: any(kind == "LOG" for kind, _ in server.requests))
         os.kill(os.getpid(), signal.SIGINT)
 
-    result = beside(interrupt, lambda: run(capsys, "k8s", "logs", "-f", "bert"))
+    result = beside(interrupt, lambda: k8s("logs", "-f", "bert"))
     assert result.code == 130
     assert "job bert goes on without this command" in result.err
     assert "to end it:    spr-cluster k8s delete bert" in result.err
@@ -280,12 +264,10 @@ def operator(server: KubernetesServer, phase: str, lines: list[str], **state: An
     server.on_create = act
 
 
-def test_submit_shows_what_bare_metal_shows(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_submit_shows_what_bare_metal_shows(k8s: K8s, server: KubernetesServer) -> None:
     start = event("start", world_size=2, hosts=["a", "b"], backend="gloo", dtype="bf16")
     operator(server, "Succeeded", stamped([start, "plain text", event("result", **RESULT)]))
-    result = run(capsys, *SUBMIT)
+    result = k8s(*SUBMIT)
 
     assert result.code == 0, result.err
     assert "2 ranks on a, b; backend gloo, bf16\nplain text\n" in result.err
@@ -326,14 +308,10 @@ def test_submit_shows_what_bare_metal_shows(
     ids=["rank", "memory", "evicted", "exit code"],
 )
 def test_a_failure_names_its_cause(
-    capsys: pytest.CaptureFixture[str],
-    server: KubernetesServer,
-    lines: list[str],
-    state: dict[str, Any],
-    message: str,
+    k8s: K8s, server: KubernetesServer, lines: list[str], state: dict[str, Any], message: str
 ) -> None:
     operator(server, "Failed", stamped(lines), **state)
-    result = run(capsys, *SUBMIT)
+    result = k8s(*SUBMIT)
 
     assert (result.code, result.out) == (1, "")
     last = result.err[result.err.index("spr-cluster: ") :]

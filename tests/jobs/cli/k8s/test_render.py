@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.jobs.cli.test_main import run
+from tests.jobs.kubernetes.scenes import K8s
 
-RENDER = ("k8s", "render", "squad", "--nodes", "2", "--name", "bert")
+RENDER = ("render", "squad", "--nodes", "2", "--name", "bert")
 
 
-def test_without_a_folder_it_prints_what_kubectl_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(capsys, *RENDER)
+def test_without_a_folder_it_prints_what_kubectl_takes(k8s: K8s) -> None:
+    result = k8s(*RENDER)
 
     assert (result.code, result.err) == (0, "")
     claim, job = yaml.safe_load_all(result.out)
@@ -22,9 +22,9 @@ def test_without_a_folder_it_prints_what_kubectl_takes(capsys: pytest.CaptureFix
     assert job["metadata"]["name"] == "bert"
 
 
-def test_json_has_the_same_manifests_and_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = [*yaml.safe_load_all(run(capsys, *RENDER, "--stack", "intel").out)]
-    found = json.loads(run(capsys, *RENDER, "--stack", "intel", "--json").out)
+def test_json_has_the_same_manifests_and_their_numbers(k8s: K8s) -> None:
+    shown = [*yaml.safe_load_all(k8s(*RENDER, "--stack", "intel").out)]
+    found = json.loads(k8s(*RENDER, "--stack", "intel", "--json").out)
 
     assert found["manifests"] == shown
     numbers = found["nproc_per_node"], found["omp_threads"], found["ccl_workers"], found["cpus"]
@@ -32,11 +32,9 @@ def test_json_has_the_same_manifests_and_their_numbers(capsys: pytest.CaptureFix
     assert found["dockerfile"].startswith("# The image of stack intel")
 
 
-def test_with_a_folder_it_writes_all_that_the_image_needs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_with_a_folder_it_writes_all_that_the_image_needs(k8s: K8s, tmp_path: Path) -> None:
     folder = tmp_path / "it's here"
-    result = run(capsys, *RENDER, "--image", "me/spr:1", "--output", str(folder))
+    result = k8s(*RENDER, "--image", "me/spr:1", "--output", str(folder))
 
     assert (result.code, result.err) == (0, "")
     assert f"docker build --tag me/spr:1 '{tmp_path}/it'\"'\"'s here'" in result.out
@@ -46,17 +44,15 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(
     assert (folder / "code/worker/squad/sample.json").is_file()
     # Once more, with other options: nothing of the first time is left.
     (folder / "code/worker/old.py").touch()
-    assert run(capsys, *RENDER, "--claim", "data", "--output", str(folder)).code == 0
+    assert k8s(*RENDER, "--claim", "data", "--output", str(folder)).code == 0
     assert {path.name for path in folder.iterdir()} == names - {"claim.yaml"}
     assert not (folder / "code/worker/old.py").exists()
 
 
-def test_a_folder_with_other_files_stays_as_it_is(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_folder_with_other_files_stays_as_it_is(k8s: K8s, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "mine.py").touch()
-    result = run(capsys, *RENDER, "--output", str(tmp_path))
+    result = k8s(*RENDER, "--output", str(tmp_path))
 
     assert result.code == 2
     assert result.err.startswith(f"spr-cluster: --output {tmp_path}: it contains other files")
@@ -66,35 +62,33 @@ def test_a_folder_with_other_files_stays_as_it_is(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("k8s render squad", "the following arguments are required: --nodes"),
+        ("render squad", "the following arguments are required: --nodes"),
         (
-            "k8s render squad --nodes 0",
+            "render squad --nodes 0",
             "argument --nodes: '0': expected a whole number of at least 1",
         ),
-        ("k8s render squad --nodes 2 --kind Job", "argument --kind: invalid choice: 'Job'"),
-        ("k8s render squad --nodes 2 --data x.json", "--data x.json: no pod has this path"),
-        ("k8s render squad --nodes 2 --image=", "--image is empty"),
-        ("k8s render squad --nodes 2 --clam x", "unknown option '--clam'; did you mean --claim?"),
-        ("k8s rendr", "argument ACTION: invalid choice: 'rendr'"),
+        ("render squad --nodes 2 --kind Job", "argument --kind: invalid choice: 'Job'"),
+        ("render squad --nodes 2 --data x.json", "--data x.json: no pod has this path"),
+        ("render squad --nodes 2 --image=", "--image is empty"),
+        ("render squad --nodes 2 --clam x", "unknown option '--clam'; did you mean --claim?"),
+        ("rendr", "argument ACTION: invalid choice: 'rendr'"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], words: str, message: str
-) -> None:
-    result = run(capsys, *words.split())
+def test_bad_input_is_one_line_and_exit_code_2(k8s: K8s, words: str, message: str) -> None:
+    result = k8s(*words.split())
 
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"spr-cluster: {message}")
 
 
 def test_the_help_has_examples_that_work(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    k8s: K8s, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    help_ = run(capsys, "k8s", "render", "squad", "--help").out
+    help_ = k8s("render", "squad", "--help").out
     lines = [line.partition("  the ")[0] for line in help_.splitlines()]
     examples = [line.split("|")[0].split() for line in lines if line.startswith("  spr-cluster ")]
 
     assert len(examples) == 5
     for words in examples:
-        assert run(capsys, *words[1:]).code == 0, words
+        assert k8s(*words[2:]).code == 0, words

@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.cli.test_main import run
-from tests.jobs.kubernetes.scenes import (
-    CLAIM,
-    JOB,
-    ended,
-    job,
-)
+from tests.jobs.kubernetes.scenes import CLAIM, JOB, K8s, ended, job
 from tests.jobs.kubernetes.server import TRAINER, KubernetesServer
 
 
-def test_status_lists_jobs_of_both_kinds(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
-    assert run(capsys, "k8s", "status").out.startswith("No jobs in namespace ml of context lab.")
+def test_status_lists_jobs_of_both_kinds(k8s: K8s, server: KubernetesServer) -> None:
+    assert k8s("status").out.startswith("No jobs in namespace ml of context lab.")
     job(server)
     server.pod("bert", 0, "Running")
     trainer = {"numNodes": 4, "numProcPerNode": 2, "image": "me/spr:1"}
@@ -33,7 +25,7 @@ def test_status_lists_jobs_of_both_kinds(
             "status": {"conditions": conditions},
         },
     )
-    found = run(capsys, "k8s", "status")
+    found = k8s("status")
 
     rows = [line.split()[:4] for line in found.out.splitlines()]
     assert rows == [
@@ -41,7 +33,7 @@ def test_status_lists_jobs_of_both_kinds(
         ["old", "TrainJob", "succeeded", "4"],
         ["bert", "PyTorchJob", "running", "2"],
     ]
-    listed = json.loads(run(capsys, "k8s", "status", "--json").out)
+    listed = json.loads(k8s("status", "--json").out)
     assert [each["ranks_per_node"] for each in listed["jobs"]] == [2, 1]
 
 
@@ -99,17 +91,12 @@ def unschedulable(message: str) -> dict[str, Any]:
     ],
 )
 def test_status_says_why_a_job_does_not_run(
-    capsys: pytest.CaptureFixture[str],
-    server: KubernetesServer,
-    phase: str,
-    state: dict[str, Any],
-    text: str,
-    fix: str,
+    k8s: K8s, server: KubernetesServer, phase: str, state: dict[str, Any], text: str, fix: str
 ) -> None:
     job(server)
     server.pod("bert", 0, phase, **state)
-    shown = run(capsys, "k8s", "status", "bert")
-    found = json.loads(run(capsys, "k8s", "status", "bert", "--json").out)
+    shown = k8s("status", "bert")
+    found = json.loads(k8s("status", "bert", "--json").out)
 
     assert text in shown.out.splitlines()
     assert [each["text"] for each in found["problems"]] == [text]
@@ -117,65 +104,57 @@ def test_status_says_why_a_job_does_not_run(
 
 
 def test_status_shows_a_quota_that_keeps_pods_from_being_made(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+    k8s: K8s, server: KubernetesServer
 ) -> None:
     job(server)
     message = 'pods "bert-master-0" is forbidden: exceeded quota: team, requested: cpu=62'
     for name, about in (("1", "bert"), ("2", "bertha")):
         event = {"type": "Warning", "message": message, "involvedObject": {"name": about}}
         server.put(f"/api/v1/namespaces/ml/events/{name}", event)
-    result = run(capsys, "k8s", "status", "bert")
+    result = k8s("status", "bert")
 
     assert f"no pods: {message}\n  → ask for less, or have the quota raised" in result.out
     server.denied = {("list", "events")}
-    assert run(capsys, "k8s", "status", "bert").code == 0
+    assert k8s("status", "bert").code == 0
 
 
-def test_a_job_that_does_not_exist(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_a_job_that_does_not_exist(k8s: K8s, server: KubernetesServer) -> None:
     for action in ("status", "logs"):
-        result = run(capsys, "k8s", action, "bert")
+        result = k8s(action, "bert")
         assert result.code == 2
         assert "spr-cluster: no job bert in namespace ml of context lab" in result.err
 
 
-def test_delete_removes_the_job_and_keeps_the_claim(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_delete_removes_the_job_and_keeps_the_claim(k8s: K8s, server: KubernetesServer) -> None:
     server.put(CLAIM, {})
     job(server)
     server.pod("bert", 0, "Running")
-    asked = run(capsys, "k8s", "delete", "bert")
+    asked = k8s("delete", "bert")
     assert asked.code == 2
     assert "this needs confirmation" in asked.err
     assert JOB in server.objects
 
-    done = run(capsys, "k8s", "delete", "bert", "--yes")
+    done = k8s("delete", "bert", "--yes")
     assert (done.code, done.out) == (0, "Job bert is gone.\n")
     assert JOB not in server.objects
     assert CLAIM in server.objects
-    again = run(capsys, "k8s", "delete", "bert", "-y")
+    again = k8s("delete", "bert", "-y")
     assert (again.code, again.out) == (0, "No job bert in namespace ml: nothing to delete.\n")
 
 
-def test_delete_with_its_claim(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_delete_with_its_claim(k8s: K8s, server: KubernetesServer) -> None:
     server.put(CLAIM, {})
     job(server)
-    done = run(capsys, "k8s", "delete", "bert", "--yes", "--claim", "--json")
+    done = k8s("delete", "bert", "--yes", "--claim", "--json")
 
     assert json.loads(done.out) == {"job": "bert", "deleted": True, "claim": "spr-cluster"}
     assert CLAIM not in server.objects
 
 
-def test_delete_without_the_right_says_whose_it_lacks(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_delete_without_the_right_says_whose_it_lacks(k8s: K8s, server: KubernetesServer) -> None:
     job(server)
     server.denied = {("delete", "pytorchjobs")}
-    result = run(capsys, "k8s", "delete", "bert", "--yes")
+    result = k8s("delete", "bert", "--yes")
 
     assert result.code == 1
     assert 'User "ada" cannot delete resource "pytorchjobs"' in result.err

@@ -6,27 +6,19 @@ import json
 
 import pytest
 
-from tests.jobs.cli.test_main import run
-from tests.jobs.kubernetes.scenes import (
-    AMX,
-    CLAIM,
-    IMAGE,
-    JOB,
-    TRAIN_JOB,
-    node,
-)
+from tests.jobs.kubernetes.scenes import AMX, CLAIM, IMAGE, JOB, TRAIN_JOB, K8s, node
 from tests.jobs.kubernetes.server import TRAINER, KubernetesServer, status
 
-SUBMIT = ("k8s", "submit", "squad", "--nodes", "2", "--name", "bert", "--demo", *IMAGE)
+SUBMIT = ("submit", "squad", "--nodes", "2", "--name", "bert", "--demo", *IMAGE)
 
 
 # submit
 
 
 def test_submit_creates_claim_and_job_and_names_the_next_commands(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+    k8s: K8s, server: KubernetesServer
 ) -> None:
-    result = run(capsys, *SUBMIT, "--detach")
+    result = k8s(*SUBMIT, "--detach")
 
     assert result.code == 0, result.err
     assert result.out.splitlines()[0] == "TrainJob bert, 2 pods, new claim spr-cluster"
@@ -36,11 +28,9 @@ def test_submit_creates_claim_and_job_and_names_the_next_commands(
     assert "warning" not in result.err
 
 
-def test_the_cluster_decides_the_kind(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_the_cluster_decides_the_kind(k8s: K8s, server: KubernetesServer) -> None:
     del server.served[TRAINER]
-    result = run(capsys, *SUBMIT, "--detach", "--json")
+    result = k8s(*SUBMIT, "--detach", "--json")
 
     assert json.loads(result.out) == {
         "job": "bert",
@@ -49,16 +39,14 @@ def test_the_cluster_decides_the_kind(
         "state": "queued",
     }
     assert JOB in server.objects
-    refused = run(capsys, *SUBMIT, "--kind", "TrainJob")
+    refused = k8s(*SUBMIT, "--kind", "TrainJob")
     assert refused.code == 2
     assert "the cluster has no TrainJob\n  → it has PyTorchJob: omit --kind" in refused.err
 
 
-def test_without_kubeflow_it_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_without_kubeflow_it_says_what_to_install(k8s: K8s, server: KubernetesServer) -> None:
     server.served.clear()
-    result = run(capsys, *SUBMIT)
+    result = k8s(*SUBMIT)
 
     assert result.code == 2
     assert "context lab: the cluster has neither TrainJob nor PyTorchJob" in result.err
@@ -66,7 +54,7 @@ def test_without_kubeflow_it_says_what_to_install(
 
 
 def test_all_problems_are_one_list_and_nothing_is_created(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+    k8s: K8s, server: KubernetesServer
 ) -> None:
     server.denied = {("create", "trainjobs"), ("get", "pods/log")}
     del server.objects[f"{TRAINER}/clustertrainingruntimes/torch-distributed"]
@@ -76,7 +64,7 @@ def test_all_problems_are_one_list_and_nothing_is_created(
     server.put(f"{quotas}/team", {"status": {"hard": hard, "used": used}})
     server.put("/apis/storage.k8s.io/v1/storageclasses/nfs", {"provisioner": "ebs.csi.aws.com"})
     before = dict(server.objects)
-    result = run(capsys, *SUBMIT, "--pull-secret", "registry")
+    result = k8s(*SUBMIT, "--pull-secret", "registry")
 
     assert (result.code, result.out) == (2, "")
     found = [line.strip() for line in result.err.splitlines() if line.startswith("  ")]
@@ -109,48 +97,39 @@ def test_all_problems_are_one_list_and_nothing_is_created(
     ],
 )
 def test_one_problem_is_one_line_with_its_fix(
-    capsys: pytest.CaptureFixture[str],
-    server: KubernetesServer,
-    words: tuple[str, ...],
-    message: str,
+    k8s: K8s, server: KubernetesServer, words: tuple[str, ...], message: str
 ) -> None:
     claims = "/api/v1/namespaces/ml/persistentvolumeclaims"
     server.put(f"{claims}/disk", {"spec": {"accessModes": ["ReadWriteOnce"]}})
     server.put("/apis/storage.k8s.io/v1/storageclasses/gp3", {"provisioner": "ebs.csi.aws.com"})
-    result = run(capsys, *SUBMIT, *words)
+    result = k8s(*SUBMIT, *words)
 
     assert result.code == 2
     assert message in result.err
     assert TRAIN_JOB not in server.objects
 
 
-def test_one_node_needs_no_shared_volume(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_one_node_needs_no_shared_volume(k8s: K8s, server: KubernetesServer) -> None:
     server.put("/apis/storage.k8s.io/v1/storageclasses/gp3", {"provisioner": "ebs.csi.aws.com"})
-    result = run(capsys, *SUBMIT, "--nodes", "1", "--storage-class", "gp3", "--detach")
+    result = k8s(*SUBMIT, "--nodes", "1", "--storage-class", "gp3", "--detach")
 
     assert result.code == 0, result.err
     assert server.objects[CLAIM]["spec"]["accessModes"] == ["ReadWriteOnce"]
 
 
-def test_nodes_that_do_not_fit_are_a_warning(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_nodes_that_do_not_fit_are_a_warning(k8s: K8s, server: KubernetesServer) -> None:
     node(server, "worker1", spec={"unschedulable": True})
-    small = run(capsys, *SUBMIT, "--detach")
+    small = k8s(*SUBMIT, "--detach")
     assert small.code == 0
     assert "warning: 1 of 1 suitable node can have a pod of 62 CPUs and 460 GiB" in small.err
 
     node(server, "worker0", metadata={})
-    unlabelled = run(capsys, *SUBMIT, "--name", "two", "--detach")
+    unlabelled = k8s(*SUBMIT, "--name", "two", "--detach")
     assert f"warning: no node has the label {AMX}" in unlabelled.err
     assert "--any-cpu" in unlabelled.err
 
 
-def test_what_may_not_be_read_is_not_checked(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_what_may_not_be_read_is_not_checked(k8s: K8s, server: KubernetesServer) -> None:
     server.denied = {
         ("get", "namespaces"),
         ("list", "nodes"),
@@ -160,16 +139,14 @@ def test_what_may_not_be_read_is_not_checked(
         ("get", "secrets"),
         ("get", "clustertrainingruntimes"),
     }
-    result = run(capsys, *SUBMIT, "--pull-secret", "registry", "--detach")
+    result = k8s(*SUBMIT, "--pull-secret", "registry", "--detach")
 
     assert result.code == 0, result.err
 
 
-def test_a_dry_run_asks_the_server_and_creates_nothing(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
-) -> None:
+def test_a_dry_run_asks_the_server_and_creates_nothing(k8s: K8s, server: KubernetesServer) -> None:
     before = dict(server.objects)
-    result = run(capsys, *SUBMIT, "--dry-run")
+    result = k8s(*SUBMIT, "--dry-run")
 
     assert result.code == 0, result.err
     assert result.out == (
@@ -183,26 +160,26 @@ def test_a_dry_run_asks_the_server_and_creates_nothing(
         if "trainjobs" in path and method == "POST"
         else None
     )
-    old = run(capsys, *SUBMIT, "--dry-run")
+    old = k8s(*SUBMIT, "--dry-run")
     assert (old.code, old.out) == (1, "")
     assert 'spr-cluster: context lab: unknown field "spec.runtimePatches"' in old.err
 
 
 def test_an_existing_claim_is_kept_and_an_existing_job_is_refused(
-    capsys: pytest.CaptureFixture[str], server: KubernetesServer
+    k8s: K8s, server: KubernetesServer
 ) -> None:
     server.put(CLAIM, {"spec": {"accessModes": ["ReadWriteMany"]}})
-    first = run(capsys, *SUBMIT, "--detach")
+    first = k8s(*SUBMIT, "--detach")
     assert first.out.splitlines()[0] == "TrainJob bert, 2 pods, existing claim spr-cluster"
     claims = CLAIM.rpartition("/")[0]
     assert ("POST", claims) not in server.requests, "a quota would refuse another claim"
     server.denied = {("get", "persistentvolumeclaims")}
-    unread = run(capsys, *SUBMIT, "--name", "two", "--detach")
+    unread = k8s(*SUBMIT, "--name", "two", "--detach")
     assert unread.out.splitlines()[0] == "TrainJob two, 2 pods, existing claim spr-cluster"
     assert ("POST", claims) in server.requests
 
     for words in ((), ("--dry-run",)):
-        second = run(capsys, *SUBMIT, *words)
+        second = k8s(*SUBMIT, *words)
         assert second.code == 2
         assert "spr-cluster: job bert exists already\n  → give another --name" in second.err
         assert "`spr-cluster k8s delete bert`" in second.err

@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING
 from infra.errors import UsageError
 from infra.wait import wait_until
 from infra.words import counted
+from jobs.kubernetes.kinds import JOB_KINDS, JobKind
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.pod_log import PodLog
 from jobs.kubernetes.problems import KubernetesProblem, find_problems, select_warnings
-from jobs.kubernetes.resources import (
-    JOB_KINDS,
-    JobKind,
-    JobView,
-    core_path,
-    dig,
-    dig_list,
-    parse_job,
-)
+from jobs.kubernetes.resources import JobView, core_path, dig, dig_list, parse_job
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
@@ -46,7 +39,7 @@ def require_kinds(api: KubernetesApi) -> tuple[JobKind, ...]:
 
     Raises :class:`UsageError` if there are none.
     """
-    if kinds := tuple(kind for kind in JOB_KINDS if _serves(api, kind)):
+    if kinds := tuple(kind for kind in JOB_KINDS.values() if _serves(api, kind)):
         return kinds
     raise UsageError(
         f"context {api.context}: the cluster has neither TrainJob nor PyTorchJob",
@@ -56,7 +49,7 @@ def require_kinds(api: KubernetesApi) -> tuple[JobKind, ...]:
 
 
 def _serves(api: KubernetesApi, kind: JobKind) -> bool:
-    found = dig_list(api.find(kind.root) or {}, "resources")
+    found = dig_list(api.find(f"/apis/{kind.api}") or {}, "resources")
     return any(each.get("name") == kind.plural for each in found)
 
 

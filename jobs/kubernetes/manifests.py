@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.kubernetes.image import CODE, USER
+from jobs.kubernetes.kinds import TRAIN_JOB
 from jobs.kubernetes.pod_size import PodSize
-from jobs.kubernetes.request import CLAIM_PATH, PYTORCH_JOB, PodOptions
+from jobs.kubernetes.request import CLAIM_PATH, PodOptions
 from jobs.launch.mpirun import ccl_setup, rank_environment
 from jobs.launch.placement import Placement
 from jobs.launch.plan import JobPlan
@@ -57,11 +58,10 @@ def render_job(
         "env": [{"name": n, "value": v} for n, v in _environment(plan, placement, stack).items()],
         "resources": {"requests": resources, "limits": resources},
     }
-    pytorch = pods.kind == PYTORCH_JOB
-    render_spec = _pytorch_job_spec if pytorch else _train_job_spec
+    render_spec = _train_job_spec if pods.kind == TRAIN_JOB else _pytorch_job_spec
     return {
-        "apiVersion": "kubeflow.org/v1" if pytorch else "trainer.kubeflow.org/v1alpha1",
-        "kind": pods.kind,
+        "apiVersion": pods.kind.api,
+        "kind": pods.kind.name,
         "metadata": {**_metadata(pods), "annotations": {STACK: stack.name}},
         "spec": render_spec(container, placement.nproc_per_node, size, pods),
     }

@@ -8,11 +8,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from infra.words import counted
+from jobs.kubernetes.kinds import TRAIN_JOB, JobKind
 from jobs.kubernetes.manifests import AMX_LABEL, Manifest
 from jobs.kubernetes.pod_size import PodSize
 from jobs.kubernetes.problems import KubernetesProblem
-from jobs.kubernetes.request import TRAIN_JOB, PodOptions
-from jobs.kubernetes.resources import JobKind, core_path, dig, dig_list, parse_quantity
+from jobs.kubernetes.request import PodOptions
+from jobs.kubernetes.resources import core_path, dig, dig_list, parse_quantity
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
@@ -62,15 +63,13 @@ class Preflight:
         return dig_list(self.api.peek(path) or {}, "items")
 
     def _check_runtime(self) -> Iterable[KubernetesProblem]:
-        if self.kind.kind != TRAIN_JOB:
-            return
-        runtime = f"{self.kind.root}/clustertrainingruntimes/torch-distributed"
-        if self.api.peek(runtime) == {}:
+        runtime = f"/apis/{self.kind.api}/clustertrainingruntimes/torch-distributed"
+        if self.kind == TRAIN_JOB and self.api.peek(runtime) == {}:
             fix = "install Kubeflow Trainer's runtimes: its chart's or manifests' `runtimes` part"
             yield KubernetesProblem("ClusterTrainingRuntime torch-distributed doesn't exist", fix)
 
     def _check_rights(self) -> Iterable[KubernetesProblem]:
-        jobs = f"{self.kind.plural}.{self.kind.group}"
+        jobs = self.kind.resource
         claim = ["create persistentvolumeclaims"] if self.claim else []
         follow = ["get pods", "list pods", "get pods/log"]
         return find_missing_rights(self.api, [f"create {jobs}", f"get {jobs}", *follow, *claim])
@@ -90,7 +89,7 @@ class Preflight:
     def _needs(self) -> dict[str, Decimal]:
         nodes = Decimal(self.pods.nodes)
         cpus, memory = nodes * self.size.cpus, nodes * (self.size.memory_gib << 30)
-        needs = {"pods": nodes, f"count/{self.kind.plural}.{self.kind.group}": Decimal(1)}
+        needs = {"pods": nodes, f"count/{self.kind.resource}": Decimal(1)}
         for prefix in ("", "requests.", "limits."):
             needs |= {f"{prefix}cpu": cpus, f"{prefix}memory": memory}
         if self.claim and not self._existing_claim():

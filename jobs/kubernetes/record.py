@@ -29,7 +29,7 @@ def describe_record(job: JobView, context: str, namespace: str) -> dict[str, Any
         "when": job.created.isoformat() if job.created else None,
         **(_describe_end(job) if job.is_over else {}),
         "more": {
-            "kind": job.kind.kind,
+            "kind": job.kind.name,
             "namespace": namespace,
             "image": job.image,
             "claim": job.claim,

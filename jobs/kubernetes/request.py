@@ -7,6 +7,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from jobs.kubernetes.image import DEMO_DATA
+from jobs.kubernetes.kinds import TRAIN_JOB, JobKind
 from jobs.kubernetes.pod_size import NodeShape
 from jobs.launch.plan import JobPlan, PlacementOptions
 from jobs.train.presets import Preset
@@ -18,8 +19,6 @@ from jobs.train.train import plan_options
 from jobs.worker.squad.options import NO_CACHE, SAMPLE, SCRATCH, TrainOptions, flag
 from provision.stacks.stack import Stack
 
-TRAIN_JOB, PYTORCH_JOB = "TrainJob", "PyTorchJob"
-KINDS = (TRAIN_JOB, PYTORCH_JOB)
 CLAIM_PATH = "/workspace"
 """Where every pod mounts the claim."""
 
@@ -40,7 +39,7 @@ class PodOptions:
     name: str
     nodes: int
     image: str
-    kind: str = TRAIN_JOB
+    kind: JobKind = TRAIN_JOB
     namespace: str | None = None
     claim: Claim = field(default_factory=Claim)
     shape: NodeShape = field(default_factory=NodeShape)

@@ -9,8 +9,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from jobs.kubernetes.kinds import TRAIN_JOB, JobKind
 from jobs.kubernetes.manifests import STACK, Manifest
-from jobs.kubernetes.request import PYTORCH_JOB, TRAIN_JOB
 from jobs.launch.ending import FAILED, SUCCEEDED
 from jobs.launch.history import QUEUED, RUNNING
 
@@ -18,48 +18,6 @@ SUSPENDED, DELETING = "suspended", "deleting"
 _CONTAINERS = ("node", "pytorch")
 _DONE = {"Complete": SUCCEEDED, "Succeeded": SUCCEEDED, "Failed": FAILED, "Suspended": SUSPENDED}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(?:(m)|([kKMGTPE])(i?))?")
-
-
-@dataclass(frozen=True)
-class JobKind:
-    """A kind of job: where the API has it, and the label by which its pods name their job."""
-
-    kind: str
-    group: str
-    version: str
-    plural: str
-    pod_label: str
-    install: str
-    """What makes a cluster serve it."""
-
-    @property
-    def root(self) -> str:
-        """Path of the group's discovery."""
-        return f"/apis/{self.group}/{self.version}"
-
-    def path(self, namespace: str, name: str = "") -> str:
-        return f"{self.root}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
-
-
-JOB_KINDS = (
-    JobKind(
-        TRAIN_JOB,
-        "trainer.kubeflow.org",
-        "v1alpha1",
-        "trainjobs",
-        "jobset.sigs.k8s.io/jobset-name",
-        "Kubeflow Trainer 2.2 or newer",
-    ),
-    JobKind(
-        PYTORCH_JOB,
-        "kubeflow.org",
-        "v1",
-        "pytorchjobs",
-        "training.kubeflow.org/job-name",
-        "Kubeflow training-operator 1.x",
-    ),
-)
-"""The preferred one first."""
 
 
 def core_path(namespace: str, plural: str, name: str = "") -> str:
@@ -164,7 +122,7 @@ def claims_of(spec: Manifest) -> list[str]:
 def parse_job(kind: JobKind, found: Manifest, pods: Sequence[Manifest]) -> JobView:
     """Return a job of either kind, with its pods."""
     meta, spec = dig(found, "metadata"), dig(found, "spec")
-    if kind.kind == TRAIN_JOB:
+    if kind == TRAIN_JOB:
         container, pod = dig(spec, "trainer"), _patched_spec(spec)
         count, ranks = container.get("numNodes"), container.get("numProcPerNode")
     else:

@@ -10,12 +10,11 @@ from cluster.cli.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
 from jobs.cli.k8s.common import NAMESPACE_HELP, OBJECT_NAME
 from jobs.cli.train_requests import read_options, refuse_own_settings
+from jobs.kubernetes.kinds import JOB_KINDS, TRAIN_JOB
 from jobs.kubernetes.pod_size import NodeShape
 from jobs.kubernetes.render import Rendered, render
 from jobs.kubernetes.request import (
     CLAIM_PATH,
-    KINDS,
-    TRAIN_JOB,
     Claim,
     PodOptions,
     plan_fast,
@@ -71,8 +70,10 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 def _add_job(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of pods")
-    text = f"default: {TRAIN_JOB} (Kubeflow Trainer 2); for `submit` what the cluster has, {TRAIN_JOB} first"
-    add("--kind", choices=KINDS, help=text)
+    text = (
+        "default: TrainJob (Kubeflow Trainer 2); for `submit` what the cluster has, TrainJob first"
+    )
+    add("--kind", choices=tuple(JOB_KINDS), help=text)
     text = "fast: this tool's own; reference: the documentation's job, run_qa.py (default: fast)"
     add("--recipe", choices=("fast", "reference"), default="fast", help=text)
     text = "published model and settings (default with --recipe reference: bert-large)"
@@ -139,7 +140,7 @@ def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOption
         name=args.name or new_job_id("squad", now),
         nodes=args.nodes,
         image=args.image or f"spr-cluster:{stack}",
-        kind=args.kind or TRAIN_JOB,
+        kind=JOB_KINDS[args.kind] if args.kind else TRAIN_JOB,
         namespace=args.namespace,
         claim=Claim(args.claim) if args.claim else new,
         shape=NodeShape(args.cores, args.memory, args.numa, args.threads_per_core),

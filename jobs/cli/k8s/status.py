@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _describe(job: JobView) -> dict[str, object]:
     return {
         "job": job.name,
-        "kind": job.kind.kind,
+        "kind": job.kind.name,
         "state": job.state,
         "nodes": job.nodes,
         "ranks_per_node": job.node_ranks,
@@ -84,7 +84,7 @@ def _render(jobs: Sequence[JobView], now: datetime) -> str:
     for job in jobs:
         age = (now - job.created).total_seconds() if job.created else None
         shown = "-" if age is None else format_seconds(max(0.0, age))
-        rows.append((job.name, job.kind.kind, job.state, str(job.nodes), shown))
+        rows.append((job.name, job.kind.name, job.state, str(job.nodes), shown))
     return format_table(rows)
 
 

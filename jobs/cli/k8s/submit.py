@@ -19,11 +19,12 @@ from jobs.cli.k8s.follow import follow
 from jobs.cli.k8s.requests import add_squad_command, build_rendered
 from jobs.kubernetes.errors import ConflictError
 from jobs.kubernetes.jobs import require_kinds
+from jobs.kubernetes.kinds import JOB_KINDS, JobKind
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.preflight import Preflight
 from jobs.kubernetes.problems import refuse
 from jobs.kubernetes.render import Rendered
-from jobs.kubernetes.resources import JOB_KINDS, JobKind, core_path
+from jobs.kubernetes.resources import core_path
 from jobs.launch.history import QUEUED
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     api, progress = open_api(args), make_progress()
     with progress.phase(f"Check context {api.context}, namespace {api.namespace}"):
         kind = _choose_kind(api, args)
-        args.kind = kind.kind
+        args.kind = kind.name
         if args.name and api.peek(kind.path(api.namespace, args.name)):
             raise _exists(args.name, args)
         rendered = build_rendered(args, now)
@@ -87,14 +88,11 @@ def run(args: argparse.Namespace) -> int:
 def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
     """Return the kind to submit. Raises :class:`UsageError` if the cluster doesn't have it."""
     kinds = require_kinds(api)
-    if args.kind is None:
-        return kinds[0]
-    chosen = next((kind for kind in kinds if kind.kind == args.kind), None)
-    if chosen is None:
-        wanted = next(kind for kind in JOB_KINDS if kind.kind == args.kind)
+    chosen = JOB_KINDS[args.kind] if args.kind else kinds[0]
+    if chosen not in kinds:
         raise UsageError(
             f"context {api.context}: the cluster has no {args.kind}",
-            hint=f"it has {kinds[0].kind}: omit --kind; or install {wanted.install}",
+            hint=f"it has {kinds[0].name}: omit --kind; or install {chosen.install}",
         )
     return chosen
 

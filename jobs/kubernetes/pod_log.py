@@ -37,14 +37,12 @@ def read_log(
     ``note`` receives one line about that. kubelet keeps no older runs.
     """
     status = next((each for each in pod.statuses if each.get("name") == pod.container), {})
-    restarts = counted(as_int(status.get("restartCount")), "time")
+    so_far = f"pod {pod.name} has restarted {counted(as_int(status.get('restartCount')), 'time')}"
     if dig(status, "state", "waiting") and dig(status, "lastState", "terminated"):
         # kubelet gives that log both as the current and as the previous one.
-        note(f"pod {pod.name} waits to start again, so far {restarts}: the log of its last run")
+        note(f"{so_far} and waits to start again: the log of its last run")
     elif dig(status, "lastState", "terminated"):
-        note(
-            f"pod {pod.name} has restarted {restarts}: the log of its run before, then of this one"
-        )
+        note(f"{so_far}: the log of its run before, then of this one")
         try:
             PodLog(api, pod, on_line).read(previous=True)
         except KubernetesError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes_validate.utils import validate
 
 from jobs.kubernetes import results_reader
 from jobs.launch.record import JobRecord
@@ -203,6 +204,7 @@ def test_a_volume_of_one_node_is_read_on_that_node(
     result = k8s(*FETCH)
 
     assert result.code == 0, result.err
+    validate(created[0], "1.33", strict=True)
     rules = created[0]["spec"].get("affinity", {}).get("nodeAffinity", {})
     assert [name.partition("During")[0] for name in rules] == ([rule] if rule else [])
     # Of two pods that are over, the first.

@@ -89,7 +89,7 @@ def test_a_container_that_waits_to_restart_shows_its_last_run_once(
     result = k8s("logs", "bert")
 
     assert (result.code, result.out) == (0, "ValueError: x\n")
-    assert "waits to start again, so far 1 time: the log of its last run" in result.err
+    assert "has restarted 1 time and waits to start again: the log of its last run" in result.err
 
 
 def test_a_log_that_breaks_off_goes_on_without_lost_or_doubled_lines(

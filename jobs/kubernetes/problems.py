@@ -24,7 +24,7 @@ _UNSCHEDULABLE = {
 
 
 class KubernetesProblem(NamedTuple):
-    """What is wrong, and what to do about it; ``fix`` may be empty. A warning only may stop the job."""
+    """What is wrong, and what to do about it; ``fix`` may be empty. A warning does not stop the job."""
 
     text: str
     fix: str = ""

@@ -24,9 +24,12 @@ def keep_log(output: Path, rank: int, *, append: bool) -> None:
             path.write_bytes(b"")
         sys.stdout.flush()
         sys.stderr.flush()
-        # In its own session: a signal to the job's processes must not end it before them.
+        # A signal to the job's processes must not end it before them: it has its own session, but Slurm
+        # finds it all the same.
         copier = subprocess.Popen(
-            ["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True
+            ["sh", "-c", "trap '' TERM; exec tee -a \"$0\"", str(path)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
         assert copier.stdin is not None
         for descriptor in (1, 2):

@@ -1,0 +1,39 @@
+"""Each rank's own log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+_RANK = """
+import signal, sys
+from pathlib import Path
+from worker.runtime.logs import keep_log
+
+signal.signal(signal.SIGTERM, lambda *_: print("a checkpoint is saved"))
+keep_log(Path(sys.argv[1]), 0, append=False)
+print("step 1", flush=True)
+signal.pause()
+"""
+
+
+def test_a_signal_to_all_processes_of_a_job_costs_no_line(
+    node: Path, node_environ: dict[str, str]
+) -> None:
+    """As Slurm's: it finds processes by their parents, or by their cgroup."""
+    argv = [sys.executable, "-c", _RANK, str(node)]
+    with subprocess.Popen(argv, env=node_environ, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        lines = [rank.stdout.readline()]
+        children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text().split()
+        for pid in (*map(int, children), rank.pid):
+            os.kill(pid, signal.SIGTERM)
+        lines += rank.stdout.readlines()
+
+    assert len(children) == 1
+    assert rank.returncode == 0
+    assert lines == ["step 1\n", "a checkpoint is saved\n"]
+    assert (node / "logs/rank-0.log").read_text() == "".join(lines)

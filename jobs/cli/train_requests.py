@@ -52,8 +52,6 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
     for name, given in {"--smoke": args.smoke, "--run-qa": args.run_qa}.items():
         if given:
             raise UsageError(f"{name} requires --recipe reference")
-    if args.demo and args.preset:
-        raise UsageError("--demo and --preset can't be used together")
     options = read_options(args, args.preset)
     results = results_folder(args, "squad", now)
     return TrainRequest(
@@ -69,6 +67,8 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
 
 def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOptions:
     """Return the training options of a new job. Raises :class:`UsageError` for one out of range."""
+    if args.demo and preset:
+        raise UsageError("--demo and --preset can't be used together")
     base = DEMO if args.demo else TrainOptions()
     base = PRESETS[preset].as_options(base) if preset else base
     if args.demo and "dataset" in args:

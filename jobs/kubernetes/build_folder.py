@@ -1,8 +1,9 @@
-"""The folder on this machine that receives a job's YAML and the files of its image."""
+"""The folder on this machine that receives a job's YAML or script, and what it needs beside them."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from infra.errors import UsageError
@@ -11,29 +12,45 @@ from jobs.train.request import check_writable, expand_home
 
 _OURS = ("Dockerfile", "requirements.txt", "job.yaml", "code")
 _MAYBE = ("claim.yaml",)
+_FOLDERS = ("code", "data", "model")
 
 
-def check_build_folder(name: str) -> Path:
-    """Return the folder. Raises :class:`UsageError` if it can't be written, or holds other files."""
+def check_build_folder(
+    name: str, ours: Collection[str] = _OURS, writer: str = "k8s render"
+) -> Path:
+    """Return the folder. Raises :class:`UsageError` if it can't be written, or holds other files.
+
+    A folder with ``ours`` in it is one that the command ``writer`` wrote.
+    """
     folder = expand_home(name)
     check_writable(folder, "--output")
     found = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if found and not set(_OURS) <= found:
+    if found and not set(ours) <= found:
         raise UsageError(
             f"--output {folder}: it contains other files",
-            hint="give a folder that is new, or that `k8s render` wrote",
+            hint=f"give a folder that is new, or that `{writer}` wrote",
         )
     return folder
 
 
 def write_build_folder(rendered: Rendered, folder: Path) -> None:
     """Write everything; of an earlier rendering, nothing stays that would be out of date."""
-    shutil.rmtree(folder / "code", ignore_errors=True)
     for name in _MAYBE:
         (folder / name).unlink(missing_ok=True)
-    for name, source in rendered.build.items():
+    yaml = {name: text.encode() for name, text in rendered.yaml_files().items()}
+    write_files({**rendered.build, **yaml}, folder)
+
+
+def write_files(files: Mapping[str, Path | bytes], folder: Path) -> None:
+    """Write contents, and copies of files and folders, by their names in a folder."""
+    for name in _FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name, source in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
-    for name, text in rendered.yaml_files().items():
-        (folder / name).write_text(text)
+        if isinstance(source, bytes):
+            target.write_bytes(source)
+        elif source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copyfile(source, target)

@@ -84,7 +84,7 @@ def render_dockerfile(stack: Stack, image: str) -> str:
         venv=VENV,
         tcmalloc=TCMALLOC,
         install=_render_install(stack),
-        check=shlex.quote(_render_check(stack.versions)),
+        check=shlex.quote(render_check(stack.versions)),
         examples=_EXAMPLES.format(url=stack.examples, folder=EXAMPLES) if stack.examples else "",
         code=CODE,
         user=USER,
@@ -98,6 +98,7 @@ def _render_install(stack: Stack) -> str:
     return "\n".join([*own, f"RUN {_PIP} {locked}--requirement {_ROOT}/requirements.txt"])
 
 
-def _render_check(versions: Mapping[str, str]) -> str:
+def render_check(versions: Mapping[str, str]) -> str:
+    """Return Python code that imports these modules, and fails for a torch that is not for CPUs."""
     modules = ", ".join(versions)
     return f"import {modules}; assert torch.version.cuda is None, torch.__version__"

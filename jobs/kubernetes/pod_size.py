@@ -48,7 +48,7 @@ class NodeShape:
 class Preload(NamedTuple):
     """Libraries that every rank preloads, by their paths in the image."""
 
-    tcmalloc: str
+    tcmalloc: str | None
     iomp5: str | None
 
 
@@ -68,8 +68,8 @@ def place_pod(
 
     Raises :class:`UsageError` for a shape or options that don't fit each other.
     """
-    facts = _describe(shape, _usable_cores(shape, options.nproc_per_node or shape.numa), preload)
-    placement = plan_placement({_NODE: facts}, {_NODE: ""}, options, backend)
+    usable = _usable_cores(shape, options.nproc_per_node or shape.numa)
+    placement = place_on(shape, usable, options, backend, preload)
     cores = placement.nproc_per_node * (placement.omp_threads + placement.ccl_workers)
     memory = int(shape.memory_gib * _MEMORY_SHARE)
     # Both hardware threads of a core: otherwise another pod computes on the second.
@@ -77,8 +77,16 @@ def place_pod(
     return placement, size
 
 
-def _usable_cores(shape: NodeShape, ranks: int) -> tuple[Cpu, ...]:
-    """Return a node's cores without those that it keeps; the rest divides evenly among the ranks.
+def place_on(
+    shape: NodeShape, usable: int, options: PlacementOptions, backend: str, preload: Preload
+) -> Placement:
+    """Return the placement of ranks on a node, of whose NUMA nodes each has so many ``usable`` cores."""
+    facts = _describe(shape, usable, preload)
+    return plan_placement({_NODE: facts}, {_NODE: ""}, options, backend)
+
+
+def _usable_cores(shape: NodeShape, ranks: int) -> int:
+    """Return a NUMA node's cores without those that the node keeps; they divide evenly among the ranks.
 
     It keeps at least one core of each NUMA node, so that these stay equal: kubelet, the container
     runtime, and the pods of every node need CPUs, and the static CPU manager requires a reservation.
@@ -98,14 +106,16 @@ def _usable_cores(shape: NodeShape, ranks: int) -> tuple[Cpu, ...]:
             f"each for the node itself, are too few for {counted(ranks, 'rank')}",
             hint="use fewer ranks, or describe the nodes with --cores, --numa, and --threads-per-core",
         )
-    return tuple(
+    return usable
+
+
+def _describe(shape: NodeShape, usable: int, preload: Preload) -> HostFacts:
+    each = shape.cores // shape.numa
+    cpus = tuple(
         Cpu(node * each + core, node * each + core, node, node)
         for node in range(shape.numa)
         for core in range(usable)
     )
-
-
-def _describe(shape: NodeShape, cpus: tuple[Cpu, ...], preload: Preload) -> HostFacts:
     return HostFacts(
         hostname=_NODE,
         kernel="",

@@ -122,8 +122,6 @@ def build_rendered(args: argparse.Namespace, now: datetime) -> Rendered:
     else:
         if args.run_qa:
             raise UsageError("--run-qa requires --recipe reference")
-        if args.demo and args.preset:
-            raise UsageError("--demo and --preset can't be used together")
         plan = plan_fast(read_options(args, args.preset), placement, pods, stack)
     return render(plan, pods, stack)
 

@@ -1,0 +1,157 @@
+"""``spr-cluster render``: a training job for a scheduler that is not ours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cluster.cli.parser import SubParsers, add_command, positive_int
+from jobs.cli.train_requests import read_options
+from jobs.kubernetes.build_folder import check_build_folder, write_files
+from jobs.kubernetes.pod_size import NodeShape
+from jobs.launch.mpirun import warn_ignored
+from jobs.launch.plan import PlacementOptions, new_job_id
+from jobs.slurm.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
+from jobs.train.presets import PRESETS
+from jobs.train.request import TrainRequest, check_inputs
+from jobs.worker.squad.options import add_arguments
+from provision.stacks.load import DEFAULT_STACK, load_stack
+
+_HIDDEN = {"output", "trial_seconds", "resume"}
+_EXAMPLES = """\
+  spr-cluster render slurm squad --nodes 4 --output job
+  spr-cluster render slurm squad --nodes 4 --cores 96 --numa 2 --time 8:00:00 --output job
+  spr-cluster render slurm squad --nodes 2 --demo --cores 8             print the script
+  spr-cluster render slurm squad --nodes 2 --partition cpu --account bert --output job
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "render",
+        "Write a training job as files for a cluster that is not yours, such as an HPC center's. "
+        "It asks no cluster. For Kubernetes: `k8s render`.",
+        _EXAMPLES,
+    )
+    schedulers = parser.add_subparsers(title="schedulers", metavar="SCHEDULER", required=True)
+    slurm = add_command(
+        schedulers, "slurm", "Write a Slurm job.", _EXAMPLES, help_="a Slurm batch script"
+    )
+    jobs = slurm.add_subparsers(title="jobs", metavar="JOB", required=True)
+    squad = add_command(
+        jobs,
+        "squad",
+        "Write the job that `train squad` runs on a cluster of your own as a Slurm batch script. Without "
+        "--output, print the script; with it, write that, the installation of the stack, code, and data: "
+        "a folder to copy to a file system that all nodes share.",
+        _EXAMPLES,
+        help_="fine-tune DistilBERT, or another encoder, on SQuAD or your data",
+    )
+    _add_job(squad.add_argument_group("job"))
+    _add_slurm(squad.add_argument_group("Slurm"))
+    squad.add_argument("--output", metavar="DIR", help="write the job's folder here")
+    squad.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    squad.add_argument(
+        "--demo", action="store_true", help="train a small new model on the bundled sample"
+    )
+    add_arguments(squad.add_argument_group("training"), without=_HIDDEN)
+    squad.set_defaults(run=run)
+
+
+def _add_job(group: argparse._ArgumentGroup) -> None:
+    shape = NodeShape()
+    add = group.add_argument
+    add("--nodes", type=positive_int, required=True, metavar="N", help="number of nodes")
+    for name, default, text in (
+        ("--cores", shape.cores, "physical cores of a node that jobs may use"),
+        ("--numa", shape.numa, "NUMA nodes of a node"),
+    ):
+        more = f"{text} (default: {default})"
+        add(name, type=positive_int, default=default, metavar="N", help=more)
+    add("--ppn", type=positive_int, metavar="N", help="ranks per node (default: one per NUMA node)")
+    add(
+        "--interface",
+        metavar="NAME",
+        help="the nodes' network interface for the ranks, such as ib0",
+    )
+    add("--stack", default=DEFAULT_STACK, help=f"software, see `stacks` (default: {DEFAULT_STACK})")
+    add("--preset", choices=tuple(PRESETS), help="published model and settings")
+    add("--name", help="the job's name (default: squad-DATE-TIME-…)")
+
+
+def _add_slurm(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--partition", metavar="NAME", help="default: the cluster's")
+    add("--account", metavar="NAME", help="default: yours")
+    add(
+        "--time",
+        metavar="LIMIT",
+        help="such as 90 (minutes), 8:00:00, or 2-12 (default: the partition's)",
+    )
+    add("--constraint", metavar="FEATURES", help="features that nodes must have, such as amx")
+
+
+def run(args: argparse.Namespace) -> int:
+    # A training option has this name, too: the folder of the ranks, which the job decides.
+    output = vars(args).pop("output")
+    script = build_script(args)
+    if output:
+        write_files(script.files, check_build_folder(output, OURS, "render slurm"))
+    if args.json:
+        print(json.dumps(_describe(script, output)))
+    else:
+        print(_next_steps(script, Path(output)) if output else script.text, end="")
+    return 0
+
+
+def build_script(args: argparse.Namespace) -> SlurmScript:
+    """Return the job that the options ask for. Raises :class:`UsageError` for options that don't fit."""
+    options = ScriptOptions(
+        name=args.name or new_job_id("squad", datetime.now(timezone.utc)),
+        nodes=args.nodes,
+        shape=NodeShape(cores=args.cores, numa=args.numa),
+        partition=args.partition,
+        account=args.account,
+        time=args.time,
+        constraint=args.constraint,
+        interface=args.interface,
+    )
+    stack = load_stack(args.stack)
+    placement = PlacementOptions(nproc_per_node=args.ppn)
+    request = TrainRequest(read_options(args, args.preset), Path(), placement)
+    check_inputs(request.options)
+    script = render_slurm(request, options, stack)
+    for warning in warn_ignored(stack, script.placement):
+        print(f"warning: {warning}", file=sys.stderr)
+    return script
+
+
+def _describe(script: SlurmScript, output: str | None) -> dict[str, object]:
+    return {
+        "job": script.options.name,
+        "output": output,
+        "nodes": script.options.nodes,
+        "nproc_per_node": script.placement.nproc_per_node,
+        "omp_threads": script.placement.omp_threads,
+        "script": script.text,
+    }
+
+
+def _next_steps(script: SlurmScript, folder: Path) -> str:
+    name = script.options.name
+    return (
+        f"Slurm job {name}: {folder}/\n\n"
+        f"Copy the folder to a file system that all nodes share, and submit it there:\n\n"
+        f"  rsync -a {shlex.quote(str(folder))}/ CENTER:{name}/\n"
+        f"  cd {name} && bash install.sh     once, where the internet can be reached\n"
+        f"  sbatch {SCRIPT}\n"
+        "  squeue --me; tail -F log\n\n"
+        "Model, metrics, and results.json are then in output/. Here:\n\n"
+        f"  rsync -a --exclude checkpoints CENTER:{name}/output/ results/{name}/\n"
+        f"  spr-cluster report results/{name}\n"
+    )

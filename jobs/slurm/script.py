@@ -1,0 +1,194 @@
+"""A training job as files for a Slurm cluster that is not ours: batch script, installation, code, data. Pure.
+
+The folder with these files is the job's folder, as on a cluster of ours, so its plan is the same. torchrun
+starts the ranks, as on Kubernetes: mpirun's way into a center's nodes differs from center to center.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+from infra.errors import UsageError
+from jobs.kubernetes.image import render_check, render_requirements
+from jobs.kubernetes.pod_size import NodeShape, Preload, place_on
+from jobs.launch.files import worker_files
+from jobs.launch.mpirun import rank_environment
+from jobs.launch.placement import Placement
+from jobs.launch.plan import JobPlan
+from jobs.train.request import TrainRequest, chosen_backend, local_model, require_able_stack
+from jobs.train.train import CHECKPOINT_SECONDS, plan_training
+from jobs.worker.squad.options import SCRATCH, TrainOptions, flag
+from provision.stacks.stack import Stack
+
+SCRIPT, INSTALL, REQUIREMENTS = "job.sbatch", "install.sh", "requirements.txt"
+OURS = (SCRIPT, INSTALL, REQUIREMENTS, "code")
+"""What every folder of a job has."""
+# Slurm checks its jobs' times every so often: the signal may be late by a minute.
+_STOP_SECONDS = CHECKPOINT_SECONDS + 60
+_OLDEST_PYTHON = "3.10"
+_FORMS = {
+    "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, and _.-, at most 64"),
+    "partition": (r"[A-Za-z0-9_.,-]+", "a partition's name, or several with commas"),
+    "account": (r"[A-Za-z0-9_.@-]+", "an account's name"),
+    # Not MINUTES:SS, which Slurm would take, but whoever writes 8:00 means hours.
+    "time": (r"\d+|\d+:\d\d:\d\d|\d+-\d\d?(:\d\d){0,2}", "MINUTES, HOURS:MM:SS, or DAYS-HOURS"),
+    "constraint": (r"[A-Za-z0-9_.&|*()\[\]-]+", "features of nodes, such as amx or 'a&b'"),
+    "interface": (r"[A-Za-z0-9_.-]{1,15}", "a network interface's name, such as ib0"),
+}
+_PASSED_ON = ("partition", "account", "time", "constraint")
+_HEADER = """\
+#!/bin/bash
+# Trains a question answering model with spr-cluster's code. In this file's folder, run
+# `bash {install}` once, then `sbatch {script}`.
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+# One task per node: torchrun, which starts the node's ranks.
+#SBATCH --ntasks-per-node=1
+# Whole nodes, with all of their memory, and none with fewer CPUs than the ranks have threads.
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --mincpus={cores}
+{passed_on}# One log, also of later attempts.
+#SBATCH --output=log
+#SBATCH --open-mode=append
+# After the loss of a node, the job starts again, and resumes from its newest checkpoint.
+#SBATCH --requeue
+# Two jobs must not write to one folder: of a user's jobs with this name, one runs at a time.
+#SBATCH --dependency=singleton
+# So many seconds before the time limit, this script (B) has the ranks save a checkpoint, and puts the job
+# back into the queue.
+#SBATCH --signal=B:USR1@{stop}
+
+# {placed}
+# What the shell that submits the job has set about threads would undo this.
+unset "${{!OMP_@}}" "${{!GOMP_@}}" "${{!KMP_@}}"
+{exports}
+# Time for a checkpoint: torchrun's own limit is 30 s.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={checkpoint}
+# {install} has downloaded what the job needs of the hub.
+export HF_HUB_OFFLINE=1
+nproc_per_node={ranks}
+program=({program})
+"""
+_INSTALL_HEADER = """\
+#!/bin/bash
+# Makes venv/ with stack {stack}. Run it once, where the internet can be reached; it needs no root.
+"""
+
+
+@dataclass(frozen=True)
+class ScriptOptions:
+    """What a job asks of a Slurm cluster, besides its training; ``None`` leaves it to the cluster.
+
+    ``interface`` is the network interface over which the ranks talk. Raises :class:`UsageError` for a value
+    that Slurm, or a line of a script, would not take.
+    """
+
+    name: str
+    nodes: int
+    shape: NodeShape
+    partition: str | None = None
+    account: str | None = None
+    time: str | None = None
+    constraint: str | None = None
+    interface: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, (form, wanted) in _FORMS.items():
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(form, value, re.ASCII):
+                raise UsageError(f"{flag(name)} {value!r}: expected {wanted}")
+
+
+@dataclass(frozen=True)
+class SlurmScript:
+    """A job for a Slurm cluster: its script, and all files of its folder, the script among them."""
+
+    options: ScriptOptions
+    placement: Placement
+    text: str
+    files: Mapping[str, Path | bytes]
+
+
+def render_slurm(request: TrainRequest, options: ScriptOptions, stack: Stack) -> SlurmScript:
+    """Return a training job's script and files. Raises :class:`UsageError` for what can't run there."""
+    require_able_stack(stack, "render slurm squad")
+    if chosen_backend(request.options, stack) == "ccl":
+        raise UsageError(
+            "`render slurm` has no oneCCL: its transport has to fit the center's network and MPI",
+            hint="use --backend gloo, or --stack upstream",
+        )
+    train = request.options
+    cache = train.token_cache
+    # Home folders are small at most centers.
+    train = replace(train, token_cache="cache/tokens" if cache.startswith("~") else cache)
+    plan = plan_training(replace(request, options=train), stack)
+    shape = options.shape
+    placement = place_on(
+        shape, shape.cores // shape.numa, plan.placement, plan.backend, Preload(None, None)
+    )
+    placement = replace(placement, interface=options.interface or "")
+    text = _render_script(plan, placement, options, stack)
+    files = {
+        SCRIPT: text.encode(),
+        INSTALL: _render_install(train, stack).encode(),
+        REQUIREMENTS: render_requirements(stack).encode(),
+        **worker_files(),
+        **plan.files,
+    }
+    return SlurmScript(options, placement, text, files)
+
+
+def _render_script(
+    plan: JobPlan, placement: Placement, options: ScriptOptions, stack: Stack
+) -> str:
+    ranks, threads = placement.nproc_per_node, placement.omp_threads
+    passed_on = {name: getattr(options, name) for name in _PASSED_ON}
+    env = rank_environment(plan, placement, "", stack)
+    # libfabric's variables mean nothing to gloo.
+    exports = {name: value for name, value in env.items() if not name.startswith("FI_")}
+    header = _HEADER.format(
+        script=SCRIPT,
+        name=options.name,
+        nodes=options.nodes,
+        cores=options.shape.cores,
+        passed_on="".join(f"#SBATCH --{n}={v}\n" for n, v in passed_on.items() if v),
+        stop=_STOP_SECONDS,
+        placed=f"{ranks} x {threads} = {ranks * threads} of a node's {options.shape.cores} cores: each "
+        "rank finds the CPUs that it may use, and takes its own.",
+        exports="\n".join(f"export {n}={shlex.quote(v)}" for n, v in exports.items()),
+        checkpoint=CHECKPOINT_SECONDS,
+        install=INSTALL,
+        ranks=ranks,
+        # The arguments that resume the job: without a checkpoint, it starts from the beginning.
+        program=shlex.join([plan.module, *plan.retry_argv]),
+    )
+    return header + _read("job.sh")
+
+
+def _render_install(train: TrainOptions, stack: Stack) -> str:
+    # A lock's wheels are for one version of Python.
+    python = stack.python if stack.lock else _OLDEST_PYTHON
+    compare, more = ("==", "") if stack.lock else (">=", " or newer")
+    is_on_hub = train.model != SCRATCH and local_model(train) is None
+    values = {
+        "wanted": python + more,
+        "condition": f"sys.version_info[:2] {compare} ({python.replace('.', ', ')})",
+        "example": stack.python,
+        "pip": stack.pip,
+        "options": "--require-hashes --no-deps" if stack.lock else "",
+        "check": render_check(stack.versions),
+        "model": train.model if is_on_hub else "",
+        "dataset": "" if train.data else train.dataset,
+    }
+    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    return _INSTALL_HEADER.format(stack=stack.name) + "\n".join([*lines, _read(INSTALL)])
+
+
+def _read(name: str) -> str:
+    return resources.files("jobs.slurm").joinpath(name).read_text()

@@ -1,0 +1,97 @@
+"""`render slurm`: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.cli.test_main import run
+
+RENDER = ("render", "slurm", "squad", "--nodes", "2", "--name", "bert")
+
+
+def test_it_prints_the_script_that_it_writes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    printed = run(capsys, *RENDER, "--demo", "--cores", "8")
+    written = run(capsys, *RENDER, "--demo", "--cores", "8", "--output", str(tmp_path / "a b"))
+    found = json.loads(run(capsys, *RENDER, "--demo", "--cores", "8", "--json").out)
+
+    assert (printed.code, printed.err, written.code, written.err) == (0, "", 0, "")
+    assert printed.out == (tmp_path / "a b/job.sbatch").read_text() == found["script"]
+    numbers = found["job"], found["nodes"], found["nproc_per_node"], found["omp_threads"]
+    assert numbers == ("bert", 2, 1, 8)
+    assert f"rsync -a '{tmp_path}/a b'/ CENTER:bert/" in written.out
+    names = {path.name for path in (tmp_path / "a b").iterdir()}
+    assert names == {"job.sbatch", "install.sh", "requirements.txt", "code", "data"}
+
+
+def test_another_rendering_leaves_nothing_of_the_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(capsys, *RENDER, "--demo", "--output", str(tmp_path)).code == 0
+    (tmp_path / "code/worker/old.py").touch()
+    (tmp_path / "output").mkdir()
+    assert run(capsys, *RENDER, "--output", str(tmp_path)).code == 0
+
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"job.sbatch", "install.sh", "requirements.txt", "code", "output"}
+    assert not (tmp_path / "code/worker/old.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--name a;b", "--name 'a;b': expected letters, digits, and _.-, at most 64"),
+        ("--time 8:00", "--time '8:00': expected MINUTES, HOURS:MM:SS, or DAYS-HOURS"),
+        ("--time ٣", "--time '٣': expected MINUTES"),
+        ("--partition $x", "--partition '$x': expected a partition's name"),
+        ("--account #", "--account '#': expected an account's name"),
+        ("--constraint a\nb", "--constraint 'a\\nb': expected features of nodes"),
+        ("--interface eth0/1", "--interface 'eth0/1': expected a network interface's name"),
+        ("--cores 3 --numa 2", "--cores 3: not a multiple of --numa 2"),
+        ("--ppn 33", "--ppn 33: a node has 32 physical cores, too few for 33 ranks"),
+        ("--stack intel", "`render slurm` has no oneCCL"),
+        ("--backend ccl", "`render slurm` has no oneCCL"),
+        ("--stack reference", "`render slurm squad` can't run on stack reference"),
+        ("--demo --preset distilbert", "--demo and --preset can't be used together"),
+        ("--data nothing.json", "nothing.json: can't be read"),
+        ("--memory 512", "unknown option '--memory'"),
+        ("--output /dev/null", "--output /dev/null: /dev/null is not a folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    result = run(capsys, *RENDER, *words.split(" "))
+
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"spr-cluster: {message}")
+
+
+def test_a_folder_with_other_files_stays_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/mine").touch()
+    result = run(capsys, *RENDER, "--output", str(tmp_path))
+
+    assert result.code == 2
+    assert "it contains other files" in result.err
+    assert "that `render slurm` wrote" in result.err
+    assert [path.name for path in tmp_path.rglob("*")] == ["data", "mine"]
+
+
+def test_the_help_has_examples_that_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    help_ = run(capsys, "render", "slurm", "squad", "--help").out
+    lines = [line.partition("  print")[0] for line in help_.splitlines()]
+    examples = [line.split() for line in lines if line.startswith("  spr-cluster ")]
+
+    assert len(examples) == 4
+    for words in examples:
+        assert run(capsys, *words[1:]).code == 0, words

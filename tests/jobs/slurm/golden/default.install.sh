@@ -1,0 +1,41 @@
+#!/bin/bash
+# Makes venv/ with stack upstream. Run it once, where the internet can be reached; it needs no root.
+wanted='3.10 or newer'
+condition='sys.version_info[:2] >= (3, 10)'
+example=3.12
+pip=''
+options=''
+check='import torch, transformers; assert torch.version.cuda is None, torch.__version__'
+model=distilbert-base-uncased
+dataset=squad
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+python=${PYTHON:-python3}
+if ! "$python" -c "import sys; sys.exit(not ($condition))"; then
+    echo "$python is $("$python" --version 2>&1); required: Python $wanted" >&2
+    echo "load a module that has it, or name it: PYTHON=/path/to/python$example bash install.sh" >&2
+    exit 1
+fi
+"$python" -m venv venv
+pip_install() { venv/bin/python -m pip install --disable-pip-version-check --no-input "$@"; }
+[ -z "$pip" ] || pip_install "pip==$pip"
+pip_install $options --requirement requirements.txt
+# Without its index, pip takes another build of torch: that for CUDA.
+venv/bin/python -c "$check"
+# Compute nodes often have no way to the internet, so the hub's model and data are downloaded now.
+HF_HOME=$PWD/huggingface PYTHONPATH=code venv/bin/python - "$model" "$dataset" <<'DOWNLOAD'
+import sys
+from worker.runtime.errors import WorkerError
+from worker.squad.dataset import load_hub_dataset
+from worker.squad.model import load_pretrained
+
+model, dataset = sys.argv[1:]
+try:
+    if model:
+        load_pretrained(model)
+    if dataset:
+        load_hub_dataset(dataset)
+except WorkerError as error:
+    sys.exit(f"{error.message}\n{error.hint}")
+DOWNLOAD
+echo "ready: sbatch job.sbatch"

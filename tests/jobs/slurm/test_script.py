@@ -1,0 +1,197 @@
+"""The batch script: golden, and run by bash with stand-ins for Slurm's commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import build_parser
+from jobs.cli.render import build_script
+from jobs.kubernetes.build_folder import write_files
+from jobs.kubernetes.pod_size import NodeShape
+from jobs.slurm.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
+from jobs.train.request import TrainRequest
+from jobs.worker.squad.options import DEMO, TrainOptions
+from provision.stacks.load import load_stack
+from tests.golden import check_golden
+
+GOLDEN = Path(__file__).with_name("golden")
+CASES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "all-options": (
+        *("--cores", "96", "--numa", "2", "--ppn", "4", "--interface", "ib0", "--model", "a'b"),
+        *("--partition", "cpu,amx", "--account", "ml@hpc", "--time", "1-12", "--constraint", "a&b"),
+        *("--seed", "7", "--dataset", "me/qa"),
+    ),
+}
+
+
+def rendered(*words: str) -> SlurmScript:
+    argv = ["render", "slurm", "squad", "--nodes", "2", "--name", "bert", *words]
+    return build_script(build_parser("render").parse_args(argv))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_script_and_the_installation(case: str) -> None:
+    script = rendered(*CASES[case])
+    install = script.files[INSTALL]
+    assert isinstance(install, bytes)
+
+    check_golden(GOLDEN / f"{case}.sbatch", script.text)
+    check_golden(GOLDEN / f"{case}.install.sh", install.decode())
+    for text in (script.text, install.decode()):
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
+
+
+def test_a_locked_stack_needs_the_python_of_its_lock() -> None:
+    line = f"torch==2.13.0 --hash=sha256:{'0' * 64}"
+    stack = load_stack("upstream").model_copy(update={"lock": (line,)})
+    options = ScriptOptions("bert", 2, NodeShape())
+    files = render_slurm(TrainRequest(TrainOptions(), Path()), options, stack).files
+
+    install, requirements = files[INSTALL], files["requirements.txt"]
+    assert isinstance(install, bytes)
+    assert isinstance(requirements, bytes)
+    assert b"condition='sys.version_info[:2] == (3, 12)'" in install
+    assert b"options='--require-hashes --no-deps'" in install
+    assert requirements.decode().splitlines()[-1] == line
+
+
+def test_the_files_of_the_user_are_in_the_folder(tmp_path: Path) -> None:
+    model = tmp_path / "encoder"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    script = rendered("--demo", "--model", str(model), "--eval", str(DEMO.data))
+    write_files(script.files, tmp_path / "job")
+
+    assert "--model=model --data=data/train.json --eval=data/eval.json" in script.text
+    names = ("model/config.json", "data/train.json", "data/eval.json", "code/worker/squad/job.py")
+    assert [name for name in names if not (tmp_path / "job" / name).is_file()] == []
+
+
+# `srun` trains: it ends by itself (RESULT), or after the signal, with or without a checkpoint (SAVED).
+_STAND_INS = {
+    "scontrol": 'if [ "$1" = show ]; then echo node7; else echo "$*" >> requeued; fi',
+    "scancel": 'echo "$*" >> cancelled; kill -TERM "$(cat step)"',
+    "srun": """
+trap '[ -z "$SAVED" ] || mkdir -p output/checkpoints/"$SAVED"; exit 143' TERM
+printf '%s\\n' "$@" > called; env > environment; echo $$ > step
+[ -z "$RESULT" ] || { mkdir -p output; touch output/results.json; exit; }
+kill -USR1 $PPID
+while :; do sleep 0.05; done
+""",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job's folder with its environment, and Slurm's commands."""
+    folder = tmp_path / "it's here"
+    write_files(rendered("--demo", "--ppn", "2").files, folder)
+    python = folder / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    for name, text in _STAND_INS.items():
+        stand_in = tmp_path / "bin" / name
+        stand_in.parent.mkdir(exist_ok=True)
+        stand_in.write_text(f"#!/bin/bash\n{text}\n")
+        stand_in.chmod(0o755)
+    return folder
+
+
+def run_script(folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    environ = {
+        "PATH": f"{folder.parent / 'bin'}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(folder),
+        "SLURM_JOB_ID": "123456",
+        "SLURM_JOB_NODELIST": "node[7-8]",
+        "SLURM_NNODES": "2",
+        "SLURM_CPUS_ON_NODE": "64",
+        "OMP_PLACES": "threads",
+        "KMP_AFFINITY": "compact",
+        "RESULT": "",
+        "SAVED": "",
+        **more,
+    }
+    return subprocess.run(
+        ["bash", str(folder / SCRIPT)],
+        cwd=folder.parent,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_it_starts_one_torchrun_per_node(folder: Path) -> None:
+    done = run_script(folder, RESULT="1")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    words = (folder / "called").read_text().splitlines()
+    assert {"--ntasks-per-node=1", "--cpus-per-task=64", "--mpi=none"} < set(words)
+    ranks = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=node7", "--master-port=23456"]
+    at = words.index("start")
+    assert words[at + 1 : at + 7] == [*ranks, "-m", "worker.squad"]
+    assert "--resume" in words
+    found = dict(
+        line.split("=", 1)
+        for line in (folder / "environment").read_text().splitlines()
+        if "=" in line
+    )
+    assert found["OMP_NUM_THREADS"] == "16"
+    assert {"OMP_PLACES", "KMP_AFFINITY"} & found.keys() == set()
+    assert found["PYTHONPATH"] == f"{folder}/code"
+    assert not (folder / "requeued").exists()
+    # Submitted again, it does not start over.
+    (folder / "called").unlink()
+    again = run_script(folder)
+    assert (again.returncode, (folder / "called").exists()) == (0, False)
+    assert "this job is finished" in again.stdout
+
+
+def test_near_the_time_limit_it_saves_a_checkpoint_and_goes_back_into_the_queue(
+    folder: Path,
+) -> None:
+    done = run_script(folder, SAVED="step-000007")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (folder / "cancelled").read_text() == "--signal=TERM 123456\n"
+    assert (folder / "requeued").read_text() == "requeue 123456\n"
+
+
+def test_without_a_new_checkpoint_it_fails_instead_of_starting_over_forever(folder: Path) -> None:
+    run_script(folder, SAVED="step-000007")
+    (folder / "requeued").unlink()
+    done = run_script(folder)
+
+    assert done.returncode == 143
+    assert "submit the job with a longer --time" in done.stderr
+    assert not (folder / "requeued").exists()
+
+
+def test_outside_its_folder_it_says_what_to_do(folder: Path) -> None:
+    (folder / "venv/bin/python").unlink()
+    done = run_script(folder)
+
+    assert (done.returncode, (folder / "called").exists()) == (1, False)
+    assert "submit the job in its folder, after 'bash install.sh' there" in done.stderr
+
+
+def test_the_installation_refuses_an_old_python(folder: Path, tmp_path: Path) -> None:
+    old = tmp_path / "bin/python3.9"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2\nexit 1\n')
+    old.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(folder / INSTALL)],
+        env={**os.environ, "PYTHON": str(old)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+    assert "is Python 3.9.2; required: Python 3.10 or newer" in done.stderr

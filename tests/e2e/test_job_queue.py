@@ -6,12 +6,13 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import CommandLine, LiveCluster
+from tests.e2e.conftest import DEMO_JOB, CommandLine, LiveCluster, Trained
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 TRAIN = ("train", "squad", "--demo", "--epochs")
@@ -127,6 +128,61 @@ def test_jobs_run_side_by_side_and_in_order(cluster: LiveCluster, tmp_path: Path
 def test_a_user_of_slurm_needs_nothing_of_this_tool(cluster: LiveCluster) -> None:
     done = cluster.cli.ssh("node0", "srun --nodes=3 hostname | sort")
     assert done.split() == sorted(cluster.hostnames)
+    cluster.wait_until_idle()
+
+
+def place_script(cluster: LiveCluster, trained: Trained, name: str, folder: Path) -> None:
+    """Render the job that ``trained`` is as a Slurm script, and put its folder on every node.
+
+    A center's nodes share one folder. Here, each has its own; the venv is the one that they have.
+    """
+    cores = trained.results["ranks"][0]["threads"]
+    shape = ("--nodes", "3", "--cores", str(cores), "--name", name, "--output", str(folder))
+    cluster.cli.run("render", "slurm", *DEMO_JOB[1:], *shape)
+    config = cluster.cli.home / "spr" / "ssh_config"
+    for node in cluster.names:
+        argv = ["scp", "-qrF", str(config), str(folder), f"{node}:{name}"]
+        subprocess.run(argv, check=True, timeout=60)
+        cluster.cli.ssh(node, f"ln -s /opt/spr-cluster/venv {name}/venv")
+
+
+def require_same_training(cluster: LiveCluster, trained: Trained, name: str) -> Any:
+    results = json.loads(cluster.cli.ssh("node0", f"cat {name}/output/results.json"))
+    assert results["loss_curve"] == trained.results["loss_curve"]
+    assert [rank["hostname"] for rank in results["ranks"]] == cluster.hostnames
+    for rank in results["ranks"]:
+        assert rank["found"]["cpus"] == rank["planned"]["cpus"]
+        assert rank["threads"] == rank["cpus"] == trained.results["ranks"][0]["threads"]
+    return results
+
+
+def test_the_script_for_other_clusters_trains_as_mpirun_does(
+    cluster: LiveCluster, trained: Trained, tmp_path: Path
+) -> None:
+    place_script(cluster, trained, "bert", tmp_path / "job")
+    ended = "timeout 200 sh -c 'until [ -e output/results.json ]; do sleep 0.2; done'"
+    script = f"cd bert && sbatch job.sbatch && {ended} || {{ cat log >&2; exit 1; }}"
+    cluster.cli.ssh("node0", script)
+
+    assert require_same_training(cluster, trained, "bert")["resumed_after"] == []
+    cluster.wait_until_idle()
+
+
+@pytest.mark.full
+def test_the_script_goes_on_after_its_time_limit(
+    cluster: LiveCluster, trained: Trained, tmp_path: Path
+) -> None:
+    place_script(cluster, trained, "limited", tmp_path / "job")
+    # The signal that Slurm sends before the limit; its shortest limit would take a minute.
+    steps = "id=$(sbatch --parsable job.sbatch); until grep -qs samples_per_second log; do sleep 0.1; done"
+    signal_it = "scancel --signal=USR1 --batch $id"
+    gone = "until [ -e output/results.json ]; do sleep 0.5; done; scontrol show job $id"
+    script = f"cd limited && timeout 300 bash -c '{steps}; {signal_it}; {gone}'"
+    ended = cluster.cli.ssh("node0", script)
+
+    assert "Restarts=1" in ended
+    (step,) = require_same_training(cluster, trained, "limited")["resumed_after"]
+    assert 0 < step < trained.results["loss_curve"][-1][0]
     cluster.wait_until_idle()
 
 

@@ -12,7 +12,6 @@ from jobs.train.request import check_writable, expand_home
 
 _OURS = ("Dockerfile", "requirements.txt", "job.yaml", "code")
 _MAYBE = ("claim.yaml",)
-_FOLDERS = ("code", "data", "model")
 
 
 def check_build_folder(
@@ -42,15 +41,26 @@ def write_build_folder(rendered: Rendered, folder: Path) -> None:
 
 
 def write_files(files: Mapping[str, Path | bytes], folder: Path) -> None:
-    """Write contents, and copies of files and folders, by their names in a folder."""
-    for name in _FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
+    """Write contents, and copies of files and folders, by their names in a folder; ``code`` is made anew.
+
+    Raises :class:`UsageError` for a folder that would be copied into itself.
+    """
+    for source in files.values():
+        if isinstance(source, Path) and folder.resolve().is_relative_to(source.resolve()):
+            raise UsageError(f"--output {folder}: it is in {source}, which is copied into it")
+    shutil.rmtree(folder / "code", ignore_errors=True)
     for name, source in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(source, bytes):
             target.write_bytes(source)
-        elif source.is_dir():
-            shutil.copytree(source, target)
-        else:
-            shutil.copyfile(source, target)
+        elif not (target.exists() and source.samefile(target)):
+            _copy(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target)
+    else:
+        shutil.copyfile(source, target)

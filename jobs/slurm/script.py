@@ -28,7 +28,7 @@ from provision.stacks.stack import Stack
 SCRIPT, INSTALL, REQUIREMENTS = "job.sbatch", "install.sh", "requirements.txt"
 OURS = (SCRIPT, INSTALL, REQUIREMENTS, "code")
 """What every folder of a job has."""
-# Slurm checks its jobs' times every so often: the signal may be late by a minute.
+# Before the checkpoint, the ranks finish a step and agree to stop; after it, they end.
 _STOP_SECONDS = CHECKPOINT_SECONDS + 60
 _OLDEST_PYTHON = "3.10"
 _FORMS = {
@@ -149,7 +149,8 @@ def _render_script(
 ) -> str:
     ranks, threads = placement.nproc_per_node, placement.omp_threads
     passed_on = {name: getattr(options, name) for name in _PASSED_ON}
-    env = rank_environment(plan, placement, "", stack)
+    # The plan's own variable turns the hub off for jobs that don't need it; here, it is off for all.
+    env = rank_environment(replace(plan, env={}), placement, "", stack)
     # libfabric's variables mean nothing to gloo.
     exports = {name: value for name, value in env.items() if not name.startswith("FI_")}
     header = _HEADER.format(

@@ -28,17 +28,38 @@ def test_it_prints_the_script_that_it_writes(
     assert names == {"job.sbatch", "install.sh", "requirements.txt", "code", "data"}
 
 
-def test_another_rendering_leaves_nothing_of_the_first(
+def test_another_rendering_replaces_the_first_and_keeps_the_rest(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(capsys, *RENDER, "--demo", "--output", str(tmp_path)).code == 0
-    (tmp_path / "code/worker/old.py").touch()
-    (tmp_path / "output").mkdir()
-    assert run(capsys, *RENDER, "--output", str(tmp_path)).code == 0
+    model = tmp_path / "encoder"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    job = tmp_path / "job"
+    assert run(capsys, *RENDER, "--demo", "--model", str(model), "--output", str(job)).code == 0
+    (job / "code/worker/old.py").touch()
+    (job / "model/old.bin").touch()
+    (job / "output").mkdir()
+    # The data is the folder's own.
+    again = ("--data", str(job / "data/train.json"), "--model", str(model), "--output", str(job))
+    assert run(capsys, *RENDER, *again).code == 0
 
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"job.sbatch", "install.sh", "requirements.txt", "code", "output"}
-    assert not (tmp_path / "code/worker/old.py").exists()
+    assert "--data=data/train.json" in (job / "job.sbatch").read_text()
+    assert not (job / "code/worker/old.py").exists()
+    assert [path.name for path in (job / "model").iterdir()] == ["config.json"]
+    assert (job / "data/train.json").stat().st_size
+    assert (job / "output").is_dir()
+
+
+def test_a_model_is_not_copied_into_itself(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    inside = ("--demo", "--model", str(tmp_path), "--output", str(tmp_path / "job"))
+    result = run(capsys, *RENDER, *inside)
+
+    assert result.code == 2
+    assert f"--output {tmp_path}/job: it is in {tmp_path}, which is copied into it" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_the_files_of_the_user_are_in_the_folder(tmp_path: Path) -> None:
     write_files(script.files, tmp_path / "job")
 
     assert "--model=model --data=data/train.json --eval=data/eval.json" in script.text
+    assert script.text.count("HF_HUB_OFFLINE") == 1
     names = ("model/config.json", "data/train.json", "data/eval.json", "code/worker/squad/job.py")
     assert [name for name in names if not (tmp_path / "job" / name).is_file()] == []
 

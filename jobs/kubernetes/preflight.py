@@ -146,7 +146,7 @@ class Preflight:
         elif nodes and len(large) < self.pods.nodes:
             text = (
                 f"{len(large)} of {counted(len(able), 'suitable node')} can have a pod of "
-                f"{self.size.cpus} CPUs and {self.size.memory_gib} GiB, and the job has "
+                f"{counted(self.size.cpus, 'CPU')} and {self.size.memory_gib} GiB, and the job has "
                 f"{counted(self.pods.nodes, 'pod')}"
             )
             fix = "describe the nodes with --cores, --threads-per-core, and --memory, or use fewer --nodes"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.kubernetes.manifests import Manifest
-from jobs.kubernetes.resources import JobView, PodView, as_int, dig, dig_list
+from jobs.kubernetes.resources import JobView, PodView, as_int, dig, dig_list, parse_time
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 _STARTING = {"", "ContainerCreating", "PodInitializing"}
 _SIGKILL = 137
+# How kubelet and the container runtime speak with each other.
+_RPC = re.compile(r"^rpc error: code = \w+ desc = ")
 _NO_LABEL = "no node has the label for AMX: install node-feature-discovery, or use --any-cpu"
 # By a word of the scheduler's message.
 _UNSCHEDULABLE = {
@@ -45,28 +48,59 @@ def refuse(found: Iterable[KubernetesProblem]) -> None:
 
 
 def find_problems(job: JobView, events: Sequence[Manifest]) -> list[KubernetesProblem]:
-    """Return why a job waits or has failed, each reason once: many pods may have the same."""
-    found = [problem for pod in job.pods if (problem := explain_pod(pod))]
-    if not job.pods and events:
+    """Return why a job waits or has failed, each reason once: many pods may have the same.
+
+    ``events`` are warnings, the newest last; those of an earlier job with this name do not count.
+    """
+    found = _explain_pods(job.pods)
+    latest = events[-1] if events else {}
+    if not job.pods and events and not _is_older(latest, job):
         # Whoever makes the pods says only in an event why it can't.
-        message = _line(events[-1].get("message"))
+        message = _line(latest.get("message"))
         fix = "ask for less, or have the quota raised" if "exceeded quota" in message else ""
         found.append(KubernetesProblem(f"no pods: {message}", fix))
     if not found:
         failed = [each for each in job.conditions if each.type == "Failed"]
         found = [KubernetesProblem(_line(each.message) or each.reason) for each in failed]
-    return list(dict.fromkeys(found))
+    return found
+
+
+def _explain_pods(pods: Iterable[PodView]) -> list[KubernetesProblem]:
+    groups: dict[KubernetesProblem, list[KubernetesProblem]] = {}
+    for pod in pods:
+        if problem := explain_pod(pod):
+            alike = problem._replace(text=problem.text.replace(pod.name, ""))
+            groups.setdefault(alike, []).append(problem)
+    return [
+        first._replace(text=f"{first.text} (and {counted(len(others), 'other pod')})")
+        if others
+        else first
+        for first, *others in groups.values()
+    ]
+
+
+def _is_older(event: Manifest, job: JobView) -> bool:
+    at = parse_time(_event_time(event))
+    return bool(at and job.created and at < job.created)
 
 
 def select_warnings(events: Sequence[Manifest], name: str) -> list[Manifest]:
-    """Return the warnings about a job or pod and what belongs to it, the newest last."""
+    """Return the warnings about a pod, or about a job and what belongs to it except pods, the newest last."""
     about = [
         each
         for each in events
-        if each.get("type") == "Warning"
-        and f"{dig(each, 'involvedObject').get('name')}-".startswith(f"{name}-")
+        if each.get("type") == "Warning" and _is_about(dig(each, "involvedObject"), name)
     ]
-    return sorted(about, key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime")))
+    return sorted(about, key=_event_time)
+
+
+def _is_about(what: Manifest, name: str) -> bool:
+    belongs = what.get("kind") != "Pod" and str(what.get("name")).startswith(f"{name}-")
+    return belongs or what.get("name") == name
+
+
+def _event_time(event: Manifest) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime"))
 
 
 def explain_pod(pod: PodView) -> KubernetesProblem | None:
@@ -95,7 +129,8 @@ def explain_pod(pod: PodView) -> KubernetesProblem | None:
 
 def _explain_container(pod: PodView, found: Manifest) -> KubernetesProblem | None:
     waiting, ended = dig(found, "state", "waiting"), dig(found, "state", "terminated")
-    reason, message = str(waiting.get("reason") or ""), _line(waiting.get("message"))
+    reason = str(waiting.get("reason") or "")
+    message = _RPC.sub("", _line(waiting.get("message")))
     if reason in _IMAGE:
         return KubernetesProblem(
             f"pod {pod.name}: image {found.get('image')} can't be pulled: {message}",

@@ -15,6 +15,7 @@ from infra.errors import JobError
 from infra.words import counted
 from jobs.cli.job_display import JobDisplay, render_end
 from jobs.cli.k8s.common import access_flags
+from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import explain, follow_job
 from jobs.kubernetes.problems import exit_code
 from jobs.kubernetes.request import CLAIM_PATH
@@ -54,10 +55,10 @@ def follow(
 
 @contextmanager
 def leaving_it(name: str, args: argparse.Namespace) -> Iterator[None]:
-    """After Ctrl-C, say that the job goes on, and how to see or end it."""
+    """After Ctrl-C or an error of the cluster, say that the job goes on, and how to see or end it."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, KubernetesError):
         flags = access_flags(args)
         with suppress(OSError):
             print(

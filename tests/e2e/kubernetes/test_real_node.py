@@ -32,6 +32,7 @@ SHAPE = ("--cores", "2", "--threads-per-core", "1", "--memory", "4")
 TWO_PODS = ("squad", "--nodes", "2", "--demo", "--any-cpu", "--kind", "PyTorchJob", *SHAPE)
 BERT = (*TWO_PODS, "--name", "bert", "--image", JOB, "--epochs", str(EPOCHS))
 LONG = (*BERT, "--epochs", str(LONG_EPOCHS), "--checkpoint-every", "40")
+RESTARTED = "pod bert-master-0 has restarted 1 time: the log of its run before, then of this one\n"
 
 Train = Callable[[int], dict[str, Any]]
 """Trains for a number of epochs, and returns the results."""
@@ -93,6 +94,7 @@ def test_from_a_cluster_to_a_trained_model(
     folder = tmp_path / "fetched"
     fetched = space.run("fetch", "bert", "--results", str(folder))
     assert fetched.code == 0, fetched.err
+    assert fetched.out.startswith(f"bert (succeeded): {folder}/\n")
     assert len(space.find("pods")) == 2
     trained = json.loads((folder / "results.json").read_text())
     assert [each["hostname"] for each in trained["ranks"]] == ["bert-master-0", "bert-worker-0"]
@@ -120,6 +122,11 @@ def test_killed_and_deleted_jobs_resume(space: Space, volume: Path, bare_metal: 
     # The rank that waited for the dead one ended, too, and so did its pod.
     for name in ("bert-master-0", "bert-worker-0"):
         assert [name, "Running", NODE, "1"] in rows
+    log = space.run("logs", "bert")
+    assert log.err == RESTARTED
+    # That of the killed run, then that of the next.
+    assert log.out.count("2 ranks on bert-master-0, bert-worker-0") == 2
+    assert "ChildFailedError" in log.out
     gone = space.run("delete", "bert", "--yes")
     assert (gone.code, gone.out) == (0, "Job bert is gone.\n"), gone.err
     assert '"stopped"' in read_log(output)

@@ -123,6 +123,7 @@ def test_a_log_that_never_comes_back_is_given_up(k8s: K8s, server: KubernetesSer
     result = k8s("logs", "-f", "bert")
 
     assert (result.code, result.out) == (1, "")
+    assert "job bert goes on without this command" in result.err
     assert "spr-cluster: the stream broke off" in result.err
     assert sum(kind == "LOG" for kind, _ in server.requests) == pod_log._TRIES + 1
 

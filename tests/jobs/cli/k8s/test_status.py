@@ -118,6 +118,37 @@ def test_status_shows_a_quota_that_keeps_pods_from_being_made(
     assert k8s("status", "bert").code == 0
 
 
+@pytest.mark.parametrize(
+    ("about", "at"),
+    [
+        ({"kind": "Pod", "name": "bert-worker-0"}, "2026-11-22T14:26:00Z"),
+        ({"kind": "PyTorchJob", "name": "bert"}, "2026-11-22T14:24:00Z"),
+    ],
+    ids=["about a pod that is gone", "about an earlier job"],
+)
+def test_an_event_that_says_nothing_about_a_job_without_pods(
+    k8s: K8s, server: KubernetesServer, about: dict[str, str], at: str
+) -> None:
+    job(server)
+    event = {"type": "Warning", "message": "old", "involvedObject": about, "lastTimestamp": at}
+    server.put("/api/v1/namespaces/ml/events/1", event)
+
+    assert "no pods" not in k8s("status", "bert").out
+
+
+def test_pods_with_one_reason_are_one_problem(k8s: K8s, server: KubernetesServer) -> None:
+    job(server)
+    refused = "rpc error: code = Unknown desc = failed to pull: connection refused"
+    for index in range(2):
+        server.pod("bert", index, "Pending", **waiting("ErrImagePull", refused))
+    found = json.loads(k8s("status", "bert", "--json").out)
+
+    text = "image ghcr.io/me/spr:1 can't be pulled: failed to pull: connection refused"
+    assert [each["text"] for each in found["problems"]] == [
+        f"pod bert-master-0: {text} (and 1 other pod)"
+    ]
+
+
 def test_a_job_that_does_not_exist(k8s: K8s, server: KubernetesServer) -> None:
     for action in ("status", "logs"):
         result = k8s(action, "bert")

@@ -92,7 +92,7 @@ def _render_one(job: JobView, problems: Sequence[KubernetesProblem], now: dateti
     lines = [
         _render([job], now),
         f"image {job.image}, claim {job.claim or '-'}",
-        *(f"{each.type}: {each.message or each.reason}".rstrip(": ") for each in job.conditions),
+        *(f"{each.type}: {why}" for each in job.conditions if (why := each.message or each.reason)),
     ]
     pods = [(pod.name, pod.phase, pod.node or "-", str(pod.restarts)) for pod in job.pods]
     if pods:

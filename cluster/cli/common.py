@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cluster.cli.parser import add_json_option
 from cluster.context import Context
 from cluster.events import describe_failure
 from cluster.local_files import (
@@ -57,9 +58,7 @@ def add_cloud_options(
     )
     parser.add_argument("--region", help=f"AWS region (default: {region})")
     if json:
-        parser.add_argument(
-            "--json", action="store_true", help="print the result as JSON on stdout"
-        )
+        add_json_option(parser)
 
 
 def choose_cluster(args: argparse.Namespace) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.cli.common import NAME_HELP, choose_cluster
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.parser import SubParsers, add_command, add_json_option
 from cluster.cli.wrapping import wrap
 from cluster.events import EventLog
 from cluster.local_files import ClusterFiles, nearest_cluster
@@ -34,7 +34,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument("cluster", nargs="?", metavar="NAME", help=NAME_HELP)
     parser.add_argument("--name", help="the cluster's name, as for other commands")
     parser.add_argument("--tail", type=int, metavar="N", help="only the last N events")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 

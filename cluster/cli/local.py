@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.parser import SubParsers, add_command, add_json_option
 from cluster.local_files import ClusterFiles, cluster_names
 from infra.local import (
     LocalStatus,
@@ -61,7 +61,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "  spr-cluster local status --json\n",
         help_="show the server, networks, instances, and images",
     )
-    status.add_argument("--json", action="store_true", help="print the status as JSON")
+    add_json_option(status, "the status")
     status.set_defaults(run=run_status)
     stop = add_command(
         actions,
@@ -71,7 +71,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "  spr-cluster local stop\n",
         help_="stop the server and the instances; keep their state",
     )
-    stop.add_argument("--json", action="store_true", help="print the new status as JSON")
+    add_json_option(stop, "the new status")
     stop.set_defaults(run=run_stop)
     reset = add_command(
         actions,
@@ -85,7 +85,7 @@ def add_parser(subparsers: SubParsers) -> None:
         action="store_true",
         help="keep the base image, which takes a minute or two to build",
     )
-    reset.add_argument("--json", action="store_true", help="print the new status as JSON")
+    add_json_option(reset, "the new status")
     reset.set_defaults(run=run_reset)
     _add_faults(actions)
 
@@ -102,7 +102,7 @@ def _add_faults(actions: SubParsers) -> None:
     choice = faults.add_mutually_exclusive_group()
     choice.add_argument("file", nargs="?", metavar="FILE", help="activate this TOML file")
     choice.add_argument("--clear", action="store_true", help="deactivate all faults")
-    faults.add_argument("--json", action="store_true", help="print the active faults as JSON")
+    add_json_option(faults, "the active faults")
     faults.set_defaults(run=run_faults)
 
 

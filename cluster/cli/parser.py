@@ -41,6 +41,10 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def add_json_option(parser: argparse.ArgumentParser, what: str = "the result") -> None:
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON on stdout")
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a mistake in one line, without the whole usage."""
 

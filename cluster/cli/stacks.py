@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli import stacks_check, stacks_lock
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.parser import SubParsers, add_command, add_json_option
 from cluster.cli.wrapping import wrap
 from infra.errors import UsageError
 from infra.words import counted
@@ -40,7 +40,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "Versions that don't match are rejected here as in `up`.",
         _EXAMPLES,
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    add_json_option(parser)
     parser.set_defaults(run=run)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     stacks_check.add_parser(actions)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 
-from cluster.cli.parser import positive_int
+from cluster.cli.parser import SubParsers, add_command, positive_int
 from jobs.cli.ends import add_end_options, with_ends
 from jobs.launch.follow import how_to_come_back
 from jobs.launch.history import QUEUED
+from jobs.launch.node_shape import NodeShape
 from jobs.launch.plan import PLACEMENTS, PlacementOptions, new_job_id
 from jobs.launch.session import DetachedError
 from jobs.train.request import expand_home
+from jobs.worker.squad.options import add_arguments, flag
+
+_HIDDEN = {"output", "trial_seconds", "resume"}
 
 
 def add_placement_options(
@@ -47,6 +52,40 @@ def add_placement_options(
             default="auto",
             help="communication backend of the ranks; ccl reserves cores (default: the stack's)",
         )
+
+
+def add_shape_options(group: argparse._ArgumentGroup, texts: Mapping[str, str]) -> None:
+    """Add the options that make a :class:`NodeShape`: those of its fields that ``texts`` describe."""
+    for name, text in texts.items():
+        default = getattr(NodeShape(), name)
+        group.add_argument(
+            flag(name.removesuffix("_gib")),
+            dest=name,
+            type=positive_int,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: {default})",
+        )
+
+
+def read_shape(args: argparse.Namespace) -> NodeShape:
+    """Return the value of :func:`add_shape_options`. Raises :class:`UsageError` for one out of range."""
+    names = {each.name for each in fields(NodeShape)}
+    return NodeShape(**{name: value for name, value in vars(args).items() if name in names})
+
+
+def add_squad_command(jobs: SubParsers, description: str, examples: str) -> argparse.ArgumentParser:
+    """Return the parser of the job ``squad``."""
+    help_ = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
+    return add_command(jobs, "squad", description, examples, help_)
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--demo``, and what the job ``squad`` can be asked for."""
+    parser.add_argument(
+        "--demo", action="store_true", help="train a small new model on the bundled sample"
+    )
+    add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
 
 
 def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:

@@ -9,19 +9,26 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cluster.cli.parser import SubParsers, add_command, positive_int
+from cluster.cli.parser import SubParsers, add_command, add_json_option, positive_int
+from jobs.cli.job_options import (
+    add_shape_options,
+    add_squad_command,
+    add_training_options,
+    read_shape,
+)
+from jobs.cli.output_folder import check_output_folder, write_files
 from jobs.cli.train_requests import read_options
-from jobs.kubernetes.build_folder import check_build_folder, write_files
-from jobs.kubernetes.pod_size import NodeShape
 from jobs.launch.mpirun import warn_ignored
 from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.slurm.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.presets import PRESETS
 from jobs.train.request import TrainRequest, check_inputs
-from jobs.worker.squad.options import add_arguments
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
-_HIDDEN = {"output", "trial_seconds", "resume"}
+_SHAPE = {
+    "cores": "physical cores of a node that jobs may use",
+    "numa": "NUMA nodes of a node",
+}
 _EXAMPLES = """\
   spr-cluster render slurm squad --nodes 4 --output job
   spr-cluster render slurm squad --nodes 4 --cores 96 --numa 2 --time 8:00:00 --output job
@@ -43,36 +50,25 @@ def add_parser(subparsers: SubParsers) -> None:
         schedulers, "slurm", "Write a Slurm job.", _EXAMPLES, help_="a Slurm batch script"
     )
     jobs = slurm.add_subparsers(title="jobs", metavar="JOB", required=True)
-    squad = add_command(
+    squad = add_squad_command(
         jobs,
-        "squad",
         "Write the job that `train squad` runs on a cluster of your own as a Slurm batch script. Without "
         "--output, print the script; with it, write that, the installation of the stack, code, and data: "
         "a folder to copy to a file system that all nodes share.",
         _EXAMPLES,
-        help_="fine-tune DistilBERT, or another encoder, on SQuAD or your data",
     )
     _add_job(squad.add_argument_group("job"))
     _add_slurm(squad.add_argument_group("Slurm"))
     squad.add_argument("--output", metavar="DIR", help="write the job's folder here")
-    squad.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
-    squad.add_argument(
-        "--demo", action="store_true", help="train a small new model on the bundled sample"
-    )
-    add_arguments(squad.add_argument_group("training"), without=_HIDDEN)
+    add_json_option(squad)
+    add_training_options(squad)
     squad.set_defaults(run=run)
 
 
 def _add_job(group: argparse._ArgumentGroup) -> None:
-    shape = NodeShape()
     add = group.add_argument
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of nodes")
-    for name, default, text in (
-        ("--cores", shape.cores, "physical cores of a node that jobs may use"),
-        ("--numa", shape.numa, "NUMA nodes of a node"),
-    ):
-        more = f"{text} (default: {default})"
-        add(name, type=positive_int, default=default, metavar="N", help=more)
+    add_shape_options(group, _SHAPE)
     add("--ppn", type=positive_int, metavar="N", help="ranks per node (default: one per NUMA node)")
     add(
         "--interface",
@@ -101,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     output = vars(args).pop("output")
     script = build_script(args)
     if output:
-        write_files(script.files, check_build_folder(output, OURS, "render slurm"))
+        write_files(script.files, check_output_folder(output, OURS, "render slurm"))
     if args.json:
         print(json.dumps(_describe(script, output)))
     else:
@@ -114,7 +110,7 @@ def build_script(args: argparse.Namespace) -> SlurmScript:
     options = ScriptOptions(
         name=args.name or new_job_id("squad", datetime.now(timezone.utc)),
         nodes=args.nodes,
-        shape=NodeShape(cores=args.cores, numa=args.numa),
+        shape=read_shape(args),
         partition=args.partition,
         account=args.account,
         time=args.time,

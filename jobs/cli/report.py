@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.parser import SubParsers, add_command, add_json_option
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.validation import nearest
@@ -60,7 +60,7 @@ def add_parser(subparsers: SubParsers) -> None:
         metavar="USD",
         help="price per node and hour, instead of the list price",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 

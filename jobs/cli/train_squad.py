@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.common import add_cluster_options
-from cluster.cli.parser import SubParsers, add_command, positive_int
+from cluster.cli.parser import SubParsers, positive_int
 from jobs.cli.context import open_job_context
 from jobs.cli.fetch import add_push_option, open_push_target, push
 from jobs.cli.job_display import render_result
-from jobs.cli.job_options import add_placement_options, add_queue_options, detachable
+from jobs.cli.job_options import (
+    add_placement_options,
+    add_queue_options,
+    add_squad_command,
+    add_training_options,
+    detachable,
+)
 from jobs.cli.train_requests import LAST, RETRIES, build_reference, build_request, build_resume
 from jobs.launch.record import read_job_id
 from jobs.launch.session import JobContext
@@ -22,9 +28,7 @@ from jobs.train.reference import ReferenceRequest, train_reference
 from jobs.train.request import TrainRequest, check_inputs, check_results
 from jobs.train.resume import ResumeRequest, resume
 from jobs.train.train import train
-from jobs.worker.squad.options import add_arguments
 
-_HIDDEN = {"output", "trial_seconds", "resume"}
 _EXAMPLES = """\
   spr-cluster train squad                             DistilBERT on SQuAD
   spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
@@ -37,13 +41,11 @@ Request = TrainRequest | ReferenceRequest | ResumeRequest
 
 
 def add_parser(jobs: SubParsers) -> None:
-    parser = add_command(
+    parser = add_squad_command(
         jobs,
-        "squad",
         "Fine-tune a question answering model with PyTorch DDP on all nodes, evaluate it with\n"
         "SQuAD's exact match and F1, and fetch the model and results.",
         _EXAMPLES,
-        help_="fine-tune DistilBERT, or another encoder, on SQuAD or your data",
     )
     add_cluster_options(parser)
     _add_recipe(parser.add_argument_group("recipe"))
@@ -76,10 +78,7 @@ def add_parser(jobs: SubParsers) -> None:
         help="continue an interrupted job from its last checkpoint, with its own options "
         "(default: the last unfinished one)",
     )
-    parser.add_argument(
-        "--demo", action="store_true", help="train a small new model on the bundled sample"
-    )
-    add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
+    add_training_options(parser)
     parser.set_defaults(run=detachable(run))
 
 

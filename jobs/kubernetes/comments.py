@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from jobs.kubernetes.manifests import AMX_LABEL
-from jobs.kubernetes.pod_size import NodeShape, PodSize
+from jobs.kubernetes.pod_size import PodSize
 from jobs.kubernetes.request import CLAIM_PATH, PodOptions
+from jobs.launch.node_shape import NodeShape
 from jobs.launch.placement import Placement
 
 _WIDTH = 100

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.kubernetes.pod_size import Preload
 from jobs.launch.files import worker_files
+from jobs.launch.node_shape import Preload
 from jobs.worker.squad.options import SAMPLE
 from provision.install import EXAMPLES, VENV
+from provision.stacks.requirements import pip_options, render_import_check, render_requirements
 from provision.stacks.stack import Stack
 
 _ROOT = str(Path(VENV).parent)
@@ -66,13 +66,6 @@ def build_files(stack: Stack, image: str) -> dict[str, Path | bytes]:
     }
 
 
-def render_requirements(stack: Stack) -> str:
-    """Return the stack's packages and where to find them, for pip; its lock, if there is one."""
-    sources = [f"--extra-index-url {index}" for index in stack.indexes]
-    sources += [f"--find-links {page}" for page in stack.find_links]
-    return "\n".join([*sources, *(stack.lock or stack.python_packages), ""])
-
-
 def render_dockerfile(stack: Stack, image: str) -> str:
     """Return the Dockerfile. Only the system packages are those of the day on which it is built."""
     return _DOCKERFILE.format(
@@ -84,7 +77,7 @@ def render_dockerfile(stack: Stack, image: str) -> str:
         venv=VENV,
         tcmalloc=TCMALLOC,
         install=_render_install(stack),
-        check=shlex.quote(render_check(stack.versions)),
+        check=shlex.quote(render_import_check(stack)),
         examples=_EXAMPLES.format(url=stack.examples, folder=EXAMPLES) if stack.examples else "",
         code=CODE,
         user=USER,
@@ -92,13 +85,7 @@ def render_dockerfile(stack: Stack, image: str) -> str:
 
 
 def _render_install(stack: Stack) -> str:
-    # The lock is complete, as on bare metal, and pip itself is one of its packages.
-    locked = "--require-hashes --no-deps " if stack.lock else ""
+    # A lock contains pip itself.
     own = [f"RUN {_PIP} pip=={stack.pip}"] if stack.pip else []
-    return "\n".join([*own, f"RUN {_PIP} {locked}--requirement {_ROOT}/requirements.txt"])
-
-
-def render_check(versions: Mapping[str, str]) -> str:
-    """Return Python code that imports these modules, and fails for a torch that is not for CPUs."""
-    modules = ", ".join(versions)
-    return f"import {modules}; assert torch.version.cuda is None, torch.__version__"
+    words = [_PIP, pip_options(stack), "--requirement", f"{_ROOT}/requirements.txt"]
+    return "\n".join([*own, f"RUN {' '.join(filter(None, words))}"])

@@ -7,49 +7,19 @@ one placement, so they agree.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.launch.placement import Placement, plan_placement
+from jobs.launch.node_shape import NodeShape, Preload, place_on
+from jobs.launch.placement import Placement
 from jobs.launch.plan import PlacementOptions
-from provision.facts import Cpu, HostFacts
 
-_NODE = "a node"
-_MOST = {"cores": 4096, "memory_gib": 1 << 20, "numa": 64, "threads_per_core": 8}
 # A machine sold with 512 GiB shows its kernel about 2 % less. GKE reserves another 17 GiB of 512, and
 # evicts pods when the rest is used up:
 # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes
 _MEMORY_SHARE = 0.9
 # oneCCL and Intel MPI exchange messages through it. It counts as the pod's memory.
 _SHM_SHARE = 1 / 8
-
-
-@dataclass(frozen=True)
-class NodeShape:
-    """A node of the cluster. The default is an r7iz.metal-16xl, the published recipe's machine."""
-
-    cores: int = 32
-    """Physical ones, of the whole node."""
-    memory_gib: int = 512
-    numa: int = 1
-    threads_per_core: int = 2
-
-    def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            flag, value = f"--{name.removesuffix('_gib').replace('_', '-')}", getattr(self, name)
-            least = 2 if name == "memory_gib" else 1
-            if not least <= value <= most:
-                raise UsageError(f"{flag} {value} is out of range: {least} to {most}")
-        if self.cores % self.numa:
-            raise UsageError(f"--cores {self.cores}: not a multiple of --numa {self.numa}")
-
-
-class Preload(NamedTuple):
-    """Libraries that every rank preloads, by their paths in the image."""
-
-    tcmalloc: str | None
-    iomp5: str | None
 
 
 @dataclass(frozen=True)
@@ -77,14 +47,6 @@ def place_pod(
     return placement, size
 
 
-def place_on(
-    shape: NodeShape, usable: int, options: PlacementOptions, backend: str, preload: Preload
-) -> Placement:
-    """Return the placement of ranks on a node, of whose NUMA nodes each has so many ``usable`` cores."""
-    facts = _describe(shape, usable, preload)
-    return plan_placement({_NODE: facts}, {_NODE: ""}, options, backend)
-
-
 def _usable_cores(shape: NodeShape, ranks: int) -> int:
     """Return a NUMA node's cores without those that the node keeps; they divide evenly among the ranks.
 
@@ -107,26 +69,3 @@ def _usable_cores(shape: NodeShape, ranks: int) -> int:
             hint="use fewer ranks, or describe the nodes with --cores, --numa, and --threads-per-core",
         )
     return usable
-
-
-def _describe(shape: NodeShape, usable: int, preload: Preload) -> HostFacts:
-    each = shape.cores // shape.numa
-    cpus = tuple(
-        Cpu(node * each + core, node * each + core, node, node)
-        for node in range(shape.numa)
-        for core in range(usable)
-    )
-    return HostFacts(
-        hostname=_NODE,
-        kernel="",
-        model="",
-        amx=frozenset(),
-        tile_data="",
-        cpus=cpus,
-        memory_total=shape.memory_gib << 20,
-        # A pod's hostname has the pod's address, so no interface needs to be named.
-        interfaces={"": ""},
-        tcmalloc=preload.tcmalloc,
-        iomp5=preload.iomp5,
-        host_key="",
-    )

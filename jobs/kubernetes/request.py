@@ -8,7 +8,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from jobs.kubernetes.image import DEMO_DATA
 from jobs.kubernetes.kinds import TRAIN_JOB, JobKind
-from jobs.kubernetes.pod_size import NodeShape
+from jobs.launch.node_shape import NodeShape
 from jobs.launch.plan import JobPlan, PlacementOptions
 from jobs.train.presets import Preset
 from jobs.train.program import ProgramRequest, plan_program

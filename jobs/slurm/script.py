@@ -6,7 +6,6 @@ starts the ranks, as on Kubernetes: mpirun's way into a center's nodes differs f
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,15 +13,21 @@ from importlib import resources
 from pathlib import Path
 
 from infra.errors import UsageError
-from jobs.kubernetes.image import render_check, render_requirements
-from jobs.kubernetes.pod_size import NodeShape, Preload, place_on
 from jobs.launch.files import worker_files
 from jobs.launch.mpirun import rank_environment
+from jobs.launch.node_shape import NodeShape, Preload, place_on
 from jobs.launch.placement import Placement
 from jobs.launch.plan import JobPlan
-from jobs.train.request import TrainRequest, chosen_backend, local_model, require_able_stack
+from jobs.train.request import (
+    TrainRequest,
+    check_forms,
+    chosen_backend,
+    local_model,
+    require_able_stack,
+)
 from jobs.train.train import CHECKPOINT_SECONDS, plan_training
-from jobs.worker.squad.options import SCRATCH, TrainOptions, flag
+from jobs.worker.squad.options import SCRATCH, TrainOptions
+from provision.stacks.requirements import pip_options, render_import_check, render_requirements
 from provision.stacks.stack import Stack
 
 SCRIPT, INSTALL, REQUIREMENTS = "job.sbatch", "install.sh", "requirements.txt"
@@ -99,10 +104,7 @@ class ScriptOptions:
     interface: str | None = None
 
     def __post_init__(self) -> None:
-        for name, (form, wanted) in _FORMS.items():
-            value = getattr(self, name)
-            if value is not None and not re.fullmatch(form, value, re.ASCII):
-                raise UsageError(f"{flag(name)} {value!r}: expected {wanted}")
+        check_forms(self, _FORMS)
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,8 @@ def render_slurm(request: TrainRequest, options: ScriptOptions, stack: Stack) ->
     train = replace(train, token_cache="cache/tokens" if cache.startswith("~") else cache)
     plan = plan_training(replace(request, options=train), stack)
     shape = options.shape
-    placement = place_on(
-        shape, shape.cores // shape.numa, plan.placement, plan.backend, Preload(None, None)
-    )
+    usable = shape.cores // shape.numa
+    placement = place_on(shape, usable, plan.placement, plan.backend, Preload())
     placement = replace(placement, interface=options.interface or "")
     text = _render_script(plan, placement, options, stack)
     files = {
@@ -182,8 +183,8 @@ def _render_install(train: TrainOptions, stack: Stack) -> str:
         "condition": f"sys.version_info[:2] {compare} ({python.replace('.', ', ')})",
         "example": stack.python,
         "pip": stack.pip,
-        "options": "--require-hashes --no-deps" if stack.lock else "",
-        "check": render_check(stack.versions),
+        "options": pip_options(stack),
+        "check": render_import_check(stack),
         "model": train.model if is_on_hub else "",
         "dataset": "" if train.data else train.dataset,
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from jobs.launch.plan import PlacementOptions
 from jobs.launch.record import read_job_id
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.squad.dataset import read_dataset, require_short_questions
-from jobs.worker.squad.options import SCRATCH, TrainOptions
+from jobs.worker.squad.options import SCRATCH, TrainOptions, flag
 from provision.stacks.stack import TORCH, Stack
 from provision.stacks.versions import python_minor, release
 
@@ -57,6 +59,17 @@ def check_inputs(options: TrainOptions) -> None:
         )
     if model:
         check_folder(model)
+
+
+def check_forms(options: object, forms: Mapping[str, tuple[str, str]]) -> None:
+    """Raise :class:`UsageError` for an option that is given and has not the form of its name.
+
+    A form is a regular expression, and the words for it.
+    """
+    for name, (form, wanted) in forms.items():
+        value = getattr(options, name)
+        if value is not None and not re.fullmatch(form, value, re.ASCII):
+            raise UsageError(f"{flag(name)} {value!r}: expected {wanted}")
 
 
 def check_results(folder: Path, job: str = "") -> None:

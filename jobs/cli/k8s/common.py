@@ -8,13 +8,14 @@ import shlex
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from cluster.cli.parser import add_json_option
 from infra.errors import UsageError
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
 
 NAMESPACE_HELP = "Kubernetes namespace (default: that of the context)"
-OBJECT_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+OBJECT_NAME = r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
 
 
 def add_access_options(parser: argparse.ArgumentParser, *, namespace: bool = True) -> None:
@@ -42,13 +43,9 @@ def add_job_options(
         add_json_option(parser)
 
 
-def add_json_option(parser: argparse.ArgumentParser, what: str = "the result") -> None:
-    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON on stdout")
-
-
 def object_name(text: str) -> str:
     """Parse a name; a ``type`` for argparse. Names become parts of paths."""
-    if text and not OBJECT_NAME.fullmatch(text):
+    if text and not re.fullmatch(OBJECT_NAME, text):
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected lower-case letters, digits, dashes, and dots"
         )

@@ -9,12 +9,12 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.k8s.common import add_json_option
-from jobs.cli.k8s.requests import add_squad_command, build_rendered
-from jobs.kubernetes.build_folder import check_build_folder, write_build_folder
+from cluster.cli.parser import SubParsers, add_command, add_json_option
+from jobs.cli.k8s.requests import add_squad, build_rendered
+from jobs.cli.output_folder import check_output_folder, write_files
 from jobs.kubernetes.render import Rendered
 
+_OURS = ("Dockerfile", "requirements.txt", "job.yaml", "code")
 _EXAMPLES = """\
   spr-cluster k8s render squad --nodes 4 --image ghcr.io/me/spr:1 --output build
   spr-cluster k8s render squad --demo --nodes 2 | kubectl create -f -
@@ -33,7 +33,7 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="write the Dockerfile and YAML of a job",
     )
-    squad = add_squad_command(
+    squad = add_squad(
         parser,
         "Render the job that `train squad` runs on a cluster of your own. Without --output, print the "
         "YAML; with it, write that and the folder from which the image is built.",
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     for warning in rendered.placement.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if output:
-        write_build_folder(rendered, check_build_folder(output))
+        _write(rendered, check_output_folder(output, _OURS, "k8s render"))
     if args.json:
         print(json.dumps(_describe(rendered, output)))
     elif output:
@@ -60,6 +60,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("---\n".join(rendered.yaml_files().values()), end="")
     return 0
+
+
+def _write(rendered: Rendered, folder: Path) -> None:
+    # It may be an earlier rendering's.
+    (folder / "claim.yaml").unlink(missing_ok=True)
+    yaml = {name: text.encode() for name, text in rendered.yaml_files().items()}
+    write_files({**rendered.build, **yaml}, folder)
 
 
 def _describe(rendered: Rendered, output: str | None) -> dict[str, object]:

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import re
 from datetime import datetime
 
-from cluster.cli.parser import SubParsers, add_command, positive_int
+from cluster.cli.parser import SubParsers, positive_int
 from infra.errors import UsageError
+from jobs.cli.job_options import (
+    add_shape_options,
+    add_squad_command,
+    add_training_options,
+    read_shape,
+)
 from jobs.cli.k8s.common import NAMESPACE_HELP, OBJECT_NAME
 from jobs.cli.train_requests import read_options, refuse_own_settings
 from jobs.kubernetes.kinds import JOB_KINDS, TRAIN_JOB
-from jobs.kubernetes.pod_size import NodeShape
 from jobs.kubernetes.render import Rendered, render
-from jobs.kubernetes.request import (
-    CLAIM_PATH,
-    Claim,
-    PodOptions,
-    plan_fast,
-    plan_reference,
-)
+from jobs.kubernetes.request import CLAIM_PATH, Claim, PodOptions, plan_fast, plan_reference
 from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.train.presets import PRESETS
-from jobs.worker.squad.options import add_arguments, flag
+from jobs.train.request import check_forms
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
-_HIDDEN = {"output", "trial_seconds", "resume"}
 # Pods and services get this name and a suffix, in at most 63 characters.
-_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_SIZE = re.compile(r"[1-9][0-9]{0,8}(Mi|Gi|Ti|M|G|T)")
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_SIZE = r"[1-9][0-9]{0,8}(Mi|Gi|Ti|M|G|T)"
 # https://github.com/distribution/reference
-_IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,499}")
+_IMAGE = r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,499}"
 _FORMS = {
     "name": (_NAME, "lower-case letters, digits, and dashes, at most 40, first a letter"),
     "namespace": (_LABEL, "lower-case letters, digits, and dashes, at most 63"),
@@ -43,15 +40,20 @@ _FORMS = {
     "claim_size": (_SIZE, "a size such as 100Gi"),
 }
 _CLAIM_SIZE = "100Gi"
+_SHAPE = {
+    "cores": "physical cores of a node",
+    "memory_gib": "GiB of a node",
+    "numa": "NUMA nodes of a node",
+    "threads_per_core": "hardware threads of a core",
+}
 
 
-def add_squad_command(
+def add_squad(
     parser: argparse.ArgumentParser, description: str, examples: str
 ) -> argparse.ArgumentParser:
     """Add the job ``squad`` to the parser of an action; return its own."""
     jobs: SubParsers = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    help_ = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
-    squad = add_command(jobs, "squad", description, examples, help_)
+    squad = add_squad_command(jobs, description, examples)
     add_request_options(squad)
     return squad
 
@@ -61,10 +63,7 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     _add_job(parser.add_argument_group("job"))
     _add_claim(parser.add_argument_group("claim"))
     _add_nodes(parser.add_argument_group("nodes"))
-    parser.add_argument(
-        "--demo", action="store_true", help="train a small new model on the bundled sample"
-    )
-    add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
+    add_training_options(parser)
 
 
 def _add_job(group: argparse._ArgumentGroup) -> None:
@@ -95,18 +94,12 @@ def _add_claim(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_nodes(group: argparse._ArgumentGroup) -> None:
-    def add(name: str, text: str, default: int | None = None) -> None:
-        text = f"{text} (default: {default})" if default else text
-        group.add_argument(name, type=positive_int, default=default, metavar="N", help=text)
-
-    shape = NodeShape()
-    add("--cores", "physical cores of a node", shape.cores)
-    add("--memory", "GiB of a node", shape.memory_gib)
-    add("--numa", "NUMA nodes of a node", shape.numa)
-    add("--threads-per-core", "hardware threads of a core", shape.threads_per_core)
-    add("--ppn", "ranks per pod (default: one per NUMA node)")
-    add("--ccl-workers", "cores per rank for oneCCL (default: 1)")
-    group.add_argument("--any-cpu", action="store_true", help="also run on nodes without AMX")
+    add_shape_options(group, _SHAPE)
+    add = group.add_argument
+    add("--ppn", type=positive_int, metavar="N", help="ranks per pod (default: one per NUMA node)")
+    text = "cores per rank for oneCCL (default: 1)"
+    add("--ccl-workers", type=positive_int, metavar="N", help=text)
+    add("--any-cpu", action="store_true", help="also run on nodes without AMX")
 
 
 def build_rendered(args: argparse.Namespace, now: datetime) -> Rendered:
@@ -127,10 +120,7 @@ def build_rendered(args: argparse.Namespace, now: datetime) -> Rendered:
 
 
 def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOptions:
-    for name, (form, wanted) in _FORMS.items():
-        value = getattr(args, name)
-        if value is not None and not form.fullmatch(value):
-            raise UsageError(f"{flag(name)} {value!r}: expected {wanted}")
+    check_forms(args, _FORMS)
     if args.claim and (args.claim_size or args.storage_class):
         raise UsageError("--claim names one that exists: omit --claim-size and --storage-class")
     new = Claim(size=args.claim_size or _CLAIM_SIZE, storage_class=args.storage_class)
@@ -141,7 +131,7 @@ def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOption
         kind=JOB_KINDS[args.kind] if args.kind else TRAIN_JOB,
         namespace=args.namespace,
         claim=Claim(args.claim) if args.claim else new,
-        shape=NodeShape(args.cores, args.memory, args.numa, args.threads_per_core),
+        shape=read_shape(args),
         pull_secret=args.pull_secret,
         any_cpu=args.any_cpu,
     )

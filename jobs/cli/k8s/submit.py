@@ -10,13 +10,13 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.parser import SubParsers, add_command, add_json_option
 from cluster.cli.wrapping import wrap
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.k8s.common import access_flags, add_access_options, add_json_option, open_api
+from jobs.cli.k8s.common import access_flags, add_access_options, open_api
 from jobs.cli.k8s.follow import follow
-from jobs.cli.k8s.requests import add_squad_command, build_rendered
+from jobs.cli.k8s.requests import add_squad, build_rendered
 from jobs.kubernetes.errors import ConflictError
 from jobs.kubernetes.jobs import require_kinds
 from jobs.kubernetes.kinds import JOB_KINDS, JobKind
@@ -46,7 +46,7 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="run a job on a cluster",
     )
-    squad = add_squad_command(
+    squad = add_squad(
         parser,
         "Submit the job that `k8s render squad` prints. Its image must be in a registry. First, the "
         "cluster is checked, and everything that is wrong is listed; then nothing is created. Ctrl-C "

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import build_parser
+from jobs.cli.output_folder import write_files
 from jobs.cli.render import build_script
-from jobs.kubernetes.build_folder import write_files
-from jobs.kubernetes.pod_size import NodeShape
+from jobs.launch.node_shape import NodeShape
 from jobs.slurm.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.request import TrainRequest
 from jobs.worker.squad.options import DEMO, TrainOptions

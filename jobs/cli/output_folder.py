@@ -1,4 +1,4 @@
-"""The folder on this machine that receives a job's YAML or script, and what it needs beside them."""
+"""The folder of ``--output``: it receives a job's YAML or script, and what it needs beside them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from infra.errors import UsageError
-from jobs.kubernetes.render import Rendered
 from jobs.train.request import check_writable, expand_home
 
-_OURS = ("Dockerfile", "requirements.txt", "job.yaml", "code")
-_MAYBE = ("claim.yaml",)
 
-
-def check_build_folder(
-    name: str, ours: Collection[str] = _OURS, writer: str = "k8s render"
-) -> Path:
+def check_output_folder(name: str, ours: Collection[str], writer: str) -> Path:
     """Return the folder. Raises :class:`UsageError` if it can't be written, or holds other files.
 
     A folder with ``ours`` in it is one that the command ``writer`` wrote.
@@ -30,14 +24,6 @@ def check_build_folder(
             hint=f"give a folder that is new, or that `{writer}` wrote",
         )
     return folder
-
-
-def write_build_folder(rendered: Rendered, folder: Path) -> None:
-    """Write everything; of an earlier rendering, nothing stays that would be out of date."""
-    for name in _MAYBE:
-        (folder / name).unlink(missing_ok=True)
-    yaml = {name: text.encode() for name, text in rendered.yaml_files().items()}
-    write_files({**rendered.build, **yaml}, folder)
 
 
 def write_files(files: Mapping[str, Path | bytes], folder: Path) -> None:

@@ -29,7 +29,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.common import ROOT, finish
-from jobs.top.collect import _ON_NODES, _bundle, render_input
+from cluster.node_program import bundle
+from jobs.top.collect import ON_NODES, render_input
 from tests.jobs.top.samples import NodeProcess, make_node, make_rank, make_snapshot, write_metrics
 
 NODES = 64
@@ -113,7 +114,7 @@ def sample_node(folder: Path) -> Iterator[int]:
 
     writer = threading.Thread(target=train)
     writer.start()
-    text = f'{_bundle(_ON_NODES)}\n{{"interval_s": 1.0, "jobs": "{folder}"}}\n'
+    text = f'{bundle(ON_NODES)}\n{{"interval_s": 1.0, "jobs": "{folder}"}}\n'
     try:
         with reading(NodeProcess.start(text)) as pid:
             yield pid

@@ -11,10 +11,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cluster.job_queue import PENDING
+from cluster.node_program import render_program
 from infra.errors import UsageError
 from infra.files import parse_object
 from jobs.launch.ending import CANCELLED, FAILED, JobEnd, parse_end
-from jobs.launch.head_program import render_program
+from jobs.worker.batch import listing, slurm_queue
 from provision.host import Host
 
 QUEUED, RUNNING, REQUEUED, LOST = "queued", "running", "requeued", "lost"
@@ -51,7 +52,8 @@ class JobSummary(JobEnd):
 
 def list_jobs(head: Host) -> tuple[JobSummary, ...]:
     """Return the jobs on a head, in the order of submission."""
-    return parse_jobs(head.run(render_program("listing the jobs", "listing.py")).stdout)
+    program = render_program("listing the jobs", (slurm_queue, listing))
+    return parse_jobs(head.run(program).stdout)
 
 
 def parse_jobs(text: str) -> tuple[JobSummary, ...]:

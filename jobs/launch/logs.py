@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from cluster.node_program import render_program
 from infra.errors import UsageError
-from jobs.launch.head_program import render_program
 from jobs.launch.history import JobSummary
 from jobs.launch.plan import JobPaths
+from jobs.worker.batch import following, slurm_queue
 from provision.host import Host, LineSink
+
+FOLLOWING = (slurm_queue, following)
+"""What prints a log on a node."""
 
 
 def read_log(
@@ -20,7 +24,7 @@ def read_log(
     name = "log" if rank is None else f"output/logs/rank-{rank}.log"
     what = (paths.root, name, job.job if follow and job.is_active else "", "1", "")
     node = "" if rank is None else find_node(job, rank)
-    program = render_program("reading a log", "following.py", *what, node=node)
+    program = render_program("reading a log", FOLLOWING, *what, node=node)
     head.run(program, timeout_s=None, on_line=on_line)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from cluster.node_program import render_program
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
 from jobs.launch.ending import FAILED, JobEnd, parse_end
-from jobs.launch.head_program import render_program
 from jobs.launch.history import list_jobs
+from jobs.launch.logs import FOLLOWING
 from jobs.launch.mpirun import render_batch_script
 from jobs.launch.plan import JobPaths
 from jobs.worker.batch.launch import Launch
@@ -110,7 +111,7 @@ class SlurmLauncher:
 
         def watch() -> bool | None:
             what = (paths.root, "log", paths.job_id, str(seen + 1), mark)
-            program = render_program("following a job", "following.py", *what)
+            program = render_program("following a job", FOLLOWING, *what)
             try:
                 self.head.run(program, timeout_s=None, on_line=take)
             except HostKeyError:

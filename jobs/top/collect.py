@@ -6,7 +6,6 @@ beat for every line: without beats, relay and samplers end.
 
 from __future__ import annotations
 
-import inspect
 import json
 import shlex
 import threading
@@ -15,11 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from types import ModuleType
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.events import utc_now
+from cluster.node_program import PYTHON, bundle
 from cluster.nodes import Cluster, HostOpener
 from cluster.overview import Overview
 from infra.errors import DeadlineError, HostKeyError, SprError, UsageError
@@ -27,15 +26,9 @@ from jobs.top import metrics_tail, node_ranks, procfs, queue_and_logs, relay, sa
 from jobs.top.snapshot import Snapshot, parse_snapshot
 from provision.host import Stream
 
-_ON_NODES = (procfs, metrics_tail, node_ranks, sampler)
-_ON_HEAD = (*_ON_NODES, queue_and_logs, relay)
-_START = """import json,sys,types
-for name,text in json.loads(sys.stdin.readline()):
- module=sys.modules[name]=types.ModuleType(name);exec(compile(text,name,"exec"),module.__dict__)
-module.main()"""
-# The system's Python, without what a user's environment adds to it: it starts in 10 ms.
-_PYTHON = ("python3", "-I", "-S", "-c", _START)
-COMMAND = f"exec {shlex.join(_PYTHON)}"
+ON_NODES = (procfs, metrics_tail, node_ranks, sampler)
+ON_HEAD = (*ON_NODES, queue_and_logs, relay)
+COMMAND = f"exec {shlex.join(PYTHON)}"
 _SQUEUE = ("squeue", "-h", "-o", "%A|%j|%T|%M|%D|%N|%r")
 _JOBS = "~/spr-jobs"
 _RETRY_S = 5.0
@@ -50,17 +43,13 @@ def render_input(
 ) -> str:
     """Return the relay's standard input: the programs, and what to watch. The head comes first."""
     question = json.dumps({"interval_s": interval_s, "jobs": jobs})
-    greeting = f"{_bundle(_ON_NODES)}\n{question}\n"
+    greeting = f"{bundle(ON_NODES)}\n{question}\n"
     login = ("ssh", "-o", "ConnectTimeout=10")
     head, *workers = nodes
-    argv = {head: _PYTHON, **{name: (*login, name, COMMAND) for name in workers}}
+    argv = {head: PYTHON, **{name: (*login, name, COMMAND) for name in workers}}
     plan = {"interval_s": interval_s, "jobs": jobs, "nodes": argv, "queue": queue}
     plan["greeting"] = greeting.count("\n")
-    return f"{_bundle(_ON_HEAD)}\n{json.dumps(plan)}\n{greeting}"
-
-
-def _bundle(modules: Sequence[ModuleType]) -> str:
-    return json.dumps([(module.__name__, inspect.getsource(module)) for module in modules])
+    return f"{bundle(ON_HEAD)}\n{json.dumps(plan)}\n{greeting}"
 
 
 @dataclass(frozen=True)

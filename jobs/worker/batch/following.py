@@ -1,5 +1,5 @@
 """Prints a log of a job from one of its lines on, until the job has ended. It is sent to a node and run there
-by the system's Python 3.8 or later, so it imports nothing of this project.
+by the system's Python 3.8 or later.
 
 Whole lines come from one process: beside `tail`, a line about the queue could fall into another one. The
 arguments are the job's folder, the log's name in it, the job's ID ("" to print only what is there now), the
@@ -10,44 +10,20 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from .slurm_queue import ask, find_missing
+
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
 _READ_S, _ASK_S = 0.2, 1.0
 _BLOCK = 1 << 20
-# Slurm's reasons that do not say which node is missing, nor why.
-_MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
-_GONE = "--states=drain,down,no_respond"
 
 
 def ask_queue(job: str) -> str | None:
     """Return Slurm's state and reason, "" if the job is not in its queue; ``None`` if it does not answer."""
     return ask(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
-
-
-def find_missing(reason: str) -> str:
-    """Return which nodes get no jobs and why, if that is the reason; "None" if it is over."""
-    if not reason.startswith(_MISSING):
-        return reason
-    nodes = ask(["sinfo", "--noheader", "--Node", _GONE, "--format=%t %N %E"])
-    if nodes is None:
-        return reason
-    drained = [line.split(" ", 1)[1] for line in nodes.splitlines() if line.startswith("dr")]
-    return "; ".join(drained) or (reason if nodes else "None")
-
-
-def ask(argv: list[str]) -> str | None:
-    """Return what a command of Slurm prints; ``None`` if Slurm does not answer."""
-    try:
-        done = subprocess.run(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, text=True
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if done.returncode else done.stdout.strip()
 
 
 def put(text: bytes) -> None:
@@ -111,7 +87,7 @@ def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
             return
 
 
-if __name__ == "__main__":
+def main() -> None:
     try:
         follow(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
     except BrokenPipeError:

@@ -1,5 +1,5 @@
 """Prints the jobs in ``~/spr-jobs``, one JSON object per line. It is sent to the head and run there by the
-system's Python 3.8 or later, so it imports nothing of this project."""
+system's Python 3.8 or later."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
+from .slurm_queue import ask, find_missing
+
 _STEP = re.compile(r"step-(\d+)")
-# As in following.py, which is sent alone, too.
-_MISSING = ("ReqNodeNotAvail", "Nodes required for job are DOWN")
-_GONE = "--states=drain,down,no_respond"
 # In Slurm's record of the jobs that ended, a line for each.
 _ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
 
@@ -27,26 +25,6 @@ def queued_jobs() -> dict[str, list[str]] | None:
     for row in rows:
         row[1] = find_missing(row[1])
     return {row[3]: row[:3] for row in rows}
-
-
-def find_missing(reason: str) -> str:
-    """Return which nodes get no jobs and why, if that is the reason; "None" if it is over."""
-    if not reason.startswith(_MISSING):
-        return reason
-    nodes = ask(["sinfo", "--noheader", "--Node", _GONE, "--format=%t %N %E"])
-    if nodes is None:
-        return reason
-    drained = [line.split(" ", 1)[1] for line in nodes.splitlines() if line.startswith("dr")]
-    return "; ".join(drained) or (reason if nodes else "None")
-
-
-def ask(argv: list[str]) -> str | None:
-    """Return what a command of Slurm prints; ``None`` if Slurm does not answer."""
-    try:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=30, text=True)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if done.returncode else done.stdout
 
 
 def jobs_of_lost_nodes() -> set[str]:
@@ -99,7 +77,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
     known, of_lost_nodes = queued_jobs(), jobs_of_lost_nodes()
     for each in sorted(Path.home().glob("spr-jobs/*/")):
         if each.is_dir():

@@ -13,7 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from jobs.top.collect import _ON_HEAD, _ON_NODES, _bundle
+from cluster.node_program import bundle
+from jobs.top.collect import ON_HEAD, ON_NODES
 from jobs.top.sampler import Sampler
 from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
 
@@ -22,7 +23,7 @@ NET = "h\nh\n lo: 5 0 0 0 0 0 0 0 5\n ens5: {} 0 0 0 0 0 0 0 {}\n br0: 9 0 0 0 0
 
 
 def begin(jobs: Path, *, silence_s: float | None = None) -> NodeProcess:
-    programs = _bundle(_ON_NODES)
+    programs = bundle(ON_NODES)
     if silence_s is not None:
         programs = programs.replace("SILENCE_S = 30", f"SILENCE_S = {silence_s}")
     return NodeProcess.start(f'{programs}\n{{"interval_s": 0.1, "jobs": "{jobs}"}}\n')
@@ -93,7 +94,7 @@ def test_it_ends_without_beats_and_goes_on_with_them(tmp_path: Path) -> None:
         assert node.process.wait(5) == -signal.SIGALRM
 
 
-@pytest.mark.parametrize("module", _ON_HEAD)
+@pytest.mark.parametrize("module", ON_HEAD)
 def test_programs_for_the_nodes_import_only_the_standard_library_and_each_other(
     module: ModuleType,
 ) -> None:
@@ -103,5 +104,5 @@ def test_programs_for_the_nodes_import_only_the_standard_library_and_each_other(
 
     names = [n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names]
     names += [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    sent = {each.__name__ for each in _ON_HEAD}
+    sent = {each.__name__ for each in ON_HEAD}
     assert {n for n in names if n.split(".")[0] not in sys.stdlib_module_names} <= sent

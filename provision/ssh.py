@@ -247,13 +247,9 @@ class SshHost:
                 self._name, f"`{_short(command)}` did not finish within {timeout_s} s"
             ) from None
         except (OSError, paramiko.SSHException, EOFError) as error:
-            self.close()
-            raise ConnectionLostError(
-                self._name, f"the connection broke: {error or 'closed'}"
-            ) from None
+            raise self._lose(f": {error or 'closed'}") from None
         if done.exited == _NO_EXIT_CODE:
-            self.close()
-            raise ConnectionLostError(self._name, "the connection broke")
+            raise self._lose()
         if lines:
             lines.finish()
         if check and done.exited != 0:
@@ -264,6 +260,10 @@ class SshHost:
             )
         return Result(done.exited, done.stdout, done.stderr)
 
+    def _lose(self, why: str = "") -> ConnectionLostError:
+        self.close()
+        return ConnectionLostError(self._name, f"the connection broke{why}")
+
     def open_stream(self, command: str) -> ChannelStream:
         # Not fabric's run: it keeps all output, and joins it anew with each piece that arrives.
         connection = self._open()
@@ -272,10 +272,7 @@ class SshHost:
             channel.set_combine_stderr(True)
             channel.exec_command(command)
         except (OSError, paramiko.SSHException, EOFError) as error:
-            self.close()
-            raise ConnectionLostError(
-                self._name, f"the connection broke: {error or 'closed'}"
-            ) from None
+            raise self._lose(f": {error or 'closed'}") from None
         return ChannelStream(self._name, channel)
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:

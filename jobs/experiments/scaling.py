@@ -126,7 +126,7 @@ def scaling(context: JobContext, request: ScalingRequest) -> ScalingStudy:
 
 def _same_everywhere(session: JobSession, training: TrainRequest) -> PlacementOptions:
     """Return the placement of all nodes together, so that every trial has the same one."""
-    backend = chosen_backend(training.options, session.context.stack)
+    backend = chosen_backend(training.options.backend, session.context.stack)
     layout = session.plan_placement(training.placement, backend)
     if training.placement.mode == "reference":
         return training.placement
@@ -156,7 +156,7 @@ def make_study(
     cluster = context.cluster
     rows = [row for row, _ in measured]
     gradients = max(done.gradient_bytes for _, done in measured)
-    by_node = chosen_backend(options, context.stack) == "gloo"
+    by_node = chosen_backend(options.backend, context.stack) == "gloo"
     found = fit_rows(rows, gradients, ppn, request.flow_gbit_s, by_node=by_node)
     if found:
         rows += [_predict(found, request, ppn, nodes) for nodes in request.predict]

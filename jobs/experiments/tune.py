@@ -32,7 +32,7 @@ def tune(
     """
     require_able_stack(context.stack, "tune squad")
     training = request.training
-    backend = chosen_backend(training.options, context.stack)
+    backend = chosen_backend(training.options.backend, context.stack)
     trials: list[Trial] = []
 
     def check(session: JobSession) -> None:

@@ -81,7 +81,7 @@ def plan_fast(
         data=DEMO_DATA if options.data == str(SAMPLE) else options.data,
         output=pods.output,
         token_cache=cache,
-        backend=chosen_backend(options, stack),
+        backend=chosen_backend(options.backend, stack),
         ipex=options.ipex or stack.use_ipex,
         # A restarted pod begins with the same command. Without a checkpoint, training starts over.
         resume=True,

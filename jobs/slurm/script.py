@@ -120,7 +120,7 @@ class SlurmScript:
 def render_slurm(request: TrainRequest, options: ScriptOptions, stack: Stack) -> SlurmScript:
     """Return a training job's script and files. Raises :class:`UsageError` for what can't run there."""
     require_able_stack(stack, "render slurm squad")
-    if chosen_backend(request.options, stack) == "ccl":
+    if chosen_backend(request.options.backend, stack) == "ccl":
         raise UsageError(
             "`render slurm` has no oneCCL: its transport has to fit the center's network and MPI",
             hint="use --backend gloo, or --stack upstream",

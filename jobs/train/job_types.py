@@ -11,6 +11,7 @@ from typing import Any
 
 from infra.files import check_file, check_folder
 from jobs.launch.plan import JobPlan, PlacementOptions
+from jobs.train.request import chosen_backend
 from provision.stacks.stack import Stack
 
 JOB_TYPES = {
@@ -52,7 +53,7 @@ def plan_job_type(request: JobTypeRequest, stack: Stack) -> JobPlan:
             argv.append(flag)
         elif sent is not None and sent is not False:
             argv.append(f"{flag}={sent}")
-    backend = stack.backend if request.backend == "auto" else request.backend
+    backend = chosen_backend(request.backend, stack)
     return JobPlan(
         kind=request.name,
         module=f"worker.{request.name}",

@@ -11,6 +11,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from jobs.launch.plan import JobPlan, PlacementOptions
 from jobs.train.program_files import ProgramFiles
+from jobs.train.request import chosen_backend
 from provision.stacks.stack import Stack
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
@@ -57,7 +58,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
 
     Variables are sent in a file: mpirun's arguments are visible to all users, and recorded.
     """
-    backend = stack.backend if request.backend == "auto" else request.backend
+    backend = chosen_backend(request.backend, stack)
     files: dict[str, Path | bytes] = {"work/.keep": b""}
     files |= {f"work/{name}": path for name, path in request.files.files.items()}
     argv = ["--folder=work", "--output=output"]

@@ -127,9 +127,9 @@ def require_able_stack(stack: Stack, command: str = "train squad") -> None:
         )
 
 
-def chosen_backend(options: TrainOptions, stack: Stack) -> str:
-    """Return the backend of the options; for ``auto`` the stack's own."""
-    return stack.backend if options.backend == "auto" else options.backend
+def chosen_backend(backend: str, stack: Stack) -> str:
+    """Return the backend; for ``auto`` the stack's own."""
+    return stack.backend if backend == "auto" else backend
 
 
 def needs_hub(options: TrainOptions) -> bool:
@@ -146,7 +146,7 @@ def options_on_nodes(options: TrainOptions, stack: Stack) -> TrainOptions:
         data="data/train.json" if options.data else None,
         eval="data/eval.json" if options.eval else None,
         output="output",
-        backend=chosen_backend(options, stack),
+        backend=chosen_backend(options.backend, stack),
         ipex=options.ipex or stack.use_ipex,
     )
 

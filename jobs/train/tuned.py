@@ -62,7 +62,7 @@ def tuning_key(stack: Stack, request: TrainRequest, facts: Iterable[HostFacts]) 
     options = request.options
     return TuningKey(
         stack=stack.name,
-        backend=chosen_backend(options, stack),
+        backend=chosen_backend(options.backend, stack),
         dtype=options.dtype,
         ipex=options.ipex or stack.use_ipex,
         model=_model_identity(options),

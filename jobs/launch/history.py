@@ -15,7 +15,7 @@ from cluster.node_program import render_program
 from infra.errors import UsageError
 from infra.files import parse_object
 from jobs.launch.ending import CANCELLED, FAILED, JobEnd, parse_end
-from jobs.worker.batch import listing, slurm_queue
+from jobs.worker.batch import commands, listing, slurm_queue
 from provision.host import Host
 
 QUEUED, RUNNING, REQUEUED, LOST = "queued", "running", "requeued", "lost"
@@ -52,7 +52,7 @@ class JobSummary(JobEnd):
 
 def list_jobs(head: Host) -> tuple[JobSummary, ...]:
     """Return the jobs on a head, in the order of submission."""
-    program = render_program("listing the jobs", (slurm_queue, listing))
+    program = render_program("listing the jobs", (commands, slurm_queue, listing))
     return parse_jobs(head.run(program).stdout)
 
 

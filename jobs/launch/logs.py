@@ -6,10 +6,10 @@ from cluster.node_program import render_program
 from infra.errors import UsageError
 from jobs.launch.history import JobSummary
 from jobs.launch.plan import JobPaths
-from jobs.worker.batch import following, slurm_queue
+from jobs.worker.batch import commands, following, slurm_queue
 from provision.host import Host, LineSink
 
-FOLLOWING = (slurm_queue, following)
+FOLLOWING = (commands, slurm_queue, following)
 """What prints a log on a node."""
 
 

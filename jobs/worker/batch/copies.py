@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .commands import works
 from .head import SSH
 from .launch import CHECKPOINTS
 from .nodes import parse_state
@@ -96,12 +97,8 @@ class CheckpointCopier:
         argv = ["nice", "-n", "19", *SSH, self.to[0], take]
         quiet = subprocess.DEVNULL
         with subprocess.Popen(pack, stdout=subprocess.PIPE, stderr=quiet) as source:
-            with suppress(OSError, subprocess.TimeoutExpired):
-                done = subprocess.run(
-                    argv, stdin=source.stdout, stderr=quiet, timeout=_COPY_S, check=False
-                )
-                if done.returncode == 0:
-                    return True
+            if works(argv, _COPY_S, stdin=source.stdout, stderr=quiet):
+                return True
             source.kill()
         # One that was removed meanwhile has a newer one after it.
         if Path(folder, name).exists() and not self._warned:

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from .slurm_queue import ask, find_missing
+from .slurm_queue import ask_slurm, find_missing
 
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
 _READ_S, _ASK_S = 0.2, 1.0
@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 
 def ask_queue(job: str) -> str | None:
     """Return Slurm's state and reason, "" if the job is not in its queue; ``None`` if it does not answer."""
-    return ask(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
+    return ask_slurm(["squeue", "--noheader", f"--name={job}", "--format=%T %r"])
 
 
 def put(text: bytes) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .commands import ask, works
+
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
 _RESERVED = 4096
@@ -52,12 +54,9 @@ class HeadFolder:
     def read(self, name: str) -> dict[str, Any]:
         """Return the content of a file of JSON; {} if there is none."""
         script = f"cat {shlex.quote(f'{self.folder}/{name}')}"
-        argv = [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
-        try:
-            done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=_SSH_S, check=False)
-            return dict(json.loads(done.stdout))
-        except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
-            return {}
+        with suppress(ValueError, TypeError):
+            return dict(json.loads(ask(self._argv(script), _SSH_S) or ""))
+        return {}
 
     def exists(self, name: str) -> bool:
         return self._run(f"test -e {shlex.quote(f'{self.folder}/{name}')}")
@@ -88,26 +87,15 @@ class HeadFolder:
         with subprocess.Popen(
             ["tar", "-cf", "-", *_RESULTS], cwd=self.folder, stdout=subprocess.PIPE
         ) as pack:
-            try:
-                done = subprocess.run(
-                    [*SSH, self.remote, unpack],
-                    stdin=pack.stdout,
-                    timeout=_RESULTS_S,
-                    check=False,
-                )
-            except (OSError, subprocess.TimeoutExpired):
-                return False
-            finally:
-                pack.kill()
-        return done.returncode == 0
+            done = works(self._argv(unpack), _RESULTS_S, stdin=pack.stdout)
+            pack.kill()
+        return done
 
     def _run(self, script: str, content: bytes = b"") -> bool:
-        argv = [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
-        try:
-            done = subprocess.run(argv, input=content, timeout=_SSH_S, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return done.returncode == 0
+        return works(self._argv(script), _SSH_S, input=content)
+
+    def _argv(self, script: str) -> list[str]:
+        return [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]
 
     def _copy_log(self) -> None:
         """Send the log's new bytes until the head has all, over as many connections as that takes."""
@@ -162,14 +150,6 @@ class HeadFolder:
     def _remote_size(self) -> int | None:
         log = shlex.quote(f"{self.folder}/{self.log.name}")
         script = f"mkdir -p {shlex.quote(self.folder)}; touch {log}; stat -c %s {log}"
-        try:
-            done = subprocess.run(
-                [*SSH, self.remote, script],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                timeout=_SSH_S,
-                check=False,
-            )
-            return int(done.stdout)
-        except (OSError, ValueError, subprocess.TimeoutExpired):
-            return None
+        with suppress(ValueError):
+            return int(ask(self._argv(script), _SSH_S) or "")
+        return None

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from .slurm_queue import ask, find_missing
+from .slurm_queue import ask_slurm, find_missing
 
 _STEP = re.compile(r"step-(\d+)")
 # In Slurm's record of the jobs that ended, a line for each.
@@ -18,7 +18,7 @@ _ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
 
 def queued_jobs() -> dict[str, list[str]] | None:
     """Return Slurm's state, reason, and nodes of each job by name; None if Slurm does not answer."""
-    text = ask(["squeue", "--noheader", "--format=%T|%r|%N|%j"])
+    text = ask_slurm(["squeue", "--noheader", "--format=%T|%r|%N|%j"])
     if text is None:
         return None
     rows = [line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3]
@@ -29,7 +29,8 @@ def queued_jobs() -> dict[str, list[str]] | None:
 
 def jobs_of_lost_nodes() -> set[str]:
     """Return the names of the jobs that, as Slurm recorded, ended with one of their nodes."""
-    place = re.search(r"^JobCompLoc *= (\S+)$", ask(["scontrol", "show", "config"]) or "", re.M)
+    config = ask_slurm(["scontrol", "show", "config"]) or ""
+    place = re.search(r"^JobCompLoc *= (\S+)$", config, re.M)
     ends: dict[str, str] = {}
     with contextlib.suppress(OSError):
         ends = dict(_ENDED.findall(Path(place[1]).read_text(errors="replace"))) if place else {}

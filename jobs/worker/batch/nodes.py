@@ -7,13 +7,13 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
+from . import commands
 from .head import SSH
 from .launch import CHECKPOINTS, END
 
-_ASK_S, _SEND_S = 30, 1800
+_SEND_S = 1800
 _MOST_AT_ONCE = 32
 _STEP = re.compile(r"step-(\d{6,})")
 PARTS = "code data model job.json run.sh output/.keep"
@@ -38,7 +38,8 @@ def ask_nodes(folder: str, names: Iterable[str], here: str) -> dict[str, NodeSta
     script = _ASK.format(folder=shlex.quote(folder), checkpoints=CHECKPOINTS)
 
     def ask(name: str) -> NodeState | None:
-        text = _output(_argv(name, here, script))
+        # The last line is that of the CPUs, whatever the folders hold.
+        text = commands.ask(["sh", "-c", script] if name == here else [*SSH, name, script])
         return None if text is None else parse_state(text)
 
     asked = list(dict.fromkeys(names))
@@ -70,7 +71,7 @@ def send_files(folder: str, names: Iterable[str]) -> list[str]:
     pack = f"cd {quoted} && tar -cf - $(ls -d {PARTS} 2>/dev/null)"
     unpack = shlex.quote(f"mkdir -p {quoted} && tar -C {quoted} -xf -")
     ssh = " ".join(SSH)
-    return [n for n in names if not _runs(f"set -o pipefail; {{ {pack}; }} | {ssh} {n} {unpack}")]
+    return [n for n in names if not _works(f"set -o pipefail; {{ {pack}; }} | {ssh} {n} {unpack}")]
 
 
 def send_end(folder: str, names: Iterable[str], content: str) -> None:
@@ -79,15 +80,7 @@ def send_end(folder: str, names: Iterable[str], content: str) -> None:
     script = f"[ ! -d {shlex.quote(folder)} ] || cat > {target}"
 
     def send(name: str) -> None:
-        with suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(
-                [*SSH, name, script],
-                input=content,
-                text=True,
-                timeout=_ASK_S,
-                stderr=subprocess.DEVNULL,
-                check=False,
-            )
+        commands.works([*SSH, name, script], input=content.encode(), stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         list(pool.map(send, names))
@@ -99,7 +92,7 @@ def fetch_checkpoint(folder: str, step: int, name: str) -> bool:
     here, step_name = shlex.quote(there), f"step-{step:06d}"
     pack = shlex.quote(f"cd {here} && tar -cf - {step_name}")
     new = f"{step_name}.new"
-    return _runs(
+    return _works(
         f"set -e -o pipefail; mkdir -p {here}; cd {here}; rm -rf {new}; mkdir {new}; "
         f"{' '.join(SSH)} {name} {pack} | tar -C {new} -xf -; mv {new}/{step_name} .; rmdir {new}"
     )
@@ -112,29 +105,5 @@ def newest_copy(states: Mapping[str, NodeState], here: str) -> str:
     return best if states and states[best].newest > own else ""
 
 
-def _argv(name: str, here: str, script: str) -> list[str]:
-    return ["sh", "-c", script] if name == here else [*SSH, name, script]
-
-
-def _output(argv: list[str]) -> str | None:
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            timeout=_ASK_S,
-            check=False,
-            text=True,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    # The last line is that of the CPUs, whatever the folders hold.
-    return done.stdout if done.returncode == 0 else None
-
-
-def _runs(script: str) -> bool:
-    try:
-        argv = ["bash", "-c", script]
-        return subprocess.run(argv, timeout=_SEND_S, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+def _works(script: str) -> bool:
+    return commands.works(["bash", "-c", script], _SEND_S)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_TIMEOUT_S = 30
+from .commands import ask, works
+
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
 
 
@@ -58,29 +58,16 @@ class SlurmJob:
     def kill_step(self, step: str) -> None:
         """Kill the processes of a step on all its nodes."""
         # Not all steps at once by the job's number: without a step, that would end the job itself.
-        _call(["scancel", "--quiet", "--signal=KILL", step])
+        works(["scancel", "--quiet", "--signal=KILL", step])
 
     def requeue(self) -> bool:
         """Put the job back into the queue, which ends this process; return whether Slurm agreed."""
-        return _call(["scontrol", "requeue", self.id])
+        return works(["scontrol", "requeue", self.id])
 
     def keep_from_requeueing(self) -> None:
         """Let the loss of a node end the job from now on."""
-        _call(["scontrol", "update", f"jobid={self.id}", "requeue=0"])
+        works(["scontrol", "update", f"jobid={self.id}", "requeue=0"])
 
 
 def _ask(argv: list[str]) -> str:
-    try:
-        done = subprocess.run(
-            argv, stdout=subprocess.PIPE, timeout=_TIMEOUT_S, check=False, text=True
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout
-
-
-def _call(argv: list[str]) -> bool:
-    try:
-        return subprocess.run(argv, timeout=_TIMEOUT_S, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    return ask(argv) or ""

@@ -56,16 +56,11 @@ def add_placement_options(
 
 def add_shape_options(group: argparse._ArgumentGroup, texts: Mapping[str, str]) -> None:
     """Add the options that make a :class:`NodeShape`: those of its fields that ``texts`` describe."""
+    add = group.add_argument
     for name, text in texts.items():
         default = getattr(NodeShape(), name)
-        group.add_argument(
-            flag(name.removesuffix("_gib")),
-            dest=name,
-            type=positive_int,
-            default=default,
-            metavar="N",
-            help=f"{text} (default: {default})",
-        )
+        option, help_ = flag(name.removesuffix("_gib")), f"{text} (default: {default})"
+        add(option, dest=name, type=positive_int, default=default, metavar="N", help=help_)
 
 
 def read_shape(args: argparse.Namespace) -> NodeShape:

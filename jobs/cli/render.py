@@ -25,10 +25,7 @@ from jobs.train.presets import PRESETS
 from jobs.train.request import TrainRequest, check_inputs
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
-_SHAPE = {
-    "cores": "physical cores of a node that jobs may use",
-    "numa": "NUMA nodes of a node",
-}
+_SHAPE = {"cores": "physical cores of a node that jobs may use", "numa": "NUMA nodes of a node"}
 _EXAMPLES = """\
   spr-cluster render slurm squad --nodes 4 --output job
   spr-cluster render slurm squad --nodes 4 --cores 96 --numa 2 --time 8:00:00 --output job
@@ -70,11 +67,8 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of nodes")
     add_shape_options(group, _SHAPE)
     add("--ppn", type=positive_int, metavar="N", help="ranks per node (default: one per NUMA node)")
-    add(
-        "--interface",
-        metavar="NAME",
-        help="the nodes' network interface for the ranks, such as ib0",
-    )
+    text = "the nodes' network interface for the ranks, such as ib0"
+    add("--interface", metavar="NAME", help=text)
     add("--stack", default=DEFAULT_STACK, help=f"software, see `stacks` (default: {DEFAULT_STACK})")
     add("--preset", choices=tuple(PRESETS), help="published model and settings")
     add("--name", help="the job's name (default: squad-DATE-TIME-…)")

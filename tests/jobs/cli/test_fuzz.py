@@ -178,7 +178,7 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             line.stage("node0", pattern, Result(0, "", ""))
         for pattern in ("# (reading a log|following a job)", "# collecting", "cat .*end.json"):
             line.stage("node0", pattern, Result(0, "", ""))
-        line.stage("node0", "sys.modules", Result(127, "", "bash: python3: not found"))  # top
+        line.stage("node0", "^exec python3", Result(127, "", "bash: python3: not found"))  # top
         policy = folder / "policy.json"
         policy.write_text(_render_looking())
         line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')

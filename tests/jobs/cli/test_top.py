@@ -93,7 +93,7 @@ def test_usage_errors(argv: list[str], message: str, capsys: pytest.CaptureFixtu
 def test_it_asks_the_head_of_a_cluster(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     line.must("up", "--nodes", "1", "--yes")
     answer = make_line([make_node(0)], cluster="", usd=None)
-    line.stage("node0", "sys.modules", Result(0, answer, ""))
+    line.stage("node0", "^exec python3", Result(0, answer, ""))
 
     found = json.loads(line.must("top", "--json").out)
 
@@ -104,7 +104,7 @@ def test_it_asks_the_head_of_a_cluster(line: CommandLine, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("jobs.top.collect._FIRST_S", 0.0)
     line.machines.staged.clear()
-    line.stage("node0", "sys.modules", Result(127, "bash: python3: not found", ""))
+    line.stage("node0", "^exec python3", Result(127, "bash: python3: not found", ""))
 
     failed = line.run("top", "--once", "--interval", "0.5")
 

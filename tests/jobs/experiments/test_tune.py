@@ -54,7 +54,7 @@ def trial_hosts(speeds: Mapping[str, float | None]) -> dict[str, FakeHost]:
 
     error = event(event="error", message="no memory", hint=None, rank=0, host="a", lost_peer=False)
     head.answers[:0] = [
-        ("# following a job\n.*/tune-", follow),
+        ("(?s)# following a job\n.*/tune-", follow),
         ("cat .*/tune-.*/end", lambda _: ended() if speed() is not None else ended([error], 1)),
         (f"cat {FILE}", lambda _: head.files.get(FILE, b"").decode()),
     ]
@@ -76,7 +76,7 @@ def next_train(hosts: dict[str, FakeHost], folder: Path, *left_open: str) -> tup
     """The mpirun script of the job that follows, and what it says."""
     head, log = hosts["node0"], list[str]()
     head.answers[:0] = [
-        ("# following a job\n.*/squad-", event(**RESULT)),
+        ("(?s)# following a job\n.*/squad-", event(**RESULT)),
         ("cat .*/squad-.*/end", ended()),
     ]
     train(

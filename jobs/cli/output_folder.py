@@ -29,11 +29,12 @@ def check_output_folder(name: str, ours: Collection[str], writer: str) -> Path:
 def write_files(files: Mapping[str, Path | bytes], folder: Path) -> None:
     """Write contents, and copies of files and folders, by their names in a folder; ``code`` is made anew.
 
-    Raises :class:`UsageError` for a folder that would be copied into itself.
+    Raises :class:`UsageError`, before anything is changed, for a folder that would be copied into itself,
+    and for a source that would be replaced.
     """
-    for source in files.values():
-        if isinstance(source, Path) and folder.resolve().is_relative_to(source.resolve()):
-            raise UsageError(f"--output {folder}: it is in {source}, which is copied into it")
+    for name, source in files.items():
+        if isinstance(source, Path):
+            _check_source(source, folder, folder / name)
     shutil.rmtree(folder / "code", ignore_errors=True)
     for name, source in files.items():
         target = folder / name
@@ -42,6 +43,17 @@ def write_files(files: Mapping[str, Path | bytes], folder: Path) -> None:
             target.write_bytes(source)
         elif not (target.exists() and source.samefile(target)):
             _copy(source, target)
+
+
+def _check_source(source: Path, folder: Path, target: Path) -> None:
+    where, whole = source.resolve(), folder.resolve()
+    if whole.is_relative_to(where):
+        raise UsageError(f"--output {folder}: it is in {source}, which is copied into it")
+    if where.is_relative_to(whole) and where != target.resolve():
+        raise UsageError(
+            f"--output {folder}: {source} is in it, and what is in it is replaced",
+            hint="give another folder, or move that file or folder out of it first",
+        )
 
 
 def _copy(source: Path, target: Path) -> None:

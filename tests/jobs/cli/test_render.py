@@ -59,6 +59,19 @@ def test_a_model_is_not_copied_into_itself(
 
     assert result.code == 2
     assert f"--output {tmp_path}/job: it is in {tmp_path}, which is copied into it" in result.err
+
+
+def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    job, words = tmp_path / "job", (*RENDER, "--demo", "--output", str(tmp_path / "job"))
+    assert run(capsys, *words).code == 0
+    inner = job / "model" / "step-5"
+    inner.mkdir(parents=True)
+    (inner / "config.json").write_text("{}")
+    result = run(capsys, *words, "--model", str(inner))
+
+    assert result.code == 2
+    assert f"--output {job}: {inner} is in it" in result.err
+    assert (inner / "config.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 

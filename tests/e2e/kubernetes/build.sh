@@ -8,7 +8,7 @@
 # are deleted.
 set -euo pipefail
 
-root=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/spr-cluster/kubernetes-1.20.2}
+root=$(realpath --canonicalize-missing "${1:-${XDG_CACHE_HOME:-$HOME/.cache}/spr-cluster/kubernetes-1.20.2}")
 programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
 unpacked=(bin/etcd bin/containerd bin/containerd-shim-runc-v2 bin/ctr lib/cni/bridge lib/cni/host-local lib/cni/loopback)
 version=k8s.io/kubernetes/vendor/k8s.io/component-base/version

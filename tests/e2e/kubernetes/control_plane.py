@@ -60,17 +60,25 @@ class ControlPlane:
         return self.folder / "kubeconfig"
 
     @property
+    def kubelet_client(self) -> tuple[Path, Path]:
+        """The certificate and key with which the API server calls a kubelet."""
+        return self.folder / "kubelet-client.crt", self.folder / "kubelet-client.key"
+
+    @property
     def admin(self) -> KubernetesApi:
         return connect(str(self.kubeconfig), ADMIN, None)
 
     def write_files(self) -> None:
-        """Write tokens, the key of service accounts, and the kubeconfig."""
+        """Write tokens, keys, and the kubeconfig."""
         rows = [f'{user},{user},{user},"ml"' for user in self.users]
         rows.append(f'{NODE},system:node:{NODE},{NODE},"system:nodes"')
         tokens = "\n".join([f'{ADMIN},{ADMIN},{ADMIN},"system:masters"', *rows])
         (self.folder / "tokens.csv").write_text(f"{tokens}\n")
         key = ["openssl", "genrsa", "-out", str(self.folder / "accounts.key"), "2048"]
-        subprocess.run(key, check=True, capture_output=True)
+        certificate, own = map(str, self.kubelet_client)
+        client = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=plane"]
+        for words in (key, [*client, "-days", "2", "-keyout", own, "-out", certificate]):
+            subprocess.run(words, check=True, capture_output=True)
         self.write_kubeconfig("kubeconfig", ADMIN)
 
     def write_kubeconfig(self, name: str, context: str) -> Path:
@@ -121,6 +129,8 @@ class ControlPlane:
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=Node,RBAC",
             "--kubelet-preferred-address-types=InternalIP",
+            f"--kubelet-client-certificate={self.kubelet_client[0]}",
+            f"--kubelet-client-key={self.kubelet_client[1]}",
         ]
 
     def controllers(self) -> list[str]:

@@ -20,13 +20,13 @@ _START_S = 600.0
 _KUBELET_FOLDER = Path("/var/lib/kubelet")
 # A range for tests of networks, to which no route leads: https://www.rfc-editor.org/rfc/rfc2544
 _BRIDGE, _ADDRESS, _SUBNET = "spr-pods", "198.18.77.1", "198.18.77.0/24"
+_AUTHENTICATION = {"anonymous": {"enabled": False}, "webhook": {"enabled": False}}
 _KUBELET = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
     "address": _ADDRESS,
     "healthzPort": 0,
-    # The bridge is reached from this machine only.
-    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    # Only the API server gets as far as that.
     "authorization": {"mode": "AlwaysAllow"},
     "cgroupDriver": "cgroupfs",
     # This version needs all control groups to be of one kind; containers are limited all the same.
@@ -60,7 +60,7 @@ def running_node(plane: ControlPlane, images: Path) -> Iterator[None]:
     """Run a node that has the images of an archive; in the end, remove everything of it."""
     folder = plane.folder / "node"
     folder.mkdir()
-    _write_files(folder)
+    _write_files(folder, plane)
     words = ["unshare", "--mount", "--pid", "--kill-child", "--mount-proc", str(_SCRIPT)]
     words += [str(BINARIES), str(folder), str(images), f"--config={folder / 'kubelet.yaml'}"]
     words += [f"--kubeconfig={plane.write_kubeconfig('node.kubeconfig', NODE)}"]
@@ -75,8 +75,10 @@ def running_node(plane: ControlPlane, images: Path) -> Iterator[None]:
             node.kill()
 
 
-def _write_files(folder: Path) -> None:
-    (folder / "kubelet.yaml").write_text(yaml.safe_dump(_KUBELET))
+def _write_files(folder: Path, plane: ControlPlane) -> None:
+    authority = {"x509": {"clientCAFile": str(plane.kubelet_client[0])}}
+    kubelet = {**_KUBELET, "authentication": {**_AUTHENTICATION, **authority}}
+    (folder / "kubelet.yaml").write_text(yaml.safe_dump(kubelet))
     text = _CONTAINERD.format(folder=folder, pause=PAUSE, binaries=BINARIES)
     (folder / "containerd.toml").write_text(text)
     addresses = {"type": "host-local", "dataDir": str(folder), "ranges": [[{"subnet": _SUBNET}]]}
@@ -94,6 +96,8 @@ def _is_ready(plane: ControlPlane, node: subprocess.Popen[bytes], folder: Path) 
 @contextmanager
 def _bridge() -> Iterator[None]:
     """Make the bridge of the pods, whose address is the node's."""
+    # A run that was killed has left it.
+    subprocess.run(["ip", "link", "delete", _BRIDGE], check=False, capture_output=True)
     _ip("link", "add", _BRIDGE, "type", "bridge")
     try:
         _ip("addr", "add", f"{_ADDRESS}/24", "dev", _BRIDGE)
@@ -110,14 +114,19 @@ def _ip(*words: str) -> None:
 @contextmanager
 def _kubelet_folder() -> Iterator[None]:
     """Have the folder that the node covers with its own; remove it, and the pods' control groups."""
-    existed = _KUBELET_FOLDER.exists()
+    existed, groups = _KUBELET_FOLDER.exists(), _groups()
     _KUBELET_FOLDER.mkdir(exist_ok=True)
     try:
         yield
     finally:
         if not existed:
             _KUBELET_FOLDER.rmdir()
-        for group in Path("/sys/fs/cgroup").glob("*/k8s.io"):
+        for group in _groups() - groups:
             for each in (*group.iterdir(), group):
                 with suppress(OSError):  # files, which go with their folder
                     each.rmdir()
+
+
+def _groups() -> set[Path]:
+    """Return the control groups of all pods of this machine."""
+    return {*Path("/sys/fs/cgroup").glob("*/k8s.io")}

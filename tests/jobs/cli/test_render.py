@@ -59,6 +59,7 @@ def test_a_model_is_not_copied_into_itself(
 
     assert result.code == 2
     assert f"--output {tmp_path}/job: it is in {tmp_path}, which is copied into it" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -72,7 +73,6 @@ def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_
     assert result.code == 2
     assert f"--output {job}: {inner} is in it" in result.err
     assert (inner / "config.json").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,9 @@ def job_comments(
         f"The rest of {pods.shape.memory_gib} GiB is for the system, kubelet, and its eviction threshold.",
         "terminationGracePeriodSeconds": "Time for a checkpoint after a request to stop.",
         "workspace": f"Holds {CLAIM_PATH}/data, the hub's cache, and {pods.folder}.",
+        "seccompProfile": "With this and the container's settings, the pod meets the Pod Security level "
+        "restricted.",
+        "automountServiceAccountToken": "The job does not call the cluster's API.",
         "fsGroup": "So that the image's user may write to the claim. Not all kinds of storage obey.",
     }
     if placement.backend != "ccl":

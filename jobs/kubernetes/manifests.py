@@ -29,6 +29,19 @@ _CCL_WITHOUT_MPIRUN = {"CCL_PROCESS_LAUNCHER": "none"}
 
 
 Manifest = dict[str, Any]
+# Pods meet the level "restricted": https://kubernetes.io/docs/concepts/security/pod-security-standards/
+POD_SECURITY: Manifest = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 def render_claim(pods: PodOptions) -> Manifest | None:
@@ -123,19 +136,18 @@ def _pod_spec(pods: PodOptions, size: PodSize, container: Mapping[str, Any]) -> 
     ]
     spec: Manifest = {
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-        },
-        "containers": [{**container, "volumeMounts": mounts}],
+        "securityContext": POD_SECURITY,
+        "containers": [
+            {**container, "securityContext": CONTAINER_SECURITY, "volumeMounts": mounts}
+        ],
         "volumes": [
             {"name": "workspace", "persistentVolumeClaim": {"claimName": pods.claim.name}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size.shm_gib}Gi"}},
         ],
     }
+    if pods.kind != TRAIN_JOB:
+        # A patch of Trainer's runtime can't have it.
+        spec["automountServiceAccountToken"] = False
     if not pods.any_cpu:
         spec["nodeSelector"] = {AMX_LABEL: "true"}
     if pods.pull_secret:

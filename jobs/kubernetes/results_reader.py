@@ -15,7 +15,13 @@ from infra.wait import wait_until
 from infra.words import format_size
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import find_warnings
-from jobs.kubernetes.manifests import LABEL, MANAGER, Manifest
+from jobs.kubernetes.manifests import (
+    CONTAINER_SECURITY,
+    LABEL,
+    MANAGER,
+    POD_SECURITY,
+    Manifest,
+)
 from jobs.kubernetes.preflight import MANY, find_missing_rights
 from jobs.kubernetes.problems import explain_pod, refuse
 from jobs.kubernetes.request import CLAIM_PATH
@@ -31,7 +37,7 @@ _LIFE_S = 3600
 _TRIES = 3
 _CONTAINER = "reader"
 _NOTED = 16 << 20
-_KEPT = ("securityContext", "imagePullSecrets", "tolerations")
+_KEPT = ("imagePullSecrets", "tolerations")
 # A command over a web socket is a GET; from Kubernetes 1.35 on, it also needs the right to create.
 _RIGHTS = ("create pods", "get pods", "delete pods", "create pods/exec", "get pods/exec")
 # Checkpoints stay on the claim, as they stay on the nodes of a cluster of machines. Code 1 means that a
@@ -154,11 +160,15 @@ class ResultsReader:
             "image": self.image,
             "command": ["sleep", str(_LIFE_S)],
             "resources": {"requests": resources, "limits": resources},
-            "volumeMounts": [{"name": "workspace", "mountPath": CLAIM_PATH}],
+            "securityContext": CONTAINER_SECURITY,
+            "volumeMounts": [{"name": "workspace", "mountPath": CLAIM_PATH, "readOnly": True}],
         }
         volume = {"name": "workspace", "persistentVolumeClaim": {"claimName": self.claim}}
         spec = {
             **{key: self.spec[key] for key in _KEPT if key in self.spec},
+            # The job's user can read its files.
+            "securityContext": {**POD_SECURITY, **dig(self.spec, "securityContext")},
+            "automountServiceAccountToken": False,
             "restartPolicy": "Never",
             "activeDeadlineSeconds": _LIFE_S,
             "containers": [container],

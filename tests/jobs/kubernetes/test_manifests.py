@@ -95,9 +95,27 @@ def test_a_pod_is_guaranteed_its_resources_and_never_root() -> None:
         (container,) = pod["containers"]
 
         assert container["resources"]["limits"] == container["resources"]["requests"]
-        assert pod["securityContext"]["runAsNonRoot"] is True
+        require_restricted(pod)
+        assert pod.get("automountServiceAccountToken", True) is (kind == "TrainJob")
         assert pod["nodeSelector"] == {AMX_LABEL: "true"}
         assert "nodeSelector" not in pod_of(rendered("--kind", kind, "--any-cpu").job)
+
+
+def require_restricted(pod: Manifest) -> None:
+    """Check the rules of https://kubernetes.io/docs/concepts/security/pod-security-standards/."""
+    assert {key for each in pod["volumes"] for key in each} <= {
+        "name",
+        "persistentVolumeClaim",
+        "emptyDir",
+    }
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
 
 
 def test_one_node_needs_no_worker_and_no_shared_storage() -> None:

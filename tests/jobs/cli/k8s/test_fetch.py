@@ -29,6 +29,7 @@ from tests.jobs.cli.test_main import run
 from tests.jobs.kubernetes.rendering import rendered
 from tests.jobs.kubernetes.scenes import CLAIM, IMAGE, JOB, K8s
 from tests.jobs.kubernetes.server import KubernetesServer, status
+from tests.jobs.kubernetes.test_manifests import require_restricted
 
 FETCH = ("fetch", "bert")
 
@@ -86,6 +87,9 @@ def test_fetch_brings_what_bare_metal_brings(
     spec = created[0]["spec"]
     assert spec["containers"][0]["image"] == "ghcr.io/me/spr:1"
     assert spec["volumes"][0]["persistentVolumeClaim"] == {"claimName": "spr-cluster"}
+    assert spec["containers"][0]["volumeMounts"][0]["readOnly"] is True
+    assert spec["automountServiceAccountToken"] is False
+    require_restricted(spec)
 
 
 def test_a_download_that_breaks_off_begins_again(

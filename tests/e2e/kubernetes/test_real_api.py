@@ -53,7 +53,7 @@ def test_the_life_of_a_job(space: Space) -> None:
     space.make_pods()
     pods = space.find("pods")
     assert [pod["status"]["qosClass"] for pod in pods] == ["Guaranteed", "Guaranteed"]
-    shown = space.wait_for_status("no node can take pod bert-worker-0: no nodes available")
+    shown = space.wait_for_status("no nodes available to schedule pods (and 1 other pod)")
     rows = [line.split() for line in shown]
     assert rows[1][:4] == ["bert", "PyTorchJob", "queued", "2"]
     assert ["bert-master-0", "Pending", "-", "0"] in rows
@@ -62,7 +62,7 @@ def test_the_life_of_a_job(space: Space) -> None:
     assert (log.code, message(log)[0]) == (
         2,
         "spr-cluster: job bert has no log yet: no node can take pod bert-master-0: no nodes available to "
-        "schedule pods",
+        "schedule pods (and 1 other pod)",
     )
     listed = json.loads(space.run("status", "--json").out)
     assert [job["job"] for job in listed["jobs"]] == ["bert"]

@@ -20,7 +20,7 @@ from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.resources import dig_list
 
 _TIMEOUT_S = (10.0, 60.0)
-# Reading again does no harm; anything else is sent once.
+# Reading or deleting again does no harm; anything else is sent once.
 _PAUSES_S = (0.5, 2.0)
 _BUSY = {429, 500, 502, 503, 504}
 Query = Mapping[str, str]
@@ -37,14 +37,7 @@ class KubernetesApi:
 
     def get(self, path: str, query: Query | None = None) -> Manifest:
         """Return an object or list. Raises :class:`KubernetesError`, as all of these do."""
-        for pause in _PAUSES_S:
-            try:
-                return self._send("GET", path, query)
-            except KubernetesError as error:
-                if error.status and error.status not in _BUSY:
-                    raise
-            self.clock.sleep(pause)
-        return self._send("GET", path, query)
+        return self._repeat("GET", path, query)
 
     def find(self, path: str) -> Manifest | None:
         """Return an object; ``None`` if there is none, or no such type of object."""
@@ -71,7 +64,7 @@ class KubernetesApi:
     def delete(self, path: str, query: Query | None = None) -> None:
         """Delete an object, if there is one."""
         with suppress(NotFoundError):
-            self._send("DELETE", path, query)
+            self._repeat("DELETE", path, query)
 
     def lines(self, path: str, query: Query, *, keep_rest: bool) -> Iterator[bytes]:
         """Yield a stream's lines until it ends or is silent for a minute.
@@ -96,6 +89,16 @@ class KubernetesApi:
         query = [("command", word) for word in command]
         query += [("container", container), ("stdout", "true"), ("stderr", "true")]
         return run_in_pod(self.client, f"{path}/exec", query)
+
+    def _repeat(self, method: str, path: str, query: Query | None) -> Manifest:
+        for pause in _PAUSES_S:
+            try:
+                return self._send(method, path, query)
+            except KubernetesError as error:
+                if error.status and error.status not in _BUSY:
+                    raise
+            self.clock.sleep(pause)
+        return self._send(method, path, query)
 
     def _send(
         self, method: str, path: str, query: Query | None, body: Manifest | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 from infra.errors import UsageError
 from infra.wait import wait_until
 from infra.words import counted
+from jobs.kubernetes.errors import ForbiddenError
 from jobs.kubernetes.kinds import JOB_KINDS, JobKind
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.pod_log import PodLog
@@ -17,6 +18,7 @@ from jobs.kubernetes.resources import JobView, core_path, dig, dig_list, parse_j
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
 
+_Found = TypeVar("_Found")
 _EVERY_S = 2.0
 # Pods have 150 s for a checkpoint.
 _GONE_DEADLINE_S = 300.0
@@ -25,9 +27,9 @@ _GONE_DEADLINE_S = 300.0
 def list_jobs(api: KubernetesApi) -> list[JobView]:
     """Return the jobs of the namespace, of all kinds that the cluster serves, oldest first."""
     found = []
-    for kind in require_kinds(api):
+    for kind, every in _read_kinds(api, lambda kind: api.items(kind.path(api.namespace))):
         pods = api.items(core_path(api.namespace, "pods"), kind.pod_label)
-        for each in api.items(kind.path(api.namespace)):
+        for each in every:
             name = dig(each, "metadata").get("name")
             own = [p for p in pods if dig(p, "metadata", "labels").get(kind.pod_label) == name]
             found.append(parse_job(kind, each, own))
@@ -48,6 +50,22 @@ def require_kinds(api: KubernetesApi) -> tuple[JobKind, ...]:
     )
 
 
+def _read_kinds(
+    api: KubernetesApi, read: Callable[[JobKind], _Found]
+) -> Iterator[tuple[JobKind, _Found]]:
+    """Yield what each kind has. A role for one of them is enough, so others may refuse."""
+    kinds, refusals = require_kinds(api), []
+    for kind in kinds:
+        try:
+            found = read(kind)
+        except ForbiddenError as error:
+            refusals.append(error)
+        else:
+            yield kind, found
+    if len(refusals) == len(kinds):
+        raise refusals[0]
+
+
 def _serves(api: KubernetesApi, kind: JobKind) -> bool:
     found = dig_list(api.find(f"/apis/{kind.api}") or {}, "resources")
     return any(each.get("name") == kind.plural for each in found)
@@ -55,8 +73,8 @@ def _serves(api: KubernetesApi, kind: JobKind) -> bool:
 
 def find_job(api: KubernetesApi, name: str) -> JobView | None:
     """Return a job of either kind; ``None`` if there is none with this name."""
-    for kind in require_kinds(api):
-        if found := api.find(kind.path(api.namespace, name)):
+    for kind, found in _read_kinds(api, lambda kind: api.find(kind.path(api.namespace, name))):
+        if found:
             return parse_job(kind, found, _find_pods(api, kind, name))
     return None
 

@@ -20,6 +20,10 @@ class JobKind:
         """Its name in roles and quotas."""
         return f"{self.plural}.{self.api.partition('/')[0]}"
 
+    @property
+    def create_right(self) -> str:
+        return f"create {self.resource}"
+
     def path(self, namespace: str, name: str = "") -> str:
         """Return the path of the jobs of a namespace, or of one of them."""
         return f"/apis/{self.api}/namespaces/{namespace}/{self.plural}" + (

@@ -69,10 +69,10 @@ class Preflight:
             yield KubernetesProblem("ClusterTrainingRuntime torch-distributed doesn't exist", fix)
 
     def _check_rights(self) -> Iterable[KubernetesProblem]:
-        jobs = self.kind.resource
         claim = ["create persistentvolumeclaims"] if self.claim else []
+        own = [self.kind.create_right, f"get {self.kind.resource}"]
         follow = ["get pods", "list pods", "get pods/log"]
-        return find_missing_rights(self.api, [f"create {jobs}", f"get {jobs}", *follow, *claim])
+        return find_missing_rights(self.api, [*own, *follow, *claim])
 
     def _check_quota(self) -> Iterable[KubernetesProblem]:
         needs = self._needs()

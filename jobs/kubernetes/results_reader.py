@@ -60,6 +60,7 @@ class ResultsReader:
     spec: Manifest
     """Of the job's pods, for the user and the pull secret; {} if it is gone."""
     note: Callable[[str], None]
+    warn: Callable[[str], None]
 
     def find_holder(self) -> PodView | None:
         """Return the pod that has, or else last had, a claim that serves one node at a time.
@@ -123,7 +124,16 @@ class ResultsReader:
             self._wait_until_running(f"{pods}/{name}", holder)
             yield f"{pods}/{name}"
         finally:
-            self.api.delete(f"{pods}/{name}", {"gracePeriodSeconds": "0"})
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        api = self.api
+        try:
+            api.delete(core_path(api.namespace, "pods", name), {"gracePeriodSeconds": "0"})
+        except KubernetesError as error:
+            # The files are here, or another error says why they are not: neither is lost to this one.
+            command = f"kubectl --context {api.context} -n {api.namespace} delete pod {name}"
+            self.warn(f"warning: pod {name} may be left: {error.message}\n  → {command}")
 
     def _wait_until_running(self, path: str, holder: PodView | None) -> None:
         name, reason = path.rpartition("/")[2], ""

@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     with progress.phase(f"Fetch {args.job}"):
         job = find_job(api, args.job)
         spec = job.spec if job else {}
-        reader = ResultsReader(api, args.job, *_find_files(job, args), spec, progress.note)
+        claim, image = _find_files(job, args)
+        reader = ResultsReader(api, args.job, claim, image, spec, progress.note, _warn)
         holder = reader.find_holder()
         if job and not job.is_over:
             progress.note(f"{args.job} is {job.state}; fetching its output so far")
@@ -94,4 +95,8 @@ def _fetch_log(api: KubernetesApi, pod: PodView, target: Path, note: Callable[[s
         try:
             read_log(api, pod, lambda line: print(line, file=file), note)
         except KubernetesError as error:
-            print(f"the log is incomplete: {error.message}", file=sys.stderr)
+            _warn(f"the log is incomplete: {error.message}")
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)

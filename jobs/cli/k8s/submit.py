@@ -21,7 +21,7 @@ from jobs.kubernetes.errors import ConflictError
 from jobs.kubernetes.jobs import require_kinds
 from jobs.kubernetes.kinds import JOB_KINDS, JobKind
 from jobs.kubernetes.manifests import Manifest
-from jobs.kubernetes.preflight import Preflight
+from jobs.kubernetes.preflight import Preflight, find_missing_rights
 from jobs.kubernetes.problems import refuse
 from jobs.kubernetes.render import Rendered
 from jobs.kubernetes.resources import core_path
@@ -88,7 +88,10 @@ def run(args: argparse.Namespace) -> int:
 def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
     """Return the kind to submit. Raises :class:`UsageError` if the cluster doesn't have it."""
     kinds = require_kinds(api)
-    chosen = JOB_KINDS[args.kind] if args.kind else kinds[0]
+    if not args.kind:
+        able = (each for each in kinds if not [*find_missing_rights(api, [each.create_right])])
+        return next(able, kinds[0])
+    chosen = JOB_KINDS[args.kind]
     if chosen not in kinds:
         raise UsageError(
             f"context {api.context}: the cluster has no {args.kind}",

@@ -120,6 +120,37 @@ def test_fetch_fails_with_one_line_and_leaves_no_pod(
     assert readers(server) == []
 
 
+@pytest.mark.parametrize(("faults", "left"), [(1, 0), (99, 1)])
+def test_a_reader_that_can_not_be_deleted_costs_no_files(
+    k8s: K8s, server: KubernetesServer, volume: Path, faults: int, left: int
+) -> None:
+    faulty = [status(503, "apiserver is shutting down")] * faults
+    server.fail = lambda method, path: faulty.pop() if method == "DELETE" and faulty else None
+    result = k8s(*FETCH)
+
+    assert result.code == 0, result.err
+    assert Path("results/bert/log").read_text() == "the log\n"
+    assert Path("results/bert/job.json").is_file()
+    assert len(readers(server)) == left
+    for path in readers(server):
+        name = path.rpartition("/")[2]
+        warning = f"warning: pod {name} may be left: context lab: apiserver is shutting down"
+        assert f"{warning}\n  → kubectl --context lab -n ml delete pod {name}\n" in result.err
+    assert ("may be left" in result.err) is bool(left)
+
+
+def test_the_first_error_is_shown_if_the_reader_stays(
+    k8s: K8s, server: KubernetesServer, volume: Path
+) -> None:
+    server.exec_breaks = [100] * 3
+    server.fail = lambda method, path: status(503, "busy") if method == "DELETE" else None
+    result = k8s(*FETCH)
+
+    assert result.code == 1
+    assert "spr-cluster: the connection to the pod broke off" in result.err
+    assert "may be left: context lab: busy" in result.err
+
+
 def test_a_reader_that_can_not_start_is_explained_and_deleted(
     k8s: K8s, server: KubernetesServer, volume: Path
 ) -> None:

@@ -44,6 +44,34 @@ def test_the_cluster_decides_the_kind(k8s: K8s, server: KubernetesServer) -> Non
     assert "the cluster has no TrainJob\n  → it has PyTorchJob: omit --kind" in refused.err
 
 
+@pytest.mark.parametrize(
+    ("denied", "kind"), [("trainjobs", "PyTorchJob"), ("pytorchjobs", "TrainJob")]
+)
+def test_a_role_for_one_kind_is_enough(
+    k8s: K8s, server: KubernetesServer, denied: str, kind: str
+) -> None:
+    server.denied = {(verb, denied) for verb in ("create", "get", "list", "delete")}
+    submitted = k8s(*SUBMIT, "--detach")
+
+    assert submitted.code == 0, submitted.err
+    assert submitted.out.splitlines()[0] == f"{kind} bert, 2 pods, new claim spr-cluster"
+    assert [each["job"] for each in json.loads(k8s("status", "--json").out)["jobs"]] == ["bert"]
+    assert json.loads(k8s("status", "bert", "--json").out)["kind"] == kind
+    assert k8s("delete", "bert", "--yes").out == "Job bert is gone.\n"
+    assert "no job bert in namespace ml" in k8s("status", "bert").err
+    refused = k8s(*SUBMIT, "--kind", "TrainJob" if kind == "PyTorchJob" else "PyTorchJob")
+    assert refused.code == 2
+    assert f"you may not create {denied} in namespace ml" in refused.err
+
+
+def test_a_role_for_no_kind_is_named(k8s: K8s, server: KubernetesServer) -> None:
+    server.denied = {("get", kind) for kind in ("trainjobs", "pytorchjobs")}
+    result = k8s("status", "bert")
+
+    assert result.code == 1
+    assert 'User "ada" cannot get resource "trainjobs"' in result.err
+
+
 def test_without_kubeflow_it_says_what_to_install(k8s: K8s, server: KubernetesServer) -> None:
     server.served.clear()
     result = k8s(*SUBMIT)
@@ -64,7 +92,7 @@ def test_all_problems_are_one_list_and_nothing_is_created(
     server.put(f"{quotas}/team", {"status": {"hard": hard, "used": used}})
     server.put("/apis/storage.k8s.io/v1/storageclasses/nfs", {"provisioner": "ebs.csi.aws.com"})
     before = dict(server.objects)
-    result = k8s(*SUBMIT, "--pull-secret", "registry")
+    result = k8s(*SUBMIT, "--kind", "TrainJob", "--pull-secret", "registry")
 
     assert (result.code, result.out) == (2, "")
     found = [line.strip() for line in result.err.splitlines() if line.startswith("  ")]

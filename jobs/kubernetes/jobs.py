@@ -13,7 +13,7 @@ from jobs.kubernetes.kinds import JOB_KINDS, JobKind
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.pod_log import PodLog
 from jobs.kubernetes.problems import KubernetesProblem, find_problems, select_warnings
-from jobs.kubernetes.resources import JobView, core_path, dig, dig_list, parse_job
+from jobs.kubernetes.resources import JobView, claims_of, core_path, dig, dig_list, parse_job
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
@@ -130,6 +130,36 @@ def follow_job(
             told.add(problem)
             on_problem(problem)
         api.clock.sleep(_EVERY_S)
+
+
+def find_claim_users(api: KubernetesApi, job: JobView) -> list[str]:
+    """Return the other jobs that have a job's claim, and the pods of neither."""
+    jobs = list_jobs(api)
+    names = [each.name for each in jobs if each.claim == job.claim and each.name != job.name]
+    labels = {(kind.pod_label, each.name) for kind in JOB_KINDS.values() for each in jobs}
+    pods = [
+        str(dig(each, "metadata").get("name"))
+        for each in api.items(core_path(api.namespace, "pods"))
+        if job.claim in claims_of(dig(each, "spec"))
+        and not labels & dig(each, "metadata", "labels").items()
+    ]
+    return [f"job {each}" for each in names] + [f"pod {each}" for each in pods]
+
+
+def delete_claim(api: KubernetesApi, name: str, on_wait: Callable[[str], None]) -> None:
+    """Delete a claim, and wait until it is gone. Raises :class:`DeadlineError`."""
+    path = core_path(api.namespace, "persistentvolumeclaims", name)
+    api.delete(path)
+
+    def is_gone() -> bool | None:
+        # Whoever may not read it can't wait for it.
+        if not api.peek(path):
+            return True
+        on_wait(f"claim {name} is being deleted")
+        return None
+
+    what = f"the end of claim {name}"
+    wait_until(what, is_gone, deadline_s=_GONE_DEADLINE_S, clock=api.clock, every_s=_EVERY_S)
 
 
 def delete_job(api: KubernetesApi, job: JobView, on_wait: Callable[[str], None]) -> None:

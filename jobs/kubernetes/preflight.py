@@ -111,6 +111,11 @@ class Preflight:
         elif not found:
             fix = "`kubectl get pvc` lists the claims; without --claim, a new one is made"
             yield KubernetesProblem(f"claim {name} doesn't exist", fix)
+        elif "deletionTimestamp" in dig(found, "metadata"):
+            fix = "submit once it is gone, or use another one: --claim NAME"
+            yield KubernetesProblem(
+                f"claim {name} is being deleted, and no new pod can have it", fix
+            )
         elif dig(found, "status").get("phase") == "Lost":
             fix = "use another one: --claim NAME"
             yield KubernetesProblem(f"claim {name} has lost its volume", fix)

@@ -105,18 +105,22 @@ def _create(
 ) -> bool:
     """Create the claim, unless it exists, and the job. Returns whether the claim was made."""
 
-    def is_made(path: str, manifest: Manifest) -> bool:
+    def is_made(path: str, manifest: Manifest, *, dry_run: bool = args.dry_run) -> bool:
         with suppress(ConflictError):
-            api.create(path, manifest, dry_run=args.dry_run)
+            api.create(path, manifest, dry_run=dry_run)
             return True
         return False
 
     claims, is_new = core_path(api.namespace, "persistentvolumeclaims"), False
+    jobs, exists = kind.path(api.namespace), _exists(rendered.pods.name, args)
     # A cluster whose quota of claims is used up says so first, not that this one exists.
     if rendered.claim and not api.peek(f"{claims}/{rendered.pods.claim.name}"):
+        # A job that the cluster refuses must leave no claim behind.
+        if not is_made(jobs, rendered.job, dry_run=True):
+            raise exists
         is_new = is_made(claims, rendered.claim)
-    if not is_made(kind.path(api.namespace), rendered.job):
-        raise _exists(rendered.pods.name, args)
+    if not is_made(jobs, rendered.job):
+        raise exists
     return is_new
 
 

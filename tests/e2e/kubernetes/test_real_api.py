@@ -120,6 +120,7 @@ def test_a_quota_that_only_the_cluster_knows(space: Space) -> None:
     text, fix = message(result)
     assert "exceeded quota: team, requested: count/pytorchjobs.kubeflow.org=1, used" in text
     assert fix == "  → ask for less, delete what is not needed, or have the quota raised"
+    assert space.find("persistentvolumeclaims") == []
 
 
 def test_pods_that_a_quota_refuses(space: Space) -> None:

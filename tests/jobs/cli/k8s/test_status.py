@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from jobs.kubernetes import jobs
 from tests.jobs.kubernetes.scenes import CLAIM, JOB, K8s, ended, job
-from tests.jobs.kubernetes.server import TRAINER, KubernetesServer
+from tests.jobs.kubernetes.server import TRAINER, Answer, KubernetesServer
 
 
 def test_status_lists_jobs_of_both_kinds(k8s: K8s, server: KubernetesServer) -> None:
@@ -180,6 +181,46 @@ def test_delete_with_its_claim(k8s: K8s, server: KubernetesServer) -> None:
 
     assert json.loads(done.out) == {"job": "bert", "deleted": True, "claim": "spr-cluster"}
     assert CLAIM not in server.objects
+
+
+def test_delete_keeps_a_claim_that_others_use(k8s: K8s, server: KubernetesServer) -> None:
+    server.put(CLAIM, {})
+    job(server)
+    server.pod("bert", 0, "Succeeded")
+    server.put(f"{JOB}-large", server.objects[JOB] | {"metadata": {}})
+    server.pod("bert-large", 0, "Succeeded")
+    server.pod("notebook", 0, "Running")
+    result = k8s("delete", "bert", "--claim", "--yes")
+
+    assert (result.code, result.out) == (2, "")
+    text = "claim spr-cluster is also that of job bert-large, pod notebook-master-0; nothing was deleted"
+    assert text in result.err
+    assert {JOB, CLAIM} <= server.objects.keys()
+
+
+def test_delete_waits_for_the_claim(
+    k8s: K8s, server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_GONE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(jobs, "_EVERY_S", 0.01)
+    server.put(CLAIM, {})
+    job(server)
+    leaving = Answer(200, {"metadata": {"deletionTimestamp": "2026-11-22T14:25:01Z"}})
+    server.fail = lambda method, path: leaving if path == CLAIM else None
+    result = k8s("delete", "bert", "--claim", "--yes")
+
+    assert (result.code, result.out) == (1, "")
+    assert "spr-cluster: the end of claim spr-cluster" in result.err
+
+
+def test_the_claim_of_a_job_that_is_gone_is_not_known(k8s: K8s, server: KubernetesServer) -> None:
+    server.put(CLAIM, {})
+    result = k8s("delete", "bert", "--claim", "--yes")
+
+    assert (result.code, result.out) == (2, "")
+    assert "no job bert in namespace ml, so its claim is not known" in result.err
+    assert "kubectl --context lab -n ml delete pvc spr-cluster" in " ".join(result.err.split())
+    assert CLAIM in server.objects
 
 
 def test_delete_without_the_right_says_whose_it_lacks(k8s: K8s, server: KubernetesServer) -> None:

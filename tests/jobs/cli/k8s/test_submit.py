@@ -113,6 +113,7 @@ def test_all_problems_are_one_list_and_nothing_is_created(
     [
         (("--namespace", "lab"), "namespace lab doesn't exist\n  → kubectl create namespace lab"),
         (("--claim", "data"), "claim data doesn't exist\n  → `kubectl get pvc`"),
+        (("--claim", "leaving"), "claim leaving is being deleted, and no new pod can have it"),
         (("--claim", "disk"), "claim disk is not ReadWriteMany, but pods on several nodes write"),
         (
             ("--storage-class", "nsf"),
@@ -129,6 +130,7 @@ def test_one_problem_is_one_line_with_its_fix(
 ) -> None:
     claims = "/api/v1/namespaces/ml/persistentvolumeclaims"
     server.put(f"{claims}/disk", {"spec": {"accessModes": ["ReadWriteOnce"]}})
+    server.put(f"{claims}/leaving", {"metadata": {"deletionTimestamp": "2026-11-22T14:25:01Z"}})
     server.put("/apis/storage.k8s.io/v1/storageclasses/gp3", {"provisioner": "ebs.csi.aws.com"})
     result = k8s(*SUBMIT, *words)
 
@@ -191,6 +193,17 @@ def test_a_dry_run_asks_the_server_and_creates_nothing(k8s: K8s, server: Kuberne
     old = k8s(*SUBMIT, "--dry-run")
     assert (old.code, old.out) == (1, "")
     assert 'spr-cluster: context lab: unknown field "spec.runtimePatches"' in old.err
+
+
+def test_a_job_that_the_cluster_refuses_leaves_no_claim(k8s: K8s, server: KubernetesServer) -> None:
+    refusal = status(403, "trainjobs is forbidden: exceeded quota: team")
+    jobs = TRAIN_JOB.rpartition("/")[0]
+    server.fail = lambda method, path: refusal if (method, path) == ("POST", jobs) else None
+    result = k8s(*SUBMIT, "--detach")
+
+    assert (result.code, result.out) == (1, "")
+    assert "exceeded quota: team" in result.err
+    assert CLAIM not in server.objects
 
 
 def test_an_existing_claim_is_kept_and_an_existing_job_is_refused(

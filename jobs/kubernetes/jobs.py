@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from infra.errors import UsageError
+from infra.errors import JobError, UsageError
 from infra.wait import wait_until
 from infra.words import counted
 from jobs.kubernetes.errors import ForbiddenError
@@ -13,7 +13,15 @@ from jobs.kubernetes.kinds import JOB_KINDS, JobKind
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.pod_log import PodLog
 from jobs.kubernetes.problems import KubernetesProblem, find_problems, select_warnings
-from jobs.kubernetes.resources import JobView, claims_of, core_path, dig, dig_list, parse_job
+from jobs.kubernetes.resources import (
+    JobView,
+    PodView,
+    claims_of,
+    core_path,
+    dig,
+    dig_list,
+    parse_job,
+)
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi
@@ -95,13 +103,13 @@ def _find_pods(api: KubernetesApi, kind: JobKind, name: str) -> list[Manifest]:
 
 def explain(api: KubernetesApi, job: JobView) -> list[KubernetesProblem]:
     """Return why a job waits or has failed."""
-    return find_problems(job, [] if job.pods else find_warnings(api, job.name))
+    return find_problems(job, [] if job.pods else find_warnings(api, job))
 
 
-def find_warnings(api: KubernetesApi, name: str) -> list[Manifest]:
+def find_warnings(api: KubernetesApi, about: JobView | PodView) -> list[Manifest]:
     """Return the warnings about a job or a pod, the newest last; none if they may not be read."""
     events = dig_list(api.peek(core_path(api.namespace, "events")) or {}, "items")
-    return select_warnings(events, name)
+    return select_warnings(events, about)
 
 
 def follow_job(
@@ -113,12 +121,17 @@ def follow_job(
 ) -> JobView:
     """Pass on the log of the pod with a rank, and of those that replace it, until the job ends.
 
-    Each reason for its wait is passed on once.
+    Each reason for its wait is passed on once. Raises :class:`JobError` if it is deleted meanwhile.
     """
     done: set[str] = set()
-    told: set[KubernetesProblem] = set()
+    shown: set[KubernetesProblem] = set()
     while True:
-        job = require_job(api, name)
+        job = find_job(api, name)
+        if job is None:
+            raise JobError(
+                f"job {name} was deleted before it ended",
+                hint="its files are still on its claim; a new job with the same name resumes it",
+            )
         pod = job.pod(rank)
         if pod and pod.uid not in done and (pod.is_over or pod.phase == "Running"):
             done.add(pod.uid)
@@ -126,8 +139,8 @@ def follow_job(
             continue
         if job.is_over:
             return job
-        for problem in [each for each in explain(api, job) if each not in told]:
-            told.add(problem)
+        for problem in [each for each in explain(api, job) if each not in shown]:
+            shown.add(problem)
             on_problem(problem)
         api.clock.sleep(_EVERY_S)
 

@@ -64,8 +64,8 @@ def _usable_cores(shape: NodeShape, ranks: int) -> int:
     usable = (each - 1) // parts * parts
     if not usable:
         raise UsageError(
-            f"--ppn {ranks}: {counted(shape.cores, 'core')} in {counted(shape.numa, 'NUMA node')}, one of "
-            f"each for the node itself, are too few for {counted(ranks, 'rank')}",
+            f"nodes with {counted(shape.cores, 'core')} in {counted(shape.numa, 'NUMA node')} have too few "
+            f"for {counted(ranks, 'rank')} each: one core of each NUMA node is for the node itself",
             hint="use fewer ranks, or describe the nodes with --cores, --numa, and --threads-per-core",
         )
     return usable

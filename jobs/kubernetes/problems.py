@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from infra.errors import UsageError
 from infra.words import counted
+from jobs.kubernetes.kinds import TRAIN_JOB
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.resources import JobView, PodView, as_int, dig, dig_list, parse_time
 
@@ -84,19 +85,21 @@ def _is_older(event: Manifest, job: JobView) -> bool:
     return bool(at and job.created and at < job.created)
 
 
-def select_warnings(events: Sequence[Manifest], name: str) -> list[Manifest]:
-    """Return the warnings about a pod, or about a job and what belongs to it except pods, the newest last."""
-    about = [
-        each
-        for each in events
-        if each.get("type") == "Warning" and _is_about(dig(each, "involvedObject"), name)
-    ]
-    return sorted(about, key=_event_time)
+def select_warnings(events: Sequence[Manifest], about: JobView | PodView) -> list[Manifest]:
+    """Return the warnings about a pod, or about a job and what makes its pods, the newest last."""
+    parts = _parts(about) if isinstance(about, JobView) else ()
+    found = []
+    for each in events:
+        what = dig(each, "involvedObject")
+        is_part = (what.get("kind"), what.get("name")) in parts
+        if each.get("type") == "Warning" and (is_part or what.get("uid") == about.uid):
+            found.append(each)
+    return sorted(found, key=_event_time)
 
 
-def _is_about(what: Manifest, name: str) -> bool:
-    belongs = what.get("kind") != "Pod" and str(what.get("name")).startswith(f"{name}-")
-    return belongs or what.get("name") == name
+def _parts(job: JobView) -> Sequence[tuple[str, str]]:
+    """Return the kinds and names of what Trainer makes of a job; a PyTorchJob makes its pods itself."""
+    return (("JobSet", job.name), ("Job", f"{job.name}-node-0")) if job.kind == TRAIN_JOB else ()
 
 
 def _event_time(event: Manifest) -> str:

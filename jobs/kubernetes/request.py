@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from os.path import normpath
 from pathlib import Path
 
 from infra.errors import UsageError
@@ -14,7 +15,7 @@ from jobs.train.presets import Preset
 from jobs.train.program import ProgramRequest, plan_program
 from jobs.train.program_files import ProgramFiles
 from jobs.train.reference import OUTPUT, SCRIPT, locate_script, reference_argv
-from jobs.train.request import chosen_backend, require_able_stack
+from jobs.train.request import chosen_backend, local_model, require_able_stack
 from jobs.train.train import plan_options
 from jobs.worker.squad.options import NO_CACHE, SAMPLE, SCRATCH, TrainOptions, flag
 from provision.stacks.stack import Stack
@@ -69,7 +70,8 @@ def plan_fast(
     for name in ("data", "eval"):
         _require_on_claim(name, getattr(options, name))
     is_path = options.model.startswith(("/", ".", "~"))
-    if is_path:
+    # A folder here is the model of `train squad`, also with a name as on the hub.
+    if is_path or local_model(options):
         _require_on_claim("model", options.model)
     cache = options.token_cache
     if cache.startswith("~"):
@@ -91,7 +93,7 @@ def plan_fast(
 
 
 def _require_on_claim(name: str, path: str | None) -> None:
-    if path is None or path == str(SAMPLE) or Path(path).is_relative_to(CLAIM_PATH):
+    if path is None or path == str(SAMPLE) or Path(normpath(path)).is_relative_to(CLAIM_PATH):
         return
     raise UsageError(
         f"{flag(name)} {path}: no pod has this path",

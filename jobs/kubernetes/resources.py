@@ -42,6 +42,7 @@ class JobView:
 
     kind: JobKind
     name: str
+    uid: str
     stack: str
     nodes: int
     node_ranks: int
@@ -134,6 +135,7 @@ def parse_job(kind: JobKind, found: Manifest, pods: Sequence[Manifest]) -> JobVi
     return JobView(
         kind=kind,
         name=str(meta.get("name")),
+        uid=str(meta.get("uid")),
         stack=str(dig(meta, "annotations").get(STACK) or ""),
         nodes=as_int(count, 1),
         node_ranks=as_int(ranks, 1),

@@ -58,7 +58,7 @@ class ResultsReader:
     claim: str
     image: str
     spec: Manifest
-    """Of the job's pods, for the user and the pull secret; {} if it is gone."""
+    """Of the job's pods, as far as it is known, for the user and the pull secret."""
     note: Callable[[str], None]
     warn: Callable[[str], None]
 
@@ -137,9 +137,10 @@ class ResultsReader:
 
     def _wait_until_running(self, path: str, holder: PodView | None) -> None:
         name, reason = path.rpartition("/")[2], ""
+        pod: PodView | None = None
 
         def is_running() -> bool | None:
-            nonlocal reason
+            nonlocal reason, pod
             pod = parse_pod(self.api.get(path))
             problem = explain_pod(pod)
             reason = problem.text if problem else ""
@@ -157,7 +158,8 @@ class ResultsReader:
             wait_until(what, is_running, deadline_s=_START_DEADLINE_S, clock=clock)
         except DeadlineError as error:
             # The scheduler says why in the pod; kubelet, which mounts the volume, only in an event.
-            events = [str(each.get("message")) for each in find_warnings(self.api, name)]
+            warnings = find_warnings(self.api, pod) if pod else []
+            events = [str(each.get("message")) for each in warnings]
             reason = (
                 reason or " ".join("".join(events[-1:]).split()) or "the cluster does not say why"
             )

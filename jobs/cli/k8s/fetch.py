@@ -38,7 +38,7 @@ def add_parser(actions: SubParsers) -> None:
         "fetch",
         "Download the model, log, and results of a job from its claim, without checkpoints, through a "
         "small pod with the job's image, which is deleted at the end. `spr-cluster report` reads the folder. "
-        "For a job that was deleted, name its claim and image.",
+        "For a job that was deleted, name its claim and image, and the pull secret if it had one.",
         _EXAMPLES,
         help_="download a job's model, log, and results",
     )
@@ -47,6 +47,8 @@ def add_parser(actions: SubParsers) -> None:
     add("--results", metavar="DIR", help="local folder for the files (default: results/NAME)")
     add("--claim", type=object_name, metavar="NAME", help="of a job that was deleted")
     add("--image", help="of a job that was deleted")
+    text = "secret with which nodes pull the image (default: the job's)"
+    add("--pull-secret", type=object_name, metavar="NAME", help=text)
     parser.set_defaults(run=run)
 
 
@@ -57,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     with progress.phase(f"Fetch {args.job}"):
         job = find_job(api, args.job)
         spec = job.spec if job else {}
+        if args.pull_secret:
+            spec = {**spec, "imagePullSecrets": [{"name": args.pull_secret}]}
         claim, image = _find_files(job, args)
         reader = ResultsReader(api, args.job, claim, image, spec, progress.note, _warn)
         holder = reader.find_holder()

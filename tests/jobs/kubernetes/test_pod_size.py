@@ -106,8 +106,8 @@ def test_ranks_threads_and_cpus_always_agree(
     ("words", "message"),
     [
         ("--ppn 3 --cores 64 --numa 2", "2 NUMA nodes can't be divided evenly among 3 ranks"),
-        ("--ppn 32", "32 cores in 1 NUMA node, one of each for the node itself, are too few"),
-        ("--cores 1", "1 core in 1 NUMA node"),
+        ("--ppn 32", "nodes with 32 cores in 1 NUMA node have too few for 32 ranks"),
+        ("--cores 1", "nodes with 1 core in 1 NUMA node have too few for 1 rank each: one core"),
         ("--ccl-workers 2", "--ccl-workers: the backend is gloo, which has none"),
         ("--stack intel --ppn 31", "too few for 31 ranks of at least one thread"),
     ],

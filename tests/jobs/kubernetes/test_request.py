@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from infra.errors import UsageError
@@ -52,6 +54,8 @@ def test_every_option_of_the_training_is_offered() -> None:
         ("--data train.json", "--data train.json: no pod has this path"),
         ("--eval ../dev.json", "--eval ../dev.json: no pod has this path"),
         ("--model ./encoder", "--model ./encoder: no pod has this path"),
+        ("--model bert/local", "--model bert/local: no pod has this path"),
+        ("--data /workspace/../etc/x", "--data /workspace/../etc/x: no pod has this path"),
         ("--token-cache /data", "--token-cache /data: no pod has this path"),
         ("--recipe reference --run-qa qa", "--run-qa qa: no pod has this path"),
         ("--recipe reference --epochs 3", "--epochs: --recipe reference is the published command"),
@@ -68,7 +72,11 @@ def test_every_option_of_the_training_is_offered() -> None:
         ("--epochs 0", "--epochs 0 is out of range"),
     ],
 )
-def test_a_request_that_cannot_run_is_refused_in_one_line(words: str, message: str) -> None:
+def test_a_request_that_cannot_run_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    (tmp_path / "bert" / "local").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as error:
         rendered(*words.split(" "))
 

@@ -186,8 +186,12 @@ def test_the_files_of_a_deleted_job_need_their_claim_and_image(
     refused = k8s(*FETCH)
     assert refused.code == 2
     assert "job bert doesn't exist" in refused.err
-    result = k8s(*FETCH, "--claim", "spr-cluster", *IMAGE, "--json")
+    created = start_readers(server, phase="Running")
+    words = ("--claim", "spr-cluster", *IMAGE, "--pull-secret", "registry")
+    result = k8s(*FETCH, *words, "--json")
 
+    assert created[0]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    require_restricted(created[0]["spec"])
     assert json.loads(result.out) == {"job": "bert", "state": "deleted", "results": "results/bert"}
     assert Path("results", "bert", "results.json").is_file()
 
@@ -288,7 +292,7 @@ def test_a_reader_that_does_not_start_in_time_is_explained_and_deleted(
 
     def create_and_warn(path: str, found: dict[str, Any]) -> None:
         create(path, found)
-        about = {"name": found["metadata"]["name"]}
+        about = {"uid": path}
         event = {"type": "Warning", "message": "Multi-Attach error", "involvedObject": about}
         server.put("/api/v1/namespaces/ml/events/1", event)
 

@@ -146,6 +146,25 @@ def test_logs_follows_a_running_job_to_its_end(k8s: K8s, server: KubernetesServe
     assert result.out.splitlines() == texts
 
 
+def test_a_job_that_is_deleted_while_it_is_followed_has_failed(
+    k8s: K8s, server: KubernetesServer
+) -> None:
+    job(server)
+    pod = server.pod("bert", 0, "Running")
+    server.logs[pod] = stamped(["first"])
+
+    def delete() -> None:
+        wait_for(lambda: ("LOG", f"{pod}?") in server.requests)
+        del server.objects[JOB]
+        del server.objects[pod]
+
+    server.short = 1
+    result = beside(delete, lambda: k8s("logs", "-f", "bert"))
+    assert (result.code, result.out) == (1, "first\n")
+    assert "spr-cluster: job bert was deleted before it ended" in result.err
+    assert "goes on without" not in result.err
+
+
 def test_a_container_that_starts_again_is_waited_for(k8s: K8s, server: KubernetesServer) -> None:
     job(server)
     pod = server.pod("bert", 0, "Running")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.kubernetes import jobs
-from tests.jobs.kubernetes.scenes import CLAIM, JOB, K8s, ended, job
+from tests.jobs.kubernetes.scenes import CLAIM, JOB, TRAIN_JOB, K8s, ended, job
 from tests.jobs.kubernetes.server import TRAINER, Answer, KubernetesServer
 
 
@@ -109,8 +109,10 @@ def test_status_shows_a_quota_that_keeps_pods_from_being_made(
 ) -> None:
     job(server)
     message = 'pods "bert-master-0" is forbidden: exceeded quota: team, requested: cpu=62'
-    for name, about in (("1", "bert"), ("2", "bertha")):
-        event = {"type": "Warning", "message": message, "involvedObject": {"name": about}}
+    for name, about in (("1", "bert"), ("2", "bert-large")):
+        what = {"kind": "PyTorchJob", "name": about, "uid": JOB.replace("bert", about)}
+        text = message if about == "bert" else "of another job"
+        event = {"type": "Warning", "message": text, "involvedObject": what}
         server.put(f"/api/v1/namespaces/ml/events/{name}", event)
     result = k8s("status", "bert")
 
@@ -123,9 +125,10 @@ def test_status_shows_a_quota_that_keeps_pods_from_being_made(
     ("about", "at"),
     [
         ({"kind": "Pod", "name": "bert-worker-0"}, "2026-11-22T14:26:00Z"),
-        ({"kind": "PyTorchJob", "name": "bert"}, "2026-11-22T14:24:00Z"),
+        ({"kind": "PyTorchJob", "name": "bert", "uid": "x"}, "2026-11-22T14:26:00Z"),
+        ({"kind": "PyTorchJob", "name": "bert-large"}, "2026-11-22T14:26:00Z"),
     ],
-    ids=["about a pod that is gone", "about an earlier job"],
+    ids=["about a pod that is gone", "about an earlier job", "about another job"],
 )
 def test_an_event_that_says_nothing_about_a_job_without_pods(
     k8s: K8s, server: KubernetesServer, about: dict[str, str], at: str
@@ -135,6 +138,26 @@ def test_an_event_that_says_nothing_about_a_job_without_pods(
     server.put("/api/v1/namespaces/ml/events/1", event)
 
     assert "no pods" not in k8s("status", "bert").out
+
+
+@pytest.mark.parametrize(
+    ("about", "at", "is_shown"),
+    [
+        ({"kind": "JobSet", "name": "bert"}, "2026-11-22T14:26:00Z", True),
+        ({"kind": "Job", "name": "bert-node-0"}, "2026-11-22T14:26:00Z", True),
+        ({"kind": "Job", "name": "bert-node-0"}, "2026-11-22T14:24:00Z", False),
+        ({"kind": "JobSet", "name": "bert-node-0"}, "2026-11-22T14:26:00Z", False),
+        ({"kind": "Job", "name": "bert-large-node-0"}, "2026-11-22T14:26:00Z", False),
+    ],
+)
+def test_events_about_what_trainer_makes_of_a_job(
+    k8s: K8s, server: KubernetesServer, about: dict[str, str], at: str, is_shown: bool
+) -> None:
+    server.put(TRAIN_JOB, {"spec": {"trainer": {"numNodes": 2}}})
+    event = {"type": "Warning", "message": "no", "involvedObject": about, "lastTimestamp": at}
+    server.put("/api/v1/namespaces/ml/events/1", event)
+
+    assert ("no pods: no" in k8s("status", "bert").out) is is_shown
 
 
 def test_pods_with_one_reason_are_one_problem(k8s: K8s, server: KubernetesServer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from jobs.kubernetes.manifests import AMX_LABEL
+from jobs.kubernetes.manifests import AMX_LABEL, HUB_TOKEN
 from jobs.kubernetes.pod_size import PodSize
 from jobs.kubernetes.request import CLAIM_PATH, PodOptions
 from jobs.launch.node_shape import NodeShape
@@ -66,6 +66,7 @@ def job_comments(
         "CCL_ATL_TRANSPORT": "Not MPI: torchrun starts the ranks, not mpirun.",
         "CCL_PROCESS_LAUNCHER": "Likewise: oneCCL would ask mpirun for the ranks' places.",
         "HF_HOME": "The hub's models and data are kept on the claim.",
+        HUB_TOKEN: "For models and data of the hub that need a login.",
         AMX_LABEL: "Set by node-feature-discovery where the processor has AMX.",
         "shm": "For oneCCL and other libraries; part of the pod's memory. The runtime's own has 64 MiB.",
         "restartPolicy": "It overrides a policy in the pod's own specification.",

@@ -26,8 +26,8 @@ _DAMAGE = (ConfigException, yaml.YAMLError, AttributeError, LookupError, TypeErr
 def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> KubernetesApi:
     """Return the API of a context, by default the current one. It sends nothing.
 
-    Raises :class:`UsageError` for a kubeconfig that is missing or damaged, and for credentials that its
-    plugin does not get.
+    Raises :class:`UsageError` for a kubeconfig that is missing or damaged, and for a credentials plugin
+    that fails.
     """
     path = kubeconfig or os.environ.get("KUBECONFIG") or _DEFAULT
     files = [Path(each).expanduser() for each in path.split(os.pathsep) if each]
@@ -44,7 +44,7 @@ def connect(kubeconfig: str | None, context: str | None, namespace: str | None) 
     if errors:
         reason = " ".join(errors[0].getMessage().split())
         raise UsageError(
-            f"context {found['name']}: its credentials can't be had: {reason}",
+            f"context {found['name']}: its credentials plugin failed: {reason}",
             hint="log in to the cluster again",
         )
     chosen = namespace or (found.get("context") or {}).get("namespace") or "default"

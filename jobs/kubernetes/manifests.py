@@ -20,6 +20,8 @@ MANAGER = "spr-cluster"
 STACK = "spr-cluster/stack"
 """Annotation that names a job's stack."""
 AMX_LABEL = "feature.node.kubernetes.io/cpu-cpuid.AMXBF16"
+HUB_TOKEN = "HF_TOKEN"
+"""The variable that the hub's libraries read, and the key of the secret that has it."""
 RETRIES = 3
 # torchrun passes kubelet's SIGTERM on; all ranks stop after the same step and save a checkpoint.
 _GRACE_SECONDS = CHECKPOINT_SECONDS + 30
@@ -68,7 +70,10 @@ def render_job(
     container = {
         "image": pods.image,
         **_command(plan, stack),
-        "env": [{"name": n, "value": v} for n, v in _environment(plan, placement, stack).items()],
+        "env": [
+            *({"name": n, "value": v} for n, v in _environment(plan, placement, stack).items()),
+            *_token(pods),
+        ],
         "resources": {"requests": resources, "limits": resources},
     }
     render_spec = _train_job_spec if pods.kind == TRAIN_JOB else _pytorch_job_spec
@@ -97,6 +102,13 @@ def _environment(plan: JobPlan, placement: Placement, stack: Stack) -> dict[str,
         # torchrun's own limit is 30 s. Old ones, such as those of 1.13 and 2.7, know no other.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(CHECKPOINT_SECONDS),
     }
+
+
+def _token(pods: PodOptions) -> list[Manifest]:
+    if not pods.hub_secret:
+        return []
+    source = {"secretKeyRef": {"name": pods.hub_secret, "key": HUB_TOKEN}}
+    return [{"name": HUB_TOKEN, "valueFrom": source}]
 
 
 def _train_job_spec(container: Manifest, nproc: int, size: PodSize, pods: PodOptions) -> Manifest:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from infra.words import counted
 from jobs.kubernetes.kinds import TRAIN_JOB, JobKind
-from jobs.kubernetes.manifests import AMX_LABEL, Manifest
+from jobs.kubernetes.manifests import AMX_LABEL, HUB_TOKEN, Manifest
 from jobs.kubernetes.pod_size import PodSize
 from jobs.kubernetes.problems import KubernetesProblem
 from jobs.kubernetes.request import PodOptions
@@ -55,6 +55,7 @@ class Preflight:
             self._check_quota,
             self._check_claim,
             self._check_nodes,
+            self._check_secrets,
             self._check_image,
         )
         return [problem for check in checks for problem in check()]
@@ -162,11 +163,22 @@ class Preflight:
         cpus, memory = (parse_quantity(has.get(each)) or 0 for each in ("cpu", "memory"))
         return cpus >= needs.cpus and memory >= needs.memory_gib << 30
 
+    def _check_secrets(self) -> Iterable[KubernetesProblem]:
+        pull, hub = self.pods.pull_secret, self.pods.hub_secret
+        if pull and self._peek_secret(pull) == {}:
+            fix = f"kubectl create secret docker-registry {pull} --docker-server=… --docker-username=…"
+            yield KubernetesProblem(f"pull secret {pull} doesn't exist", fix)
+        found = self._peek_secret(hub) if hub else None
+        if found is not None and HUB_TOKEN not in dig(found, "data"):
+            text = f"has no key {HUB_TOKEN}" if found else "doesn't exist"
+            fix = f"kubectl create secret generic {hub} --from-literal={HUB_TOKEN}=…"
+            yield KubernetesProblem(f"hub secret {hub} {text}", fix)
+
+    def _peek_secret(self, name: str) -> Manifest | None:
+        return self.api.peek(core_path(self.api.namespace, "secrets", name))
+
     def _check_image(self) -> Iterable[KubernetesProblem]:
-        secret, image = self.pods.pull_secret, self.pods.image
-        if secret and self.api.peek(core_path(self.api.namespace, "secrets", secret)) == {}:
-            fix = f"kubectl create secret docker-registry {secret} --docker-server=… --docker-username=…"
-            yield KubernetesProblem(f"pull secret {secret} doesn't exist", fix)
+        image = self.pods.image
         if "/" not in image:
             text = f"image {image} names no registry: only nodes that have it can start it"
             fix = "push it, and give its name: --image REGISTRY/NAME:TAG"

@@ -45,6 +45,8 @@ class PodOptions:
     claim: Claim = field(default_factory=Claim)
     shape: NodeShape = field(default_factory=NodeShape)
     pull_secret: str | None = None
+    hub_secret: str | None = None
+    """Holds a token of the hub, under the key ``HF_TOKEN``."""
     any_cpu: bool = False
     """Also run on nodes without AMX."""
 

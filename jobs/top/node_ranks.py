@@ -20,8 +20,8 @@ from jobs.top.procfs import parse_cpus, read, read_environ
 
 _FRESH_S = 30.0
 _NEWEST_JOBS = 3
-# As :mod:`jobs.worker.runtime.process` reads them, which does not come along. RANK alone may be anybody's;
-# torchrun itself has neither.
+# As :mod:`jobs.worker.runtime.process` reads them, which does not come along. Other programs set RANK, too,
+# so it alone is not enough; torchrun itself has neither.
 _MPIRUN = ("PMI_RANK", "MPI_LOCALRANKID")
 _TORCHRUN = ("RANK", "LOCAL_RANK")
 _METRICS = re.compile(r"rank-(\d+)\.jsonl")

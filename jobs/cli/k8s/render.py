@@ -29,7 +29,7 @@ def add_parser(actions: SubParsers) -> None:
         actions,
         "render",
         "Write what a training job on Kubernetes consists of: Dockerfile, claim, and job. "
-        "It asks no cluster.",
+        "It asks no cluster. For Slurm: `render slurm`.",
         _EXAMPLES,
         help_="write the Dockerfile and YAML of a job",
     )

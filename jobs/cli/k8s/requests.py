@@ -16,6 +16,7 @@ from jobs.cli.job_options import (
 from jobs.cli.k8s.common import NAMESPACE_HELP, OBJECT_NAME
 from jobs.cli.train_requests import read_options, refuse_own_settings
 from jobs.kubernetes.kinds import JOB_KINDS, TRAIN_JOB
+from jobs.kubernetes.manifests import HUB_TOKEN
 from jobs.kubernetes.render import Rendered, render
 from jobs.kubernetes.request import CLAIM_PATH, Claim, PodOptions, plan_fast, plan_reference
 from jobs.launch.plan import PlacementOptions, new_job_id
@@ -37,6 +38,7 @@ _FORMS = {
     "claim": (OBJECT_NAME, "a claim's name"),
     "storage_class": (OBJECT_NAME, "a storage class's name"),
     "pull_secret": (OBJECT_NAME, "a secret's name"),
+    "hub_secret": (OBJECT_NAME, "a secret's name"),
     "claim_size": (_SIZE, "a size such as 100Gi"),
 }
 _CLAIM_SIZE = "100Gi"
@@ -84,6 +86,8 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     add("--name", help="the job's name (default: squad-DATE-TIME-…)")
     add("--namespace", help=NAMESPACE_HELP)
     add("--pull-secret", metavar="NAME", help="secret with which nodes pull the image")
+    text = f"secret with a token of the hub, under the key {HUB_TOKEN}"
+    add("--hub-secret", metavar="NAME", help=text)
 
 
 def _add_claim(group: argparse._ArgumentGroup) -> None:
@@ -133,5 +137,6 @@ def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOption
         claim=Claim(args.claim) if args.claim else new,
         shape=read_shape(args),
         pull_secret=args.pull_secret,
+        hub_secret=args.hub_secret,
         any_cpu=args.any_cpu,
     )

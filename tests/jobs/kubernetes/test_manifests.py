@@ -13,6 +13,7 @@ import yaml
 from kubernetes_validate.utils import ValidationError, validate
 
 from jobs.kubernetes.manifests import AMX_LABEL, Manifest
+from jobs.kubernetes.resources import claims_of
 from tests.golden import check_golden
 from tests.jobs.kubernetes.rendering import CLAIMS, EVERY, KINDS, RECIPES, rendered
 
@@ -20,6 +21,8 @@ GOLDEN = Path(__file__).with_name("golden")
 # Too large for the repository; see docs/kubernetes.md for where they come from.
 SCHEMAS = Path(__file__).parents[4] / "shared" / "kubernetes"
 NEWEST = "1.33"
+SECRETS = ("--pull-secret", "registry", "--hub-secret", "hub")
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "kubernetes.md"
 
 
 @pytest.mark.parametrize(("kind", "recipe"), [*product(KINDS, RECIPES)])
@@ -57,7 +60,7 @@ def test_comments_do_not_change_what_is_submitted(words: tuple[str, ...]) -> Non
 @pytest.mark.skipif(not SCHEMAS.is_dir(), reason=f"no custom resource definitions in {SCHEMAS}")
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_kubeflows_schemas_accept_every_job(words: tuple[str, ...]) -> None:
-    job = rendered(*words, "--pull-secret", "registry").job
+    job = rendered(*words, *SECRETS).job
 
     jsonschema.validate(job, read_schema(job["kind"]), format_checker=jsonschema.FormatChecker())
 
@@ -75,7 +78,7 @@ def test_kubeflows_schemas_refuse_what_is_wrong(kind: str) -> None:
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_kubernetes_schemas_accept_claim_and_pod(words: tuple[str, ...]) -> None:
-    found = rendered(*words, "--pull-secret", "registry")
+    found = rendered(*words, *SECRETS)
     pod: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -116,6 +119,28 @@ def require_restricted(pod: Manifest) -> None:
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_hubs_token_comes_from_a_secret(kind: str) -> None:
+    plain, found = (
+        pod_of(rendered("--kind", kind, *words).job)["containers"][0]["env"]
+        for words in ((), ("--hub-secret", "hub"))
+    )
+
+    source = {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
+    assert found == [*plain, {"name": "HF_TOKEN", "valueFrom": source}]
+
+
+def test_the_pod_of_the_documentation_is_valid_and_restricted() -> None:
+    text = DOCUMENTATION.read_text().partition("<<'YAML'\n")[2].partition("    YAML\n")[0]
+    pod = yaml.safe_load(text)
+
+    validate(pod, NEWEST, strict=True)
+    require_restricted(pod["spec"])
+    claim = rendered().claim
+    assert claim is not None
+    assert claims_of(pod["spec"]) == [claim["metadata"]["name"]]
 
 
 def test_one_node_needs_no_worker_and_no_shared_storage() -> None:

@@ -92,7 +92,7 @@ def test_a_credentials_plugin_that_fails_is_named(
     result = k8s("status")
 
     assert result.code == 2
-    assert "context lab: its credentials can't be had: " in result.err
+    assert "context lab: its credentials plugin failed: " in result.err
     assert "token expired" in result.err
 
 

@@ -92,7 +92,7 @@ def test_all_problems_are_one_list_and_nothing_is_created(
     server.put(f"{quotas}/team", {"status": {"hard": hard, "used": used}})
     server.put("/apis/storage.k8s.io/v1/storageclasses/nfs", {"provisioner": "ebs.csi.aws.com"})
     before = dict(server.objects)
-    result = k8s(*SUBMIT, "--kind", "TrainJob", "--pull-secret", "registry")
+    result = k8s(*SUBMIT, "--kind", "TrainJob", "--pull-secret", "registry", "--hub-secret", "hub")
 
     assert (result.code, result.out) == (2, "")
     found = [line.strip() for line in result.err.splitlines() if line.startswith("  ")]
@@ -103,8 +103,9 @@ def test_all_problems_are_one_list_and_nothing_is_created(
         "quota team: requests.cpu would be exceeded: 16 of 100 used",
         "no storage class is the default",
         "pull secret registry doesn't exist",
+        "hub secret hub doesn't exist",
     ]
-    assert len([line for line in found if line.startswith("→")]) == 6
+    assert len([line for line in found if line.startswith("→")]) == 7
     assert server.objects == before
 
 
@@ -113,6 +114,7 @@ def test_all_problems_are_one_list_and_nothing_is_created(
     [
         (("--namespace", "lab"), "namespace lab doesn't exist\n  → kubectl create namespace lab"),
         (("--claim", "data"), "claim data doesn't exist\n  → `kubectl get pvc`"),
+        (("--hub-secret", "empty"), "hub secret empty has no key HF_TOKEN\n  → kubectl create"),
         (("--claim", "leaving"), "claim leaving is being deleted, and no new pod can have it"),
         (("--claim", "disk"), "claim disk is not ReadWriteMany, but pods on several nodes write"),
         (
@@ -129,6 +131,7 @@ def test_one_problem_is_one_line_with_its_fix(
     k8s: K8s, server: KubernetesServer, words: tuple[str, ...], message: str
 ) -> None:
     claims = "/api/v1/namespaces/ml/persistentvolumeclaims"
+    server.put("/api/v1/namespaces/ml/secrets/empty", {"data": {"TOKEN": ""}})
     server.put(f"{claims}/disk", {"spec": {"accessModes": ["ReadWriteOnce"]}})
     server.put(f"{claims}/leaving", {"metadata": {"deletionTimestamp": "2026-11-22T14:25:01Z"}})
     server.put("/apis/storage.k8s.io/v1/storageclasses/gp3", {"provisioner": "ebs.csi.aws.com"})
@@ -169,7 +172,7 @@ def test_what_may_not_be_read_is_not_checked(k8s: K8s, server: KubernetesServer)
         ("get", "secrets"),
         ("get", "clustertrainingruntimes"),
     }
-    result = k8s(*SUBMIT, "--pull-secret", "registry", "--detach")
+    result = k8s(*SUBMIT, "--pull-secret", "registry", "--hub-secret", "hub", "--detach")
 
     assert result.code == 0, result.err
 

@@ -1,4 +1,4 @@
-# The rest is the same for every job.
+# The rest is the same for every job. `render slurm` writes the lines above it.
 
 # sbatch runs a copy of this script.
 cd "$SLURM_SUBMIT_DIR" || exit 1
@@ -6,47 +6,63 @@ if ! [ -x venv/bin/python ] || ! [ -d code/worker ]; then
     echo "$PWD: submit the job in its folder, after 'bash install.sh' there" >&2
     exit 1
 fi
+if ! cat install.sh requirements.txt | cmp -s - installed; then
+    echo "$PWD: what this job needs is not installed: run 'bash install.sh' there, to its end" >&2
+    exit 1
+fi
 if [ -e output/results.json ]; then
     echo "$PWD: this job is finished; to train again, move output/ away"
     exit 0
 fi
-export PYTHONPATH=$PWD/code HF_HOME=$PWD/huggingface
+unset PYTHONHOME
+export PYTHONPATH=$PWD/code HF_HUB_CACHE=$PWD/huggingface/hub HF_DATASETS_CACHE=$PWD/huggingface/datasets
 # Where the ranks meet. Ports below 32768 are not taken for outgoing connections.
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 10000))
+# The nodes may differ: of 64(x3),32 it is 32.
+cpus=$(tr , '\n' <<< "$SLURM_JOB_CPUS_PER_NODE" | cut -d '(' -f 1 | sort -n | head -n 1)
 
-saved() { ls output/checkpoints 2>/dev/null; }
+# Not step-N.partial, which a rank was writing when it was killed.
+saved() { ls -d output/checkpoints/step-*[0-9] 2>/dev/null; }
 before=$(saved)
-again=
-# Without --batch, scancel signals only the steps: torchrun, which passes the signal on to its ranks.
-trap 'again=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
-# Slurm sends this to the ranks, too, after `scancel` and before it preempts the job. Wait for them.
-trap : TERM
+too_short() {
+    echo "the time limit came before a checkpoint was saved: submit the job with a longer --time" >&2
+}
 
 # SLURM_NODEID, and whether there is a tcmalloc, are known only on each node.
 start='
 for library in /usr/lib64/libtcmalloc.so.? /usr/lib/*/libtcmalloc.so.?; do
-    [ ! -e "$library" ] || export LD_PRELOAD=$library
+    [ ! -e "$library" ] || found=$library
 done
+[ -z "${found-}" ] || export LD_PRELOAD=$found${LD_PRELOAD:+:$LD_PRELOAD}
 exec venv/bin/python -m torch.distributed.run --node-rank="$SLURM_NODEID" "$@"'
 # --cpus-per-task, --cpu-bind: the task gets all CPUs of its node, and the ranks divide them themselves.
 # --export: the variables above arrive even where sbatch was called with --export=NONE.
 # --mpi: another default would set variables of an MPI, and the ranks would take its ranks for theirs.
 # --kill-on-bad-exit: one node that can't start ends the job at once; the others would wait for it.
-srun --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --cpu-bind=none --export=ALL --mpi=none \
+if [ "$again" ]; then
+    too_short
+    exit 1
+fi
+srun --ntasks-per-node=1 --cpus-per-task="$cpus" --cpu-bind=none --export=ALL --mpi=none \
     --kill-on-bad-exit=1 bash -c "$start" start --nnodes="$SLURM_NNODES" \
     --nproc-per-node="$nproc_per_node" --master-addr="$first" --master-port="$port" -m "${program[@]}" &
 step=$!
-# A signal interrupts `wait`.
+# A signal interrupts `wait`. If it comes as the step ends, bash loses the step's exit code [tried: 5.2].
 wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
 
-if [ "$again" ] && ! [ -e output/results.json ]; then
-    if [ "$(saved)" != "$before" ]; then
-        scontrol requeue "$SLURM_JOB_ID" && exit 0
-    else
+if [ -e output/results.json ]; then
+    exit 0
+fi
+if [ "$again" ]; then
+    if [ "$(saved)" = "$before" ]; then
         # The next attempt would not get further either.
-        echo "the time limit came before a checkpoint was saved: submit the job with a longer --time" >&2
+        too_short
+    elif scontrol requeue "$SLURM_JOB_ID"; then
+        exit 0
+    else
+        echo "a checkpoint is saved: 'sbatch job.sbatch' resumes the training" >&2
     fi
 fi
 exit "$code"

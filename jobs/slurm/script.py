@@ -35,6 +35,7 @@ OURS = (SCRIPT, INSTALL, REQUIREMENTS, "code")
 """What every folder of a job has."""
 # Before the checkpoint, the ranks finish a step and agree to stop; after it, they end.
 _STOP_SECONDS = CHECKPOINT_SECONDS + 60
+_SHORTEST_MINUTES = 10
 _OLDEST_PYTHON = "3.10"
 _FORMS = {
     "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, and _.-, at most 64"),
@@ -69,13 +70,21 @@ _HEADER = """\
 # back into the queue.
 #SBATCH --signal=B:USR1@{stop}
 
+again=
+# Without --batch, scancel signals only the steps: torchrun, which passes the signal on to its ranks.
+trap 'again=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+# Slurm sends this to the ranks, too, after `scancel` and before it preempts the job. Wait for them.
+trap : TERM
+
 # {placed}
 # What the shell that submits the job has set about threads would undo this.
 unset "${{!OMP_@}}" "${{!GOMP_@}}" "${{!KMP_@}}"
+# In a shell that srun has started, the variables of its MPI number the ranks: all would be rank 0.
+unset "${{!PMI@}}" "${{!MPI_LOCAL@}}"
 {exports}
 # Time for a checkpoint: torchrun's own limit is 30 s.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={checkpoint}
-# {install} has downloaded what the job needs of the hub.
+# {install} has downloaded what the job needs from the hub.
 export HF_HUB_OFFLINE=1
 nproc_per_node={ranks}
 program=({program})
@@ -105,6 +114,13 @@ class ScriptOptions:
 
     def __post_init__(self) -> None:
         check_forms(self, _FORMS)
+        # 0 is no limit.
+        if self.time and 0 < _minutes(self.time) < _SHORTEST_MINUTES:
+            raise UsageError(
+                f"--time {self.time}: too short: {_STOP_SECONDS} s before its end, the job stops with a "
+                "checkpoint",
+                hint=f"give {_SHORTEST_MINUTES} minutes or more",
+            )
 
 
 @dataclass(frozen=True)
@@ -128,7 +144,8 @@ def render_slurm(request: TrainRequest, options: ScriptOptions, stack: Stack) ->
     train = request.options
     cache = train.token_cache
     # Home folders are small at most centers.
-    train = replace(train, token_cache="cache/tokens" if cache.startswith("~") else cache)
+    is_default = cache == TrainOptions().token_cache
+    train = replace(train, token_cache="cache/tokens" if is_default else cache)
     plan = plan_training(replace(request, options=train), stack)
     shape = options.shape
     usable = shape.cores // shape.numa
@@ -143,6 +160,16 @@ def render_slurm(request: TrainRequest, options: ScriptOptions, stack: Stack) ->
         **plan.files,
     }
     return SlurmScript(options, placement, text, files)
+
+
+def _minutes(time: str) -> float:
+    days, _, rest = time.rpartition("-")
+    # HOURS:MM:SS after days, and HOURS:MM:SS or MINUTES without.
+    parts = [int(part) for part in rest.split(":")]
+    if not days and len(parts) == 1:
+        return parts[0]
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return (int(days or 0) * 24 + hours) * 60 + minutes + seconds / 60
 
 
 def _render_script(
@@ -187,6 +214,7 @@ def _render_install(train: TrainOptions, stack: Stack) -> str:
         "check": render_import_check(stack),
         "model": train.model if is_on_hub else "",
         "dataset": "" if train.data else train.dataset,
+        "skip": "yes" if train.skip_bad_records else "",
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     return _INSTALL_HEADER.format(stack=stack.name) + "\n".join([*lines, _read(INSTALL)])

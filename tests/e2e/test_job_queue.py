@@ -144,6 +144,8 @@ def place_script(cluster: LiveCluster, trained: Trained, name: str, folder: Path
         argv = ["scp", "-qrF", str(config), str(folder), f"{node}:{name}"]
         subprocess.run(argv, check=True, timeout=60)
         cluster.cli.ssh(node, f"ln -s /opt/spr-cluster/venv {name}/venv")
+    # As install.sh does at its end.
+    cluster.cli.ssh("node0", f"cd {name} && cat install.sh requirements.txt > installed")
 
 
 def require_same_training(cluster: LiveCluster, trained: Trained, name: str) -> Any:

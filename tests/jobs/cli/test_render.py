@@ -81,6 +81,9 @@ def test_what_is_replaced_is_not_copied(capsys: pytest.CaptureFixture[str], tmp_
         ("--name a;b", "--name 'a;b': expected letters, digits, and _.-, at most 64"),
         ("--time 8:00", "--time '8:00': expected MINUTES, HOURS:MM:SS, or DAYS-HOURS"),
         ("--time ٣", "--time '٣': expected MINUTES"),
+        ("--time 9", "--time 9: too short: 180 s before its end, the job stops with a checkpoint"),
+        ("--time 0:09:59", "--time 0:09:59: too short"),
+        ("--time 0-0:05", "--time 0-0:05: too short"),
         ("--partition $x", "--partition '$x': expected a partition's name"),
         ("--account #", "--account '#': expected an account's name"),
         ("--constraint a\nb", "--constraint 'a\\nb': expected features of nodes"),
@@ -103,6 +106,11 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"spr-cluster: {message}")
+
+
+@pytest.mark.parametrize("limit", ["0", "10", "0:10:00", "1:00:00", "0-0:10", "1-0", "0-1:00:00"])
+def test_time_limits_as_slurm_reads_them(capsys: pytest.CaptureFixture[str], limit: str) -> None:
+    assert f"#SBATCH --time={limit}\n" in run(capsys, *RENDER, "--demo", "--time", limit).out
 
 
 def test_a_folder_with_other_files_stays_as_it_is(

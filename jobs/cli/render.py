@@ -1,4 +1,4 @@
-"""``spr-cluster render``: a training job for a scheduler that is not ours."""
+"""``spr-cluster render``: a training job for a scheduler that is not yours."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from jobs.train.presets import PRESETS
 from jobs.train.request import TrainRequest, check_inputs
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
-_SHAPE = {"cores": "physical cores of a node that jobs may use", "numa": "NUMA nodes of a node"}
+_SHAPE = {"numa": "NUMA nodes of a node"}
 _EXAMPLES = """\
-  spr-cluster render slurm squad --nodes 4 --output job
+  spr-cluster render slurm squad --nodes 4 --cores 64 --output job
   spr-cluster render slurm squad --nodes 4 --cores 96 --numa 2 --time 8:00:00 --output job
   spr-cluster render slurm squad --nodes 2 --demo --cores 8             print the script
-  spr-cluster render slurm squad --nodes 2 --partition cpu --account bert --output job
+  spr-cluster render slurm squad --nodes 2 --cores 64 --partition cpu --account bert --output job
 """
 
 
@@ -65,6 +65,9 @@ def add_parser(subparsers: SubParsers) -> None:
 def _add_job(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of nodes")
+    # No machine is typical of centers, and ranks with another number of cores are slow.
+    text = "physical cores of a node that jobs may use"
+    add("--cores", type=positive_int, required=True, metavar="N", help=text)
     add_shape_options(group, _SHAPE)
     add("--ppn", type=positive_int, metavar="N", help="ranks per node (default: one per NUMA node)")
     text = "the nodes' network interface for the ranks, such as ib0"
@@ -90,13 +93,24 @@ def run(args: argparse.Namespace) -> int:
     # A training option has this name, too: the folder of the ranks, which the job decides.
     output = vars(args).pop("output")
     script = build_script(args)
-    if output:
-        write_files(script.files, check_output_folder(output, OURS, "render slurm"))
+    folder = check_output_folder(output, OURS, "render slurm") if output else None
+    if folder:
+        write_files(script.files, folder)
+        _warn_of_results(folder / "output")
     if args.json:
-        print(json.dumps(_describe(script, output)))
+        print(json.dumps(_describe(script, folder)))
     else:
-        print(_next_steps(script, Path(output)) if output else script.text, end="")
+        print(_next_steps(script, folder) if folder else script.text, end="")
     return 0
+
+
+def _warn_of_results(output: Path) -> None:
+    if output.exists():
+        print(
+            f"warning: {output} is from an earlier job: this one would resume it or, if it is finished, "
+            "not train; to start over, move it away",
+            file=sys.stderr,
+        )
 
 
 def build_script(args: argparse.Namespace) -> SlurmScript:
@@ -121,10 +135,10 @@ def build_script(args: argparse.Namespace) -> SlurmScript:
     return script
 
 
-def _describe(script: SlurmScript, output: str | None) -> dict[str, object]:
+def _describe(script: SlurmScript, folder: Path | None) -> dict[str, object]:
     return {
         "job": script.options.name,
-        "output": output,
+        "output": str(folder) if folder else None,
         "nodes": script.options.nodes,
         "nproc_per_node": script.placement.nproc_per_node,
         "omp_threads": script.placement.omp_threads,
@@ -142,6 +156,7 @@ def _next_steps(script: SlurmScript, folder: Path) -> str:
         f"  sbatch {SCRIPT}\n"
         "  squeue --me; tail -F log\n\n"
         "Model, metrics, and results.json are then in output/. Here:\n\n"
+        "  mkdir -p results\n"
         f"  rsync -a --exclude checkpoints CENTER:{name}/output/ results/{name}/\n"
         f"  spr-cluster report results/{name}\n"
     )

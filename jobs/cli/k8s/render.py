@@ -51,12 +51,13 @@ def run(args: argparse.Namespace) -> int:
     rendered = build_rendered(args, datetime.now(timezone.utc))
     for warning in rendered.placement.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    if output:
-        _write(rendered, check_output_folder(output, _OURS, "k8s render"))
+    folder = check_output_folder(output, _OURS, "k8s render") if output else None
+    if folder:
+        _write(rendered, folder)
     if args.json:
-        print(json.dumps(_describe(rendered, output)))
-    elif output:
-        print(_next_steps(rendered, Path(output)))
+        print(json.dumps(_describe(rendered, folder)))
+    elif folder:
+        print(_next_steps(rendered, folder))
     else:
         print("---\n".join(rendered.yaml_files().values()), end="")
     return 0
@@ -69,11 +70,11 @@ def _write(rendered: Rendered, folder: Path) -> None:
     write_files({**rendered.build, **yaml}, folder)
 
 
-def _describe(rendered: Rendered, output: str | None) -> dict[str, object]:
+def _describe(rendered: Rendered, folder: Path | None) -> dict[str, object]:
     placement, size = rendered.placement, rendered.size
     return {
         "job": rendered.pods.name,
-        "output": output,
+        "output": str(folder) if folder else None,
         "nodes": rendered.pods.nodes,
         "nproc_per_node": placement.nproc_per_node,
         "omp_threads": placement.omp_threads,

@@ -38,6 +38,7 @@ from .events import Events
 from .heartbeat import Heartbeat
 from .logs import keep_log
 from .output import RESULTS, prepare_output, save_json
+from .own_place import explain_unpinned
 from .pinning import RankPlacement, take_place
 from .precision import choose_precision, read_cpu_flags
 from .process import RankIdentity, read_identity
@@ -119,6 +120,9 @@ def _run(main: Main[Options], options: Options, settings: RunSettings, events: E
     if output is not None:
         keep_log(output, events.rank, append=settings.resume)
     planned, found = take_place(os.environ, torch.get_num_threads)
+    unpinned = planned is not None and planned.cpus is None
+    if unpinned and (warning := explain_unpinned(os.environ, found.threads)):
+        events.warn(warning)
     with join(settings.backend) as ranks:
         hardware = ranks.gather(_this_machine(ranks, planned, found))
         flags = {each.facts.hostname: each.flags for each in hardware}

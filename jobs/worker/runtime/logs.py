@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -24,16 +25,25 @@ def keep_log(output: Path, rank: int, *, append: bool) -> None:
             path.write_bytes(b"")
         sys.stdout.flush()
         sys.stderr.flush()
-        # A signal to the job's processes must not end it before them: it has its own session, but Slurm
-        # finds it all the same.
-        copier = subprocess.Popen(
-            ["sh", "-c", "trap '' TERM; exec tee -a \"$0\"", str(path)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        copier = _start_copier(path)
         assert copier.stdin is not None
         for descriptor in (1, 2):
             os.dup2(copier.stdin.fileno(), descriptor)
         copier.stdin.close()
         # It ends last, so it is not waited for. (Popen would warn of that.)
         copier.returncode = 0
+
+
+def _start_copier(path: Path) -> subprocess.Popen[bytes]:
+    """Start a process that a signal to the job's processes does not end before them.
+
+    It has its own session, but Slurm finds it all the same. It inherits a blocked signal from its first
+    moment on; this process gets one that arrives meanwhile afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        return subprocess.Popen(
+            ["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,10 +8,11 @@ plans clusters, and as each finds the same, no two take the same core. Runs on P
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping, Sequence
+import socket
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from .cores import CoreShare, LocalCore, divide, group_by_node, read_cores, share_cores
-from .process import read_local_place
+from .process import by_torchrun, read_local_place
 
 
 def take_own_cores(environ: MutableMapping[str, str], threads: int) -> CoreShare | None:
@@ -23,17 +24,37 @@ def take_own_cores(environ: MutableMapping[str, str], threads: int) -> CoreShare
     local, workers = read_local_place(environ), environ.get("CCL_WORKER_COUNT", "")
     if "CCL_PROCESS_LAUNCHER" in environ:
         environ.update(CCL_LOCAL_RANK=str(local.rank), CCL_LOCAL_SIZE=str(local.size))
-    try:
-        cores = read_cores(os.sched_getaffinity(0))
-    except OSError:  # a sandbox that hides the processor
-        return None
-    shares = share_out(cores, local.size, threads, int(workers) if workers.isdecimal() else 0)
+    shares = share_out(
+        _find_cores(), local.size, threads, int(workers) if workers.isdecimal() else 0
+    )
     if not shares:
         return None
     os.sched_setaffinity(0, shares[local.rank].cpus)
     if pinned := [str(cpu) for share in shares for cpu in share.workers]:
         environ["CCL_WORKER_AFFINITY"] = ",".join(pinned)
     return shares[local.rank]
+
+
+def explain_unpinned(environ: Mapping[str, str], threads: int) -> str:
+    """Return a warning for ranks of a Slurm job that could not take cores; "" on all but a node's first.
+
+    The job has whole nodes, so the cores that were planned for are not those that its nodes have. A pod may
+    have been meant to share its node.
+    """
+    local, cores = read_local_place(environ), len(_find_cores())
+    if not by_torchrun(environ) or "SLURM_JOB_ID" not in environ or local.rank or not cores:
+        return ""
+    return (
+        f"warning: {socket.gethostname()}: the ranks are not pinned, and slow: {local.size} x {threads} "
+        f"threads do not fit its {cores} cores; write the job again with --cores {cores}"
+    )
+
+
+def _find_cores() -> Sequence[LocalCore]:
+    try:
+        return read_cores(os.sched_getaffinity(0))
+    except OSError:  # a sandbox that hides the processor
+        return ()
 
 
 def share_out(

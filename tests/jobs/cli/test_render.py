@@ -9,7 +9,7 @@ import pytest
 
 from tests.jobs.cli.test_main import run
 
-RENDER = ("render", "slurm", "squad", "--nodes", "2", "--name", "bert")
+RENDER = ("render", "slurm", "squad", "--nodes", "2", "--cores", "32", "--name", "bert")
 
 
 def test_it_prints_the_script_that_it_writes(
@@ -24,6 +24,7 @@ def test_it_prints_the_script_that_it_writes(
     numbers = found["job"], found["nodes"], found["nproc_per_node"], found["omp_threads"]
     assert numbers == ("bert", 2, 1, 8)
     assert f"rsync -a '{tmp_path}/a b'/ CENTER:bert/" in written.out
+    assert "  mkdir -p results\n  rsync -a --exclude checkpoints CENTER:" in written.out
     names = {path.name for path in (tmp_path / "a b").iterdir()}
     assert names == {"job.sbatch", "install.sh", "requirements.txt", "code", "data"}
 
@@ -48,6 +49,35 @@ def test_another_rendering_replaces_the_first_and_keeps_the_rest(
     assert [path.name for path in (job / "model").iterdir()] == ["config.json"]
     assert (job / "data/train.json").stat().st_size
     assert (job / "output").is_dir()
+
+
+def test_the_users_home_may_be_named_by_its_sign(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written = run(capsys, *RENDER, "--demo", "--output", "~/job").out
+    described = json.loads(run(capsys, *RENDER, "--demo", "--output", "~/job", "--json").out)
+
+    assert f"rsync -a {tmp_path}/job/ CENTER:" in written
+    assert described["output"] == f"{tmp_path}/job"
+
+
+def test_results_of_an_earlier_job_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first = run(capsys, *RENDER, "--demo", "--output", str(tmp_path))
+    (tmp_path / "output").mkdir()
+    again = run(capsys, *RENDER, "--demo", "--output", str(tmp_path))
+
+    assert (first.code, first.err, again.code) == (0, "", 0)
+    assert again.err.startswith(f"warning: {tmp_path}/output is from an earlier job")
+
+
+def test_the_cores_have_no_default(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, "render", "slurm", "squad", "--nodes", "2", "--demo")
+
+    assert (result.code, result.out) == (2, "")
+    assert "--cores" in result.err
 
 
 def test_a_model_is_not_copied_into_itself(

@@ -31,7 +31,8 @@ CASES: dict[str, tuple[str, ...]] = {
 
 
 def rendered(*words: str) -> SlurmScript:
-    argv = ["render", "slurm", "squad", "--nodes", "2", "--name", "bert", *words]
+    shape = ("--nodes", "2", "--cores", "32")
+    argv = ["render", "slurm", "squad", *shape, "--name", "bert", *words]
     return build_script(build_parser("render").parse_args(argv))
 
 

@@ -49,6 +49,15 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(k8s: K8s, tmp_path: Pa
     assert not (folder / "code/worker/old.py").exists()
 
 
+def test_the_users_home_may_be_named_by_its_sign(
+    k8s: K8s, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = k8s(*RENDER, "--output", "~/build")
+
+    assert f"kubectl create -f {tmp_path}/build/" in result.out
+
+
 def test_a_folder_with_other_files_stays_as_it_is(k8s: K8s, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "mine.py").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jobs.worker.runtime.cores import read_cores
 from jobs.worker.runtime.ranks import ASKED
 from tests.jobs.worker.squad.test_run import Ended, finish, free_port
 
@@ -45,23 +47,23 @@ JOB = """
 """
 
 
-def run_two(node: Path, environ: dict[str, str], *argv: str) -> list[Ended]:
+def start(node: Path, environ: dict[str, str], *argv: str) -> subprocess.Popen[str]:
     (node / "code/worker/toy.py").write_text(textwrap.dedent(JOB))
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PMI_SIZE": "2"}
-    own["SPR_BACKEND"] = "gloo"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "worker.toy", *argv],
-            cwd=node,
-            env={**environ, **address, **own, "PMI_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    return [finish(process) for process in processes]
+    own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "SPR_BACKEND": "gloo"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "worker.toy", *argv],
+        cwd=node,
+        env={**environ, **own},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run_two(node: Path, environ: dict[str, str], *argv: str) -> list[Ended]:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PMI_SIZE": "2"}
+    ranks = [{**environ, **address, "PMI_RANK": str(rank)} for rank in range(2)]
+    return [finish(process) for process in [start(node, rank, *argv) for rank in ranks]]
 
 
 def read_steps(node: Path, rank: int) -> list[dict[str, Any]]:
@@ -111,6 +113,22 @@ def test_sigterm_on_one_rank_stops_all_after_the_same_step(
     assert first.of("error") + second.of("error") == [], "no rank is missed"
     assert len(read_steps(node, 0)) == len(read_steps(node, 1)) == 1
     assert not (node / "output/results.json").exists()
+
+
+def test_ranks_of_a_slurm_job_that_share_cores_say_so(
+    node: Path, node_environ: dict[str, str]
+) -> None:
+    cores = len(read_cores(os.sched_getaffinity(0)))
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    environ = {**node_environ, **torchrun, "LOCAL_WORLD_SIZE": f"{cores + 1}"}
+    slurm, pod = (
+        finish(start(node, {**environ, **more}, "--fail")) for more in ({"SLURM_JOB_ID": "7"}, {})
+    )
+
+    warning = slurm.of("note")[0]["text"]
+    assert f"{cores + 1} x 1 threads do not fit its {cores} cores" in warning
+    assert warning.endswith(f"write the job again with --cores {cores}")
+    assert "not pinned" not in pod.output
 
 
 def test_a_failure_is_one_event_with_its_hint(node: Path, node_environ: dict[str, str]) -> None:

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 _RANK = """
-import signal, sys
+import os, signal, sys
 from pathlib import Path
 from worker.runtime.logs import keep_log
 
 signal.signal(signal.SIGTERM, lambda *_: print("a checkpoint is saved"))
 keep_log(Path(sys.argv[1]), 0, append=False)
+# At once: it may be just starting.
+os.kill(int(Path("/proc/thread-self/children").read_text()), signal.SIGTERM)
 print("step 1", flush=True)
 signal.pause()
 """

@@ -1,4 +1,4 @@
-"""Placement on nodes of a cluster that is not ours: from their shape, as the user describes it. Pure."""
+"""Placement on nodes of a cluster that is not yours: from their shape, as the user describes it. Pure."""
 
 from __future__ import annotations
 

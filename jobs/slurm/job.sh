@@ -6,7 +6,7 @@ if ! [ -x venv/bin/python ] || ! [ -d code/worker ]; then
     echo "$PWD: submit the job in its folder, after 'bash install.sh' there" >&2
     exit 1
 fi
-if ! cat install.sh requirements.txt | cmp -s - installed; then
+if [ "$(cat install.sh requirements.txt)" != "$(cat installed 2>/dev/null)" ]; then
     echo "$PWD: what this job needs is not installed: run 'bash install.sh' there, to its end" >&2
     exit 1
 fi
@@ -28,22 +28,23 @@ before=$(saved)
 too_short() {
     echo "the time limit came before a checkpoint was saved: submit the job with a longer --time" >&2
 }
+if [ "$again" ]; then
+    too_short
+    exit 1
+fi
 
 # SLURM_NODEID, and whether there is a tcmalloc, are known only on each node.
 start='
+found=
 for library in /usr/lib64/libtcmalloc.so.? /usr/lib/*/libtcmalloc.so.?; do
     [ ! -e "$library" ] || found=$library
 done
-[ -z "${found-}" ] || export LD_PRELOAD=$found${LD_PRELOAD:+:$LD_PRELOAD}
+[ -z "$found" ] || export LD_PRELOAD=$found${LD_PRELOAD:+:$LD_PRELOAD}
 exec venv/bin/python -m torch.distributed.run --node-rank="$SLURM_NODEID" "$@"'
 # --cpus-per-task, --cpu-bind: the task gets all CPUs of its node, and the ranks divide them themselves.
 # --export: the variables above arrive even where sbatch was called with --export=NONE.
 # --mpi: another default would set variables of an MPI, and the ranks would take its ranks for theirs.
 # --kill-on-bad-exit: one node that can't start ends the job at once; the others would wait for it.
-if [ "$again" ]; then
-    too_short
-    exit 1
-fi
 srun --ntasks-per-node=1 --cpus-per-task="$cpus" --cpu-bind=none --export=ALL --mpi=none \
     --kill-on-bad-exit=1 bash -c "$start" start --nnodes="$SLURM_NNODES" \
     --nproc-per-node="$nproc_per_node" --master-addr="$first" --master-port="$port" -m "${program[@]}" &

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from infra.errors import JobError, UsageError
+from infra.errors import DeadlineError, JobError, UsageError
 from infra.wait import wait_until
 from infra.words import counted
 from jobs.kubernetes.errors import ForbiddenError
@@ -30,6 +30,7 @@ _Found = TypeVar("_Found")
 _EVERY_S = 2.0
 # Pods have 150 s for a checkpoint.
 _GONE_DEADLINE_S = 300.0
+_CLAIM_DEADLINE_S = 60.0
 
 
 def list_jobs(api: KubernetesApi) -> list[JobView]:
@@ -172,7 +173,11 @@ def delete_claim(api: KubernetesApi, name: str, on_wait: Callable[[str], None]) 
         return None
 
     what = f"the end of claim {name}"
-    wait_until(what, is_gone, deadline_s=_GONE_DEADLINE_S, clock=api.clock, every_s=_EVERY_S)
+    try:
+        wait_until(what, is_gone, deadline_s=_CLAIM_DEADLINE_S, clock=api.clock, every_s=_EVERY_S)
+    except DeadlineError as error:
+        why = f"kubectl --context {api.context} -n {api.namespace} describe pvc {name}"
+        raise DeadlineError(error.message, hint=f"it goes once no pod has it: {why}") from error
 
 
 def delete_job(api: KubernetesApi, job: JobView, on_wait: Callable[[str], None]) -> None:

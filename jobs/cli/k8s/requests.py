@@ -72,7 +72,8 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--nodes", type=positive_int, required=True, metavar="N", help="number of pods")
     text = (
-        "default: TrainJob (Kubeflow Trainer 2); for `submit` what the cluster has, TrainJob first"
+        "default: TrainJob (Kubeflow Trainer 2); for `submit` what the cluster has and you may create, "
+        "TrainJob first"
     )
     add("--kind", choices=tuple(JOB_KINDS), help=text)
     text = "fast: this tool's own; reference: the documentation's job, run_qa.py (default: fast)"

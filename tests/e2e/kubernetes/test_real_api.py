@@ -145,6 +145,11 @@ def test_a_second_job_where_a_quota_allows_one_claim(space: Space) -> None:
         again = space.run(*BERT, "--detach", user=user)
         assert (again.code, message(again)[0]) == (2, "spr-cluster: job bert exists already")
 
+    shared = space.run("delete", "two", "--claim", "--yes")
+    assert (shared.code, shared.out) == (2, "")
+    text = "claim spr-cluster is also that of job bert; nothing was deleted"
+    assert message(shared)[0] == f"spr-cluster: {text}"
+
 
 @pytest.mark.usefixtures("small_node")
 def test_why_no_node_takes_a_pod(space: Space) -> None:

@@ -224,7 +224,7 @@ def test_delete_keeps_a_claim_that_others_use(k8s: K8s, server: KubernetesServer
 def test_delete_waits_for_the_claim(
     k8s: K8s, server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "_GONE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(jobs, "_CLAIM_DEADLINE_S", 0.05)
     monkeypatch.setattr(jobs, "_EVERY_S", 0.01)
     server.put(CLAIM, {})
     job(server)
@@ -234,6 +234,8 @@ def test_delete_waits_for_the_claim(
 
     assert (result.code, result.out) == (1, "")
     assert "spr-cluster: the end of claim spr-cluster" in result.err
+    why = "it goes once no pod has it: kubectl --context lab -n ml describe pvc spr-cluster"
+    assert why in " ".join(result.err.split())
 
 
 def test_the_claim_of_a_job_that_is_gone_is_not_known(k8s: K8s, server: KubernetesServer) -> None:

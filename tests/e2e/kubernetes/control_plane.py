@@ -31,8 +31,8 @@ PROGRAMS = (
 ADMIN = "admin"
 NODE = "worker0"
 _CONTROLLERS = (
-    "garbagecollector,namespace,nodelifecycle,persistentvolume-binder,resourcequota,serviceaccount,"
-    "serviceaccount-token"
+    "garbagecollector,namespace,nodelifecycle,persistentvolume-binder,pvc-protection,resourcequota,"
+    "serviceaccount,serviceaccount-token"
 )
 _STOP_S = 15.0
 

@@ -29,6 +29,11 @@ def message(result: CommandResult) -> list[str]:
     return lines[start:]
 
 
+def advice(shown: list[str], problem: str) -> str:
+    """Return the line below that with a problem."""
+    return shown[next(at for at, line in enumerate(shown) if problem in line) + 1]
+
+
 def test_a_dry_run_is_accepted_and_creates_nothing(space: Space) -> None:
     result = space.run(*BERT, "--dry-run")
 
@@ -149,6 +154,10 @@ def test_a_second_job_where_a_quota_allows_one_claim(space: Space) -> None:
     assert (shared.code, shared.out) == (2, "")
     text = "claim spr-cluster is also that of job bert; nothing was deleted"
     assert message(shared)[0] == f"spr-cluster: {text}"
+    assert space.run("delete", "bert", "--yes").code == 0
+    last = space.run("delete", "two", "--claim", "--yes")
+    assert (last.code, last.out) == (0, "Job two is gone. Claim spr-cluster is gone.\n"), last
+    assert space.find("persistentvolumeclaims") == []
 
 
 @pytest.mark.usefixtures("small_node")
@@ -158,11 +167,12 @@ def test_why_no_node_takes_a_pod(space: Space) -> None:
     assert "warning: 0 of 1 suitable node can have a pod of 62 CPUs and 460 GiB" in warned.err
     space.make_pods()
     shown = space.wait_for_status("pod has unbound immediate PersistentVolumeClaims")
-    assert shown[-1] == "  → `kubectl describe pvc` says why the claim has no volume"
+    assert advice(shown, "unbound") == "  → `kubectl describe pvc` says why the claim has no volume"
 
     space.give_volume(NFS)
     shown = space.wait_for_status("1 Insufficient cpu, 1 Insufficient memory")
-    assert shown[-1].startswith("  → describe the nodes with --cores")
+    # The other pod may still wait for the volume.
+    assert advice(shown, "1 Insufficient cpu").startswith("  → describe the nodes with --cores")
     (claim,) = space.find("persistentvolumeclaims")
     assert claim["status"]["phase"] == "Bound"
 
@@ -175,7 +185,7 @@ def test_no_node_has_the_label(space: Space) -> None:
     space.give_volume(NFS)
     space.make_pods()
     shown = space.wait_for_status("1 node(s) didn't match")
-    assert shown[-1].startswith("  → no node has the label for AMX: install")
+    assert advice(shown, "didn't match").startswith("  → no node has the label for AMX: install")
 
 
 def test_a_kind_that_the_cluster_lacks(space: Space) -> None:

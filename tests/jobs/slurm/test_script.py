@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs import slurm
 from jobs.cli import build_parser
 from jobs.cli.output_folder import write_files
 from jobs.cli.render import build_script
@@ -42,9 +43,11 @@ def test_the_script_and_the_installation(case: str) -> None:
     install = script.files[INSTALL]
     assert isinstance(install, bytes)
 
-    check_golden(GOLDEN / f"{case}.sbatch", script.text)
-    check_golden(GOLDEN / f"{case}.install.sh", install.decode())
-    for text in (script.text, install.decode()):
+    for name, text in (("job.sh", script.text), ("install.sh", install.decode())):
+        # The end is a file as it stands.
+        end = (Path(slurm.__file__).parent / name).read_text()
+        assert text.endswith(end)
+        check_golden(GOLDEN / f"{case}.{name}", text.removesuffix(end))
         subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
 
 

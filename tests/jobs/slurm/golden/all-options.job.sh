@@ -1,0 +1,47 @@
+#!/bin/bash
+# Trains a question answering model with spr-cluster's code. In this file's folder, run
+# `bash install.sh` once, then `sbatch job.sbatch`.
+#SBATCH --job-name=bert
+#SBATCH --nodes=2
+# One task per node: torchrun, which starts the node's ranks.
+#SBATCH --ntasks-per-node=1
+# Whole nodes, with all of their memory, and none with fewer CPUs than the ranks have threads.
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --mincpus=96
+#SBATCH --partition=cpu,amx
+#SBATCH --account=ml@hpc
+#SBATCH --time=1-12
+#SBATCH --constraint=a&b
+# One log, also of later attempts.
+#SBATCH --output=log
+#SBATCH --open-mode=append
+# After the loss of a node, the job starts again, and resumes from its newest checkpoint.
+#SBATCH --requeue
+# Two jobs must not write to one folder: of a user's jobs with this name, one runs at a time.
+#SBATCH --dependency=singleton
+# So many seconds before the time limit, this script (B) has the ranks save a checkpoint, and puts the job
+# back into the queue.
+#SBATCH --signal=B:USR1@180
+
+again=
+# Without --batch, scancel signals only the steps: torchrun, which passes the signal on to its ranks.
+trap 'again=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+# Slurm sends this to the ranks, too, after `scancel` and before it preempts the job. Wait for them.
+trap : TERM
+
+# 4 x 24 = 96 of a node's 96 cores: each rank finds the CPUs that it may use, and takes its own.
+# What the shell that submits the job has set about threads would undo this.
+unset "${!OMP_@}" "${!GOMP_@}" "${!KMP_@}"
+# In a shell that srun has started, the variables of its MPI number the ranks: all would be rank 0.
+unset "${!PMI@}" "${!MPI_LOCAL@}"
+export GLOO_SOCKET_IFNAME=ib0
+export PYTHONUNBUFFERED=1
+export OMP_NUM_THREADS=24
+export OMP_PROC_BIND=false
+# Time for a checkpoint: torchrun's own limit is 30 s.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120
+# install.sh has downloaded what the job needs from the hub.
+export HF_HUB_OFFLINE=1
+nproc_per_node=4
+program=(worker.squad '--model=a'"'"'b' --dataset=me/qa --output=output --epochs=2 --batch-size=16 --warmup-ratio=0.1 --max-length=384 --stride=128 --seed=7 --dtype=auto --backend=gloo --accumulate=1 --compile=auto --wire=bf16 --token-cache=cache/tokens --keep-checkpoints=2 --resume)

@@ -54,10 +54,10 @@ def find_problems(job: JobView, events: Sequence[Manifest]) -> list[KubernetesPr
     ``events`` are warnings, the newest last; those of an earlier job with this name do not count.
     """
     found = _explain_pods(job.pods)
-    latest = events[-1] if events else {}
-    if not job.pods and events and not _is_older(latest, job):
+    recent = [each for each in events if not _is_older(each, job)]
+    if recent and not job.pods:
         # Whoever makes the pods says only in an event why it can't.
-        message = _line(latest.get("message"))
+        message = _line(recent[-1].get("message"))
         fix = "ask for less, or have the quota raised" if "exceeded quota" in message else ""
         found.append(KubernetesProblem(f"no pods: {message}", fix))
     if not found:

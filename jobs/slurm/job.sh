@@ -49,7 +49,7 @@ srun --ntasks-per-node=1 --cpus-per-task="$cpus" --cpu-bind=none --export=ALL --
     --kill-on-bad-exit=1 bash -c "$start" start --nnodes="$SLURM_NNODES" \
     --nproc-per-node="$nproc_per_node" --master-addr="$first" --master-port="$port" -m "${program[@]}" &
 step=$!
-# A signal interrupts `wait`. If it comes as the step ends, bash loses the step's exit code [tried: 5.2].
+# A signal interrupts `wait`. If it comes as the step ends, bash 5.2 loses the step's exit code.
 wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
 

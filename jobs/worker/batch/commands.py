@@ -15,7 +15,7 @@ def ask(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> str |
     return done.stdout.decode(errors="replace") if done and done.returncode == 0 else None
 
 
-def works(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> bool:
+def succeeds(argv: list[str], timeout_s: float = _TIMEOUT_S, **options: Any) -> bool:
     """Return whether a command succeeds."""
     done = _run(argv, timeout_s, options)
     return done is not None and done.returncode == 0

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .commands import works
+from .commands import succeeds
 from .head import SSH
 from .launch import CHECKPOINTS
 from .nodes import parse_state
@@ -97,7 +97,7 @@ class CheckpointCopier:
         argv = ["nice", "-n", "19", *SSH, self.to[0], take]
         quiet = subprocess.DEVNULL
         with subprocess.Popen(pack, stdout=subprocess.PIPE, stderr=quiet) as source:
-            if works(argv, _COPY_S, stdin=source.stdout, stderr=quiet):
+            if succeeds(argv, _COPY_S, stdin=source.stdout, stderr=quiet):
                 return True
             source.kill()
         # One that was removed meanwhile has a newer one after it.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .commands import ask, works
+from .commands import ask, succeeds
 
 _TRIES_S, _SSH_S, _RESULTS_S = 1.0, 60, 1800
 _RESULT_TRIES = 3
@@ -87,12 +87,12 @@ class HeadFolder:
         with subprocess.Popen(
             ["tar", "-cf", "-", *_RESULTS], cwd=self.folder, stdout=subprocess.PIPE
         ) as pack:
-            done = works(self._argv(unpack), _RESULTS_S, stdin=pack.stdout)
+            done = succeeds(self._argv(unpack), _RESULTS_S, stdin=pack.stdout)
             pack.kill()
         return done
 
     def _run(self, script: str, content: bytes = b"") -> bool:
-        return works(self._argv(script), _SSH_S, input=content)
+        return succeeds(self._argv(script), _SSH_S, input=content)
 
     def _argv(self, script: str) -> list[str]:
         return [*SSH, self.remote, script] if self.remote else ["sh", "-c", script]

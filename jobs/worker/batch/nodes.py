@@ -71,7 +71,9 @@ def send_files(folder: str, names: Iterable[str]) -> list[str]:
     pack = f"cd {quoted} && tar -cf - $(ls -d {PARTS} 2>/dev/null)"
     unpack = shlex.quote(f"mkdir -p {quoted} && tar -C {quoted} -xf -")
     ssh = " ".join(SSH)
-    return [n for n in names if not _works(f"set -o pipefail; {{ {pack}; }} | {ssh} {n} {unpack}")]
+    return [
+        n for n in names if not _succeeds(f"set -o pipefail; {{ {pack}; }} | {ssh} {n} {unpack}")
+    ]
 
 
 def send_end(folder: str, names: Iterable[str], content: str) -> None:
@@ -80,7 +82,7 @@ def send_end(folder: str, names: Iterable[str], content: str) -> None:
     script = f"[ ! -d {shlex.quote(folder)} ] || cat > {target}"
 
     def send(name: str) -> None:
-        commands.works([*SSH, name, script], input=content.encode(), stderr=subprocess.DEVNULL)
+        commands.succeeds([*SSH, name, script], input=content.encode(), stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         list(pool.map(send, names))
@@ -92,7 +94,7 @@ def fetch_checkpoint(folder: str, step: int, name: str) -> bool:
     here, step_name = shlex.quote(there), f"step-{step:06d}"
     pack = shlex.quote(f"cd {here} && tar -cf - {step_name}")
     new = f"{step_name}.new"
-    return _works(
+    return _succeeds(
         f"set -e -o pipefail; mkdir -p {here}; cd {here}; rm -rf {new}; mkdir {new}; "
         f"{' '.join(SSH)} {name} {pack} | tar -C {new} -xf -; mv {new}/{step_name} .; rmdir {new}"
     )
@@ -105,5 +107,5 @@ def newest_copy(states: Mapping[str, NodeState], here: str) -> str:
     return best if states and states[best].newest > own else ""
 
 
-def _works(script: str) -> bool:
-    return commands.works(["bash", "-c", script], _SEND_S)
+def _succeeds(script: str) -> bool:
+    return commands.succeeds(["bash", "-c", script], _SEND_S)

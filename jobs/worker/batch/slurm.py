@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .commands import ask, works
+from .commands import ask, succeeds
 
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
 
@@ -58,15 +58,15 @@ class SlurmJob:
     def kill_step(self, step: str) -> None:
         """Kill the processes of a step on all its nodes."""
         # Not all steps at once by the job's number: without a step, that would end the job itself.
-        works(["scancel", "--quiet", "--signal=KILL", step])
+        succeeds(["scancel", "--quiet", "--signal=KILL", step])
 
     def requeue(self) -> bool:
         """Put the job back into the queue, which ends this process; return whether Slurm agreed."""
-        return works(["scontrol", "requeue", self.id])
+        return succeeds(["scontrol", "requeue", self.id])
 
     def keep_from_requeueing(self) -> None:
         """Let the loss of a node end the job from now on."""
-        works(["scontrol", "update", f"jobid={self.id}", "requeue=0"])
+        succeeds(["scontrol", "update", f"jobid={self.id}", "requeue=0"])
 
 
 def _ask(argv: list[str]) -> str:

@@ -18,9 +18,9 @@ from tests.e2e.kubernetes.control_plane import BINARIES, PROGRAMS, ControlPlane,
 from tests.e2e.kubernetes.operator import make_pods
 from tests.harness.command_line import CommandResult
 from tests.jobs.cli.test_main import run
+from tests.jobs.kubernetes.scenes import SCHEMAS
 
-# Too large for the repository; see docs/kubernetes.md for where it comes from.
-DEFINITION = Path(__file__).parents[4] / "shared" / "kubernetes" / "kubeflow.org_pytorchjobs.yaml"
+DEFINITION = SCHEMAS / "kubeflow.org_pytorchjobs.yaml"
 BUILD = Path(__file__).with_name("build.sh")
 MARKS = [
     pytest.mark.full,

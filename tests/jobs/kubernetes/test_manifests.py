@@ -16,10 +16,9 @@ from jobs.kubernetes.manifests import AMX_LABEL, Manifest
 from jobs.kubernetes.resources import claims_of
 from tests.golden import check_golden
 from tests.jobs.kubernetes.rendering import CLAIMS, EVERY, KINDS, RECIPES, rendered
+from tests.jobs.kubernetes.scenes import SCHEMAS
 
 GOLDEN = Path(__file__).with_name("golden")
-# Too large for the repository; see docs/kubernetes.md for where they come from.
-SCHEMAS = Path(__file__).parents[4] / "shared" / "kubernetes"
 NEWEST = "1.33"
 SECRETS = ("--pull-secret", "registry", "--hub-secret", "hub")
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "kubernetes.md"

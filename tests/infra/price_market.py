@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -47,7 +48,7 @@ def offers_of(spec: ClusterSpec) -> tuple[Offer, ...]:
 
 @dataclass
 class Market:
-    """EC2's RunInstances as a function of the request, or the errors that it gives in turn."""
+    """EC2's RunInstances: by the request, an error or the states of the machines in turn."""
 
     answer: Callable[[dict[str, Any]], Exception | str] = lambda _: "pending"
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -57,13 +58,16 @@ class Market:
         answer = self.answer(request)
         if isinstance(answer, Exception):
             raise answer
-        machine = {
-            "InstanceId": f"i-{len(self.requests)}",
-            "State": {"Name": answer},
-            "LaunchTime": datetime(2026, 7, 31, tzinfo=timezone.utc),
-            "InstanceType": request["InstanceType"],
-        }
-        return {"Instances": [machine] * request["MinCount"]}
+        machines = [
+            {
+                "InstanceId": f"i-{len(self.requests)}",
+                "State": {"Name": state},
+                "LaunchTime": datetime(2026, 7, 31, tzinfo=timezone.utc),
+                "InstanceType": request["InstanceType"],
+            }
+            for state in itertools.islice(itertools.cycle(answer.split()), request["MinCount"])
+        ]
+        return {"Instances": machines}
 
     def tried(self) -> list[tuple[str, str, str, bool]]:
         """Type, subnet, market and group of every request."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from infra import tags
 from infra.network import TypeSupport
 from infra.purchase import Offer, list_offers, render_request
-from tests.infra.plan_inputs import make_spec
+from tests.infra.plan_inputs import make_image, make_spec
 from tests.infra.price_market import AB, METAL, NETWORKS, SECOND, make_purchase, offers_of
 
 
@@ -151,11 +153,13 @@ def test_ena_express_with_its_settings_if_the_type_supports_it(nodes: int, suppo
     assert request["UserData"] == f"#cloud-config\n{supported}"
 
 
-def test_the_disk_has_the_speed_that_was_asked_for() -> None:
+def test_the_disk_has_the_requested_speed_and_room_for_the_image() -> None:
     spec = make_spec(2, volume_throughput=500, volume_iops=4000, volume_init_rate=200)
+    image = replace(make_image(), volume_gib=150)
 
-    request = render_request(make_purchase(spec), offers_of(spec)[0])
+    request = render_request(make_purchase(spec, image=image), offers_of(spec)[0])
 
     ebs = request["BlockDeviceMappings"][0]["Ebs"]
+    assert ebs["VolumeSize"] == 150
     assert (ebs["Throughput"], ebs["Iops"], ebs["VolumeInitializationRate"]) == (500, 4000, 200)
     assert spec.disk == "100 GiB encrypted gp3, 500 MiB/s, 4000 IOPS"

@@ -204,8 +204,9 @@ def test_a_token_that_is_spent_is_followed_by_the_next(code: str) -> None:
     assert market.requests[0] == market.requests[1] == market.requests[2]
 
 
-def test_machines_that_have_ended_already_are_bought_anew_under_another_token() -> None:
-    market = Market(lambda _: "terminated" if len(market.requests) < 3 else "pending")
+@pytest.mark.parametrize("states", ["terminated", "pending terminated", "terminated running"])
+def test_machines_that_have_ended_already_are_bought_anew_under_another_token(states: str) -> None:
+    market = Market(lambda _: states if len(market.requests) < 3 else "pending running")
 
     purchase_by(market, make_spec(2))
 

@@ -50,17 +50,19 @@ def test_a_head_that_does_not_come_up_is_replaced(
     assert len(simulated_cloud.found("instances").instances) == 2
 
 
-def test_a_first_machine_without_ssh_is_replaced_if_another_answers(
-    simulated_cloud: SimulatedCloud,
+@pytest.mark.parametrize("second", ["", "no-guest"])
+def test_a_first_machine_without_ssh_is_replaced_if_another_answers_or_boots(
+    simulated_cloud: SimulatedCloud, second: str
 ) -> None:
-    simulated_cloud.faults(f'profile = "metal"\n{fate(0, "no-ssh")}')
+    rules = fate(0, "no-ssh") + (fate(1, second) if second else "")
+    simulated_cloud.faults(f'profile = "metal"\n{rules}')
     simulated_cloud.clock.pace = 60
 
     simulated_cloud.up(nodes=2, bake="none")
 
     assert simulated_cloud.cluster().is_whole
     bought = [request["MinCount"] for request in simulated_cloud.purchases()]
-    assert bought == [2, 1]
+    assert bought == [2, 2 if second else 1]
 
 
 @pytest.mark.parametrize("kind", ["never-boots", "dies"])

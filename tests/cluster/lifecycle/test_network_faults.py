@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import replace
@@ -219,6 +220,23 @@ def test_machines_that_are_still_booting_are_waited_for(simulated_cloud: Simulat
     simulated_cloud.up(nodes=1)
 
     assert simulated_cloud.cluster().is_whole
+
+
+def test_a_head_that_is_older_than_a_boot_has_minutes_to_answer(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    head = simulated_cloud.prepared(nodes=1).head.instance.id
+    simulated_cloud.break_ssh(head)
+    simulated_cloud.clock.now += 3600
+    looks = itertools.count()
+
+    def mend(action: str, moment: str) -> None:
+        if (action, moment) == ("DescribeInstanceStatus", "after") and next(looks) == 2:
+            simulated_cloud.mend_ssh(head)
+
+    simulated_cloud.fake.application.on_call = mend
+
+    assert simulated_cloud.up(nodes=2).head.instance.id == head
 
 
 def test_new_workers_that_do_not_answer_are_replaced_if_the_head_still_does(

@@ -155,7 +155,13 @@ def test_nodes_that_do_not_fit_are_a_warning(k8s: K8s, server: KubernetesServer)
     small = k8s(*SUBMIT, "--detach")
     assert small.code == 0
     assert "warning: 1 of 1 suitable node can have a pod of 62 CPUs and 460 GiB" in small.err
+    for cpu, memory in (("61", "500Gi"), ("62", "459Gi")):
+        node(server, "worker1", status={"allocatable": {"cpu": cpu, "memory": memory}})
+        assert (
+            "warning: 1 of 2 suitable nodes can" in k8s(*SUBMIT, "--dry-run", "--name", "one").err
+        )
 
+    node(server, "worker1", spec={"unschedulable": True})
     node(server, "worker0", metadata={})
     unlabelled = k8s(*SUBMIT, "--name", "two", "--detach")
     assert f"warning: no node has the label {AMX}" in unlabelled.err

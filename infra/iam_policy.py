@@ -32,6 +32,7 @@ _LOOK = (
     "ec2:DescribeInstances",
     "ec2:DescribeKeyPairs",
     "ec2:DescribeLaunchTemplates",
+    "ec2:DescribeNetworkAcls",
     "ec2:DescribeNetworkInterfaces",
     "ec2:DescribePlacementGroups",
     "ec2:DescribeRegions",

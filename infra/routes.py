@@ -156,7 +156,7 @@ def require_ways(
     no public address. Raises :class:`UsageError` if no subnet is left.
     """
     unknown: dict[str, Way] = {}
-    ways = _ask(lambda: describe_ways(ec2, networks), unknown, note)
+    ways = look_if_allowed(lambda: describe_ways(ec2, networks), unknown, note)
     if private:
         if not installs:
             return list(networks)
@@ -168,7 +168,7 @@ def require_ways(
         left = checked = _without(networks, _unreachable(ways.values(), note), _PUBLIC)
     if not checked:
         return left
-    mode, closed = _ask(
+    mode, closed = look_if_allowed(
         lambda: describe_block(ec2, checked, outward=private), ("off", frozenset[str]()), note
     )
     if closed >= {network.subnet_id for network in left}:
@@ -232,7 +232,8 @@ def _without(
     )
 
 
-def _ask(call: Callable[[], T], otherwise: T, note: Callable[[str], None]) -> T:
+def look_if_allowed(call: Callable[[], T], otherwise: T, note: Callable[[str], None]) -> T:
+    """Return what AWS shows of the way to the machines; ``otherwise``, with a note, if it may not be seen."""
     try:
         return call()
     except ClientError as error:

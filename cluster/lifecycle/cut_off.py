@@ -12,7 +12,8 @@ from cluster.nodes import Node
 from infra.errors import SprError
 from infra.instances import Instance, describe_impaired
 from infra.inventory import describe_inventory
-from infra.network import Network
+from infra.network import Network, SecurityGroup
+from infra.network_acls import describe_acls, ssh_flows
 from infra.routes import describe_block, describe_ways
 from infra.wait import BOOT_DEADLINE_S
 from infra.words import counted
@@ -39,6 +40,7 @@ def explain_cut_off(ctx: Context, nodes: Sequence[Node], reason: str) -> SprErro
     looks: list[Callable[[], Iterator[str]]] = [
         lambda: _look_at_routes(ctx, nodes),
         lambda: _look_at_block(ctx, nodes),
+        lambda: _look_at_acls(ctx, nodes),
         lambda: _look_at_rule(ctx, nodes),
         lambda: _look_at_port(ctx, nodes),
     ]
@@ -67,6 +69,11 @@ def _networks(nodes: Sequence[Node]) -> list[Network]:
     return sorted({Network(m.vpc_id, m.subnet_id, m.zone) for m in machines}, key=str)
 
 
+def _group_of(ctx: Context) -> SecurityGroup | None:
+    name = ctx.files.folder.name
+    return describe_inventory(ctx.clients.ec2, name, ("security_groups",)).group
+
+
 def _look_at_routes(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
     for way in describe_ways(ctx.clients.ec2, _networks(nodes)).values():
         target = f"to {way.target}" if way.target else "nowhere"
@@ -85,9 +92,18 @@ def _look_at_block(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
     yield f"VPC Block Public Access: {mode}" + (", AND CLOSES THESE SUBNETS" if closed else "")
 
 
+def _look_at_acls(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
+    """Look at the rules for this machine, or for the ranges from which private machines are reached."""
+    group = None if nodes[0].public_ip else _group_of(ctx)
+    callers = group.ssh_cidrs if group else [ctx.cloud.caller_cidr()]
+    flows = [flow for caller in callers for flow in ssh_flows(caller)]
+    for subnet_id, acl in describe_acls(ctx.clients.ec2, _networks(nodes)).items():
+        denial = acl.find_denial(flows).replace(" denies ", " DENIES ")
+        yield f"{subnet_id}: {denial or f'network ACL {acl.id} lets SSH through'}"
+
+
 def _look_at_rule(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
-    name = ctx.files.folder.name
-    group = describe_inventory(ctx.clients.ec2, name, ("security_groups",)).group
+    group = _group_of(ctx)
     if group is None:
         yield "security group: MISSING"
         return

@@ -17,6 +17,7 @@ from infra.images import describe_cached_images
 from infra.instances import HEAD, describe_spot_notices
 from infra.inventory import PLANNED_KINDS, Inventory
 from infra.network import SecurityGroup
+from infra.network_acls import install_flows, require_open_acls, ssh_flows
 from infra.ownership import check_owner, split_groups
 from infra.plan import PlanInput, check_head_is_not_stopped
 from infra.purchase import Offer, list_offers
@@ -132,6 +133,9 @@ def find_offers(
         private=spec.private,
         installs=plan_input.image is None,
     )
+    flows = ssh_flows(spec.caller) if spec.caller else ()
+    flows += install_flows() if plan_input.image is None else ()
+    networks = require_open_acls(ec2, networks, flows, note)
     if not spec.private and (blocked := ctx.cloud.probe_ssh()):
         note(
             "This machine's network seems to block port 22, over which the machines are reached: "

@@ -218,7 +218,7 @@ class Disk(_Section):
 
 
 class NetworkFaults(_Section):
-    """What lies between the caller and the machines: routes, Block Public Access, and port 22.
+    """What lies between the caller and the machines: routes, Block Public Access, ACLs, and port 22.
 
     ``excluded`` takes the default VPC out of Block Public Access. ``caller`` is the range from which
     EC2 sees the caller; by default its real one. ``gbit_s`` limits what each machine sends, and
@@ -230,6 +230,7 @@ class NetworkFaults(_Section):
     firewall: bool = False
     block_public_access: Literal["off", "block-bidirectional", "block-ingress"] = "off"
     excluded: bool = False
+    acl: Literal["open", "no-ssh", "no-answers", "no-downloads"] = "open"
     ssh: Literal["open", "blocked"] = "open"
     caller: str = ""
     gbit_s: float = Field(default=0, ge=0, le=1000)
@@ -243,7 +244,8 @@ class NetworkFaults(_Section):
     def cuts_ssh(self) -> bool:
         """Whether no machine can be reached at a public address, whatever the security group says."""
         closed = self.block_public_access != "off" and not self.excluded
-        return closed or not self.internet_gateway or self.nat or self.ssh == "blocked"
+        closed |= self.acl in ("no-ssh", "no-answers") or self.ssh == "blocked"
+        return closed or not self.internet_gateway or self.nat
 
 
 class Iam(_Section):

@@ -114,6 +114,14 @@ class LocalEC2Response(EC2Response):
         ]
         return answer
 
+    def describe_network_acls(self) -> ActionResult:
+        answer: ActionResult = super().describe_network_acls()
+        network = self.ec2_backend.runtime.faults.now.network
+        answer.result["NetworkAcls"] = [
+            ec2_routes.render_acl(acl, network) for acl in answer.result["NetworkAcls"]
+        ]
+        return answer
+
     def describe_vpc_block_public_access_options(self) -> ActionResult:
         self.error_on_dryrun()
         mode = self.ec2_backend.runtime.faults.now.network.block_public_access

@@ -60,11 +60,11 @@ def test_a_cluster_keeps_the_software_that_it_was_made_with() -> None:
 def test_of_several_kept_images_the_newest_is_used_unless_the_cluster_has_its_own() -> None:
     old, new = (replace(make_image(f"ami-{day}"), created=f"2026-07-{day}") for day in (19, 20))
     pending = make_found(SPEC, instances=(), images=(make_image("ami-own", "pending"),))
-    cached = {"cached": (old, new, replace(old, id="ami-9"))}
+    cached = (old, new, replace(old, id="ami-9"))
 
-    assert make_plan_input(SPEC, **cached).image == new
-    assert make_plan_input(SPEC, pending, **cached).image == new
-    assert make_plan_input(SPEC, make_found(SPEC), **cached).image == make_image()
+    assert make_plan_input(SPEC, cached=cached).image == new
+    assert make_plan_input(SPEC, pending, cached=cached).image == new
+    assert make_plan_input(SPEC, make_found(SPEC), cached=cached).image == make_image()
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ _INFORMATIVE = {
     **{
         f"ec2:{look}": f"The way to the machines is not checked: no permission for {look}."
         for look in (
+            "DescribeNetworkAcls",
             "DescribeRouteTables",
             "DescribeVpcBlockPublicAccessExclusions",
             "DescribeVpcBlockPublicAccessOptions",

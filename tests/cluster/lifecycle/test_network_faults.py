@@ -90,6 +90,13 @@ def assert_nothing_was_replaced(cloud: SimulatedCloud) -> None:
             'block_public_access = "block-ingress"',
             r"VPC Block Public Access is block-ingress in us-east-1: no machine in subnet-\w+, ",
         ),
+        (
+            'acl = "no-ssh"',
+            r"subnet-\w+ and \d more: network ACL acl-\w+ denies SSH \(TCP in from 203.0.113.7/32, port "
+            r"22\): rule 1",
+        ),
+        ('acl = "no-answers"', r"network ACL acl-\w+ denies SSH's answers \(TCP out to 203"),
+        ('acl = "no-downloads"', r"network ACL acl-\w+ denies downloads \(TCP out to 0.0.0.0/0"),
     ],
 )
 def test_machines_that_could_not_be_reached_are_not_bought(
@@ -99,7 +106,7 @@ def test_machines_that_could_not_be_reached_are_not_bought(
 
     with pytest.raises(UsageError, match=message) as caught:
         simulated_cloud.up(nodes=2)
-    assert "--private" in str(caught.value.hint)
+    assert ("--subnet-id" if "acl" in fault else "--private") in str(caught.value.hint)
     assert simulated_cloud.left() == []
     assert not simulated_cloud.writes()
 
@@ -109,7 +116,11 @@ def test_without_the_permission_to_look_it_goes_on_and_says_so(
 ) -> None:
     denied = "".join(
         f'[[error]]\naction = "{action}"\ncode = "UnauthorizedOperation"\ntimes = 9\n'
-        for action in ("DescribeRouteTables", "DescribeVpcBlockPublicAccessOptions")
+        for action in (
+            "DescribeNetworkAcls",
+            "DescribeRouteTables",
+            "DescribeVpcBlockPublicAccessOptions",
+        )
     )
     simulated_cloud.faults(denied)
 
@@ -192,9 +203,21 @@ def test_if_no_machine_answers_nothing_is_bought_again_and_nothing_is_terminated
     assert all(id_ in text for id_ in machines)
     assert "leads to igw-" in text
     assert "VPC Block Public Access: off" in text
+    assert "lets SSH through" in text
     assert f"allows SSH from {CALLER}; this machine is {CALLER}: allowed" in text
     assert "spr-cluster up --name bert" in text
     assert "spr-cluster down --name bert" in text
+
+
+def test_a_network_acl_that_is_closed_after_the_purchase_is_named(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    when(simulated_cloud, "RunInstances", '[network]\nacl = "no-answers"\n')
+    simulated_cloud.clock.pace = 5
+
+    with pytest.raises(SprError, match=r"network ACL acl-\w+ DENIES SSH's answers .*: rule 1\n"):
+        simulated_cloud.up(nodes=1)
+    assert_nothing_was_replaced(simulated_cloud)
 
 
 def test_the_same_machines_are_used_when_the_network_is_mended(

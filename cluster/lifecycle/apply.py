@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster import job_queue, ssh_mesh
 from cluster.context import Context
@@ -17,7 +17,7 @@ from cluster.verify.checks.expected import expect
 from cluster.verify.checks.nodes import check_nodes, summarize_problems
 from infra import images, instances, key_pair, network, tags
 from infra.actions import Action, ActionKind, Plan
-from infra.clients import error_code
+from infra.clients import error_code, translate_boto_error
 from infra.cluster_record import record_tags
 from infra.errors import DeadlineError, HostError, HostKeyError, SprError
 from infra.instance_types import find_machine
@@ -31,6 +31,8 @@ from provision.bake import begin_image
 from provision.stacks.stack import Stack
 
 _PROBE_AGAIN_S = 10.0
+_USELESS_IMAGES = {ActionKind.DELETE_IMAGES, ActionKind.DELETE_SNAPSHOTS}
+_REFUSED = (SprError, ClientError, BotoCoreError)
 
 
 class PlanApplier:
@@ -49,6 +51,7 @@ class PlanApplier:
         self.machines = Machines(ctx, plan_input, plan.keep, offers)
         self._group = plan_input.group
         self._image = plan_input.image
+        self._useless_stay = False
 
     def apply(self) -> Cluster:
         """Carry out the plan. If it fails, everything that exists is found again by its tags.
@@ -83,6 +86,8 @@ class PlanApplier:
             with self.ctx.perform(action):
                 if action.kind in steps:
                     self._run_step(steps[action.kind])
+                elif action.kind in _USELESS_IMAGES:
+                    self._remove_useless(action)
                 else:
                     self._remove(action)
         self._check_no_late_machines()
@@ -102,6 +107,23 @@ class PlanApplier:
             if action.kind is not ActionKind.TERMINATE:
                 raise
             self.ctx.progress.note(f"{error.message}; continuing")
+
+    def _remove_useless(self, action: Action) -> None:
+        # An image that stays holds its snapshots.
+        if self._useless_stay:
+            return
+        try:
+            self._remove(action)
+        except _REFUSED as error:
+            self._useless_stay = True
+            self._go_without(f"{', '.join(action.ids)} not removed", error)
+
+    def _go_without(self, what: str, error: Exception) -> None:
+        """Note why a step failed that a usable cluster does not need."""
+        known = translate_boto_error(error) or error
+        message, hint = getattr(known, "message", str(known)), getattr(known, "hint", None)
+        remedy = f" ({hint})" if hint else ""
+        self.ctx.progress.note(f"{what}: {message}{remedy}; the next `up` tries again")
 
     def _check_no_late_machines(self) -> None:
         """Plan again if EC2 lists machines only now that an interrupted command bought."""
@@ -235,9 +257,8 @@ class PlanApplier:
             self.ctx.progress.note(f"{self._begin_image()}: EC2 finishes it in the background")
         except HostKeyError:
             raise
-        except SprError as error:
-            # The cluster is complete and usable; the next `up` tries again.
-            self.ctx.progress.note(f"no image this time: {error.message}")
+        except _REFUSED as error:
+            self._go_without("no image this time", error)
 
     def _create_image(self) -> None:
         self._wait_for(self._begin_image())

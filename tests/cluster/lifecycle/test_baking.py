@@ -101,13 +101,45 @@ def test_a_failed_image_leaves_the_cluster_usable(simulated_cloud: SimulatedClou
     simulated_cloud.up(nodes=2, bake="none")
 
     assert simulated_cloud.cluster().is_whole
-    assert "no image this time: [node0] no space left" in simulated_cloud.progress.notes
+    why = "[node0] no space left; the next `up` tries again"
+    assert f"no image this time: {why}" in simulated_cloud.progress.notes
     simulated_cloud.steps.before.clear()
     assert kinds(simulated_cloud.plan()) == [
         ActionKind.RECORD,
         ActionKind.VERIFY,
         ActionKind.BEGIN_IMAGE,
     ]
+
+
+@pytest.mark.parametrize(
+    ("action", "code"),
+    [
+        ("CreateImage", "ResourceLimitExceeded"),
+        ("DescribeSnapshots", "UnauthorizedOperation"),
+        ("DeregisterImage", "UnauthorizedOperation"),
+    ],
+)
+def test_ec2_may_refuse_an_image_or_its_removal_to_a_complete_cluster(
+    simulated_cloud: SimulatedCloud, action: str, code: str
+) -> None:
+    refusal = f'[[error]]\naction = "{action}"\ncode = "{code}"\nmessage = "not now"\ntimes = 9\n'
+    if action == "DeregisterImage":
+        simulated_cloud.up(nodes=2, bake="none")
+        (image,) = simulated_cloud.found("images").images
+        simulated_cloud.fake.backend.amis[image.id].state = "failed"
+    simulated_cloud.faults(refusal)
+
+    for _ in range(2):
+        simulated_cloud.up(nodes=2, bake="none")
+
+    assert simulated_cloud.cluster().is_whole
+    notes = [note for note in simulated_cloud.progress.notes if "not now" in note]
+    what = f"{image.id} not removed" if action == "DeregisterImage" else "no image this time"
+    assert {note.partition(":")[0] for note in notes} == {what}
+    assert all(" (" in note and "the next `up` tries again" in note for note in notes)
+    simulated_cloud.faults("")
+    simulated_cloud.up()
+    assert [image.state for image in simulated_cloud.found("images").images] == ["available"]
 
 
 def test_a_head_with_user_data_is_not_copied_for_others(

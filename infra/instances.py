@@ -141,11 +141,14 @@ def describe_by_id(ec2: EC2Client, ids: Sequence[str]) -> tuple[Instance, ...]:
 
     With a filter, an unknown id does not fail the whole call.
     """
-    found: list[Instance] = []
-    for first in range(0, len(ids), _FILTER_VALUES):
-        some = ids[first : first + _FILTER_VALUES]
-        found += describe_instances(ec2, [{"Name": "instance-id", "Values": some}], _ANY_STATE)
+    found = [i for some in _by_id(ids) for i in describe_instances(ec2, some, _ANY_STATE)]
     return tuple(sorted(found, key=lambda instance: ids.index(instance.id)))
+
+
+def _by_id(ids: Sequence[str]) -> list[list[FilterTypeDef]]:
+    """Return filters for these ids, with as many in each as EC2 takes."""
+    parts = [ids[first : first + _FILTER_VALUES] for first in range(0, len(ids), _FILTER_VALUES)]
+    return [[{"Name": "instance-id", "Values": part}] for part in parts]
 
 
 def why_gone(ec2: EC2Client, instance_id: str) -> str:
@@ -194,15 +197,12 @@ _SPOT_NOTICES = {
 def describe_spot_notices(ec2: EC2Client, machines: Iterable[Instance]) -> dict[str, str]:
     """Return EC2's notices about spot machines that it is about to reclaim, by instance id."""
     ids = sorted(i.id for i in machines if i.spot_request)
-    if not ids:
-        return {}
+    paginator = ec2.get_paginator("describe_spot_instance_requests")
     # With a filter, an unknown id does not fail the whole call.
-    pages = ec2.get_paginator("describe_spot_instance_requests").paginate(
-        Filters=[{"Name": "instance-id", "Values": ids[:_FILTER_VALUES]}]
-    )
     return {
         request.get("InstanceId", ""): status.get("Message") or status["Code"]
-        for page in pages
+        for some in _by_id(ids)
+        for page in paginator.paginate(Filters=some)
         for request in page["SpotInstanceRequests"]
         if (status := request.get("Status", {})).get("Code", "") in _SPOT_NOTICES
     }

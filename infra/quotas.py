@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.clients import DENIED, error_code, translate_boto_error
 
 if TYPE_CHECKING:
     from types_boto3_service_quotas import ServiceQuotasClient
@@ -28,11 +30,19 @@ def quota_code(*, spot: bool) -> str:
     return SPOT_QUOTA if spot else ON_DEMAND_QUOTA
 
 
-def describe_quota(quotas: ServiceQuotasClient, *, spot: bool) -> int | None:
-    """Return the vCPU quota of a market in this region; ``None`` if it is unknown."""
+def describe_quota(
+    quotas: ServiceQuotasClient, *, spot: bool, why_not: Callable[[str], object] = str
+) -> int | None:
+    """Return the vCPU quota of a market in this region; ``None`` if it is unknown.
+
+    ``why_not`` receives the reason.
+    """
     try:
         answer = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=quota_code(spot=spot))
-    except (ClientError, BotoCoreError):
+    except (ClientError, BotoCoreError) as error:
         # The quota is only shown, so a policy without this permission must not stop anything.
+        is_denied = isinstance(error, ClientError) and error_code(error) in DENIED
+        known = translate_boto_error(error)
+        why_not("no permission to ask" if is_denied or known is None else known.message)
         return None
     return int(answer["Quota"]["Value"])

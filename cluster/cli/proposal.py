@@ -41,6 +41,8 @@ class Proposal:
     plan: Plan
     offers: Sequence[Offer]
     quota_held: int | None
+    quota_problem: str = ""
+    """Why the quota is unknown."""
     notes: Sequence[str] = ()
     """What may stand in the way of the purchase."""
 
@@ -224,7 +226,9 @@ class Proposal:
             lines.append(f"Prices: {prices.problem}.")
         if not self.plan.buys or not is_standard(self._machines):
             return lines
-        held = "unknown (no permission to ask)" if self.quota_held is None else str(self.quota_held)
+        held = (
+            f"unknown ({self.quota_problem})" if self.quota_held is None else str(self.quota_held)
+        )
         quota = f"Quota {quota_code(spot=spec.spot)}: needs {self.vcpus} vCPUs, you have {held}."
         if self.quota_held is not None and self.vcpus and self.quota_held < self.vcpus:
             quota += " That is too few: request more in the console's Service Quotas first."
@@ -283,8 +287,9 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
         plan_input = replace(plan_input, prices=_find_prices(ctx, plan, offers))
         plan = plan_up(plan_input)
     asks = plan.buys and ctx.cloud.billed and is_standard(plan_input.spec.instance_types)
-    held = describe_quota(ctx.clients.quotas, spot=plan_input.spec.spot) if asks else None
-    return Proposal(ctx, plan_input, plan, offers, held, notes)
+    why, spot = list[str](), plan_input.spec.spot
+    held = describe_quota(ctx.clients.quotas, spot=spot, why_not=why.append) if asks else None
+    return Proposal(ctx, plan_input, plan, offers, held, "".join(why), notes)
 
 
 def _find_prices(ctx: Context, plan: Plan, offers: Sequence[Offer]) -> Prices:

@@ -144,10 +144,25 @@ def test_the_quota_of_each_market(ec2_cloud: FakeCloud, spot: bool, vcpus: int) 
     assert describe_quota(ec2_cloud.clients.quotas, spot=spot) == vcpus
 
 
-def test_a_quota_that_can_not_be_learned_stops_nothing(ec2_cloud: FakeCloud) -> None:
-    ec2_cloud.faults('[[error]]\naction = "GetServiceQuota"\ncode = "AccessDeniedException"\n')
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("AccessDeniedException", "no permission to ask"),
+        (
+            "NoSuchResourceException",
+            "GetServiceQuota failed: NoSuchResourceException: An injected fault",
+        ),
+    ],
+)
+def test_a_quota_that_can_not_be_learned_stops_nothing(
+    ec2_cloud: FakeCloud, code: str, reason: str
+) -> None:
+    ec2_cloud.faults(f'[[error]]\naction = "GetServiceQuota"\ncode = "{code}"\n')
+    reasons: list[str] = []
 
-    assert describe_quota(ec2_cloud.clients.quotas, spot=False) is None
+    quotas = ec2_cloud.clients.quotas
+    assert describe_quota(quotas, spot=False, why_not=reasons.append) is None
+    assert reasons == [reason]
 
 
 def test_kept_images_on_all_pages_are_found(ec2_cloud: FakeCloud) -> None:

@@ -152,15 +152,19 @@ def test_impaired_machines_of_ours_are_found_among_all_others(ec2_cloud: FakeClo
     assert describe_impaired(ec2, [mine, other]) == {mine, other}
 
 
-def test_a_spot_notice_keeps_ec2s_message(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> None:
-    ec2_cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
+def test_a_spot_notice_keeps_ec2s_message_also_for_more_machines_than_a_filter_takes(
+    ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infra.instances, "_FILTER_VALUES", 3)
+    ec2_cloud.faults('[[machine]]\nfate = "spot-notice"\n')
+    ids = ec2_cloud.run(5, InstanceMarketOptions={"MarketType": "spot"})
+    ec2_cloud.faults("")
     ec2_cloud.run(2, InstanceMarketOptions={"MarketType": "spot"})
     ec2 = ec2_cloud.clients.ec2
-    machines = describe_instances(ec2, [])
 
-    notices = describe_spot_notices(ec2, machines)
+    notices = describe_spot_notices(ec2, describe_instances(ec2, []))
 
-    assert notices == {machines[1].id: "Your Spot instance is marked for termination."}
+    assert notices == dict.fromkeys(ids, "Your Spot instance is marked for termination.")
 
 
 def test_without_spot_machines_no_request_is_sent(

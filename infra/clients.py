@@ -110,6 +110,12 @@ class Clients:
         )
 
     @cached_property
+    def organizations(self) -> Any:
+        """With few attempts: not every network leads to it."""
+        few = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=3)
+        return self._client("organizations", self._config.merge(few))
+
+    @cached_property
     def pricing(self) -> PricingClient:
         """The Price List API, with little patience: a price only informs.
 
@@ -260,12 +266,21 @@ _HINTS = {
     "OptInRequired": "enable the region in the console (Account, AWS Regions), or complete the "
     "account's registration",
     "Blocked": _SUPPORT,
+    "TagPolicyViolation": "a tag policy of your organization refuses it: ask an administrator to allow the "
+    "tag, or to exempt this account",
     "PendingVerification": f"this takes minutes, at most four hours; after that {_SUPPORT}",
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot needs a role that is created once per "
     "account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com; "
     "`spr-cluster iam-policy` includes the permission",
 }
+
+# The code is one that many mistakes share: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-free-tier-usage.html
+_NOT_FREE = "not eligible for Free Tier"
+_NOT_FREE_HINT = (
+    "this account is on AWS's free plan, which sells only a few small types: upgrade it in the console "
+    "(Billing and Cost Management)"
+)
 
 
 def translate_boto_error(error: Exception) -> SprError | None:
@@ -313,4 +328,6 @@ def _translate_client_error(error: boto.ClientError) -> SprError:
         hint = _NOT_ENABLED_HINT if code in _OF_CLOSED_REGION else CREDENTIALS_HINT
         return UsageError(f"AWS rejected the credentials: {detail}", hint=hint)
     hint = _BUSY_HINT if is_passing(error) else _HINTS.get(code, f"error codes: {_CODES}")
+    if _NOT_FREE in detail:
+        hint = _NOT_FREE_HINT
     return CloudError(f"{operation} failed: {code}: {detail}", code=code, hint=hint)

@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra import images, inventory, key_pair, network, tags
 from infra.clients import DENIED, Clients, error_code
 from infra.errors import SprError
-from infra.iam_simulation import Finding
+from infra.iam_simulation import Finding, find_principal, simulate
 from infra.instance_types import InstanceType
 from infra.instances import label_instances
 from infra.network import Network
@@ -26,13 +26,17 @@ from infra.purchase import ON_DEMAND, SPOT, Offer, Purchase, render_request
 from infra.quotas import ON_DEMAND_QUOTA
 from infra.removal import remove
 from infra.spec import build_spec
+from infra.tag_policies import describe_tag_rules
 from infra.ubuntu import RELEASES, ubuntu_parameter
 
 _NAME = "check"
 _NOWHERE = "192.0.2.1/32"
-_NO_GROUP = "in the default group"
+# Before the first cluster there is only the default group, which the policy excludes.
+_NO_GROUP, _DEFAULT_GROUP = "in the default group", ":security-group/"
+_NOTHING = "no resource of this tool to try it on"
 _DENIED_ON = re.compile(r"not authorized to perform: (\S+) on resource: (\S+)")
 _PLAIN: Mapping[str, Callable[[Clients], object]] = {
+    "organizations:DescribeEffectivePolicy": describe_tag_rules,
     "pricing:GetProducts": lambda clients: clients.pricing.get_products(
         ServiceCode="AmazonEC2", MaxResults=1
     ),
@@ -48,6 +52,17 @@ _PLAIN: Mapping[str, Callable[[Clients], object]] = {
 Trials = Iterator[tuple[str, Callable[[], object]]]
 
 
+def judge(clients: Clients, policy: Mapping[str, Any]) -> tuple[str, list[Finding]]:
+    """Return what of a policy the caller may do, by the simulator if it answers, else by dry runs."""
+    try:
+        principal = find_principal(clients.iam, clients.caller.arn, clients.ec2.meta.region_name)
+        return "simulation", simulate(clients.iam, principal, policy)
+    except ClientError as error:
+        if error_code(error) not in (*DENIED, "NoSuchEntity", "InvalidInput"):
+            raise
+    return "dry runs", try_dry(clients, policy)
+
+
 def try_dry(clients: Clients, policy: Mapping[str, Any]) -> list[Finding]:
     """Try every action of a policy, as far as that is possible without making anything."""
     findings = [_try(detail, call) for detail, call in _trials(clients, policy)]
@@ -55,7 +70,7 @@ def try_dry(clients: Clients, policy: Mapping[str, Any]) -> list[Finding]:
     for action in dict.fromkeys(a for s in policy["Statement"] for a in s["Action"]):
         if action not in tried:
             ours = action.startswith("ec2:")
-            why = "no resource of this tool to try it on" if ours else "it has no dry run"
+            why = _NOTHING if ours else "it has no dry run"
             findings.append(Finding(action, "unknown", why))
     return list(dict.fromkeys(findings))
 
@@ -72,9 +87,10 @@ def _try(detail: str, call: Callable[[], object]) -> Finding:
             message = f"{about[1]} on {about[2]}"
         if code == "DryRunOperation":
             return Finding(named, "allowed")
-        # Before the first cluster there is only the default group, which the policy excludes.
-        excluded = detail.endswith(_NO_GROUP) and ":security-group/" in message
-        if code in DENIED and not excluded:
+        excluded = code in DENIED and detail.endswith(_NO_GROUP) and _DEFAULT_GROUP in message
+        if excluded:
+            return Finding(named, "unknown", _NOTHING)
+        if code in DENIED:
             return Finding(named, "missing", message)
         return Finding(named, "unknown", f"{code}: {message}")
     except (BotoCoreError, SprError) as error:
@@ -86,7 +102,7 @@ def _trials(clients: Clients, policy: Mapping[str, Any]) -> Trials:
     ec2, dry = clients.ec2, clients.dry
     for action in (a for s in policy["Statement"] for a in s["Action"]):
         service, _, operation = action.partition(":")
-        if service == "ec2" and operation.startswith("Describe"):
+        if service == "ec2" and operation.startswith(("Describe", "GetAllowed")):
             yield action, getattr(dry, xform_name(operation))
         elif action in _PLAIN:
             yield action, partial(_PLAIN[action], clients)
@@ -135,10 +151,27 @@ def _render_purchase(
     # Only the name of the type is in the request.
     machine = InstanceType(name, 0, 0, None, 0, None, None)
     request = render_request(purchase, Offer(machine, place, market, False))
-    del request["KeyName"]
-    if not group:
-        del request["NetworkInterfaces"][0]["Groups"]
-    return request
+    return only_existing(request, inventory.Inventory())
+
+
+def is_about_default_group(error: ClientError, request: Mapping[str, Any]) -> bool:
+    """Return whether a purchase is denied only because it names no group of this tool."""
+    message = str(error.response["Error"].get("Message", ""))
+    named = "Groups" in request["NetworkInterfaces"][0]
+    return error_code(error) in DENIED and not named and _DEFAULT_GROUP in message
+
+
+def only_existing(request: dict[str, Any], found: inventory.Inventory) -> dict[str, Any]:
+    """Return a purchase without the names of what `up` makes first: dry runs refuse what does not exist."""
+    kept = dict(request)
+    if not found.key_pairs:
+        kept.pop("KeyName")
+    if not found.placement_groups:
+        kept.pop("Placement", None)
+    interface = dict(request["NetworkInterfaces"][0])
+    if interface["Groups"] == [""]:
+        del interface["Groups"]
+    return {**kept, "NetworkInterfaces": [interface]}
 
 
 def _uses(clients: Clients, found: inventory.Inventory) -> Trials:

@@ -45,6 +45,24 @@ _LOOK = (
     "ec2:DescribeVolumes",
     "ec2:DescribeVpcBlockPublicAccessExclusions",
     "ec2:DescribeVpcBlockPublicAccessOptions",
+    # For `doctor`, and if the account hides Ubuntu's image.
+    "ec2:GetAllowedImagesSettings",
+    "organizations:DescribeEffectivePolicy",
+)
+# Their absence stops no purchase: less is checked or known before.
+OPTIONAL = frozenset(
+    {
+        "ec2:DescribeNetworkAcls",
+        "ec2:DescribeRouteTables",
+        "ec2:DescribeSpotPriceHistory",
+        "ec2:DescribeVpcBlockPublicAccessExclusions",
+        "ec2:DescribeVpcBlockPublicAccessOptions",
+        "ec2:GetAllowedImagesSettings",
+        "ec2:GetConsoleOutput",
+        "organizations:DescribeEffectivePolicy",
+        "pricing:GetProducts",
+        "servicequotas:GetServiceQuota",
+    }
 )
 _RUN = ("ec2:RunInstances",)
 # In any network, which is the user's choice.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from infra.progress import Progress
 
+# https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
+_CANONICAL = "099720109477"
 _CREATION_DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -90,7 +92,26 @@ def find_ubuntu_image(ssm: SSMClient, ec2: EC2Client, release: str) -> Image:
             f"Canonical publishes no image of Ubuntu {release} in {ec2.meta.region_name}",
             hint="use another --region",
         ) from None
-    return describe_image(ec2, image_id)
+    try:
+        return describe_image(ec2, image_id)
+    except (ClientError, CloudError) as error:
+        gone = isinstance(error, CloudError) or error_code(error) == "InvalidAMIID.NotFound"
+        if not gone or not (managed_by := _hides_images(ec2)):
+            raise
+        raise CloudError(
+            f"the setting Allowed AMIs hides Canonical's image {image_id} in {ec2.meta.region_name}",
+            hint=f"an administrator can allow the image provider {_CANONICAL} (managed by: {managed_by}; "
+            "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-allowed-amis.html)",
+        ) from None
+
+
+def _hides_images(ec2: EC2Client) -> str:
+    """Return who manages the setting that hides images; "" if there is none, or it can't be seen."""
+    try:
+        answer = ec2.get_allowed_images_settings()
+    except ClientError:
+        return ""
+    return answer.get("ManagedBy", "account") if answer.get("State") == "enabled" else ""
 
 
 def describe_image(ec2: EC2Client, image_id: str) -> Image:

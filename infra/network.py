@@ -218,6 +218,20 @@ def require_known(ec2: EC2Client, names: Sequence[str], support: Mapping[str, Ty
     )
 
 
+def require_sold(spec: ClusterSpec, support: Mapping[str, TypeSupport], region: str) -> None:
+    """Raise :class:`UsageError` if the region sells none of the types, or if one can't be used."""
+    for name, known in support.items():
+        if known.unusable:
+            raise UsageError(f"{name}: {known.unusable}", hint=WITH_AMX)
+        if spec.amx_required and known.machine and known.machine.amx is False:
+            raise UsageError(f"{name} has no AMX", hint=f"--allow-no-amx allows it; {WITH_AMX}")
+    if not any(known.zones for known in support.values()):
+        raise UsageError(
+            f"{', '.join(spec.instance_types)}: not offered in {region}",
+            hint="use another --region (us-east-1 offers all of them) or another --instance-type",
+        )
+
+
 def require_offers(
     spec: ClusterSpec,
     support: Mapping[str, TypeSupport],
@@ -227,18 +241,9 @@ def require_offers(
     """Raise :class:`UsageError` if no available subnet is in a zone that offers one of the types,
     or if one of them can't be used.
     """
-    for name, known in support.items():
-        if known.unusable:
-            raise UsageError(f"{name}: {known.unusable}", hint=WITH_AMX)
-        if spec.amx_required and known.machine and known.machine.amx is False:
-            raise UsageError(f"{name} has no AMX", hint=f"--allow-no-amx allows it; {WITH_AMX}")
+    require_sold(spec, support, region)
     names = ", ".join(spec.instance_types)
     zones = sorted({zone for known in support.values() for zone in known.zones})
-    if not zones:
-        raise UsageError(
-            f"{names}: not offered in {region}",
-            hint="use another --region (us-east-1 offers all of them) or another --instance-type",
-        )
     if not networks:
         raise UsageError(
             f"no default subnet in {region}: the account has no default VPC there",

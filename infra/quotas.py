@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.clients import DENIED, error_code, translate_boto_error
+from infra.errors import UsageError
+from infra.words import counted
 
 if TYPE_CHECKING:
     from types_boto3_service_quotas import ServiceQuotasClient
+
+    from infra.spec import ClusterSpec
 
 # Standard instances (A, C, D, H, I, M, R, T, Z):
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-resource-limits.html
@@ -28,6 +32,24 @@ def is_standard(types: Iterable[str]) -> bool:
 def quota_code(*, spot: bool) -> str:
     """Return the code of a market's quota."""
     return SPOT_QUOTA if spot else ON_DEMAND_QUOTA
+
+
+def require_quota(spec: ClusterSpec, needs: Mapping[str, int], held: int | None) -> None:
+    """Raise :class:`UsageError` if the quota is known and too small for every requested type.
+
+    ``needs`` are the cluster's vCPUs by type.
+    """
+    if held is None or not needs or (spec.spot and spec.on_demand_allowed):
+        return
+    name, least = min(needs.items(), key=lambda item: item[1])
+    if held >= least:
+        return
+    raise UsageError(
+        f"quota {quota_code(spot=spec.spot)} is {held} vCPUs: {counted(spec.nodes, 'node')} of {name} "
+        f"need {least}",
+        hint="request more in the console's Service Quotas, or use fewer --nodes or a smaller "
+        "--instance-type",
+    )
 
 
 def describe_quota(

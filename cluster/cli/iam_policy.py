@@ -7,16 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from botocore.exceptions import ClientError
-
 from cluster.cli.common import add_cloud_options
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from infra.clients import DENIED, Clients, connect, error_code
+from infra.clients import connect
 from infra.errors import SprError
-from infra.iam_dry_runs import try_dry
+from infra.iam_dry_runs import judge
 from infra.iam_policy import build_policy, parse_key, parse_types, render_policy
-from infra.iam_simulation import Finding, State, find_principal, simulate
+from infra.iam_simulation import Finding, State
 from infra.open_cloud import open_cloud
 from infra.s3 import parse_s3_url
 from infra.words import counted
@@ -100,7 +98,7 @@ def _check(args: argparse.Namespace, policy: dict[str, Any]) -> None:
     clients = connect(cloud)
     caller = clients.caller.arn
     with progress.phase(f"Permissions of {caller} in {cloud.region}"):
-        means, findings = _judge(clients, policy, caller, cloud.region)
+        means, findings = judge(clients, policy)
     by_state = {state: [f for f in findings if f.state == state] for state in get_args(State)}
     if args.json:
         shown = {
@@ -126,15 +124,3 @@ def _show(means: str, by_state: Mapping[State, Sequence[Finding]]) -> None:
         print(f"not checked, {why}: {actions}")
     counts = ", ".join(f"{len(by_state[s])} {_TITLES[s]}" for s in by_state)
     print(f"By {means}: {counts}. {_LIMITS[means]}")
-
-
-def _judge(
-    clients: Clients, policy: dict[str, Any], caller: str, region: str
-) -> tuple[str, list[Finding]]:
-    try:
-        principal = find_principal(clients.iam, caller, region)
-        return "simulation", simulate(clients.iam, principal, policy)
-    except ClientError as error:
-        if error_code(error) not in (*DENIED, "NoSuchEntity", "InvalidInput"):
-            raise
-    return "dry runs", try_dry(clients, policy)

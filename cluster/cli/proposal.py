@@ -13,14 +13,16 @@ from cluster.prices import look_up_prices
 from infra.actions import Action, ActionKind, Plan
 from infra.errors import UsageError
 from infra.guard import COST
+from infra.images import find_ubuntu_image
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan import PlanInput, expected_by_bake, plan_up
 from infra.prices import ADDRESS_USD, Price, Prices, with_spot
 from infra.purchase import SPOT, Offer
-from infra.quotas import describe_quota, is_standard, quota_code
+from infra.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.spec import render_duration
 from infra.tags import render_time
 from infra.words import counted, spoken_time
+from provision.stacks.load import load_stack
 
 # A cluster that lives less would be paid for and gone before it could be used.
 _SHORTEST = timedelta(minutes=30)
@@ -66,19 +68,7 @@ class Proposal:
 
     def require_quota(self) -> None:
         """Raise :class:`UsageError` if the quota is known and too small for every requested type."""
-        spec, held = self.plan_input.spec, self.quota_held
-        needs = self._vcpus_by_type
-        if held is None or not needs or (spec.spot and spec.on_demand_allowed):
-            return
-        name, least = min(needs.items(), key=lambda item: item[1])
-        if held >= least:
-            return
-        raise UsageError(
-            f"quota {quota_code(spot=spec.spot)} is {held} vCPUs: {counted(spec.nodes, 'node')} of {name} "
-            f"need {least}",
-            hint="request more in the console's Service Quotas, or use fewer --nodes or a smaller "
-            "--instance-type",
-        )
+        require_quota(self.plan_input.spec, self._vcpus_by_type, self.quota_held)
 
     @property
     def hours_left(self) -> float:
@@ -283,6 +273,9 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
         )
     notes: list[str] = []
     offers = find_offers(ctx, plan_input, notes.append) if plan.buys else ()
+    if plan.buys and plan_input.image is None:
+        release = load_stack(plan_input.spec.stack).ubuntu
+        find_ubuntu_image(ctx.clients.ssm, ctx.clients.ec2, release)
     if ctx.cloud.billed:
         plan_input = replace(plan_input, prices=_find_prices(ctx, plan, offers))
         plan = plan_up(plan_input)

@@ -108,9 +108,15 @@ def as_dict(ctx: Context, expected: Expected, report: VerifyReport) -> dict[str,
 
 def show(report: VerifyReport, expected: Expected) -> None:
     """Print the table, the remedies, and a summary."""
+    show_results(report.results, len(expected.addresses))
+    print(summarize(report, expected))
+
+
+def show_results(results: Sequence[CheckResult], nodes: int) -> None:
+    """Print the table and the remedies."""
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
-    console.print(build_table(report.results, len(expected.addresses)))
-    for line in [*list_remedies(report.results), summarize(report, expected)]:
+    console.print(build_table(results, nodes))
+    for line in list_remedies(results):
         print(line)
 
 
@@ -161,7 +167,7 @@ def list_remedies(results: Sequence[CheckResult]) -> list[str]:
                 groups.setdefault(key, []).append(result.node)
     lines = []
     for (verdict_, check, remedy), nodes in groups.items():
-        lines.append(wrap(f"{verdict_}: {check} on {name_some(nodes)}"))
+        lines.append(wrap(f"{verdict_}: {check}{_place(nodes)}"))
         mark = "→"
         for part in remedy.splitlines():
             text = f"  {mark} {part}"
@@ -170,13 +176,17 @@ def list_remedies(results: Sequence[CheckResult]) -> list[str]:
     return lines
 
 
+def _place(nodes: Sequence[str]) -> str:
+    return "" if nodes == [CLUSTER] else f" on {name_some(nodes)}"
+
+
 def describe_failures(results: Sequence[CheckResult]) -> str:
     """Return which checks failed, and on which nodes, as an error's line."""
     nodes: dict[str, list[str]] = {}
     for result in results:
         if result.verdict is Verdict.FAIL:
             nodes.setdefault(result.check, []).append(result.node)
-    listed = ", ".join(f"{check} on {name_some(where)}" for check, where in nodes.items())
+    listed = ", ".join(f"{check}{_place(where)}" for check, where in nodes.items())
     failed = sum(map(len, nodes.values()))
     return f"{failed} of {counted(len(results), 'check')} failed: {listed}"
 

@@ -123,28 +123,9 @@ class Machines:
                 hint="use a longer --ttl: bare metal takes up to 20 minutes to start, and an image "
                 "may take an hour",
             )
-        labels = {
-            tags.STACK: self.spec.stack,
-            tags.EXPIRES: tags.render_time(self.record.expires),
-            tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
-            tags.OWNER_KEY: key_pair.fingerprint(key_pair.read_public(self.ctx.files.key)),
-            **self.ctx.owner_labels(group),
-        }
-        purchase = Purchase(
-            spec=self.spec,
-            role=role,
-            count=count,
-            image=image,
-            group_id=group.id,
-            user_data=lambda offer: render_user_data(
-                self.record.expires, self.spec.idle_timeout, ena_express=offer.ena_express
-            ),
-            labels={key: value for key, value in labels.items() if value},
-            known=frozenset(instance.id for instance in self.all),
-        )
         offer, bought = buy(
             self.ctx.clients.buyer,
-            purchase,
+            self.purchase(role, count, image, group),
             offers,
             clock=self.ctx.clock,
             on_refusal=self._report_refusal,
@@ -155,6 +136,30 @@ class Machines:
             # At once: a machine that never boots has no other.
             self.guard.protect([instance.id for instance in bought], self.record.expires)
         return bought
+
+    def purchase(
+        self, role: str, count: int, image: Image, group: SecurityGroup | None
+    ) -> Purchase:
+        """Return what is bought; before the first purchase there may be no group."""
+        labels = {
+            tags.STACK: self.spec.stack,
+            tags.EXPIRES: tags.render_time(self.record.expires),
+            tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
+            tags.OWNER_KEY: key_pair.fingerprint(key_pair.read_public(self.ctx.files.key)),
+            **self.ctx.owner_labels(group),
+        }
+        return Purchase(
+            spec=self.spec,
+            role=role,
+            count=count,
+            image=image,
+            group_id=group.id if group else "",
+            user_data=lambda offer: render_user_data(
+                self.record.expires, self.spec.idle_timeout, ena_express=offer.ena_express
+            ),
+            labels={key: value for key, value in labels.items() if value},
+            known=frozenset(instance.id for instance in self.all),
+        )
 
     def _record_purchase(self, offer: Offer, bought: Sequence[Instance]) -> None:
         replaced = self._replaced

@@ -12,7 +12,14 @@ from cluster.verify.checks.launcher import check_launcher
 from cluster.verify.checks.network import check_network
 from cluster.verify.checks.nodes import check_nodes
 from cluster.verify.checks.queue import check_queue
-from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some, sort_results
+from cluster.verify.checks.result import (
+    CLUSTER,
+    CheckResult,
+    Verdict,
+    name_some,
+    sort_results,
+    worst,
+)
 from cluster.verify.launcher_probe import probe_launcher
 from cluster.verify.network_probe import NetworkReport, probe_network
 from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
@@ -32,9 +39,7 @@ class VerifyReport:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict; skipped checks do not count."""
-        found = {result.verdict for result in self.results}
-        return next(v for v in (Verdict.FAIL, Verdict.WARN, Verdict.OK) if v in found)
+        return worst(self.results)
 
 
 def verify_cluster(

@@ -163,6 +163,9 @@ class Application:
         return answer
 
     def _act(self, environ: dict[str, Any], call: ApiCall) -> Reply:
+        if call.service == "organizations":
+            text = "Your account is not a member of an organization."
+            return error_reply(call, 400, "AWSOrganizationsNotInUseException", text)
         if call.action == "GetProducts":
             return answer_get_products(call, self.runtime.faults.now)
         self._notify(call, "before")

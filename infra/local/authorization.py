@@ -160,6 +160,9 @@ class Ec2Call:
             name = created.get(kind, "")
             yield self._request("CreateTags", self._arn(kind, self.given.get(name, "*")), keys)
         yield from self._existing()
+        if self.action == "RunInstances" and not any("SecurityGroup" in key for key in self.given):
+            # The network's default group, which has no tags.
+            yield self._request(self.action, self._arn("security-group", "sg-default"), {})
 
     def _request(self, action: str, resource: str, keys: Mapping[str, Any]) -> Request:
         always = {"aws:PrincipalAccount": self.ec2.account_id, "ec2:Region": self.ec2.region_name}

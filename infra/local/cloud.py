@@ -17,6 +17,7 @@ from pathlib import Path
 from infra.cloud import Cloud
 from infra.errors import CloudError, UsageError
 from infra.local.base_image import BaseImage, ensure_base_image, recipe, recipe_hash
+from infra.local.faults import NetworkFaults, read_faults
 from infra.local.host import check_prerequisites
 from infra.local.podman import open_podman
 from infra.local.resources import (
@@ -63,7 +64,9 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         name="local",
         region=region,
         # Nodes see this machine at the gateway's address.
-        caller_cidr=lambda: f"{gateway}/32",
+        caller_cidr=lambda: _network_faults().caller or f"{gateway}/32",
+        # Containers are reached in any case.
+        probe_ssh=lambda: "the active faults say so" if _network_faults().ssh == "blocked" else "",
         billed=False,
         has_amx=False,
         base=recipe_hash(recipe()),
@@ -71,6 +74,11 @@ def open_local_cloud(region: str, progress: Progress | None = None) -> Cloud:
         endpoint_url=address.url,
         credentials=folder.credentials(),
     )
+
+
+def _network_faults() -> NetworkFaults:
+    path = StateFolder.of_user().faults
+    return read_faults(path)[0].network if path.exists() else NetworkFaults()
 
 
 def _start(folder: StateFolder, region: str, progress: Progress) -> None:

@@ -47,7 +47,7 @@ Fate = Literal[
     "stops",
 ]
 
-_SERVICES = ("ec2", "iam", "pricing", "scheduler", "ssm", "sts", "service-quotas")
+_SERVICES = ("ec2", "iam", "organizations", "pricing", "scheduler", "ssm", "sts", "service-quotas")
 # AWS's HTTP statuses of the codes that are worth a retry; every other code is the caller's fault:
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 _STATUS = {

@@ -149,6 +149,9 @@ class LocalEC2Response(EC2Response):
 
     # Spot prices
 
+    def get_allowed_images_settings(self) -> ActionResult:
+        return ActionResult({"State": "disabled", "ManagedBy": "account"})
+
     def describe_spot_price_history(self) -> ActionResult:
         """moto answers 0.00001 everywhere."""
         self.error_on_dryrun()

@@ -55,6 +55,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "list": Command("cluster.cli.list", "show all clusters, with age and cost so far"),
         "gc": Command("cluster.cli.list", "find forgotten clusters and remove them"),
         "events": Command("cluster.cli.events", "show what was done to a cluster, and why"),
+        "doctor": Command("cluster.cli.doctor", "check whether `up` would succeed, for free"),
         "iam-policy": Command("cluster.cli.iam_policy", "print the least IAM policy required"),
         "local": Command("cluster.cli.local", "manage the embedded cloud on this machine"),
         "completion": Command("jobs.cli.completion", "print a completion script for your shell"),

@@ -198,10 +198,13 @@ class CommandLine:
         here = make_cloud(self.cloud.fake.endpoint.url)
         if name == "local":
             return replace(here, region=region or DEFAULT_REGION)
+        cloud = open_aws_cloud(region)
+        with self.cloud.fake.application.lock, contextlib.suppress(KeyError):
+            self.cloud.fake.application.open_region(cloud.region)
         return replace(
-            open_aws_cloud(region),
+            cloud,
             caller_cidr=self.cloud.network.caller_cidr,
-            probe_ssh=str,
+            probe_ssh=self.cloud.network.probe_ssh,
             endpoint_url=self.url or here.endpoint_url,
             credentials=here.credentials,
         )

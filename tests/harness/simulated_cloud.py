@@ -90,6 +90,11 @@ class SimulatedNetwork:
         """The address from which EC2 sees the tool."""
         return self.fake.application.runtime.faults.now.network.caller or self.caller
 
+    def probe_ssh(self) -> str:
+        """Why no connection to port 22 leaves the tool's network."""
+        is_blocked = self.fake.application.runtime.faults.now.network.ssh == "blocked"
+        return "an SSH server of AWS: timed out" if is_blocked else ""
+
     def why_closed(self, instance_id: str) -> str:
         """Return why no connection reaches a machine."""
         faults = self.fake.application.runtime.faults.now.network

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from infra import tags
 from infra.errors import CloudError, DeadlineError
@@ -50,6 +51,21 @@ def test_canonicals_parameter(release: str, disk: str) -> None:
     assert ubuntu_parameter(release) == (
         f"/aws/service/canonical/ubuntu/server/{release}/stable/current/amd64/hvm/{disk}/ami-id"
     )
+
+
+@pytest.mark.parametrize(("state", "found"), [("enabled", True), ("disabled", False)])
+def test_an_image_that_the_account_hides_is_explained(
+    ec2_cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, state: str, found: bool
+) -> None:
+    ec2 = ec2_cloud.clients.ec2
+    setting = {"State": state, "ManagedBy": "declarative-policy"}
+    monkeypatch.setattr(ec2, "get_allowed_images_settings", lambda: setting)
+    ec2_cloud.faults("[[error]]\naction = 'DescribeImages'\ncode = 'InvalidAMIID.NotFound'\n")
+
+    with pytest.raises((CloudError, ClientError)) as caught:
+        find_ubuntu_image(ec2_cloud.clients.ssm, ec2, "24.04")
+    assert ("the setting Allowed AMIs hides Canonical's image" in str(caught.value)) is found
+    assert ("(managed by: declarative-policy;" in str(caught.value)) is found
 
 
 def test_the_current_ubuntu_image_of_the_region(ec2_cloud: FakeCloud) -> None:

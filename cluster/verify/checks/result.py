@@ -39,6 +39,12 @@ class CheckResult:
         return {**asdict(self), "verdict": self.verdict.value}
 
 
+def worst(results: Iterable[CheckResult]) -> Verdict:
+    """Return the worst verdict; skipped checks do not count."""
+    found = {result.verdict for result in results}
+    return next(v for v in (Verdict.FAIL, Verdict.WARN, Verdict.OK) if v in found)
+
+
 def typical(values: Iterable[T]) -> T:
     """Return the most frequent value; on a tie, the first one, which is the head's."""
     return Counter(values).most_common(1)[0][0]

@@ -106,6 +106,7 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
         ("gc", "--yes"),
         ("up", "--nodes", "2", "--spot", "--spot-or-on-demand", *types, "--yes"),
         ("status",),
+        ("doctor",),
         ("up", "--nodes", "3", "--yes"),
         ("repair", "--yes"),
         ("extend", "2h"),
@@ -300,6 +301,7 @@ _NEVER = (
     "iam:PassRole",
     "iam:UpdateAssumeRolePolicy",
     "kms:ScheduleKeyDeletion",
+    "organizations:LeaveOrganization",
     "pricing:DescribeServices",
     "servicequotas:RequestServiceQuotaIncrease",
     "scheduler:UntagResource",
@@ -624,6 +626,7 @@ def test_the_policy_names_every_action_in_full(line: CommandLine) -> None:
     others = {action for action in named if not action.startswith("ec2:")}
     assert others == {
         "iam:CreateServiceLinkedRole",
+        "organizations:DescribeEffectivePolicy",
         "pricing:GetProducts",
         "servicequotas:GetServiceQuota",
         "ssm:GetParameter",

@@ -37,6 +37,8 @@ def _tried(*offers: str, reason: str) -> str:
     )
 
 
+# https://github.com/splunk/attack_range/issues/1302
+_NOT_FREE = "The specified instance type is not eligible for Free Tier."
 _ZONES = [f"us-east-1{zone}" for zone in "abcdf"]
 _IN_GROUP = ", in the placement group"
 _FULL = (
@@ -109,6 +111,15 @@ _WHILE_BUYING = (
         left=f.GROUPS,
     ),
     f.Row(
+        "an account on the free plan",
+        _UP,
+        f"RunInstances failed: InvalidParameterCombination: {_NOT_FREE}\n  → this account is on AWS's "
+        "free plan, which sells only a few small types: upgrade it in the console (Billing and Cost "
+        "Management)",
+        faults=f.error("RunInstances", "InvalidParameterCombination", _NOT_FREE),
+        left=f.GROUPS,
+    ),
+    f.Row(
         "purchases throttled for ever",
         _UP,
         f"RunInstances failed: RequestLimitExceeded: Request limit exceeded.{f.BUSY}",
@@ -137,13 +148,6 @@ _WHILE_BUYING = (
         _UP,
         f"RunInstances failed: Novelty: told by EC2{_CODES}",
         faults=f.error("RunInstances", "Novelty"),
-        left=f.GROUPS,
-    ),
-    f.Row(
-        "no image of Ubuntu",
-        _UP,
-        "Canonical publishes no image of Ubuntu 24.04 in us-east-1\n  → use another --region",
-        faults=f.error("GetParameter", "ParameterNotFound"),
         left=f.GROUPS,
     ),
 )

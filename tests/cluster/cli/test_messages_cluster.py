@@ -237,6 +237,12 @@ _OF_THE_CLOUD = (
         code=2,
     ),
     f.Row(
+        "no image of Ubuntu",
+        _NEW,
+        "Canonical publishes no image of Ubuntu 24.04 in us-east-1\n  → use another --region",
+        faults=f.error("GetParameter", "ParameterNotFound"),
+    ),
+    f.Row(
         "type not in the region",
         f"{_NEW} --region sa-east-1",
         "r7iz.metal-16xl: not offered in sa-east-1\n  → use another --region (us-east-1 offers all "

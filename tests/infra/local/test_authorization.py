@@ -84,6 +84,7 @@ RUN: dict[str, dict[str, Any]] = {
     },
     "network-interface": {"Resource": f"{EC2}network-interface/*", "Condition": TAGGED},
     "spot-instances-request": {"Resource": f"{EC2}spot-instances-request/*", "Condition": TAGGED},
+    "security-group": {"Resource": f"{EC2}security-group/*"},
     "image": {
         "Resource": "arn:aws:ec2:*::image/*",
         "Condition": {"StringEquals": {"ec2:Owner": "099720109477"}},

@@ -1,0 +1,68 @@
+"""``spr-cluster doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cluster.cli.common import DEFAULT_NAME, open_chosen_cloud, open_context
+from cluster.cli.display import make_progress
+from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.spec_options import add_spec_options, read_spec_options
+from cluster.cli.verify import describe_failures, show_results
+from cluster.lifecycle.doctor import Examination, examine
+from cluster.verify.checks.result import Verdict, worst
+from infra.cluster_record import merge_options
+from infra.errors import SprError
+from infra.spec import parse_ssh_cidr
+from provision.stacks.load import DEFAULT_STACK, load_stack
+
+_EXAMPLES = """\
+  spr-cluster doctor --nodes 4
+  spr-cluster doctor --nodes 2 --instance-type c7i.metal-24xl --spot --region us-east-2
+  spr-cluster doctor --json
+"""
+# Nobody's addresses, in place of those that are looked up.
+_SOME_CIDRS = ("192.0.2.1/32",)
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    parser = add_command(
+        subparsers,
+        "doctor",
+        "Checks whether `up` with the same options would succeed: the account, region, quota, network,\n"
+        "routes, permissions, image, and tag policies, and port 22 out of this network. In each zone,\n"
+        "EC2 judges the purchase itself, as a dry run. Prints a verdict for each check and how to fix\n"
+        "problems. Buys and changes nothing. Exit code: 1 if a check failed, else 0.",
+        _EXAMPLES,
+    )
+    add_spec_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    given = read_spec_options(args)
+    args.named, args.name = args.name is not None, args.name or DEFAULT_NAME
+    if args.ssh_cidr is not None:
+        parse_ssh_cidr(args.ssh_cidr)
+    load_stack(given.get("stack", DEFAULT_STACK))
+    progress = make_progress()
+    ctx = open_context(args, open_chosen_cloud(args, progress=progress, must_exist=False))
+    defaults = {"stack": DEFAULT_STACK, "amx_required": ctx.cloud.has_amx}
+    spec = merge_options(args.name, _SOME_CIDRS, given, None, defaults)
+    where = f"{ctx.cloud.name} {ctx.cloud.region}"
+    with progress.phase(f"Examine {where}"):
+        results = examine(Examination(ctx, spec, given, args.ssh_cidr))
+    verdict = worst(results)
+    if args.json:
+        checks = [result.as_dict() for result in results]
+        place = {"cloud": ctx.cloud.name, "region": ctx.cloud.region}
+        print(json.dumps({**place, "verdict": verdict.value, "checks": checks}))
+    else:
+        zones = {result.node for result in results if result.check == "purchase"}
+        show_results(results, len(zones))
+    if verdict is Verdict.FAIL:
+        raise SprError(describe_failures(results))
+    if not args.json:
+        print(f"Nothing stands in the way of `up` in {where}, as far as can be told for free.")
+    return 0

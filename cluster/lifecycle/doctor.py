@@ -1,0 +1,363 @@
+"""Checks of an account before the first purchase: whether `up` with these options would succeed.
+
+Nothing is made or changed. Checks run side by side, and each one's failure leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cluster.context import Context
+from cluster.lifecycle.machines import Machines
+from cluster.lifecycle.prepare import prepare
+from cluster.verify.checks.result import CLUSTER, CheckResult, Verdict, name_some
+from infra import key_pair, network, tags
+from infra.actions import ActionKind
+from infra.clients import DENIED, error_code, translate_boto_error
+from infra.cluster_record import new_record, record_tags
+from infra.errors import SprError
+from infra.iam_dry_runs import is_about_default_group, judge, only_existing
+from infra.iam_policy import OPTIONAL, build_policy
+from infra.iam_simulation import Finding
+from infra.images import Image, find_ubuntu_image
+from infra.instance_types import find_machine
+from infra.instances import HEAD, WORKER
+from infra.inventory import describe_inventory
+from infra.network import Network, TypeSupport
+from infra.network_acls import install_flows, require_open_acls, ssh_flows
+from infra.ownership import split_groups
+from infra.plan import plan_up
+from infra.purchase import Offer, list_offers, render_request
+from infra.quotas import describe_quota, is_standard, quota_code, require_quota
+from infra.routes import require_ways
+from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
+from infra.tag_policies import describe_tag_rules, find_tag_conflicts
+from infra.words import counted
+from provision.jump import require_jump_tools
+from provision.stacks.load import load_stack
+
+# A network that swallows packets: the SDK alone would try for minutes.
+_DEADLINE_S = 60.0
+# The request does not say who may use SSH, so nobody's address is looked up for it.
+_NOBODY = "192.0.2.1/32"
+_ROLES = {
+    ActionKind.RUN_HEAD: HEAD,
+    ActionKind.RUN_NODES: WORKER,
+    ActionKind.RUN_WORKERS: WORKER,
+}
+_ACTION = re.compile(r"[\w-]+:\w+(?= on )")
+
+
+@dataclass(frozen=True)
+class Examination:
+    """An account, and the cluster that `up` would make there."""
+
+    ctx: Context
+    spec: ClusterSpec
+    given: Mapping[str, Any]
+    ssh_cidr: str | None
+
+    @cached_property
+    def support(self) -> dict[str, TypeSupport]:
+        return network.describe_type_support(self.ctx.clients.ec2, self.spec.instance_types)
+
+    @cached_property
+    def networks(self) -> list[Network]:
+        """The subnets in zones that offer a type."""
+        spec, ec2 = self.spec, self.ctx.clients.ec2
+        found = network.describe_networks(ec2, spec.subnet_id, None)
+        network.require_offers(spec, self.support, found, self.ctx.cloud.region)
+        return [each for each in found if each.zone in self.zones]
+
+    @cached_property
+    def zones(self) -> list[str]:
+        return sorted({zone for known in self.support.values() for zone in known.zones})
+
+    @cached_property
+    def caller(self) -> str:
+        """This machine's address as AWS sees it; "" if other addresses may use SSH."""
+        words = parse_ssh_cidr(self.ssh_cidr) if self.ssh_cidr else (AUTO,)
+        return "" if self.spec.private or AUTO not in words else self.ctx.cloud.caller_cidr()
+
+    @cached_property
+    def image(self) -> Image:
+        clients = self.ctx.clients
+        return find_ubuntu_image(clients.ssm, clients.ec2, load_stack(self.spec.stack).ubuntu)
+
+
+Look = Callable[[Examination], Iterable[CheckResult]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question to the account. It is not asked if one that it ``needs`` has failed."""
+
+    name: str
+    look: Look
+    needs: Sequence[str] = ("account",)
+
+
+def examine(exam: Examination) -> list[CheckResult]:
+    """Make all checks, in at most a minute."""
+    clients = exam.ctx.clients
+    # boto3 makes clients in one thread only: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/clients.html
+    made = (clients.ec2, clients.dry, clients.ssm, clients.quotas, clients.iam, clients.sts)
+    assert all((*made, clients.pricing, clients.scheduler, clients.organizations))
+    futures: dict[str, Future[list[CheckResult]]] = {check.name: Future() for check in CHECKS}
+    for check in CHECKS:
+        # Python waits at its end for threads that are no daemons.
+        threading.Thread(target=_run, args=(exam, check, futures), daemon=True).start()
+    deadline = time.monotonic() + _DEADLINE_S
+    return [result for name, future in futures.items() for result in _await(name, future, deadline)]
+
+
+def _await(name: str, future: Future[list[CheckResult]], deadline: float) -> Sequence[CheckResult]:
+    try:
+        return future.result(max(0.0, deadline - time.monotonic()))
+    except FutureTimeoutError:
+        return [_result(name, Verdict.FAIL, f"no answer within {_DEADLINE_S:.0f} s")]
+
+
+def _run(exam: Examination, check: Check, futures: Mapping[str, Future[list[CheckResult]]]) -> None:
+    usable = (Verdict.OK, Verdict.WARN)
+    missing = [n for n in check.needs if any(r.verdict not in usable for r in futures[n].result())]
+    try:
+        if missing:
+            found = [_result(check.name, Verdict.SKIPPED, f"not checked without: {missing[0]}")]
+        else:
+            found = list(check.look(exam))
+    except (SprError, ClientError, BotoCoreError) as error:
+        failure = error if isinstance(error, SprError) else translate_boto_error(error)
+        assert failure, "botocore's errors have a translation"
+        found = [_result(check.name, Verdict.FAIL, failure.message, failure.hint or "")]
+    except BaseException as error:
+        futures[check.name].set_exception(error)
+        return
+    futures[check.name].set_result(found)
+
+
+def _result(
+    name: str, verdict: Verdict, found: str, remedy: str = "", place: str = CLUSTER
+) -> CheckResult:
+    return CheckResult(place, name, verdict, found, remedy=remedy)
+
+
+def _ok(name: str, found: str) -> list[CheckResult]:
+    return [_result(name, Verdict.OK, found)]
+
+
+def _skipped(name: str, found: str) -> list[CheckResult]:
+    return [_result(name, Verdict.SKIPPED, found)]
+
+
+def _account(exam: Examination) -> list[CheckResult]:
+    caller = exam.ctx.clients.caller
+    return _ok("account", f"{caller.account}, {caller.arn.rpartition(':')[2]}")
+
+
+def _region(exam: Examination) -> list[CheckResult]:
+    ctx, names = exam.ctx, exam.spec.instance_types
+    network.require_known(ctx.clients.ec2, names, exam.support)
+    network.require_sold(exam.spec, exam.support, ctx.cloud.region)
+    return _ok("region", f"{', '.join(exam.support)} in {', '.join(exam.zones)}")
+
+
+def _quota(exam: Examination) -> list[CheckResult]:
+    spec, clients = exam.spec, exam.ctx.clients
+    if not is_standard(spec.instance_types):
+        return _skipped("quota", f"{', '.join(spec.instance_types)}: AWS counts them separately")
+    machines = [find_machine(clients.ec2, name) for name in spec.instance_types]
+    needs = {m.name: m.vcpus * spec.nodes for m in machines if m}
+    reasons: list[str] = []
+    held = describe_quota(clients.quotas, spot=spec.spot, why_not=reasons.append)
+    require_quota(spec, needs, held)
+    code, most = quota_code(spot=spec.spot), max(needs.values(), default=0)
+    if held is None:
+        return _skipped("quota", f"{code} needs {most} vCPUs; it is unknown: {reasons[0]}")
+    return _ok("quota", f"{code} needs {most} vCPUs of {held}")
+
+
+def _network(exam: Examination) -> list[CheckResult]:
+    zones = ", ".join(each.zone for each in exam.networks)
+    return _ok("network", f"{exam.spec.subnet_id or 'default subnets'} in {zones}")
+
+
+def _routes(exam: Examination) -> list[CheckResult]:
+    notes: list[str] = []
+    private = exam.spec.private
+    left = require_ways(exam.ctx.clients.ec2, exam.networks, notes.append, private=private)
+    if notes:
+        return [_result("routes", Verdict.WARN, " ".join(notes))]
+    way = "reaches the internet" if private else "can be reached over the internet"
+    return _ok("routes", f"a machine {way} in {counted(len(left), 'subnet')}")
+
+
+def _acls(exam: Examination) -> list[CheckResult]:
+    notes: list[str] = []
+    try:
+        flows = ssh_flows(exam.caller) if exam.caller else ()
+    except SprError:
+        flows = ()  # the check of the address says why
+    flows += install_flows()
+    left = require_open_acls(exam.ctx.clients.ec2, exam.networks, flows, notes.append)
+    if notes:
+        return [_result("network ACLs", Verdict.WARN, " ".join(notes))]
+    return _ok("network ACLs", f"SSH and downloads pass in {counted(len(left), 'subnet')}")
+
+
+def _port_22(exam: Examination) -> list[CheckResult]:
+    if exam.spec.private or exam.spec.jump:
+        return _skipped("port 22", "machines are reached another way")
+    if blocked := exam.ctx.cloud.probe_ssh():
+        remedy = (
+            "Use a network that lets SSH out, or have an administrator open it to the region's "
+            "machines. With --jump, SSH takes another way."
+        )
+        return [_result("port 22", Verdict.FAIL, f"this network blocks it: {blocked}", remedy)]
+    return _ok("port 22", "this network lets SSH out, as far as can be told without a machine")
+
+
+def _address(exam: Examination) -> list[CheckResult]:
+    ctx, caller = exam.ctx, exam.caller
+    if not caller:
+        return _skipped("address", "this machine's address is not used")
+    there = describe_inventory(ctx.clients.ec2, exam.spec.name, ("security_groups",))
+    group, _ = split_groups(there, key_pair.read_public(ctx.files.key))
+    if group and not group.admits(caller):
+        found = f"{caller}; cluster {exam.spec.name} lets SSH in from {name_some(group.ssh_cidrs)}"
+        remedy = f"Let this address in:\nspr-cluster up {ctx.flags}"
+        return [_result("address", Verdict.FAIL, found, remedy)]
+    return _ok("address", f"AWS sees this machine as {caller}")
+
+
+def _jump(exam: Examination) -> list[CheckResult]:
+    if not exam.spec.jump:
+        return []
+    require_jump_tools(exam.spec.jump)
+    return _ok("jump", f"this machine has what --jump {exam.spec.jump} needs")
+
+
+def _permissions(exam: Examination) -> list[CheckResult]:
+    spec, types = exam.spec, ",".join(exam.spec.instance_types)
+    policy = build_policy(None, spec.instance_types, second_guard=spec.second_guard)
+    means, findings = judge(exam.ctx.clients, policy)
+    allowed, missing, unknown = (
+        list(dict.fromkeys(_denied(f) for f in findings if f.state == state))
+        for state in ("allowed", "missing", "unknown")
+    )
+    if not missing:
+        rest = f"; {len(unknown)} can't be checked without a cluster" if unknown else ""
+        return _ok("permissions", f"{len(allowed)} allowed, by {means}{rest}")
+    guard = " --second-guard" if spec.second_guard else ""
+    remedy = (
+        "Ask an administrator to allow what `spr-cluster iam-policy` prints. For all that is missing:\n"
+        f"spr-cluster iam-policy --check --instance-type {types}{guard} --region {exam.ctx.cloud.region}"
+    )
+    verdict = Verdict.WARN if set(missing) <= OPTIONAL else Verdict.FAIL
+    return [_result("permissions", verdict, f"missing: {name_some(missing)}", remedy)]
+
+
+def _denied(finding: Finding) -> str:
+    """Return the action that a finding is about: a call needs more than that of its own name."""
+    named = _ACTION.match(finding.why)
+    return named[0] if named else finding.action.partition(" ")[0]
+
+
+def _image(exam: Examination) -> list[CheckResult]:
+    return _ok("image", f"{exam.image.id}: {exam.image.name}")
+
+
+def _tag_policies(exam: Examination) -> list[CheckResult]:
+    name = "tag policies"
+    try:
+        conflicts = find_tag_conflicts(describe_tag_rules(exam.ctx.clients), _tags_of(exam))
+    except ClientError as error:
+        if error_code(error) not in DENIED:
+            raise
+        return _skipped(name, "no permission for DescribeEffectivePolicy")
+    if conflicts:
+        remedy = "An administrator of the organization can allow these tags, or exempt the account."
+        return [_result(name, Verdict.FAIL, "; ".join(conflicts), remedy)]
+    return _ok(name, "none refuses a cluster's tags")
+
+
+def _tags_of(exam: Examination) -> dict[str, str]:
+    """Return the tags of a cluster's group and machines."""
+    ctx, spec = exam.ctx, exam.spec
+    record = new_record(spec, ctx.now(), None)
+    return {
+        **record_tags(spec, record),
+        **ctx.owner_labels(None),
+        **tags.resource_tags(spec.name, HEAD, **{tags.ROLE: HEAD, tags.STACK: spec.stack}),
+    }
+
+
+def _purchase(exam: Examination) -> Iterable[CheckResult]:
+    """Try, in each zone, the request with which `up` would begin to buy."""
+    ctx, cluster = exam.ctx, exam.spec.name
+    plan_input = prepare(ctx, cluster, exam.given, _NOBODY)
+    plan = plan_up(plan_input)
+    kind = next((action.kind for action in plan.actions if action.kind in _ROLES), None)
+    if kind is None:
+        return _skipped("purchase", f"cluster {cluster} needs no more machines")
+    count = 1 if kind is ActionKind.RUN_HEAD else plan_input.spec.nodes - len(plan.keep)
+    machines = Machines(ctx, plan_input, plan.keep, tuple)
+    image = plan_input.image or exam.image
+    bought = machines.purchase(_ROLES[kind], count, image, plan_input.group)
+    offers = list_offers(plan_input.spec, exam.support, exam.networks)
+    # Of the offers in a zone, the first is in the placement group.
+    places = {(offer.place, offer.market): offer for offer in reversed(offers)}
+    results = [
+        _try_offer(ctx, offer, only_existing(render_request(bought, offer), plan_input.found))
+        for offer in reversed(places.values())
+    ]
+    if any(result.verdict is Verdict.OK for result in results):
+        # One zone is enough.
+        return [
+            replace(r, verdict=Verdict.WARN) if r.verdict is Verdict.FAIL else r for r in results
+        ]
+    return results
+
+
+def _try_offer(ctx: Context, offer: Offer, request: dict[str, Any]) -> CheckResult:
+    result = partial(_result, "purchase", place=offer.network.zone)
+    try:
+        ctx.clients.dry.run_instances(**request)
+    except ClientError as error:
+        if error_code(error) == "DryRunOperation":
+            return result(
+                Verdict.OK, "EC2 would accept the request; only a purchase shows capacity"
+            )
+        if is_about_default_group(error, request):
+            return result(Verdict.SKIPPED, "permitted only in a cluster's group, which `up` makes")
+        failure = translate_boto_error(error)
+        assert failure, "botocore's errors have a translation"
+        return result(Verdict.FAIL, failure.message, failure.hint or "")
+    raise AssertionError("a dry run fails by design")
+
+
+CHECKS = (
+    Check("account", _account, needs=()),
+    Check("region", _region),
+    Check("quota", _quota),
+    Check("network", _network, needs=("account", "region")),
+    Check("routes", _routes, needs=("account", "network")),
+    Check("network ACLs", _acls, needs=("account", "network")),
+    Check("port 22", _port_22, needs=()),
+    Check("address", _address),
+    Check("jump", _jump, needs=()),
+    Check("permissions", _permissions),
+    Check("image", _image),
+    Check("purchase", _purchase, needs=("account", "network", "image")),
+    Check("tag policies", _tag_policies),
+)

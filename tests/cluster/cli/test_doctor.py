@@ -1,0 +1,191 @@
+"""`spr-cluster doctor`: each fault of an account is named, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.lifecycle import doctor
+from cluster.lifecycle.doctor import Check, Examination
+from cluster.verify.checks.result import CheckResult
+from infra.tag_policies import find_tag_conflicts
+from tests.cluster.cli.test_iam_policy import without
+from tests.harness.command_line import ApiCall, CommandLine
+
+_DOCTOR = ("doctor", "--nodes", "2")
+_NEW = ("KeyName", "Placement.", "NetworkInterface.1.SecurityGroupId.")
+
+
+def examine(line: CommandLine, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return the exit code, and the results that are not ok, by check."""
+    result = line.run(*_DOCTOR, *options, "--json")
+    # IAM's simulator changes nothing either.
+    changing = [c for c in line.call_log.calls if c.changes and "Simulate" not in c.action]
+    assert {call.parameters.get("DryRun") for call in changing} <= {"true"}
+    found = json.loads(result.out)["checks"]
+    return result.code, {each["check"]: each for each in found if each["verdict"] != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "says"),
+    [
+        ("[network]\ninternet_gateway = false", "routes", "has no route for 0.0.0.0/0"),
+        ("[network]\nnat = true", "routes", "sends 0.0.0.0/0 to nat-"),
+        ("[network]\nblock_public_access = 'block-ingress'", "routes", "is block-ingress"),
+        ("[network]\nblock_public_access = 'block-bidirectional'", "routes", "is block-bidir"),
+        ("[network]\nfirewall = true", "routes", "goes through a firewall endpoint"),
+        ("[network]\nacl = 'no-ssh'", "network ACLs", "denies SSH"),
+        ("[network]\nacl = 'no-answers'", "network ACLs", "SSH's answers"),
+        ("[network]\nacl = 'no-downloads'", "network ACLs", "downloads"),
+        ("[network]\nssh = 'blocked'", "port 22", "an SSH server of AWS: timed out"),
+        ("[quota]\non_demand_vcpus = 127", "quota", "L-1216C47A is 127 vCPUs: 2 nodes of r7iz"),
+        ("[quota]\nspot_vcpus = 5", "quota", "L-34B43A08 is 5 vCPUs"),
+    ],
+)
+def test_it_names_the_fault_and_no_other(
+    line: CommandLine, fault: str, check: str, says: str
+) -> None:
+    options = ("--spot",) if "spot" in fault else ()
+    assert examine(line, *options) == (0, {})
+    line.cloud.faults(fault)
+
+    code, bad = examine(line, *options)
+
+    assert list(bad) == [check]
+    assert says in bad[check]["found"]
+    is_certain = "firewall" not in fault
+    assert (code, bool(bad[check]["remedy"])) == (int(is_certain), is_certain)
+
+
+@pytest.mark.parametrize(
+    ("action", "checks"),
+    [
+        ("ec2:CreateSecurityGroup", {"permissions"}),
+        ("ec2:CreateTags", {"permissions", "purchase"}),
+        ("ec2:DescribeSubnets", {"permissions", "network"}),
+        ("ec2:RunInstances", {"permissions", "purchase"}),
+        ("ssm:GetParameter", {"permissions", "image"}),
+        # Less is known without these, but nothing fails.
+        ("ec2:DescribeRouteTables", set()),
+        ("organizations:DescribeEffectivePolicy", set()),
+        ("servicequotas:GetServiceQuota", set()),
+    ],
+)
+def test_it_names_the_missing_permission(
+    line: CommandLine, tmp_path: Path, action: str, checks: set[str]
+) -> None:
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps(without(action)))
+    line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+
+    code, bad = examine(line)
+
+    assert {name for name, each in bad.items() if each["verdict"] == "fail"} == checks
+    assert bad["permissions"]["found"] == f"missing: {action}"
+    assert code == (1 if checks else 0)
+
+
+def test_the_policy_of_this_tool_permits_no_purchase_before_there_is_a_group(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps(without("none")))
+    line.cloud.faults(f'[iam]\npolicy = "{policy}"\n')
+
+    code, bad = examine(line)
+
+    assert (code, list(bad)) == (0, ["purchase"])
+    assert bad["purchase"]["found"] == "permitted only in a cluster's group, which `up` makes"
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_ec2_judges_the_purchase_that_up_makes(line: CommandLine, exists: bool) -> None:
+    if exists:
+        line.must("up", "--nodes", "1", "--yes")
+    count = len(line.call_log.calls)
+    line.must(*_DOCTOR)
+    tried = _purchases(line.call_log.calls[count:])
+    count = len(line.call_log.calls)
+    line.must("up", "--nodes", "2", "--yes")
+    bought = _purchases(line.call_log.calls[count:])[0]
+
+    # Before the first purchase there are no names to give, and no key whose fingerprint is a tag.
+    missing = () if exists else (*_NEW, "TagSpecification")
+    expected = {k: v for k, v in bought.items() if not k.startswith(missing)}
+    assert expected in [{k: v for k, v in each.items() if k in expected} for each in tried]
+
+
+def _purchases(calls: list[ApiCall]) -> list[dict[str, str]]:
+    """Return what RunInstances was asked for, without what makes a request unique or dry."""
+    return [
+        {k: v for k, v in call.parameters.items() if k not in ("ClientToken", "DryRun")}
+        for call in calls
+        if call.action == "ec2:RunInstances" and call.parameters.get("MaxCount")
+    ]
+
+
+def test_a_new_address_of_this_machine_is_named(line: CommandLine) -> None:
+    line.must("up", "--nodes", "2", "--yes")
+    line.cloud.faults('[network]\ncaller = "198.51.100.9/32"\n')
+
+    result = line.run(*_DOCTOR)
+
+    assert result.code == 1
+    assert "198.51.100.9/32; cluster spr lets SSH in from 203.0.113.7/32" in result.out
+    assert "fail: address\n  → Let this address in:\n    spr-cluster up --name spr" in result.out
+    assert result.message == "1 of 12 checks failed: address"
+
+
+def test_without_valid_credentials_the_rest_is_skipped(line: CommandLine) -> None:
+    line.cloud.faults("[[error]]\naction = 'GetCallerIdentity'\ncode = 'ExpiredToken'\ntimes = 9")
+
+    code, bad = examine(line)
+
+    assert code == 1
+    assert "AWS rejected the credentials" in bad.pop("account")["found"]
+    assert {each["verdict"] for each in bad.values()} == {"skipped"}
+    assert "port 22" not in bad
+
+
+def test_a_check_without_an_answer_does_not_hold_up_the_others(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = threading.Event()
+
+    def wait(_: Examination) -> list[CheckResult]:
+        end.wait()
+        return []
+
+    silent = Check("silent", wait, needs=())
+    monkeypatch.setattr(doctor, "CHECKS", [*doctor.CHECKS[:1], silent])
+    monkeypatch.setattr(doctor, "_DEADLINE_S", 1.0)
+
+    code, bad = examine(line)
+    end.set()
+
+    assert (code, list(bad)) == (1, ["silent"])
+    assert bad["silent"]["found"] == "no answer within 1 s"
+
+
+def test_a_wrong_option_ends_with_2(line: CommandLine) -> None:
+    assert line.run("doctor", "--nodes", "0").code == 2
+    assert line.call_log.calls == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "conflict"),
+    [
+        ({"tag_key": "Name", "tag_value": ["prod-*"]}, "the tag Name is a-head, and has to be prod-*"),
+        ({"tag_key": "NAME"}, "the tag Name has to be NAME"),
+        ({"tag_key": "Name", "tag_value": ["prod", "a-*"]}, ""),
+        ({"tag_value": ["prod"], "enforced_for": ["s3:bucket"]}, ""),
+    ],
+)  # fmt: skip
+def test_tag_policies(rule: dict[str, Any], conflict: str) -> None:
+    rules = {"name": {"enforced_for": ["ec2:instance"], **rule}, "costcenter": rule}
+
+    assert find_tag_conflicts(rules, {"Name": "a-head"}) == ([conflict] if conflict else [])

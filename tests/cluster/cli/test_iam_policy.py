@@ -20,7 +20,7 @@ from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
 from infra import tags
 from infra.guard import ClusterGuard
-from infra.iam_policy import build_policy, render_policy
+from infra.iam_policy import OPTIONAL, build_policy, render_policy
 from infra.instance_types import BAKERS
 from infra.local.ec2_spot_requests import SpotRequest
 from infra.local.faults import ActiveFaults
@@ -408,6 +408,11 @@ def test_without_one_of_its_actions_a_command_says_which(
     assert f"no permission for {operation}: " in failed.message
     hint = f"ask an administrator to allow {operation} (`spr-cluster iam-policy` prints the full policy"
     assert f"\n  → {hint}" in failed.message
+
+
+def test_the_optional_permissions_are_those_without_which_a_life_goes_on() -> None:
+    of_checks = {"ec2:GetAllowedImagesSettings", "organizations:DescribeEffectivePolicy"}
+    assert {*_INFORMATIVE, *of_checks} == OPTIONAL
 
 
 @pytest.mark.parametrize("action", _INFORMATIVE)

@@ -138,7 +138,8 @@ _TYPES = (
     InstanceType("m7i.16xlarge", 64, 32, 1, 256, None, 3.2256),
     InstanceType("c7i.16xlarge", 64, 32, 1, 128, None, 2.856),
     InstanceType("c7i.24xlarge", 96, 48, 1, 192, None, 4.284),
-    # Small and quick to start, for baking images.
+    # Small and quick to start: the first for `make aws-check`, the others for baking images.
+    InstanceType("c7i.large", 2, 1, 1, 4, None, 0.08925),
     InstanceType("c7i.xlarge", 4, 2, 1, 8, None, 0.1785),
     InstanceType("m7i.xlarge", 4, 2, 1, 16, None, 0.2016),
     # Ice Lake, the baseline of the published comparison.

@@ -50,6 +50,9 @@ from provision.stacks.load import load_stack
 _DEADLINE_S = 60.0
 # The request does not say who may use SSH, so nobody's address is looked up for it.
 _NOBODY = "192.0.2.1/32"
+# boto3 makes clients in one thread only:
+# https://boto3.amazonaws.com/v1/documentation/api/latest/guide/clients.html
+_CLIENTS = ["ec2", "dry", "ssm", "quotas", "iam", "sts", "pricing", "scheduler", "organizations"]
 _ROLES = {
     ActionKind.RUN_HEAD: HEAD,
     ActionKind.RUN_NODES: WORKER,
@@ -96,6 +99,7 @@ class Examination:
 
 
 Look = Callable[[Examination], Iterable[CheckResult]]
+Futures = Mapping[str, "Future[list[CheckResult]]"]
 
 
 @dataclass(frozen=True)
@@ -109,41 +113,43 @@ class Check:
 
 def examine(exam: Examination) -> list[CheckResult]:
     """Make all checks, in at most a minute."""
-    clients = exam.ctx.clients
-    # boto3 makes clients in one thread only: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/clients.html
-    made = (clients.ec2, clients.dry, clients.ssm, clients.quotas, clients.iam, clients.sts)
-    assert all((*made, clients.pricing, clients.scheduler, clients.organizations))
-    futures: dict[str, Future[list[CheckResult]]] = {check.name: Future() for check in CHECKS}
+    for name in _CLIENTS:
+        getattr(exam.ctx.clients, name)
+    futures: Futures = {check.name: Future() for check in CHECKS}
     for check in CHECKS:
         # Python waits at its end for threads that are no daemons.
         threading.Thread(target=_run, args=(exam, check, futures), daemon=True).start()
     deadline = time.monotonic() + _DEADLINE_S
-    return [result for name, future in futures.items() for result in _await(name, future, deadline)]
+    return [result for check in CHECKS for result in _await(check, futures, deadline)]
 
 
-def _await(name: str, future: Future[list[CheckResult]], deadline: float) -> Sequence[CheckResult]:
+def _await(check: Check, futures: Futures, deadline: float) -> Sequence[CheckResult]:
     try:
-        return future.result(max(0.0, deadline - time.monotonic()))
+        return futures[check.name].result(max(0.0, deadline - time.monotonic()))
     except FutureTimeoutError:
-        return [_result(name, Verdict.FAIL, f"no answer within {_DEADLINE_S:.0f} s")]
+        if silent := [name for name in check.needs if not futures[name].done()]:
+            return _skipped(check.name, f"not checked: needs {silent[0]}")
+        found, remedy = f"no answer within {_DEADLINE_S:.0f} s", "Check the network to AWS."
+        return [_result(check.name, Verdict.FAIL, found, remedy)]
 
 
-def _run(exam: Examination, check: Check, futures: Mapping[str, Future[list[CheckResult]]]) -> None:
-    usable = (Verdict.OK, Verdict.WARN)
-    missing = [n for n in check.needs if any(r.verdict not in usable for r in futures[n].result())]
+def _run(exam: Examination, check: Check, futures: Futures) -> None:
     try:
-        if missing:
-            found = [_result(check.name, Verdict.SKIPPED, f"not checked without: {missing[0]}")]
-        else:
-            found = list(check.look(exam))
+        futures[check.name].set_result(_look(exam, check, futures))
+    except BaseException as error:
+        futures[check.name].set_exception(error)
+
+
+def _look(exam: Examination, check: Check, futures: Futures) -> list[CheckResult]:
+    for name in check.needs:
+        if not all(r.verdict in (Verdict.OK, Verdict.WARN) for r in futures[name].result()):
+            return _skipped(check.name, f"not checked: needs {name}")
+    try:
+        return list(check.look(exam))
     except (SprError, ClientError, BotoCoreError) as error:
         failure = error if isinstance(error, SprError) else translate_boto_error(error)
         assert failure, "botocore's errors have a translation"
-        found = [_result(check.name, Verdict.FAIL, failure.message, failure.hint or "")]
-    except BaseException as error:
-        futures[check.name].set_exception(error)
-        return
-    futures[check.name].set_result(found)
+        return [_result(check.name, Verdict.FAIL, failure.message, failure.hint or "")]
 
 
 def _result(

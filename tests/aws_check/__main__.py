@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 # moto reads this when it is imported.
 os.environ.setdefault("MOTO_AMIS_PATH", str(Path(__file__).parents[1] / "ubuntu_amis.json"))
@@ -20,7 +18,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cluster.cli.common import confirm
 from infra.clients import translate_boto_error
 from infra.errors import SprError, UsageError
-from infra.iam_policy import build_policy
 from tests.aws_check.check import (
     Recording,
     check_facts,
@@ -30,11 +27,10 @@ from tests.aws_check.check import (
     run_commands,
     run_probes,
 )
-from tests.aws_check.facts import FACTS
-from tests.aws_check.probes import DRY_RUNS, READS, TYPE, on_a_cluster
+from tests.aws_check.probes import DRY_RUNS, READS, on_a_cluster
 from tests.aws_check.report import Report, Row
 from tests.aws_check.sides import INTERRUPTED, Opener, Side, open_aws, open_embedded
-from tests.aws_check.spend import TTL_MIN, Life, usd_to_spend
+from tests.aws_check.spend import MACHINES, TTL_MIN, Life, usd_to_spend
 
 _COMMANDS = (
     "plan --name aws-check --nodes 2 --json",
@@ -48,9 +44,6 @@ SAME, DIFFERENT, CANNOT_RUN = 0, 1, 2
 def main(argv: Sequence[str] | None = None, target: Opener = open_aws) -> int:
     """Run the check; ``target`` opens another cloud as AWS, for tests."""
     args = _parse(argv)
-    if args.policy:
-        print(json.dumps(_policy(), indent=2))
-        return SAME
     report = Report(args.region or "", _versions())
     try:
         _prepare(args, target)
@@ -81,14 +74,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--spend",
         action="store_true",
-        help=f"also make one {TYPE} and remove it: about ${usd_to_spend():.2f}, after a question",
+        help=f"also buy {MACHINES}, train, replace one, and remove all: at most ${usd_to_spend():.2f}, after "
+        "a question",
     )
     parser.add_argument("--yes", action="store_true", help="spend without asking")
     parser.add_argument("--all", action="store_true", help="also print what is the same")
     parser.add_argument(
         "--output", type=Path, default=Path("aws-check.json"), help="the report's file"
     )
-    parser.add_argument("--policy", action="store_true", help="print the permissions that it needs")
     return parser.parse_args(argv)
 
 
@@ -103,8 +96,9 @@ def _prepare(args: argparse.Namespace, target: Opener) -> None:
         raise UsageError(f"{', '.join(given)} is set: that is not AWS", hint="unset it")
     if args.spend:
         confirm(
-            f"One {TYPE} in {args.region} for at most {TTL_MIN} minutes: ${usd_to_spend():.2f} at the prices "
-            "of us-east-1; some regions cost up to twice that. It is removed at the end. Continue?",
+            f"{MACHINES} in {args.region} for at most {TTL_MIN} minutes, one of them replaced: at most "
+            f"${usd_to_spend():.2f} at the prices of us-east-1; some regions cost up to twice that. All of "
+            "it is removed at the end. Continue?",
             yes=args.yes,
         )
 
@@ -114,6 +108,10 @@ def _check(args: argparse.Namespace, target: Opener, report: Report) -> None:
     with target(args.region) as there:
         # Bad credentials end it here, in seconds.
         there.client("sts").get_caller_identity()
+        doctor = there.command(*life.doctor.split())
+        print(doctor.out, file=sys.stderr)
+        if doctor.code and args.spend:
+            raise SprError(doctor.message)
     print("1 of 2: the embedded cloud", file=sys.stderr)
     with open_embedded() as here:
         _record(here, ours, life if args.spend else None)
@@ -142,15 +140,6 @@ def _compare(ours: Recording, theirs: Recording, life: Life) -> list[Row]:
         *compare_commands(ours, theirs),
         *compare_structures(ours.structures, theirs.structures),
     ]
-
-
-def _policy() -> dict[str, Any]:
-    """Return the least policy without ``--spend``. Dry runs that it denies are skipped."""
-    allowed = {action for part in build_policy()["Statement"] for action in part["Action"]}
-    looks = {a for a in allowed if a.partition(":")[2].startswith(("Describe", "Get", "List"))}
-    actions = sorted({*looks, *(action for fact in FACTS for action in fact.actions)})
-    statement = {"Sid": "AwsCheck", "Effect": "Allow", "Action": actions, "Resource": "*"}
-    return {"Version": "2012-10-17", "Statement": [statement]}
 
 
 def _versions() -> dict[str, str]:

@@ -93,7 +93,8 @@ def compare_probes(probes: Iterable[Probe], ours: Recording, theirs: Recording) 
 
 def compare_commands(ours: Recording, theirs: Recording) -> Iterator[Row]:
     for command, failure in theirs.commands.items():
-        here = ours.commands.get(command, "not run")
+        # What only one side runs has nothing to be compared with.
+        here = ours.commands.get(command, "")
         same = not failure and not here
         details = tuple(
             f"{side}: {text}" for side, text in (("embedded", here), ("AWS", failure)) if text
@@ -139,7 +140,7 @@ def check_facts(side: Side, facts: Iterable[Fact] = FACTS) -> Iterator[Row]:
             found = tuple(fact.look(side))
         except ClientError as error:
             what = "not allowed: " if error_code(error) in DENIED else f"{error_code(error)}: "
-            yield Row(fact.name, fact.why, "skipped", details=(what + ", ".join(fact.actions),))
+            yield Row(fact.name, fact.why, "skipped", details=(what + error.operation_name,))
             continue
         except BotoCoreError as error:
             yield Row(fact.name, fact.why, "skipped", details=(_explain(error),))

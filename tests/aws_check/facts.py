@@ -1,4 +1,4 @@
-"""What the product claims about AWS, compared with what AWS says: instance types, prices, the account.
+"""What the product claims about AWS, compared with what AWS says: instance types, prices, regions.
 
 Each function yields what is wrong, or raises botocore's error if the account may not look.
 """
@@ -13,19 +13,16 @@ from typing import Any
 from infra.instance_types import INSTANCE_TYPES
 from tests.aws_check.sides import Side
 
-_SPOT_ROLE = "AWSServiceRoleForEC2Spot"
 _PRICE_TOLERANCE = 0.005
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A claim of the product. A ``note`` describes the account, where no answer is wrong."""
+    """A claim of the product. A ``note`` describes AWS, where no answer is wrong."""
 
     name: str
     why: str
     look: Callable[[Side], Iterator[str]]
-    actions: tuple[str, ...]
-    """IAM's names of what it calls."""
     is_note: bool = False
 
 
@@ -46,12 +43,6 @@ def _types(side: Side) -> Iterator[str]:
             claimed = getattr(INSTANCE_TYPES[name], attribute, None)
             if claimed is not None and claimed != look(found):
                 yield f"{name}: {attribute} is {look(found)}, not {claimed}"
-
-
-def _missing_types(side: Side) -> Iterator[str]:
-    missing = sorted(INSTANCE_TYPES.keys() - _describe_types(side).keys())
-    if missing:
-        yield f"not in this region: {', '.join(missing)}"
 
 
 def _features(side: Side) -> Iterator[str]:
@@ -107,39 +98,9 @@ def _regions(side: Side) -> Iterator[str]:
         yield f"unknown to botocore: {', '.join(new)}"
 
 
-def _spot_role(side: Side) -> Iterator[str]:
-    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html"""
-    try:
-        side.client("iam").get_role(RoleName=_SPOT_ROLE)
-    except side.client("iam").exceptions.NoSuchEntityException:
-        yield f"the account has no {_SPOT_ROLE}: its first spot launch has to create it"
-
-
-def _public_access(side: Side) -> Iterator[str]:
-    answer = side.clients.ec2.describe_vpc_block_public_access_options()
-    mode = answer["VpcBlockPublicAccessOptions"].get("InternetGatewayBlockMode", "off")
-    if mode != "off":
-        yield f"VPC Block Public Access is {mode}: nodes can't be reached from outside"
-
-
-def _disks(side: Side) -> Iterator[str]:
-    key = side.clients.ec2.get_ebs_default_kms_key_id()["KmsKeyId"]
-    if not key.endswith("alias/aws/ebs"):
-        yield "the default key of disks is customer-managed: launches need KMS permissions"
-
-
 FACTS = (
-    Fact("instance types", "thread counts and checks of nodes follow from them", _types,
-         ("ec2:DescribeInstanceTypes",)),
-    Fact("prices in us-east-1", "`plan` shows them, and its limit", _prices, ("pricing:GetProducts",)),
-    Fact("instance types of this region", "the others can't be bought here", _missing_types,
-         ("ec2:DescribeInstanceTypes",), is_note=True),
-    Fact("features of instance types", "fabric, MTU, and images depend on them", _features,
-         ("ec2:DescribeInstanceTypes",), is_note=True),
-    Fact("regions", "`list --all-regions` searches them", _regions, ("ec2:DescribeRegions",), is_note=True),
-    Fact("spot role", "a spot launch needs it", _spot_role, ("iam:GetRole",), is_note=True),
-    Fact("VPC Block Public Access", "it makes all nodes unreachable", _public_access,
-         ("ec2:DescribeVpcBlockPublicAccessOptions",), is_note=True),
-    Fact("default key of disks", "a launch can fail silently without the right to use it", _disks,
-         ("ec2:GetEbsDefaultKmsKeyId",), is_note=True),
+    Fact("instance types", "thread counts and checks of nodes follow from them", _types),
+    Fact("prices in us-east-1", "`plan` shows them, and its limit", _prices),
+    Fact("features of instance types", "fabric, MTU, and images depend on them", _features, is_note=True),
+    Fact("regions", "`list --all-regions` searches them", _regions, is_note=True),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from infra.ubuntu import ubuntu_parameter
 from tests.aws_check.sides import Side
 
 Parameters = Callable[[Side], dict[str, Any]]
-TYPE = "c7i.xlarge"
+TYPE = "c7i.large"
 _NONE = "0123456789abcdef0"
 _KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEw6QxQ2Yp0W9uWhKkfm9B5pZ1cYb5eDyYk3p3q1cG7k aws-check"
 _RULE = [

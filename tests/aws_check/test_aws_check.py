@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_equal_clouds_do_not_differ_and_nothing_is_left(
     @contextmanager
     def target(region: str) -> Iterator[Side]:
         with another_cloud()(region) as side:
-            yield side
+            yield replace(side, run=only(side, train=0))
             left.append(describe_inventories(side.clients.ec2))
 
     code = run(report, "--spend", "--yes", "--all", target=target)
@@ -100,9 +100,10 @@ def test_equal_clouds_do_not_differ_and_nothing_is_left(
     printed = capsys.readouterr().out
     content, found = json.loads(report.read_text()), rows_of(report)
     assert (code, content["complete"], left) == (0, True, [{}, {}])
-    assert {row["verdict"] for row in found.values()} == {"same", "note", "skipped"}
+    assert {row["verdict"] for row in found.values()} == {"same", "note"}
     commands = [name.split()[1] for name in found if name.startswith("spr-cluster ")]
-    assert commands == ["plan", "plan", "list", "up", "status", "down"]
+    life = ["up", "status", "train", "repair", "(the", "down"]
+    assert commands == ["plan", "plan", "list", *life]
     assert found["answer of ec2:RunInstances"]["verdict"] == "same"
     assert found["alive: a rule twice"]["aws"] == "InvalidPermission.Duplicate 400"
     assert found["nothing is left"]["verdict"] == "same"
@@ -142,28 +143,61 @@ def test_what_the_account_may_not_do_is_skipped(report: Path, tmp_path: Path) ->
     }
     assert skipped["unknown subnet"] == ["not allowed: ec2 describe_subnets"]
     assert skipped["spot quota"] == ["not allowed: service-quotas get_service_quota"]
-    assert skipped["spot role"] == ["not allowed: iam:GetRole"]
-    assert skipped.keys() >= {"dry run: volume that is gone", "prices in us-east-1"}
+    assert skipped["prices in us-east-1"] == ["not allowed: GetProducts"]
+    assert "dry run: volume that is gone" in skipped
 
 
 @pytest.mark.usefixtures("few")
-def test_after_ctrl_c_the_cluster_is_removed_and_what_was_seen_is_shown(
-    report: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("failure", "ran", "code"),
+    [
+        ({"doctor": 1}, ["doctor"], 2),
+        ({"up": 1, "down": 1}, ["doctor", "up", "down", "down"], 1),
+        ({"up": 130}, ["doctor", "up", "down"], 130),
+        ({"train": 1}, ["doctor", "up", "status", "train", "down"], 1),
+        ({"train": 0, "repair": 130}, ["doctor", "up", "status", "train", "repair", "down"], 130),
+    ],
+)
+def test_after_a_failure_or_ctrl_c_nothing_is_left_and_what_was_seen_is_shown(
+    report: Path,
+    capsys: pytest.CaptureFixture[str],
+    failure: dict[str, int],
+    ran: list[str],
+    code: int,
 ) -> None:
-    ran: list[str] = []
+    left, commands = list[Any](), list[str]()
 
-    def interrupted(*argv: str) -> CommandResult:
-        ran.append(argv[0])
-        return CommandResult(130 if argv[0] == "up" else 0, "", "")
+    @contextmanager
+    def target(region: str) -> Iterator[Side]:
+        with another_cloud()(region) as side:
+            yield replace(side, run=only(side, commands, **failure))
+            left.append(describe_inventories(side.clients.ec2))
 
-    target = another_cloud(run=interrupted)
-    assert run(report, "--spend", "--yes", target=target) == 130
+    assert run(report, "--spend", "--yes", target=target) == code
 
-    assert ran == ["up", "down"]
-    assert json.loads(report.read_text())["complete"] is False
-    assert rows_of(report)["unknown subnet"]["verdict"] == "same"
-    err = capsys.readouterr().err
-    assert re.search(r"if this is interrupted: spr-cluster down --name aws-check-\w+ --yes", err)
+    assert (commands, any(left)) == (ran, False)
+    if code == 130:
+        assert json.loads(report.read_text())["complete"] is False
+        assert rows_of(report)["unknown subnet"]["verdict"] == "same"
+    err, hint = (
+        capsys.readouterr().err,
+        r"if this is interrupted: spr-cluster down --name aws-check-\w+ --yes",
+    )
+    assert bool(re.search(hint, err)) is ("down" in ran)
+
+
+def only(side: Side, ran: list[str] | None = None, /, **codes: int) -> Callable[..., CommandResult]:
+    """Run commands as this side does, and end some at once with these codes."""
+
+    def run(*argv: str) -> CommandResult:
+        if ran is not None:
+            ran.append(argv[0])
+        if argv[0] in codes:
+            code = codes[argv[0]]
+            return CommandResult(code, "", f"spr-cluster: {code}" if code else "")
+        return side.run(*argv)
+
+    return run
 
 
 def test_ctrl_c_in_a_command_does_not_end_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,21 +230,6 @@ def test_credentials_that_expire_meanwhile_end_it(
 
     assert rows_of(report)["unknown instance"]["verdict"] == "same"
     assert "aws-check: AWS rejected the credentials" in capsys.readouterr().err
-
-
-def test_a_failed_removal_is_tried_again(report: Path, few: None) -> None:
-    ran: list[str] = []
-
-    def failing(*argv: str) -> CommandResult:
-        ran.append(argv[0])
-        return CommandResult(1, "", "\nspr-cluster: no way")
-
-    target = another_cloud(run=failing)
-    assert run(report, "--spend", "--yes", target=target) == 1
-
-    assert ran == ["up", "down", "down"]
-    failed = [row for name, row in rows_of(report).items() if name.startswith("spr-cluster up")]
-    assert failed[0]["details"] == ["AWS: no way"]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +272,7 @@ def test_the_price_is_named_before_it_is_paid(capsys: pytest.CaptureFixture[str]
 
     assert price in capsys.readouterr().out
     assert price in Path(__file__).parents[2].joinpath("docs", "aws-check.md").read_text()
-    assert 0.05 < usd_to_spend() < 0.25
+    assert 0.1 < usd_to_spend() < 1
 
 
 def test_every_action_that_changes_something_has_a_dry_run() -> None:
@@ -279,15 +298,6 @@ def test_without_spending_every_call_reads_or_is_dry(report: Path) -> None:
     assert [answer for answer in changes if not answer.code] == []
 
 
-def test_the_policy_lists_what_the_check_reads(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["--policy"]) == 0
-    (statement,) = json.loads(capsys.readouterr().out)["Statement"]
-    assert {"ec2:DescribeSubnets", "pricing:GetProducts", "iam:GetRole"} <= set(statement["Action"])
-    assert all(
-        a.partition(":")[2].startswith(("Describe", "Get", "List")) for a in statement["Action"]
-    )
-
-
 def test_a_wrong_claim_about_a_type_or_a_price_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     types = {name: INSTANCE_TYPES[name] for name in ("c7i.xlarge", "m7i.xlarge")}
     types["c7i.xlarge"] = replace(types["c7i.xlarge"], memory_gib=9)
@@ -311,7 +321,7 @@ def test_an_answer_of_another_form_is_a_difference() -> None:
         yield nothing["VCpuInfo"]
 
     with open_embedded() as side:
-        (row,) = check_facts(side, [Fact("types", "why", look, ("a:B",), is_note=True)])
+        (row,) = check_facts(side, [Fact("types", "why", look, is_note=True)])
 
     assert (row.verdict, row.details) == (
         "differs",

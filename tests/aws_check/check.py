@@ -135,17 +135,16 @@ def _some(items: Sequence[str]) -> str:
 
 def check_facts(side: Side, facts: Iterable[Fact] = FACTS) -> Iterator[Row]:
     for fact in facts:
-        is_note = fact.is_note
         try:
             found = tuple(fact.look(side))
         except ClientError as error:
-            what = "not allowed: " if error_code(error) in DENIED else f"{error_code(error)}: "
-            yield Row(fact.name, fact.why, "skipped", details=(what + error.operation_name,))
+            what = "not allowed" if error_code(error) in DENIED else error_code(error)
+            details = (f"{what}: {error.operation_name}",)
+            yield Row(fact.name, fact.why, "skipped", details=details)
             continue
         except BotoCoreError as error:
             yield Row(fact.name, fact.why, "skipped", details=(_explain(error),))
             continue
         except (LookupError, ValueError) as error:
-            found, is_note = (f"AWS answers in another form: {error!r}",), False
-        verdict: Verdict = "same" if not found else "note" if is_note else "differs"
-        yield Row(fact.name, fact.why, verdict, details=found)
+            found = (f"AWS answers in another form: {error!r}",)
+        yield Row(fact.name, fact.why, "differs" if found else "same", details=found)

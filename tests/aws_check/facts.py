@@ -1,4 +1,4 @@
-"""What the product claims about AWS, compared with what AWS says: instance types, prices, regions.
+"""What the product claims about AWS, compared with what AWS says: instance types and prices.
 
 Each function yields what is wrong, or raises botocore's error if the account may not look.
 """
@@ -18,12 +18,11 @@ _PRICE_TOLERANCE = 0.005
 
 @dataclass(frozen=True)
 class Fact:
-    """A claim of the product. A ``note`` describes AWS, where no answer is wrong."""
+    """A claim of the product."""
 
     name: str
     why: str
     look: Callable[[Side], Iterator[str]]
-    is_note: bool = False
 
 
 # The attribute in the product's table, and where DescribeInstanceTypes has it.
@@ -43,15 +42,6 @@ def _types(side: Side) -> Iterator[str]:
             claimed = getattr(INSTANCE_TYPES[name], attribute, None)
             if claimed is not None and claimed != look(found):
                 yield f"{name}: {attribute} is {look(found)}, not {claimed}"
-
-
-def _features(side: Side) -> Iterator[str]:
-    for name, found in sorted(_describe_types(side).items()):
-        network, modes = found["NetworkInfo"], "/".join(found.get("SupportedBootModes", []))
-        yield (
-            f"{name}: EFA {network.get('EfaSupported')}, ENA Express {network.get('EnaSrdSupported')}, "
-            f"boot {modes}, {network.get('NetworkPerformance')}"
-        )
 
 
 def _describe_types(side: Side) -> dict[str, Any]:
@@ -91,16 +81,7 @@ def _price_of(side: Side, name: str) -> float | None:
     return None
 
 
-def _regions(side: Side) -> Iterator[str]:
-    known = set(side.clients._session.get_available_regions("ec2"))
-    listed = {r["RegionName"] for r in side.clients.ec2.describe_regions()["Regions"]}
-    if new := sorted(listed - known):
-        yield f"unknown to botocore: {', '.join(new)}"
-
-
 FACTS = (
     Fact("instance types", "thread counts and checks of nodes follow from them", _types),
     Fact("prices in us-east-1", "`plan` shows them, and its limit", _prices),
-    Fact("features of instance types", "fabric, MTU, and images depend on them", _features, is_note=True),
-    Fact("regions", "`list --all-regions` searches them", _regions, is_note=True),
-)  # fmt: skip
+)

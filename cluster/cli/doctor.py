@@ -10,6 +10,7 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.spec_options import add_spec_options, read_spec_options
 from cluster.cli.verify import describe_failures, show_results
+from cluster.cli.wrapping import wrap
 from cluster.lifecycle.doctor import Examination, examine
 from cluster.verify.checks.result import Verdict, worst
 from infra.cluster_record import merge_options
@@ -64,5 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if verdict is Verdict.FAIL:
         raise SprError(describe_failures(results))
     if not args.json:
-        print(f"Nothing stands in the way of `up` in {where}, as far as can be told for free.")
+        print(
+            wrap(f"Nothing stands in the way of `up` in {where}, as far as can be told for free.")
+        )
     return 0

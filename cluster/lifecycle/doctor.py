@@ -175,7 +175,8 @@ def _region(exam: Examination) -> list[CheckResult]:
     ctx, names = exam.ctx, exam.spec.instance_types
     network.require_known(ctx.clients.ec2, names, exam.support)
     network.require_sold(exam.spec, exam.support, ctx.cloud.region)
-    return _ok("region", f"{', '.join(exam.support)} in {', '.join(exam.zones)}")
+    zones = ", ".join(zone.removeprefix(ctx.cloud.region) for zone in exam.zones)
+    return _ok("region", f"{', '.join(exam.support)} in {ctx.cloud.region}, zones {zones}")
 
 
 def _quota(exam: Examination) -> list[CheckResult]:
@@ -194,8 +195,9 @@ def _quota(exam: Examination) -> list[CheckResult]:
 
 
 def _network(exam: Examination) -> list[CheckResult]:
-    zones = ", ".join(each.zone for each in exam.networks)
-    return _ok("network", f"{exam.spec.subnet_id or 'default subnets'} in {zones}")
+    if exam.spec.subnet_id:
+        return _ok("network", f"{exam.spec.subnet_id} in {exam.networks[0].zone}")
+    return _ok("network", f"a default subnet in {len(exam.networks)} of these zones")
 
 
 def _routes(exam: Examination) -> list[CheckResult]:
@@ -230,7 +232,7 @@ def _port_22(exam: Examination) -> list[CheckResult]:
             "machines. With --jump, SSH takes another way."
         )
         return [_result("port 22", Verdict.FAIL, f"this network blocks it: {blocked}", remedy)]
-    return _ok("port 22", "this network lets SSH out, as far as can be told without a machine")
+    return _ok("port 22", "this network lets SSH out")
 
 
 def _address(exam: Examination) -> list[CheckResult]:
@@ -262,7 +264,7 @@ def _permissions(exam: Examination) -> list[CheckResult]:
         for state in ("allowed", "missing", "unknown")
     )
     if not missing:
-        rest = f"; {len(unknown)} can't be checked without a cluster" if unknown else ""
+        rest = f"; {len(unknown)} not checked" if unknown else ""
         return _ok("permissions", f"{len(allowed)} allowed, by {means}{rest}")
     guard = " --second-guard" if spec.second_guard else ""
     remedy = (
@@ -341,9 +343,7 @@ def _try_offer(ctx: Context, offer: Offer, request: dict[str, Any]) -> CheckResu
         ctx.clients.dry.run_instances(**request)
     except ClientError as error:
         if error_code(error) == "DryRunOperation":
-            return result(
-                Verdict.OK, "EC2 would accept the request; only a purchase shows capacity"
-            )
+            return result(Verdict.OK, "EC2 would accept the request (capacity is not checked)")
         if is_about_default_group(error, request):
             return result(Verdict.SKIPPED, "permitted only in a cluster's group, which `up` makes")
         failure = translate_boto_error(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from cluster.lifecycle import doctor
 from cluster.lifecycle.doctor import Check, Examination
 from cluster.verify.checks.result import CheckResult
-from infra.tag_policies import find_tag_conflicts
+from infra.tag_policies import describe_tag_rules, find_tag_conflicts
 from tests.cluster.cli.test_iam_policy import without
 from tests.harness.command_line import ApiCall, CommandLine
 
@@ -90,6 +91,24 @@ def test_it_names_the_missing_permission(
         group = "permitted only in a cluster's group, which `up` makes"
         assert {name: each["found"] for name, each in bad.items()} == {"purchase": group}
     assert code == (1 if checks else 0)
+
+
+@pytest.mark.parametrize(("refused", "verdict"), [(1, "warn"), (6, "fail")])
+def test_one_zone_that_accepts_the_purchase_is_enough(
+    line: CommandLine, tmp_path: Path, refused: int, verdict: str
+) -> None:
+    found = line.cloud.fake.clients.ec2.describe_subnets()["Subnets"]
+    subnets = sorted(found, key=lambda subnet: subnet["AvailabilityZone"])[:refused]
+    deny = {
+        "Effect": "Deny",
+        "Action": "ec2:RunInstances",
+        "Resource": [s["SubnetArn"] for s in subnets],
+    }
+    everything = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    (tmp_path / "policy.json").write_text(json.dumps({"Statement": [everything, deny]}))
+    line.cloud.faults(f'[iam]\npolicy = "{tmp_path / "policy.json"}"\n')
+
+    assert examine(line)[1]["purchase"]["verdict"] == verdict
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -179,6 +198,10 @@ def test_a_wrong_option_ends_with_2(line: CommandLine) -> None:
     ],
 )  # fmt: skip
 def test_tag_policies(rule: dict[str, Any], conflict: str) -> None:
-    rules = {"name": {"enforced_for": ["ec2:instance"], **rule}, "costcenter": rule}
+    content = {"tags": {"name": {"enforced_for": ["ec2:instance"], **rule}, "costcenter": rule}}
+    answer = {"EffectivePolicy": {"PolicyContent": json.dumps(content)}}
+    organizations = SimpleNamespace(describe_effective_policy=lambda PolicyType: answer)  # noqa: N803
+    clients: Any = SimpleNamespace(organizations=organizations)
+    rules = describe_tag_rules(clients)
 
     assert find_tag_conflicts(rules, {"Name": "a-head"}) == ([conflict] if conflict else [])

@@ -90,8 +90,10 @@ class Access:
             name = ctx.files.folder.name
             found = describe_inventory(ctx.clients.ec2, name, ("security_groups",))
             group, record = found.group, found.record
-            # Private machines see another address than the internet does.
-            if group is None or not group.ssh_cidrs or (record and record.options["private"]):
+            if group is None or not group.ssh_cidrs:
+                return None
+            # SSH from inside the VPC does not have the address that the internet sees.
+            if record and (record.options["private"] or record.options["jump"]):
                 return None
             caller = ctx.cloud.caller_cidr()
         except _UNKNOWN:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 
 from cluster.access import Access, FollowedHost
 from cluster.events import EventLog, describe_failure, utc_now
@@ -23,7 +23,7 @@ from infra.progress import Progress, Silent
 from infra.session import find_profile
 from infra.wait import Clock, SystemClock
 from provision.host import Host
-from provision.jump import proxy_argv
+from provision.jump import Gateway, proxy_argv
 from provision.ssh import SshHost
 
 
@@ -84,19 +84,20 @@ class Context:
         """Return a function that opens each node once and keeps its connection."""
         opened: dict[tuple[str, str], Host] = {}
         # Now: threads that open hosts at once would each make their own.
-        access = self.access
+        access, gateway = self.access, Gateway()
 
         def open_host(node: Node) -> Host:
             # A node that got another rank is opened anew, under its new name.
             key = (node.instance.id, node.name)
             if key not in opened:
-                host = (self.make_host or self._ssh_host)(node, self.files)
-                opened[key] = FollowedHost(host, access) if node.public_ip else host
+                make = self.make_host or partial(self._ssh_host, gateway=gateway)
+                host = make(node, self.files)
+                opened[key] = FollowedHost(host, access) if node.is_public else host
             return opened[key]
 
         return open_host
 
-    def _ssh_host(self, node: Node, files: ClusterFiles) -> Host:
+    def _ssh_host(self, node: Node, files: ClusterFiles, gateway: Gateway | None = None) -> Host:
         if not key_pair.read_public(files.key):
             raise self.missing_key()
         id_ = node.instance.id
@@ -107,6 +108,7 @@ class Context:
             alias=id_,
             region=self.cloud.region,
             proxy=proxy_argv(node.jump, id_, node.address, self.cloud.region),
+            gateway=gateway,
             ask_why_gone=lambda: why_gone(self.clients.ec2, id_),
         )
 

@@ -26,7 +26,7 @@ class Node:
     rank: int
     instance: Instance
     jump: str = ""
-    """How it is reached if it has no public address: see ``ClusterSpec.jump``."""
+    """How it is reached from outside its network: see ``ClusterSpec.jump``."""
 
     @property
     def name(self) -> str:
@@ -41,9 +41,14 @@ class Node:
         return self.instance.public_ip
 
     @property
+    def is_public(self) -> bool:
+        """Whether this machine reaches it at a public address."""
+        return bool(self.public_ip) and not self.jump
+
+    @property
     def address(self) -> str:
         """Where SSH connects to."""
-        return self.public_ip or self.private_ip
+        return self.public_ip if self.is_public else self.private_ip
 
     def as_dict(self) -> dict[str, str]:
         """Return the node for ``--json``."""

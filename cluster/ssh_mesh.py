@@ -84,7 +84,9 @@ def render_client_ssh_config(cluster: Cluster, key: str, known_hosts: str, regio
     for node in cluster.nodes:
         id_ = node.instance.id
         block = f"Host {node.name}\n    HostName {node.address}\n    HostKeyAlias {id_}"
-        if proxy := proxy_argv(node.jump, id_, node.address, region):
+        if node.jump and node.rank:
+            block += f"\n    ProxyJump {cluster.head.name}"
+        elif proxy := proxy_argv(node.jump, id_, node.address, region):
             block += f"\n    ProxyCommand {shlex.join(proxy)}"
         blocks.append(block)
     common = (

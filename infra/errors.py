@@ -8,6 +8,7 @@
     ├── HostError               a command on one machine failed
     │   ├── HostKeyError        a machine's SSH host key changed
     │   ├── NoAnswerError       a machine does not answer over SSH
+    │   │   └── JumpError       it, or the way of --jump to it, does not
     │   └── ConnectionLostError the SSH connection broke; the command may still run
     ├── HostsError              commands on several machines failed; carries every outcome
     └── JobError                a training job failed
@@ -66,6 +67,10 @@ class HostKeyError(HostError):
 
 class NoAnswerError(HostError):
     """A machine does not answer over SSH."""
+
+
+class JumpError(NoAnswerError):
+    """The way of ``--jump`` to a machine failed, which says nothing about the machine."""
 
 
 class ConnectionLostError(HostError):

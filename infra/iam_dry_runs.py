@@ -18,6 +18,7 @@ from infra import images, inventory, key_pair, network, tags
 from infra.clients import DENIED, Clients, error_code
 from infra.errors import SprError
 from infra.iam_simulation import Finding, find_principal, simulate
+from infra.instance_connect import HOST_MANAGEMENT
 from infra.instance_types import InstanceType
 from infra.instances import label_instances
 from infra.network import Network
@@ -44,6 +45,9 @@ _PLAIN: Mapping[str, Callable[[Clients], object]] = {
     "scheduler:ListSchedules": lambda clients: clients.scheduler.list_schedules(),
     "servicequotas:GetServiceQuota": lambda clients: clients.quotas.get_service_quota(
         ServiceCode="ec2", QuotaCode=ON_DEMAND_QUOTA
+    ),
+    "ssm:GetServiceSetting": lambda clients: clients.ssm.get_service_setting(
+        SettingId=HOST_MANAGEMENT
     ),
     "ssm:GetParameter": lambda clients: clients.ssm.get_parameter(
         Name=ubuntu_parameter(max(RELEASES))

@@ -15,6 +15,7 @@ from typing import Any
 
 from infra import tags
 from infra.errors import UsageError
+from infra.instance_connect import HOST_MANAGEMENT
 from infra.instance_types import BAKERS, INSTANCE_TYPES
 from infra.s3 import S3Location
 
@@ -26,6 +27,7 @@ _KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[a-zA-Z0-9-]+")
 _LOOK = (
     "ec2:DescribeAddresses",
     "ec2:DescribeImages",
+    "ec2:DescribeInstanceConnectEndpoints",
     "ec2:DescribeInstanceStatus",
     "ec2:DescribeInstanceTypeOfferings",
     "ec2:DescribeInstanceTypes",
@@ -52,6 +54,7 @@ _LOOK = (
 # Their absence stops no purchase: less is checked or known before.
 OPTIONAL = frozenset(
     {
+        "ec2:DescribeInstanceConnectEndpoints",
         "ec2:DescribeNetworkAcls",
         "ec2:DescribeRouteTables",
         "ec2:DescribeSpotPriceHistory",
@@ -62,6 +65,7 @@ OPTIONAL = frozenset(
         "organizations:DescribeEffectivePolicy",
         "pricing:GetProducts",
         "servicequotas:GetServiceQuota",
+        "ssm:GetServiceSetting",
     }
 )
 _RUN = ("ec2:RunInstances",)
@@ -162,6 +166,7 @@ def build_policy(
     )
     made = [*_ec2("security-group/*"), *named, *_public("image/*"), *_public("snapshot/*")]
     ubuntu = "arn:*:ssm:*:*:parameter/aws/service/canonical/ubuntu/server/*"
+    setting = f"arn:*:ssm:*:*:servicesetting{HOST_MANAGEMENT}"
     role = f"arn:*:iam::*:role/aws-service-role/{_SPOT}/AWSServiceRoleForEC2Spot"
     return {
         "Version": "2012-10-17",
@@ -169,7 +174,7 @@ def build_policy(
             _allow("Look", _LOOK, "*"),
             _allow("Quotas", ("servicequotas:GetServiceQuota",), "arn:*:servicequotas:*:*:ec2/*"),
             _allow("Prices", ("pricing:GetProducts",), "*"),
-            _allow("FindUbuntu", ("ssm:GetParameter",), ubuntu),
+            _allow("Find", ("ssm:GetParameter", "ssm:GetServiceSetting"), [ubuntu, setting]),
             _allow("Machines", _RUN, _ec2("instance/*"), {"Null": tagged, "StringEquals": machine}),
             _allow(
                 "Disks",

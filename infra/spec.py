@@ -65,7 +65,7 @@ class ClusterSpec(BaseModel):
     private: bool = False
     """The machines have no public addresses."""
     jump: str | None = None
-    """How private machines are reached: ``[user@]host[:port]``, ``eice``, ``ssm``, or directly."""
+    """How machines are reached from outside: ``[user@]host[:port]``, ``eice``, ``ssm``, or directly."""
     bake: Literal["head", "none"] = "head"
     """Without an image: install the head and copy it, or install all nodes at once."""
     second_guard: bool = False
@@ -138,15 +138,10 @@ _EXPECTED = {
 def build_spec(**options: Any) -> ClusterSpec:
     """Validate options. Raises :class:`UsageError` with the option, its value, and what was expected."""
     try:
-        spec = ClusterSpec(**options)
+        return ClusterSpec(**options)
     except ValidationError as error:
         message = explain_invalid(error, ClusterSpec, expected=_EXPECTED, render=_render_option)
         raise UsageError(message) from None
-    if spec.jump and not spec.private:
-        raise UsageError(
-            f"--jump {spec.jump} requires --private: other machines are reached at their public addresses"
-        )
-    return spec
 
 
 def _render_option(key: str, value: Any) -> str:

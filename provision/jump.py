@@ -1,19 +1,27 @@
-"""The way to a machine without a public address: a command whose input and output lead to its port 22."""
+"""The way to machines over ``--jump``: a command that leads to port 22 of one, which leads to the others."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from shutil import which
+from typing import Any
+
+import paramiko
 
 from infra.errors import UsageError
 from infra.spec import EICE, SSM
+from provision.host import CONNECT_TIMEOUT_S
 
 # https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html
 _SSM_PLUGIN = "session-manager-plugin"
+# While no machine answers yet; an EC2 Instance Connect Endpoint has 20 connections, for all its users:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/eice-quotas.html
+_MOST_TUNNELS = 8
 _INSTALL = {
     "ssh": "the OpenSSH client",
     "aws": "the AWS CLI version 2",
@@ -98,3 +106,99 @@ class Proxy:
             file.seek(0)
             lines = file.read().decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
+
+
+class Tunnel:
+    """An SSH connection to one machine over a proxy command, from which others are reached."""
+
+    def __init__(self, name: str, connection: Any, proxy: Proxy) -> None:
+        self.name, self._connection, self._proxy = name, connection, proxy
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._connection.is_connected)
+
+    def open_channel(self, address: str, port: int) -> paramiko.Channel:
+        """Return a connection from the machine to an address."""
+        return self._connection.transport.open_channel(
+            "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=CONNECT_TIMEOUT_S
+        )
+
+    def answers(self) -> bool:
+        """Return whether the machine itself still reacts."""
+        try:
+            self._connection.transport.open_session(timeout=CONNECT_TIMEOUT_S).close()
+        except (paramiko.SSHException, EOFError, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        self._connection.close()
+        self._proxy.close()
+
+
+class Gateway:
+    """The machine of a cluster from which the others are reached: the first that answers over ``--jump``.
+
+    All connections share one tunnel, because endpoints allow few, and those of one hour at most.
+    """
+
+    def __init__(self) -> None:
+        self._tunnel: Tunnel | None = None
+        self._lock = threading.Lock()
+        self._seats = threading.Semaphore(_MOST_TUNNELS)
+
+    @property
+    def name(self) -> str:
+        """The machine's name; "" if there is none now."""
+        tunnel = self._tunnel
+        return tunnel.name if tunnel and tunnel.is_open else ""
+
+    def connect(self, address: str, port: int, dig: Callable[[], Tunnel]) -> Any:
+        """Return a connection to a machine's private address, with the interface of a socket.
+
+        Without a gateway, the machine itself becomes it: ``dig`` opens its tunnel.
+        """
+        if channel := self._connect(address, port):
+            return channel
+        with self._seats:
+            if channel := self._connect(address, port):
+                return channel
+            fresh = dig()
+            with self._lock:
+                spare, self._tunnel = (fresh, self._tunnel) if self.name else (self._tunnel, fresh)
+            if spare:
+                spare.close()
+        if channel := self._connect(address, port):
+            return channel
+        raise OSError("the connection broke")
+
+    def _connect(self, address: str, port: int) -> paramiko.Channel | None:
+        """Return a connection over the gateway, or ``None`` without one; fail if the machine is silent."""
+        tunnel = self._tunnel
+        if not tunnel:
+            return None
+        if not tunnel.is_open:
+            self._drop(tunnel)
+            return None
+        try:
+            return tunnel.open_channel(address, port)
+        except paramiko.ChannelException as error:
+            if error.code != paramiko.common.OPEN_FAILED_CONNECT_FAILED:
+                self._drop(tunnel)
+            raise
+        except (paramiko.SSHException, EOFError, OSError):
+            if tunnel.answers():
+                raise
+            self._drop(tunnel)
+            return None
+
+    def _drop(self, tunnel: Tunnel) -> None:
+        with self._lock:
+            if self._tunnel is tunnel:
+                self._tunnel = None
+        tunnel.close()
+
+    def close(self) -> None:
+        if tunnel := self._tunnel:
+            self._drop(tunnel)

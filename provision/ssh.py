@@ -17,11 +17,11 @@ from fabric import Config, Connection
 from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut
 
-from infra.errors import ConnectionLostError, HostError, HostKeyError, NoAnswerError
+from infra.errors import ConnectionLostError, HostError, HostKeyError, JumpError, NoAnswerError
 from infra.key_pair import fingerprint
 from provision.host import CONNECT_TIMEOUT_S, LineSink, Login, Result
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from provision.jump import Proxy
+from provision.jump import Gateway, Proxy, Tunnel
 
 _KEEPALIVE_S = 20
 # A connection whose packets are lost breaks after this time; TCP alone would try for 15 minutes.
@@ -108,7 +108,7 @@ class SshHost:
 
     ``alias`` is the name of its host keys in the file of known hosts: the instance id, since an
     address may belong to another machine tomorrow. ``proxy`` is a command that leads to its port 22.
-    ``ask_why_gone`` implements :meth:`why_gone`.
+    With a ``gateway``, all machines share one such command. ``ask_why_gone`` implements :meth:`why_gone`.
     """
 
     def __init__(
@@ -120,10 +120,12 @@ class SshHost:
         alias: str,
         region: str = "",
         proxy: Sequence[str] = (),
+        gateway: Gateway | None = None,
         ask_why_gone: Callable[[], str] = str,
     ) -> None:
         self._name, self._address, self._login, self._alias = name, address, login, alias
         self._ask_why_gone, self._proxy_argv, self._region = ask_why_gone, proxy, region
+        self._gateway = gateway if proxy else None
         self._connection: Connection | None = None
         self._proxy: Proxy | None = None
 
@@ -137,7 +139,10 @@ class SshHost:
         self.close()
         connection = self._prepare()
         try:
-            if self._proxy_argv:
+            if self._gateway:
+                sock = self._gateway.connect(self._address, _PORT, self._dig)
+                connection.connect_kwargs["sock"] = sock
+            elif self._proxy_argv:
                 self._proxy = Proxy(self._proxy_argv)
                 connection.connect_kwargs["sock"] = self._proxy.socket
             connection.open()
@@ -160,11 +165,21 @@ class SshHost:
                 "is port 22 blocked?",
             ) from None
         connection.transport.set_keepalive(_KEEPALIVE_S)
-        if hasattr(socket, "TCP_USER_TIMEOUT") and not self._proxy:  # Linux
+        if hasattr(socket, "TCP_USER_TIMEOUT") and not self._proxy_argv:  # Linux
             limit = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _LOST_S)
             connection.transport.sock.setsockopt(*limit)
         self._connection = connection
         return connection
+
+    def _dig(self) -> Tunnel:
+        """Open this machine's tunnel for a gateway; if that fails, its proxy tells why."""
+        connection = self._prepare()
+        self._proxy = proxy = Proxy(self._proxy_argv)
+        connection.connect_kwargs["sock"] = proxy.socket
+        connection.open()
+        connection.transport.set_keepalive(_KEEPALIVE_S)
+        self._proxy = None
+        return Tunnel(self._name, connection, proxy)
 
     def _prepare(self) -> Connection:
         """Build a connection with its host keys and credentials."""
@@ -194,6 +209,13 @@ class SshHost:
         return connection
 
     def _explain_proxy(self, error: Exception) -> NoAnswerError:
+        over = self._gateway.name if self._gateway and not self._proxy else ""
+        if over:
+            return NoAnswerError(
+                self._name,
+                f"no SSH at {self._address} from {over}: {error}",
+                hint=f"{over} answers, so the fault is this machine's, or of the rules between them",
+            )
         why = self._proxy.close() if self._proxy else ""
         self._proxy = None
         hint = "does this command work by itself?"
@@ -205,7 +227,7 @@ class SshHost:
                 f"ssh {port}{argv[-1]}"
             )
         command = shlex.join(self._proxy_argv)
-        return NoAnswerError(
+        return JumpError(
             self._name, f"no SSH at {self._address} over `{command}`: {why or error}", hint=hint
         )
 

@@ -82,14 +82,15 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--jump",
         metavar="WAY",
-        help="how private machines are reached: a jump host, [user@]host[:port], which OpenSSH "
-        "must know already; `eice`, an EC2 Instance Connect Endpoint; or `ssm`, Session Manager",
+        help="how machines are reached at their private addresses: a jump host, [user@]host[:port], "
+        "which OpenSSH must know already; `eice`, an EC2 Instance Connect Endpoint; or `ssm`, "
+        "Session Manager",
     )
     add(
         "--ssh-cidr",
         metavar="RANGES",
         help="address ranges that may use SSH, IPv4 or IPv6: a,b,c; `auto` is this machine's current "
-        "address, and the rule follows it (default: unchanged, or auto; with --private, the VPC)",
+        "address, and the rule follows it (default: unchanged, or auto; with --private or --jump, the VPC)",
     )
     add(
         "--subnet-id",

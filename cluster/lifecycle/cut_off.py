@@ -80,21 +80,22 @@ def _look_at_routes(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
         verdict = "" if way.is_public else ": NO ROUTE TO AN INTERNET GATEWAY"
         if way.is_inspected:
             verdict = ", a firewall endpoint; whether SSH passes is not known"
-        if not nodes[0].public_ip:
-            verdict = ", and the machines have no public addresses"
+        if not nodes[0].is_public:
+            inside = "are reached from inside" if nodes[0].public_ip else "have no public addresses"
+            verdict = f", and the machines {inside}"
         yield f"route table {way.table_id} of {way.subnet_id} leads {target}{verdict}"
 
 
 def _look_at_block(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
     # SSH to a private address does not come from the internet.
-    outward = not nodes[0].public_ip
+    outward = not nodes[0].is_public
     mode, closed = describe_block(ctx.clients.ec2, _networks(nodes), outward=outward)
     yield f"VPC Block Public Access: {mode}" + (", AND CLOSES THESE SUBNETS" if closed else "")
 
 
 def _look_at_acls(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
     """Look at the rules for this machine, or for the ranges from which private machines are reached."""
-    group = None if nodes[0].public_ip else _group_of(ctx)
+    group = None if nodes[0].is_public else _group_of(ctx)
     callers = group.ssh_cidrs if group else [ctx.cloud.caller_cidr()]
     flows = [flow for caller in callers for flow in ssh_flows(caller)]
     for subnet_id, acl in describe_acls(ctx.clients.ec2, _networks(nodes)).items():
@@ -108,7 +109,7 @@ def _look_at_rule(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
         yield "security group: MISSING"
         return
     allows = f"security group {group.id} allows SSH from {', '.join(group.ssh_cidrs) or 'nowhere'}"
-    if not nodes[0].public_ip:
+    if not nodes[0].is_public:
         yield f"{allows}; this machine comes {f'over {nodes[0].jump}' if nodes[0].jump else 'directly'}"
         return
     caller = ctx.cloud.caller_cidr()
@@ -117,7 +118,7 @@ def _look_at_rule(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _look_at_port(ctx: Context, nodes: Sequence[Node]) -> Iterator[str]:
-    if not nodes[0].public_ip:
+    if not nodes[0].is_public:
         return
     blocked = ctx.cloud.probe_ssh()
     verdict = f"SEEM BLOCKED: {blocked}" if blocked else "no fault found"

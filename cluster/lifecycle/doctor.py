@@ -30,6 +30,7 @@ from infra.iam_dry_runs import is_about_default_group, judge, only_existing
 from infra.iam_policy import OPTIONAL, build_policy
 from infra.iam_simulation import Finding
 from infra.images import Image, find_ubuntu_image
+from infra.instance_connect import require_jump
 from infra.instance_types import find_machine
 from infra.instances import HEAD, WORKER
 from infra.inventory import describe_inventory
@@ -90,7 +91,8 @@ class Examination:
     def caller(self) -> str:
         """This machine's address as AWS sees it; "" if other addresses may use SSH."""
         words = parse_ssh_cidr(self.ssh_cidr) if self.ssh_cidr else (AUTO,)
-        return "" if self.spec.private or AUTO not in words else self.ctx.cloud.caller_cidr()
+        inside = self.spec.private or self.spec.jump
+        return "" if inside or AUTO not in words else self.ctx.cloud.caller_cidr()
 
     @cached_property
     def image(self) -> Image:
@@ -252,7 +254,11 @@ def _jump(exam: Examination) -> list[CheckResult]:
     if not exam.spec.jump:
         return []
     require_jump_tools(exam.spec.jump)
-    return _ok("jump", f"this machine has what --jump {exam.spec.jump} needs")
+    notes: list[str] = []
+    require_jump(exam.ctx.clients, exam.spec.jump, exam.networks, notes.append)
+    if notes:
+        return [_result("jump", Verdict.WARN, " ".join(notes))]
+    return _ok("jump", f"this machine and the account have what --jump {exam.spec.jump} needs")
 
 
 def _permissions(exam: Examination) -> list[CheckResult]:
@@ -361,7 +367,7 @@ CHECKS = (
     Check("network ACLs", _acls, needs=("account", "network")),
     Check("port 22", _port_22, needs=()),
     Check("address", _address),
-    Check("jump", _jump, needs=()),
+    Check("jump", _jump, needs=("account", "network")),
     Check("permissions", _permissions),
     Check("image", _image),
     Check("purchase", _purchase, needs=("account", "network", "image")),

@@ -14,6 +14,7 @@ from infra.cluster_record import ClusterRecord, merge_options, new_record, parse
 from infra.errors import SprError, UsageError
 from infra.guard import describe_cluster
 from infra.images import describe_cached_images
+from infra.instance_connect import require_jump
 from infra.instances import HEAD, describe_spot_notices
 from infra.inventory import PLANNED_KINDS, Inventory
 from infra.network import SecurityGroup
@@ -64,7 +65,7 @@ def prepare(
         "bake": _default_bake(ctx, given),
     }
     options = {**(record.options if record else {}), **given}
-    if options.get("private"):
+    if options.get("private") or options.get("jump"):
         cidrs, caller = _find_private_cidrs(ctx, group, ssh_cidr, options.get("subnet_id")), ""
     else:
         cidrs, caller = _find_cidrs(ctx, group, ssh_cidr)
@@ -136,7 +137,8 @@ def find_offers(
     flows = ssh_flows(spec.caller) if spec.caller else ()
     flows += install_flows() if plan_input.image is None else ()
     networks = require_open_acls(ec2, networks, flows, note)
-    if not spec.private and (blocked := ctx.cloud.probe_ssh()):
+    require_jump(ctx.clients, spec.jump, networks, note)
+    if not spec.private and not spec.jump and (blocked := ctx.cloud.probe_ssh()):
         note(
             "This machine's network seems to block port 22, over which the machines are reached: "
             f"{blocked}."
@@ -165,22 +167,23 @@ def _find_cidrs(
 def _find_private_cidrs(
     ctx: Context, group: SecurityGroup | None, asked: str | None, subnet_id: str | None
 ) -> tuple[str, ...]:
-    """Return the ranges that may use SSH to private machines: by default the VPC's own.
+    """Return the ranges that may use SSH from inside or over --jump: by default the VPC's own.
 
     The internet's view of this machine's address does not count there.
     """
     words = parse_ssh_cidr(asked) if asked else ()
     if words and AUTO not in words:
         return words
-    if not words and group and group.ssh_cidrs:
-        return group.ssh_cidrs
+    kept = tuple(c for c in group.ssh_cidrs if c not in group.followed) if group else ()
+    if not words and kept:
+        return kept
     ec2 = ctx.clients.ec2
     networks = [] if group else network.describe_networks(ec2, subnet_id, None)
     vpc_id = group.vpc_id if group else networks[0].vpc_id if networks else ""
     inside = describe_vpc_cidrs(ec2, vpc_id) if vpc_id else ()
     if not inside:
         raise UsageError(
-            "--private: the address ranges of the VPC are not known",
+            "--private or --jump: the address ranges of the VPC are not known",
             hint="choose a subnet with --subnet-id, and the addresses that may use SSH with --ssh-cidr",
         )
     return (*(word for word in words if word != AUTO), *inside)

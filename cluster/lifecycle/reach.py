@@ -11,7 +11,7 @@ from cluster.context import Context
 from cluster.events import describe_failure
 from cluster.lifecycle.cut_off import explain_cut_off, find_impaired
 from cluster.nodes import HostOpener, Node
-from infra.errors import HostError, HostKeyError
+from infra.errors import HostError, HostKeyError, JumpError
 from infra.instances import describe_by_id
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts, gather_facts
@@ -40,6 +40,8 @@ class _Stragglers:
     def __init__(self, ctx: Context, open_host: HostOpener, witness: Node | None) -> None:
         self.ctx, self.open_host, self.witness = ctx, open_host, witness
         self.heard: list[Node] = []
+        self.not_tried = set[str]()
+        """Instances of which the last connection ended on the way, with --jump."""
         self.ok_since: float | None = None
         self.waiting: dict[str, tuple[Node, str]] = {}
         self.lock = threading.Lock()
@@ -97,16 +99,23 @@ class _Stragglers:
         # Nodes that answered, and are gone, don't tell anything about the network.
         if not lost or (known and not left):
             return
-        if not any(on_all("looking for a way", left, self.answers).values()):
-            kept = [node for node in nodes if node.instance.id not in bad]
+        is_open = any(on_all("looking for a way", left, self.answers).values())
+        not_tried = self.not_tried.intersection(failed) - bad
+        if not is_open or not_tried:
+            ids = not_tried if is_open else {node.instance.id for node in nodes} - bad
+            kept = [node for node in nodes if node.instance.id in ids]
             raise explain_cut_off(self.ctx, kept, lost[0])
 
     def answers(self, node: Node) -> bool:
         """Whether a new connection to a node succeeds."""
         host = self.open_host(node)
         host.close()
+        self.not_tried.discard(node.instance.id)
         try:
             return host.run("true", timeout_s=CONNECT_TIMEOUT_S).exit_code == 0
+        except JumpError:
+            self.not_tried.add(node.instance.id)
+            return False
         except HostError:
             return False
 

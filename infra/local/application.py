@@ -24,7 +24,7 @@ from infra.local.accounts import ACCOUNT, Accounts, account_of, place_of
 from infra.local.containers import NodeContainers
 from infra.local.ec2 import LocalEC2Backend, hide_invented_addresses
 from infra.local.ec2_visibility import READS
-from infra.local.faults import ActiveFaults
+from infra.local.faults import ActiveFaults, NetworkFaults
 from infra.local.host import gateway_of
 from infra.local.interceptors import Interceptor
 from infra.local.prices import answer_get_products
@@ -166,6 +166,8 @@ class Application:
         if call.service == "organizations":
             text = "Your account is not a member of an organization."
             return error_reply(call, 400, "AWSOrganizationsNotInUseException", text)
+        if call.action == "GetServiceSetting":
+            return answer_service_setting(call, self.runtime.faults.now.network)
         if call.action == "GetProducts":
             return answer_get_products(call, self.runtime.faults.now)
         self._notify(call, "before")
@@ -208,6 +210,16 @@ class Application:
             return _NOT_FOUND
         body = json.dumps({"gateway": gateway_of(self._regions[region].vpc_range)}).encode()
         return Reply("200 OK", (("Content-Type", "application/json"),), body)
+
+
+def answer_service_setting(call: ApiCall, network: NetworkFaults) -> Reply:
+    """Answer Systems Manager's GetServiceSetting, which moto lacks, for host management."""
+    setting = json.loads(call.body)["SettingId"]
+    role = "service-role/AWSSystemsManagerDefaultEC2InstanceManagementRole"
+    value = role if network.host_management else "$None"
+    body = json.dumps({"ServiceSetting": {"SettingId": setting, "SettingValue": value}}).encode()
+    headers = (("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(body))))
+    return Reply("200 OK", headers, body)
 
 
 _SERVICES = frozenset({*list_of_moto_modules(), "pricing"})

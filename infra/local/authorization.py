@@ -109,6 +109,10 @@ def requests_of(call: ApiCall, ec2: Any, tag_delay_s: float) -> Iterator[Request
         # https://docs.aws.amazon.com/systems-manager/latest/userguide/parameter-store-finding-public-parameters.html
         owner = "" if name[1].startswith("aws/") else account
         resource = f"arn:aws:ssm:{region}:{owner}:parameter/{name[1]}"
+    elif call.action == "GetServiceSetting" and (
+        id_ := re.search(r'"SettingId":\s*"([^"]*)"', body)
+    ):
+        resource = f"arn:aws:ssm:{region}:{account}:servicesetting{id_[1]}"
     elif call.action == "GetServiceQuota":
         parts = [re.search(rf'"{key}":\s*"([^"]*)"', body) for key in ("ServiceCode", "QuotaCode")]
         quota = "/".join(part[1] for part in parts if part)

@@ -220,7 +220,8 @@ class Disk(_Section):
 class NetworkFaults(_Section):
     """What lies between the caller and the machines: routes, Block Public Access, ACLs, and port 22.
 
-    ``excluded`` takes the default VPC out of Block Public Access. ``caller`` is the range from which
+    ``excluded`` takes the default VPC out of Block Public Access. ``connect_endpoint`` is what ``--jump
+    eice`` needs, ``host_management`` what ``--jump ssm`` does. ``caller`` is the range from which
     EC2 sees the caller; by default its real one. ``gbit_s`` limits what each machine sends, and
     ``delay_ms`` delays it; 0 stands for neither.
     """
@@ -230,6 +231,8 @@ class NetworkFaults(_Section):
     firewall: bool = False
     block_public_access: Literal["off", "block-bidirectional", "block-ingress"] = "off"
     excluded: bool = False
+    connect_endpoint: bool = True
+    host_management: bool = True
     acl: Literal["open", "no-ssh", "no-answers", "no-downloads"] = "open"
     ssh: Literal["open", "blocked"] = "open"
     caller: str = ""

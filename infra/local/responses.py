@@ -147,6 +147,19 @@ class LocalEC2Response(EC2Response):
         found = [exclusion] if ec2.runtime.faults.now.network.excluded else []
         return ActionResult({"VpcBlockPublicAccessExclusions": found})
 
+    def describe_instance_connect_endpoints(self) -> ActionResult:
+        """moto has none. The default VPC has one, whatever the filters, unless the faults take it away."""
+        self.error_on_dryrun()
+        ec2 = self.ec2_backend
+        endpoint = {
+            "InstanceConnectEndpointId": "eice-0123456789abcdef0",
+            "State": "create-complete",
+            "VpcId": ec2.default_vpc.id,
+            "PreserveClientIp": False,
+        }
+        found = [endpoint] if ec2.runtime.faults.now.network.connect_endpoint else []
+        return ActionResult({"InstanceConnectEndpoints": found})
+
     # Spot prices
 
     def get_allowed_images_settings(self) -> ActionResult:

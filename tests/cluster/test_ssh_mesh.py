@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import io
+import shutil
+import subprocess
 import tarfile
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+
+import pytest
 
 from cluster import ssh_mesh as mesh
 from cluster.nodes import Cluster, Node
@@ -61,6 +66,26 @@ def test_ssh_config_of_this_machine() -> None:
         CLUSTER, "/home/me/.spr/id", "/home/me/.spr/known_hosts", "us-east-1"
     )
     check_golden(GOLDEN / "client_ssh_config", text)
+
+
+def test_plain_openssh_reaches_the_others_through_the_head(tmp_path: Path) -> None:
+    client = shutil.which("ssh")
+    if client is None:
+        pytest.skip("OpenSSH's client is not installed")
+    nodes = tuple(replace(node, jump="eice") for node in NODES)
+    file = tmp_path / "ssh_config"
+    file.write_text(
+        mesh.render_client_ssh_config(replace(CLUSTER, nodes=nodes), "id", "known", "eu-west-1")
+    )
+
+    head, worker = (
+        subprocess.check_output([client, "-G", "-F", file, name], text=True).splitlines()
+        for name in ("node0", "node1")
+    )
+
+    assert any(line.startswith("proxycommand aws ec2-instance-connect") for line in head)
+    assert {"proxyjump node0", "hostname 172.31.0.11", "hostkeyalias i-1"} <= set(worker)
+    assert not any(line.startswith("proxycommand") for line in worker)
 
 
 def test_only_the_nodes_get_the_fresh_keys() -> None:

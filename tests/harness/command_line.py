@@ -109,8 +109,10 @@ class StagedMachines:
     cloud: SimulatedCloud
     staged: list[tuple[str, str, Act]] = field(default_factory=list)
 
-    def open(self, name: str, address: str, login: Login, *, alias: str, **_: object) -> StagedHost:
-        node: Any = SimpleNamespace(name=name, instance=SimpleNamespace(id=alias))
+    def open(self, name: str, address: str, login: Login, *, alias: str, **more: Any) -> StagedHost:
+        node: Any = SimpleNamespace(
+            name=name, instance=SimpleNamespace(id=alias), jump=more["proxy"]
+        )
         files: Any = SimpleNamespace(known_hosts=login.known_hosts)
         return StagedHost(self, node, files)
 

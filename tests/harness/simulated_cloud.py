@@ -95,15 +95,16 @@ class SimulatedNetwork:
         is_blocked = self.fake.application.runtime.faults.now.network.ssh == "blocked"
         return "an SSH server of AWS: timed out" if is_blocked else ""
 
-    def why_closed(self, instance_id: str) -> str:
+    def why_closed(self, instance_id: str, inside: bool) -> str:
         """Return why no connection reaches a machine."""
         faults = self.fake.application.runtime.faults.now.network
         machine = next((i for i in self.fake.backend.all_instances() if i.id == instance_id), None)
         if machine is None or machine.state != "running":
             return "it does not run"
-        if machine.nics[0].public_ip and faults.cuts_ssh:
+        inside = inside or not machine.nics[0].public_ip
+        if faults.cuts_ssh and not inside:
             return "the network is cut"
-        caller = self.caller_cidr() if machine.nics[0].public_ip else machine.private_ip
+        caller = machine.private_ip if inside else self.caller_cidr()
         return "" if _admits(machine.nics[0].group_set, caller) else "no rule allows it"
 
 
@@ -266,7 +267,7 @@ def open_simulated_cloud(endpoint: Endpoint, root: Path, start: float) -> Iterat
     """An empty cloud with simulated machines; ``start`` is EC2's time, in seconds since 1970."""
     steps, clock = Steps(), HastyTime(start)
     machines = SimulatedMachines(
-        root / "machines", steps, clock, lambda id_: network.why_closed(id_)
+        root / "machines", steps, clock, lambda *asked: network.why_closed(*asked)
     )
     engine = SimulatedEngine(machines)
     clients = endpoint.clients

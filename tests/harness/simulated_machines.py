@@ -52,8 +52,8 @@ class SimulatedMachines:
     root: Path
     on_step: Hook = lambda _name, _moment: None
     clock: FakeTime = field(default_factory=FakeTime)
-    why_closed: Callable[[str], str] = lambda _instance_id: ""
-    """Why the network lets no connection from the tool to a machine; "" if it does."""
+    why_closed: Callable[[str, bool], str] = lambda _instance_id, _inside: ""
+    """Why the network lets no connection from the tool, or inside, to a machine; "" if it does."""
 
     @property
     def cut(self) -> Path:
@@ -226,7 +226,9 @@ class SimulatedHost:
         raise AssertionError(f"unexpected command on {self.name}: {command}")
 
     def _state(self) -> dict[str, Any]:
-        if self._machines.cut.exists() or self._machines.why_closed(self._id):
+        if self._machines.cut.exists() or self._machines.why_closed(
+            self._id, bool(self._node.jump)
+        ):
             raise NoAnswerError(self.name, "no SSH: timed out")
         try:
             return self._machines.read(self._id)

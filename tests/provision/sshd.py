@@ -26,7 +26,7 @@ class Server(paramiko.ServerInterface):
     """What each command prints."""
     loses: bool = False
     forwards: int = 0
-    """The local port to which it forwards connections, whatever their destination; 0: none."""
+    """The local port to which it forwards all connections; 0: it refuses, -1: nobody is there."""
     forwarded: list[Any] = field(default_factory=list)
     logins: list[str] = field(default_factory=list)
     transports: list[paramiko.Transport] = field(default_factory=list)
@@ -55,12 +55,18 @@ class Server(paramiko.ServerInterface):
         self.forwarded.append(destination)
         if not self.forwards:
             return int(paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED)
-        threading.Thread(target=self._relay, args=(self.transports[-1],), daemon=True).start()
+        if self.forwards < 0:
+            return int(paramiko.common.OPEN_FAILED_CONNECT_FAILED)
+        # A transport is a thread, and asks from it.
+        transport = threading.current_thread()
+        threading.Thread(target=self._relay, args=(transport,), daemon=True).start()
         return int(paramiko.common.OPEN_SUCCEEDED)
 
     def _relay(self, transport: paramiko.Transport) -> None:
         """Pass on what both sides send until one of them ends."""
-        channel = transport.accept(10)
+        # paramiko may wake two threads for one channel.
+        while (channel := transport.accept(1)) is None and transport.is_active():
+            pass
         with suppress(OSError), socket.create_connection(("127.0.0.9", self.forwards)) as target:
             pairs = {channel: target, target: channel}
             while True:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import paramiko
 import pytest
 
-from infra.errors import NoAnswerError
+from infra.errors import JumpError, NoAnswerError
 from infra.key_pair import generate_key_pair, write_private
-from provision.host import Login
-from provision.jump import Proxy, proxy_argv
+from provision.host import Login, Result, on_all
+from provision.jump import Gateway, Proxy, proxy_argv
 from provision.ssh import SshHost
 from tests.provision.sshd import Server, serving
 
 ADDRESS = "127.0.0.9"
-# Connects its input and output with a port, as `ssh -W` and the AWS CLI do.
+# Connects its input and output with a port, as `ssh -W` and the AWS CLI do; like an endpoint, it has no
+# more than 20 connections at a time: each holds one of so many names.
 _RELAY = """
 import os, select, socket, sys
+slot = socket.socket(socket.AF_UNIX)
+for number in range(int(sys.argv[2])):
+    try:
+        slot.bind(f"\\0spr-cluster-test-{sys.argv[1]}-{number}")
+        break
+    except OSError:
+        continue
+else:
+    sys.exit("the endpoint has no free connection")
 target = socket.create_connection(("127.0.0.9", int(sys.argv[1])))
 while True:
     for side in select.select([0, target], [], [])[0]:
@@ -44,8 +56,8 @@ def machine() -> Iterator[Server]:
         yield server
 
 
-def relay(port: int) -> list[str]:
-    return [sys.executable, "-c", _RELAY, str(port)]
+def relay(port: int, most: int = 20) -> list[str]:
+    return [sys.executable, "-S", "-c", _RELAY, str(port), str(most)]
 
 
 def test_a_machine_is_reached_over_a_proxy_command(machine: Server, login: Login) -> None:
@@ -62,6 +74,75 @@ def test_a_machine_is_reached_over_a_proxy_command(machine: Server, login: Login
     known = login.known_hosts.read_text()
     assert known == f"i-0a {machine.key.get_name()} {machine.key.get_base64()}\n"
     assert machine.logins == ["ubuntu", "ubuntu"]
+
+
+@pytest.fixture
+def inside() -> Iterator[Server]:
+    """A machine from which the others, all of them itself, are reached."""
+    server = Server(paramiko.ECDSAKey.generate())
+    with serving(server):
+        server.forwards = server.port
+        yield server
+
+
+def test_more_machines_than_an_endpoint_has_connections_are_reached(
+    inside: Server, login: Login
+) -> None:
+    gateway, proxy = Gateway(), relay(inside.port)
+    hosts = [
+        SshHost(f"node{n}", f"10.0.0.{n}", login, alias="i-0a", proxy=proxy, gateway=gateway)
+        for n in range(24)
+    ]
+
+    answers = on_all("reaching", hosts, lambda host: host.run("true"))
+
+    assert all(isinstance(answer, Result) for answer in answers.values())
+    assert {address for address, _ in inside.forwarded} == {f"10.0.0.{n}" for n in range(24)}
+    for host in hosts:
+        host.close()
+    gateway.close()
+
+
+def test_only_a_machine_that_another_one_does_not_reach_is_at_fault(
+    inside: Server, login: Login
+) -> None:
+    gateway, proxy = Gateway(), relay(inside.port, most=1)
+    first, second = (
+        SshHost(f"node{n}", f"10.0.0.{n}", login, alias="i-0a", proxy=proxy, gateway=gateway)
+        for n in range(2)
+    )
+    first.run("true")
+    assert gateway.name == "node0"
+
+    inside.forwards = -1
+    with pytest.raises(NoAnswerError, match=r"no SSH at 10.0.0.1 from node0: ") as caught:
+        second.run("true")
+    assert not isinstance(caught.value, JumpError)
+    inside.forwards = 0
+    with pytest.raises(JumpError, match=r"no SSH at 10.0.0.1 over `"):
+        second.run("true")
+    inside.forwards = inside.port
+    second.run("true")
+    assert gateway.name == "node1"
+    # An endpoint ends connections after an hour.
+    for transport in inside.transports:
+        transport.close()
+    first.close()
+    first.run("true")
+    assert gateway.name == "node0"
+
+    first.close()
+    gateway.close()
+    with taken(inside.port), pytest.raises(JumpError, match="the endpoint has no free connection"):
+        first.run("true")
+
+
+@contextmanager
+def taken(port: int) -> Iterator[None]:
+    """Somebody else uses the only connection of the endpoint."""
+    with socket.socket(socket.AF_UNIX) as slot:
+        slot.bind(f"\0spr-cluster-test-{port}-0")
+        yield
 
 
 @pytest.mark.timeout(60)

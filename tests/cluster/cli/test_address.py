@@ -119,7 +119,7 @@ def test_where_ssh_works_nothing_is_looked_up(
 ) -> None:
     line.must("up", "--nodes", "1", "--yes")
     monkeypatch.setattr(line.cloud.network, "caller_cidr", lambda: pytest.fail("looked up"))
-    monkeypatch.setattr(line.cloud.network, "why_closed", lambda _: "")
+    monkeypatch.setattr(line.cloud.network, "why_closed", lambda *_: "")
     line.call_log.calls.clear()
 
     line.must("jobs")

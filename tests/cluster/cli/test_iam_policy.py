@@ -34,12 +34,14 @@ _INFORMATIVE = {
     **{
         f"ec2:{look}": f"The way to the machines is not checked: no permission for {look}."
         for look in (
+            "DescribeInstanceConnectEndpoints",
             "DescribeNetworkAcls",
             "DescribeRouteTables",
             "DescribeVpcBlockPublicAccessExclusions",
             "DescribeVpcBlockPublicAccessOptions",
         )
     },
+    "ssm:GetServiceSetting": "The way to the machines is not checked: no permission for GetServiceSetting.",
     "ec2:GetConsoleOutput": "its host key was accepted on first contact: no permission for GetConsoleOutput",
     "ec2:DescribeSpotPriceHistory": "Prices: no permission for DescribeSpotPriceHistory.",
     "pricing:GetProducts": "Prices: no permission for GetProducts.",
@@ -58,6 +60,7 @@ _ACCOUNT = f"[ebs]\nkms_key = '{_KEY}'\n[spot]\nservice_linked_role = false\n"
 def line(
     endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CommandLine]:
+    monkeypatch.setattr("provision.jump.which", lambda name: f"/usr/bin/{name}")
     with open_command_line(endpoint, tmp_path, monkeypatch) as line:
         yield line
 
@@ -104,6 +107,8 @@ def live(line: CommandLine) -> Iterator[CommandResult]:
     for step in (
         ("list", "--all-regions"),
         ("gc", "--yes"),
+        ("plan", "--jump", "eice"),
+        ("plan", "--jump", "ssm"),
         ("up", "--nodes", "2", "--spot", "--spot-or-on-demand", *types, "--yes"),
         ("status",),
         ("doctor",),
@@ -284,6 +289,7 @@ _ELSEWHERE = {
     "placement-group/spr-cluster-": "placement-group/theirs-",
     ":ec2/L-": ":lambda/L-",
     "parameter/aws/service/canonical/": "parameter/secrets/",
+    "/default-ec2-instance-management-role": "/activation-tier",
     "role/aws-service-role/spot.amazonaws.com/": "role/aws-service-role/ecs.amazonaws.com/",
     "role/spr-cluster-": "role/theirs-",
     "schedule-group/spr-cluster-": "schedule-group/theirs-",
@@ -421,7 +427,9 @@ def test_without_a_look_that_only_informs_a_life_is_poorer_and_says_which(
 ) -> None:
     allow(line, tmp_path, without(action))
 
-    result = line.must("up", "--nodes", "2", "--spot", "--yes")
+    jumps = {"ec2:DescribeInstanceConnectEndpoints": "eice", "ssm:GetServiceSetting": "ssm"}
+    way = ("--jump", jumps[action]) if action in jumps else ()
+    result = line.must("up", "--nodes", "2", "--spot", "--yes", *way)
 
     assert _INFORMATIVE[action] in result.err
 
@@ -635,4 +643,5 @@ def test_the_policy_names_every_action_in_full(line: CommandLine) -> None:
         "pricing:GetProducts",
         "servicequotas:GetServiceQuota",
         "ssm:GetParameter",
+        "ssm:GetServiceSetting",
     }

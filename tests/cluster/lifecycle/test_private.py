@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -10,8 +12,8 @@ from cluster.context import Context
 from cluster.local_files import ClusterFiles
 from cluster.losses import find_losses
 from cluster.nodes import Node
-from infra.errors import SprError, UsageError
-from provision.host import Host
+from infra.errors import JumpError, SprError, UsageError
+from provision.host import Host, Result
 from provision.ssh import SshHost
 from tests.harness.simulated_cloud import SimulatedCloud
 
@@ -167,8 +169,81 @@ def test_a_cluster_stays_what_it_is(nat: SimulatedCloud) -> None:
 
     with pytest.raises(UsageError, match="--private: cluster 'bert' was created without it"):
         nat.plan(private=True)
-    with pytest.raises(UsageError, match="--jump ssm requires --private"):
-        nat.plan(jump="ssm")
+
+
+@pytest.mark.parametrize(
+    ("jump", "fault", "lacks"),
+    [
+        ("eice", "connect_endpoint", r"vpc-\w+ has no EC2 Instance Connect Endpoint"),
+        ("ssm", "host_management", "Default Host Management Configuration is off in us-east-1"),
+    ],
+)
+def test_without_the_jumps_own_resource_nothing_is_bought(
+    nat: SimulatedCloud, jump: str, fault: str, lacks: str
+) -> None:
+    nat.faults(f"{NAT}{fault} = false\n")
+
+    with pytest.raises(UsageError, match=f"--jump {jump}: {lacks}") as caught:
+        nat.up(nodes=1, private=True, jump=jump)
+    assert "or choose another --jump" in str(caught.value.hint)
+    assert nat.left() == []
+
+
+def test_public_machines_are_reached_over_a_jump_where_port_22_is_blocked(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.faults('[network]\nssh = "blocked"\n')
+    seen = simulated_cloud.seen_as(caller_cidr=pytest.fail, probe_ssh=pytest.fail)
+
+    cluster = seen.up(nodes=3, jump="eice")
+
+    head = cluster.head
+    assert head.public_ip
+    assert head.address == head.private_ip
+    group = simulated_cloud.found("security_groups").group
+    assert group is not None
+    assert group.ssh_cidrs == (str(simulated_cloud.fake.backend.vpc_range),)
+    config = simulated_cloud.ctx.files.ssh_config.read_text()
+    assert [line for line in config.splitlines() if "Proxy" in line][1:] == [
+        "    ProxyJump node0"
+    ] * 2
+    assert config.count("ProxyCommand aws") == 1
+    assert not seen.ctx.access.find_move()
+
+
+def test_a_public_cluster_may_get_a_jump_later(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    simulated_cloud.faults('[network]\nssh = "blocked"\n')
+
+    simulated_cloud.up(nodes=2, jump="ssm")
+
+    assert simulated_cloud.cluster().is_whole
+
+
+def test_a_node_to_which_the_jump_does_not_lead_is_neither_terminated_nor_bought_again(
+    nat: SimulatedCloud,
+) -> None:
+    closed = list[str]()
+
+    def make_host(node: Node, files: ClusterFiles) -> Host:
+        host = nat.machines.make_host(node, files)
+        if node.name != "node1":
+            return host
+
+        def fail(*_: object, **__: object) -> Result:
+            closed.append(node.instance.id)
+            raise JumpError(node.name, "no SSH at 10.0.0.5 over `aws`: too many connections")
+
+        return cast("Host", SimpleNamespace(name=node.name, run=fail, close=str))
+
+    cloud = replace(nat, ctx=replace(nat.ctx, make_host=make_host))
+    nat.clock.pace = 60
+
+    with pytest.raises(SprError, match=r"none of 1 node answers: .*too many connections"):
+        cloud.up(nodes=3, private=True, jump="eice", bake="none")
+    assert set(closed) <= set(nat.found().ids()["instances"])
+    assert not nat.recorder.of("TerminateInstances")
+    assert len(nat.purchases()) == 1
 
 
 @pytest.mark.parametrize(

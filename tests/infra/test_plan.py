@@ -182,6 +182,10 @@ CASES = {
         (K.DELETE_IMAGES, K.DELETE_SNAPSHOTS, K.REACH, K.CREATE_IMAGE, *GROWTH[1:]),
         keep=("i-0",),
     ),
+    "an image that was kept on purpose, and failed": Case(
+        there(images=(make_image(state="failed", **{tags.KEPT: "yes"}),)),
+        (K.DELETE_IMAGES, K.DELETE_SNAPSHOTS, K.VERIFY),
+    ),
     "an image of other software that was kept on purpose": Case(
         there(images=(make_image(**{tags.INSTALLED: "ffffffffffff", tags.KEPT: "yes"}),)),
         (K.VERIFY,),

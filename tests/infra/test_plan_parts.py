@@ -65,6 +65,11 @@ def test_of_several_kept_images_the_newest_is_used_unless_the_cluster_has_its_ow
     assert make_plan_input(SPEC, cached=cached).image == new
     assert make_plan_input(SPEC, pending, cached=cached).image == new
     assert make_plan_input(SPEC, make_found(SPEC), cached=cached).image == make_image()
+    spec = make_spec(3, bake="none")
+    assert make_plan_input(spec, pending).image is None
+    without = make_found(spec, images=())
+    assert K.BEGIN_IMAGE in kinds(plan_up(make_plan_input(spec, without)))
+    assert K.BEGIN_IMAGE not in kinds(plan_up(make_plan_input(spec, without, cached=cached)))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import shlex
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ _PORT = 22
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # paramiko's exit code if the connection ended before the command did.
 _NO_EXIT_CODE = -1
+LINE_BYTES = 1 << 16
+"""Longer lines of followed output are passed on in pieces."""
+_LONGEST_ANSWER_BYTES = 1 << 22
 # It logs tracebacks for connections that a booting machine refuses; our errors name the reason.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
@@ -62,21 +67,28 @@ class _InterruptibleRun(Remote):
         raise interrupt
 
 
-class _Lines(io.TextIOBase):
-    """A text stream that passes on whole lines."""
+def split_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[str]:
+    """Yield lines as a terminal shows them, longer ones in pieces of ``longest`` bytes.
 
-    def __init__(self, sink: LineSink) -> None:
-        self._sink, self._rest = sink, ""
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
+    Of a line that rewrites itself after ``\\r``, such as a progress bar, this is its last state.
+    """
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
         for line in lines:
-            self._sink(line.rstrip("\r"))
-        return len(text)
+            for begin in range(0, max(1, len(line)), longest):
+                yield _last_state(line[begin : begin + longest].decode(errors="replace"))
+        while len(rest) > longest:
+            yield _last_state(rest[:longest].decode(errors="replace"))
+            rest = rest[longest:]
+    if rest:
+        yield _last_state(rest.decode(errors="replace"))
 
-    def finish(self) -> None:
-        if self._rest:
-            self._sink(self._rest)
+
+def _last_state(line: str) -> str:
+    if "\r" not in line:
+        return line
+    return next((state for state in reversed(line.split("\r")) if state.strip()), "")
 
 
 class ChannelStream:
@@ -92,12 +104,23 @@ class ChannelStream:
             raise ConnectionLostError(self._name, f"the connection broke: {error}") from None
 
     def __iter__(self) -> Iterator[str]:
-        unread = b""
-        while text := self._channel.recv(1 << 16):
-            *lines, unread = (unread + text).split(b"\n")
-            yield from (line.decode(errors="replace") for line in lines)
-        if unread:
-            yield unread.decode(errors="replace")
+        return split_lines(self._receive(None), _LONGEST_ANSWER_BYTES)
+
+    def follow(self, on_line: LineSink, timeout_s: float | None) -> int:
+        """Pass on all lines, and return the exit code. Raises :class:`TimeoutError`."""
+        for line in split_lines(self._receive(timeout_s)):
+            on_line(line)
+        code: int = self._channel.recv_exit_status()
+        return code
+
+    def _receive(self, timeout_s: float | None) -> Iterator[bytes]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            if deadline is not None:
+                self._channel.settimeout(max(0.0, deadline - time.monotonic()))
+            if not (block := self._channel.recv(LINE_BYTES)):
+                return
+            yield block
 
     def close(self) -> None:
         self._channel.close()
@@ -257,30 +280,43 @@ class SshHost:
         check: bool = True,
         on_line: LineSink | None = None,
     ) -> Result:
-        connection = self._open()
-        lines = _Lines(on_line) if on_line else None
-        options: dict[str, Any] = (
-            {"out_stream": lines, "err_stream": lines} if lines else {"hide": True}
-        )
         try:
-            done = connection.run(command, warn=True, in_stream=False, timeout=timeout_s, **options)
-        except CommandTimedOut:
+            run = partial(self._follow, on_line) if on_line else self._run
+            done = run(command, timeout_s)
+        except (CommandTimedOut, TimeoutError):
             raise HostError(
                 self._name, f"`{_short(command)}` did not finish within {timeout_s} s"
             ) from None
-        except (OSError, paramiko.SSHException, EOFError) as error:
-            raise self._lose(f": {error or 'closed'}") from None
-        if done.exited == _NO_EXIT_CODE:
+        if done.exit_code == _NO_EXIT_CODE:
             raise self._lose()
-        if lines:
-            lines.finish()
-        if check and done.exited != 0:
+        if check and done.exit_code != 0:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
             raise HostError(
                 self._name,
-                f"`{_short(command)}` ended with {done.exited}: {' | '.join(last) or 'no output'}",
+                f"`{_short(command)}` ended with {done.exit_code}: {' | '.join(last) or 'no output'}",
             )
+        return done
+
+    def _run(self, command: str, timeout_s: float | None) -> Result:
+        connection = self._open()
+        try:
+            done = connection.run(command, hide=True, warn=True, in_stream=False, timeout=timeout_s)
+        except (OSError, paramiko.SSHException, EOFError) as error:
+            raise self._lose(f": {error or 'closed'}") from None
         return Result(done.exited, done.stdout, done.stderr)
+
+    def _follow(self, on_line: LineSink, command: str, timeout_s: float | None) -> Result:
+        """Run a command whose output may be long: only its last lines are kept."""
+        last: deque[str] = deque(maxlen=3)
+
+        def take(line: str) -> None:
+            on_line(line)
+            if line.strip():
+                last.append(line)
+
+        with closing(self.open_stream(command)) as stream:
+            code = stream.follow(take, timeout_s)
+        return Result(code, "\n".join(last), "")
 
     def _lose(self, why: str = "") -> ConnectionLostError:
         self.close()

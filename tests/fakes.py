@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import HostError
+from jobs.worker.runtime.events import mark_of
 from provision.host import LineSink, Result
 from provision.install import stack_digest
 from provision.stacks.stack import Stack
@@ -99,6 +100,12 @@ def health_answer(
     return good
 
 
+def marked(output: str, command: str) -> str:
+    """What a job prints, with the mark of the job that a command is about."""
+    found = re.search(r"spr-jobs/([\w.-]+)", command)
+    return output.replace("@spr {", f"@spr {mark_of(found[1])} {{") if found else output
+
+
 @dataclass
 class FakeStream:
     """A command that has printed some lines and ended."""
@@ -138,7 +145,7 @@ class FakeHost:
             if re.search(pattern, command):
                 if isinstance(answer, Exception):
                     raise answer
-                text = answer(command) if callable(answer) else answer
+                text = marked(answer(command) if callable(answer) else answer, command)
                 for line in text.splitlines() if on_line else ():
                     assert on_line is not None
                     on_line(line)

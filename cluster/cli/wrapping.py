@@ -13,6 +13,21 @@ _COMMAND = re.compile(r"`[^`]+`|spr-cluster [a-z-]+(?: --[\w-]+(?: [^\s-]\S*)?)*
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
+# The rest of one that is not complete can't do anything.
+_ESCAPE = re.compile(r"\x1b(?:[\]PX^_].*?(?:\x07|\x1b\\|$)|\[[0-?]*[ -/]*[@-~]?|[ -/]*[0-~]?)")
+
+
+def printable(text: str, stream: TextIO | None = None) -> str:
+    """Return a line without what would move a terminal's cursor, or change its title or colors.
+
+    A ``stream`` that is not a terminal gets all of it.
+    """
+    if text.isprintable() or (stream is not None and not stream.isatty()):
+        return text
+    clean = _ESCAPE.sub("", text.expandtabs())
+    return "".join(each if each.isprintable() else " " * each.isspace() for each in clean)
+
+
 def terminal_width(stream: TextIO) -> int | None:
     """Return a terminal's width in columns; ``None`` if the stream is not a terminal."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
@@ -23,7 +38,7 @@ def wrap(text: str, indent: int = 2, stream: TextIO | None = None) -> str:
     width = terminal_width(stream or sys.stdout)
     if width is None:
         return text
-    return "\n".join(_wrap_line(line, width, indent) for line in text.split("\n"))
+    return "\n".join(_wrap_line(printable(line), width, indent) for line in text.split("\n"))
 
 
 def _wrap_line(line: str, width: int, indent: int) -> str:

@@ -102,20 +102,24 @@ def probe_network(
     head: Host, nodes: Sequence[str], *, bandwidth: bool, note: Callable[[str], None]
 ) -> NetworkReport:
     """Have the nodes test the network between them. Raises :class:`HostError` if the head can't."""
+    lines: list[str] = []
 
     def on_line(line: str) -> None:
         if line.startswith(_STAGE):
             note(_TITLES[line.removeprefix(_STAGE)])
+        else:
+            lines.append(line)
 
     command = network_command(nodes, bandwidth=bandwidth)
     done = head.run(command, timeout_s=_DEADLINE_S, check=False, on_line=on_line)
-    result = [line for line in done.stdout.splitlines() if line.startswith(_RESULT)]
+    result = [at for at, line in enumerate(lines) if line.startswith(_RESULT)]
     if not result:
-        lines = done.stderr.strip().splitlines()
         reason = lines[-1] if lines else f"exit code {done.exit_code}"
         raise HostError(head.name, f"testing the network between the nodes: {reason}")
     all_pairs = len(nodes) <= ALL_PAIRS_UP_TO
-    return parse_report(json.loads(result[0].removeprefix(_RESULT)), all_pairs=all_pairs)
+    # A long line comes in pieces. Nothing follows the result.
+    answer = "".join(lines[result[0] :]).removeprefix(_RESULT)
+    return parse_report(json.loads(answer), all_pairs=all_pairs)
 
 
 def parse_report(answer: Mapping[str, Any], *, all_pairs: bool) -> NetworkReport:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
+from cluster.cli.wrapping import printable
 from infra.errors import JobError
 from infra.words import counted
 from jobs.launch.ending import JobEnd
@@ -39,13 +40,17 @@ class JobDisplay:
         if console is None:
             print(line, file=sys.stderr, flush=True)
         else:
-            console.print(line, markup=False, highlight=False)
+            text = "\n".join(map(printable, line.split("\n")))
+            console.print(text, markup=False, highlight=False)
 
     def event(self, event: dict[str, Any]) -> None:
         """Show one event of the job."""
         kind = event["event"]
         if kind == "phase":
             self._progress.note(event["name"])
+        elif kind == "state":
+            if hasattr(self._progress, "console"):
+                self._progress.note(printable(event["text"]))
         elif kind == "step":
             self._step(event)
         elif text := render_event(event):

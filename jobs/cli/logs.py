@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from datetime import datetime
+from typing import Any
 
 from cluster.cli.common import add_cluster_options
 from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import printable
 from infra.spec import parse_duration
 from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.cli.job_display import render_event
 from jobs.launch.history import choose_job
 from jobs.launch.logs import read_log
-from jobs.worker.runtime.events import parse_event
-from provision.host import LineSink
+from jobs.worker.runtime.events import mark_of, parse_event
 
 _EXAMPLES = """\
   spr-cluster logs -f
@@ -51,31 +53,35 @@ def add_parser(subparsers: SubParsers) -> None:
 def run(args: argparse.Namespace) -> int:
     since = parse_duration(args.since, "--since") if args.since else None
     ctx, head, found = open_job(args, choose_job)
-    sink = only_since(ctx.now() - since, show) if since else show
+    printer = LogPrinter(found.job, ctx.now() - since if since else None)
     try:
-        read_log(head, found, sink, args.rank, follow=args.follow)
+        read_log(head, found, printer.take, args.rank, follow=args.follow)
     finally:
         head.close()
     return 0
 
 
-def show(line: str) -> None:
-    """Print a line of a log; an event as text, or not at all if it has none."""
-    event = parse_event(line)
-    text = line if event is None else render_event(event)
-    if text:
-        print(text, flush=True)
+class LogPrinter:
+    """Prints the lines of a job's log, from the first event at or after ``since``.
 
+    An event is printed as text, or not at all if it has none.
+    """
 
-def only_since(since: datetime, on_line: LineSink) -> LineSink:
-    """Return a sink that passes on the lines from the first event at or after a time."""
-    begun = False
+    def __init__(self, job: str, since: datetime | None = None) -> None:
+        self._mark, self._is_marked = mark_of(job), False
+        self._since = since.timestamp() if since else 0.0
+        self._has_begun = since is None
 
-    def pass_on(line: str) -> None:
-        nonlocal begun
-        event = None if begun else parse_event(line)
-        begun = begun or bool(event and float(event.get("at", 0)) >= since.timestamp())
-        if begun:
-            on_line(line)
+    def take(self, line: str) -> None:
+        event = self._parse(line)
+        if not self._has_begun:
+            self._has_begun = event is not None and event.get("at", 0.0) >= self._since
+        text = line if event is None else render_event(event)
+        if text and self._has_begun:
+            print(printable(text, sys.stdout), flush=True)
 
-    return pass_on
+    def _parse(self, line: str) -> dict[str, Any] | None:
+        event = parse_event(line, self._mark)
+        self._is_marked = self._is_marked or event is not None
+        # The events of earlier versions have no mark.
+        return event if self._is_marked else parse_event(line)

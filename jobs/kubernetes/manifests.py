@@ -13,6 +13,7 @@ from jobs.launch.mpirun import ccl_setup, rank_environment
 from jobs.launch.placement import Placement
 from jobs.launch.plan import JobPlan
 from jobs.train.train import CHECKPOINT_SECONDS
+from jobs.worker.runtime.events import MARK, mark_of
 from provision.stacks.stack import Stack
 
 LABEL = "app.kubernetes.io/managed-by"
@@ -66,12 +67,13 @@ def render_job(
     plan: JobPlan, placement: Placement, size: PodSize, pods: PodOptions, stack: Stack
 ) -> Manifest:
     """Return the job's manifest, of the kind that ``pods`` names."""
+    env = _environment(pods.name, plan, placement, stack)
     resources = {"cpu": str(size.cpus), "memory": f"{size.memory_gib}Gi"}
     container = {
         "image": pods.image,
         **_command(plan, stack),
         "env": [
-            *({"name": n, "value": v} for n, v in _environment(plan, placement, stack).items()),
+            *({"name": n, "value": v} for n, v in env.items()),
             *_token(pods),
         ],
         "resources": {"requests": resources, "limits": resources},
@@ -93,8 +95,8 @@ def _command(plan: JobPlan, stack: Stack) -> Manifest:
     return {"command": ["bash", "-c", script, "torchrun"], "args": args}
 
 
-def _environment(plan: JobPlan, placement: Placement, stack: Stack) -> dict[str, str]:
-    env = rank_environment(plan, placement, CODE, stack)
+def _environment(name: str, plan: JobPlan, placement: Placement, stack: Stack) -> dict[str, str]:
+    env = {**rank_environment(plan, placement, CODE, stack), MARK: mark_of(name)}
     env |= _CCL_WITHOUT_MPIRUN if plan.backend == "ccl" else {}
     return {
         **env,

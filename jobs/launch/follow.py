@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from cluster.job_queue import describe_reason, how_to_end
@@ -14,7 +15,7 @@ from infra.errors import HangupError, HostError, JobError
 from jobs.launch.ending import JobEnd
 from jobs.launch.plan import STOP_SECONDS, JobPaths
 from jobs.launch.queue import SlurmLauncher
-from jobs.worker.runtime.events import parse_event
+from jobs.worker.runtime.events import mark_of, parse_event
 from provision.mpi import explain_mpi_failure
 
 Event = dict[str, Any]
@@ -29,6 +30,8 @@ class JobOutput:
 
     on_event: Callable[[Event], None]
     on_log: Callable[[str], None]
+    job: str = ""
+    """Its ID, from which its events' mark follows; "" if they have none."""
     quiet: bool = False
     """Keep the job's log lines without showing them or its command."""
     lines: list[str] = field(default_factory=list)
@@ -38,12 +41,17 @@ class JobOutput:
     heard: float = field(default_factory=time.monotonic)
     """When the job printed its last line."""
 
+    @cached_property
+    def _mark(self) -> str:
+        return mark_of(self.job) if self.job else ""
+
     def add_line(self, line: str) -> None:
         """Add one line of the job's output."""
         self.heard = time.monotonic()
-        event = parse_event(line)
+        event = parse_event(line, self._mark)
         if event is None:
-            self.lines = [*self.lines[-_KEPT_LOG_LINES:], line]
+            self.lines.append(line)
+            del self.lines[:-_KEPT_LOG_LINES]
             if not self.quiet:
                 self.show(line)
             return
@@ -61,6 +69,12 @@ class JobOutput:
         """Show a line, such as one about the job, if there is anyone to see it."""
         with suppress(OSError):
             self.on_log(line)
+
+    def note_state(self, state: str) -> None:
+        """Show on a terminal how a line looks now that rewrites itself, such as a progress bar."""
+        self.heard = time.monotonic()
+        with suppress(OSError):
+            self.on_event({"event": "state", "text": state})
 
     def note_waiting(self, reason: str) -> None:
         """Show once why the job waits in the queue."""

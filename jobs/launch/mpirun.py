@@ -11,6 +11,7 @@ from jobs.launch.placement import Placement
 from jobs.launch.plan import JobPaths, JobPlan
 from jobs.worker.batch.launch import Launch, build_argv
 from jobs.worker.batch.nodes import PARTS
+from jobs.worker.runtime.events import MARK, mark_of
 from provision.install import VENV
 from provision.mpi import MPIRUN_ENV
 from provision.stacks.oneccl import environment_lookup
@@ -27,7 +28,7 @@ mkdir -p {{root}} && cd {{root}} || exit 1
 exec >> log 2>&1
 [ -d code/worker ] || \
 ssh {{launch.head}} 'cd {{root}} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | tar -xf -
-export PYTHONPATH={{code}}
+export PYTHONPATH={{code}} {MARK}={{mark}}
 exec {{venv}}/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
 {{content}}
 _END_OF_THE_LAUNCH_
@@ -63,7 +64,10 @@ def build_launch(
         program=(*program, *plan.argv),
         again=(*program, *plan.retry_argv) if plan.retry_argv else (),
         nproc_per_node=placement.nproc_per_node,
-        env=rank_environment(plan, placement, paths.code, stack),
+        env={
+            **rank_environment(plan, placement, paths.code, stack),
+            MARK: mark_of(paths.job_id),
+        },
         pinning=dict(zip((node.name for node in cluster.nodes), shares, strict=True)),
         omp_threads=placement.omp_threads,
         ccl=placement.backend == "ccl",
@@ -154,6 +158,7 @@ def render_batch_script(launch: Launch, paths: JobPaths) -> str:
         requeue="requeue" if launch.retries else "no-requeue",
         root=shlex.quote(paths.root),
         code=shlex.quote(paths.code),
+        mark=mark_of(paths.job_id),
         launch=launch,
         content=launch.render().decode().rstrip("\n"),
     )

@@ -92,9 +92,17 @@ class SlurmLauncher:
                 hint=f"`spr-cluster verify {self.flags}` checks the queue",
             )
 
-    def follow(self, paths: JobPaths, on_line: LineSink, on_wait: LineSink) -> JobEnd:
-        """Pass on a job's output line by line until it ends; ``on_wait`` gets why it does not run yet.
+    def follow(
+        self,
+        paths: JobPaths,
+        on_line: LineSink,
+        on_wait: LineSink,
+        on_state: LineSink = lambda _: None,
+    ) -> JobEnd:
+        """Pass on a job's output line by line until it ends.
 
+        ``on_wait`` gets why it does not run yet, ``on_state`` how an unfinished line looks that rewrites
+        itself.
         The job survives a broken connection; following continues at the next line. Raises
         :class:`JobError` if the head is gone for good, :class:`HostKeyError` if another machine answers
         at its address.
@@ -104,7 +112,8 @@ class SlurmLauncher:
         def take(line: str) -> None:
             nonlocal seen
             if line.startswith(mark):
-                on_wait(line[len(mark) :])
+                _, is_state, state = line.partition("\t")
+                (on_state if is_state else on_wait)(state or line[len(mark) :])
                 return
             seen += 1
             on_line(line)

@@ -133,7 +133,7 @@ class JobSession:
 
     def follow(self, plan: JobPlan, record: JobRecord, *, quiet: bool = False) -> JobResult:
         """Show a job until it ends; a failure is a result, too. ``quiet`` does not show its log."""
-        output = JobOutput(self.context.on_event, self.context.on_log, quiet)
+        output = JobOutput(self.context.on_event, self.context.on_log, record.job, quiet)
         warnings = (f"warning: {text}" for text in record.placement.warnings)
         for line in () if quiet else (*warnings, f"$ {record.mpirun}"):
             output.show(line)
@@ -148,7 +148,8 @@ class JobSession:
         job, on_log = self.paths.job_id, self.context.on_log
         try:
             with note_silence(output):
-                end = self.launcher.follow(self.paths, output.add_line, output.note_waiting)
+                sinks = (output.add_line, output.note_waiting, output.note_state)
+                end = self.launcher.follow(self.paths, *sinks)
         except KeyboardInterrupt as interrupt:
             self.head.close()
             if results:
@@ -246,7 +247,7 @@ def attach(context: JobContext, job: str, results: Path) -> JobEnd:
     Raises :class:`JobError` if it fails. Ctrl-C ends only the following.
     """
     session = open_session(context, job, starts=False)
-    output = JobOutput(context.on_event, context.on_log)
+    output = JobOutput(context.on_event, context.on_log, job)
     with context.progress.phase(f"Follow {job}"):
         end = session.watch(output, results)
     session.bring_home(results)

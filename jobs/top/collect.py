@@ -24,10 +24,11 @@ from cluster.overview import Overview
 from infra.errors import DeadlineError, HostKeyError, SprError, UsageError
 from jobs.top import metrics_tail, node_ranks, procfs, queue_and_logs, relay, sampler
 from jobs.top.snapshot import Snapshot, parse_snapshot
+from jobs.worker.runtime import events
 from provision.host import Stream
 
 ON_NODES = (procfs, metrics_tail, node_ranks, sampler)
-ON_HEAD = (*ON_NODES, queue_and_logs, relay)
+ON_HEAD = (*ON_NODES, events, queue_and_logs, relay)
 COMMAND = f"exec {shlex.join(PYTHON)}"
 _SQUEUE = ("squeue", "-h", "-o", "%A|%j|%T|%M|%D|%N|%r")
 _JOBS = "~/spr-jobs"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
-from contextlib import suppress
 from typing import Any
+
+from jobs.worker.runtime.events import mark_of, parse_event
 
 CONNECTING = "connecting"
 """The error of what has not answered yet."""
@@ -15,7 +15,6 @@ _QUEUE_S = 5.0
 _ANSWER_S = 10.0
 _LISTED_JOBS = 100
 _LOG_BYTES = 65536
-_EVENT = b'@spr {"event": "'
 _STEP = ("step", "total", "loss", "samples_per_second", "eta_seconds")
 _KEPT = {"step": {name: name for name in _STEP}, "phase": {"name": "phase"}}
 """By event: the fields that are kept, and their names here."""
@@ -94,8 +93,8 @@ def parse_queue_line(line: str) -> dict[str, Any] | None:
 class LogTail:
     """What the last events in a job's log say. Its cost does not depend on the log's length."""
 
-    def __init__(self, path: str) -> None:
-        self._path, self._offset = path, 0
+    def __init__(self, path: str, mark: str = "") -> None:
+        self._path, self._offset, self._mark = path, 0, mark
         self._known: dict[str, Any] = {}
 
     def look(self, now: float) -> dict[str, Any]:
@@ -115,14 +114,10 @@ class LogTail:
             file.seek(max(self._offset, size - _LOG_BYTES))
             text = file.read(_LOG_BYTES)
             self._offset = file.tell()
-        last = {}
-        for line in text.split(b"\n"):
-            if line.startswith(_EVENT):
-                last[line[len(_EVENT) : line.find(b'"', len(_EVENT))].decode()] = line
-        for kind, names in _KEPT.items():
-            with suppress(ValueError, KeyError):
-                event = json.loads(last[kind][len("@spr ") :])
-                self._known.update({new: event[old] for old, new in names.items()})
+        for line in text.decode(errors="replace").split("\n"):
+            event = parse_event(line, self._mark) or {}
+            names = _KEPT.get(event.get("event", ""), {})
+            self._known.update({new: event[old] for old, new in names.items()})
 
 
 class JobLogs:
@@ -136,6 +131,7 @@ class JobLogs:
         """Return each job's progress, by its log."""
         known = self._tails
         self._tails = {
-            job: known.get(job) or LogTail(f"{self._folder}/{job}/log") for job in sorted(jobs)
+            job: known.get(job) or LogTail(f"{self._folder}/{job}/log", mark_of(job))
+            for job in sorted(jobs)
         }
         return [{"job": job, **tail.look(now)} for job, tail in self._tails.items()]

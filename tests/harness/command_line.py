@@ -37,6 +37,7 @@ from jobs.cli import main
 from jobs.cli.commands import COMMANDS
 from provision.host import Login, Result
 from provision.ssh import SshHost
+from tests.fakes import marked
 from tests.harness.cloud import make_cloud
 from tests.harness.simulated_cloud import SimulatedCloud, let_no_time_pass, open_simulated_cloud
 from tests.harness.simulated_machines import SimulatedHost
@@ -127,8 +128,12 @@ class StagedHost(SimulatedHost):
     def run(self, command: str, **options: Any) -> Result:
         for node, pattern, answer in self._stage.staged:
             if re.fullmatch(node, self.name) and re.search(pattern, command):
-                return answer(options.get("on_line"))
+                return answer(_marking(command, options.get("on_line")))
         return super().run(command, **options)
+
+
+def _marking(command: str, on_line: Any) -> Any:
+    return on_line and (lambda text: on_line(marked(text, command)))
 
 
 @dataclass(repr=False)

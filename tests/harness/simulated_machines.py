@@ -220,6 +220,8 @@ class SimulatedHost:
                 self._machines.on_step(pattern, "before")
                 done = answer(command)
                 self._machines.on_step(pattern, "after")
+                for line in done.stdout.splitlines() if on_line else ():
+                    (on_line or str)(line)
                 if check and done.exit_code:
                     raise HostError(self.name, f"ended with {done.exit_code}: {done.stderr}")
                 return done

@@ -59,6 +59,7 @@ def test_the_last_complete_block_counts() -> None:
     assert parse_console_host_keys(first + second) == (ED25519,)
     # A console's memory ends somewhere, and a boot may not be over.
     assert parse_console_host_keys(first + f"{BEGIN}\n{ED25519}\n") == (OTHER,)
+    assert parse_console_host_keys(first + f"{BEGIN}\n{END}\n") == (OTHER,)
     assert parse_console_host_keys(f"{OTHER}\n{END}\n") == ()
     assert parse_console_host_keys("") == ()
 

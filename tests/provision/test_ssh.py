@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import paramiko
 import pytest
@@ -15,7 +16,7 @@ from infra.errors import ConnectionLostError, HostError, HostKeyError
 from infra.key_pair import generate_key_pair
 from provision.host import Login, wait_until_reachable
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from provision.ssh import SshHost, _Lines
+from provision.ssh import LINE_BYTES, SshHost, split_lines
 from tests.fakes import FakeClock
 from tests.provision.sshd import Server, serving
 
@@ -144,15 +145,29 @@ def test_a_machine_that_is_cut_off_is_noticed_within_a_minute(server: Server, lo
     assert limit == 60_000
 
 
-def test_lines_are_passed_on_whole() -> None:
+def test_followed_output_comes_in_lines_as_a_terminal_shows_them(
+    server: Server, login: Login
+) -> None:
+    server.says = "one\r\n 10%\r 100%\n" + "x" * LINE_BYTES + "yz\n\nthe last"
     heard: list[str] = []
-    lines = _Lines(heard.append)
 
-    lines.write("one\r\ntw")
-    lines.write("o\nthree")
-    assert heard == ["one", "two"]
-    lines.finish()
-    assert heard == ["one", "two", "three"]
+    SshHost("node0", ADDRESS, login, alias="i-0a").run("work", on_line=heard.append)
+
+    assert heard == ["one", " 100%", "x" * LINE_BYTES, "yz", "", "the last"]
+
+
+def test_the_work_for_a_line_grows_with_its_length() -> None:
+    """Pieces that are searched or copied again with each block take minutes, and gigabytes."""
+    block = b"x" * 1000
+    taken = sum(len(line) for line in split_lines(block for _ in range(100_000)))
+    assert taken == 100_000_000
+
+
+def test_a_followed_command_ends_in_time(server: Server, login: Login) -> None:
+    server.stays = True
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+    with pytest.raises(HostError, match=r"`work` did not finish within 0.1 s"):
+        host.run("work", timeout_s=0.1, on_line=lambda _: None)
 
 
 def test_a_machine_without_ssh_is_named(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +194,30 @@ def test_a_full_disk_of_this_machine_is_not_the_other_machines(
 
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         host.download("/home/ubuntu/output.tar", Path("/dev/full"))
+
+
+def test_a_file_is_private_before_it_has_content(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster's own key is written so."""
+    file = MagicMock()
+    file.__enter__.return_value = file
+    host = SshHost("node0", ADDRESS, login, alias="i-0a")
+    sftp = SimpleNamespace(open=lambda *_: file)
+    monkeypatch.setattr(host, "_open", lambda: SimpleNamespace(sftp=lambda: sftp))
+
+    host.put(b"secret", "/home/ubuntu/.ssh/id")
+
+    changes = [each for each in file.method_calls if each[0] in ("chmod", "write")]
+    assert changes == [call.chmod(0o600), call.write(b"secret")]
+
+
+def test_only_the_clusters_key_is_tried(login: Login) -> None:
+    """An agent may have so many keys that the server refuses before it sees ours."""
+    connection = SshHost("node0", ADDRESS, login, alias="i-0a")._prepare()
+    options = connection.connect_kwargs
+    assert options["key_filename"] == [str(login.key_file)]
+    assert (options["allow_agent"], options["look_for_keys"]) == (False, False)
 
 
 def test_a_stream_yields_lines_until_its_command_ends(server: Server, login: Login) -> None:

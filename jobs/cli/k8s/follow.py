@@ -34,7 +34,7 @@ def follow(
 ) -> int:
     """Show a job until it ends, and then its result. Raises :class:`JobError` if it fails."""
     display = JobDisplay(progress)
-    output = JobOutput(display.event, display.log)
+    output = JobOutput(display.event, display.log, name)
     with (
         leaving_it(name, args),
         progress.phase(f"Follow {name}"),

@@ -10,7 +10,7 @@ from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.k8s.common import access_flags, add_job_options, open_api
 from jobs.cli.k8s.follow import leaving_it
-from jobs.cli.logs import show
+from jobs.cli.logs import LogPrinter
 from jobs.kubernetes.jobs import explain, follow_job, require_job
 from jobs.kubernetes.pod_log import read_log
 
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     ranks = job.nodes * job.node_ranks
     if not 0 <= args.rank < ranks:
         raise UsageError(f"--rank {args.rank}: job {args.job} has {counted(ranks, 'rank')}, from 0")
+    show = LogPrinter(args.job).take
     if args.follow:
         with leaving_it(args.job, args):
             follow_job(api, args.job, show, _warn, args.rank)

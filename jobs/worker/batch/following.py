@@ -3,7 +3,8 @@ by the system's Python 3.8 or later.
 
 Whole lines come from one process: beside `tail`, a line about the queue could fall into another one. The
 arguments are the job's folder, the log's name in it, the job's ID ("" to print only what is there now), the
-first line's number, and a mark for lines that say why the job waits ("" for none).
+first line's number, and a mark ("" for none) for lines that say why the job waits or, after a tab, how an
+unfinished line that rewrites itself looks now.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from .slurm_queue import ask_slurm, find_missing
 # squeue costs the head some milliseconds, so it is asked less often than the log is read.
 _READ_S, _ASK_S = 0.2, 1.0
 _BLOCK = 1 << 20
+LONGEST = 1 << 16
+"""Longer lines come in pieces of so many bytes."""
+_STATE = 1000
 
 
 def ask_queue(job: str) -> str | None:
@@ -43,7 +47,10 @@ class LogReader:
         block = self._file.read(_BLOCK)
         if not block:
             return b"" if self._reopen() else None
-        *lines, self._rest = (self._rest + block).split(b"\n")
+        *whole, self._rest = (self._rest + block).split(b"\n")
+        lines = [piece for line in whole for piece in _cut(line)]
+        *pieces, self._rest = _cut(self._rest)
+        lines += pieces
         skipped = min(self._skip, len(lines))
         self._skip -= skipped
         return b"".join(line + b"\n" for line in lines[skipped:])
@@ -51,6 +58,11 @@ class LogReader:
     def rest(self) -> bytes:
         """Return a last line without an end."""
         return b"" if self._skip else self._rest
+
+    def state(self) -> bytes:
+        """Return the last state of a line that rewrites itself, such as a progress bar; b"" for others."""
+        before, _, last = self.rest().rstrip(b"\r").rpartition(b"\r")
+        return last[-_STATE:] if before else b""
 
     def _reopen(self) -> bool:
         try:
@@ -63,12 +75,16 @@ class LogReader:
         return True
 
 
+def _cut(line: bytes) -> list[bytes]:
+    return [line[begin : begin + LONGEST] for begin in range(0, max(1, len(line)), LONGEST)]
+
+
 def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
     """Print the log until the job has ended, or nobody reads it."""
     log, asked = LogReader(folder / name, first - 1), -_ASK_S
     reader = select.poll()
     reader.register(1, 0)  # for its end
-    over = not job
+    over, shown = not job, b""
     while True:
         # What the log has got before the end is read after it.
         last = over or (folder / "end.json").exists()
@@ -77,6 +93,9 @@ def follow(folder: Path, name: str, job: str, first: int, mark: str) -> None:
         if last:
             put(log.rest())
             return
+        if mark and shown != log.state():
+            shown = log.state()
+            put(mark.encode() + b"\t" + shown + b"\n")
         if time.monotonic() - asked >= _ASK_S:
             asked = time.monotonic()
             state = ask_queue(job)

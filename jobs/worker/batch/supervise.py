@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.events import PREFIX, parse_event
+from ..runtime.events import MARK, PREFIX, parse_event, render_event
 from .launch import Launch, build_argv
 from .notices import WAIT_S, NoticeWatch, describe_notice, has_no_room
 from .slurm import SlurmJob
@@ -32,7 +31,7 @@ _NOT_STARTED = re.compile(
     rb"error launching[_ ]processes|unable to run bstrap_proxy", re.IGNORECASE
 )
 # Hydra's report of a rank that ended by a signal, in two lines.
-_RANK = re.compile(rb"RANK (\d+) PID \d+ RUNNING AT (\S+)")
+_RANK = re.compile(rb"RANK (\d{1,9}) PID \d+ RUNNING AT (\S+)")
 # Its words when the connection to a node breaks, which may be before Slurm notices.
 _LOST = re.compile(rb"Downstream from host (\S+) exited abnormally")
 _KILLED = re.compile(rb"KILLED BY SIGNAL: (\d+ \(.*\))")
@@ -46,6 +45,8 @@ class LogWatch:
 
     path: Path
     offset: int = 0
+    mark: str = field(default_factory=lambda: os.environ.get(MARK, ""))
+    """The mark of the job's events."""
     errors: list[dict[str, Any]] = field(default_factory=list)
     failed_at: float | None = None
     """When the first failure was seen, by the monotonic clock."""
@@ -58,6 +59,8 @@ class LogWatch:
     lost: tuple[str, ...] = ()
     """The nodes that mpirun has lost."""
     steps: StallDetector = field(default_factory=StallDetector)
+    has_begun: bool = False
+    """Whether ranks run: from now on, the log may contain anything that looks like mpirun's words."""
     _partial: bytes = b""
 
     @property
@@ -74,15 +77,15 @@ class LogWatch:
         self.disk_full = self.disk_full or _FULL in new
         *lines, self._partial = (self._partial + new).split(b"\n")
         for line in lines:
-            event = parse_event(line.decode(errors="replace")) if _PREFIX in line else None
-            if event:
+            text = line.decode(errors="replace") if _PREFIX in line else ""
+            if event := parse_event(text, self.mark):
                 self._take(event)
             else:
                 self._take_report(line)
-            if (event and event["event"] == "error") or _NOT_STARTED.search(line):
-                self.failed_at = self.failed_at or time.monotonic()
 
     def _take_report(self, line: bytes) -> None:
+        if not self.has_begun and _NOT_STARTED.search(line):
+            self._note_failure()
         if lost := _LOST.search(line):
             self.lost += (lost[1].decode(errors="replace"),)
         if "signal" in self.killed:
@@ -96,9 +99,14 @@ class LogWatch:
         kind = event["event"]
         if kind == "error":
             self.errors.append(event)
+            self._note_failure()
         elif kind == "start":
             self.start = event
+        self.has_begun = self.has_begun or kind in ("start", "running")
         self.steps.see(kind, str(event.get("name", "")), time.monotonic())
+
+    def _note_failure(self) -> None:
+        self.failed_at = self.failed_at or time.monotonic()
 
 
 @dataclass
@@ -207,4 +215,4 @@ def announce(*, amid_line: bool = False, **fields: object) -> None:
     """Print an event to the job's log, as a rank does; ``amid_line``, on a line of its own."""
     # The log's disk may be full.
     with suppress(OSError):
-        print("\n" * amid_line + f"{PREFIX}{json.dumps(fields)}", flush=True)
+        print("\n" * amid_line + render_event(fields, os.environ.get(MARK, "")), flush=True)

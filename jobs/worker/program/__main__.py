@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..runtime.errors import BackendError, PlacementError, WorkerError, first_line
-from ..runtime.events import Events
+from ..runtime.events import Events, take_mark
 from ..runtime.heartbeat import Heartbeat
 from ..runtime.pinning import take_place
 from ..runtime.process import leave, read_identity
@@ -30,11 +30,11 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program as this rank. Returns its exit code, or 127 if there is no such program."""
-    args = _parse(argv)
-    events = Events()
+    args, mark = _parse(argv), take_mark()
+    events = Events(mark=mark)
     try:
         identity = read_identity(os.environ)
-        events = Events(identity.rank)
+        events = Events(identity.rank, mark=mark)
         # Not by loading torch: it may bind this thread to a CPU, which the program would inherit.
         take_place(os.environ, _requested_threads)
         own = read_words(Path(args.environment)) if args.environment else []
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         events.error(error.message, error.hint)
         return 1
     name = args.program[0]
+    events.emit("running")
     try:
         code, asked = _run(args.program, args.folder, environ, Heartbeat(identity, events))
     except OSError as error:

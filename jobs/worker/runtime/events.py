@@ -1,7 +1,9 @@
 """Events: the lines by which a running job reports to the machine that submitted it.
 
-Rank 0 prints JSON objects on standard output, one per line, each after :data:`PREFIX`; all other output is
-log text. Only ``error`` events, and notes about a rank that is silent, come from any rank.
+Rank 0 prints JSON objects on standard output, one per line, each after :data:`PREFIX` and its job's mark,
+as in ``@spr 5f3a91c2 {"event": "note", "text": "hello"}``. All other output, and an event without the mark
+or without its fields, is log text: programs print what they like. Only ``error`` events, and notes about a
+rank that is silent, come from any rank.
 
     start   world_size, hosts, backend, dtype, model, versions
     phase   name, such as load or train; when the phase begins
@@ -14,6 +16,7 @@ log text. Only ``error`` events, and notes about a rank that is silent, come fro
     note    text
     trial   samples_per_second, steps, seconds; what a trial (--trial-seconds) measured
     result  the content of results.json
+    running a program of `run` starts
     error   message, hint, rank, host, lost_peer (true if this rank only saw the effect of another
             rank's failure)
 
@@ -23,16 +26,34 @@ its batch script adds ``restarted``, with attempt and nodes.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 PREFIX = "@spr "
+MARK = "SPR_MARK"
+"""The environment variable that gives batch process and ranks their job's mark."""
 STEP_SECONDS = 0.25
 """Least time between two ``step`` events, so that fast steps do not flood the terminal."""
+
+
+def mark_of(job: str) -> str:
+    """Return the mark in the events of the job with this ID, which has a random part."""
+    return hashlib.sha256(job.encode()).hexdigest()[:8]
+
+
+def render_event(fields: Mapping[str, object], mark: str = "") -> str:
+    """Return an event as a line, without its end. Raises ``ValueError`` for a number that JSON lacks."""
+    return f"{_begin(mark)}{json.dumps(fields, allow_nan=False)}"
+
+
+def _begin(mark: str) -> str:
+    return f"{PREFIX}{mark} " if mark else PREFIX
 
 
 class Events:
@@ -43,8 +64,10 @@ class Events:
         rank: int = 0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        mark: str = "",
     ) -> None:
         self.rank = rank
+        self._mark = mark
         self._stream = stream
         self._clock = clock
         self._last_step: float | None = None
@@ -82,20 +105,101 @@ class Events:
         # One write per line: mpirun merges the ranks' output as it comes. (Tests replace sys.stdout.)
         stream = self._stream or sys.stdout
         timed = {**fields, "at": round(time.time(), 1)}
-        stream.write(f"{PREFIX}{json.dumps(timed, allow_nan=False)}\n")
+        stream.write(f"{render_event(timed, self._mark)}\n")
         stream.flush()
 
 
-def parse_event(line: str) -> dict[str, Any] | None:
+def take_mark() -> str:
+    """Return the mark of this process's job. The programs that it starts don't get it."""
+    return os.environ.pop(MARK, "")
+
+
+def parse_event(line: str, mark: str = "") -> dict[str, Any] | None:
     """Return the event in a line of a job's output, or None for log text.
 
-    Text before the prefix is skipped: it may be another rank's unfinished line.
+    Text before the prefix is skipped: it may be another rank's unfinished line. Logs of earlier versions
+    have no ``mark``.
     """
-    _, found, text = line.partition(PREFIX)
+    _, found, text = line.partition(_begin(mark))
     if not found:
         return None
     try:
         event = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    return event if is_valid(event) else None
+
+
+def is_valid(event: Any) -> bool:
+    """Return whether an event has the fields of its kind."""
+    if not isinstance(event, dict):
+        return False
+    fields = _FIELDS.get(str(event.get("event")))
+    if fields is None:
+        return False
+    known = {name: check for name, check in _OPTIONAL.items() if name in event}
+    return all(name in event and check(event[name]) for name, check in {**known, **fields}.items())
+
+
+def _is_text(value: Any) -> bool:
+    # Half of a surrogate pair can't be printed.
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def _is_total(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e15
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_shares(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+_SPEED = ("samples_per_second", "tokens_per_second", "eta_seconds")
+_STEP: dict[str, Callable[[Any], bool]] = {"step": _is_count, "total": _is_total}
+_FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "start": {
+        "world_size": _is_count,
+        "hosts": _are_texts,
+        "backend": _is_text,
+        "dtype": _is_text,
+    },
+    "phase": {"name": _is_text},
+    "resumed": _STEP,
+    "step": {
+        **_STEP,
+        **dict.fromkeys(("epoch", "loss", *_SPEED), _is_number),
+        "shares": _are_shares,
+    },
+    "checkpoint": {"step": _is_count, "name": _is_text},
+    "stopped": {**_STEP, "checkpoint": _is_text},
+    "note": {"text": _is_text},
+    "trial": {"samples_per_second": _is_number, "steps": _is_count, "seconds": _is_number},
+    "result": {},
+    "running": {},
+    "restarted": {"attempt": _is_count, "nodes": _are_texts},
+    "error": {"message": _is_text},
+}
+_OPTIONAL: dict[str, Callable[[Any], bool]] = {
+    "at": _is_number,
+    "hint": _or_none(_is_text),
+    "rank": _or_none(_is_count),
+    "host": _or_none(_is_text),
+    "lost_peer": lambda value: isinstance(value, bool),
+    "exit_code": _is_count,
+}

@@ -34,7 +34,7 @@ import torch
 
 from .context import Hardware, Options, Phases, RankContext, RankFacts, package_versions
 from .errors import StoppedError, WorkerError, first_line
-from .events import Events
+from .events import Events, take_mark
 from .heartbeat import Heartbeat
 from .logs import keep_log
 from .output import RESULTS, prepare_output, save_json
@@ -72,10 +72,11 @@ def run_job(main: Main[Options], options: Options, settings: RunSettings | None 
     # Progress bars would tear the event lines apart in the merged output of all ranks.
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    events = Events()
+    mark = take_mark()
+    events = Events(mark=mark)
     try:
         identity = read_identity(os.environ)
-        events = Events(identity.rank)
+        events = Events(identity.rank, mark=mark)
         with _watch_peers(identity, events):
             _run(main, options, settings or RunSettings(), events)
     except StoppedError as stopped:

@@ -66,7 +66,7 @@ class LocalShell(FakeHost):
             text=True,
             timeout=timeout_s,
         )
-        for line in done.stdout.splitlines() if on_line else ():
+        for line in (done.stdout + done.stderr).splitlines() if on_line else ():
             assert on_line is not None
             on_line(line)
         if check and done.returncode:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.errors import ConnectionLostError
-from jobs.cli.logs import only_since
+from jobs.worker.runtime.events import mark_of, render_event
 from provision.host import Result
 from tests.harness.command_line import CommandLine, StagedHost, open_command_line
 from tests.infra.local.fakes import Endpoint
@@ -189,7 +188,7 @@ def test_logs_show_events_as_text(line: CommandLine, head: Head) -> None:
     step = {"epoch": 1, "loss": 0.5, "samples_per_second": 2, "tokens_per_second": 9}
     restarted = event(event="restarted", attempt=2, nodes=["node0", "node2"])
     shown = event(event="step", step=1, total=4, eta_seconds=3, shares={"a": 1}, **step)
-    read(line, "text", event(event="note", text="hello"), event(event="x"), restarted, shown)
+    read(line, "text", event(event="note", text="hello"), restarted, shown)
     text = line.must("logs").out.splitlines()
     assert text[:3] == ["text", "hello", "attempt 2, on node0, node2"]
     assert text[3].endswith(
@@ -205,14 +204,11 @@ def test_logs_since_a_time(line: CommandLine, head: Head) -> None:
     assert line.run("logs", "--since", "soon").code == 2
 
 
-def test_only_the_last_lines_by_the_times_of_their_events() -> None:
-    lines: list[str] = []
-    sink = only_since(datetime.fromtimestamp(1_800_000_000, timezone.utc), lines.append)
-    at = 1_800_000_000.0
-    late = event(event="step", at=at + 1)
-    for line in ("old", event(event="x"), event(event="step", at=at - 1), late, "new", "@spr {"):
-        sink(line)
-    assert lines == [late, "new", "@spr {"]
+def test_logs_of_an_earlier_version_have_no_marks(line: CommandLine, head: Head) -> None:
+    note = {"event": "note", "text": "ours"}
+    old, new = f"@spr  {json.dumps(note)}", render_event(note, mark_of("squad-1"))
+    read(line, old, new, old)
+    assert line.must("logs").out == f"ours\nours\n{old}\n"
 
 
 def test_logs_of_a_rank_that_is_not_there(line: CommandLine, head: Head) -> None:

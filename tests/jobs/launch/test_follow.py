@@ -18,19 +18,39 @@ from typing import Any
 
 import pytest
 
+from cluster.cli.wrapping import printable
 from infra.errors import HangupError, HostError, JobError
 from jobs.launch.ending import JobEnd
 from jobs.launch.follow import JobOutput, explain, note_silence, stop_job
 from jobs.launch.plan import JobPaths
 from jobs.launch.queue import SlurmLauncher
 from jobs.launch.session import JobSession
+from jobs.worker.batch.supervise import LogWatch
+from jobs.worker.runtime.events import mark_of, render_event
 from provision.host import Host
+from provision.ssh import LINE_BYTES, split_lines
 from tests.fakes import FakeHost
 from tests.jobs.context import job_context
 
 PATHS = JobPaths("squad-1")
 DONE = JobEnd("succeeded", 0)
 
+HOSTILE = [
+    b'@spr {"event":"step","step":1}\n',
+    b'@spr {"event": "step", "step": 1, "total": 0}\n',
+    b'@spr {"event": "error", "message": "x", "exit_code": "abc"}\n',
+    b'@spr {"event": "error", "message": "x", "exit_code": 0}\n',
+    b'@spr {"event": "restarted", "attempt": 2, "nodes": ["node1"]}\n',
+    b'@spr 00000000 {"event": "result", "f1": 100}\n',
+    b"@spr " + b"[" * 200_000,
+    b"error launching processes\nUnable to run bstrap_proxy on node1\n",
+    b"= RANK " + b"9" * 5000 + b" PID 1 RUNNING AT node9\n= KILLED BY SIGNAL: 9 (Killed)\n",
+    b"\x1b]0;title\x07\x1b[2J\x1b[Hx\x9b2J\x1bcy\n\x1b]0;unfinished\nz\n",
+    b"\r".join(b"%d%%" % each for each in range(100_000)) + b"\n",
+    b"\xff\xfe\0\x07\b\n" * 1000,
+    b"x" * 5_000_000,
+]
+"""What 13 programs print that imitate our protocol or mpirun, escape, flood, and never end a line."""
 # A command that follows a job, as `train` does: the launcher is a stand-in that writes what it does.
 _FOLLOWER = """
 import sys, time
@@ -51,7 +71,7 @@ LOG = Path(sys.argv[1])
 class Launcher:
     flags = "--name bert"
     head = SimpleNamespace(close=lambda: None)
-    def follow(self, paths, on_line, on_wait):
+    def follow(self, paths, on_line, *_):
         LOG.write_text("following\\n")
         for number in range(int(sys.argv[2])):
             time.sleep(0.05)
@@ -85,7 +105,11 @@ class StandIn(SlurmLauncher):
     graces: list[int] = field(default_factory=list)
 
     def follow(
-        self, paths: JobPaths, on_line: Callable[[str], None], on_wait: Callable[[str], None]
+        self,
+        paths: JobPaths,
+        on_line: Callable[[str], None],
+        on_wait: Callable[[str], None],
+        on_state: Callable[[str], None] = print,
     ) -> JobEnd:
         return self.follow_(on_line, on_wait)
 
@@ -287,3 +311,22 @@ def test_a_failure_is_explained_by_its_end_and_the_ranks_own_hint() -> None:
     assert explain(end, JobOutput(ignore, ignore), "the log").hint == "the log"
     unknown = explain(JobEnd("failed", 9), JobOutput(ignore, ignore, lines=["why", " "]), "")
     assert unknown.message == "the job ended with exit code 9: why"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_a_program_prints_is_text(text: bytes, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(render_event({"event": "running"}, mark_of("squad-1")).encode() + b"\n" + text)
+    watch = LogWatch(log, mark=mark_of("squad-1"))
+    watch.poll()
+    assert (watch.errors, watch.failed_at, watch.start) == ([], None, {})
+
+    events, shown = list[Any](), list[str]()
+    output = JobOutput(events.append, shown.append, "squad-1")
+    for line in split_lines([log.read_bytes()]):
+        output.add_line(line)
+    assert [each["event"] for each in events] == ["running"]
+    assert shown
+    assert max(map(len, shown)) <= LINE_BYTES
+    assert all(printable(line).isprintable() for line in shown)
+    assert explain(JobEnd("failed", 3), output, "").message

@@ -18,6 +18,7 @@ from jobs.launch.ending import JobEnd
 from jobs.launch.history import list_jobs
 from jobs.launch.plan import STOP_SECONDS, JobPaths
 from jobs.launch.queue import SlurmLauncher
+from tests.fakes import marked
 from tests.jobs.context import event
 from tests.jobs.launch.this_machine import ThisMachine, is_gone, read_soon, submit, wait_for
 
@@ -209,10 +210,11 @@ def test_an_error_of_the_program_is_not_tried_again(head: ThisMachine) -> None:
 
 def test_the_last_attempt_is_the_end(head: ThisMachine) -> None:
     lost = event(event="error", message="peer gone", rank=0, host="a", lost_peer=True)
-    end, lines, _ = follow(head, submit(head, f"echo '{lost}'; exit 9", retries=1))
+    paths = submit(head, f"echo '{lost}'; exit 9", retries=1)
+    end, lines, _ = follow(head, paths)
     assert (end.state, end.exit_code, end.attempt) == ("failed", 9, 2)
     assert (end.rank, end.host, end.message) == (0, "a", "peer gone")
-    assert lines.count(lost) == 2
+    assert lines.count(marked(lost, paths.root)) == 2
 
 
 @pytest.mark.parametrize("lost", ["node0", "node1"], ids=["its first node", "another one"])

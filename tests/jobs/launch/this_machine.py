@@ -21,7 +21,7 @@ from jobs.launch.plan import JobPaths
 from jobs.launch.queue import SlurmLauncher
 from jobs.worker.batch.launch import Launch
 from provision.host import LineSink, Result
-from tests.fakes import FakeStream
+from tests.fakes import FakeStream, marked
 from tests.jobs.launch import fake_slurm
 
 NODES = ("node0", "node1", "node2")
@@ -261,7 +261,9 @@ def submit(
     paths = JobPaths(job_id, home=str(head.home))
     if not Path(paths.code).exists():
         place_files(head, paths, {**worker_files(), "output/.keep": b""})
+    script, *again = (marked(each, paths.root) for each in (script, *more.pop("again", ())))
     values: dict[str, Any] = {
+        "again": tuple(again),
         "folder": paths.root,
         "head": "node0",
         "mpirun": str(head.bin / "mpirun"),

@@ -12,6 +12,7 @@ import pytest
 
 from jobs.top.collect import render_input
 from jobs.top.queue_and_logs import LogTail, parse_queue_line
+from jobs.worker.runtime.events import mark_of, render_event
 from tests.jobs.top.samples import JOB, NodeProcess, write_metrics
 
 # A login to a worker runs its command here; node2 refuses, and node3 is silent.
@@ -28,6 +29,8 @@ QUEUE = f"""\
 echo '12|{JOB}|RUNNING|5:01|2|node[0-1]|None'
 echo '13|a|b|PENDING|0:00|4||Resources'
 """
+REST = {"epoch": 0.5, "tokens_per_second": 9, "shares": {}}
+"""More that a step's event has."""
 Begin = Callable[..., NodeProcess]
 
 
@@ -77,9 +80,12 @@ def is_running(process: Path) -> bool:
 
 def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None:
     write_metrics(tmp_path / "spr-jobs", 0, 30)
-    step = {"event": "step", "step": 30, "total": 90, "loss": 2.5, "samples_per_second": 8.0}
-    events = [{"event": "phase", "name": "train"}, {**step, "eta_seconds": 7.5}]
-    log = "".join(f"@spr {json.dumps(event)}\n" for event in events)
+    step = {"step": 30, "total": 90, "loss": 2.5, "samples_per_second": 8.0, "eta_seconds": 7.5}
+    events: list[dict[str, Any]] = [
+        {"event": "phase", "name": "train"},
+        {"event": "step", **step, **REST},
+    ]
+    log = "".join(f"{render_event(event, mark_of(JOB))}\n" for event in events)
     (tmp_path / "spr-jobs" / JOB / "log").write_text(f"a line\n{log}and another\n")
 
     with begin("node0", "node1") as relay:
@@ -91,8 +97,7 @@ def test_nodes_queue_and_logs_are_one_line(begin: Begin, tmp_path: Path) -> None
     assert job == {
         "job": JOB,
         "phase": "train",
-        **{name: value for name, value in step.items() if name != "event"},
-        "eta_seconds": 7.5,
+        **step,
     }
     assert found["queue_error"] == ""
     assert [(row["name"], row["nodes"], row["reason"]) for row in found["queue"]] == [
@@ -176,7 +181,7 @@ def test_a_log_keeps_its_last_step_when_other_lines_follow(tmp_path: Path) -> No
     assert tail.look(0.0) == {}
 
     event = {"step": 5, "total": 9, "loss": 1.0, "samples_per_second": 2.0, "eta_seconds": 3.0}
-    log.write_text(f"@spr {json.dumps({'event': 'step', **event})}\n")
+    log.write_text(render_event({"event": "step", **event, **REST}) + "\n")
     modified = log.stat().st_mtime
     assert tail.look(modified + 4) == {**event, "age_s": 4.0}
 

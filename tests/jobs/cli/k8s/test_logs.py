@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -14,13 +13,14 @@ from typing import Any
 import pytest
 
 from jobs.kubernetes import api, pod_log
+from jobs.worker.runtime.events import mark_of, render_event
 from tests.jobs.cli.k8s.test_submit import SUBMIT
 from tests.jobs.kubernetes.scenes import JOB, TRAIN_JOB, K8s, ended, job
 from tests.jobs.kubernetes.server import KubernetesServer
 
 
 def event(kind: str, **fields: Any) -> str:
-    return f"@spr {json.dumps({'event': kind, **fields, 'at': 1.0})}"
+    return render_event({"event": kind, **fields, "at": 1.0}, mark_of("bert"))
 
 
 def stamped(texts: list[str], per_second: int = 3) -> list[str]:

@@ -6,7 +6,7 @@
 mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
 exec >> log 2>&1
 [ -d code/worker ] || ssh node0 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cf - $(ls -d code data model job.json run.sh output/.keep 2>/dev/null)' | tar -xf -
-export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code
+export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae
 exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
 {
  "folder": "/home/ubuntu/spr-jobs/squad-20260731-142501",

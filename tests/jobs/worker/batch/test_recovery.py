@@ -55,10 +55,11 @@ def test_only_the_phase_with_steps_can_hang() -> None:
 
 def test_the_log_tells_of_errors_hosts_and_steps(tmp_path: Path) -> None:
     log = tmp_path / "log"
+    figures = ("epoch", "loss", "samples_per_second", "tokens_per_second", "eta_seconds")
     events = [
-        {"event": "start", "hosts": ["a", "b"]},
+        {"event": "start", "hosts": ["a", "b"], "world_size": 2, "backend": "", "dtype": ""},
         {"event": "phase", "name": "train"},
-        {"event": "step", "step": 1},
+        {"event": "step", "step": 1, "total": 9, **dict.fromkeys(figures, 1), "shares": {}},
         {"event": "error", "message": "m", "lost_peer": True},
     ]
     log.write_text("text\n" + "".join(f"@spr {json.dumps(event)}\n" for event in events))

@@ -32,7 +32,8 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
   "CCL_WORKER_COUNT": "1",
   "CCL_ATL_TRANSPORT": "ofi",
   "CCL_LOG_LEVEL": "error",
-  "CCL_KVS_IFACE": "ens5"
+  "CCL_KVS_IFACE": "ens5",
+  "SPR_MARK": "7794faae"
  },
  "pinning": {
   "node0": [

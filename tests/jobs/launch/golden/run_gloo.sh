@@ -28,7 +28,8 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
   "PYTHONUNBUFFERED": "1",
   "LD_PRELOAD": "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
   "OMP_NUM_THREADS": "32",
-  "OMP_PROC_BIND": "false"
+  "OMP_PROC_BIND": "false",
+  "SPR_MARK": "7794faae"
  },
  "pinning": {
   "node0": [

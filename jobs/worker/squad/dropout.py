@@ -18,7 +18,8 @@ _New = TypeVar("_New", bound=nn.Module)
 class HashDropout(nn.Module):
     """Dropout of elements by a hash of their position and ``seed``, an int32 tensor without dimensions.
 
-    The backward pass computes the mask again instead of reading it.
+    The backward pass computes the mask again instead of reading it. Each call leaves another seed, because
+    layers may share a dropout, as ALBERT's do.
     """
 
     def __init__(self, p: float) -> None:
@@ -31,9 +32,12 @@ class HashDropout(nn.Module):
         if not self.training:
             return values
         mixed = torch.arange(values.numel(), dtype=torch.int32).view(values.shape) + self.seed
-        # Two rounds of a multiplication and a shift, as in https://github.com/skeeto/hash-prospector
-        mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D
-        mixed = (mixed ^ (mixed >> 15)) * (0x846CA68B - 2**32)
+        # Multiples of the golden ratio are far apart. Not in place: the backward pass needs the old one.
+        self.seed = self.seed + (0x9E3779B9 - 2**32)
+        # Two rounds of a multiplication and a shift, as in https://github.com/skeeto/hash-prospector. Its
+        # shifts fill with zeros, those of int32 with the sign: x and ~x would have the same hash.
+        mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)) * 0x7FEB352D
+        mixed = (mixed ^ ((mixed >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
         keep = mixed >= int(self.p * 2**32) - 2**31
         return torch.where(keep, values * (1 / (1 - self.p)), 0.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers import AlbertConfig, AlbertForQuestionAnswering
 
 from jobs.worker.squad.dropout import HashDropout, draw_seeds, replace_dropouts, restore_dropouts
 
@@ -26,13 +27,16 @@ def test_it_drops_its_share_and_scales_the_rest(p: float) -> None:
     assert float((found == 0).float().mean()) == pytest.approx(p, abs=tolerance)
 
 
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**31 - 1])
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**31 - 1, -ONES.numel() // 2])
 def test_rows_columns_and_seeds_are_independent(seed: int) -> None:
     layer = HashDropout(0.5)
     here = (dropped(layer, seed) > 0).float().view(-1, 96)
     there = (dropped(layer, (seed + 1) % 2**31) > 0).float().view(-1, 96)
     count = here.numel()
-    for one, other in ((here, there), (here[1:], here[:-1]), (here[:, 1:], here[:, :-1])):
+    # With the last seed, reversed: the hashes of x and ~x, which an arithmetic shift would make the same.
+    reverse = here.flatten().flip(0).view(here.shape)
+    pairs = ((here, there), (here[1:], here[:-1]), (here[:, 1:], here[:, :-1]), (here, reverse))
+    for one, other in pairs:
         agreement = float((one == other).float().mean())
         assert agreement == pytest.approx(0.5, abs=5 * 0.5 / count**0.5)
     # Sums of rows and columns vary as those of independent numbers do.
@@ -47,6 +51,33 @@ def test_gradients_pass_where_values_do() -> None:
     found.sum().backward()
     assert values.grad is not None
     assert torch.equal(values.grad, found)
+
+
+def test_each_layer_that_shares_a_dropout_drops_other_elements() -> None:
+    config = AlbertConfig(
+        vocab_size=99,
+        embedding_size=8,
+        hidden_size=8,
+        num_attention_heads=1,
+        intermediate_size=8,
+        hidden_dropout_prob=0.1,
+    )
+    model = AlbertForQuestionAnswering(config).train()
+    masks: list[torch.Tensor] = []
+    for each in replace_dropouts(model):
+        each.register_forward_hook(lambda _, given, found: masks.append(found == 0))
+
+    def take() -> list[torch.Tensor]:
+        masks.clear()
+        torch.manual_seed(1)
+        draw_seeds(model)
+        model(input_ids=torch.arange(2, 66).view(2, 32))
+        return list(masks)
+
+    first = take()
+    assert len(first) > config.num_hidden_layers
+    assert len({bytes(each.numpy()) for each in first}) == len(first)
+    assert all(map(torch.equal, first, take())), "the seed decides"
 
 
 def test_evaluation_drops_nothing() -> None:

@@ -149,16 +149,31 @@ def test_compiled_layers_give_the_same_step(
         assert torch.allclose(values, expected[name], rtol=1e-3, atol=5 * exact * scale), name
 
 
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "attention_dropout": 0.0}
+ALBERT = {
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.1,
+}
+"""One compiled layer, which each step calls three times, with other dropout each time."""
+
+
 @COMPILING
 @pytest.mark.full
-def test_compiled_dropout_and_attention_are_those_of_eager_mode() -> None:
-    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
+@pytest.mark.parametrize(
+    ("kind", "shape", "layers"), [("distilbert", DISTILBERT, 2), ("albert", ALBERT, 1)]
+)
+def test_compiled_dropout_and_attention_are_those_of_eager_mode(
+    kind: str, shape: dict[str, Any], layers: int
+) -> None:
+    from transformers import AutoConfig, AutoModelForQuestionAnswering
 
     torch.manual_seed(2)
-    config = DistilBertConfig(
-        vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=64, attention_dropout=0.0
-    )
-    model: Any = DistilBertForQuestionAnswering(config).train()
+    config = AutoConfig.for_model(kind, vocab_size=99, **shape)
+    model: Any = AutoModelForQuestionAnswering.from_config(config).train()
     ids = torch.randint(1, 99, (4, 48))
     mask = torch.ones_like(ids)
     mask[1, 40:] = 0
@@ -175,9 +190,10 @@ def test_compiled_dropout_and_attention_are_those_of_eager_mode() -> None:
         return float(loss.detach()), {n: p.grad.clone() for n, p in model.named_parameters()}
 
     without, _ = take()
-    assert compile_layers(model) == 2
+    assert compile_layers(model) == layers
     loss, gradients = take()
-    assert take()[0] == loss
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert take()[0] == loss
     for module in model.modules():
         module._compiled_call_impl = None
     eager, expected = take()
@@ -188,9 +204,8 @@ def test_compiled_dropout_and_attention_are_those_of_eager_mode() -> None:
     assert model.config._attn_implementation == NAME
     assert loss != pytest.approx(without, rel=1e-5)
     compile_layers(model, shared=True)
-    assert not layer_is_whole(model, 0)
-    assert layer_is_whole(model, 1)
-    assert count_compiled(model) == 2
+    assert [layer_is_whole(model, each) for each in range(layers)] == [False, True][:layers]
+    assert count_compiled(model) == layers
     assert take()[0] == pytest.approx(eager, rel=1e-5)
     plain_layers(model)
     assert count_compiled(model) == 0

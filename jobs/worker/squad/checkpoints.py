@@ -27,7 +27,7 @@ from ..runtime.errors import CheckpointError, first_line
 from ..runtime.output import CHECKPOINTS
 from ..runtime.ranks import Ranks
 from .features import Feature
-from .options import ANY_RUN, MAY_CHANGE, TrainOptions, flag
+from .options import ANY_RUN, BEFORE, MAY_CHANGE, TrainOptions, flag
 from .state import (
     State,
     TrainingProgress,
@@ -236,10 +236,11 @@ def require_same(saved: RunIdentity, now: RunIdentity) -> list[str]:
             f"the checkpoint has {saved.world_size} ranks, this run {now.world_size}",
             hint=f"resume with {saved.world_size} ranks, or start over without --resume",
         )
+    then = {**asdict(TrainOptions()), **BEFORE, **saved.options}
     changed = {
-        name: f"{flag(name)} {now.options.get(name)} (it was {saved.options.get(name)})"
+        name: f"{flag(name)} {now.options.get(name)} (it was {then.get(name)})"
         for name in sorted({*saved.options, *now.options})
-        if saved.options.get(name) != now.options.get(name)
+        if then.get(name) != now.options.get(name)
     }
     if refused := [text for name, text in changed.items() if name not in MAY_CHANGE]:
         raise CheckpointError(

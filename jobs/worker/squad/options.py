@@ -33,6 +33,8 @@ ANY_RUN = frozenset(
 """Options that do not affect what is learned."""
 MAY_CHANGE = frozenset({"epochs", "max_steps", "learning_rate", "warmup_ratio", "dtype"})
 """Options that do, but may change when a run is resumed, because the order of the data stays the same."""
+BEFORE = {"attention_dropout": True, "compile": "off", "wire": "fp32"}
+"""What runs did before these options existed, where it is not the default. Earlier checkpoints lack them."""
 BASE_RATE, BASE_BATCH = 5e-5, 16
 """The default learning rate, and the features per step (of all ranks) for which it is meant."""
 

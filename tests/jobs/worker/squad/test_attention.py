@@ -16,6 +16,7 @@ from transformers import (
     XLNetForQuestionAnsweringSimple,
 )
 
+from jobs.worker.squad import attention
 from jobs.worker.squad.attention import (
     NAME,
     attend,
@@ -95,6 +96,18 @@ def test_models_use_it_until_they_are_told_not_to(model: Any) -> None:
     assert model.training
     assert model.config._attn_implementation == NAME
     stop_using_products(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_attention_that_ignores_padding_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=32, **SMALL)
+    model = DistilBertForQuestionAnswering(config)
+    monkeypatch.setattr(
+        attention,
+        "attend",
+        lambda module, query, key, value, mask, *_, **__: attend(module, query, key, value, None),
+    )
+    assert not use_products(model)
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -1,24 +1,37 @@
 from __future__ import annotations
 
+import argparse
 import json
 import math
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from jobs.worker.runtime.errors import CheckpointError
+from jobs.worker.runtime.process import LocalPlace, RankIdentity
+from jobs.worker.runtime.ranks import Ranks
 from jobs.worker.squad.checkpoints import (
     EVERY_SECONDS,
     MOST_SHARE,
     WORTH_SECONDS,
+    Checkpoint,
     CheckpointTimer,
     RunIdentity,
+    digest,
+    identify,
+    read_checkpoint,
     require_same,
+    save_checkpoint,
 )
 from jobs.worker.squad.divergence import DivergenceDetector
-from jobs.worker.squad.options import TrainOptions, parse_argv
-from jobs.worker.squad.state import TrainingProgress
+from jobs.worker.squad.options import TrainOptions, from_namespace, parse_argv
+from jobs.worker.squad.state import State, TrainingProgress
 from tests.fakes import FakeClock
+from tests.jobs.worker.squad.threaded_ranks import run_threaded
 
 
 def test_progress_goes_through_json_unchanged() -> None:
@@ -88,6 +101,76 @@ def test_permitted_changes_are_reported_on_resume() -> None:
     elsewhere = SAVED._replace(ground={"torch": "2.7", "threads per rank": "4", "new": "1"})
     assert require_same(SAVED, elsewhere) == ["torch 2.7 (it was 2.13)"]
     assert require_same(SAVED._replace(ground={}), SAVED) == [], "a checkpoint of before"
+
+
+FIRST = {
+    "model": "scratch",
+    "data": "a.json",
+    "dataset": "squad",
+    "epochs": 1,
+    "batch_size": 8,
+    "learning_rate": 5e-05,
+    "warmup_ratio": 0.1,
+    "max_length": 384,
+    "stride": 128,
+    "seed": 42,
+    "dtype": "fp32",
+    "backend": "auto",
+    "ipex": False,
+    "skip_bad_records": False,
+    "max_steps": 2,
+}
+"""The options in checkpoint.json as the first version wrote it."""
+SECOND = {"accumulate": 1, "attention_dropout": False, "compile": "auto", "wire": "bf16"}
+PROGRESS = {
+    "step": 2,
+    "samples": 16,
+    "tokens": 1322,
+    "seconds": 3.25,
+    "curve": [[1, 4.5], [2, 4.25]],
+    "resumed": [],
+    "watch": {"level": 4.5, "best": 4.25, "high": 0},
+}
+ALONE = Ranks(RankIdentity(0, 1), "gloo", "", None, LocalPlace())
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ({"options": FIRST}, {"attention_dropout": True, "compile": "off", "wire": "fp32"}),
+        ({"options": {**FIRST, **SECOND}, "ground": {"torch": "2.13.0+cpu"}}, {}),
+    ],
+)
+def test_a_checkpoint_of_an_earlier_version_has_the_options_of_its_time(
+    written: dict[str, Any], given: dict[str, Any], tmp_path: Path
+) -> None:
+    identity = {"world_size": 1, "dtype": "fp32", "features": digest([]), **written}
+    content = {"identity": identity, "progress": PROGRESS}
+    (tmp_path / "checkpoint.json").write_text(json.dumps(content))
+    saved = read_checkpoint(tmp_path)
+    assert asdict(saved.progress)["step"] == 2
+    options = from_namespace(argparse.Namespace(**FIRST, **given), TrainOptions())
+    assert require_same(saved.identity, identify(options, ALONE, "fp32", [], {})) == []
+    other = identify(replace(options, ipex=True), ALONE, "fp32", [], {})
+    with pytest.raises(CheckpointError, match=r"options: --ipex True \(it was False\)$"):
+        require_same(saved.identity, other)
+
+
+def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    opened = Path("/proc/self/fd")
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append((opened / str(file)).readlink().name)
+    )
+    model = torch.nn.Linear(1, 1)
+    state, checkpoint = (
+        State(model, torch.optim.SGD(model.parameters())),
+        Checkpoint(SAVED, TrainingProgress(2)),
+    )
+    run_threaded(1, lambda rank: save_checkpoint(tmp_path, checkpoint, state, rank))
+    assert synced == ["state.pt", "checkpoint.json", "step-000002.partial", "checkpoints"]
 
 
 def test_the_options_travel_to_the_ranks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,11 +147,19 @@ def test_ranks_tokenize_together_and_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def work(ranks: Ranks) -> Encoded:
-        return encode_together(ranks, texts, tokenizer, TokenCache(tmp_path), notes.append)
+        here.node = f"node{ranks.rank // 2}"
+        cache = NodeCache(tmp_path / here.node)
+        return encode_together(ranks, texts, tokenizer, cache, notes.append)
 
-    notes: list[str] = []
+    class NodeCache(TokenCache):
+        def store(self, key: str, encoded: Encoded) -> None:
+            stored.append(here.node)
+            super().store(key, encoded)
+
+    here, stored, notes = threading.local(), list[str](), list[str]()
+    monkeypatch.setattr("socket.gethostname", lambda: here.node)
     assert all(same(found, encoded) for found in run_threaded(size, work))
-    assert len(list(tmp_path.iterdir())) == 1
+    assert sorted(stored) == [f"node{number}" for number in range(-(-size // 2))]
     monkeypatch.setattr("jobs.worker.squad.features.encode", None)  # nobody tokenizes again
     assert all(same(found, encoded) for found in run_threaded(size, work))
     assert notes == []

@@ -9,7 +9,10 @@ import textwrap
 from typing import TextIO
 
 # A command in backticks, or one of ours with its options.
-_COMMAND = re.compile(r"`[^`]+`|spr-cluster [a-z-]+(?: --[\w-]+(?: [^\s-]\S*)?)*")
+_COMMAND = re.compile(
+    r"`[^`]+`|spr-cluster [a-z-]+(?: (?:squad|digits|\S+-\d{8}-\d{6}-\w+)\b)*"
+    r"(?: --[\w-]+(?: [^\s-]\S*)?)*"
+)
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -47,8 +50,8 @@ def _wrap_line(line: str, width: int, indent: int) -> str:
     hanging = " " * (len(line) - len(line.lstrip(" ")) + indent)
 
     def keep_together(command: re.Match[str]) -> str:
-        fits = len(command[0]) <= width - len(hanging)
-        return command[0].replace(" ", _NO_BREAK) if fits else command[0]
+        # One that is longer than a line is left to the terminal: it copies it as one line.
+        return command[0].replace(" ", _NO_BREAK)
 
     filled = textwrap.fill(
         _COMMAND.sub(keep_together, line),

@@ -25,9 +25,9 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "jobs",
         "List the jobs on a cluster, oldest first. A job is queued, running, succeeded, failed (with its\n"
-        "exit code), cancelled, requeued (it lost a rank or node, and will run again), or lost (ended\n"
-        "without a trace, for example because the head was shut down). A job with a checkpoint and\n"
-        "without a model can be resumed: `spr-cluster train squad --resume JOB`.",
+        "exit code), cancelled, requeued (it lost a rank or node, and will run again), or lost (it\n"
+        "left the queue and nothing says how it ended, for example because the head was shut down). A\n"
+        "job with a checkpoint and without a model can be resumed: `spr-cluster train squad --resume JOB`.",
         _EXAMPLES,
     )
     add_cluster_options(parser)

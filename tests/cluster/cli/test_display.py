@@ -173,6 +173,23 @@ def test_a_long_line_is_wrapped_between_words_on_a_terminal_only(
     assert wrap(text) == "Resources: 2 instances (i-1, i-2); 1 key\n  pair (spr-cluster-spr)"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "spr-cluster fetch run-20261123-104829-5mr --name bert --cloud local",
+        "spr-cluster train squad --resume squad-20261123-104829-5mr --name bert --cloud local --results x",
+    ],
+    ids=["a job's ID", "longer than a line"],
+)
+def test_a_command_to_copy_is_never_broken(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    text = f"\x1b[2Jcheckpoint step-000040 is saved; to resume the job: {command}"
+    lines = wrap(text).split("\n")
+    assert [line.strip() for line in lines[-1:]] == [command]
+    assert lines[0].startswith("checkpoint")
+
+
 def test_a_command_is_never_broken_where_it_fits_on_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")

@@ -127,6 +127,7 @@ def test_masks_and_worker_cores_of_two_ranks() -> None:
     assert found["I_MPI_PIN_DOMAIN"] == "[0xc,0xc0]"
     assert found["CCL_WORKER_AFFINITY"] == "0,1,4,5"
     assert (found["CCL_WORKER_COUNT"], found["OMP_NUM_THREADS"]) == ("2", "2")
+    assert found["CCL_ALLREDUCE"] == "recursive_doubling:0-8192;ring:8193-max"
     plans = [read_plan({**found, "MPI_LOCALRANKID": rank}) for rank in "01"]
     assert plans == [
         RankPlacement("2-3", 2, "prefer:0", "0-1"),

@@ -33,6 +33,7 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
   "CCL_ATL_TRANSPORT": "ofi",
   "CCL_LOG_LEVEL": "error",
   "CCL_KVS_IFACE": "ens5",
+  "CCL_ALLREDUCE": "recursive_doubling:0-8192;ring:8193-max",
   "SPR_MARK": "7794faae"
  },
  "pinning": {

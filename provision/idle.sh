@@ -1,6 +1,7 @@
 # Powers an idle cluster off. Runs as root on every node; each records its last use, and the head
 # decides. provision/user_data.py sets the variables before these lines: idle_timeout (seconds),
 # state (a folder), homes.
+jobs=$homes/ubuntu/spr-jobs
 
 # /etc/hosts names the head once the cluster is connected; until then nothing is idle.
 head=$(getent -s files hosts node0 | while read -r address _; do echo "$address"; break; done)
@@ -17,12 +18,37 @@ in_session() {
 
 on_head() { [ -n "$(ip -o -4 address show to "$head")" ]; }
 
-# Slurm starts one process per job on each of its nodes. The head also counts jobs that wait for others;
-# one that is held, or needs more nodes than there are, must not keep the cluster running.
+# Whether the queue on stdin has a job that runs, waits for others, or waits for `repair`. One that is
+# held, or needs more nodes than there have ever been, must not keep the cluster running.
+in_queue() {
+    while IFS='|' read -r state reason name; do
+        case "$state $reason" in
+            RUNNING* | CONFIGURING* | COMPLETING*) return 0 ;;
+            "PENDING None" | "PENDING Resources" | "PENDING Priority" | "PENDING BeginTime") return 0 ;;
+            # A node of it is down or drained. Jobs that users submitted themselves do not count.
+            "PENDING ReqNodeNotAvail"* | "PENDING Nodes required for job are DOWN"*) mark=run.sh ;;
+            # There are fewer nodes than when it began.
+            "PENDING PartitionNodeLimit" | "PENDING PartitionConfig") mark=begin.json ;;
+            *) continue ;;
+        esac
+        if [ -n "$name" ] && [ -e "$jobs/$name/$mark" ]; then return 0; fi
+    done
+    return 1
+}
+
+# Slurm starts one process per job on each of its nodes. Only the head knows the queue.
 in_job() {
     if pgrep -x slurmstepd >/dev/null; then return 0; fi
-    on_head && timeout 20 squeue -h -o '%T %r' 2>/dev/null |
-        grep -qE '^(RUNNING|CONFIGURING|COMPLETING|PENDING (None|Resources|Priority|BeginTime)$)'
+    on_head && timeout 20 squeue -h -o '%T|%r|%j' 2>/dev/null | in_queue
+}
+
+# Whether `repair`, which makes this worker the head, would start a job again.
+waits_for_head() {
+    for job in "$jobs"/*; do
+        if [ -e "$job/end.json" ] || [ -e "$job/cancelled" ]; then continue; fi
+        if grep -qsx '#SBATCH --requeue' "$job/run.sh"; then return 0; fi
+    done
+    return 1
 }
 
 # Runs a command on all other nodes at the same time; skips unreachable ones.
@@ -44,6 +70,10 @@ if ! on_head; then
     # the port: a head under full load still accepts the connection.
     if [ ! -e "$state/last-head" ] || timeout 10 bash -c ": </dev/tcp/$head/22" 2>/dev/null; then
         touch "$state/last-head"
+        exit 0
+    fi
+    if waits_for_head; then
+        touch "$state/last-busy"
         exit 0
     fi
     idle_for "$state/last-head" && idle_for "$state/last-busy" || exit 0

@@ -229,32 +229,81 @@ def test_a_running_job_is_use_on_each_of_its_nodes(quiet: Machine, is_head: bool
     assert idle_for(quiet) < 60
 
 
+def keep_job(machine: Machine, name: str, *, begun: bool = False, **files: str) -> None:
+    """Put the files of a job with retries into its folder."""
+    folder = machine.path(f"/home/ubuntu/spr-jobs/{name}")
+    folder.mkdir(parents=True)
+    (folder / "run.sh").write_text("#!/bin/bash\n#SBATCH --requeue\n")
+    for file, text in {**files, **({"begin.json": "{}"} if begun else {})}.items():
+        (folder / file).write_text(text)
+
+
+_DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+
+
 @pytest.mark.parametrize(
     ("jobs", "is_use"),
     [
         ("", False),
-        ("RUNNING None", True),
-        ("COMPLETING None", True),
-        ("PENDING Resources", True),
-        ("PENDING Priority", True),
-        ("PENDING BeginTime", True),
-        ("PENDING None", True),
-        ("PENDING JobHeldUser", False),
-        ("PENDING launch failed requeued held", False),
-        ("PENDING PartitionNodeLimit", False),
-        ("PENDING Nodes required for job are DOWN, DRAINED or reserved for jobs in higher", False),
-        ("PENDING DependencyNeverSatisfied", False),
-        ("COMPLETED None", False),
-        ("PENDING JobHeldUser\nPENDING Priority", True),
+        ("RUNNING|None|mine", True),
+        ("CONFIGURING|None|mine", True),
+        ("COMPLETING|None|mine", True),
+        ("PENDING|Resources|mine", True),
+        ("PENDING|Priority|mine", True),
+        ("PENDING|BeginTime|mine", True),
+        ("PENDING|None|mine", True),
+        ("PENDING|JobHeldUser|begun", False),
+        ("PENDING|launch failed requeued held|begun", False),
+        ("PENDING|DependencyNeverSatisfied|new", False),
+        ("COMPLETED|None|mine", False),
+        ("FAILED|Resources|mine", False),
+        ("PENDING|JobHeldUser|mine\nPENDING|Priority|mine", True),
+        # It waits for `repair`.
+        ("PENDING|ReqNodeNotAvail, UnavailableNodes:node1|new", True),
+        (f"PENDING|{_DOWN}|new", True),
+        (f"PENDING|JobHeldUser|new\nPENDING|{_DOWN}|begun", True),
+        ("PENDING|PartitionNodeLimit|begun", True),
+        ("PENDING|PartitionConfig|begun", True),
+        # It never fitted, or is not ours.
+        ("PENDING|PartitionNodeLimit|new", False),
+        ("PENDING|PartitionConfig|new", False),
+        (f"PENDING|{_DOWN}|mine", False),
+        (f"PENDING|{_DOWN}|", False),
     ],
 )
-def test_a_job_that_runs_or_waits_for_another_is_use(
+def test_a_job_that_runs_or_waits_for_another_or_for_a_lost_node_is_use(
     quiet: Machine, jobs: str, is_use: bool
 ) -> None:
-    quiet.replace("squeue", f"[ \"$*\" = '-h -o %T %r' ] && echo '{jobs}'")
+    keep_job(quiet, "new")
+    keep_job(quiet, "begun", begun=True)
+    quiet.replace("squeue", f"[ \"$*\" = '-h -o %T|%r|%j' ] && echo '{jobs}'")
 
     assert (check_idle(quiet)[-1:] == [OFF]) is not is_use
     assert (idle_for(quiet) < 60) is is_use
+
+
+@pytest.mark.parametrize(
+    ("files", "waits"),
+    [
+        ({}, True),
+        ({"end.json": "{}"}, False),
+        ({"cancelled": ""}, False),
+        ({"run.sh": "#SBATCH --no-requeue\n"}, False),
+    ],
+)
+def test_a_worker_that_has_a_job_for_the_next_head_waits_for_repair(
+    quiet: Machine, files: dict[str, str], waits: bool
+) -> None:
+    keep_job(quiet, "ended", **{"end.json": "{}"})
+    keep_job(quiet, "other", **files)
+    quiet.replace("ip", "")
+    quiet.replace("bash", "exit 1")
+    heard = quiet.path("/run/spr-cluster/last-head")
+    heard.touch()
+    os.utime(heard, (time.time() - 9000,) * 2)
+
+    assert check_idle(quiet) == ([] if waits else [OFF])
+    assert (idle_for(quiet) < 60) is waits
 
 
 def test_a_queue_that_does_not_answer_is_not_use(quiet: Machine) -> None:

@@ -22,7 +22,7 @@ _DISK_SPEED = {
     key: key.replace("_", "-") for key in ("volume_throughput", "volume_iops", "volume_init_rate")
 }
 _JUST_NOW = timedelta(minutes=10)
-_NOT_RECORDED = {"name", "ssh_cidrs", "caller", "ttl"}
+_NOT_RECORDED = {"name", "ssh_cidrs", "caller"}
 # Options that cannot change while the cluster exists.
 _FIXED = {
     "stack": "--stack",
@@ -80,6 +80,7 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
         "amx": "required" if spec.amx_required else "optional",
         "market": " ".join(market),
         "max-price": "" if spec.max_price is None else f"{spec.max_price:g}",
+        "ttl": render_duration(record.options["ttl"]),
         "idle-timeout": render_duration(spec.idle_timeout) if spec.idle_timeout else "",
         "placement-group": "yes" if spec.placement_group else "no",
         "subnet": spec.subnet_id or "",
@@ -129,6 +130,8 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             "on_demand_allowed": read("market").split() == ["spot", "on-demand"],
             "max_price": read("max-price", lambda text: float(text) if text else None),
             "idle_timeout": read("idle-timeout", _parse_idle),
+            # Older records have the default.
+            **({"ttl": read("ttl", _parse_ttl)} if f"{_PREFIX}ttl" in labels else {}),
             "placement_group": read("placement-group") == "yes",
             "subnet_id": read("subnet") or None,
             # Clusters of earlier versions have public addresses.
@@ -147,6 +150,10 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             f"`spr-cluster down --name {labels.get(tags.CLUSTER, 'NAME')}`",
         ) from None
     return ClusterRecord(options, created, expires, generation)
+
+
+def _parse_ttl(text: str) -> timedelta:
+    return parse_duration(text, "ttl")
 
 
 def _parse_idle(text: str) -> timedelta | None:
@@ -186,6 +193,7 @@ def new_record(
     """
     options = spec.model_dump(exclude=_NOT_RECORDED)
     if old and not old.is_over(now) and (has_machines or now - old.created < _JUST_NOW):
+        options["ttl"] = old.options.get("ttl", spec.ttl)
         return ClusterRecord(options, old.created, old.expires, old.generation)
     # The tag stores whole seconds.
     start = now.replace(microsecond=0)

@@ -42,7 +42,7 @@ from infra.guard import describe_cluster
 from infra.ownership import ForeignClusterError
 from infra.plan import PlanInput
 from infra.purchase import Offer
-from infra.spec import parse_ssh_cidr
+from infra.spec import parse_ssh_cidr, render_duration
 from infra.tags import render_time
 from infra.words import counted, spoken_time
 from provision.stacks.load import DEFAULT_STACK, load_stack
@@ -140,6 +140,12 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
             raise UsageError(
                 f"no cluster {args.name!r} in {cloud.name} {cloud.region}{nearest_cluster(args.name)}",
                 hint=f"`spr-cluster up {ctx.flags}` creates one, `spr-cluster list` shows all clusters",
+            )
+        if must_exist and not plan_input.found.alive:
+            ttl = render_duration(plan_input.spec.ttl)
+            raise UsageError(
+                f"cluster {args.name!r} has no machines",
+                hint=f"`spr-cluster up {ctx.flags}` creates them, with a new time to live of {ttl}",
             )
         if "ttl" in given and plan_input.found.alive:
             ends = spoken_time(plan_input.record.expires, ctx.now())

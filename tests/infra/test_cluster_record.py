@@ -52,6 +52,7 @@ any_wishes = st.fixed_dictionaries(
         "on_demand_allowed": st.booleans(),
         # In cents, as prices are: a tag keeps six digits.
         "max_price": st.none() | st.integers(1, 99_999).map(lambda cents: cents / 100),
+        "ttl": whole_minutes,
         "idle_timeout": st.none() | whole_minutes,
         "placement_group": st.booleans(),
         "second_guard": st.booleans(),
@@ -86,13 +87,14 @@ def test_every_option_survives_the_tags(options: dict[str, Any]) -> None:
         assert not key.startswith("aws:")
 
 
-def test_a_record_without_the_speed_of_disks_is_read() -> None:
-    labels = {key: value for key, value in labels_of().items() if "volume-i" not in key}
+def test_a_record_without_the_speed_of_disks_and_the_ttl_is_read() -> None:
+    labels = {k: v for k, v in labels_of().items() if "volume-i" not in k and "ttl" not in k}
 
     record = parse_record(labels)
 
     assert record is not None
     assert record.options["volume_iops"] is None
+    assert merge_options("bert", (CALLER,), {}, record).ttl == timedelta(hours=8)
     with pytest.raises(SprError, match="spr-cluster:volume-iops is 'many'"):
         parse_record({**labels, "spr-cluster:volume-iops": "many"})
 
@@ -194,18 +196,21 @@ def test_a_running_cluster_keeps_its_deadline() -> None:
     spec, record = make(ttl=timedelta(hours=2))
     later = NOW + timedelta(hours=1, minutes=59)
 
-    again = new_record(spec, later, record)
+    longer = merge_options("bert", (CALLER,), {"ttl": timedelta(hours=9)}, record)
+    again = new_record(longer, later, record)
 
     assert (again.created, again.expires) == (NOW, NOW + timedelta(hours=2))
+    assert again.options["ttl"] == timedelta(hours=2)
 
 
-def test_a_cluster_whose_time_is_over_begins_anew() -> None:
-    spec, record = make(ttl=timedelta(hours=2))
+def test_a_cluster_whose_time_is_over_begins_anew_with_its_own_time_to_live() -> None:
+    record = parse_record(labels_of(ttl=timedelta(hours=2)))
+    assert record is not None
     later = NOW + timedelta(hours=2)
     assert record.is_over(later)
     assert not record.is_over(later - timedelta(seconds=1))
 
-    again = new_record(spec, later, record)
+    again = new_record(merge_options("bert", (CALLER,), {}, record), later, record)
 
     assert (again.created, again.expires) == (later, later + timedelta(hours=2))
 

@@ -339,6 +339,26 @@ def test_repair_needs_a_cluster(line: CommandLine) -> None:
     assert not line.changes
 
 
+def test_repair_refuses_a_cluster_without_machines_and_up_keeps_its_time_to_live(
+    line: CommandLine,
+) -> None:
+    line.must("up", "--nodes", "2", "--ttl", "3h", "--yes")
+    for id_ in line.ids():
+        line.lose(id_)
+
+    result = line.run("repair", "--yes")
+
+    assert result.code == 2
+    assert result.message == (
+        "cluster 'spr' has no machines\n"
+        "  → `spr-cluster up --name spr` creates them, with a new time to live of 3h"
+    )
+    assert line.ids() == []
+    line.cloud.clock.now += 3600
+    until = datetime.fromtimestamp(line.cloud.clock.now + 3 * 3600, timezone.utc)
+    assert f"Nodes shut down automatically at {until:%H:%M} UTC" in line.must("up", "--yes").out
+
+
 def test_repair_refuses_a_cluster_without_a_record(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", "--yes", "--name", "bert")
     group = line.cloud.found("security_groups").group

@@ -193,7 +193,7 @@ def test_the_same_again_is_no_change() -> None:
 
 
 def test_a_running_cluster_keeps_its_deadline() -> None:
-    spec, record = make(ttl=timedelta(hours=2))
+    _, record = make(ttl=timedelta(hours=2))
     later = NOW + timedelta(hours=1, minutes=59)
 
     longer = merge_options("bert", (CALLER,), {"ttl": timedelta(hours=9)}, record)

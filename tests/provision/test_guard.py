@@ -229,16 +229,18 @@ def test_a_running_job_is_use_on_each_of_its_nodes(quiet: Machine, is_head: bool
     assert idle_for(quiet) < 60
 
 
-def keep_job(machine: Machine, name: str, *, begun: bool = False, **files: str) -> None:
+def keep_job(machine: Machine, name: str, **files: str) -> None:
     """Put the files of a job with retries into its folder."""
     folder = machine.path(f"/home/ubuntu/spr-jobs/{name}")
     folder.mkdir(parents=True)
     (folder / "run.sh").write_text("#!/bin/bash\n#SBATCH --requeue\n")
-    for file, text in {**files, **({"begin.json": "{}"} if begun else {})}.items():
+    for file, text in files.items():
         (folder / file).write_text(text)
 
 
-_DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+_DOWN = (
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def test_a_job_that_runs_or_waits_for_another_or_for_a_lost_node_is_use(
     quiet: Machine, jobs: str, is_use: bool
 ) -> None:
     keep_job(quiet, "new")
-    keep_job(quiet, "begun", begun=True)
+    keep_job(quiet, "begun", **{"begin.json": "{}"})
     quiet.replace("squeue", f"[ \"$*\" = '-h -o %T|%r|%j' ] && echo '{jobs}'")
 
     assert (check_idle(quiet)[-1:] == [OFF]) is not is_use

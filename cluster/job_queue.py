@@ -16,19 +16,27 @@ PENDING = "PENDING"
 USABLE = {"idle", "allocated", "mixed", "completing", "planned", "reserved"}
 """States of nodes on which Slurm runs jobs, or will run one."""
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
-# The scripts of all jobs are on every node, and so is the end of those that have ended. Slurm answers some
-# moments after the nodes are connected.
+# The scripts of all jobs and the marks that they have ended are on every node, except those that were cut
+# off meanwhile: the newest file of all nodes counts, and a mark that is older than its script belongs to an
+# earlier run in the same folder. Slurm answers some moments after the nodes are connected.
 _SUBMIT_AGAIN = r"""# submitting the jobs of the lost head again
-cd ~/spr-jobs 2>/dev/null || exit 0
+mkdir -p ~/spr-jobs/.marks && cd ~/spr-jobs || exit
+tail -n +2 ~/hosts 2>/dev/null | xargs -r -P 32 -I@ \
+  sh -c 'ssh -n -o ConnectTimeout=10 @ "%MARKS%" >.marks/@ || :'
+for archive in .marks/*; do tar --keep-newer-files -xf $archive; done 2>/dev/null
+rm -rf .marks
 for script in $(ls -tr -- */run.sh 2>/dev/null); do
   job=${script%/run.sh}
-  [ ! -e $job/end.json ] && [ ! -e $job/cancelled ] || continue
+  [ ! $job/end.json -nt $script ] && [ ! $job/cancelled -nt $script ] || continue
   grep -qx '#SBATCH --requeue' $script || { echo "left $job"; continue; }
+  rm -f $job/end.json $job/cancelled
   for i in $(seq 60); do found=$(squeue --noheader --name=$job --format=%A) && break; sleep 0.5; done
   [ -n "$found" ] || (cd $job && sbatch --parsable run.sh >/dev/null) && echo "again $job"
 done
 true
-"""
+""".replace(
+    "%MARKS%", "cd ~/spr-jobs && tar -H posix -cf - */run.sh */end.json */cancelled 2>/dev/null"
+)
 _SUMMARIZE = f"""# asking how busy the queue is
 timeout 2 sinfo --noheader --Node --format='%N|%T' && timeout 2 {LIST_QUEUE}
 """

@@ -8,6 +8,7 @@ from importlib import resources
 
 from cluster.nodes import Node
 from provision.facts import HostFacts
+from provision.host import SSH_USER
 
 FOLDER = ".spr-cluster-slurm"
 """In the login user's home, while a node is being configured."""
@@ -74,7 +75,9 @@ def render_slurm_conf(name: str, nodes: Sequence[Node], facts: Mapping[str, Host
     place = f"ClusterName={name}\nSlurmctldHost={facts[head.name].hostname}({head.private_ip})\n"
     lines = [_render_node(node, facts[node.name]) for node in nodes]
     partition = f"PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO"
-    return "\n".join([place + _SETTINGS, *lines, f"{partition} State=UP", ""])
+    # By the login user's own group: AllowAccounts would need a database.
+    limits = f"AllowGroups={SSH_USER} State=UP"
+    return "\n".join([place + _SETTINGS, *lines, f"{partition} {limits}", ""])
 
 
 def _render_node(node: Node, facts: HostFacts) -> str:

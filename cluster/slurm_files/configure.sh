@@ -24,6 +24,8 @@ rm -rf /run/spr-cluster-health
 # Where Ubuntu 20.04's Slurm looks.
 [ ! -d /etc/slurm-llnl ] || ln -sfn $conf /etc/slurm-llnl/slurm.conf
 install -d -o slurm -g slurm $state
+# Data, models, and the variables of programs are none of other users' business.
+install -d -o ubuntu -g ubuntu -m 700 /home/ubuntu/spr-jobs
 install -o munge -g munge -m 400 munge.key /etc/munge/munge.key
 # Unlike `enable`, it takes no second for the packages' init scripts. It also reads the new files.
 systemctl --quiet add-wants multi-user.target munge.service slurmctld.service slurmd.service

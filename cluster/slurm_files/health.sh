@@ -1,6 +1,6 @@
 #!/bin/sh
 # Takes this node out of the queue if EC2 is about to take it back, or while a disk is full. slurmd runs
-# it as root every 5 seconds. While all is well, it is one `stat`, and on a spot node one `curl`.
+# it as root every 5 seconds. While all is well, it is one `stat` and one `find`, and on a spot node one `curl`.
 folder=/run/spr-cluster-health
 # The last decision: none, disk, or spot. Without it, as after a reboot, Slurm knows.
 memory=$folder/drained
@@ -65,6 +65,24 @@ find_full_disk() {
             break
         done
 }
+
+is_head() { grep -q "^NodeName=node0 NodeHostname=$(hostname) " /etc/slurm/slurm.conf; }
+
+# The jobs that were submitted and that ended while this node was away: as the head, it would otherwise
+# start them again. The newest files count.
+catch_up() {
+    runuser -u ubuntu -- sh -c 'cd /home/ubuntu/spr-jobs || exit 0
+        ssh -n -o ConnectTimeout=5 node0 "cd spr-jobs && tar -H posix -cf - */run.sh */end.json */cancelled" |
+            tar --keep-newer-files -xf - || exit
+        for job in *; do
+            [ ! $job/end.json -nt $job/run.sh ] && [ ! $job/cancelled -nt $job/run.sh ] ||
+                rm -f $job/environment.json
+        done' >/dev/null 2>&1
+}
+
+# slurmctld asks for this check, so a node that is cut off does not run it.
+[ -n "$(find $folder/seen -newermt '-30 seconds' 2>/dev/null)" ] || is_head || catch_up
+[ $? != 0 ] || : >$folder/seen
 
 reason=$(find_notice)
 reason=${reason:-$(find_full_disk)}

@@ -9,7 +9,7 @@ from infra.errors import UsageError
 from infra.words import counted
 from jobs.launch.placement import Placement
 from jobs.launch.plan import JobPaths, JobPlan
-from jobs.worker.batch.launch import Launch, build_argv
+from jobs.worker.batch.launch import FOLDER, Launch, build_argv
 from jobs.worker.batch.nodes import PARTS
 from jobs.worker.runtime.events import MARK, mark_of
 from provision.install import VENV
@@ -26,12 +26,23 @@ _SCRIPT = f"""\
 #SBATCH --{{requeue}}
 mkdir -p {{root}} && cd {{root}} || exit 1
 exec >> log 2>&1
-[ -d code/worker ] || \
-ssh {{launch.head}} 'cd {{root}} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | tar -xf -
-export PYTHONPATH={{code}} {MARK}={{mark}}
-exec {{venv}}/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
+for node in {{launch.head}} $(cat ~/hosts); do
+  [ ! -d code/worker ] || break
+  ssh $node 'cd {{root}} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | tar -xf -
+done 2>/dev/null
+export PYTHONPATH={{code}} {MARK}={{mark}} {FOLDER}={{root}}
+batch() {{{{
+exec {{venv}}/bin/python -m worker.batch "$@" <<'_END_OF_THE_LAUNCH_'
 {{content}}
 _END_OF_THE_LAUNCH_
+}}}}
+# This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
+batch &
+trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
+asked=1
+while [ "$asked" ]; do asked=; wait $!; code=$?; done
+[ $code -le 128 ] || [ $code = 143 ] || batch $code
+exit $code
 """
 _FIRST_WITH_NEW_NAME = "1.12"
 # Otherwise Intel MPI starts as many ranks on a node as Slurm has counted tasks, whatever -ppn says.

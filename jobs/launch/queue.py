@@ -13,7 +13,7 @@ from jobs.launch.history import list_jobs
 from jobs.launch.logs import FOLLOWING
 from jobs.launch.mpirun import render_batch_script
 from jobs.launch.plan import JobPaths
-from jobs.worker.batch.launch import Launch
+from jobs.worker.batch.launch import SECRETS, Launch
 from provision.host import Host, LineSink
 
 # Counted from the job's start: the longest that a laptop sleeps or a job runs.
@@ -22,13 +22,14 @@ _RECONNECT_DEADLINE_S = 7 * 24 * 3600
 _KILL_S = 60
 # The earlier log is that of a job that was resumed, or of the runs of a study, which share a folder.
 _SUBMIT = """# submitting a job
-cd {root} || exit
+cd {root} && chmod 700 .. || exit
 [ ! -s log ] || cat log >> log.earlier
 rm -f log begin.json end.json cancelled
 touch log
-# With it, the job starts again after the loss of the head.
-take="mkdir -p {root} && cd {root} && rm -f end.json cancelled && cat > run.sh.new && mv run.sh.new run.sh"
-export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new}'
+# With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
+take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f end.json cancelled &&
+  cat > run.sh.new && mv run.sh.new run.sh"
+export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new} || :'
 mv {new} run.sh && id=$(sbatch --parsable run.sh) || exit
 setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
 """
@@ -62,9 +63,11 @@ if [ -n "$job" ]; then
   fi
   ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
 fi
+rm -f {secrets}
 [ -s end.json ] || echo '{{"state": "cancelled", "exit_code": null}}' > end.json
 # A worker that becomes the head must not start it again.
-tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=5 @ "touch {root}/cancelled" 2>/dev/null
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c \
+  'ssh -n -o ConnectTimeout=5 @ "cd {root} && touch cancelled && rm -f {secrets}" || :' 2>/dev/null
 true
 """
 
@@ -162,6 +165,8 @@ class SlurmLauncher:
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
         """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the nodes out of reach."""
-        script = _CANCEL.format(root=paths.root, job=paths.job_id, polls=5 * grace_s)
+        script = _CANCEL.format(
+            root=paths.root, job=paths.job_id, polls=5 * grace_s, secrets=SECRETS
+        )
         done = self.head.run(script, check=False, timeout_s=grace_s + _KILL_S)
         return tuple(sorted(set(done.stdout.split())))

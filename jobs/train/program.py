@@ -12,6 +12,7 @@ from infra.errors import UsageError
 from jobs.launch.plan import JobPlan, PlacementOptions
 from jobs.train.program_files import ProgramFiles
 from jobs.train.request import chosen_backend
+from jobs.worker.batch.launch import SECRETS
 from provision.stacks.stack import Stack
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)
@@ -63,8 +64,8 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
     files |= {f"work/{name}": path for name, path in request.files.files.items()}
     argv = ["--folder=work", "--output=output"]
     if request.env:
-        files["environment.json"] = json.dumps(request.env).encode()
-        argv.append("--environment=environment.json")
+        files[SECRETS] = json.dumps(request.env).encode()
+        argv.append(f"--environment={SECRETS}")
     return JobPlan(
         kind=request.kind,
         module="worker.program",

@@ -108,6 +108,7 @@ def test_a_node_is_configured_and_its_daemons_start_the_key_first(tmp_path: Path
     assert any(call.startswith("install -o munge -g munge") for call in machine.calls)
     assert "NodeName=node2 " in machine.path("/etc/slurm/slurm.conf").read_text()
     assert os.access(machine.path("/etc/slurm/spr-cluster-epilog"), os.X_OK)
+    assert machine.path("/home/ubuntu/spr-jobs").stat().st_mode & 0o777 == 0o700
     for unit in ("munge", "slurmctld", "slurmd"):
         drop_in = machine.path(f"/etc/systemd/system/{unit}.service.d/spr-cluster.conf").read_text()
         assert "Restart=always\n" in drop_in

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from importlib import resources
 from pathlib import Path
 
@@ -38,6 +40,10 @@ if [ -e "$file" ]; then cat "$file"; printf '\\n200'; else printf '<xml/>\\n404'
 """
 
 
+# To the head, a folder.
+_SSH = 'cd {folder}/head && exec sh -c "${{!#}}"'
+
+
 class Node:
     """A node whose disks, metadata, and place in the queue are files."""
 
@@ -47,6 +53,10 @@ class Node:
         for name, body in (("stat", _DISKS), ("scontrol", _SCONTROL), ("curl", _CURL)):
             self.machine.replace(name, body.format(folder=folder))
         self.machine.replace("hostname", "echo ip-10-0-0-1")
+        self.machine.replace("runuser", 'exec "${@:4}"')
+        self.machine.replace("ssh", _SSH.format(folder=folder))
+        (folder / "head/spr-jobs").mkdir(parents=True)
+        self.machine.path("/home/ubuntu/spr-jobs").mkdir(parents=True)
         self.state = folder / "state"
         self.state.write_text("IDLE")
         conf = self.machine.path("/etc/slurm/slurm.conf")
@@ -185,3 +195,44 @@ def test_on_demand_nodes_ask_for_no_notice(node: Node) -> None:
 def test_without_metadata_there_are_no_notices(node: Node) -> None:
     assert sum(call.startswith("curl") for call in node.check()) == 1
     assert node.check() == []
+
+
+def test_a_node_that_was_away_learns_which_jobs_have_ended(node: Node) -> None:
+    ours, heads = node.machine.path("/home/ubuntu/spr-jobs"), node.folder / "head/spr-jobs"
+
+    def write(path: Path, age: int) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{age}")
+        os.utime(path, (time.time() - age,) * 2)
+
+    for job in ("ended", "again", "running"):
+        write(ours / job / "run.sh", 90)
+        write(ours / job / "environment.json", 90)
+        write(heads / job / "run.sh", 50 if job == "again" else 90)
+    write(heads / "ended/end.json", 40)
+    write(ours / "again/end.json", 60)
+    write(heads / "new/cancelled", 40)
+    seen = node.machine.path("/run/spr-cluster-health/seen")
+
+    def catch_up() -> list[str]:
+        before = len(node.machine.calls)
+        node.check()
+        return [call for call in node.machine.calls[before:] if call.startswith("ssh")]
+
+    node.machine.replace("ssh", "exit 255")
+    assert len(catch_up()) == 1
+    assert not seen.exists(), "the head did not answer"
+    node.machine.replace("ssh", _SSH.format(folder=node.folder))
+    assert len(catch_up()) == 1
+    assert {str(path.relative_to(ours)) for path in ours.rglob("*.json")} == {
+        *("ended/end.json", "again/end.json"),
+        *("again/environment.json", "running/environment.json"),
+    }
+    assert (ours / "again/run.sh").read_text() == "50"
+    assert (ours / "new/cancelled").exists()
+    assert catch_up() == []
+    os.utime(seen, (time.time() - 60,) * 2)
+    assert len(catch_up()) == 1
+    node.machine.replace("hostname", "echo ip-10-0-0-10")
+    os.utime(seen, (time.time() - 60,) * 2)
+    assert catch_up() == []

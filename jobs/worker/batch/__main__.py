@@ -1,7 +1,8 @@
 """``python -m worker.batch``: a job from its start to its end, on the first node that the queue gave it.
 
 It runs mpirun in the job's folder, which becomes the log on that node, and leaves ``end.json`` on the head.
-SIGTERM asks the ranks to save a checkpoint and to end.
+SIGTERM asks the ranks to save a checkpoint and to end. ``python -m worker.batch CODE`` concludes for such a
+process that was killed; the code is its shell's.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import json
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
-from .conclusion import conclude, describe, find_cause
+from .conclusion import conclude, describe, describe_dead, find_cause
 from .copies import CheckpointCopier
 from .head import HeadFolder
-from .launch import BEGIN, CANCELLED, END, Launch, parse_launch
+from .launch import BEGIN, CANCELLED, END, SECRETS, Launch, parse_launch
 from .nodes import send_end
 from .notices import NoticeWatch
 from .preparation import Preparation, prepare
@@ -23,20 +25,53 @@ from .slurm import REQUEUED, SlurmJob
 from .supervise import Attempt, LogWatch, announce
 
 _LOG = Path("log")
+# A shell's exit codes above are those of processes that were killed.
+_MOST = 128
 
 
 def main() -> int:
-    """Run one attempt of the job. Returns its exit code."""
+    """Run one attempt of the job, or conclude one. Returns its exit code, at most :data:`_MOST`."""
     launch, job = parse_launch(sys.stdin.read()), SlurmJob.from_environ()
-    size = _LOG.stat().st_size
     head = HeadFolder(launch.folder, "" if job.nodes[0] == launch.head else launch.head, _LOG)
+    size = _LOG.stat().st_size
     attempt = Attempt(launch, job, LogWatch(_LOG, size), NoticeWatch(job.drained_nodes))
+    code = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    try:
+        code = _conclude_for(code, attempt, head) if code else _attempt(attempt, head)
+    except Exception:
+        traceback.print_exc()
+        code = _conclude_for(1, attempt, head)
+    return min(code, _MOST)
+
+
+def _attempt(attempt: Attempt, head: HeadFolder) -> int:
+    launch, job, size = attempt.launch, attempt.job, attempt.watch.offset
+    # The shell that starts this in the background has it ignored, and the ranks would inherit that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: attempt.stop())
     began = _begin(launch, job, head)
     head.copy_log(size)
     ready = prepare(launch, job)
     attempt.launch = ready.launch
-    code = _run(attempt, ready)
+    return _finish(_run(attempt, ready), attempt, head, began)
+
+
+def _conclude_for(code: int, attempt: Attempt, head: HeadFolder) -> int:
+    """Conclude an attempt whose own process has ended with this exit code."""
+    if head.read(END):
+        return code
+    attempt.kill_rest()
+    # The reason is none of the program's if this was killed: then the job may run again.
+    attempt.stopping, attempt.leaving = True, describe_dead(code, attempt.job.nodes[0])
+    attempt.watch.offset = max(0, attempt.watch.offset - 1)
+    attempt.watch.poll()
+    head.copy_log(_LOG.stat().st_size)
+    return _finish(code, attempt, head, {"attempt": attempt.job.attempt, **head.read(BEGIN)})
+
+
+def _finish(code: int, attempt: Attempt, head: HeadFolder, began: dict[str, object]) -> int:
+    """Put the job back into the queue, or write its end."""
+    launch, job = attempt.launch, attempt.job
     end = conclude(code, attempt, job, launch.retries, cancelled=head.exists(CANCELLED))
     if end is None and _start_again(attempt, head, began):
         return code
@@ -48,9 +83,8 @@ def main() -> int:
 
 def _end(launch: Launch, head: HeadFolder, content: dict[str, object]) -> None:
     """Write the job's end on the head, which is what others wait for, and on the other nodes."""
-    others = [name for name in launch.pinning if name != launch.head]
-    if launch.retries:
-        send_end(launch.folder, others, json.dumps(content))
+    send_end(launch.folder, [n for n in launch.pinning if n != launch.head], json.dumps(content))
+    head.remove(SECRETS)
     head.write(END, content)
 
 

@@ -78,6 +78,14 @@ def describe_killed(
     return {"rank": killed["rank"], "host": host, "message": message, "lost_peer": True}
 
 
+def describe_dead(code: int, node: str) -> dict[str, Any]:
+    """Return the end of a batch process, with its shell's exit code, as an error. Pure."""
+    if code > 128:
+        message = f"its batch process on {node} was killed by signal {code - 128}"
+        return {"host": node, "message": message, "lost_peer": True}
+    return {"host": node, "message": f"its batch process on {node} ended with exit code {code}"}
+
+
 def _host(node: str, nodes: Sequence[str], start: Mapping[str, Any]) -> str:
     """Return a node's own name, or ours before the ranks have met."""
     hosts = start.get("hosts", [])

@@ -58,6 +58,9 @@ class HeadFolder:
             return dict(json.loads(ask(self._argv(script), _SSH_S) or ""))
         return {}
 
+    def remove(self, name: str) -> None:
+        self._run(f"rm -f {shlex.quote(f'{self.folder}/{name}')}")
+
     def exists(self, name: str) -> bool:
         return self._run(f"test -e {shlex.quote(f'{self.folder}/{name}')}")
 

@@ -15,6 +15,10 @@ from .pinning import render_pinning
 CHECKPOINTS = f"output/{output.CHECKPOINTS}"
 BEGIN, END, CANCELLED = "begin.json", "end.json", "cancelled"
 """Files in a job's folder on the head: JSON about its last attempt, and a mark that a user ended it."""
+SECRETS = "environment.json"
+"""The user's variables for the program, on every node until the job has ended."""
+FOLDER = "SPR_JOB_FOLDER"
+"""The environment variable of all processes of a job on its first node."""
 MASTER_PORT = "29500"
 
 

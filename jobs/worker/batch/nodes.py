@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from . import commands
 from .head import SSH
-from .launch import CHECKPOINTS, END
+from .launch import CHECKPOINTS, END, SECRETS
 
 _SEND_S = 1800
 _MOST_AT_ONCE = 32
 _STEP = re.compile(r"step-(\d{6,})")
-PARTS = "code data model job.json run.sh output/.keep"
+PARTS = f"code data model work {SECRETS} job.json run.sh output/.keep"
 """What a node needs of a job's folder; not every job has all of it."""
 _ASK = """cd {folder} 2>/dev/null && [ -d code/worker ] && echo files
 cd {folder}/{checkpoints} 2>/dev/null && ls
@@ -77,9 +77,8 @@ def send_files(folder: str, names: Iterable[str]) -> list[str]:
 
 
 def send_end(folder: str, names: Iterable[str], content: str) -> None:
-    """Write a job's end on other nodes: a new head must not start it again."""
-    target = shlex.quote(f"{folder}/{END}")
-    script = f"[ ! -d {shlex.quote(folder)} ] || cat > {target}"
+    """Write a job's end on other nodes: a new head must not start it again, and nobody needs its secrets."""
+    script = f"cd {shlex.quote(folder)} 2>/dev/null || exit 0; rm -f {SECRETS}; cat > {END}"
 
     def send(name: str) -> None:
         commands.succeeds([*SSH, name, script], input=content.encode(), stderr=subprocess.DEVNULL)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.events import MARK, PREFIX, parse_event, render_event
-from .launch import Launch, build_argv
+from .launch import FOLDER, Launch, build_argv
 from .notices import WAIT_S, NoticeWatch, describe_notice, has_no_room
 from .slurm import SlurmJob
 from .stall import StallDetector
@@ -195,8 +195,19 @@ class Attempt:
         for step in self.job.steps():
             self.job.kill_step(step)
 
+    def kill_rest(self) -> None:
+        """Kill what another batch process of this job has left, on all nodes."""
+        mark = f"{FOLDER}={self.launch.folder}".encode()
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            pid = int(environ.parent.name)
+            with suppress(OSError):
+                if pid != os.getpid() and mark in environ.read_bytes().split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
+        self.kill()
+
     def _signal_group(self, number: int) -> None:
-        assert self._process is not None
+        if self._process is None:
+            return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 

@@ -78,7 +78,9 @@ def test_the_script_carries_the_launch_through_the_shell() -> None:
     _, program, rest = script.partition("exec /opt/spr-cluster/venv/bin/python -m worker.batch ")
     assert program
 
-    done = subprocess.run(["bash"], input=f"cat {rest}".encode(), capture_output=True, check=True)
+    end = "\n_END_OF_THE_LAUNCH_\n"
+    here = f"cat {rest.partition(end)[0]}{end}"
+    done = subprocess.run(["bash"], input=here.encode(), capture_output=True, check=True)
 
     assert parse_launch(done.stdout.decode()) == launch
 

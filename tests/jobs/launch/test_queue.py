@@ -15,9 +15,11 @@ import pytest
 from infra.errors import HostError, HostKeyError, JobError
 from jobs.launch import queue
 from jobs.launch.ending import JobEnd
+from jobs.launch.files import place_files, worker_files
 from jobs.launch.history import list_jobs
 from jobs.launch.plan import STOP_SECONDS, JobPaths
 from jobs.launch.queue import SlurmLauncher
+from jobs.worker.batch.launch import SECRETS
 from tests.fakes import marked
 from tests.jobs.context import event
 from tests.jobs.launch.this_machine import ThisMachine, is_gone, read_soon, submit, wait_for
@@ -406,9 +408,78 @@ def test_a_node_out_of_reach_is_named(head: ThisMachine, monkeypatch: pytest.Mon
 # Traces of a job
 
 
+@pytest.mark.parametrize("ends", ["true", "exit 3", "cancelled", "cancelled while it waits"])
+def test_every_node_that_answers_knows_the_end_of_a_job_and_forgets_its_secrets(
+    head: ThisMachine, ends: str
+) -> None:
+    head.connect("node1", "node2")
+    if "waits" in ends:
+        submit(head, "sleep 60", "other", nodes=3)
+    place_files(head, JobPaths("squad-1", str(head.home)), {SECRETS: b"[]", **worker_files()})
+    script = (
+        f"[ -e {SECRETS} ] || exit 9; touch ready; until [ -e ../go ]; do sleep 0.05; done; {ends}"
+    )
+    paths = submit(head, script)
+    (head.root / "node1").rename(head.root / "away")
+    if ends.startswith("cancelled"):
+        SlurmLauncher(head).cancel(paths, 0)
+    (head.home / "spr-jobs/go").touch()
+
+    end, _, _ = follow(head, paths)
+
+    assert end.exit_code == {"true": 0, "exit 3": 3}.get(ends)
+    there = [head.root / node / "spr-jobs/squad-1" for node in ("node0", "node2")]
+    wait_for(
+        lambda: all((each / "end.json").exists() or (each / "cancelled").exists() for each in there)
+    )
+    assert not any((each / SECRETS).exists() for each in there)
+    assert {each.parent.stat().st_mode & 0o777 for each in there} == {0o700}
+
+
+# The batch process starts bash, mpirun, and its ranks; run.sh starts the batch process.
+_BATCH = "$(ps -o ppid= $(ps -o ppid= $(ps -o ppid= $$)))"
+
+
+@pytest.mark.parametrize("node", ["node0", "node1"])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_killed_batch_process_costs_an_attempt_and_leaves_nothing(
+    head: ThisMachine, retries: int, node: str
+) -> None:
+    head.connect("node1")
+    if node == "node1":
+        submit(head, "sleep 60", "other")
+    # The epilog, which looks for the job's number, would end the rank later.
+    rank = "env -u SLURM_JOB_ID setsid sleep 300 & echo $! > rank"
+    script = f"{rank}; kill -KILL {_BATCH}; sleep 300"
+    paths = submit(head, script, retries=retries, again=("echo", "resumed"))
+
+    end, lines, _ = follow(head, paths)
+
+    assert is_gone(int((head.root / node / "spr-jobs/squad-1/rank").read_text()))
+    why = f"its batch process on {node} was killed by signal 9"
+    if retries:
+        assert (end.state, end.attempt, end.nodes, lines[-1]) == (
+            "succeeded",
+            2,
+            (node,),
+            "resumed",
+        )
+        assert any(f"attempt 1 ended: {why}; the job will run again" in line for line in lines)
+    else:
+        assert (end.state, end.exit_code, end.nodes, end.message) == ("failed", 137, (node,), why)
+
+
+def test_a_batch_process_with_an_error_of_its_own_is_not_tried_again(head: ThisMachine) -> None:
+    end, lines, _ = follow(head, submit(head, "true", retries=1, exports={"A": 1}))
+    assert (end.state, end.exit_code, end.attempt) == ("failed", 1, 1)
+    assert end.message == "its batch process on node0 ended with exit code 1"
+    assert any(line.startswith("TypeError: ") for line in lines)
+
+
 def test_a_job_that_was_killed_without_a_trace_is_lost(head: ThisMachine) -> None:
+    paths = submit(head, f"kill -KILL $(ps -o ppid= {_BATCH}); sleep 60")
     with pytest.raises(JobError, match="job squad-1 is lost: it left the queue without an exit"):
-        follow(head, submit(head, "kill -KILL $(ps -o ppid= $(ps -o ppid= $(ps -o ppid= $$)))"))
+        follow(head, paths)
 
 
 @pytest.mark.parametrize("content", ["", "killed\n", "\x00\x00", "[]", '{"state": 3}'])

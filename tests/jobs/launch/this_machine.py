@@ -33,7 +33,8 @@ from worker.batch import head, notices, supervise
 socket.gethostbyname = dict.fromkeys({nodes}, "127.0.0.1").__getitem__
 supervise.ERROR_GRACE_S, supervise.POLL_S, head._TRIES_S = 1.0, 0.05, 0.1
 supervise.LEAVE_S, supervise.WAIT_S, notices.ASK_S = 2.0, 3.0, 0.1
-runpy.run_module(sys.argv.pop(2), run_name="__main__")
+_, module = sys.argv.pop(1), sys.argv.pop(1)
+runpy.run_module(module, run_name="__main__")
 ' "$@"
 """
 _HASTE = {

@@ -5,9 +5,13 @@
 #SBATCH --no-requeue
 mkdir -p /home/ubuntu/spr-jobs/squad-20260731-142501 && cd /home/ubuntu/spr-jobs/squad-20260731-142501 || exit 1
 exec >> log 2>&1
-[ -d code/worker ] || ssh node0 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cf - $(ls -d code data model job.json run.sh output/.keep 2>/dev/null)' | tar -xf -
-export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae
-exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
+for node in node0 $(cat ~/hosts); do
+  [ ! -d code/worker ] || break
+  ssh $node 'cd /home/ubuntu/spr-jobs/squad-20260731-142501 && tar -cf - $(ls -d code data model work environment.json job.json run.sh output/.keep 2>/dev/null)' | tar -xf -
+done 2>/dev/null
+export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae SPR_JOB_FOLDER=/home/ubuntu/spr-jobs/squad-20260731-142501
+batch() {
+exec /opt/spr-cluster/venv/bin/python -m worker.batch "$@" <<'_END_OF_THE_LAUNCH_'
 {
  "folder": "/home/ubuntu/spr-jobs/squad-20260731-142501",
  "head": "node0",
@@ -201,3 +205,11 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch <<'_END_OF_THE_LAUNCH_'
  "least_nodes": 0
 }
 _END_OF_THE_LAUNCH_
+}
+# This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
+batch &
+trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
+asked=1
+while [ "$asked" ]; do asked=; wait $!; code=$?; done
+[ $code -le 128 ] || [ $code = 143 ] || batch $code
+exit $code

@@ -64,9 +64,10 @@ class Context:
         )
 
     def owner_labels(self, group: SecurityGroup | None) -> dict[str, str]:
-        """Return the tag that names the cluster's owner: its maker, who does not change."""
+        """Return the tags that name the cluster's owner: its maker, who does not change, and the key."""
         owner = group.tags.get(tags.OWNER) if group else None
-        return {tags.OWNER: owner or self.clients.caller.owner}
+        key = key_pair.fingerprint(key_pair.read_public(self.files.key))
+        return {tags.OWNER: owner or self.clients.caller.owner, tags.OWNER_KEY: key}
 
     @contextmanager
     def perform(self, action: Action) -> Iterator[None]:

@@ -17,7 +17,7 @@ from infra.spec import ClusterSpec, build_spec, parse_duration, render_duration
 
 _PREFIX = "spr-cluster:"
 _CREATED = f"{_PREFIX}created"
-_GENERATION = f"{_PREFIX}generation"
+GENERATION = f"{_PREFIX}generation"
 _DISK_SPEED = {
     key: key.replace("_", "-") for key in ("volume_throughput", "volume_iops", "volume_init_rate")
 }
@@ -58,7 +58,7 @@ class ClusterRecord:
 def deadline_tags(record: ClusterRecord) -> dict[str, str]:
     """Return the group's tags that a new deadline changes."""
     return {
-        _GENERATION: str(record.generation),
+        GENERATION: str(record.generation),
         tags.EXPIRES: tags.render_time(record.expires),
     }
 
@@ -141,7 +141,7 @@ def parse_record(labels: Mapping[str, str]) -> ClusterRecord | None:
             "second_guard": tags.GUARD in labels,
         }
         created, expires = (read(key, tags.parse_time) for key in ("created", "expires"))
-        generation = read("generation", int) if _GENERATION in labels else 0
+        generation = read("generation", int) if GENERATION in labels else 0
         build_spec(name="a", ssh_cidrs=("0.0.0.0/32",), **options)
     except (ValueError, UsageError) as error:
         raise SprError(

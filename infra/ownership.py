@@ -7,10 +7,13 @@ fingerprint; it stops, and changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from typing import Any
 
 from infra import tags
-from infra.cluster_record import parse_record
+from infra.cluster_record import GENERATION, parse_record
 from infra.errors import UsageError
 from infra.inventory import Inventory
 from infra.key_pair import fingerprint
@@ -62,3 +65,47 @@ def split_groups(
     own, groups = fingerprint(public_key), found.security_groups
     ours = [group for group in groups if group.tags.get(tags.OWNER_KEY, own) == own]
     return (ours[0] if ours else None), tuple(group for group in groups if group not in ours)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What tells a cluster from a later one of the same name: its groups, as last changed, and its keys.
+
+    A command claims a cluster before it changes anything: it creates the group or counts up its tag.
+    """
+
+    claims: frozenset[tuple[str, str]]
+    """The groups' IDs, each with its count of changes."""
+    keys: frozenset[str]
+    """The fingerprints of the owners' SSH keys."""
+
+    @staticmethod
+    def of(found: Inventory, public_key: str) -> Generation:
+        """``public_key`` is this machine's key for the cluster, or empty."""
+        keys = {fingerprint(public_key), *(owner for _, owner in _owners(found))}
+        return Generation(frozenset(map(_claim, found.security_groups)), frozenset(keys - {""}))
+
+    def joined_by(self, found: Inventory) -> Generation:
+        """Return the generation with the groups that EC2 lists only now."""
+        return self if self.claims else replace(self, claims=Generation.of(found, "").claims)
+
+    def find_newer(self, found: Inventory) -> list[str]:
+        """Return the IDs of what another command has made or claimed since.
+
+        A first group that EC2 lists late belongs to the cluster if one of its keys does.
+        """
+        newer = {id_ for id_, owner in _owners(found) if owner and owner not in self.keys}
+        groups = found.security_groups if self.claims else ()
+        return sorted(newer | {group.id for group in groups if _claim(group) not in self.claims})
+
+
+def _claim(group: SecurityGroup) -> tuple[str, str]:
+    return group.id, group.tags.get(GENERATION, "")
+
+
+def _owners(found: Inventory) -> Iterator[tuple[str, str]]:
+    """Yield the ID of each resource, and its owner's fingerprint; "" if it is not labeled."""
+    resources: list[Any] = [item for each in fields(found) for item in getattr(found, each.name)]
+    for item in resources:
+        public = getattr(item, "public", "")
+        yield item.id, fingerprint(public) or getattr(item, "tags", {}).get(tags.OWNER_KEY, "")

@@ -24,7 +24,7 @@ from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
 from cluster.losses import find_losses
 from infra.errors import UsageError
-from infra.inventory import describe_inventory
+from infra.inventory import Inventory, describe_inventory
 
 _EXAMPLES = """\
   spr-cluster down
@@ -52,10 +52,11 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.set_defaults(run=run)
 
 
-def _down(ctx: Context, args: argparse.Namespace) -> Removed:
+def _down(ctx: Context, args: argparse.Namespace, approved: Inventory | None) -> Removed:
     try:
         approve = functools.partial(confirm_owner, ctx, args) if args.yes else lambda _: None
-        return down(ctx, args.name, keep_image=args.keep_image, approve=approve)
+        keep = args.keep_image
+        return down(ctx, args.name, keep_image=keep, approve=approve, approved=approved)
     except UsageError:
         # Not confirmed, so there is nothing to record.
         raise
@@ -63,8 +64,11 @@ def _down(ctx: Context, args: argparse.Namespace) -> Removed:
         raise record_failure(ctx, failure) from None
 
 
-def _confirm(ctx: Context, args: argparse.Namespace) -> None:
-    """Ask, if the cluster is billed or somebody else's, or a job or its results would be lost."""
+def _confirm(ctx: Context, args: argparse.Namespace) -> Inventory:
+    """Ask, if the cluster is billed or somebody else's, or a job or its results would be lost.
+
+    Returns what was shown.
+    """
     name = args.name
     found = describe_inventory(ctx.clients.ec2, name)
     losses = find_losses(ctx, found)
@@ -75,15 +79,15 @@ def _confirm(ctx: Context, args: argparse.Namespace) -> None:
         print(wrap(line, stream=sys.stderr), file=sys.stderr)
     if not confirm_owner(ctx, args, found) and asks:
         confirm("Remove everything?", yes=False)
+    return found
 
 
 def remove_cluster(ctx: Context, args: argparse.Namespace) -> Removed:
     """Remove a cluster, after questions unless ``--yes`` answers them; at the end nothing is left."""
     with ctx.files.lock(ctx.command):
-        if not args.yes:
-            _confirm(ctx, args)
+        approved = None if args.yes else _confirm(ctx, args)
         with ctx.progress.phase(f"Remove cluster {args.name}"):
-            return _down(ctx, args)
+            return _down(ctx, args, approved)
 
 
 def run(args: argparse.Namespace) -> int:

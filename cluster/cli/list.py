@@ -323,4 +323,4 @@ def _remove(cloud: Cloud, caller: Caller, cluster: Overview, *, unfinished: bool
             replace(cluster, found=found), ctx.now(), unfinished=unfinished
         ):
             raise SprError("it is in use again")
-        down(ctx, cluster.name)
+        down(ctx, cluster.name, approved=cluster.found)

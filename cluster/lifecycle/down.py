@@ -17,7 +17,8 @@ from infra.files import read_text
 from infra.guard import ClusterGuard, is_guarded, with_guard
 from infra.images import Image, wait_until_available
 from infra.inventory import Inventory, describe_inventory
-from infra.key_pair import write_private
+from infra.key_pair import read_public, write_private
+from infra.ownership import Generation
 from infra.plan import plan_down
 from infra.removal import remove
 from infra.wait import (
@@ -29,6 +30,8 @@ from infra.wait import (
 )
 
 _LONGEST_PAUSE_S = 5.0
+# AWS deletes these by name, which a newer cluster's have as well.
+_BY_NAME = {ActionKind.DELETE_PLACEMENTS, ActionKind.DELETE_GUARDS}
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,13 @@ def down(
     *,
     keep_image: bool = False,
     approve: Callable[[Inventory], object] = lambda _: None,
+    approved: Inventory | None = None,
 ) -> Removed:
     """Remove a cluster and verify that it is gone. ``approve`` sees what exists before anything changes.
 
-    EC2 is searched again after each round, because resources of an interrupted command may be listed
-    late. Raises :class:`SprError` naming whatever is left at the end.
+    ``approved`` is what the user saw earlier, if anything existed then. EC2 is searched again after each
+    round, because resources of an interrupted command may be listed late. Raises :class:`SprError` naming
+    whatever is left at the end, or what another command has made or changed since the approval.
     """
     removed: dict[str, set[str]] = {}
     kept = Inventory()
@@ -59,6 +64,7 @@ def down(
     start = without_machines = ctx.clock.monotonic()
     rounds, reason = 0, ""
     was_guarded = had_record = False
+    generation = Generation.of(approved, read_public(ctx.files.key)) if approved else None
     while clean < wanted:
         found = _search(ctx, name, again=clean > 0)
         was_guarded |= is_guarded(found)
@@ -66,8 +72,13 @@ def down(
         # The machines, which cost money, must not depend on access to the scheduler.
         if not found.instances and (was_guarded or not had_record):
             found = with_guard(ctx.clients, name, found, is_certain=was_guarded)
-        if found and not begun:
+        if found and generation is None:
             approve(found)
+            generation = Generation.of(found, read_public(ctx.files.key))
+        if generation is not None:
+            _require_approved(ctx, generation, found)
+            generation = generation.joined_by(found)
+        if found and not begun:
             _begin_removal(ctx, name)
             begun = True
         kept = _keep(ctx, found) if keep_image else Inventory()
@@ -89,7 +100,7 @@ def down(
         clean, wanted, rounds = 0, 2, rounds + 1
         for kind, ids in rest.ids().items():
             removed.setdefault(kind, set()).update(ids)
-        reason = _remove_all(ctx, plan_down(rest), denied, start)
+        reason = _remove_all(ctx, plan_down(rest), denied, start, generation)
         if rest.instances:
             without_machines = ctx.clock.monotonic()
     if _is_removed(ctx, name):
@@ -102,6 +113,17 @@ def down(
             resources=gone,
         )
     return Removed({kind: sorted(ids) for kind, ids in removed.items()}, kept)
+
+
+def _require_approved(ctx: Context, generation: Generation, found: Inventory) -> None:
+    """Raise :class:`SprError` if another command has made or changed something since the approval."""
+    if newer := generation.find_newer(found):
+        whose = f" of {found.owner}" if found.owner else ""
+        raise SprError(
+            f"since its removal was approved, another command{whose} has made or changed the cluster "
+            f"({', '.join(newer)}); nothing more is removed. There is now: {found}",
+            hint=f"to remove that as well: spr-cluster down {ctx.flags}",
+        )
 
 
 def _begin_removal(ctx: Context, name: str) -> None:
@@ -174,7 +196,9 @@ def _search(ctx: Context, name: str, *, again: bool) -> Inventory:
     return found
 
 
-def _remove_all(ctx: Context, plan: Plan, denied: set[str], start: float) -> str:
+def _remove_all(
+    ctx: Context, plan: Plan, denied: set[str], start: float, generation: Generation | None = None
+) -> str:
     """Remove what can be removed now; return why something has to wait for the next round.
 
     ``denied`` are the IDs that were denied in an earlier round; a second denial is an error. ``start``
@@ -191,6 +215,10 @@ def _remove_all(ctx: Context, plan: Plan, denied: set[str], start: float) -> str
         )
 
     for action in plan.actions:
+        if generation and action.kind in _BY_NAME:
+            name = ctx.files.folder.name
+            groups = describe_inventory(ctx.clients.ec2, name, ("security_groups",))
+            _require_approved(ctx, generation, groups)
         limit = TERMINATE_DEADLINE_S if action.kind is ActionKind.TERMINATE else HELD_DEADLINE_S
 
         with ctx.perform(action):

@@ -145,7 +145,6 @@ class Machines:
             tags.STACK: self.spec.stack,
             tags.EXPIRES: tags.render_time(self.record.expires),
             tags.INSTALLED: image.tags.get(tags.INSTALLED, ""),
-            tags.OWNER_KEY: key_pair.fingerprint(key_pair.read_public(self.ctx.files.key)),
             **self.ctx.owner_labels(group),
         }
         return Purchase(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from cluster.local_files import ClusterFiles
 from infra.cluster_record import new_record, parse_record, record_tags
-from infra.errors import UsageError
+from infra.errors import SprError, UsageError
 from infra.instances import label_instances
-from infra.key_pair import fingerprint
+from infra.inventory import Inventory
+from infra.key_pair import fingerprint, read_public
 from infra.network import SecurityGroup
 from infra.ownership import ForeignClusterError
 from tests.harness.simulated_cloud import SimulatedCloud
@@ -131,3 +133,63 @@ def test_the_group_is_that_of_the_machines(simulated_cloud: SimulatedCloud) -> N
     other = replace(group, id="sg-other", tags={**group.tags, "spr-cluster:owner-key": "SHA256:x"})
 
     assert replace(found, security_groups=(other, group)).group == group
+
+
+def down_held_at(cloud: SimulatedCloud, call: str, meanwhile: Callable[[], object]) -> None:
+    """`down`, with something else done just before a call of it."""
+    events, event = cloud.ec2.meta.events, f"provide-client-params.ec2.{call}"
+
+    def act(**_: object) -> None:
+        events.unregister(event, act)
+        meanwhile()
+
+    events.register(event, act)
+    cloud.down()
+
+
+@pytest.mark.parametrize("call", ["TerminateInstances", "DeletePlacementGroup", "DeleteKeyPair"])
+def test_down_leaves_a_newer_cluster_of_the_same_name_alone(
+    simulated_cloud: SimulatedCloud, tmp_path: Path, call: str
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    other = other_user(simulated_cloud, tmp_path)
+
+    def make_again() -> None:
+        other.down()
+        other.up(nodes=1)
+
+    with pytest.raises(SprError, match="since its removal was approved, another command of") as it:
+        down_held_at(simulated_cloud, call, make_again)
+
+    (machine,) = other.found().instances
+    assert machine.state == "running"
+    assert machine.id in str(it.value)
+    assert [k.public for k in other.found().key_pairs] == [read_public(other.ctx.files.key)]
+    assert simulated_cloud.ctx.files.exist
+    simulated_cloud.down()
+    assert simulated_cloud.left() == []
+
+
+def test_down_leaves_what_another_command_has_changed_since(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    shown = simulated_cloud.found()
+    simulated_cloud.up(nodes=2)
+    before = simulated_cloud.left()
+
+    with pytest.raises(SprError, match="another command of .* has made or changed the cluster"):
+        simulated_cloud.down(approved=shown)
+
+    assert simulated_cloud.left() == before
+
+
+def test_down_removes_what_ec2_lists_only_after_the_approval(
+    simulated_cloud: SimulatedCloud,
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    found = simulated_cloud.found()
+
+    simulated_cloud.down(approved=Inventory(key_pairs=found.key_pairs))
+
+    assert simulated_cloud.left() == []

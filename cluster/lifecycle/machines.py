@@ -14,7 +14,7 @@ from cluster.lifecycle.reach import reach_nodes
 from cluster.nodes import Cluster, Node, rank_nodes
 from cluster.verify import node_probe
 from cluster.verify.checks.result import name_some
-from infra import instances, key_pair, tags
+from infra import instances, tags
 from infra.errors import HostError, NoAnswerError, SprError
 from infra.guard import ClusterGuard
 from infra.images import Image

@@ -53,7 +53,6 @@ class LocalAmi(Ami):
     def finish(self, error: str) -> None:
         """Become available, or failed if there was an error."""
         self.state = "failed" if error else "available"
-        self.ebs_snapshot.status = "error" if error else "completed"
         if error:
             self.state_reason = {"Code": "Server.InternalError", "Message": error}
 
@@ -65,6 +64,9 @@ class LocalImages:
         self._ec2 = ec2
         self._runtime: Runtime = ec2.runtime
         self._saved: set[str] = set()
+        # Snapshots that were deleted while pending, which takes effect when they are complete:
+        # https://docs.aws.amazon.com/ebs/latest/userguide/ebs-deleting-snapshot.html
+        self._doomed: set[str] = set()
         self.copies: dict[str, DiskCopy] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,11 +76,10 @@ class LocalImages:
     def resume(self) -> None:
         """Settle the images that were pending when the last server ended."""
         self.offer_base_image()
-        for image_id in self._saved:
-            image = self._ec2.amis.get(image_id)
-            if image is not None and image.state == "pending":
-                found = self._runtime.containers.image_of(image_id).is_dir()
-                image.finish("" if found else "the embedded cloud stopped during the copy")
+        pending = {s.from_ami for s in self._ec2.snapshots.values() if s.status == "pending"}
+        for image_id in self._saved & pending:
+            found = self._runtime.containers.image_of(image_id).is_dir()
+            self._settle(image_id, "" if found else "the embedded cloud stopped during the copy")
 
     def offer_base_image(self) -> None:
         """Offer the base image as Canonical offers Ubuntu: public, with its owner and device name."""
@@ -144,11 +145,20 @@ class LocalImages:
         done = [i for i, c in self.copies.items() if c.future.done() and c.ready_at <= now]
         for image_id in done:
             error = self.copies.pop(image_id).future.exception()
-            if image := self._ec2.amis.get(image_id):
-                image.finish(str(error) if error else "")
+            self._settle(image_id, str(error) if error else "")
         if done:
             self.remove_unused()
         return bool(done)
+
+    def _settle(self, image_id: str, error: str) -> None:
+        """Finish an image and its snapshot, as far as they still exist."""
+        if image := self._ec2.amis.get(image_id):
+            image.finish(error)
+        for snapshot in [s for s in self._ec2.snapshots.values() if s.from_ami == image_id]:
+            snapshot.status = "error" if error else "completed"
+            if snapshot.id in self._doomed:
+                self._doomed.discard(snapshot.id)
+                EC2Backend.delete_snapshot(self._ec2, snapshot.id)
 
     def deregister(self, image_id: str) -> None:
         refusals.require_own_image(self._ec2, image_id)
@@ -162,9 +172,13 @@ class LocalImages:
         """
         copying = {id_ for id_, copy in self.copies.items() if not copy.future.done()}
         found = EC2Backend.describe_snapshots(self._ec2, *arguments, **named)
-        return [snapshot for snapshot in found if snapshot.from_ami not in copying]
+        return [s for s in found if s.from_ami not in copying or s.id in self._doomed]
 
     def delete_snapshot(self, snapshot_id: str) -> Any:
+        pending = self._ec2.snapshots.get(snapshot_id)
+        if pending and pending.status == "pending" and pending.from_ami not in self._ec2.amis:
+            self._doomed.add(snapshot_id)
+            return pending
         snapshot = EC2Backend.delete_snapshot(self._ec2, snapshot_id)
         self.remove_unused()
         return snapshot

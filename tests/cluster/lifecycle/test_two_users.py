@@ -178,7 +178,7 @@ def test_down_leaves_what_another_command_has_changed_since(
     simulated_cloud.up(nodes=2)
     before = simulated_cloud.left()
 
-    with pytest.raises(SprError, match="another command of .* has made or changed the cluster"):
+    with pytest.raises(SprError, match=r"another command of .* has made or changed the cluster"):
         simulated_cloud.down(approved=shown)
 
     assert simulated_cloud.left() == before

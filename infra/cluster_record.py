@@ -80,7 +80,7 @@ def record_tags(spec: ClusterSpec, record: ClusterRecord, owner_key: str = "") -
         "amx": "required" if spec.amx_required else "optional",
         "market": " ".join(market),
         "max-price": "" if spec.max_price is None else f"{spec.max_price:g}",
-        "ttl": render_duration(record.options["ttl"]),
+        "ttl": render_duration(record.options.get("ttl", spec.ttl)),
         "idle-timeout": render_duration(spec.idle_timeout) if spec.idle_timeout else "",
         "placement-group": "yes" if spec.placement_group else "no",
         "subnet": spec.subnet_id or "",

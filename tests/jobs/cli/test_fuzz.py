@@ -291,7 +291,7 @@ def test_any_options_make_a_spec_or_a_usage_error(
 
 _SPEC = build_spec(name="spr", stack="intel", ssh_cidrs=("203.0.113.7/32",), nodes=2)
 _RECORD = ClusterRecord(
-    _SPEC.model_dump(exclude={"name", "ssh_cidrs", "caller", "ttl"}),
+    _SPEC.model_dump(exclude={"name", "ssh_cidrs", "caller"}),
     _NOW,
     _NOW + timedelta(hours=8),
 )

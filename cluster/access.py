@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -177,8 +177,8 @@ class FollowedHost:
     def upload(self, source: Path, path: str) -> None:
         self._try(lambda: self.host.upload(source, path))
 
-    def download(self, path: str, target: Path) -> None:
-        self._try(lambda: self.host.download(path, target))
+    def download(self, command: str) -> Iterator[bytes]:
+        return self._try(lambda: self.host.download(command))
 
     def close(self) -> None:
         self.host.close()

@@ -88,8 +88,11 @@ class Host(Protocol):
     def upload(self, source: Path, path: str) -> None:
         """Copy a local file, of any size, to the machine."""
 
-    def download(self, path: str, target: Path) -> None:
-        """Copy a file from the machine."""
+    def download(self, command: str) -> Iterator[bytes]:
+        """Run a shell command that writes data, of any size, and yield it as it arrives.
+
+        Raises :class:`HostError` at the end if the command fails.
+        """
 
     def close(self) -> None: ...
 

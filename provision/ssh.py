@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import shlex
 import socket
@@ -29,7 +28,6 @@ _KEEPALIVE_S = 20
 # A connection whose packets are lost breaks after this time; TCP alone would try for 15 minutes.
 _LOST_S = 60
 _PORT = 22
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 # paramiko's exit code if the connection ended before the command did.
 _NO_EXIT_CODE = -1
 LINE_BYTES = 1 << 16
@@ -289,12 +287,8 @@ class SshHost:
             ) from None
         if done.exit_code == _NO_EXIT_CODE:
             raise self._lose()
-        if check and done.exit_code != 0:
-            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
-            raise HostError(
-                self._name,
-                f"`{_short(command)}` ended with {done.exit_code}: {' | '.join(last) or 'no output'}",
-            )
+        if check:
+            _require_success(self._name, command, done)
         return done
 
     def _run(self, command: str, timeout_s: float | None) -> Result:
@@ -323,15 +317,18 @@ class SshHost:
         return ConnectionLostError(self._name, f"the connection broke{why}")
 
     def open_stream(self, command: str) -> ChannelStream:
+        return ChannelStream(self._name, self._open_channel(command, combine_stderr=True))
+
+    def _open_channel(self, command: str, *, combine_stderr: bool = False) -> paramiko.Channel:
         # Not fabric's run: it keeps all output, and joins it anew with each piece that arrives.
         connection = self._open()
         try:
             channel = connection.transport.open_session(timeout=CONNECT_TIMEOUT_S)
-            channel.set_combine_stderr(True)
+            channel.set_combine_stderr(combine_stderr)
             channel.exec_command(command)
         except (OSError, paramiko.SSHException, EOFError) as error:
             raise self._lose(f": {error or 'closed'}") from None
-        return ChannelStream(self._name, channel)
+        return channel
 
     def put(self, content: bytes, path: str, mode: int = 0o600) -> None:
         with self._files(path) as sftp, sftp.open(path, "wb") as file:
@@ -343,18 +340,28 @@ class SshHost:
         with self._files(path) as sftp:
             sftp.put(str(source), path)
 
-    def download(self, path: str, target: Path) -> None:
-        full: OSError | None = None
-        with self._files(path) as sftp:
+    def download(self, command: str) -> Iterator[bytes]:
+        channel = self._open_channel(command)
+        channel.settimeout(_LOST_S)
+        return self._read_all(channel, command)
+
+    def _read_all(self, channel: paramiko.Channel, command: str) -> Iterator[bytes]:
+        said = b""
+        with channel:
             try:
-                sftp.get(path, str(target))
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-                # The other machine only reads: the disk is this machine's.
-                full = OSError(error.errno, error.strerror, str(target))
-        if full:
-            raise full
+                while chunk := channel.recv(1 << 18):
+                    yield chunk
+                    while channel.recv_stderr_ready():  # unread, it would fill the channel's window
+                        said = (said + channel.recv_stderr(1 << 16))[-(1 << 12) :]
+                while chunk := channel.recv_stderr(1 << 16):
+                    said = (said + chunk)[-(1 << 12) :]
+                code = channel.recv_exit_status()
+            except TimeoutError:
+                why = f"`{_short(command)}` sent nothing for {_LOST_S} s"
+                raise HostError(self._name, why) from None
+        if code == _NO_EXIT_CODE:
+            raise self._lose()
+        _require_success(self._name, command, Result(code, "", said.decode(errors="replace")))
 
     @contextmanager
     def _files(self, path: str) -> Iterator[Any]:
@@ -390,6 +397,13 @@ def _trust(known: paramiko.HostKeys, address: str, key: str) -> None:
         entry = paramiko.hostkeys.HostKeyEntry.from_line(f"{name} {key}")
         if entry is not None:  # ``None``: a key type that paramiko does not support
             known.add(name, entry.key.get_name(), entry.key)
+
+
+def _require_success(name: str, command: str, done: Result) -> None:
+    if done.exit_code != 0:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+        what = f"`{_short(command)}` ended with {done.exit_code}"
+        raise HostError(name, f"{what}: {' | '.join(last) or 'no output'}")
 
 
 def _short(command: str) -> str:

@@ -264,12 +264,12 @@ def read_head_speeds() -> None:
 class SendingHead(FakeHost):
     """A head whose every file is the one here."""
 
-    def download(self, remote: str, local: Path) -> None:
-        local.write_bytes(Path("output.tar").read_bytes())
+    def download(self, _: str) -> Iterator[bytes]:
+        yield Path("output.tar").read_bytes()
 
 
 def fetch_from_head() -> None:
-    fetch(SendingHead("node0", [("", "")]), JobPaths("squad-1"), Path("fetched"), print)
+    fetch(SendingHead("node0", [("", "at 5")]), JobPaths("squad-1"), Path("fetched"), print)
 
 
 def valid_tar() -> bytes:

@@ -108,7 +108,9 @@ def run(args: argparse.Namespace) -> int:
     check_results(results, found.job)
     with progress.phase(f"Fetch {found.job}"):
         write_job_id(results, found.job)
-        fetch(head, JobPaths(found.job), results, progress.note, ctx.flags)
+        missing = fetch(head, JobPaths(found.job), results, progress.note, ctx.flags)
+    for line in missing:
+        print(line, file=sys.stderr)
     pushed = push(target, results, found.job, progress, ctx.flags)
     if args.json:
         print(json.dumps({**found.as_dict(), "results": str(results), "pushed_to": pushed}))

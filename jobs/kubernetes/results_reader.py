@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from infra.errors import DeadlineError, JobError, UsageError
 from infra.wait import wait_until
-from infra.words import format_size
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.jobs import find_warnings
 from jobs.kubernetes.manifests import (
@@ -36,7 +34,6 @@ _START_DEADLINE_S = 300.0
 _LIFE_S = 3600
 _TRIES = 3
 _CONTAINER = "reader"
-_NOTED = 16 << 20
 _KEPT = ("imagePullSecrets", "tolerations")
 # A command over a web socket is a GET; from Kubernetes 1.35 on, it also needs the right to create.
 _RIGHTS = ("create pods", "get pods", "delete pods", "create pods/exec", "get pods/exec")
@@ -88,31 +85,20 @@ class ResultsReader:
 
     def fetch(self, holder: PodView | None, target: Path) -> None:
         """Download the job's output into a folder. Raises :class:`KubernetesError` if that fails."""
-        with (
-            self._run_pod(holder) as pod,
-            # Not in /tmp, which may be in memory: a model can be larger than that.
-            tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder,
-        ):
-            bundle = Path(folder, "output.tar")
+        with self._run_pod(holder) as pod:
             for rest in reversed(range(_TRIES)):
                 try:
-                    self._download(pod, bundle)
-                    unpack_results(bundle, target, self.job)
+                    chunks = self.api.run(pod, _CONTAINER, self._command)
+                    unpack_results(chunks, target, self.job, self.note)
                     return
                 except (KubernetesError, JobError) as error:
                     if not rest or (isinstance(error, KubernetesError) and error.status):
                         raise
                     self.note(f"trying again: {error.message}")
 
-    def _download(self, pod: str, bundle: Path) -> None:
-        command = [*_TAR, "-C", f"{CLAIM_PATH}/jobs/{self.job}", "-cf", "-", "output"]
-        size = shown = 0
-        with bundle.open("wb") as file:
-            for chunk in self.api.run(pod, _CONTAINER, command):
-                size += file.write(chunk)
-                if size - shown >= _NOTED:
-                    shown = size
-                    self.note(format_size(size))
+    @property
+    def _command(self) -> list[str]:
+        return [*_TAR, "-C", f"{CLAIM_PATH}/jobs/{self.job}", "-cf", "-", "output"]
 
     @contextmanager
     def _run_pod(self, holder: PodView | None) -> Iterator[str]:

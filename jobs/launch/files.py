@@ -7,11 +7,14 @@ import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from infra.errors import JobError, SprError
+from infra.errors import ConnectionLostError, HostError, JobError, SprError
+from infra.words import format_size
 from jobs import worker
 from jobs.launch.plan import RECORD, JobPaths
 from jobs.launch.record import complete_record
@@ -25,23 +28,30 @@ tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD%
   || { echo "@ can not be reached" >&2; exit 1; }'
 rm -f %UPLOAD%
 """
-# A worker that is gone must not cost the others' files. If the job's plan asked for the workers' whole
-# output, each of them has its own folder for it, because ranks may use the same file names; the first node's
-# output is on the head, and a worker that can't be reached is named. Checkpoints, ours and those of
-# transformers' Trainer, stay on the nodes for a resumed job.
+# Says which workers to ask, and the time: what changes later has not been fetched. If the job's plan asked
+# for the workers' whole output, each of them has its own folder for it, because ranks may use the same file
+# names; the first node's output is on the head.
 _COLLECT = """# collecting the results
 cd {root} || exit
-! grep -qs '"gather_output": true' {record} || grep -o '"node[0-9]*"' {begin} | tr -d '"' | tail -n +2 | \
-  xargs -r -P 32 -I@ bash -o pipefail -c '
-    mkdir -p output/@
-    ssh @ "cd {output} && find . -type f ! -name .keep -print0 | tar --null -T - -cf -" \
-      | tar -C output/@ -xf - || echo "the output of @ could not be fetched"
-    rmdir --ignore-fail-on-non-empty output/@'
-tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh -n -o ConnectTimeout=10 @ \
-  "tar -C {root} -cf - output/logs output/metrics 2>/dev/null" | tar -xf - 2>/dev/null || true'
-tar --exclude=output/checkpoints --exclude='output/model/checkpoint-*' --exclude=.keep \
-  -cf {bundle} $(ls -d log* {record} 2>/dev/null) output
+echo at "$(date +%s.%N)"
+tail -n +2 ~/hosts | sed 's/^/logs /'
+! grep -qs '"gather_output": true' {record} || \
+  grep -o '"node[0-9]*"' {begin} | tr -d '"' | tail -n +2 | sed 's/^/output /'
 """
+# Checkpoints, ours and those of transformers' Trainer, stay on the nodes for a resumed job. Code 1 means that
+# a file changed while it was read: the job is still running.
+_SEND = """# sending the results
+cd {root} && {{ tar --exclude=output/checkpoints --exclude='output/model/checkpoint-*' \
+--exclude=.keep -cf - $(ls -d log* {record} 2>/dev/null) output || [ $? = 1 ]; }}"""
+_SEND_FROM_WORKER = {
+    "logs": "cd {root} && {{ tar -cf - $(ls -d output/logs output/metrics 2>/dev/null) || [ $? = 1 ]; }}",
+    "output": "cd {output} && set -o pipefail && find . -type f ! -name .keep -print0 | "
+    "{{ tar --null -T - --transform 's,^[.]/,output/{node}/,' -cf - || [ $? = 1 ]; }}",
+}
+# sshd allows ten sessions in one connection.
+_SESSIONS = 8
+_NOTED = 32 << 20
+_COPIED = 1 << 20
 _TRANSFER_TIMEOUT_S = 1800
 # What reading and unpacking a damaged archive raises.
 _DAMAGE = (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirectoryError)
@@ -95,18 +105,19 @@ def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def fetch(
-    head: Host, paths: JobPaths, target: Path, on_log: Callable[[str], None], flags: str = ""
+    head: Host, paths: JobPaths, target: Path, note: Callable[[str], None], flags: str = ""
 ) -> tuple[str, ...]:
     """Download the job's output folder and every rank's logs, without checkpoints.
 
-    ``flags`` name the cluster in messages. Returns a line about each worker whose output is missing.
-    Raises :class:`JobError` if the files arrive damaged, or can't be written.
+    Nothing is written on the nodes. ``note`` receives how much has arrived; ``flags`` name the cluster in
+    messages. Returns a line about each worker whose output is missing. Raises :class:`JobError` if the
+    files arrive damaged, or can't be written.
     """
     elsewhere = f" --results {shlex.quote(str(target))}"
     hint = f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip()
     hint += elsewhere if target != Path("results", paths.job_id) else ""
     try:
-        return _fetch(head, paths, target, on_log)
+        return _fetch(head, paths, target, note)
     except OSError as error:
         why = error.strerror or error
         what = f"the results of job {paths.job_id} could not be written to {target}"
@@ -117,23 +128,35 @@ def fetch(
 
 
 def _fetch(
-    head: Host, paths: JobPaths, target: Path, on_log: Callable[[str], None]
+    head: Host, paths: JobPaths, target: Path, note: Callable[[str], None]
 ) -> tuple[str, ...]:
-    bundle = f"{paths.root}/output.tar"
-    names = {name: getattr(paths, name) for name in ("root", "output", "begin")}
-    script = _COLLECT.format(**names, bundle=bundle, record=RECORD)
-    done = head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
-    missing = tuple(done.stdout.splitlines())
-    for line in missing:
-        on_log(line)
-    target.mkdir(parents=True, exist_ok=True)
-    # Not in /tmp, which may be in memory: a model can be larger than that.
-    with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder:
-        local = Path(folder, "output.tar")
-        head.download(bundle, local)
-        unpack_results(local, target, paths.job_id)
-    mark = "" if missing else f"touch -r {bundle} {paths.fetched}; "
-    ended = head.run(f"{mark}rm -f {bundle}; cat {paths.end} 2>/dev/null || true")
+    names = {"root": paths.root, "output": paths.output, "begin": paths.begin, "record": RECORD}
+    rows = head.run(_COLLECT.format(**names)).stdout.splitlines()
+    asked = [tuple(row.split()) for row in rows if row.count(" ") == 1]
+    unpack_results(head.download(_SEND.format(**names)), target, paths.job_id, note)
+
+    def fetch_from(what: str, node: str) -> str:
+        """Fetch from a worker. One that is gone must not cost the others' files."""
+        script = _SEND_FROM_WORKER[what].format(**names, node=node)
+        ssh = f"ssh -n -o ConnectTimeout=10 {node} {shlex.quote(f'bash -c {shlex.quote(script)}')}"
+        try:
+            unpack_results(head.download(ssh), target, paths.job_id, note)
+        except ConnectionLostError:
+            raise
+        except (HostError, JobError):
+            return f"the output of {node} could not be fetched" if what == "output" else ""
+        return ""
+
+    workers = [row for row in asked if row[0] in _SEND_FROM_WORKER]
+    with ThreadPoolExecutor(_SESSIONS) as pool:
+        try:
+            missing = tuple(filter(None, pool.map(lambda row: fetch_from(*row), workers)))
+        except BaseException:
+            head.close()  # ends the other transfers
+            raise
+    at = next(value for key, value in asked if key == "at")
+    mark = "" if missing else f"touch -d @{at} {paths.fetched}; "
+    ended = head.run(f"{mark}cat {paths.end} 2>/dev/null || true")
     complete_record(target, ended.stdout)
     return missing
 
@@ -144,13 +167,46 @@ def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:
     head.put(text.encode(), f"{JobPaths('').home}/{folder}/{now:%Y%m%d-%H%M%S}.json", 0o644)
 
 
-def unpack_results(bundle: Path, target: Path, job: str) -> None:
-    """Extract a job's archive into its results folder. Raises :class:`JobError` if it is damaged."""
-    try:
-        with tarfile.open(bundle, "r:") as archive:
-            _extract(archive, target)
-    except _DAMAGE as error:
-        raise JobError(f"the results of job {job} arrived damaged: {error}") from error
+def unpack_results(
+    chunks: Iterator[bytes], target: Path, job: str, note: Callable[[str], None]
+) -> None:
+    """Extract a job's archive into its results folder while it arrives: all of its files, or none.
+
+    Raises :class:`JobError` if it is damaged.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    # Beside the target: not in /tmp, which may be in memory, and never half a model under its final name.
+    with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder:
+        arriving = _Arriving(chunks, note)
+        try:
+            with tarfile.open(fileobj=arriving, mode="r|") as archive:  # type: ignore[call-overload]
+                _extract(archive, Path(folder))
+        except _DAMAGE as error:
+            raise JobError(f"the results of job {job} arrived damaged: {error}") from error
+        for _ in chunks:  # at whose end a failure is raised
+            pass
+        for path in sorted(Path(folder).rglob("*")):
+            place = target / path.relative_to(folder)
+            if path.is_dir():
+                place.mkdir(exist_ok=True)
+            else:
+                path.replace(place)
+
+
+@dataclass
+class _Arriving:
+    """What arrives, as a file for :mod:`tarfile`."""
+
+    chunks: Iterator[bytes]
+    note: Callable[[str], None]
+    size: int = 0
+
+    def read(self, _: int) -> bytes:
+        chunk = next(self.chunks, b"")
+        if (self.size + len(chunk)) // _NOTED > self.size // _NOTED:
+            self.note(format_size(self.size + len(chunk)))
+        self.size += len(chunk)
+        return chunk
 
 
 def _extract(archive: tarfile.TarFile, target: Path) -> None:
@@ -165,4 +221,4 @@ def _extract(archive: tarfile.TarFile, target: Path) -> None:
         if content is not None and path.is_relative_to(target.resolve()):
             path.parent.mkdir(parents=True, exist_ok=True)
             with content, path.open("wb") as file:
-                shutil.copyfileobj(content, file)
+                shutil.copyfileobj(content, file, _COPIED)

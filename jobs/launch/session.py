@@ -192,7 +192,10 @@ class JobSession:
         context = self.context
         with context.progress.phase("Fetch the results"):
             flags, outcome = context.cluster.flags, context.outcome
-            outcome.missing = files.fetch(self.head, self.paths, results, context.on_log, flags)
+            note = context.progress.note
+            outcome.missing = files.fetch(self.head, self.paths, results, note, flags)
+            for line in outcome.missing:
+                context.on_log(line)
             outcome.is_home = not outcome.missing
 
     def how_to_resume(

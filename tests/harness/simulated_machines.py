@@ -14,7 +14,7 @@ import re
 import struct
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -252,8 +252,8 @@ class SimulatedHost:
     def upload(self, source: Path, path: str) -> None:
         self.put(source.read_bytes(), path)
 
-    def download(self, path: str, target: Path) -> None:
-        raise HostError(self.name, f"there is no {path}")
+    def download(self, command: str) -> Iterator[bytes]:
+        raise HostError(self.name, f"unexpected command: {command}")
 
     def close(self) -> None:
         return None

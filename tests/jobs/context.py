@@ -137,12 +137,12 @@ def make_hosts(output: list[str], exit_code: int = 0) -> dict[str, FakeHost]:
             ("# distributing the job's files", ""),
             ("# submitting a job", ""),
             ("# following a job", "\n".join(output)),
-            ("# collecting the results", ""),
+            ("# collecting the results", "at 5\n"),
             ("cat .*/end.json", lambda _: ended(output, exit_code, nodes=_planned(hosts["node0"]))),
         ]
         hosts[node.name] = FakeHost(node.name, answers)
     files = {"log": b"log", "output/results.json": json.dumps({"f1": 90.0}).encode()}
-    hosts["node0"].files[f"{PATHS.root}/output.tar"] = pack_output(files)
+    hosts["node0"].files["results.tar"] = pack_output(files)
     return hosts
 
 

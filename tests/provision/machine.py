@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,7 +121,7 @@ class ShellHost:
     def upload(self, source: Path, path: str) -> None:
         raise NotImplementedError
 
-    def download(self, path: str, target: Path) -> None:
+    def download(self, command: str) -> Iterator[bytes]:
         raise NotImplementedError
 
     def close(self) -> None:

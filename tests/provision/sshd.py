@@ -24,6 +24,8 @@ class Server(paramiko.ServerInterface):
     """Whether commands run on."""
     says: str = ""
     """What each command prints."""
+    exit_code: int = 0
+    """That of each command; -1: it says none."""
     loses: bool = False
     forwards: int = 0
     """The local port to which it forwards all connections; 0: it refuses, -1: nobody is there."""
@@ -82,7 +84,8 @@ class Server(paramiko.ServerInterface):
             channel.get_transport().close()
             return
         channel.sendall(self.says.encode())
-        channel.send_exit_status(0)
+        if self.exit_code >= 0:
+            channel.send_exit_status(self.exit_code)
         channel.close()
 
     def serve(self, listener: socket.socket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
@@ -182,18 +183,21 @@ def test_a_machine_without_ssh_is_named(login: Login, monkeypatch: pytest.Monkey
             host.put(b"", "/tmp/file")
 
 
-def test_a_full_disk_of_this_machine_is_not_the_other_machines(
-    login: Login, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("exit_code", "error"),
+    [(0, None), (1, r"`work` ended with 1: no output"), (-1, "the connection broke")],
+)
+def test_what_a_command_sends_arrives_and_its_failure_comes_at_the_end(
+    server: Server, login: Login, exit_code: int, error: str | None
 ) -> None:
-    class Files:
-        def get(self, _: str, target: str) -> None:
-            Path(target).write_bytes(b"model")
+    server.says, server.exit_code = "model" * 100_000, exit_code
+    chunks = SshHost("node0", ADDRESS, login, alias="i-0a").download("work")
 
-    host = SshHost("node0", ADDRESS, login, alias="i-0a")
-    monkeypatch.setattr(host, "_open", lambda: SimpleNamespace(sftp=Files))
-
-    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
-        host.download("/home/ubuntu/output.tar", Path("/dev/full"))
+    found = bytearray()
+    with pytest.raises(HostError, match=error) if error else nullcontext():
+        for chunk in chunks:
+            found += chunk
+    assert found.decode() == server.says
 
 
 def test_a_file_is_private_before_it_has_content(

@@ -32,7 +32,7 @@ class Head:
         self.answers = {
             "# listing the jobs": self.list_jobs,
             "# following a job": self.follow,
-            "# (distributing|submitting|collecting)": lambda _: Result(0, "", ""),
+            "# (distributing|submitting|collecting)": lambda _: Result(0, "at 5", ""),
             "cat .*/end.json": lambda _: Result(0, self.render_end(), ""),
         }
         line.machines.staged.clear()
@@ -82,8 +82,8 @@ def line(one: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
 def head(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Head:
     files = {"log": b"text\n", "output/results.json": b"{}"}
 
-    def download(_: StagedHost, path: str, target: Path) -> None:
-        target.write_bytes(pack_output(files))
+    def download(_: StagedHost, command: str) -> Iterator[bytes]:
+        yield pack_output(files)
 
     monkeypatch.setattr(StagedHost, "download", download)
     return Head(line)

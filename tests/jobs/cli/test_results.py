@@ -56,10 +56,11 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that were fetched; each brings a small model."""
     found: list[str] = []
 
-    def fetch(_: Any, paths: Any, target: Path, *_more: Any) -> None:
+    def fetch(_: Any, paths: Any, target: Path, *_more: Any) -> tuple[str, ...]:
         found.append(paths.job_id)
         (target / "model").mkdir(parents=True, exist_ok=True)
         (target / "model" / "config.json").write_text("{}")
+        return ()
 
     monkeypatch.setattr("jobs.cli.fetch.fetch", fetch)
     return found

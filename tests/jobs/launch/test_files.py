@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import tarfile
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from infra.errors import HostError, JobError
+from infra.errors import ConnectionLostError, HostError, JobError, SprError
 from jobs.launch.files import _extract, fetch, place_files
 from jobs.launch.plan import JobPaths
 from tests.jobs.context import SUBMITTED, pack_output
@@ -112,13 +115,94 @@ def test_a_damaged_archive_of_results_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     content: bytes,
 ) -> None:
-    monkeypatch.setattr(head, "download", lambda _, target: target.write_bytes(content))
+    monkeypatch.setattr(head, "download", lambda _: iter([content]))
 
     with pytest.raises(JobError, match="the results of job squad-1 arrived damaged: ") as caught:
         fetch(head, paths, tmp_path / "results", print)
+    assert files_in(tmp_path / "results") == []
     assert "\n" not in caught.value.message
     hint = f"to try again: spr-cluster fetch squad-1 --results {tmp_path / 'results'}"
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("cut_after", "failure"),
+    [
+        (3, ConnectionLostError("node0", "the connection broke")),
+        (99, HostError("node0", "ended with 2: tar: model: Input/output error")),
+        (3, OSError(errno.ENOSPC, "No space left on device")),
+    ],
+    ids=["connection", "command", "disk here"],
+)
+def test_a_fetch_that_fails_leaves_nothing_on_the_head_and_no_half_of_a_file_here(
+    head: ThisMachine,
+    paths: JobPaths,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cut_after: int,
+    failure: Exception,
+) -> None:
+    write(f"{paths.output}/model/w", "w" * 5000)
+    target, before = tmp_path / "results", files_in(head.home)
+    download = head.download
+
+    def cut(command: str) -> Iterator[bytes]:
+        yield from islice(download(command), cut_after)
+        raise failure
+
+    monkeypatch.setattr(head, "download", cut)
+    with pytest.raises(SprError) as caught:
+        fetch(head, paths, target, print, "--name a")
+    assert (files_in(target), files_in(head.home)) == ([], before)
+    assert (caught.value.hint or "").startswith("to try again: spr-cluster fetch squad-1 --name a")
+
+    monkeypatch.setattr(head, "download", download)
+    fetch(head, paths, target, print)
+    assert files_in(target) == ["log", "model/w"]
+    assert not set(files_in(head.home)) - {*before, f"{paths.relative_root}/fetched"}
+
+
+def test_two_fetches_of_a_job_at_the_same_time(
+    head: ThisMachine, paths: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(f"{paths.output}/model/w", "w" * 5000)
+    write(paths.record, replace(SUBMITTED, gather_output=False).render())
+    write(head.connect("node1") / paths.relative_root / "output/logs/rank-1.log", "said")
+    download = head.download
+    others = [tmp_path / "same", tmp_path / "other"]
+
+    def meet(command: str) -> Iterator[bytes]:
+        for chunk in download(command):
+            if others:
+                fetch(head, paths, others.pop(), print)
+            yield chunk
+
+    monkeypatch.setattr(head, "download", meet)
+    fetch(head, paths, tmp_path / "same", print)
+
+    found = ["job.json", "log", "logs/rank-1.log", "model/w"]
+    assert [files_in(tmp_path / name) for name in ("same", "other")] == [found, found]
+
+
+def test_what_was_written_after_the_fetch_began_is_not_fetched(
+    head: ThisMachine, paths: JobPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`down` asks about it; and how much has arrived is said."""
+    write(f"{paths.output}/model/w", "w" * 9000)
+    download = head.download
+
+    def write_more(command: str) -> Iterator[bytes]:
+        yield from download(command)
+        write(f"{paths.output}/later")
+
+    monkeypatch.setattr(head, "download", write_more)
+    monkeypatch.setattr("jobs.launch.files._NOTED", 4096)
+    said: list[str] = []
+    fetch(head, paths, tmp_path, said.append)
+
+    marked = Path(paths.fetched).stat().st_mtime_ns
+    late = [path.name for path in Path(paths.output).rglob("*") if path.stat().st_mtime_ns > marked]
+    assert (late, said[0]) == (["later"], "4.9 KiB")
 
 
 @pytest.mark.parametrize(

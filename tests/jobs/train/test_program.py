@@ -32,14 +32,14 @@ def hosts_for(
 ) -> dict[str, FakeHost]:
     hosts = make_hosts(lines, exit_code)
     head = hosts["node0"]
-    head.answers[:0] = [("# collecting", "the output of node2 could not be fetched\n")]
+    head.answers[:0] = [("# collecting", "at 5\noutput node2\n")]
     if follow:
         head.answers[:0] = [("# following a job", follow)]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in ("log", "output/node1/x"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    head.files[f"{PATHS.root}/output.tar"] = buffer.getvalue()
+    head.files["results.tar"] = buffer.getvalue()
     return hosts
 
 

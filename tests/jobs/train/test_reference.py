@@ -163,7 +163,7 @@ ALL_RESULTS = {
 def script_hosts(files: dict[str, Any]) -> dict[str, FakeHost]:
     """Nodes on which a stand-in of the script has left these files."""
     hosts = make_hosts(["***** Running training *****"])
-    hosts["node0"].answers[:0] = [("# collecting", "")]
+    hosts["node0"].answers[:0] = [("# collecting", "at 5\n")]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
@@ -171,7 +171,7 @@ def script_hosts(files: dict[str, Any]) -> dict[str, FakeHost]:
             info = tarfile.TarInfo(f"output/model/{name}")
             info.size = len(text)
             archive.addfile(info, io.BytesIO(text))
-    hosts["node0"].files[f"{PATHS.root}/output.tar"] = buffer.getvalue()
+    hosts["node0"].files["results.tar"] = buffer.getvalue()
     return hosts
 
 

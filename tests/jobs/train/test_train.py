@@ -57,7 +57,7 @@ def run(
 )
 def test_damaged_results_are_one_line(tmp_path: Path, text: str) -> None:
     hosts = make_hosts([event(**RESULT)])
-    hosts["node0"].files[f"{PATHS.root}/output.tar"] = pack_output(
+    hosts["node0"].files["results.tar"] = pack_output(
         {"output/results.json": text.encode(errors="surrogateescape")}
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
 _CANONICAL = "099720109477"
+# Images and snapshots accumulate in an account, and AWS may refuse or time out long lists as a whole:
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSnapshots.html
+PAGES: Any = {"PaginationConfig": {"PageSize": 1000}}
 _CREATION_DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -131,6 +134,7 @@ def describe_cached_images(ec2: EC2Client, recipe: str, volume_gib: int) -> tupl
             {"Name": f"tag:{tags.KEPT}", "Values": ["yes"]},
             {"Name": "state", "Values": ["available"]},
         ],
+        **PAGES,
     )
     images = (Image.from_aws(image) for page in pages for image in page["Images"])
     return tuple(i for i in images if i.holds(recipe) and i.volume_gib <= volume_gib)

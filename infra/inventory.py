@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra import tags
 from infra.cluster_record import ClusterRecord, parse_record
-from infra.images import Image
+from infra.images import PAGES, Image
 from infra.instances import DYING, Instance, describe_instances
 from infra.network import SecurityGroup
 
@@ -26,6 +26,8 @@ class Resource:
 
     id: str
     tags: dict[str, str] = field(repr=False)
+    state: str = ""
+    """EC2's, such as a snapshot's pending or completed."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,9 @@ def _fetch(operation: str, key: str, build: Callable[[Any], Any], **more: Any) -
 
 
 def _resource(id_key: str, tags_key: str = "Tags") -> Callable[[Any], Resource]:
-    return lambda item: Resource(item[id_key], tags.from_aws(item.get(tags_key)))
+    return lambda item: Resource(
+        item[id_key], tags.from_aws(item.get(tags_key)), str(item.get("State", ""))
+    )
 
 
 def _key_pair(item: Mapping[str, Any]) -> RegisteredKey:
@@ -176,9 +180,9 @@ _KINDS: dict[str, Fetch] = {
         "describe_placement_groups", "PlacementGroups", _resource("GroupName")
     ),
     "key_pairs": _fetch("describe_key_pairs", "KeyPairs", _key_pair, IncludePublicKey=True),
-    "images": _fetch("describe_images", "Images", Image.from_aws, Owners=["self"]),
+    "images": _fetch("describe_images", "Images", Image.from_aws, Owners=["self"], **PAGES),
     "snapshots": _fetch(
-        "describe_snapshots", "Snapshots", _resource("SnapshotId"), OwnerIds=["self"]
+        "describe_snapshots", "Snapshots", _resource("SnapshotId"), OwnerIds=["self"], **PAGES
     ),
 }
 # The kinds that `up` plans with; the others follow from them.

@@ -90,9 +90,11 @@ def _wait_until_copy_begins(ec2: EC2Client, image_id: str, clock: Clock | None) 
     # EC2 names the image in the descriptions of its snapshots.
     of_image: list[FilterTypeDef] = [{"Name": "description", "Values": [f"*{image_id}*"]}]
 
+    snapshots = ec2.get_paginator("describe_snapshots")
+
     def probe() -> tuple[str, ...] | None:
-        found = ec2.describe_snapshots(OwnerIds=["self"], Filters=of_image)["Snapshots"]
-        return tuple(snapshot["SnapshotId"] for snapshot in found) or None
+        pages = snapshots.paginate(OwnerIds=["self"], Filters=of_image, **images.PAGES)
+        return tuple(s["SnapshotId"] for page in pages for s in page["Snapshots"]) or None
 
     return wait_until(
         f"snapshot of image {image_id}",

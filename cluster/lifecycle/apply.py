@@ -136,8 +136,10 @@ class PlanApplier:
         try:
             step()
         except ClientError as error:
-            # An interrupted command made it moments ago, and EC2 did not list it yet.
-            if error_code(error).endswith(".Duplicate"):
+            # An interrupted command made it moments ago, and EC2 did not list it yet; or the `down` of an
+            # earlier cluster deleted this one's placement group, which is known only by its name.
+            code = error_code(error)
+            if code.endswith(".Duplicate") or code == "InvalidPlacementGroup.Unknown":
                 raise PlanAgainError(error.response["Error"]["Message"]) from None
             raise
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from botocore.exceptions import ClientError
@@ -11,12 +11,12 @@ from cluster.context import Context
 from cluster.local_files import remembered_account, remembered_cloud
 from infra import instances, tags
 from infra.actions import ActionKind, Plan
-from infra.clients import DENIED, error_code
+from infra.clients import DENIED, error_code, patient
 from infra.errors import DeadlineError, SprError
 from infra.files import read_text
 from infra.guard import ClusterGuard, is_guarded, with_guard
 from infra.images import Image, wait_until_available
-from infra.inventory import Inventory, describe_inventory
+from infra.inventory import Inventory, Resource, describe_inventory
 from infra.key_pair import read_public, write_private
 from infra.ownership import Generation
 from infra.plan import plan_down
@@ -25,8 +25,10 @@ from infra.wait import (
     CONSISTENCY_DEADLINE_S,
     DOWN_DEADLINE_S,
     HELD_DEADLINE_S,
+    IMAGE_DEADLINE_S,
     SETTLE_S,
     TERMINATE_DEADLINE_S,
+    wait_until,
 )
 
 _LONGEST_PAUSE_S = 5.0
@@ -91,17 +93,14 @@ def down(
         if rest.instances:
             since, limit = start, DOWN_DEADLINE_S
         if now - since > limit:
-            raise SprError(
-                f"still there after `down`: {rest}" + (f"\n  {reason}" if reason else ""),
-                hint=f"run `spr-cluster down {ctx.flags}` again; these resources may still cost money",
-            )
+            raise _still_there(ctx, rest, reason)
         # Deleted resources that EC2 still lists disappear after a while.
         ctx.clock.sleep(min(max(0, rounds - 1), _LONGEST_PAUSE_S))
         clean, wanted, rounds = 0, 2, rounds + 1
         for kind, ids in rest.ids().items():
             removed.setdefault(kind, set()).update(ids)
         reason = _remove_all(ctx, plan_down(rest), denied, start, generation)
-        if rest.instances:
+        if rest.instances or _wait_for_snapshots(ctx, name, rest.snapshots):
             without_machines = ctx.clock.monotonic()
     if _is_removed(ctx, name):
         ctx.files.remove(keep_cloud=bool(kept))
@@ -183,6 +182,49 @@ def _is_finished(ctx: Context, image: Image) -> bool:
         except SprError as error:
             ctx.progress.note(f"{error.message}; it is removed with the rest")
             return False
+    return True
+
+
+def _still_there(ctx: Context, rest: Inventory, reason: str) -> SprError:
+    return SprError(
+        f"still there after `down`: {rest}" + (f"\n  {reason}" if reason else ""),
+        hint=f"run `spr-cluster down {ctx.flags}` again; these resources may still cost money",
+    )
+
+
+def _wait_for_snapshots(ctx: Context, name: str, deleted: Sequence[Resource]) -> bool:
+    """Wait for deleted snapshots that are in progress; return whether there were any.
+
+    EC2 deletes them when they are complete. Raises :class:`SprError` after 90 minutes.
+    https://docs.aws.amazon.com/ebs/latest/userguide/ebs-deleting-snapshot.html
+    """
+    ids, left = {each.id for each in deleted if each.state == "pending"}, tuple(deleted)
+
+    def probe() -> bool | None:
+        nonlocal left
+        found = describe_inventory(ctx.clients.ec2, name, ("snapshots",)).snapshots
+        left = tuple(each for each in found if each.id in ids and each.state == "pending")
+        return None if left else True
+
+    def note(passed: float) -> None:
+        minutes = f"{passed / 60:.0f} of at most {IMAGE_DEADLINE_S // 60} min"
+        ctx.progress.note(f"EC2 deletes a snapshot in progress when it is complete: {minutes}")
+
+    if not ids:
+        return False
+    what, limit = f"snapshot {', '.join(sorted(ids))}", IMAGE_DEADLINE_S
+    with ctx.progress.phase(f"Wait for {what}"):
+        try:
+            wait_until(
+                f"the copy of {what}",
+                patient(probe),
+                deadline_s=limit,
+                clock=ctx.clock,
+                every_s=15,
+                on_wait=note,
+            )
+        except DeadlineError as error:
+            raise _still_there(ctx, Inventory(snapshots=left), error.message) from None
     return True
 
 

@@ -29,6 +29,8 @@ def test_every_kind_is_looked_for(ec2_cloud: FakeCloud, ec2_calls: Recorder) -> 
     # Public images and snapshots of others are never ours.
     assert ec2_calls.of("DescribeImages")[0]["Owners"] == ["self"]
     assert ec2_calls.of("DescribeSnapshots")[0]["OwnerIds"] == ["self"]
+    # AWS may refuse or time out long lists as a whole.
+    assert ec2_calls.of("DescribeSnapshots")[0]["MaxResults"] == 1000
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -232,6 +232,26 @@ def test_what_shows_up_late_is_found(simulated_cloud: SimulatedCloud, action: st
     assert simulated_cloud.left() == []
 
 
+@pytest.mark.parametrize(("minutes", "ends"), [(80, True), (200, False)])
+def test_a_snapshot_in_progress_is_deleted_when_it_is_complete(
+    simulated_cloud: SimulatedCloud, minutes: int, ends: bool
+) -> None:
+    simulated_cloud.faults(f"image_s = {minutes * 60}\n")
+    simulated_cloud.up(nodes=1, bake="none")
+    (snapshot,) = simulated_cloud.found("snapshots").snapshots
+    simulated_cloud.clock.pace = 20
+
+    if ends:
+        simulated_cloud.down()
+        assert simulated_cloud.left() == []
+    else:
+        with pytest.raises(SprError, match=r"still there after `down`: 1 snapshot \(snap-") as it:
+            simulated_cloud.down()
+        assert f"the copy of snapshot {snapshot.id} timed out after 90 min" in str(it.value)
+    note = "EC2 deletes a snapshot in progress when it is complete: "
+    assert any(text.startswith(note) for text in simulated_cloud.progress.notes)
+
+
 def test_three_calls_of_ten_are_throttled(simulated_cloud: SimulatedCloud) -> None:
     simulated_cloud.prepared(nodes=2)
     simulated_cloud.faults('seed = 5\n[[throttle]]\naction = "*"\nrate = 0.3\n')
@@ -272,10 +292,13 @@ def test_down_can_keep_the_image(simulated_cloud: SimulatedCloud) -> None:
 
 
 def test_there_may_be_no_image_to_keep(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.be("instant")
     simulated_cloud.prepared(nodes=1)
+    of_no_image = ResourceFactory(simulated_cloud.fake, "bert").snapshots()
 
     assert simulated_cloud.down(keep_image=True).kept == Inventory()
-    assert simulated_cloud.left() == []
+    assert simulated_cloud.found() == Inventory()
+    assert of_no_image not in simulated_cloud.left()
 
 
 def test_the_key_of_another_clouds_cluster_is_left_alone(simulated_cloud: SimulatedCloud) -> None:

@@ -133,6 +133,21 @@ def test_an_image_takes_time_and_its_snapshot_appears_earlier(cloud: FakeCloud) 
     assert snapshot["State"] == "completed"
 
 
+def test_a_snapshot_in_progress_is_deleted_when_it_is_complete(cloud: FakeCloud) -> None:
+    (instance_id,) = cloud.run()
+    cloud.clock.sleep(20)
+    image_id = cloud.ec2.create_image(InstanceId=instance_id, Name="img", NoReboot=True)["ImageId"]
+    cloud.backend.images.copies[image_id].future.result(5)
+    (snapshot,) = cloud.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+    cloud.ec2.deregister_image(ImageId=image_id)
+
+    cloud.ec2.delete_snapshot(SnapshotId=snapshot["SnapshotId"])
+
+    assert cloud.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"] == [snapshot]
+    cloud.clock.sleep(60)
+    assert cloud.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"] == []
+
+
 def test_pending_events_survive_the_server(
     cloud: FakeCloud, folder: StateFolder, podman: FakePodman
 ) -> None:

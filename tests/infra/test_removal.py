@@ -87,6 +87,7 @@ def test_an_unknown_spot_request_keeps_no_other_from_its_cancellation() -> None:
         "DependencyViolation",
         "VolumeInUse",
         "IncorrectState",
+        "InvalidParameterValue",
         "InvalidNetworkInterface.InUse",
         "InvalidPlacementGroup.InUse",
         "InvalidSnapshot.InUse",

@@ -13,6 +13,7 @@ from cluster.job_queue import (
     how_to_end,
     job_is_running,
     parse_queue,
+    summarize_queue,
 )
 from tests.fakes import FakeHost
 
@@ -30,6 +31,11 @@ def test_jobs_are_listed_in_their_order() -> None:
     assert (second.nodes, second.is_waiting) == (("node4",), False)
     assert (last.name, last.reason, last.is_waiting) == ("a user's | job", "Resources", True)
     assert parse_queue("") == ()
+
+
+def test_how_busy_the_queue_is() -> None:
+    host = FakeHost("node0", [("sinfo", f"node0|idle\nnode1|down*\n{_TEXT}")])
+    assert str(summarize_queue(host)) == "1 of 2 nodes, 2 jobs running, 1 waiting"
 
 
 def test_a_waiting_job_uses_no_node() -> None:

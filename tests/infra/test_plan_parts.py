@@ -13,6 +13,7 @@ from infra.errors import SprError
 from infra.instances import HEAD
 from infra.inventory import Inventory, Resource, SecondGuard
 from infra.network import SecurityGroup
+from infra.ownership import ForeignClusterError, check_owner
 from infra.plan import check_head_is_not_stopped, mesh_digest, plan_down, plan_up, rank_instances
 from infra.prices import table_prices
 from infra.spec import ClusterSpec
@@ -44,6 +45,13 @@ def test_every_termination_has_a_reason() -> None:
     (removal,) = plan_up(plan_input).terminations
 
     assert removal.title == ("Terminate: i-1 (stopped), i-3 (impaired), i-4 (not needed)")
+
+
+def test_machines_without_an_owner_are_not_taken_over() -> None:
+    machine = make_machine(1)
+    found = Inventory(instances=(replace(machine, tags={}),))
+    with pytest.raises(ForeignClusterError, match="this machine has none"):
+        check_owner("bert", found, "", machine.launch_time)
 
 
 def test_a_cluster_keeps_the_software_that_it_was_made_with() -> None:

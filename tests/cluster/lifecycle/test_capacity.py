@@ -83,9 +83,10 @@ def test_a_head_alone_moves_with_all_to_where_there_is_room(
     simulated_cloud: SimulatedCloud,
 ) -> None:
     first = simulated_cloud.first_zone()
-    simulated_cloud.faults(f'[[capacity]]\nzone = "{first}"\nfree = 1\n')
+    dies = "".join(f'[[machine]]\nn = {n}\nfate = "dies"\n' for n in (2, 4))
+    simulated_cloud.faults(f'[[capacity]]\nzone = "{first}"\nfree = 1\n{dies}')
 
-    simulated_cloud.up(nodes=3)
+    simulated_cloud.up(nodes=3)  # a move is no replacement
 
     cluster = simulated_cloud.cluster()
     assert cluster.is_whole

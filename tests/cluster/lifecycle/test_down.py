@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from cluster.local_files import remembered_cloud
 from infra import tags
@@ -218,6 +219,15 @@ def test_an_answer_that_is_lost_stops_nothing(simulated_cloud: SimulatedCloud, a
     assert simulated_cloud.left() == []
 
 
+def test_a_second_denial_is_an_error(simulated_cloud: SimulatedCloud) -> None:
+    simulated_cloud.prepared(nodes=1)
+    simulated_cloud.faults(
+        '[[error]]\naction = "DeleteSecurityGroup"\ncode = "UnauthorizedOperation"\ntimes = 9\n'
+    )
+    with pytest.raises(ClientError, match="UnauthorizedOperation"):
+        simulated_cloud.down()
+
+
 @pytest.mark.parametrize("action", ["CreateSecurityGroup", "RunInstances"])
 def test_what_shows_up_late_is_found(simulated_cloud: SimulatedCloud, action: str) -> None:
     """An `up` was killed as EC2 had just begun to make something that it does not show yet."""
@@ -301,11 +311,16 @@ def test_there_may_be_no_image_to_keep(simulated_cloud: SimulatedCloud) -> None:
     assert of_no_image not in simulated_cloud.left()
 
 
-def test_the_key_of_another_clouds_cluster_is_left_alone(simulated_cloud: SimulatedCloud) -> None:
+@pytest.mark.parametrize("region", ["eu-west-1", "us-east-1"], ids=["elsewhere", "not listed"])
+def test_the_key_of_a_cluster_that_this_did_not_see_is_left_alone(
+    simulated_cloud: SimulatedCloud, region: str
+) -> None:
     simulated_cloud.prepared(nodes=1)
+    (simulated_cloud.ctx.files.folder / "events.jsonl").unlink()
     key = simulated_cloud.ctx.files.key.read_text()
 
-    elsewhere = simulated_cloud.seen_as(name="aws", region="eu-west-1")
+    name = "aws" if region == "eu-west-1" else simulated_cloud.ctx.cloud.name
+    elsewhere = simulated_cloud.seen_as(name=name, region=region)
     nothing: Any = Empty()
     clients = copy(simulated_cloud.ctx.clients)
     clients.ec2 = nothing

@@ -132,6 +132,14 @@ def test_an_option_that_a_cluster_cannot_change_is_refused(
     assert simulated_cloud.writes() == before
 
 
+def test_a_name_in_use_is_waited_for_in_pauses(simulated_cloud: SimulatedCloud) -> None:
+    error = 'action = "CreateSecurityGroup"\ncode = "InvalidGroup.Duplicate"\ntimes = 99\n'
+    simulated_cloud.faults(f"[[error]]\n{error}")
+    with pytest.raises(SprError, match="the cluster did not come up"):
+        simulated_cloud.up(nodes=1)
+    assert simulated_cloud.clock.now - simulated_cloud.began > 60
+
+
 def test_a_damaged_record_is_named_and_down_still_works(
     simulated_cloud: SimulatedCloud,
 ) -> None:

@@ -109,6 +109,20 @@ def test_an_expired_cluster_is_taken_over(simulated_cloud: SimulatedCloud, tmp_p
     assert group_of(simulated_cloud).id != old
 
 
+def test_a_key_from_before_stays_where_another_user_was_first(
+    simulated_cloud: SimulatedCloud, tmp_path: Path
+) -> None:
+    simulated_cloud.prepared(nodes=1)
+    other = other_user(simulated_cloud, tmp_path)
+    other.down()
+    plan = simulated_cloud.plan_input(nodes=1)
+    other.up(nodes=1)
+
+    with pytest.raises(ForeignClusterError):
+        simulated_cloud.apply(plan)
+    assert simulated_cloud.ctx.files.key.exists()
+
+
 def test_machines_that_are_still_shutting_down_hold_the_name(
     simulated_cloud: SimulatedCloud, tmp_path: Path
 ) -> None:

@@ -135,6 +135,10 @@ def test_uneven_numa_nodes_become_one_rank() -> None:
     assert cpus(plan(machine(8, numa=2, allowed="0-2,7"))) == [(0, 1, 2, 7)]
 
 
+def test_numa_nodes_with_as_many_cores_as_workers_become_one_rank() -> None:
+    assert plan(machine(4, numa=4), workers=1).omp_threads == 3
+
+
 @pytest.mark.parametrize(
     ("facts", "ppn", "message"),
     [
@@ -193,7 +197,7 @@ def test_the_published_numbers_come_with_a_warning() -> None:
     assert (ccl.nproc_per_node, ccl.omp_threads, ccl.ccl_workers) == (2, 24, 2)
     assert "node0 is oversubscribed: 52 busy threads on 32 cores" in ccl.warnings
     assert (placement.ccl_workers, placement.shares) == (0, ())
-    assert len(plan(machine(96), mode="reference").warnings) == 1
+    assert len(plan(machine(48), mode="reference").warnings) == 1, "as many threads as cores"
 
 
 def test_the_published_numbers_can_not_be_changed() -> None:

@@ -136,9 +136,12 @@ def test_the_head_gets_log_and_results_of_a_job_on_other_nodes(head: ThisMachine
 
 def test_a_folder_sees_several_runs(head: ThisMachine) -> None:
     """Those of a study, and of a job that is resumed."""
-    follow(head, submit(head, "echo the first; exit 1"))
+    paths = submit(head, "echo the first; exit 1")
+    follow(head, paths)
+    Path(paths.root, "cancelled").touch()
     end, lines, _ = follow(head, submit(head, "echo the second"))
     assert (end.state, lines) == ("succeeded", ["the second"])
+    assert not Path(paths.root, "cancelled").exists(), "if the controller forgets it, it runs again"
     paths = submit(head, "echo the third; sleep 60")
 
     read_soon(Path(paths.log))
@@ -516,8 +519,7 @@ def test_a_job_that_the_controller_forgets_at_once_is_submitted_again(
 
 def test_a_forgotten_job_that_was_cancelled_stays_away(head: ThisMachine) -> None:
     submit(head, "sleep 20", "first", nodes=3)
-    paths = submit(head, "echo here", "second")
-    SlurmLauncher(head).cancel(paths, 0)
+    Path(submit(head, "echo here", "second").root, "cancelled").touch()
     path = head.slurm / "queue"
     content = json.loads(path.read_text())
     del content["jobs"]["2"]

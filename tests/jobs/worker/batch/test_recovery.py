@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from jobs.worker.batch import supervise
 from jobs.worker.batch.conclusion import describe, describe_killed, describe_lost_nodes
 from jobs.worker.batch.copies import order_nodes
 from jobs.worker.batch.nodes import NodeState, newest_copy, parse_cpus, parse_state
+from jobs.worker.batch.notices import NoticeWatch
 from jobs.worker.batch.pinning import fit_pinning, render_pinning
+from jobs.worker.batch.slurm import SlurmJob
 from jobs.worker.batch.stall import StallDetector
-from jobs.worker.batch.supervise import LogWatch
+from jobs.worker.batch.supervise import Attempt, LogWatch
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
 
@@ -67,11 +72,34 @@ def test_the_log_tells_of_errors_hosts_and_steps(tmp_path: Path) -> None:
     watch.poll()
     assert watch.start["hosts"] == ["a", "b"]
     assert [event["message"] for event in watch.errors] == ["m"]
-    assert watch.failed_at is not None
+    first = watch.failed_at
+    assert first is not None
+    with log.open("a") as file:
+        file.write(f"@spr {json.dumps(events[-1])}\n")
+    watch.poll()
+    assert (len(watch.errors), watch.failed_at) == (2, first), (
+        "the grace begins with the first error"
+    )
     assert watch.steps.stalled(1e9) > 0
 
 
 NODES = ("node0", "node1", "node2")
+
+
+@pytest.mark.parametrize(("stopped", "code"), [(True, 7), (False, 1)])
+def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: bool, code: int
+) -> None:
+    script = "trap '' TERM; sleep 0.5; exit 7" if stopped else "exit 1"
+    monkeypatch.setattr(supervise, "render_script", lambda *_: script)
+    monkeypatch.setattr(supervise, "LEAVE_S", 0)
+    monkeypatch.setattr(SlurmJob, "steps", lambda _: ())
+    (tmp_path / "log").touch()
+    launch: Any = SimpleNamespace(nproc_per_node=1)
+    notices, watch = NoticeWatch(str, {"node1": "disk: full"}), LogWatch(tmp_path / "log")
+    attempt = Attempt(launch, SlurmJob("1", NODES, 1), watch, notices, stopped)
+    assert attempt.run() == code
+    assert bool(attempt.leaving) is not stopped
 
 
 def test_a_lost_node_is_named_by_its_first_rank_and_host() -> None:

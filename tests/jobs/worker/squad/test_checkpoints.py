@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from jobs.worker.squad.checkpoints import (
     RunIdentity,
     digest,
     identify,
+    list_checkpoints,
+    prune,
     read_checkpoint,
     require_same,
     save_checkpoint,
@@ -171,6 +174,16 @@ def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
     )
     run_threaded(1, lambda rank: save_checkpoint(tmp_path, checkpoint, state, rank))
     assert synced == ["state.pt", "checkpoint.json", "step-000002.partial", "checkpoints"]
+
+
+def test_the_newest_checkpoint_stays_even_if_a_removal_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in ("999999", "1000000"):
+        (tmp_path / f"checkpoints/step-{step}").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    prune(tmp_path, 1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000"]
 
 
 def test_the_options_travel_to_the_ranks() -> None:

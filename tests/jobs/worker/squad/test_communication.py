@@ -11,6 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from jobs.worker.runtime.process import LocalPlace, RankIdentity
+from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.squad.all_reduce import choose_all_reduce, sum_in_ring
 from jobs.worker.squad.communication import word_embeddings
 from tests.jobs.worker.squad.test_run import TIMEOUT, free_port
 
@@ -116,6 +119,13 @@ def test_ranks_get_the_mean_of_their_gradients(
         scale = float(parameter.grad.abs().max())
         assert torch.allclose(first[name], parameter.grad, rtol=tolerance, atol=tolerance * scale)
     assert first["words.weight"][7:].abs().sum() == 0, "words of no rank"
+
+
+def test_unequal_nodes_sum_in_one_ring() -> None:
+    places = [LocalPlace(0, 2), LocalPlace(1, 2), LocalPlace(0, 1)]
+    ranks = Ranks(RankIdentity(0, 3), "gloo", "", None, places[0])
+    object.__setattr__(ranks, "gather", lambda _: places)
+    assert choose_all_reduce(ranks) is sum_in_ring
 
 
 def test_a_lost_rank_is_noticed_where_ranks_sum_by_node(tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ def test_questions_without_room_for_their_passage_are_counted(tokenizer: Any) ->
     assert len(skipped) == 2
     with pytest.raises(DatasetError, match="long1"):
         build_features(asked, tokenizer, 32, 8, [])
+    with pytest.raises(DatasetError, match="windows of 64 tokens that overlap by 1"):
+        build_features(asked, tokenizer, 60 + 3 + 1, 1)  # each window would be all overlap
 
 
 def test_passages_are_stored_once(tokenizer: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,8 @@ def test_ranks_tokenize_together_and_once(
     monkeypatch.setattr("socket.gethostname", lambda: here.node)
     assert all(same(found, encoded) for found in run_threaded(size, work))
     assert sorted(stored) == [f"node{number}" for number in range(-(-size // 2))]
+    shutil.rmtree(tmp_path / "node0")  # all ranks make again what one node lacks
+    assert all(same(found, encoded) for found in run_threaded(size, work))
     monkeypatch.setattr("jobs.worker.squad.features.encode", None)  # nobody tokenizes again
     assert all(same(found, encoded) for found in run_threaded(size, work))
     assert notes == []

@@ -16,6 +16,7 @@ from jobs.cli.context import open_job_context
 from jobs.cli.ends import add_end_options, with_ends
 from jobs.cli.job_display import render_end
 from jobs.launch.history import choose_active, list_jobs
+from jobs.launch.record import claim_results
 from jobs.launch.session import attach
 from jobs.train.request import check_results, expand_home
 
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         )
     results = expand_home(args.results) if args.results else Path("results", found.job)
     check_results(results, found.job)
+    claim_results(results, found.job)
     end = attach(context, found.job, results)
     if args.json:
         print(json.dumps({"job": found.job, **end.as_dict(), "results": str(results)}))

@@ -18,7 +18,7 @@ from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.launch.files import fetch
 from jobs.launch.history import RUNNING, choose_job
 from jobs.launch.plan import JobPaths
-from jobs.launch.record import write_job_id
+from jobs.launch.record import claim_results
 from jobs.train.push import push_results
 from jobs.train.request import check_results, check_writable, expand_home
 
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{found.job} is still running; fetching its output so far", file=sys.stderr)
     check_results(results, found.job)
     with progress.phase(f"Fetch {found.job}"):
-        write_job_id(results, found.job)
+        claim_results(results, found.job)
         missing = fetch(head, JobPaths(found.job), results, progress.note, ctx.flags)
     for line in missing:
         print(line, file=sys.stderr)

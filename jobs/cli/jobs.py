@@ -12,7 +12,7 @@ from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.job_queue import describe_reason
 from jobs.launch.ending import FAILED
-from jobs.launch.history import RUNNING, JobSummary, list_jobs
+from jobs.launch.history import QUEUED, REQUEUED, RUNNING, JobSummary, list_jobs
 
 _EXAMPLES = """\
   spr-cluster jobs
@@ -24,10 +24,11 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "jobs",
-        "List the jobs on a cluster, oldest first. A job is queued, running, succeeded, failed (with its\n"
-        "exit code), cancelled, requeued (it lost a rank or node, and will run again), or lost (it\n"
-        "left the queue and nothing says how it ended, for example because the head was shut down). A\n"
-        "job with a checkpoint and without a model can be resumed: `spr-cluster train squad --resume JOB`.",
+        "List the jobs on a cluster, oldest first. A job is submitting, queued, running, succeeded,\n"
+        "failed (with its exit code), cancelled, requeued (it lost a rank or node, and will run again), or\n"
+        "lost (it left the queue and nothing says how it ended, for example because the head was shut\n"
+        "down). A job with a checkpoint and without a model can be resumed:\n"
+        "`spr-cluster train squad --resume JOB`.",
         _EXAMPLES,
     )
     add_cluster_options(parser)
@@ -72,6 +73,6 @@ def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, 
 
 def _describe(job: JobSummary) -> str:
     """Return why a job failed or waits; "" for other jobs."""
-    if job.is_active and job.state != RUNNING:
+    if job.state in (QUEUED, REQUEUED):
         return f"waits: {describe_reason(job.waits_for)}"
     return job.cause if job.state == FAILED else ""

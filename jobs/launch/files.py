@@ -25,8 +25,15 @@ _DISTRIBUTE = """# distributing the job's files to the workers
 set -e -o pipefail
 tar -C ~ -xf %UPLOAD%
 tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD% \
-  || { echo "@ can not be reached" >&2; exit 1; }'
+  || { [ $? = 255 ] && echo "@ can not be reached" >&2 || echo "@ can not write them" >&2; exit 1; }'
 rm -f %UPLOAD%
+"""
+# A job that the queue has after all keeps its files.
+_WITHDRAW = """# removing the files of a job that was not submitted
+queue=$(squeue --noheader --name={job} --format=%A) && [ -z "$queue" ] || exit 0
+rm -rf {root} {upload}
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=10 @ "rm -rf {root}" || true
+echo removed
 """
 # Says which workers to ask, and the time: what changes later has not been fetched. If the job's plan asked
 # for the workers' whole output, each of them has its own folder for it, because ranks may use the same file
@@ -73,6 +80,12 @@ def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) 
     upload_archive(head, named, paths.upload)
     script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload)
     head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
+
+
+def withdraw_files(head: Host, paths: JobPaths) -> bool:
+    """Remove a job's folder from every node, unless the job is in the queue; return whether that is done."""
+    names = {"job": paths.job_id, "root": paths.root, "upload": paths.upload}
+    return "removed" in head.run(_WITHDRAW.format(**names)).stdout
 
 
 def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -> None:

@@ -18,8 +18,9 @@ from jobs.launch.ending import CANCELLED, FAILED, JobEnd, parse_end
 from jobs.worker.batch import commands, listing, slurm_queue
 from provision.host import Host
 
-QUEUED, RUNNING, REQUEUED, LOST = "queued", "running", "requeued", "lost"
-ACTIVE = (QUEUED, RUNNING, REQUEUED)
+SUBMITTING, QUEUED, RUNNING = "submitting", "queued", "running"
+REQUEUED, LOST = "requeued", "lost"
+ACTIVE = (SUBMITTING, QUEUED, RUNNING, REQUEUED)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Job IDs: they become parts of commands."""
 
@@ -28,10 +29,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class JobSummary(JobEnd):
     """One job, and how it ended, as far as it has. What is unknown is ``None``.
 
-    ``state`` is queued, running, requeued (waiting to run again), succeeded, failed, cancelled, or lost
-    (ended without a trace, for example because the head was shut down). A requeued job's ``message`` says
-    what ended its last attempt. ``checkpoint`` is the name of the newest one. ``unfinished`` means that
-    `train squad --resume` can resume it.
+    ``state`` is submitting, queued, running, requeued (waiting to run again), succeeded, failed,
+    cancelled, or lost (ended without a trace, for example because the head was shut down). A requeued
+    job's ``message`` says what ended its last attempt. ``checkpoint`` is the name of the newest one.
+    ``unfinished`` means that `train squad --resume` can resume it.
     """
 
     job: str
@@ -95,7 +96,9 @@ def _state(row: dict[str, Any], end: dict[str, Any]) -> tuple[str, str]:
         return (REQUEUED if row["begin"] else QUEUED), reason
     if row["queue"] is None:  # Slurm does not answer
         return (RUNNING if row["begin"] else QUEUED), "Slurm does not answer"
-    return (CANCELLED if row["cancelled"] else LOST), ""
+    if row["cancelled"]:
+        return CANCELLED, ""
+    return (SUBMITTING if row.get("coming") else LOST), ""
 
 
 def choose_job(jobs: tuple[JobSummary, ...], job_id: str | None) -> JobSummary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -110,9 +111,13 @@ def write_record(folder: Path, record: JobRecord) -> None:
 def write_record_text(folder: Path, text: str) -> None:
     """Write the content of ``job.json`` into a results folder, in one piece."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{RECORD}.partial"
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(folder / RECORD)
+    partial = folder / f".{RECORD}.{os.getpid()}"  # others may write it now
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(folder / RECORD)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_job_id(folder: Path) -> str:
@@ -132,8 +137,49 @@ def complete_record(folder: Path, text: str) -> None:
             write_record(folder, record.ended_as(end))
 
 
-def write_job_id(folder: Path, job: str) -> None:
-    """Write whose results are in a folder, unless the job's record is there."""
-    if not (folder / RECORD).exists():
+def require_own_results(folder: Path, job: str) -> None:
+    """Raise :class:`UsageError` for a folder with another job's results.
+
+    A model must not end up beside another job's scores.
+    """
+    owner = read_job_id(folder)
+    if owner not in ("", job):
+        raise _taken(folder, owner)
+
+
+def claim_results(folder: Path, job: str, text: str = "") -> bool:
+    """Reserve a folder for a job's results; return whether it had no record yet.
+
+    The record, whose content is ``text``, is the claim, until :func:`release_results` or the user removes
+    it. Raises :class:`UsageError` if another job has the folder, or it can't be written.
+    """
+    is_new = False
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD).write_text(json.dumps({"job": job}) + "\n", encoding="utf-8")
+        with suppress(FileExistsError), (folder / RECORD).open("x", encoding="utf-8") as file:
+            is_new = True
+            file.write(json.dumps({"job": job}) + "\n")
+        if not is_new and (owner := read_job_id(folder)) != job:
+            raise _taken(folder, owner or "unknown")
+        if text:
+            write_record_text(folder, text)
+    except OSError as error:
+        if is_new:
+            release_results(folder)
+        why = error.strerror or error
+        raise UsageError(f"--results {folder}: can't be written: {why}") from None
+    return is_new
+
+
+def _taken(folder: Path, owner: str) -> UsageError:
+    return UsageError(
+        f"--results {folder}: it contains the results of job {owner}",
+        hint="give another folder, or remove this one",
+    )
+
+
+def release_results(folder: Path) -> None:
+    """Remove the record of a job that was not submitted, and its folder if nothing else is in it."""
+    with suppress(OSError):
+        (folder / RECORD).unlink()
+        folder.rmdir()

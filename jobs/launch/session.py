@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
-from infra.errors import HangupError, JobError
+from infra.errors import HangupError, JobError, SprError
 from infra.progress import Progress, Silent
 from infra.words import counted
 from jobs.launch import files
@@ -25,7 +25,7 @@ from jobs.launch.mpirun import build_launch, render_command, warn_ignored
 from jobs.launch.placement import Placement, plan_placement
 from jobs.launch.plan import RECORD, STOP_SECONDS, JobPaths, JobPlan, PlacementOptions, new_job_id
 from jobs.launch.queue import SlurmLauncher
-from jobs.launch.record import CloudInfo, JobRecord, write_record
+from jobs.launch.record import CloudInfo, JobRecord, claim_results, release_results
 from jobs.worker.batch.launch import Launch
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host, on_all
@@ -124,12 +124,39 @@ class JobSession:
         return build_launch(plan, placement, self.paths, context.cluster, context.stack)
 
     def submit(self, plan: JobPlan, placement: Placement) -> JobRecord:
-        """Put a job whose files are placed into the queue. Returns its record, kept with its results."""
+        """Put a job whose files are placed into the queue. Returns its record."""
         record = self._record(plan, placement)
-        if plan.results:
-            write_record(plan.results, record)
         self.launcher.submit(self.launch(plan, placement), self.paths)
         return record
+
+    def start(self, plan: JobPlan, placement: Placement) -> JobRecord:
+        """Place a job's files and put it into the queue. Returns its record, kept with its results.
+
+        A job that can't be submitted leaves nothing, neither on the nodes nor in its results folder.
+        """
+        text, is_new, begun = self._record(plan, placement).render(), False, False
+        if plan.results:
+            is_new = claim_results(plan.results, self.paths.job_id, text)
+        try:
+            self.place(plan, placement)
+            begun = True
+            return self.submit(plan, placement)
+        except BaseException:
+            is_over = self._withdraw(plan) or not begun
+            if plan.results and is_new and is_over:
+                release_results(plan.results)
+            raise
+
+    def _withdraw(self, plan: JobPlan) -> bool:
+        """Remove a job that was not submitted; return whether that is certain."""
+        if plan.resumed_job:
+            return True
+        self.head.close()  # after Ctrl-C, a command may still run in the connection
+        with suppress(SprError):
+            if files.withdraw_files(self.head, self.paths):
+                return True
+            self.context.on_log(how_to_come_back(self.paths.job_id, self.context.cluster.flags))
+        return False
 
     def follow(self, plan: JobPlan, record: JobRecord, *, quiet: bool = False) -> JobResult:
         """Show a job until it ends; a failure is a result, too. ``quiet`` does not show its log."""
@@ -231,8 +258,7 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
         session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
         context.progress.note(session.paths.job_id)
         placement = session.plan_placement(plan.placement, plan.backend)
-        session.place(plan, placement)
-        record = session.submit(plan, placement)
+        record = session.start(plan, placement)
     if context.detach:
         raise DetachedError(session.paths.job_id, context.cluster.flags)
     nodes = len(context.cluster.first(plan.nodes).nodes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from infra.errors import UsageError
 from infra.files import check_file, check_folder
 from jobs.launch.plan import PlacementOptions
-from jobs.launch.record import read_job_id
+from jobs.launch.record import require_own_results
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.squad.dataset import read_dataset, require_short_questions
 from jobs.worker.squad.options import SCRATCH, TrainOptions, flag
@@ -73,17 +73,9 @@ def check_forms(options: object, forms: Mapping[str, tuple[str, str]]) -> None:
 
 
 def check_results(folder: Path, job: str = "") -> None:
-    """Raise :class:`UsageError` unless a job's results can go into this folder.
-
-    A folder with another job's results is refused: a model must not end up beside another job's scores.
-    """
+    """Raise :class:`UsageError` unless a job's results can go into this folder."""
     check_writable(folder)
-    owner = read_job_id(folder)
-    if owner not in ("", job):
-        raise UsageError(
-            f"--results {folder}: it contains the results of job {owner}",
-            hint="give another folder, or remove this one",
-        )
+    require_own_results(folder, job)
 
 
 def check_writable(folder: Path, option: str = "--results") -> None:

@@ -19,7 +19,7 @@ from jobs.kubernetes.pod_log import read_log
 from jobs.kubernetes.record import describe_record
 from jobs.kubernetes.resources import JobView, PodView
 from jobs.kubernetes.results_reader import ResultsReader
-from jobs.launch.record import write_job_id, write_record_text
+from jobs.launch.record import claim_results, write_record_text
 from jobs.train.request import check_results, expand_home
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         holder = reader.find_holder()
         if job and not job.is_over:
             progress.note(f"{args.job} is {job.state}; fetching its output so far")
-        write_job_id(results, args.job)
+        claim_results(results, args.job)
         reader.fetch(holder, results)
         if job:
             record = describe_record(job, api.context, api.namespace)

@@ -7,10 +7,13 @@ import contextlib
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 from .slurm_queue import ask_slurm, find_missing
 
+# How long a job's files take at most, and then Slurm.
+_SENT_S, _QUEUED_S = 1800, 10
 _STEP = re.compile(r"step-(\d+)")
 # In Slurm's record of the jobs that ended, a line for each.
 _ENDED = re.compile(r" Name=(\S+) JobState=(\S+) ")
@@ -56,6 +59,15 @@ def disk_kib(folder: Path) -> int:
     return blocks // 2
 
 
+def is_coming(folder: Path) -> bool:
+    """Return whether a job may still be on its way into the queue: its files are there first."""
+    if (folder / "begin.json").exists() or (folder / "end.json").exists():
+        return False
+    # Its script is renamed to run.sh just before Slurm gets it.
+    is_sent = [path.name for path in folder.glob("run.sh*")] == ["run.sh"]
+    return time.time() - folder.stat().st_mtime < (_QUEUED_S if is_sent else _SENT_S)
+
+
 def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -> dict[str, object]:
     """Return what is known of one job."""
     output = folder / "output"
@@ -70,6 +82,7 @@ def describe(folder: Path, queue: dict[str, list[str]] | None, lost: set[str]) -
         "begin": read(folder / "begin.json"),
         "end": read(folder / "end.json"),
         "node_lost": folder.name in lost,
+        "coming": is_coming(folder),
         "cancelled": (folder / "cancelled").exists(),
         "has_model": (output / "model" / "config.json").exists(),
         "unfinished": resumable and not (output / "results.json").exists(),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import ConnectionLostError, HostError, JobError, SprError
-from jobs.launch.files import _extract, fetch, place_files
+from jobs.launch.files import _extract, fetch, place_files, withdraw_files
 from jobs.launch.plan import JobPaths
 from tests.jobs.context import SUBMITTED, pack_output
 from tests.jobs.launch.this_machine import ThisMachine
@@ -62,6 +62,22 @@ def test_a_worker_that_cannot_be_reached_is_named(head: ThisMachine, paths: JobP
     with pytest.raises(HostError, match="node2 can not be reached"):
         place_files(head, paths, {"x": b"y"})
     assert (head.root / "node1" / paths.relative_root / "x").read_bytes() == b"y"
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_job_that_was_not_submitted_leaves_no_files(
+    head: ThisMachine, paths: JobPaths, is_queued: bool
+) -> None:
+    head.connect("node1")
+    place_files(head, paths, {"x": b"y"})
+    head.write_program("squeue", f"echo {'7' if is_queued else ''}\n")
+    kept = Path(paths.root).parent / "squad-2"
+    kept.mkdir()
+
+    assert withdraw_files(head, paths) is not is_queued
+    found = [(head.root / node / paths.relative_root / "x").exists() for node in ("node0", "node1")]
+    assert found == [is_queued, is_queued]
+    assert kept.exists()
 
 
 def test_results_are_fetched_and_stay_inside_the_target(

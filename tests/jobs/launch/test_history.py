@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -91,6 +92,32 @@ def test_each_job_is_listed_with_its_state(head: ThisMachine) -> None:
     assert [job.ended is None for job in found.values()] == [False, False, *[True] * 6]
     assert all(job.size_kib > 0 for job in found.values())
     assert [job.job for job in found.values() if job.has_model] == ["squad-1"]
+
+
+@pytest.mark.parametrize(
+    ("names", "age_s", "state"),
+    [
+        ([], 1700, "submitting"),
+        ([], 1900, "lost"),
+        (["run.sh", "run.sh.k3f"], 1700, "submitting"),
+        (["run.sh"], 5, "submitting"),
+        (["run.sh"], 60, "lost"),
+        (["run.sh", "begin.json"], 5, "lost"),
+        (["end.json"], 5, "lost"),
+        (["cancelled"], 5, "cancelled"),
+    ],
+)
+def test_a_job_on_its_way_into_the_queue_is_not_lost(
+    head: ThisMachine, names: list[str], age_s: int, state: str
+) -> None:
+    folder = make_job(head.home, "squad-1")
+    (folder / "run.sh").unlink()
+    for name in names:
+        (folder / name).touch()
+    os.utime(folder, (time.time() - age_s,) * 2)
+
+    [job] = list_jobs(head)
+    assert (job.state, job.is_active) == (state, state == "submitting")
 
 
 def test_jobs_are_listed_while_slurm_does_not_answer(head: ThisMachine) -> None:

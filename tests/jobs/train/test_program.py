@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import re
+import resource
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from infra.errors import JobError, UsageError
+from infra.errors import HostError, JobError, UsageError
 from jobs.cli.run import add_parser, build_request
 from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
-from jobs.launch.record import JobRecord
+from jobs.launch.record import JobRecord, read_job_id
 from jobs.launch.session import run_job
 from jobs.train.program import ProgramRequest, check_variables, plan_program
 from jobs.train.program_files import ProgramFiles
@@ -113,6 +114,62 @@ def test_a_failure_keeps_the_record_and_names_the_cause(tmp_path: Path) -> None:
 
     assert str(tmp_path / "log") in str(caught.value.hint)
     assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == 3
+
+
+def test_two_jobs_at_the_same_time_can_not_have_one_results_folder(tmp_path: Path) -> None:
+    hosts, others = hosts_for([]), hosts_for([])
+    refused: list[UsageError] = []
+
+    def submit_another(_: str) -> str:
+        context = replace(job_context(others), now=NOW.replace(second=59))
+        plan = plan_program(program_request(tmp_path), context.stack)
+        with pytest.raises(UsageError) as caught:
+            run_job(context, lambda _: plan)
+        refused.append(caught.value)
+        return ""
+
+    hosts["node0"].answers[:0] = [("# distributing", submit_another)]
+    start(hosts, program_request(tmp_path))
+
+    assert refused[0].message.endswith(f": it contains the results of job {PATHS.job_id}")
+    assert not [command for command in others["node0"].commands if "# querying" not in command]
+    assert read_job_id(tmp_path) == PATHS.job_id
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_results_folder_that_can_not_be_written_is_noticed_before_anything_is_sent(
+    tmp_path: Path, is_full: bool
+) -> None:
+    hosts, results = hosts_for([]), tmp_path / "here"
+    if not is_full:
+        results.write_text("a file")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100 if is_full else limits[0], limits[1]))
+        with pytest.raises(UsageError, match=f"--results {results}: can't be written: File "):
+            start(hosts, program_request(results))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert results.exists() is not is_full
+    assert not [command for command in hosts["node0"].commands if "# querying" not in command]
+
+
+@pytest.mark.parametrize("answer", ["removed", "", HostError("node0", "no answer")])
+@pytest.mark.parametrize("step", ["# distributing", "# submitting"])
+def test_a_job_that_can_not_be_submitted_leaves_nothing(
+    tmp_path: Path, step: str, answer: str | HostError
+) -> None:
+    """If the queue may have it nevertheless, its results folder stays its own."""
+    hosts, results = hosts_for([]), tmp_path / "here"
+    full = HostError("node0", "tar: No space left on device")
+    hosts["node0"].answers[:0] = [(step, full), ("# removing the files of a job", answer)]
+
+    with pytest.raises(HostError, match="No space left on device"):
+        start(hosts, program_request(results))
+    assert "# removing the files of a job" in hosts["node0"].commands[-1]
+    is_over = answer == "removed" or step == "# distributing"
+    assert read_job_id(results) == ("" if is_over else PATHS.job_id)
+    assert results.exists() is not is_over
 
 
 def test_a_misplaced_rank_reports_itself(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.access import Access, FollowedHost
 from cluster.events import EventLog, describe_failure, utc_now
@@ -16,8 +18,9 @@ from infra import key_pair, tags
 from infra.actions import Action
 from infra.clients import Clients
 from infra.cloud import Cloud
-from infra.errors import UsageError
+from infra.errors import SprError, UsageError
 from infra.instances import why_gone
+from infra.inventory import describe_inventory
 from infra.network import SecurityGroup
 from infra.progress import Progress, Silent
 from infra.session import find_profile
@@ -125,7 +128,15 @@ class Context:
 
     def find_cluster(self) -> Cluster:
         """Return the running cluster. Raises :class:`UsageError` if there is none."""
-        return find_cluster(self.clients.ec2, self.files.folder.name, self._place)
+        return find_cluster(self.clients.ec2, self.files.folder.name, self._place, self.now())
+
+    def find_expiry(self) -> datetime | None:
+        """Return when the cluster's nodes shut down now; ``None`` if EC2 doesn't say."""
+        with suppress(BotoCoreError, ClientError, SprError):
+            name = self.files.folder.name
+            record = describe_inventory(self.clients.ec2, name, ("security_groups",)).record
+            return record.expires if record else None
+        return None
 
     @property
     def _place(self) -> str:

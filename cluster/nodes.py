@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
+from cluster.events import utc_now
 from cluster.local_files import nearest_cluster
 from infra import tags
 from infra.errors import UsageError
 from infra.instances import HEAD, Instance
 from infra.inventory import describe_inventory
 from infra.plan import is_connected, rank_instances
-from infra.words import counted
+from infra.words import counted, spoken_day
 from provision.host import Host
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ class Cluster:
     wanted_nodes: int
     place: str = ""
     """The options that name its cloud and region in a command, unless this machine knows them."""
+    expires: datetime | None = None
+    """When its nodes shut down, unless `extend` changes it."""
 
     @property
     def flags(self) -> str:
@@ -132,24 +136,36 @@ def rank_nodes(instances: Iterable[Instance], jump: str | None = None) -> tuple[
     return tuple(Node(rank, instance, jump or "") for rank, instance in ranked)
 
 
-def find_cluster(ec2: EC2Client, name: str, place: str = "") -> Cluster:
+def find_cluster(
+    ec2: EC2Client, name: str, place: str = "", now: datetime | None = None
+) -> Cluster:
     """Return the running cluster of that name, from its tags alone. ``place`` is for messages.
 
     Raises :class:`UsageError` if there is none, or if it has no head.
     """
     found = describe_inventory(ec2, name, ("instances", "security_groups"))
-    jump = found.record.options["jump"] if found.record else None
+    record = found.record
+    jump = record.options["jump"] if record else None
     nodes = rank_nodes((i for i in found.instances if i.state == "running"), jump)
+    has_head = bool(nodes) and nodes[0].instance.role == HEAD
+    if not has_head and record and record.is_over(now or utc_now()):
+        raise UsageError(
+            f"the nodes of cluster {name!r} shut down at the end of its time to live, "
+            f"{spoken_day(record.expires)}, with all jobs, checkpoints, and models on them",
+            hint=f"`spr-cluster up --name {name}{place}` creates new ones; "
+            f"`spr-cluster down --name {name}{place}` removes the rest",
+        )
     if not nodes:
         raise UsageError(
             f"no cluster {name!r} is running in {ec2.meta.region_name}{nearest_cluster(name)}",
             hint=f"`spr-cluster up --name {name}{place}` creates one; "
             "--name, --cloud, and --region choose another",
         )
-    if nodes[0].instance.role != HEAD:
+    if not has_head:
         raise UsageError(
             f"cluster {name!r} has no running head node",
             hint=f"`spr-cluster repair --name {name}{place}` makes a worker the head, "
             f"`spr-cluster down --name {name}{place}` removes the cluster",
         )
-    return Cluster(name, nodes, found.record.nodes if found.record else len(nodes), place)
+    wanted = record.nodes if record else len(nodes)
+    return Cluster(name, nodes, wanted, place, record.expires if record else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 
 
 def counted(count: int, noun: str) -> str:
@@ -24,9 +24,15 @@ def format_size(count: int) -> str:
 
 def spoken_time(time: datetime, now: datetime) -> str:
     """``05:49 UTC (in 8 h)``, with the date on another day; for ``--json`` use ``render_time``."""
-    time, now = time.astimezone(timezone.utc), now.astimezone(timezone.utc)
-    day = "" if time.date() == now.date() else f"{time:%b} {time.day} at "
-    return f"{day}{time:%H:%M} UTC (in {spoken_duration((time - now).total_seconds())})"
+    today = now.astimezone(timezone.utc).date()
+    return f"{spoken_day(time, today)} (in {spoken_duration((time - now).total_seconds())})"
+
+
+def spoken_day(time: datetime, today: date | None = None) -> str:
+    """``Nov 22 at 05:49 UTC``, or ``05:49 UTC`` if that is ``today``."""
+    time = time.astimezone(timezone.utc)
+    day = "" if time.date() == today else f"{time:%b} {time.day} at "
+    return f"{day}{time:%H:%M} UTC"
 
 
 def spoken_duration(seconds: float) -> str:

@@ -33,14 +33,18 @@ class _Phase:
         return (self.end or time.monotonic()) - self.start
 
 
-def format_table(rows: Sequence[Sequence[str]]) -> str:
+def format_table(rows: Sequence[Sequence[str]], optional: Sequence[str] = ()) -> str:
     """Render rows, the header first, in columns as wide as their widest cell.
 
-    On a terminal that is too narrow, each row becomes a paragraph of ``HEADER value`` pairs.
+    On a terminal that is too narrow, the ``optional`` columns are left out, one after the other; if that
+    is not enough, each row becomes a paragraph of ``HEADER value`` pairs.
     """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     terminal = terminal_width(sys.stdout)
     if terminal is not None and sum(widths) + 2 * (len(widths) - 1) > terminal:
+        if optional:
+            at = list(rows[0]).index(optional[0])
+            return format_table([[*row[:at], *row[at + 1 :]] for row in rows], optional[1:])
         return "\n".join(_as_paragraph(rows[0], row, terminal) for row in rows[1:])
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -47,6 +47,7 @@ def open_job_context(
         progress=progress,
         on_event=display.event,
         on_log=display.log,
+        find_expiry=ctx.find_expiry,
         detach=getattr(args, "detach", False),
     )
     if "on_cluster" in args:

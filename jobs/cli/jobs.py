@@ -10,10 +10,14 @@ from datetime import datetime
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import wrap
 from cluster.job_queue import describe_reason
+from infra.words import counted
 from jobs.launch.ending import FAILED
+from jobs.launch.expiry import describe_expiry
 from jobs.launch.history import QUEUED, REQUEUED, RUNNING, JobSummary, list_jobs
 
+_NEWEST = 10
 _EXAMPLES = """\
   spr-cluster jobs
   spr-cluster jobs --name bert --json
@@ -31,21 +35,34 @@ def add_parser(subparsers: SubParsers) -> None:
         "`spr-cluster train squad --resume JOB`.",
         _EXAMPLES,
     )
+    parser.add_argument(
+        "--all", action="store_true", help=f"list all jobs, not only the newest {_NEWEST}"
+    )
     add_cluster_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     ctx = open_context(args, open_chosen_cloud(args))
-    head = ctx.host_opener()(ctx.find_cluster().head)
-    found = list_jobs(head)
+    cluster = ctx.find_cluster()
+    found = list_jobs(ctx.host_opener()(cluster.head))
     if args.json:
         print(json.dumps({"cluster": args.name, "jobs": [job.as_dict() for job in found]}))
     elif found:
-        print(render(found, ctx.now()))
+        shown = found if args.all else newest(found)
+        print(render(shown, ctx.now()))
+        if hidden := len(found) - len(shown):
+            print(f"{counted(hidden, 'earlier job')}: --all")
+        if cluster.expires and any(job.is_active for job in found):
+            print(wrap(describe_expiry(cluster.expires, ctx.now(), cluster.flags)))
     else:
         print(f"No jobs on cluster {args.name}. `spr-cluster train squad {ctx.flags}` starts one.")
     return 0
+
+
+def newest(found: Sequence[JobSummary]) -> Sequence[JobSummary]:
+    """Return the jobs that have not ended, and the newest of the others."""
+    return [job for job in found if job.is_active or job in found[-_NEWEST:]]
 
 
 def render(found: Sequence[JobSummary], now: datetime) -> str:
@@ -53,7 +70,7 @@ def render(found: Sequence[JobSummary], now: datetime) -> str:
     rows = [("JOB", "STATE", "NODES", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")]
     rows += [_row(job, now) for job in found]
     causes = [f"{job.job}: {_describe(job)}" for job in found if _describe(job)]
-    return "\n".join([format_table(rows), *causes])
+    return "\n".join([format_table(rows, ("ON DISK", "NODES", "TOOK")), *causes])
 
 
 def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, str, str]:

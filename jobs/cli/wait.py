@@ -12,6 +12,7 @@ from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
 from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.launch.ending import SUCCEEDED
+from jobs.launch.expiry import explain_expiry
 from jobs.launch.history import JobSummary, choose_active, choose_job, list_jobs
 
 _WEEK_S = 7 * 24 * 3600
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
             raise
         except HostError as error:
             if gone := head.why_gone():
-                raise JobError(f"job {job} ended with its head node: {gone}") from None
+                over = explain_expiry(job, ctx.find_expiry(), ctx.now(), ctx.flags, gone)
+                raise over or JobError(f"job {job} ended with its head node: {gone}") from None
             progress.note(f"{error.message}; reconnecting")
             return None
         progress.note(now.state)

@@ -38,6 +38,8 @@ class JobOutput:
     events: list[Event] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
     """The reasons that were shown for its wait in the queue."""
+    on_eta: Callable[[float], None] = lambda _: None
+    """Called with the seconds that training still needs."""
     heard: float = field(default_factory=time.monotonic)
     """When the job printed its last line."""
 
@@ -59,6 +61,8 @@ class JobOutput:
             # What the earlier attempt reported is over.
             self.events.clear()
             self.lines.clear()
+        if event["event"] == "step":
+            self.on_eta(event["eta_seconds"])
         if event["event"] not in _NOT_KEPT:
             self.events.append(event)
         # The job matters more than its display, whose terminal may be gone.
@@ -95,13 +99,16 @@ def how_to_come_back(job: str, flags: str) -> str:
 
 
 @contextmanager
-def note_silence(output: JobOutput, minute_s: float = 60) -> Iterator[None]:
-    """Show for how long a job has printed nothing: after 1, 2, 4, 8, … minutes."""
+def note_silence(
+    output: JobOutput, minute_s: float = 60, tick: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Show for how long a job has printed nothing: after 1, 2, 4, 8, … minutes. Call ``tick`` often."""
     ended = threading.Event()
 
     def watch() -> None:
         minutes = 1
         while not ended.wait(minute_s / 12):
+            tick()
             silent = (time.monotonic() - output.heard) / minute_s
             if silent < 1:
                 minutes = 1

@@ -14,11 +14,12 @@ from datetime import datetime
 from pathlib import Path
 
 from cluster.nodes import Cluster, HostOpener
-from infra.errors import HangupError, JobError, SprError
+from infra.errors import HangupError, HostError, JobError, SprError
 from infra.progress import Progress, Silent
 from infra.words import counted
 from jobs.launch import files
 from jobs.launch.ending import CANCELLED, SUCCEEDED, JobEnd, Outcome
+from jobs.launch.expiry import ExpiryWatch, describe_expiry
 from jobs.launch.follow import Event, JobOutput, explain, how_to_come_back, note_silence, stop_job
 from jobs.launch.history import list_jobs
 from jobs.launch.mpirun import build_launch, render_command, warn_ignored
@@ -51,6 +52,8 @@ class JobContext:
     detach: bool = False
     """Leave the job to the cluster as soon as it is in the queue."""
     outcome: Outcome = field(default_factory=Outcome)
+    find_expiry: Callable[[], datetime | None] = lambda: None
+    """Asks EC2 when the nodes shut down now."""
 
 
 @dataclass(frozen=True)
@@ -172,16 +175,21 @@ class JobSession:
 
         Ctrl-C ends only that; if the job has no such folder, nobody else needs its result, so it ends, too.
         """
-        job, on_log = self.paths.job_id, self.context.on_log
+        job, on_log, context = self.paths.job_id, self.context.on_log, self.context
+        flags = context.cluster.flags
+        expiry = ExpiryWatch(context.cluster.expires, flags, output.show, context.find_expiry)
+        output.on_eta = expiry.see_eta
         try:
-            with note_silence(output):
+            with note_silence(output, tick=expiry.tick):
                 sinks = (output.add_line, output.note_waiting, output.note_state)
                 end = self.launcher.follow(self.paths, *sinks)
+        except (JobError, HostError) as error:
+            raise (expiry.explain(job, error.message) or error) from None
         except KeyboardInterrupt as interrupt:
             self.head.close()
             if results:
                 with suppress(OSError):
-                    on_log(how_to_come_back(job, self.context.cluster.flags))
+                    on_log(how_to_come_back(job, flags))
             elif not isinstance(interrupt, HangupError):
                 stop_job(self.launcher, self.paths, STOP_SECONDS, on_log)
             raise
@@ -242,6 +250,8 @@ def open_session(context: JobContext, job_id: str = "", *, starts: bool = True) 
     head = context.open_host(context.cluster.head)
     if starts:
         _require_all_nodes(context.cluster)
+        if expires := context.cluster.expires:
+            context.on_log(describe_expiry(expires, context.now, context.cluster.flags))
     return JobSession(context, SlurmLauncher(head, context.cluster.flags), JobPaths(job_id))
 
 

@@ -231,6 +231,14 @@ def test_a_cluster_is_found_again_by_its_tags_in_the_same_order(
         find_cluster(simulated_cloud.ec2, "other")
 
 
+def test_a_cluster_whose_time_is_over_says_so(simulated_cloud: SimulatedCloud) -> None:
+    for instance in simulated_cloud.prepared(nodes=2).nodes:
+        simulated_cloud.end(instance.instance.id)
+    simulated_cloud.clock.now += 26 * 3600
+    with pytest.raises(UsageError, match=r"shut down at the end of its time to live, .* with all"):
+        simulated_cloud.ctx.find_cluster()
+
+
 def test_the_same_again_changes_nothing_and_verifies(simulated_cloud: SimulatedCloud) -> None:
     first = simulated_cloud.prepared(nodes=3)
     before, steps = len(simulated_cloud.writes()), list(simulated_cloud.steps.done)

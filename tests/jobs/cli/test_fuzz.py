@@ -174,7 +174,13 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         # A job gets as far as the queue, which takes none.
         line.stage("node0", "# submitting a job", Result(1, "", "sbatch: error: no"))
         line.stage("node0", "# listing the jobs", Result(0, listed("squad", begin=_BEGUN), ""))
-        for pattern in ("# distributing", "cat .*job.json", "-tuned.json", "~/spr-bench/"):
+        for pattern in (
+            "# distributing",
+            "# removing the files",
+            "cat .*job.json",
+            "-tuned.json",
+            "~/spr-bench/",
+        ):
             line.stage("node0", pattern, Result(0, "", ""))
         for pattern in ("# (reading a log|following a job)", "# collecting", "cat .*end.json"):
             line.stage("node0", pattern, Result(0, "", ""))

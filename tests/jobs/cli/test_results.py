@@ -102,10 +102,33 @@ def test_the_list_says_what_a_job_waits_for(line: CommandLine) -> None:
         ["squad-3", "queued", "-", "-"],
         ["squad-4", "requeued", "1", rows[2].split()[3]],
     ]
-    assert rows[3:] == [
+    assert rows[3:5] == [
         "squad-3: waits: its nodes are in use",
         "squad-4: waits: it starts again in some seconds",
     ]
+    (expiry,) = rows[5:]
+    assert expiry.startswith("Nodes shut down automatically at ")
+
+
+def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
+    line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [
+        listed(
+            f"squad-20261123-1200{n:02}-k3f", "step-000040", end=_DONE, begin=_BEGUN, submitted=n
+        )
+        for n in range(14)
+    ]
+    jobs[0] = listed("squad-20261123-115900-k3f", submitted=0, **_RUNS)
+    line.machines.staged.clear()
+    line.stage("node0", "listing the jobs", Result(0, "".join(jobs), ""))
+    monkeypatch.setattr("cluster.cli.display.terminal_width", lambda _: 80)
+    rows = line.must("jobs").out.splitlines()
+    newest = [f"200{n:02}-k3f" for n in range(4, 14)]
+    assert [row.split()[0][-9:] for row in rows[1:12]] == ["15900-k3f", *newest]
+    assert rows[12] == "3 earlier jobs: --all"
+    assert max(map(len, rows[:13])) <= 80
+    assert len(line.must("jobs", "--all").out.splitlines()) == 16
 
 
 def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:

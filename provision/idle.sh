@@ -57,7 +57,10 @@ others() {
         xargs -r -P 64 -I@ sh -c 'timeout 30 ssh -o ConnectTimeout=10 @ "$0" || true' "$1"
 }
 
-if [ -z "$head" ] || in_session || in_job || [ ! -e "$state/last-busy" ]; then
+# A worker that has become the head, by `repair`, does not know how long the lost one was idle.
+becomes_head() { on_head && rm "$state/last-head" 2>/dev/null; }
+
+if [ -z "$head" ] || in_session || in_job || becomes_head || [ ! -e "$state/last-busy" ]; then
     touch "$state/last-busy"
     exit 0
 fi

@@ -127,6 +127,15 @@ def test_an_idle_cluster_shuts_down_workers_first(quiet: Machine) -> None:
     assert not any("node0" in call for call in calls)
 
 
+def test_a_worker_that_has_become_the_head_was_not_idle(quiet: Machine) -> None:
+    quiet.path("/run/spr-cluster/last-head").touch()
+
+    assert check_idle(quiet) == []
+    assert idle_for(quiet) < 60
+    used(quiet, ago_s=3700)
+    assert check_idle(quiet)[-1] == OFF
+
+
 def test_a_recently_used_cluster_keeps_running(quiet: Machine) -> None:
     used(quiet, ago_s=3500)
 

@@ -19,7 +19,7 @@ from infra import images, instances, key_pair, network, tags
 from infra.actions import Action, ActionKind, Plan
 from infra.clients import error_code, translate_boto_error
 from infra.cluster_record import record_tags
-from infra.errors import DeadlineError, HostError, HostKeyError, SprError
+from infra.errors import DeadlineError, HostError, HostKeyError, HostsError, SprError
 from infra.instance_types import find_machine
 from infra.instances import HEAD, WORKER
 from infra.plan import PlanInput, mesh_digest
@@ -141,6 +141,9 @@ class PlanApplier:
             code = error_code(error)
             if code.endswith(".Duplicate") or code == "InvalidPlacementGroup.Unknown":
                 raise PlanAgainError(error.response["Error"]["Message"]) from None
+            raise
+        except (HostError, HostsError):
+            self.machines.check_not_removed()
             raise
 
     def _note_termination(self, passed: float) -> None:

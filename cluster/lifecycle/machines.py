@@ -239,7 +239,7 @@ class Machines:
         """
         if not faults:
             return
-        self._check_not_removed()
+        self.check_not_removed()
         nodes = self.cluster.nodes
         head = nodes[0].instance
         names = {node.instance.id: node.name for node in nodes}
@@ -284,7 +284,8 @@ class Machines:
             return False
         return True
 
-    def _check_not_removed(self) -> None:
+    def check_not_removed(self) -> None:
+        """Raise :class:`SprError` if another command has terminated all machines."""
         ids = [instance.id for instance in self.all]
         seen = instances.describe_by_id(self.ctx.clients.ec2, ids)
         # `down` terminates the machines first, and removes the security group minutes later.

@@ -36,8 +36,9 @@ def end_while_waiting(
         ('[[machine]]\nfate = "no-ssh"\n', "DescribeInstanceStatus"),
         ('[[machine]]\nfate = "never-boots"\n', "DescribeInstances"),
         ('terminate_s = 600\n[[machine]]\nfate = "no-ssh"\n', "DescribeInstanceStatus"),
+        ("", "CreateTags"),
     ],
-    ids=["ssh", "boot", "slow end"],
+    ids=["ssh", "boot", "slow end", "installed"],
 )
 def test_up_ends_soon_and_buys_nothing_where_a_down_terminates_its_machines(
     simulated_cloud: SimulatedCloud, faults: str, waits_with: str

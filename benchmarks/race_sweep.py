@@ -1,22 +1,28 @@
-"""Two `up` of one name at once, from two machines, interleaved at every call that changes something.
+"""Two commands with one name, from two machines, interleaved at every call that changes something.
 
-`python -m benchmarks.race_sweep [--every N] [--scenario new|abandoned|renewed|down] [--jobs N]`
+`python -m benchmarks.race_sweep [--every N] [--scenario new|abandoned|renewed|down|…] [--jobs N]`
 
 Both commands observe and plan, and halt before their first such call. Then one makes some of its calls,
-the other some of its own, and so on: all ways with two switches, in both orders. No machine of the winner
-may end, nor its key be lost; the loser must say whose cluster it is. In `abandoned`, a third machine's
-cluster has expired there; in `renewed`, the first's; in `down`, the second command is `down`.
+the other some of its own, and so on: all ways with two switches, in both orders.
+
+Two `up`: no machine of the winner may end, nor its key be lost; the loser must say whose cluster it is. In
+`abandoned`, a third machine's cluster has expired there; in `renewed`, the first's.
+
+The second command is `down` of a user without the key. Meanwhile the owner makes the cluster (`down`),
+removes it and makes it again (`again`), repairs it (`repair`), or removes it as well (`downs`). `down` must
+not touch what the owner made after the approval, and ends well only if nothing older is left.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import finish, run_sweep
+from cluster.context import Context
 from infra.key_pair import read_public
 from tests.harness.cloud import CloudProcess, cloud_process
 from tests.harness.runs import (
@@ -25,6 +31,7 @@ from tests.harness.runs import (
     NAME,
     Actor,
     Run,
+    Work,
     defects,
     describe,
     run_down,
@@ -34,12 +41,44 @@ from tests.harness.runs import (
 
 FAULTS = 'profile = "fast"\nvisibility_s = 2.0\n'
 WISH: dict[str, Any] = {"nodes": 2, "bake": "none"}
-# Who made a cluster that has expired before the race.
-SCENARIOS = {"new": None, "abandoned": "third", "renewed": "first", "down": None}
+
+
+def run_again(ctx: Context, given: Mapping[str, Any]) -> None:
+    """A cluster that is removed and made again, with another key."""
+    run_down(ctx, given)
+    run_up(ctx, given)
+
+
+class Scenario(NamedTuple):
+    """What the two commands do; the cluster that ``maker`` has made before, if any, and lost machines of."""
+
+    works: tuple[Work, Work] = (run_up, run_up)
+    maker: str = ""
+    lost: int = 0
+    passed_s: float = 0
+
+    @property
+    def removes(self) -> bool:
+        return self.works[1] is run_down
+
+
+_TTL_S = 25 * 3600
+SCENARIOS = {
+    "new": Scenario(),
+    "abandoned": Scenario(maker="third", lost=2, passed_s=_TTL_S),
+    "renewed": Scenario(maker="first", lost=2, passed_s=_TTL_S),
+    "down": Scenario((run_up, run_down)),
+    "again": Scenario((run_again, run_down), "first"),
+    "repair": Scenario((run_up, run_down), "first", lost=1),
+    "downs": Scenario((run_down, run_down), "first"),
+}
 _FOREIGN = "belongs to another SSH key"
 # In `renewed`, the first one's group may be deleted before the second one's key shows whose the name is.
 _REMOVED = "the cluster was removed in the meantime"
-_TTL_S = 25 * 3600
+_NEWER = "since its removal was approved"
+# What a command may say when another user removes or makes the cluster meanwhile: also that a machine does
+# not answer anymore, or what EC2 says is gone.
+_TRUTHS = (_FOREIGN, _REMOVED, _NEWER, "no SSH", ".NotFound: ")
 
 
 class Schedule(NamedTuple):
@@ -56,25 +95,34 @@ class Race:
     """One cloud, and the homes of two machines."""
 
     def __init__(self, cloud: CloudProcess, root: Path, scenario: str) -> None:
-        self.cloud, self.scenario = cloud, scenario
+        self.cloud, self.scenario = cloud, SCENARIOS[scenario]
         self.homes = {name: root / name for name in ("first", "second", "third")}
+        self.approved: set[str] = set()
+        """What existed when the removal was approved, and the claims on it."""
+        self.wrong: list[str] = []
 
     def begin(self) -> None:
         """Create a new cloud with the scenario's resources."""
         self.cloud.new(FAULTS)
+        self.wrong = []
         for home in self.homes.values():
             subprocess.run(["rm", "-rf", str(home)], check=True)
-        if maker := SCENARIOS[self.scenario]:
+        if maker := self.scenario.maker:
             run = run_in_process(self.cloud, self.homes[maker], run_up, WISH)
             assert run.code == DONE, run.error
-            ids = [i.id for i in describe(self.cloud).alive]
-            self.cloud.connect().ec2.terminate_instances(InstanceIds=ids)
-            self.cloud.time.sleep(_TTL_S)
+            ids = [i.id for i in describe(self.cloud).alive][::-1]
+            if lost := ids[: self.scenario.lost]:
+                self.cloud.connect().ec2.terminate_instances(InstanceIds=lost)
+            self.cloud.time.sleep(self.scenario.passed_s or 10)
 
     def actor(self, number: int) -> Actor:
         home = self.homes[("first", "second")[number]]
-        work = run_down if self.scenario == "down" and number else run_up
-        return Actor(self.cloud, home, work, WISH, steps=True)
+        actor = Actor(self.cloud, home, self.scenario.works[number], WISH, steps=True)
+        if number and self.scenario.removes:
+            # A group of the last two seconds is not listed yet: there is nothing to approve.
+            standing = self.cloud.ask("standing") if actor.waits_for else {}
+            self.approved = {*standing, *standing.values()} - {""}
+        return actor
 
     def run(self, schedule: Schedule) -> tuple[list[Run], bool]:
         """Return how both ended, and whether the schedule's calls were all there."""
@@ -83,20 +131,49 @@ class Race:
         actors = {leader: self.actor(leader)}
         if not schedule.late:
             actors[other] = self.actor(other)
-        fits = _steps(actors[leader], schedule.before)
+        fits = self.step(actors, leader, schedule.before)
         if schedule.late:
             actors[other] = self.actor(other)
-        fits &= _steps(actors[other], schedule.during)
-        ends = {number: actors[number].finish() for number in (leader, other)}
+        fits &= self.step(actors, other, schedule.during)
+        ends = {number: self._finish(actors, number) for number in (leader, other)}
         self.cloud.time.sleep(10)
         return [ends[0], ends[1]], fits
 
+    def step(self, actors: Mapping[int, Actor], number: int, count: int) -> bool:
+        """Let one make its next calls; return whether it made as many."""
+        for _ in range(count):
+            if not (call := actors[number].waits_for):
+                return False
+            before = self.cloud.ask("standing") if number and self.scenario.removes else {}
+            actors[number].step()
+            if gone := before.keys() - self.cloud.ask("standing") if before else ():
+                # A plan from before the approval may make something later, with an approved claim.
+                newer = [id_ for id_ in gone if not {id_, before[id_]} & self.approved]
+                self.wrong += [f"{call} removed {newer}, newer than the approval"] if newer else []
+        return True
+
+    def _finish(self, actors: Mapping[int, Actor], number: int) -> Run:
+        while self.step(actors, number, 1):
+            pass
+        run = actors[number].finish()
+        if number and self.scenario.removes and run.code == DONE:
+            left = sorted(self.approved & self.cloud.ask("standing").keys())
+            self.wrong += [f"left after the second one's down: {left}"] if left else []
+        return run
+
     def judge(self, runs: Sequence[Run]) -> list[str]:
         """Return what is wrong after both have ended, and after everything is removed."""
-        wrong = [
+        wrong = self.wrong + [
             f"ended with {run.code}: {run.error}" for run in runs if run.code not in (DONE, FAILED)
         ]
-        wrong += self._judge_owners(runs) if self.scenario != "down" else []
+        if self.scenario.removes:
+            wrong += [
+                f"ended with: {run.error}"
+                for run in runs
+                if run.code == FAILED and not any(truth in run.error for truth in _TRUTHS)
+            ]
+        else:
+            wrong += self._judge_owners(runs)
         wrong += [defects(self.cloud)] if defects(self.cloud) else []
         last = run_in_process(self.cloud, self.homes["third"], run_down)
         if last.code != DONE:
@@ -110,7 +187,7 @@ class Race:
         if len(winners) != 1:
             return [f"{len(winners)} of the two came up: {[run.error for run in runs]}"]
         wrong, loser = [], runs[1 - winners[0]]
-        truths = (_FOREIGN, _REMOVED) if self.scenario == "renewed" else (_FOREIGN,)
+        truths = (_FOREIGN, _REMOVED) if self.scenario.maker == "first" else (_FOREIGN,)
         if not any(truth in loser.error for truth in truths):
             wrong.append(f"the loser said: {loser.error}")
         found = describe(self.cloud)
@@ -119,7 +196,7 @@ class Race:
             wrong.append("the key in EC2 is not the winner's")
         if [i.state for i in found.instances] != ["running"] * WISH["nodes"]:
             wrong.append(f"machines: {[(i.id, i.state) for i in found.instances]}")
-        before = 0 if SCENARIOS[self.scenario] is None else 1
+        before = 1 if self.scenario.lost else 0
         if (ended := self.cloud.calls()["TerminateInstances"]) > before:
             wrong.append(f"{ended - before} calls terminated machines")
         again = run_in_process(
@@ -130,22 +207,15 @@ class Race:
         return wrong
 
 
-def _steps(actor: Actor, count: int) -> bool:
-    for _ in range(count):
-        if not actor.waits_for:
-            return False
-        actor.step()
-    return True
-
-
 def schedules(race: Race) -> list[Schedule]:
     """Return every way to interleave the two, as far as the calls of one alone reach."""
     counts = []
     for number in (0, 1):
         race.begin()
+        if number and not race.scenario.maker and race.scenario.removes:
+            assert race.actor(0).finish().code == DONE
         actor, count = race.actor(number), 0
-        while actor.waits_for:
-            actor.step()
+        while race.step({number: actor}, number, 1):
             count += 1
         assert actor.finish().code == DONE
         counts.append(count)

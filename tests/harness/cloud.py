@@ -19,8 +19,10 @@ from moto.scheduler.models import scheduler_backends
 
 from infra.clients import Clients, connect
 from infra.cloud import Cloud
+from infra.cluster_record import GENERATION
 from infra.local.faults import Faults
 from infra.local.podman import ContainerSpec
+from infra.tags import OWNER_KEY
 from tests.harness import botocore_files
 from tests.harness.contract import KNOWN_DEVIATIONS, Contract, watching
 from tests.harness.shared_time import SharedTime
@@ -219,6 +221,8 @@ def _answer(cloud: FakeCloud, machines: SimulatedMachines, line: str, commands: 
             answer: Any = "done"
         elif question == "left":
             answer = list_left(cloud)
+        elif question == "standing":
+            answer = list_standing(cloud)
         elif question == "launched":
             answer = cloud.application.runtime.faults.launched
         else:
@@ -251,6 +255,26 @@ def list_left(cloud: FakeCloud) -> list[str]:
             *(group.name for group in schedule_groups if group.name != "default"),
             *(name for group in schedule_groups for name in group.schedules),
         ]
+
+
+def list_standing(cloud: FakeCloud) -> dict[str, str]:
+    """Return what can be removed, by ID, with the claim of its owner: a group's ID and count of changes.
+
+    Placement groups are known by name alone. EC2 does not delete one in use, and `up` replaces another.
+    """
+    ec2 = cloud.backend
+    with cloud.application.lock:
+        groups = [g for groups in ec2.groups.values() for g in groups.values()]
+        made = [
+            *(group for group in groups if group.name != "default"),
+            *(i for i in ec2.all_instances() if i.state not in ("shutting-down", "terminated")),
+            *ec2.key_pairs.values(),
+            *(image for image in ec2.amis.values() if image.owner_id == ec2.account_id),
+            *ec2.snapshots.values(),
+        ]
+        tags = {item.id: {tag["key"]: tag["value"] for tag in item.get_tags()} for item in made}
+    claims = {t[OWNER_KEY]: f"{id_} {t[GENERATION]}" for id_, t in tags.items() if GENERATION in t}
+    return {id_: claims.get(labels.get(OWNER_KEY, ""), "") for id_, labels in tags.items()}
 
 
 if __name__ == "__main__":

@@ -31,9 +31,12 @@ settings.load_profile("house")
 # Most of a command's time would be that of reading EC2's model.
 botocore_files.read_once()
 # A run in the background, or under nohup, ignores these, and so would every command that it starts.
-for _number in (signal.SIGINT, signal.SIGHUP):
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
     if signal.getsignal(_number) == signal.SIG_IGN:
-        signal.signal(_number, signal.SIG_DFL)
+        signal.signal(_number, _handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own

@@ -133,14 +133,14 @@ def render_result(result: dict[str, Any], folder: Path) -> str:
 def _render(result: dict[str, Any], folder: Path) -> str:
     if "smoke" in result:
         return f"smoke run of the published recipe: {result['smoke']}\nlog and job.json: {folder}/"
-    hosts = sorted({rank["hostname"] for rank in result["ranks"]})
+    hosts = len({rank["hostname"] for rank in result["ranks"]})
     speed = [f"{result['samples_per_second']:.1f} samples/s"]
     # run_qa.py does not count tokens.
     if result["tokens_per_second"] is not None:
         speed.append(f"{result['tokens_per_second']:,.0f} tokens/s")
     return (
         f"{_render_quality(result)}\n"
-        f"world size {result['world_size']} on {counted(len(hosts), 'host')} ({', '.join(hosts)}), "
+        f"world size {result['world_size']} on {counted(hosts, 'host')}, "
         f"backend {result['backend']}, {result['dtype']}\n"
         f"{', '.join(speed)}, {result['seconds']['train']:.1f} s of training\n"
         f"model, predictions, and results.json: {folder}/"

@@ -166,7 +166,8 @@ def _cancel(launcher: SlurmLauncher, paths: JobPaths, grace_s: int) -> tuple[str
 def explain(end: JobEnd, output: JobOutput, hint: str) -> JobError:
     """Return the root cause of a failure."""
     if end.message:
-        causes = [event for event in output.events if event.get("message") == end.message]
+        errors = (event for event in output.events if event["event"] == "error")
+        causes = [event for event in errors if event.get("rank") == end.rank]
         own = causes[0].get("hint") if causes else None
         return JobError(end.cause, hint=f"{own}; {hint}" if own else hint)
     known = explain_mpi_failure(output.lines)

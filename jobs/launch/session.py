@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -272,8 +272,9 @@ def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) ->
     if context.detach:
         raise DetachedError(session.paths.job_id, context.cluster.flags)
     nodes = len(context.cluster.first(plan.nodes).nodes)
-    with context.progress.phase(f"{plan.title} on {counted(nodes, 'node')}"):
+    with _job_phase(context, f"{plan.title} on {counted(nodes, 'node')}"):
         result = session.follow(plan, record)
+        _show_failure(result.end)
     if plan.results:
         session.bring_home(plan.results)
     _require_success(session, result.end, result.output, plan.results, plan.resume_command)
@@ -287,11 +288,27 @@ def attach(context: JobContext, job: str, results: Path) -> JobEnd:
     """
     session = open_session(context, job, starts=False)
     output = JobOutput(context.on_event, context.on_log, job)
-    with context.progress.phase(f"Follow {job}"):
+    with _job_phase(context, f"Follow {job}"):
         end = session.watch(output, results)
+        _show_failure(end)
     session.bring_home(results)
     _require_success(session, end, output, results)
     return end
+
+
+class _UnsuccessfulError(Exception):
+    """Ends the phase of a job that did not succeed; the results come home before its own error."""
+
+
+@contextmanager
+def _job_phase(context: JobContext, title: str) -> Iterator[None]:
+    with suppress(_UnsuccessfulError), context.progress.phase(title):
+        yield
+
+
+def _show_failure(end: JobEnd) -> None:
+    if end.state != SUCCEEDED:
+        raise _UnsuccessfulError
 
 
 def _require_success(

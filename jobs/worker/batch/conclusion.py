@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,14 +38,28 @@ def find_cause(attempt: Attempt) -> dict[str, Any]:
 
     That is a node that goes, a rank's own error, a hang, a lost peer, or a lost node.
     """
-    known = attempt.leaving or choose_cause(attempt.watch.errors, attempt.hang)
-    if known:
-        return known
-    watch, job = attempt.watch, attempt.job
-    size = attempt.launch.nproc_per_node
-    lost = describe_lost_nodes(job.lost_nodes(), job.nodes, watch.start, size)
-    killed = lost or describe_killed(watch.killed, job.nodes, watch.start)
-    return killed or describe_lost_nodes(watch.lost, job.nodes, watch.start, size)
+    watch, job, size = attempt.watch, attempt.job, attempt.launch.nproc_per_node
+    if known := attempt.leaving or choose_cause(watch.errors, attempt.hang):
+        return name_nodes(known, job.nodes, watch.start, size)
+    lost = describe_lost_nodes(job.lost_nodes(), job.nodes, size)
+    killed = lost or describe_killed(watch.killed)
+    return killed or describe_lost_nodes(watch.lost, job.nodes, size)
+
+
+def name_nodes(
+    cause: Mapping[str, Any], nodes: Sequence[str], start: Mapping[str, Any], ranks_per_node: int
+) -> dict[str, Any]:
+    """Return an error with the cluster's names of nodes instead of their own host names. Pure.
+
+    ``start`` is the ranks' own report of where they run.
+    """
+    named = dict(cause)
+    hosts, rank = start.get("hosts", []), cause.get("rank")
+    if rank is not None and rank // ranks_per_node < len(nodes):
+        named["host"] = nodes[rank // ranks_per_node]
+    for host, node in zip(hosts, nodes, strict=True) if len(hosts) == len(nodes) else ():
+        named["message"] = re.sub(rf"\b{re.escape(host)}\b", node, str(named.get("message", "")))
+    return named
 
 
 def choose_cause(
@@ -56,26 +71,22 @@ def choose_cause(
 
 
 def describe_lost_nodes(
-    lost: Sequence[str], nodes: Sequence[str], start: Mapping[str, Any], ranks_per_node: int
+    lost: Sequence[str], nodes: Sequence[str], ranks_per_node: int
 ) -> dict[str, Any]:
     """Return the loss of the first of these nodes as the error of its first rank; {} for none. Pure."""
     if not lost or lost[0] not in nodes:
         return {}
     rank = nodes.index(lost[0]) * ranks_per_node
-    host = _host(lost[0], nodes, start)
     message = f"its node, {lost[0]}, is down or cut off"
-    return {"rank": rank, "host": host, "message": message, "lost_peer": True}
+    return {"rank": rank, "host": lost[0], "message": message, "lost_peer": True}
 
 
-def describe_killed(
-    killed: Mapping[str, Any], nodes: Sequence[str], start: Mapping[str, Any]
-) -> dict[str, Any]:
+def describe_killed(killed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rank that mpirun saw killed before the others could say so; {} for none. Pure."""
     if "signal" not in killed:
         return {}
     message = f"killed by signal {killed['signal']}"
-    host = _host(killed["node"], nodes, start)
-    return {"rank": killed["rank"], "host": host, "message": message, "lost_peer": True}
+    return {"rank": killed["rank"], "host": killed["node"], "message": message, "lost_peer": True}
 
 
 def describe_dead(code: int, node: str) -> dict[str, Any]:
@@ -84,13 +95,6 @@ def describe_dead(code: int, node: str) -> dict[str, Any]:
         message = f"its batch process on {node} was killed by signal {code - 128}"
         return {"host": node, "message": message, "lost_peer": True}
     return {"host": node, "message": f"its batch process on {node} ended with exit code {code}"}
-
-
-def _host(node: str, nodes: Sequence[str], start: Mapping[str, Any]) -> str:
-    """Return a node's own name, or ours before the ranks have met."""
-    hosts = start.get("hosts", [])
-    known = node in nodes and len(hosts) == len(nodes)
-    return str(hosts[nodes.index(node)]) if known else node
 
 
 def describe(cause: Mapping[str, Any]) -> str:

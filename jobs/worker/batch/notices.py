@@ -29,20 +29,15 @@ def parse_notices(text: str) -> dict[str, str]:
 
 
 def describe_notice(
-    notices: Mapping[str, str], nodes: Sequence[str], start: Mapping[str, Any], ranks_per_node: int
+    notices: Mapping[str, str], nodes: Sequence[str], ranks_per_node: int
 ) -> dict[str, Any]:
-    """Return the first of a job's nodes that goes as the error of its first rank; {} for none. Pure.
-
-    ``start`` is the ranks' own report of where they run.
-    """
+    """Return the first of a job's nodes that goes as the error of its first rank; {} for none. Pure."""
     node = next((name for name in nodes if name in notices), None)
     if node is None:
         return {}
     kind, _, text = notices[node].partition(": ")
-    place, hosts = nodes.index(node), start.get("hosts", [])
-    host = hosts[place] if len(hosts) == len(nodes) else node
-    message = _TEXTS[kind].format(node=node, text=text)
-    return {"rank": place * ranks_per_node, "host": host, "message": message, "lost_peer": True}
+    rank, message = nodes.index(node) * ranks_per_node, _TEXTS[kind].format(node=node, text=text)
+    return {"rank": rank, "host": node, "message": message, "lost_peer": True}
 
 
 def has_no_room(folder: str = ".") -> bool:

@@ -177,8 +177,7 @@ class Attempt:
             self.leaving = self._find_notice()
 
     def _find_notice(self) -> dict[str, Any]:
-        size = self.launch.nproc_per_node
-        return describe_notice(self.notices.found, self.job.nodes, self.watch.start, size)
+        return describe_notice(self.notices.found, self.job.nodes, self.launch.nproc_per_node)
 
     def _forward(self) -> None:
         """Pass SIGTERM to mpirun, which passes it to every rank of every node and waits for them."""

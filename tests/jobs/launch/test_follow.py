@@ -303,7 +303,7 @@ def test_a_job_without_output_is_noticed_once_per_doubled_time() -> None:
 
 def test_a_failure_is_explained_by_its_end_and_the_ranks_own_hint() -> None:
     end = JobEnd("failed", 3, rank=1, host="b", message="NaN")
-    said = {"event": "error", "message": "NaN", "hint": "lower it"}
+    said = {"event": "error", "rank": 1, "message": "NaN", "hint": "lower it"}
 
     known = explain(end, JobOutput(ignore, ignore, events=[said]), "the log is here")
     assert (known.message, known.hint) == ("rank 1 on b: NaN", "lower it; the log is here")

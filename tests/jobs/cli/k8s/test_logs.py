@@ -293,7 +293,7 @@ def test_submit_shows_what_bare_metal_shows(k8s: K8s, server: KubernetesServer) 
     assert "2 ranks on a, b; backend gloo, bf16\nplain text\n" in result.err
     assert result.out.splitlines() == [
         "F1 81.2, exact match 70.5 on 100 questions",
-        "world size 2 on 2 hosts (bert-node-0-0, bert-node-0-1), backend gloo, bf16",
+        "world size 2 on 2 hosts, backend gloo, bf16",
         "12.5 samples/s, 4,800 tokens/s, 33.0 s of training",
         "model, predictions, and results.json: /workspace/jobs/bert/output/",
         "to fetch them: spr-cluster k8s fetch bert",

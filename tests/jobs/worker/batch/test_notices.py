@@ -45,15 +45,14 @@ def test_only_our_reasons_count() -> None:
     assert parse_notices(text) == {"node1": DISK, "node2": SPOT}
 
 
-def test_a_node_that_goes_is_named_by_its_first_rank_and_host() -> None:
-    start = {"hosts": ["ip-1", "ip-2", "ip-3"]}
-    found = describe_notice({"node1": SPOT, "node9": DISK}, NODES, start, 2)
+def test_a_node_that_goes_is_named_by_its_first_rank() -> None:
+    found = describe_notice({"node1": SPOT, "node9": DISK}, NODES, 2)
     text = "its node, node1, goes: EC2 takes it back at 2026-11-22T18:30:00Z"
-    assert describe(found) == f"rank 2 on ip-2: {text}"
-    found = describe_notice({"node2": DISK}, NODES, {}, 1)
+    assert describe(found) == f"rank 2 on node1: {text}"
+    found = describe_notice({"node2": DISK}, NODES, 1)
     text = "its node, node2, has a full disk: /home/ubuntu/spr-jobs has 3 MiB free"
     assert describe(found) == f"rank 2 on node2: {text}"
-    assert describe_notice({"node9": DISK}, NODES, start, 1) == {}
+    assert describe_notice({"node9": DISK}, NODES, 1) == {}
 
 
 @pytest.mark.parametrize("reason", [SPOT, DISK])
@@ -69,7 +68,7 @@ def test_a_job_saves_a_checkpoint_and_leaves_a_node_that_goes(
 
     assert (end.state, end.attempt, end.nodes) == ("succeeded", 2, ("node0", "node2"))
     assert Path(paths.output, "checkpoint").exists()
-    why = describe_notice({"node1": reason}, NODES[:2], {}, 1)
+    why = describe_notice({"node1": reason}, NODES[:2], 1)
     assert f"{why['message']}; saving a checkpoint and stopping" in log
     assert f"attempt 1 ended: {describe(why)}; the job will run again" in log
     assert log.endswith("resumed")

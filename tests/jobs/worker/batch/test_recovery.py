@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.worker.batch import supervise
-from jobs.worker.batch.conclusion import describe, describe_killed, describe_lost_nodes
+from jobs.worker.batch.conclusion import describe, describe_killed, describe_lost_nodes, name_nodes
 from jobs.worker.batch.copies import order_nodes
 from jobs.worker.batch.nodes import NodeState, newest_copy, parse_cpus, parse_state
 from jobs.worker.batch.notices import NoticeWatch
@@ -102,15 +102,20 @@ def test_ranks_that_the_user_stops_have_their_time_and_no_node_is_blamed(
     assert bool(attempt.leaving) is not stopped
 
 
-def test_a_lost_node_is_named_by_its_first_rank_and_host() -> None:
-    start = {"hosts": ["ip-1", "ip-2", "ip-3"]}
-    found = describe_lost_nodes(("node1",), NODES, start, 2)
-    assert describe(found) == "rank 2 on ip-2: its node, node1, is down or cut off"
+def test_a_lost_node_is_named_by_its_first_rank() -> None:
+    found = describe_lost_nodes(("node1",), NODES, 2)
+    assert describe(found) == "rank 2 on node1: its node, node1, is down or cut off"
     assert found["lost_peer"]
-    # Before the ranks have met, only the node's name is known.
-    assert describe_lost_nodes(("node1",), NODES, {}, 2)["host"] == "node1"
-    assert describe_lost_nodes((), NODES, start, 2) == {}
+    assert describe_lost_nodes((), NODES, 2) == {}
     assert describe({}) == ""
+
+
+def test_an_error_has_the_names_of_nodes_instead_of_their_host_names() -> None:
+    error = {"rank": 3, "host": "ip-1", "message": "lost contact with rank 0 on ip-10: its process"}
+    found = name_nodes(error, NODES, {"hosts": ["ip-10", "ip-1", "ip-3"]}, 2)
+    assert describe(found) == "rank 3 on node1: lost contact with rank 0 on node0: its process"
+    # Before the ranks have met.
+    assert name_nodes(error, NODES, {}, 2) == {**error, "host": "node1"}
 
 
 def test_a_killed_rank_is_known_from_mpirun(tmp_path: Path) -> None:
@@ -122,11 +127,8 @@ def test_a_killed_rank_is_known_from_mpirun(tmp_path: Path) -> None:
     )
     watch = LogWatch(log)
     watch.poll()
-    start = {"hosts": ["ip-1", "ip-2", "ip-3"]}
-    found = describe_killed(watch.killed, NODES, start)
-    assert describe(found) == "rank 1 on ip-2: killed by signal 9 (Killed)"
-    assert describe_killed(watch.killed, NODES, {})["host"] == "node1"
-    assert describe_killed({}, NODES, start) == {}
+    assert describe(describe_killed(watch.killed)) == "rank 1 on node1: killed by signal 9 (Killed)"
+    assert describe_killed({}) == {}
 
 
 def test_a_lost_node_is_known_from_mpirun(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from infra.errors import HostError, UsageError
 from infra.words import counted
@@ -85,15 +85,20 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueSummary:
-    """How many nodes Slurm knows, and can use; how many jobs run and wait."""
+    """How many nodes Slurm knows, and can use; how many jobs run and wait.
+
+    ``unusable`` are the other nodes, each with Slurm's word.
+    """
 
     nodes: int
     usable_nodes: int
     running: int
     waiting: int
+    unusable: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        nodes = f"{self.usable_nodes} of {counted(self.nodes, 'node')}"
+        why = ", ".join(f"{node} is {state}" for node, state in self.unusable.items())
+        nodes = f"{self.usable_nodes} of {counted(self.nodes, 'node')}{f' ({why})' if why else ''}"
         return f"{nodes}, {counted(self.running, 'job')} running, {self.waiting} waiting"
 
 
@@ -105,8 +110,10 @@ def summarize_queue(head: Host) -> QueueSummary:
         raise HostError(head.name, f"Slurm does not answer: {last}")
     states = dict(line.split("|") for line in done.stdout.splitlines() if line.count("|") == 1)
     waiting = [job.is_waiting for job in parse_queue(done.stdout)]
-    usable = sum(state in USABLE for state in states.values())
-    return QueueSummary(len(states), usable, waiting.count(False), waiting.count(True))
+    # Slurm marks states: "down*" does not answer, "idle~" saves power.
+    bad = {name: state.rstrip("*~#!%$@^-") for name, state in states.items() if state not in USABLE}
+    usable = len(states) - len(bad)
+    return QueueSummary(len(states), usable, waiting.count(False), waiting.count(True), bad)
 
 
 def list_queue(head: Host) -> tuple[QueuedJob, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cluster.events import utc_now
 from cluster.local_files import nearest_cluster
 from infra import tags
-from infra.errors import UsageError
+from infra.errors import SprError, UsageError
 from infra.instances import HEAD, Instance
 from infra.inventory import describe_inventory
 from infra.plan import is_connected, rank_instances
@@ -91,6 +91,10 @@ class Cluster:
         instances = [node.instance for node in self.nodes]
         return len(instances) == self.wanted_nodes and is_connected(instances)
 
+    def require_connected(self) -> None:
+        """Raise :class:`SprError` if `up` has never connected the nodes."""
+        _require_connected(self.name, self.nodes, self.flags)
+
     @property
     def head(self) -> Node:
         return self.nodes[0]
@@ -136,6 +140,14 @@ def rank_nodes(instances: Iterable[Instance], jump: str | None = None) -> tuple[
     return tuple(Node(rank, instance, jump or "") for rank, instance in ranked)
 
 
+def _require_connected(name: str, nodes: Iterable[Node], flags: str) -> None:
+    if not any(tags.MESH in node.instance.tags for node in nodes):
+        raise SprError(
+            f"cluster {name} is not complete: `up` has not connected its nodes yet",
+            hint=f"if no `up` is running, `spr-cluster up {flags}` continues",
+        )
+
+
 def find_cluster(
     ec2: EC2Client, name: str, place: str = "", now: datetime | None = None
 ) -> Cluster:
@@ -162,6 +174,7 @@ def find_cluster(
             "--name, --cloud, and --region choose another",
         )
     if not has_head:
+        _require_connected(name, nodes, f"--name {name}{place}")
         raise UsageError(
             f"cluster {name!r} has no running head node",
             hint=f"`spr-cluster repair --name {name}{place}` makes a worker the head, "

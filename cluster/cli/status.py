@@ -86,8 +86,9 @@ def run(args: argparse.Namespace) -> int:
     if working:
         print(working)
     elif found.alive and overview.state(now) == "degraded":
-        # An interrupted `up` and a lost node have the same remedy.
-        print(f"To repair: spr-cluster repair {ctx.flags}")
+        is_connected = any(tags.MESH in instance.tags for instance in found.alive)
+        remedy = "To repair: spr-cluster repair" if is_connected else "To continue: spr-cluster up"
+        print(f"{remedy} {ctx.flags}")
     if notices:
         print(
             f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair {ctx.flags}"

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     ctx = open_context(args, open_chosen_cloud(args), progress=progress)
     cluster = ctx.find_cluster()
+    cluster.require_connected()
     expected = build_expected(ctx, cluster, judge=args.judge_hardware)
     with progress.phase(f"Verify cluster {args.name}"):
         if verified_by(ctx.events).get(cluster.head.instance.id) == FIRST_CONTACT:

@@ -335,6 +335,7 @@ def _require_all_nodes(cluster: Cluster) -> None:
     """Require every node: mpirun would wait forever for one that is gone."""
     if cluster.is_whole:
         return
+    cluster.require_connected()
     state = "its nodes are not connected yet"
     if len(cluster.nodes) != cluster.wanted_nodes:
         state = f"{len(cluster.nodes)} of {counted(cluster.wanted_nodes, 'node')} running"

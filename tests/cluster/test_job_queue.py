@@ -35,7 +35,7 @@ def test_jobs_are_listed_in_their_order() -> None:
 
 def test_how_busy_the_queue_is() -> None:
     host = FakeHost("node0", [("sinfo", f"node0|idle\nnode1|down*\n{_TEXT}")])
-    assert str(summarize_queue(host)) == "1 of 2 nodes, 2 jobs running, 1 waiting"
+    assert str(summarize_queue(host)) == "1 of 2 nodes (node1 is down), 2 jobs running, 1 waiting"
 
 
 def test_a_waiting_job_uses_no_node() -> None:

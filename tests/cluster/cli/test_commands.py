@@ -178,13 +178,14 @@ def test_status_shows_how_busy_the_queue_is(
         "usable_nodes": 2,
         "running": 0,
         "waiting": 0,
+        "unusable": {},
         "unknown": None,
     }
     rows = "node0|allocated\nnode1|down*\n7|RUNNING|node0|None|ours\n8|PENDING||Resources|a|b\n"
     busy = "# asking how busy the queue is"
 
     line.stage("node0", busy, Result(0, rows, ""))
-    assert "\nQueue: 1 of 2 nodes, 1 job running, 1 waiting\n" in line.must("status").out
+    assert "\nQueue: 1 of 2 nodes (node1 is down), 1 job running, 1 waiting\n" in line.must("status").out
 
     line.machines.staged.clear()
     line.stage("node0", busy, Result(1, "", "slurm_load_partitions: Unable to contact slurm"))
@@ -234,12 +235,15 @@ def test_status_from_another_machine_during_up(line: CommandLine) -> None:
     line.cloud.faults('[[machine]]\nfate = "no-amx"\n')
     assert line.run("up", "--nodes", "2", "--yes").code == 1
     interrupted = line.must("status").out
+    for command in ("train squad --demo", "verify"):
+        refused = line.run(*command.split())
+        assert "`up` has not connected its nodes yet" in refused.message
     ClusterFiles.of("spr").remove()
 
     elsewhere = line.must("status").out
 
     assert "Cluster spr is degraded" in interrupted
-    assert "To repair: spr-cluster repair --name spr" in interrupted
+    assert "To continue: spr-cluster up --name spr" in interrupted
     assert "Cluster spr is starting: 2 of 2 nodes" in elsewhere
     assert "repair" not in elsewhere
 

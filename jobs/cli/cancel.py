@@ -16,8 +16,9 @@ from jobs.launch.history import (
     LOST,
     RUNNING,
     JobSummary,
-    choose_active,
+    choose_all,
     choose_job,
+    choose_some,
     list_jobs,
 )
 from jobs.launch.plan import STOP_SECONDS, JobPaths
@@ -27,6 +28,7 @@ from jobs.train.train import CHECKPOINT_SECONDS, RESUME
 _EXAMPLES = """\
   spr-cluster cancel
   spr-cluster cancel --now                            do not wait for a checkpoint
+  spr-cluster cancel --all
   spr-cluster cancel squad-20260731-142501-k3f --name bert
 """
 
@@ -41,6 +43,7 @@ def add_parser(subparsers: SubParsers) -> None:
         _EXAMPLES,
     )
     add_job_argument(parser)
+    parser.add_argument("--all", action="store_true", help="end all jobs that run or wait")
     parser.add_argument("--now", action="store_true", help="kill it without waiting")
     add_cluster_options(parser)
     parser.set_defaults(run=run)
@@ -48,22 +51,26 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     progress = make_progress()
-    ctx, head, found = open_job(args, choose_active, progress)
+    ctx, head, chosen = open_job(args, choose_all if args.all else choose_some, progress)
     launcher = SlurmLauncher(head, ctx.flags)
-    silent: tuple[str, ...] = ()
-    ends = found is not None and (found.is_active or found.state == LOST)
-    if found and ends:
-        waits = args.now or found.state != RUNNING
-        grace = 0 if waits else CHECKPOINT_SECONDS if found.unfinished else STOP_SECONDS
-        log = JobDisplay(progress).log
-        with progress.phase(f"End {found.job}"):
-            silent = stop_job(launcher, JobPaths(found.job), grace, log)
-        found = choose_job(list_jobs(head), found.job)
-    if args.json:
+    results = []
+    # Those that wait first: they would start on the nodes of the others.
+    ordered = sorted(chosen, key=lambda job: job.state == RUNNING)
+    for found in (*ordered,) or (None,):
+        now, silent = found, tuple[str, ...]()
+        ends = found is not None and (found.is_active or found.state == LOST)
+        if found and ends:
+            waits = args.now or found.state != RUNNING
+            grace = 0 if waits else CHECKPOINT_SECONDS if found.unfinished else STOP_SECONDS
+            with progress.phase(f"End {found.job}"):
+                silent = stop_job(launcher, JobPaths(found.job), grace, JobDisplay(progress).log)
+            now = choose_job(list_jobs(head), found.job)
         result = {"cluster": args.name, "cancelled": ends, "unreachable": silent}
-        print(json.dumps({**result, **(found.as_dict() if found else {"job": None})}))
-    else:
-        print(_render(found, args.name, ctx.flags, ended=ends))
+        results.append({**result, **(now.as_dict() if now else {"job": None})})
+        if not args.json:
+            print(_render(now, args.name, ctx.flags, ended=ends))
+    if args.json:
+        print(json.dumps({"jobs": results} if args.all else results[0]))
     return 0
 
 
@@ -74,7 +81,9 @@ def _render(found: JobSummary | None, cluster: str, flags: str, *, ended: bool) 
     if not ended:
         return f"Job {found.job} has ended already: it is {found.state}."
     lines = [f"Job {found.job} has ended."]
-    if found.unfinished:
-        kept = f"Checkpoint {found.checkpoint} is saved" if found.checkpoint else "No checkpoint"
-        lines.append(f"{kept}. To resume: {shlex.join(RESUME)} {found.job} {flags}")
+    if found.unfinished and found.checkpoint:
+        resume = f"{shlex.join(RESUME)} {found.job} {flags}"
+        lines.append(f"Checkpoint {found.checkpoint} is saved. To resume: {resume}")
+    elif found.unfinished:
+        lines.append("It had no checkpoint yet, so there is nothing to resume.")
     return "\n".join(lines)

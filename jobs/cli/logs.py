@@ -13,7 +13,7 @@ from cluster.cli.wrapping import printable
 from infra.spec import parse_duration
 from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.cli.job_display import render_event
-from jobs.launch.history import choose_job
+from jobs.launch.history import choose_shown
 from jobs.launch.logs import read_log
 from jobs.worker.runtime.events import mark_of, parse_event
 
@@ -32,7 +32,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "rank wrote, from its own node.",
         _EXAMPLES,
     )
-    add_job_argument(parser, "(default: the newest one)")
+    add_job_argument(parser, "(default: the only one that runs or waits, or else the newest)")
     parser.add_argument(
         "-f",
         "--follow",
@@ -52,7 +52,7 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     since = parse_duration(args.since, "--since") if args.since else None
-    ctx, head, found = open_job(args, choose_job)
+    ctx, head, found = open_job(args, choose_shown)
     printer = LogPrinter(found.job, ctx.now() - since if since else None)
     try:
         read_log(head, found, printer.take, args.rank, follow=args.follow)

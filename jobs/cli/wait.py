@@ -8,12 +8,15 @@ import json
 from cluster.cli.common import add_cluster_options
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command, positive_int
+from cluster.context import Context
 from infra.errors import HostError, HostKeyError, JobError
+from infra.progress import Progress
 from infra.wait import wait_until
 from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.launch.ending import SUCCEEDED
 from jobs.launch.expiry import explain_expiry
-from jobs.launch.history import JobSummary, choose_active, choose_job, list_jobs
+from jobs.launch.history import JobSummary, choose_all, choose_job, choose_some, list_jobs
+from provision.host import Host
 
 _WEEK_S = 7 * 24 * 3600
 _EXAMPLES = """\
@@ -30,6 +33,7 @@ def add_parser(subparsers: SubParsers) -> None:
         _EXAMPLES,
     )
     add_job_argument(parser)
+    parser.add_argument("--all", action="store_true", help="wait for all jobs that run or wait")
     parser.add_argument(
         "--timeout",
         type=positive_int,
@@ -43,12 +47,31 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     progress = make_progress()
-    ctx, head, found = open_job(args, choose_active, progress)
-    if found is None:
-        print(json.dumps({"job": None}) if args.json else "No job is running or queued.")
-        return 0
-    job = found.job
+    ctx, head, chosen = open_job(args, choose_all if args.all else choose_some, progress)
+    done = [_wait_for(args, ctx, head, job.job, progress) for job in chosen]
+    rows = [job.as_dict() for job in done]
+    if args.json:
+        print(json.dumps({"jobs": rows} if args.all else rows[0] if rows else {"job": None}))
+    elif not chosen:
+        print("No job is running or queued.")
+    for job in done:
+        if job.state == SUCCEEDED and not args.json:
+            fetch = f"spr-cluster fetch {job.job} {ctx.flags}"
+            print(f"Job {job.job} succeeded. To download its results: {fetch}")
+    failed = [job for job in done if job.state != SUCCEEDED]
+    if failed:
+        raise JobError(
+            "; ".join(
+                f"job {j.job} is {j.state}{f': {j.cause}' if j.cause else ''}" for j in failed
+            ),
+            hint=f"its log: spr-cluster logs {failed[0].job} {ctx.flags}",
+        )
+    return 0
 
+
+def _wait_for(
+    args: argparse.Namespace, ctx: Context, head: Host, job: str, progress: Progress
+) -> JobSummary:
     def ended() -> JobSummary | None:
         try:
             now = choose_job(list_jobs(head), job)
@@ -64,15 +87,4 @@ def run(args: argparse.Namespace) -> int:
         return None if now.is_active else now
 
     with progress.phase(f"Wait for {job}"):
-        done = wait_until(f"job {job}", ended, deadline_s=args.timeout, every_s=5)
-    if args.json:
-        print(json.dumps(done.as_dict()))
-    if done.state != SUCCEEDED:
-        where = f": {done.cause}" if done.cause else ""
-        raise JobError(
-            f"job {job} is {done.state}{where}",
-            hint=f"its log: spr-cluster logs {job} {ctx.flags}",
-        )
-    if not args.json:
-        print(f"Job {job} succeeded. To download its results: spr-cluster fetch {job} {ctx.flags}")
-    return 0
+        return wait_until(f"job {job}", ended, deadline_s=args.timeout, every_s=5)

@@ -132,7 +132,10 @@ def stop_job(
     the head can't.
     """
     if grace_s > STOP_SECONDS:
-        on_log("saving a checkpoint and stopping; press Ctrl-C again to stop immediately")
+        on_log(
+            "stopping; a job that has begun to train saves a checkpoint first; press Ctrl-C again to "
+            "stop immediately"
+        )
     try:
         silent = _cancel(launcher, paths, grace_s)
     except HostError as error:

@@ -112,6 +112,24 @@ def choose_job(jobs: tuple[JobSummary, ...], job_id: str | None) -> JobSummary:
     return found[-1]
 
 
+def choose_shown(jobs: tuple[JobSummary, ...], job_id: str | None) -> JobSummary:
+    """Return the job with that ID, the only active one, or if none is active, the newest."""
+    return choose_active(jobs, job_id) or choose_job(jobs, job_id)
+
+
+def choose_some(jobs: tuple[JobSummary, ...], job_id: str | None) -> list[JobSummary]:
+    """Return the result of :func:`choose_active` in a list."""
+    found = choose_active(jobs, job_id)
+    return [found] if found else []
+
+
+def choose_all(jobs: tuple[JobSummary, ...], job_id: str | None) -> list[JobSummary]:
+    """Return all jobs that run or wait. Raises :class:`UsageError` if one is named as well."""
+    if job_id is not None:
+        raise UsageError("JOB and --all can't be used together")
+    return [job for job in jobs if job.is_active]
+
+
 def choose_active(jobs: tuple[JobSummary, ...], job_id: str | None) -> JobSummary | None:
     """Return the job with that ID, or the only one that runs or waits; ``None`` if there is none.
 

@@ -24,6 +24,11 @@ def read_log(
     name = "log" if rank is None else f"output/logs/rank-{rank}.log"
     what = (paths.root, name, job.job if follow and job.is_active else "", "1", "")
     node = "" if rank is None else find_node(job, rank)
+    if rank is None:  # of a job that was resumed
+        earlier = (
+            f"# reading the log of earlier runs\ncat {paths.root}/log.earlier 2>/dev/null || true"
+        )
+        head.run(earlier, timeout_s=None, on_line=on_line)
     program = render_program("reading a log", FOLLOWING, *what, node=node)
     head.run(program, timeout_s=None, on_line=on_line)
 

@@ -233,16 +233,13 @@ class JobSession:
                 context.on_log(line)
             outcome.is_home = not outcome.missing
 
-    def how_to_resume(
-        self, command: Sequence[str], results: Path | None, checkpoint: str | None
-    ) -> str:
+    def how_to_resume(self, command: Sequence[str], results: Path | None, checkpoint: str) -> str:
         """Return one line that names the checkpoint and the command that resumes the job."""
         job = self.paths.job_id
         words = [*command, job, *self.context.cluster.flags.split()]
         if results and results != Path("results", job):
             words += ["--results", str(results)]
-        state = f"checkpoint {checkpoint} is saved" if checkpoint else "there is no checkpoint yet"
-        return f"{state}; to resume the job: {shlex.join(words)}"
+        return f"checkpoint {checkpoint} is saved; to resume the job: {shlex.join(words)}"
 
 
 def open_session(context: JobContext, job_id: str = "", *, starts: bool = True) -> JobSession:
@@ -324,8 +321,11 @@ def _require_success(
     hint = f"the whole log is {results / 'log' if results else f'{session.paths.log} on node0'}"
     if resume:
         kept = next((at.checkpoint for at in list_jobs(session.head) if at.job == job), None)
-        how = session.how_to_resume(resume, results, kept)
-        hint = how if cancelled else f"{hint}; {how}" if kept else hint
+        if kept:
+            how = session.how_to_resume(resume, results, kept)
+            hint = how if cancelled else f"{hint}; {how}"
+        elif cancelled:
+            hint = f"it had no checkpoint yet, so there is nothing to resume; {hint}"
     if cancelled:
         raise JobError(f"job {job} was cancelled", hint=hint)
     raise explain(end, output, hint)

@@ -17,6 +17,11 @@ from jobs.train.request import check_results, require_able_stack
 from jobs.train.train import plan_options, read_results
 from jobs.worker.squad.options import TrainOptions, parse_argv
 
+_LAST_TOTAL = """# reading how many steps a job has
+cd {root} || exit
+cat log.earlier log 2>/dev/null | grep -o '"total": [0-9]*' | tail -n 1 | grep -o '[0-9]*' || true
+"""
+
 
 @dataclass(frozen=True)
 class ResumeRequest:
@@ -54,6 +59,10 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         log(f"using {counted(record.nnodes, 'node')} of {nodes}, as before")
         nodes = record.nnodes
     plan = plan_again(record, request, nodes, found.job)
+    if found.checkpoint and {"epochs", "max_steps"} & (request.changes or {}).keys():
+        said = session.head.run(_LAST_TOTAL.format(root=paths.root)).stdout
+        step = int(found.checkpoint.removeprefix("step-"))
+        require_steps_left(step, said, record, options_again(record, request))
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")
     return replace(plan, results=results, resumed_job=found.job)
 
@@ -83,6 +92,23 @@ def choose_unfinished(jobs: tuple[JobSummary, ...], job_id: str | None, cluster:
             f"job {job_id} has nothing to resume: it is finished, or not a training job"
         )
     return found
+
+
+def require_steps_left(step: int, total: str, record: JobRecord, options: TrainOptions) -> None:
+    """Raise :class:`UsageError` if a run with these options ends before its checkpoint.
+
+    ``total`` is how many steps it had; "" if nobody knows.
+    """
+    before = parse_argv(record.argv[3:])
+    if not total.strip().isdecimal() or before.max_steps is not None:
+        return
+    steps = int(total) // before.epochs * options.epochs
+    steps = min(steps, options.max_steps or steps)
+    if step > steps:
+        raise UsageError(
+            f"job {record.job} is at step {step}, and with these options it has only {steps} steps",
+            hint="raise --epochs or --max-steps to at least the original value",
+        )
 
 
 def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) -> JobPlan:

@@ -185,7 +185,10 @@ def test_status_shows_how_busy_the_queue_is(
     busy = "# asking how busy the queue is"
 
     line.stage("node0", busy, Result(0, rows, ""))
-    assert "\nQueue: 1 of 2 nodes (node1 is down), 1 job running, 1 waiting\n" in line.must("status").out
+    assert (
+        "\nQueue: 1 of 2 nodes (node1 is down), 1 job running, 1 waiting\n"
+        in line.must("status").out
+    )
 
     line.machines.staged.clear()
     line.stage("node0", busy, Result(1, "", "slurm_load_partitions: Unable to contact slurm"))

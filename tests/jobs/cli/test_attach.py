@@ -26,6 +26,7 @@ class Head:
     def __init__(self, line: CommandLine) -> None:
         self.state, self.output, self.asked_until_end = "succeeded", ["text"], 2
         self.end: dict[str, Any] = {}
+        self.earlier: list[str] = []
         self.breaks = 0
         """How often the connection breaks after the first question."""
         self.over = False
@@ -33,6 +34,7 @@ class Head:
             "# listing the jobs": self.list_jobs,
             "# following a job": self.follow,
             "# (distributing|submitting|collecting)": lambda _: Result(0, "at 5", ""),
+            "# reading the log of earlier runs": self.show_earlier,
             "cat .*/end.json": lambda _: Result(0, self.render_end(), ""),
         }
         line.machines.staged.clear()
@@ -52,6 +54,11 @@ class Head:
         runs = {"queue": ["RUNNING", "None", "node0"], "end": {}}
         now = {"end": json.loads(self.render_end())} if over else runs
         return Result(0, listed("squad-1", begin=_BEGUN, **now), "")
+
+    def show_earlier(self, on_line: Any) -> Result:
+        for line in self.earlier:
+            on_line(line)
+        return Result(0, "", "")
 
     def follow(self, on_line: Any) -> Result:
         for line in self.output:
@@ -188,10 +195,11 @@ def test_logs_show_events_as_text(line: CommandLine, head: Head) -> None:
     step = {"epoch": 1, "loss": 0.5, "samples_per_second": 2, "tokens_per_second": 9}
     restarted = event(event="restarted", attempt=2, nodes=["node0", "node2"])
     shown = event(event="step", step=1, total=4, eta_seconds=3, shares={"a": 1}, **step)
+    head.earlier = ["of the first attempt"]
     read(line, "text", event(event="note", text="hello"), restarted, shown)
     text = line.must("logs").out.splitlines()
-    assert text[:3] == ["text", "hello", "attempt 2, on node0, node2"]
-    assert text[3].endswith(
+    assert text[:4] == ["of the first attempt", "text", "hello", "attempt 2, on node0, node2"]
+    assert text[4].endswith(
         "step 1/4  epoch 1.00  loss 0.500  2.0 samples/s  9 tokens/s  3.0 s left"
     )
 

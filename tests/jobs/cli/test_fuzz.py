@@ -182,7 +182,11 @@ def line(endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             "~/spr-bench/",
         ):
             line.stage("node0", pattern, Result(0, "", ""))
-        for pattern in ("# (reading a log|following a job)", "# collecting", "cat .*end.json"):
+        for pattern in (
+            "# (reading (a|the) log|following a job)",
+            "# collecting",
+            "cat .*end.json",
+        ):
             line.stage("node0", pattern, Result(0, "", ""))
         line.stage("node0", "^exec python3", Result(127, "", "bash: python3: not found"))  # top
         policy = folder / "policy.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def test_a_running_job_is_cancelled_once(line: CommandLine) -> None:
         "Job squad-2 has ended.\nCheckpoint step-000048 is saved. To resume: spr-cluster train squad "
         "--resume squad-2 --name spr\n"
     )
-    assert "saving a checkpoint and stopping" in result.err
+    assert "a job that has begun to train saves a checkpoint first" in result.err
     assert line.must("cancel").out == "No job is running or queued on cluster spr.\n"
     over = "Job squad-2 has ended already: it is cancelled.\n"
     assert line.must("cancel", "squad-2").out == over
@@ -232,6 +233,27 @@ def test_a_job_has_its_time_to_end(
     line.must("cancel", *flags)
 
     assert ends == ["in time"]
+
+
+def test_all_jobs_are_cancelled_those_that_wait_first(line: CommandLine) -> None:
+    line.machines.staged.clear()
+    rows = listed("squad-2", **_RUNS) + listed("squad-3", **_WAITS)
+    line.stage("node0", "listing the jobs", Result(0, rows, ""))
+    ends = list[str]()
+
+    def end(job: str, _: object) -> Result:
+        ends.append(job)
+        return Result(0, "", "")
+
+    for job in ("squad-2", "squad-3"):
+        line.stage("node0", f"cd .*/{job} ", partial(end, job))
+    assert line.run("cancel").message.startswith("2 jobs are running or queued")
+    assert line.run("cancel", "squad-2", "--all").code == 2
+    assert (
+        "It had no checkpoint yet, so there is nothing to resume."
+        in line.must("cancel", "--all").out
+    )
+    assert ends == ["squad-3", "squad-2"]
 
 
 def test_a_job_that_is_not_there_is_not_cancelled(line: CommandLine) -> None:

@@ -210,7 +210,8 @@ def test_a_second_ctrl_c_ends_a_job_at_once() -> None:
     stop_job(launcher, PATHS, 120, log.append)
     assert launcher.graces == [120, 0]
     assert log == [
-        "saving a checkpoint and stopping; press Ctrl-C again to stop immediately",
+        "stopping; a job that has begun to train saves a checkpoint first; press Ctrl-C again to stop "
+        "immediately",
         "Job stopped on all nodes",
     ]
 

@@ -81,6 +81,23 @@ def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> 
     assert "--learning-rate=1e-05" in hosts["node0"].files[PATHS.new_script].decode()
 
 
+@pytest.mark.parametrize(("total", "refused"), [("90\n", True), ("900\n", False), ("", False)])
+def test_a_checkpoint_beyond_the_requested_end_is_refused_before_anything_is_sent(
+    tmp_path: Path, total: str, *, refused: bool
+) -> None:
+    hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))  # of 40 epochs
+    hosts["node0"].answers.insert(0, ("# reading how many steps", total))
+    request = ResumeRequest(None, tmp_path, {"epochs": 2})
+    if not refused:
+        run(hosts, request)
+        return
+    with pytest.raises(
+        UsageError, match="is at step 40, and with these options it has only 4 steps"
+    ):
+        run(hosts, request)
+    assert not hosts["node0"].files.get(PATHS.new_script)
+
+
 def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path) -> None:
     hosts = hosts_with(replace(RECORD, nnodes=2), listed(PATHS.job_id, "step-000001"))
     log: list[str] = []

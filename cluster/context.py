@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -102,8 +103,7 @@ class Context:
         return open_host
 
     def _ssh_host(self, node: Node, files: ClusterFiles, gateway: Gateway | None = None) -> Host:
-        if not key_pair.read_public(files.key):
-            raise self.missing_key()
+        self.require_key()
         id_ = node.instance.id
         return SshHost(
             node.name,
@@ -116,15 +116,22 @@ class Context:
             ask_why_gone=lambda: why_gone(self.clients.ec2, id_),
         )
 
-    def missing_key(self) -> UsageError:
-        """Return the error for a cluster that only another machine can enter."""
+    def require_key(self) -> None:
+        """Raise :class:`UsageError` unless this machine has the cluster's key, for its user alone."""
         key = self.files.key
-        what = "on this machine is not the right one, or damaged"
-        return UsageError(
-            f"the cluster's key {what if key.exists() else 'is not on this machine'} ({key})",
-            hint="use the machine that made the cluster; "
-            f"`spr-cluster down {self.flags}` works from any machine",
-        )
+        if not key_pair.read_public(key):
+            what = "on this machine is not the right one, or damaged"
+            raise UsageError(
+                f"the cluster's key {what if key.exists() else 'is not on this machine'} ({key})",
+                hint="use the machine that made the cluster; "
+                f"`spr-cluster down {self.flags}` works from any machine",
+            )
+        # OpenSSH refuses such a key as well.
+        if (mode := key.stat().st_mode & 0o777) & 0o077:
+            raise UsageError(
+                f"other users can read the cluster's key ({key}, mode {mode:o}); it was not used",
+                hint=f"chmod 600 {shlex.quote(str(key))}",
+            )
 
     def find_cluster(self) -> Cluster:
         """Return the running cluster. Raises :class:`UsageError` if there is none."""

@@ -3,6 +3,8 @@
 # before it starts: root, venv, python, pip, examples, system_packages, python_packages, indexes,
 # find_links, lock, versions.
 set -euo pipefail
+# The login path begins with the environment, which this replaces.
+PATH=${PATH//"$venv/bin:"/}
 export DEBIAN_FRONTEND=noninteractive
 
 sudo install -d -o "$(id -un)" "$root"
@@ -124,25 +126,23 @@ except OSError as error:
     sys.exit(str(error))
 PROBE
 }
-extra=()
-use() {
+# Succeeds for a source that answers; fails for one to skip.
+reach() {
     local reason pause
     for pause in 5 20 0; do
-        if reason=$(probe "$2"); then
-            extra+=("$1" "$2")
-            return
-        fi
+        reason=$(probe "$1") && return
         if [ -n "$own_sources" ]; then
-            echo "@step $2 can't be reached ($reason); continuing with this machine's pip configuration"
-            return
+            echo "@step $1 can't be reached ($reason); continuing with this machine's pip configuration"
+            return 1
         fi
         sleep "$pause"
     done
-    echo "$2 can't be reached: $reason"
+    echo "$1 can't be reached: $reason"
     exit 1
 }
-for index in "${indexes[@]}"; do use --extra-index-url "$index"; done
-for page in "${find_links[@]}"; do use --find-links "$page"; done
+extra=()
+for index in "${indexes[@]}"; do ! reach "$index" || extra+=(--extra-index-url "$index"); done
+for page in "${find_links[@]}"; do ! reach "$page" || extra+=(--find-links "$page"); done
 
 echo "@step Python packages"
 # From pip 22.2 on: https://pip.pypa.io/en/stable/reference/installation-report/
@@ -170,7 +170,8 @@ report.unlink()
 RECORD
 fi
 
-if [ -n "$examples" ]; then
+# Only the published recipe needs them.
+if [ -n "$examples" ] && reach "$examples"; then
     echo "@step examples of transformers"
     rm -rf "$root/examples" "$root/examples.new"
     mkdir "$root/examples.new"
@@ -192,6 +193,13 @@ EXAMPLES
     sync "$root/examples.new"
     mv "$root/examples.new" "$root/examples"
 fi
+
+# At the beginning: Debian's file ends early for a command such as `ssh node0 python`.
+path="PATH=$venv/bin:\$PATH"
+grep -qsFx "$path" ~/.bashrc || {
+    { echo "$path"; cat ~/.bashrc || true; } >~/.bashrc.new
+    mv -f ~/.bashrc.new ~/.bashrc
+}
 
 echo "@step checking versions"
 check

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
-from infra.key_pair import read_public
 
 _EXAMPLES = """\
   spr-cluster ssh                     a shell on the head node
@@ -48,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud)
     found = ctx.find_cluster().node(node)
-    if not read_public(ctx.files.key):
-        raise ctx.missing_key()
+    ctx.require_key()
     command = command[1:] if command[:1] == ["--"] else command
     argv = [client, "-F", str(ctx.files.ssh_config), found.name, *command]
     code = run_client(argv)

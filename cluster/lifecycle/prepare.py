@@ -54,8 +54,8 @@ def prepare(
     found = observe(ctx, cluster)
     _check_other_clouds(ctx, cluster)
     public_key = key_pair.read_public(ctx.files.key)
-    if found.alive and ctx.files.key.exists() and not public_key:
-        raise ctx.missing_key()
+    if ctx.files.key.exists() and (found.alive or public_key):
+        ctx.require_key()
     check_owner(cluster, found, public_key, ctx.now(), ctx.flags)
     group, _ = split_groups(found, public_key)
     record = parse_record(group.tags) if group else None

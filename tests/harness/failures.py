@@ -168,6 +168,10 @@ def lose_key(_: CommandLine) -> None:
     ClusterFiles.of("spr").key.unlink()
 
 
+def open_key(_: CommandLine) -> None:
+    ClusterFiles.of("spr").key.chmod(0o644)
+
+
 def damage_key(_: CommandLine) -> None:
     ClusterFiles.of("spr").key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
 

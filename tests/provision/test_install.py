@@ -44,7 +44,8 @@ def node(machine: Machine) -> Machine:
     # The environment's Python is another one: it writes down what it is asked to check.
     machine.replace("python-of-venv")
     machine.replace("python3", _PYTHON.format(bin=machine.folder / "bin"))
-    machine.path("/opt").mkdir()
+    for folder in ("/opt", "/home/ubuntu"):
+        machine.path(folder).mkdir()
     return machine
 
 
@@ -102,9 +103,15 @@ def test_an_unreachable_index_fails_the_installation(node: Machine) -> None:
 
 def test_an_unreachable_index_is_skipped_if_pip_is_configured(node: Machine) -> None:
     node.replace("pip", """[ "$*" != "config list" ] || echo "global.find-links='/wheels'"\n""")
-    stack = make_stack(indexes=["https://good.test/", "https://unreachable.test/"])
+    indexes, archive = (
+        ["https://good.test/", "https://unreachable.test/"],
+        "https://unreachable.test/a",
+    )
 
-    (pip,) = pip_installs(run_script(node, stack))
+    calls = run_script(node, make_stack(indexes=indexes, examples=archive))
+
+    (pip,) = pip_installs(calls)
+    assert not any(call.endswith("/opt/spr-cluster/examples.new") for call in calls)
 
     assert "--extra-index-url https://good.test/ " in pip
     assert "unreachable" not in pip
@@ -159,6 +166,17 @@ def test_the_digest_is_written_last(node: Machine) -> None:
     assert calls[-2].startswith("python-of-venv - torch=2.13.0")
     assert calls[-1].startswith("sync ")
     assert {path.name for path in node.path("/opt/spr-cluster").iterdir()} == {"venv", "stack"}
+
+
+def test_the_environment_is_first_on_the_login_path(node: Machine) -> None:
+    """Debian's .bashrc returns early for a command such as `ssh node0 python`."""
+    node.path("/home/ubuntu/.bashrc").write_text("[ -t 0 ] || return\n")
+    for digest in ("d1", "d2"):
+        run_script(node, make_stack(), digest)
+
+    found = node.shell(". ~/.bashrc; command -v python; grep -c PATH ~/.bashrc; PATH=; . ~/.bashrc")
+
+    assert found.stdout.split() == [str(node.path(f"{VENV}/bin/python")), "1"]
 
 
 def test_an_installed_stack_is_a_no_op(node: Machine) -> None:

@@ -19,6 +19,7 @@ import pytest
 import infra.aws
 from cluster.local_files import ClusterFiles
 from infra.errors import HostError
+from infra.key_pair import write_private
 from provision.host import Result
 from tests.harness import failures as f
 from tests.harness.command_line import CommandLine, files_at_home, open_command_line
@@ -68,6 +69,17 @@ _ON_A_CLUSTER = (
         f"(HOME/spr/id_ed25519){_NO_KEY}",
         act=f.damage_key,
         code=2,
+    ),
+    *(
+        f.Row(
+            f"key open to others, {command.split()[0]}",
+            command,
+            "other users can read the cluster's key (HOME/spr/id_ed25519, mode 644); it was not used"
+            "\n  → chmod 600 HOME/spr/id_ed25519",
+            act=f.open_key,
+            code=2,
+        )
+        for command in (_UP, "ssh", "train squad --demo")
     ),
     f.Row(
         "key lost, ssh",
@@ -277,7 +289,7 @@ def line(standing: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Com
     standing.cloud.faults("")
     backend.tags, backend.subnets = tags, type(backend.subnets)(dict, subnets)
     backend.start_instances([head])
-    key.write_text(private)
+    write_private(key, private)
 
 
 @f.rows(_ON_A_CLUSTER, _OF_THE_CLOUD)

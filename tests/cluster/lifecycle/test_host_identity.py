@@ -9,7 +9,7 @@ import pytest
 
 from cluster.host_identity import check_head_identity, verified_by
 from infra.errors import HostKeyError, SprError
-from infra.key_pair import generate_key_pair
+from infra.key_pair import generate_key_pair, write_private
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from tests.harness.simulated_cloud import SimulatedCloud
 from tests.harness.simulated_machines import host_key_of
@@ -201,7 +201,7 @@ def test_a_key_that_is_not_here_can_not_enter(simulated_cloud: SimulatedCloud) -
     for content in (None, "", "no key", key.replace("A", "B"), other):
         simulated_cloud.ctx.files.key.unlink(missing_ok=True)
         if content is not None:
-            simulated_cloud.ctx.files.key.write_text(content)
+            write_private(simulated_cloud.ctx.files.key, content)
 
         with pytest.raises(SprError, match=_NOT_OURS) as caught:
             simulated_cloud.up(nodes=2)

@@ -34,6 +34,7 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch "$@" <<'_END_OF_THE_LAUNCH
   "OMP_NUM_THREADS": "15",
   "OMP_PROC_BIND": "false",
   "CCL_WORKER_COUNT": "1",
+  "CCL_YIELD": "sched_yield",
   "CCL_ATL_TRANSPORT": "ofi",
   "CCL_LOG_LEVEL": "error",
   "CCL_KVS_IFACE": "ens5",

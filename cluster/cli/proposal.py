@@ -23,6 +23,7 @@ from infra.spec import render_duration
 from infra.tags import render_time
 from infra.words import counted, spoken_time
 from provision.stacks.load import load_stack
+from provision.stacks.support_status import summarize_state
 
 # A cluster that lives less would be paid for and gone before it could be used.
 _SHORTEST = timedelta(minutes=30)
@@ -46,7 +47,7 @@ class Proposal:
     quota_problem: str = ""
     """Why the quota is unknown."""
     notes: Sequence[str] = ()
-    """What may stand in the way of the purchase."""
+    """What may stand in the way of the purchase, and what is no longer supported."""
 
     @property
     def _machines(self) -> dict[str, InstanceType]:
@@ -271,11 +272,11 @@ def propose(ctx: Context, plan_input: PlanInput) -> Proposal:
             hint=f"new cluster: --ttl {render_duration(_SHORTEST)} or more; existing cluster: "
             f"spr-cluster extend 2h {ctx.flags}",
         )
-    notes: list[str] = []
+    stack = load_stack(plan_input.spec.stack) if plan.buys else None
+    notes = [*summarize_state(stack)] if stack else []
     offers = find_offers(ctx, plan_input, notes.append) if plan.buys else ()
-    if plan.buys and plan_input.image is None:
-        release = load_stack(plan_input.spec.stack).ubuntu
-        find_ubuntu_image(ctx.clients.ssm, ctx.clients.ec2, release)
+    if stack and plan_input.image is None:
+        find_ubuntu_image(ctx.clients.ssm, ctx.clients.ec2, stack.ubuntu)
     if ctx.cloud.billed:
         plan_input = replace(plan_input, prices=_find_prices(ctx, plan, offers))
         plan = plan_up(plan_input)

@@ -159,6 +159,8 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
         check_busy_nodes(proposal)
         if proposal.plan.changes and cloud.billed:
             confirm_purchase(proposal, yes=args.yes)
+        elif proposal.notes:
+            print(wrap("\n".join(proposal.notes), stream=sys.stderr), file=sys.stderr)
         cluster = apply_proposal(proposal, yes=args.yes)
     _report(cluster, proposal, as_json=args.json)
     return 0

@@ -20,6 +20,18 @@ BINDING_STATE = (
 _XPU_ONLY = "oneccl-bind-pt 2.8.0 is only on Intel's index for GPUs (.../stable/xpu/us/)"
 
 
+_ENDED = {IPEX: "archived IPEX", BINDING: "deprecated the oneCCL bindings"}
+
+
+def summarize_state(stack: Stack) -> tuple[str, ...]:
+    """Return a line for a stack with parts that Intel has given up; none for others."""
+    ended = [text for package, text in _ENDED.items() if stack.requirement(package)]
+    if not ended:
+        return ()
+    what = " and ".join(ended)
+    return (f"Stack {stack.name}: Intel has {what}; details: spr-cluster stacks",)
+
+
 def explain_state(stack: Stack) -> tuple[str, ...]:
     """Sentences about parts of a stack that are no longer supported, or can't be used together."""
     sentences = []

@@ -526,3 +526,14 @@ def test_a_damaged_home_folder_keeps_no_cluster_alive(line: CommandLine) -> None
     assert "key on this machine is not the right one" in line.run("jobs").message
     line.must("down", "--yes")
     assert line.must("list").out == "No clusters in aws, us-east-1, account 123456789012.\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "up --yes", "up --cloud local"])
+@pytest.mark.parametrize(("stack", "lines"), [("intel", 1), ("upstream", 0)])
+def test_the_end_of_a_stacks_parts_is_one_line(
+    line: CommandLine, command: str, stack: str, lines: int
+) -> None:
+    result = line.must(*command.split(), "--nodes", "1", "--stack", stack)
+
+    text = "Stack intel: Intel has archived IPEX and deprecated the oneCCL bindings"
+    assert (result.out + result.err).count(text) == lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -93,7 +93,9 @@ class Cluster:
 
     def require_connected(self) -> None:
         """Raise :class:`SprError` if `up` has never connected the nodes."""
-        _require_connected(self.name, self.nodes, self.flags)
+        instances = [node.instance for node in self.nodes]
+        if is_unconnected(instances, self.wanted_nodes):
+            raise _not_complete(self.name, self.flags)
 
     @property
     def head(self) -> Node:
@@ -140,12 +142,22 @@ def rank_nodes(instances: Iterable[Instance], jump: str | None = None) -> tuple[
     return tuple(Node(rank, instance, jump or "") for rank, instance in ranked)
 
 
-def _require_connected(name: str, nodes: Iterable[Node], flags: str) -> None:
-    if not any(tags.MESH in node.instance.tags for node in nodes):
-        raise SprError(
-            f"cluster {name} is not complete: `up` has not connected its nodes yet",
-            hint=f"if no `up` is running, `spr-cluster up {flags}` continues",
-        )
+def is_unconnected(alive: Sequence[Instance], wanted: int | None) -> bool:
+    """Return whether `up` has never connected these machines.
+
+    It buys the head first, or all nodes at once and then makes one the head. A cluster that misses nodes
+    and has no head has lost it.
+    """
+    has_head = any(instance.role == HEAD for instance in alive)
+    is_whole = len(alive) == wanted
+    return (has_head or is_whole) and not any(tags.MESH in instance.tags for instance in alive)
+
+
+def _not_complete(name: str, flags: str) -> SprError:
+    return SprError(
+        f"cluster {name} is not complete: `up` has not connected its nodes yet",
+        hint=f"if no `up` is running, `spr-cluster up {flags}` continues",
+    )
 
 
 def find_cluster(
@@ -174,7 +186,9 @@ def find_cluster(
             "--name, --cloud, and --region choose another",
         )
     if not has_head:
-        _require_connected(name, nodes, f"--name {name}{place}")
+        wanted = record.nodes if record else None
+        if is_unconnected([node.instance for node in nodes], wanted):
+            raise _not_complete(name, f"--name {name}{place}")
         raise UsageError(
             f"cluster {name!r} has no running head node",
             hint=f"`spr-cluster repair --name {name}{place}` makes a worker the head, "

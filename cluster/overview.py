@@ -12,12 +12,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cluster.events import utc_now
 from cluster.local_files import is_idle_here
+from cluster.nodes import is_unconnected
 from cluster.prices import cost_as_dict, look_up_prices
 from infra import tags
 from infra.clients import Clients, connect, translate_boto_error
 from infra.errors import SprError
 from infra.guard import with_guards
-from infra.instances import HEAD
 from infra.inventory import Inventory, describe_inventories
 from infra.plan import is_connected, rank_instances
 from infra.prices import Price, Prices
@@ -95,10 +95,7 @@ class Overview:
 
     def _may_be_starting(self, now: datetime) -> bool:
         """Whether `up`, here or on another machine, may be about to connect it for the first time."""
-        alive = self.found.alive
-        # `up` buys the head first, or all nodes at once and then makes one the head. Otherwise it is lost.
-        has_head = any(i.role == HEAD for i in alive) or len(alive) == self.wanted_nodes
-        unconnected = has_head and not any(tags.MESH in instance.tags for instance in alive)
+        unconnected = is_unconnected(self.found.alive, self.wanted_nodes)
         try:
             record = self.found.record
         except SprError:

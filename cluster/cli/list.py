@@ -22,6 +22,7 @@ from infra.aws import NoRegionError
 from infra.caller import Caller, is_same_owner, short_owner
 from infra.clients import connect, translate_boto_error
 from infra.cloud import DEFAULT_REGION, Cloud
+from infra.credentials import MissingCredentialsError
 from infra.errors import SprError, UsageError
 from infra.inventory import describe_inventory
 from infra.open_cloud import open_cloud
@@ -99,10 +100,11 @@ class _Search:
         return any(cloud.billed for cloud, _ in self.found)
 
 
-def _search(args: argparse.Namespace) -> _Search:
+def _search(args: argparse.Namespace, *, must_search: bool = True) -> _Search:
     """Search the chosen cloud; by default AWS, and every cloud in which this machine made a cluster.
 
-    A cloud that can't be used here is noted if there is another. Raises the error of the only one.
+    A cloud that can't be used here is noted if there is another. Raises the error of the only one, unless
+    it has no credentials, was not asked for, and nothing ``must_search``.
     """
     clouds = {cloud for cloud, _ in known_clusters().values()} | {"aws"}
     names = [args.cloud] if args.cloud else sorted(clouds)
@@ -115,13 +117,16 @@ def _search(args: argparse.Namespace) -> _Search:
             cloud, callers[name], places[name], clusters = _search_cloud(name, args)
         except Exception as error:
             reason = error if isinstance(error, SprError) else translate_boto_error(error)
-            if reason is None or len(names) == 1:
+            optional = not (must_search or args.cloud) and isinstance(
+                reason, MissingCredentialsError
+            )
+            if reason is None or (len(names) == 1 and not optional):
                 raise
             failures.append(reason)
             _note_failure(name, reason)
             continue
         found += [(cloud, cluster) for cluster in clusters]
-    if not places:
+    if not places and (must_search or len(names) > 1):
         raise failures[0]
     # A cloud that is not set up here is no failure: nobody expects its clusters.
     failed = [error for error in failures if not isinstance(error, UsageError)]
@@ -180,7 +185,7 @@ def _note_failure(cloud: str, reason: SprError) -> None:
 
 
 def run_list(args: argparse.Namespace) -> int:
-    search = _search(args)
+    search = _search(args, must_search=False)
     now = utc_now()
     if args.json:
         rows = [{**each.as_dict(now), "cloud": cloud.name} for cloud, each in search.found]
@@ -200,7 +205,11 @@ def _print_clusters(search: _Search, now: datetime, *, all_regions: bool) -> Non
             f"{c}, {'any region' if all_regions else ', '.join(r)}, account {search.callers[c].account}"
             for c, r in places
         ]
-        print(f"No clusters in {'; '.join(where)}.")
+        print(
+            f"No clusters in {'; '.join(where)}."
+            if where
+            else "No clusters were made on this machine."
+        )
         return
     print(_table(search.found, now))
     print("; ".join(f"{c}: account {each.account}" for c, each in search.callers.items()))

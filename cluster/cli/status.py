@@ -19,7 +19,7 @@ from cluster.head_answer import NoAnswer, ask_head
 from cluster.host_identity import verified_by
 from cluster.job_queue import QueueSummary, summarize_queue
 from cluster.local_files import nearest_cluster
-from cluster.nodes import Node, rank_nodes
+from cluster.nodes import Node, is_unconnected, rank_nodes
 from cluster.overview import Overview
 from cluster.prices import look_up_prices, show_cost
 from infra import tags
@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     if working:
         print(working)
     elif found.alive and overview.state(now) == "degraded":
-        is_connected = any(tags.MESH in instance.tags for instance in found.alive)
-        remedy = "To repair: spr-cluster repair" if is_connected else "To continue: spr-cluster up"
+        unfinished = is_unconnected(found.alive, overview.wanted_nodes)
+        remedy = "To continue: spr-cluster up" if unfinished else "To repair: spr-cluster repair"
         print(f"{remedy} {ctx.flags}")
     if notices:
         print(

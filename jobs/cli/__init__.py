@@ -56,6 +56,17 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+# What other tools call it.
+_SYNONYMS = {
+    "help": "--help",
+    **dict.fromkeys(("create", "launch", "start"), "up"),
+    **dict.fromkeys(("delete", "destroy", "stop", "terminate"), "down"),
+    **dict.fromkeys(("ls", "clusters"), "list"),
+    **dict.fromkeys(("ps", "queue"), "jobs"),
+    **dict.fromkeys(("exec", "login"), "ssh"),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -66,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         complete_words()
     if command is not None and command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        near = [_SYNONYMS[command]] if command in _SYNONYMS else []
+        near = near or difflib.get_close_matches(command, COMMANDS, n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         build_parser().error(f"unknown command {command!r}{meant}")
     parser = build_parser(command)

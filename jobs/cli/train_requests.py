@@ -69,6 +69,8 @@ def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOp
     """Return the training options of a new job. Raises :class:`UsageError` for one out of range."""
     if args.demo and preset:
         raise UsageError("--demo and --preset can't be used together")
+    if args.demo and getattr(args, "data", None):
+        raise UsageError("--demo and --data can't be used together")
     base = DEMO if args.demo else TrainOptions()
     base = PRESETS[preset].as_options(base) if preset else base
     if args.demo and "dataset" in args:

@@ -229,7 +229,14 @@ _CREDENTIALS_HINT = (
 
 @pytest.mark.parametrize(
     "verb",
-    ["up --yes", "plan", "status --cloud aws", "down --yes --region us-east-1", "list", "gc"],
+    [
+        "up --yes",
+        "plan",
+        "status --cloud aws",
+        "down --yes --region us-east-1",
+        "list --cloud aws",
+        "gc",
+    ],
 )
 def test_missing_credentials_are_reported_by_every_command(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, verb: str
@@ -237,6 +244,10 @@ def test_missing_credentials_are_reported_by_every_command(
     monkeypatch.setattr(line, "open_cloud", lambda name, region, _: open_aws_cloud(region))
     monkeypatch.setattr("infra.aws.find_caller_cidr", lambda: "203.0.113.7/32")
     f.expect_refusal(line, verb.split(), "no AWS credentials found" + _CREDENTIALS_HINT)
+    if verb == "gc":  # nobody expects clusters where no account is set up
+        listed = line.must("list")
+        assert listed.out == "No clusters were made on this machine.\n"
+        assert "aws was not searched: no AWS credentials found" in listed.err
 
 
 def test_a_missing_profile_is_named(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,20 @@ def test_an_invalid_record_is_named(capsys: pytest.CaptureFixture[str], tmp_path
     assert f"{path}: data[0] 't', paragraphs[0], qas[0] (id 'q'): answer_start 0" in result.err
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"), [("help", "--help"), ("create", "up"), ("destroy", "down"), ("ls", "list")]
+)
+def test_words_of_other_tools_have_a_suggestion(
+    capsys: pytest.CaptureFixture[str], word: str, meant: str
+) -> None:
+    assert f"unknown command '{word}'; did you mean {meant}?" in run(capsys, word).err
+
+
+def test_the_demo_has_its_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(capsys, "train", "squad", "--demo", "--data", "train.json", "--cloud", "local")
+    assert (result.code, "--demo and --data can't" in result.err) == (2, True)
+
+
 def test_no_credentials_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     result = run(capsys, "status", "--cloud", "aws")
 

@@ -33,6 +33,11 @@ _STEP = re.compile(r"step (\d+)/")
 _NOTICED = re.compile(r"attempt 1 ended|connection broke|ended with its head node|waiting in the")
 
 
+def run_podman(*words: str) -> str:
+    argv = ["podman", *choose_runtime(), *words]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
 @dataclass
 class Watched:
     """A followed job: its lines, with the time of each."""
@@ -45,6 +50,13 @@ class Watched:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append((time.monotonic(), line.rstrip()))
+
+    def end(self, limit_s: float) -> str:
+        """Wait for the command's end; return what it printed."""
+        self.process.wait(limit_s)
+        assert self.thread is not None
+        self.thread.join()
+        return "\n".join(line for _, line in self.lines)
 
     def steps(self) -> list[tuple[float, int]]:
         found = [(at, _STEP.search(line)) for at, line in list(self.lines)]
@@ -65,28 +77,34 @@ class Recovery:
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
 
+    def argv(self, *words: str) -> list[str]:
+        """Return a command line that names the cluster; a program and its arguments follow ``--``."""
+        at = words.index("--") if "--" in words else len(words)
+        return [*_CLI, *words[:at], "--name", self.name, *words[at:]]
+
     def cli(self, *words: str) -> str:
-        argv = [*_CLI, *words, "--name", self.name]
+        argv = self.argv(*words)
         return subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
-    def ssh(self, node: str, command: str) -> None:
+    def ssh(self, node: str, command: str) -> str:
         argv = [*_CLI, "ssh", "--name", self.name, node, "--", command]
-        subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
+        return subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
     def instance(self, node: str) -> str:
         nodes = json.loads(self.cli("status", "--json"))["nodes"]
         (instance,) = [each["instance"] for each in nodes if each["name"] == node]
         return str(instance)
 
+    def container(self, node: str) -> str:
+        """Return the name of a node's container."""
+        instance = self.instance(node)
+        listed = run_podman("ps", "--all", "--format={{.Names}}").split()
+        (container,) = [each for each in listed if each.endswith(instance)]
+        return container
+
     def podman(self, node: str, *words: str) -> str:
         """Run a command of podman on a node's container."""
-        instance, podman = self.instance(node), ["podman", *choose_runtime()]
-        listed = subprocess.run(
-            [*podman, "ps", "--format={{.Names}}"], check=True, capture_output=True, text=True
-        )
-        (container,) = [each for each in listed.stdout.split() if each.endswith(instance)]
-        argv = [*podman, *words, container]
-        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+        return run_podman(*words, self.container(node))
 
     def in_mounts(self, node: str, *command: str) -> None:
         """Run a command of a node that its own root may not run."""
@@ -117,12 +135,11 @@ class Recovery:
             self.podman("node0" if loss == "head" else "node1", "kill")
 
     def start(self, results: Path, *words: str) -> Watched:
-        return self._watch(*_JOB, "--results", str(results), *words)
+        return self.watch(*_JOB, "--results", str(results), *words)
 
-    def _watch(self, *words: str) -> Watched:
-        argv = [*_CLI, *words, "--name", self.name]
+    def watch(self, *words: str) -> Watched:
         process = subprocess.Popen(
-            argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            self.argv(*words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         job = Watched(process)
         job.thread = threading.Thread(target=job.read, daemon=True)
@@ -151,11 +168,9 @@ class Recovery:
                 found[1] for _, line in job.lines if (found := re.search(r"job (squad-\S+)", line))
             }
             seen = job.lines
-            job = self._watch("attach", id_, "--results", str(results))
+            job = self.watch("attach", id_, "--results", str(results))
             job.lines[:0] = seen
-        job.process.wait(_LIMIT_S)
-        assert job.thread is not None
-        job.thread.join()
+        job.end(_LIMIT_S)
         if loss == "disk":
             self.in_mounts("node1", "umount", "--lazy", _JOBS)
         return self._figures(job, results, lost_at, before)

@@ -38,7 +38,8 @@ class JobDisplay:
     def log(self, line: str) -> None:
         console = getattr(self._progress, "console", None)
         if console is None:
-            print(line, file=sys.stderr, flush=True)
+            # One write: print() makes two, for each line of a flood.
+            sys.stderr.write(f"{line}\n")
         else:
             text = "\n".join(map(printable, line.split("\n")))
             console.print(text, markup=False, highlight=False)

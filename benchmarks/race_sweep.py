@@ -147,8 +147,9 @@ class Race:
             before = self.cloud.ask("standing") if number and self.scenario.removes else {}
             actors[number].step()
             if gone := before.keys() - self.cloud.ask("standing") if before else ():
-                # A plan from before the approval may make something later, with an approved claim.
-                newer = [id_ for id_ in gone if not {id_, before[id_]} & self.approved]
+                # A plan from before the approval may make something later, with an approved claim. A key
+                # pair that its owner imports again as the group goes has no claim.
+                newer = [i for i in gone if before[i] and not {i, before[i]} & self.approved]
                 self.wrong += [f"{call} removed {newer}, newer than the approval"] if newer else []
         return True
 

@@ -169,8 +169,7 @@ def test_the_digest_is_written_last(node: Machine) -> None:
 
 
 def test_the_environment_is_first_on_the_login_path(node: Machine) -> None:
-    """Debian's .bashrc returns early for a command such as `ssh node0 python`."""
-    node.path("/home/ubuntu/.bashrc").write_text("[ -t 0 ] || return\n")
+    node.path("/home/ubuntu/.bashrc").write_text("[ -t 0 ] || return\n")  # as Debian's
     for digest in ("d1", "d2"):
         run_script(node, make_stack(), digest)
 

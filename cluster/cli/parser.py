@@ -30,7 +30,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
                 joined = " ".join(paragraph)
                 parts.append(textwrap.fill(joined, width, break_on_hyphens=False))
                 paragraph = []
-            parts.append(line)
+            # An example keeps its command whole; its comment moves below it if both don't fit.
+            command, *comment = re.split(r"(?<=\S)\s{2,}", line, maxsplit=1)
+            fits = len(line) <= width or not comment
+            parts += [line] if fits else [command, f"      {comment[0]}"]
         return "\n".join(parts).rstrip("\n")
 
 

@@ -49,6 +49,7 @@ def open_job_context(
         on_log=display.log,
         find_expiry=ctx.find_expiry,
         detach=getattr(args, "detach", False),
+        verbose=getattr(args, "verbose", False),
     )
     if "on_cluster" in args:
         args.on_cluster(ctx, context)

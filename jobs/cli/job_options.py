@@ -95,6 +95,9 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
         f"its last checkpoint (default: {retries})",
     )
     group.add_argument(
+        "-v", "--verbose", action="store_true", help="show the mpirun command (it is in job.json)"
+    )
+    group.add_argument(
         "--detach", action="store_true", help="do not follow the job; `spr-cluster attach` does"
     )
     add_end_options(group)

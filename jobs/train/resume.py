@@ -17,9 +17,10 @@ from jobs.train.request import check_results, require_able_stack
 from jobs.train.train import plan_options, read_results
 from jobs.worker.squad.options import TrainOptions, parse_argv
 
-_LAST_TOTAL = """# reading how many steps a job has
+# The first run is that of the job's record: a resumed one may have had other epochs.
+_FIRST_TOTAL = """# reading how many steps a job has
 cd {root} || exit
-cat log.earlier log 2>/dev/null | grep -o '"total": [0-9]*' | tail -n 1 | grep -o '[0-9]*' || true
+cat log.earlier log 2>/dev/null | grep -om 1 '"total": [0-9]*' | grep -o '[0-9]*' || true
 """
 
 
@@ -60,7 +61,7 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
         nodes = record.nnodes
     plan = plan_again(record, request, nodes, found.job)
     if found.checkpoint and {"epochs", "max_steps"} & (request.changes or {}).keys():
-        said = session.head.run(_LAST_TOTAL.format(root=paths.root)).stdout
+        said = session.head.run(_FIRST_TOTAL.format(root=paths.root)).stdout
         step = int(found.checkpoint.removeprefix("step-"))
         require_steps_left(step, said, record, options_again(record, request))
     log(f"job {found.job} resumes from {found.checkpoint or 'the beginning'}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import JobError
+from infra.errors import HostError, JobError
 from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult
 from jobs.experiments.tune import TuneRequest, tune
 from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
@@ -186,6 +186,15 @@ def test_files_are_sent_once_and_the_plan_is_shown_first() -> None:
     commands = hosts["node0"].commands
     assert len([c for c in commands if "# distributing" in c]) == 1
     assert len([c for c in commands if "# submitting" in c]) == 2
+
+
+def test_files_that_can_not_be_sent_are_removed() -> None:
+    hosts = trial_hosts({})
+    full = HostError("node0", "tar: No space left on device")
+    hosts["node0"].answers[:0] = [("# distributing", full), ("# removing the files of a job", "")]
+    with pytest.raises(HostError, match="No space left"):
+        run(hosts, TrialGrid((1,), None, (8,)))
+    assert "# removing the files of a job" in hosts["node0"].commands[-1]
 
 
 def test_a_result_records_what_it_was_measured_with() -> None:

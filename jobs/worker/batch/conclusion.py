@@ -57,8 +57,10 @@ def name_nodes(
     hosts, rank = start.get("hosts", []), cause.get("rank")
     if rank is not None and rank // ranks_per_node < len(nodes):
         named["host"] = nodes[rank // ranks_per_node]
-    for host, node in zip(hosts, nodes, strict=True) if len(hosts) == len(nodes) else ():
-        named["message"] = re.sub(rf"\b{re.escape(host)}\b", node, str(named.get("message", "")))
+    if len(hosts) == len(nodes):
+        for place, host in enumerate(hosts):
+            message = str(named.get("message", ""))
+            named["message"] = re.sub(rf"\b{re.escape(host)}\b", nodes[place], message)
     return named
 
 

@@ -218,7 +218,7 @@ def test_the_last_attempt_is_the_end(head: ThisMachine) -> None:
     paths = submit(head, f"echo '{lost}'; exit 9", retries=1)
     end, lines, _ = follow(head, paths)
     assert (end.state, end.exit_code, end.attempt) == ("failed", 9, 2)
-    assert (end.rank, end.host, end.message) == (0, "a", "peer gone")
+    assert (end.rank, end.host, end.message) == (0, "node0", "peer gone")
     assert lines.count(marked(lost, paths.root)) == 2
 
 

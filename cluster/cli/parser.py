@@ -19,6 +19,9 @@ _GONE = {
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps paragraphs at the terminal's width; keeps indented lines, such as examples, as they are."""
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts: list[str] = []
         paragraph: list[str] = []

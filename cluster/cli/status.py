@@ -86,9 +86,12 @@ def run(args: argparse.Namespace) -> int:
     if working:
         print(working)
     elif found.alive and overview.state(now) == "degraded":
-        unfinished = is_unconnected(found.alive, overview.wanted_nodes)
+        is_all = len(found.alive) == overview.wanted_nodes  # but not connected: it was growing
+        unfinished = is_all or is_unconnected(found.alive, overview.wanted_nodes)
         remedy = "To continue: spr-cluster up" if unfinished else "To repair: spr-cluster repair"
         print(f"{remedy} {ctx.flags}")
+    elif overview.state(now) == "no machines":
+        print(f"No machines. To continue: spr-cluster up {ctx.flags}")
     if notices:
         print(
             f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair {ctx.flags}"

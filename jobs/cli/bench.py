@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import format_table
 from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from infra.errors import SprError, UsageError
 from infra.instance_types import INSTANCE_TYPES
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if not SHORTEST <= args.seconds <= LONGEST:
         raise UsageError(f"--seconds {args.seconds:g} is out of range: {SHORTEST:g} to {LONGEST:g}")
     speeds, ctx = _measure(args)
-    print(json.dumps(speeds.as_dict()) if args.json else "\n".join(render(speeds, ctx)))
+    print(json.dumps(speeds.as_dict()) if args.json else wrap("\n".join(render(speeds, ctx))))
     lacking = speeds.without_amx if speeds.amx_expected else ()
     if lacking:
         reports = "; ".join(f"{node.name}: {node.onednn}" for node in lacking)

@@ -343,11 +343,12 @@ def _require_all_nodes(cluster: Cluster) -> None:
     if cluster.is_whole:
         return
     cluster.require_connected()
-    state = "its nodes are not connected yet"
+    state, verb = "not all of its nodes are connected yet", "up"
     if len(cluster.nodes) != cluster.wanted_nodes:
         state = f"{len(cluster.nodes)} of {counted(cluster.wanted_nodes, 'node')} running"
+        verb = "repair"
     raise JobError(
         f"cluster {cluster.name} is degraded: {state}",
-        hint=f"`spr-cluster repair {cluster.flags}` replaces and connects them, "
+        hint=f"`spr-cluster {verb} {cluster.flags}` replaces and connects them, "
         f"`spr-cluster status {cluster.flags}` shows them",
     )

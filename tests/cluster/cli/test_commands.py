@@ -251,6 +251,19 @@ def test_status_from_another_machine_during_up(line: CommandLine) -> None:
     assert "repair" not in elsewhere
 
 
+def test_status_after_an_up_that_bought_nothing_or_failed_to_grow(line: CommandLine) -> None:
+    line.cloud.faults('[[capacity]]\nzone = "*"\nfree = 0\n')
+    assert line.run("up", "--nodes", "2", "--yes").code == 1
+    assert "No machines. To continue: spr-cluster up --name spr" in line.must("status").out
+
+    line.cloud.faults("")
+    line.must("up", "--nodes", "2", "--yes")
+    line.cloud.faults('[[machine]]\nn = "*"\nfate = "no-amx"\n')
+    assert line.run("up", "--nodes", "3", "--yes").code == 1
+    assert "To continue: spr-cluster up --name spr" in line.must("status").out
+    assert "`spr-cluster up --name spr`" in line.run("train", "squad", "--demo").message
+
+
 def test_status_warns_of_spot_machines_that_are_taken_back(line: CommandLine) -> None:
     line.cloud.faults('[[machine]]\nn = 1\nfate = "spot-notice"\n')
     line.must("up", "--nodes", "2", "--spot", "--yes")

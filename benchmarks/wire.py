@@ -31,11 +31,12 @@ from jobs.worker.runtime.context import RankContext
 from jobs.worker.runtime.events import Events
 from jobs.worker.runtime.precision import Precision
 from jobs.worker.runtime.ranks import join
-from jobs.worker.squad import optimizer_step as steps
-from jobs.worker.squad.batches import collate, label
-from jobs.worker.squad.model import Loaded
-from jobs.worker.squad.options import TrainOptions
-from jobs.worker.squad.schedule import Schedule, batches
+from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.tasks.squad.task import Squad
+from jobs.worker.training import optimizer_step as steps
+from jobs.worker.training.batches import SampleList, TrainingRun
+from jobs.worker.training.schedule import Schedule, batches
+from jobs.worker.training.task import Loaded
 
 LIMIT = 0.55
 _SENT = Path("/sys/class/net") / CABLE / "statistics" / "tx_bytes"
@@ -90,23 +91,26 @@ def _train(args: argparse.Namespace) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    options = TrainOptions(batch_size=args.batch_size, backend="gloo", compile="off")
+    options = SquadOptions(batch_size=args.batch_size, backend="gloo", compile="off")
     with join("gloo") as ranks:
         session = RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+        run = TrainingRun(session, Squad(options), Loaded(model, tokenizer), SampleList(features))
         if args.way == "fast":
-            model, optimizer = steps.prepare(session, Loaded(model, tokenizer), args.steps)
+            model, optimizer = steps.prepare(run, args.steps)
         else:
             rate = options.highest_rate(ranks.size)
             parameters = model.train().parameters()
             optimizer = torch.optim.AdamW(parameters, rate, weight_decay=0.0, fused=True)
             model = torch.nn.parallel.DistributedDataParallel(model)
         losses, begin = [], 0
-        for number, batch in enumerate(batches(session, features, _schedule(args.steps + 1))):
-            tensors = collate(batch, tokenizer.pad_token_id) | label(batch)
-            tensors.pop("token_type_ids", None)
+        for number, chosen in enumerate(
+            batches(session, run.samples.lengths, _schedule(args.steps + 1))
+        ):
             if number == 1:
                 begin = int(_SENT.read_text())
-            losses.append(steps.take_step(session, model, optimizer, tensors).loss)
+            batch = run.batch(chosen)
+            batch.tensors.pop("token_type_ids", None)
+            losses.append(steps.take_step(run, model, optimizer, batch).loss)
         sent = int(_SENT.read_text()) - begin
     print(json.dumps({"bytes": sent / args.steps, "losses": [round(x, 6) for x in losses]}))
 

@@ -53,17 +53,19 @@ from jobs.train.request import TrainRequest, check_inputs
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.train import apply_tuned, read_results
 from jobs.train.tuned import TuningKey, TuningResult, read_tuned, render_tuned
+from jobs.worker.data.token_cache import TokenCache
+from jobs.worker.data.tokens import Tokens
 from jobs.worker.program.__main__ import read_words
 from jobs.worker.program.environment import program_environment
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.metrics import Metrics
-from jobs.worker.squad import answer, checkpoints
-from jobs.worker.squad.divergence import DivergenceDetector
-from jobs.worker.squad.options import SAMPLE, TrainOptions
-from jobs.worker.squad.state import TrainingProgress
-from jobs.worker.squad.token_cache import TokenCache
-from jobs.worker.squad.tokens import Encoded, Tokens
+from jobs.worker.tasks.squad import answer
+from jobs.worker.tasks.squad.features import Encoded
+from jobs.worker.tasks.squad.options import SAMPLE, SquadOptions
+from jobs.worker.training import checkpoints
+from jobs.worker.training.divergence import DivergenceDetector
+from jobs.worker.training.state import TrainingProgress
 from provision.facts import gather_facts
 from provision.host_keys import check_pinned_keys, pin_host_keys, pinned_host_keys
 from provision.stacks.load import load_stack
@@ -76,7 +78,7 @@ from tests.jobs.top.samples import make_line, make_node
 DEEP = 100_000
 KEY = generate_key_pair("")
 STACK = load_stack("upstream")
-OPTIONS = TrainOptions(model="model", data="data.json")
+OPTIONS = SquadOptions(model="model", data="data.json")
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,9 @@ TUNED = TuningResult(
     57.5,
     "2026-11-21T08:00:00+00:00",
 )
-RECORD = replace(SUBMITTED, argv=("python", "-m", "worker.squad", *TrainOptions().to_argv()))
+RECORD = replace(
+    SUBMITTED, argv=("python", "-m", "worker.tasks", "squad", *SquadOptions().to_argv())
+)
 SPEEDS = BenchResult(
     "2026-11-21T08:00:00+00:00",
     "spr",
@@ -241,7 +245,7 @@ def read_head_tuned() -> None:
     found = read_tuned(head("tuned.json"), TUNED.key)
     if found:
         request = TrainRequest(
-            TrainOptions(), Path("out"), may_tune=frozenset({"placement", "batch_size"})
+            SquadOptions(), Path("out"), may_tune=frozenset({"placement", "batch_size"})
         )
         apply_tuned(found, request, 2)
 
@@ -322,7 +326,7 @@ CHECKPOINT = checkpoints.Checkpoint(
 
 def read_own_checkpoint() -> None:
     found = checkpoints.read_checkpoint(Path("checkpoints/step-000007"))
-    checkpoints.require_same(found.identity, IDENTITY)
+    checkpoints.require_same(found.identity, IDENTITY, SquadOptions())
     found.progress.watch.see(0.5)
 
 

@@ -13,6 +13,7 @@ from cluster.cli.wrapping import printable
 from infra.errors import JobError
 from infra.words import counted
 from jobs.launch.ending import JobEnd
+from jobs.train.train import SCORES
 
 _BAR = 20
 _LISTED_SHARES = 4
@@ -115,7 +116,7 @@ def render_shares(shares: list[float]) -> str:
 
 def render_end(job: str, end: JobEnd, result: dict[str, Any], folder: Path) -> str:
     """Return how a job ended: its result, if it is one of training."""
-    if "f1" in result or "smoke" in result:
+    if "scores" in result or "f1" in result or "smoke" in result:
         return render_result(result, folder)
     took = f" after {format_seconds(end.seconds)}" if end.seconds is not None else ""
     return f"job {job} {end.state}{took}\noutput, log, and job.json: {folder}/"
@@ -149,10 +150,14 @@ def _render(result: dict[str, Any], folder: Path) -> str:
 
 
 def _render_quality(result: dict[str, Any]) -> str:
-    """Return F1 and exact match; run_qa.py may not have evaluated the model."""
-    quality = "not evaluated"
-    if result["f1"] is not None:
-        quality = f"F1 {result['f1']:.1f}, exact match {result['em']:.1f}"
+    """Return the scores; run_qa.py may not have evaluated the model."""
+    found = result.get("scores", {"f1": result.get("f1"), "em": result.get("em")})
+    known = [
+        f"{SCORES.get(name, name)} {value:.1f}"
+        for name, value in found.items()
+        if value is not None
+    ]
+    quality = ", ".join(known) or "not evaluated"
     if result.get("recipe") == "reference":
         return f"published recipe: {quality}"
-    return f"{quality} on {result['eval_questions']} questions"
+    return f"{quality} on {counted(result['eval_records'], 'record')}"

@@ -17,7 +17,8 @@ from jobs.launch.node_shape import NodeShape
 from jobs.launch.plan import PLACEMENTS, PlacementOptions, new_job_id
 from jobs.launch.session import DetachedError
 from jobs.train.request import expand_home
-from jobs.worker.squad.options import add_arguments, flag
+from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.training.options import flag
 
 _HIDDEN = {"output", "trial_seconds", "resume"}
 
@@ -80,7 +81,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--demo", action="store_true", help="train a small new model on the bundled sample"
     )
-    add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
+    SquadOptions.add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
 
 
 def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:

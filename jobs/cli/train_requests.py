@@ -13,7 +13,8 @@ from jobs.train.presets import PRESETS
 from jobs.train.reference import ReferenceRequest, check_script
 from jobs.train.request import TrainRequest, check_writable, expand_home
 from jobs.train.resume import ResumeRequest
-from jobs.worker.squad.options import DEMO, MAY_CHANGE, TrainOptions, flag, from_namespace
+from jobs.worker.tasks.squad.options import DEMO, SquadOptions
+from jobs.worker.training.options import MAY_CHANGE, flag
 
 RETRIES = 1
 LAST = "the last unfinished one"
@@ -26,7 +27,7 @@ _DEFAULTS = {"placement": "auto", "recipe": "fast"}
 
 def build_resume(args: argparse.Namespace) -> ResumeRequest:
     """Return the request to resume a job. Raises :class:`UsageError` if an option would change the job."""
-    given = {each.name for each in fields(TrainOptions)} & vars(args).keys() - {"resume"}
+    given = {each.name for each in fields(SquadOptions)} & vars(args).keys() - {"resume"}
     fixed = ("demo", "ccl_workers", "nodes", "elastic", "preset", "smoke", "run_qa")
     refused = given - _RESUME_MAY_CHANGE | {name for name in fixed if getattr(args, name)}
     refused |= {name for name, default in _DEFAULTS.items() if getattr(args, name) != default}
@@ -37,7 +38,7 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
         )
     changes = {name: getattr(args, name) for name in given}
     try:
-        replace(TrainOptions(), **changes)
+        replace(SquadOptions(), **changes)
     except ValueError as error:
         raise UsageError(str(error)) from None
     job = None if args.resume == LAST else args.resume
@@ -65,13 +66,13 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
     )
 
 
-def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOptions:
+def read_options(args: argparse.Namespace, preset: str | None = None) -> SquadOptions:
     """Return the training options of a new job. Raises :class:`UsageError` for one out of range."""
     if args.demo and preset:
         raise UsageError("--demo and --preset can't be used together")
     if args.demo and getattr(args, "data", None):
         raise UsageError("--demo and --data can't be used together")
-    base = DEMO if args.demo else TrainOptions()
+    base = DEMO if args.demo else SquadOptions()
     base = PRESETS[preset].as_options(base) if preset else base
     if args.demo and "dataset" in args:
         base = replace(base, data=None)
@@ -79,7 +80,7 @@ def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOp
         if getattr(args, key, None):
             setattr(args, key, str(expand_home(getattr(args, key))))
     try:
-        return from_namespace(args, base)
+        return base.changed_by(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -102,7 +103,7 @@ def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest
 
 def refuse_own_settings(args: argparse.Namespace, more: Iterable[str]) -> None:
     """Raise :class:`UsageError` for a training option, or one of ``more``, beside ``--recipe reference``."""
-    refused = sorted({each.name for each in fields(TrainOptions)} & vars(args).keys())
+    refused = sorted({each.name for each in fields(SquadOptions)} & vars(args).keys())
     refused += [name for name in more if getattr(args, name)]
     if refused:
         raise UsageError(

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from infra.errors import UsageError
-from jobs.worker.squad.options import add_arguments
+from jobs.worker.tasks.squad.options import SquadOptions
 
 _SECONDS, _MAX_SECONDS = 20, 3600
 # Without effect in a trial.
@@ -40,7 +40,9 @@ def add_training_arguments(
     parser: argparse.ArgumentParser, without: frozenset[str] = frozenset()
 ) -> None:
     """Add the training options that have an effect in a trial."""
-    add_arguments(parser.add_argument_group("training"), without=_WITHOUT_EFFECT | without)
+    SquadOptions.add_arguments(
+        parser.add_argument_group("training"), without=_WITHOUT_EFFECT | without
+    )
 
 
 def check_seconds(seconds: int) -> None:

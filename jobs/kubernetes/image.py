@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobs.launch.files import worker_files
 from jobs.launch.node_shape import Preload
-from jobs.worker.squad.options import SAMPLE
+from jobs.worker.tasks.squad.options import SAMPLE
 from provision.install import EXAMPLES, VENV
 from provision.stacks.requirements import pip_options, render_import_check, render_requirements
 from provision.stacks.stack import Stack
@@ -16,7 +16,7 @@ _ROOT = str(Path(VENV).parent)
 CODE = f"{_ROOT}/code"
 """In the image: the folder with the package ``worker``."""
 TCMALLOC = f"{_ROOT}/libtcmalloc.so"
-DEMO_DATA = f"{CODE}/worker/squad/{SAMPLE.name}"
+DEMO_DATA = f"{CODE}/worker/tasks/squad/{SAMPLE.name}"
 USER = 1000
 _IOMP5 = "intel-openmp"
 _PIP = f"{VENV}/bin/pip install --no-cache-dir --disable-pip-version-check"
@@ -61,7 +61,7 @@ def build_files(stack: Stack, image: str) -> dict[str, Path | bytes]:
     return {
         "Dockerfile": render_dockerfile(stack, image).encode(),
         "requirements.txt": render_requirements(stack).encode(),
-        f"code/worker/squad/{SAMPLE.name}": SAMPLE,
+        f"code/worker/tasks/squad/{SAMPLE.name}": SAMPLE,
         **worker_files(),
     }
 

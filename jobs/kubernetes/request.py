@@ -17,7 +17,8 @@ from jobs.train.program_files import ProgramFiles
 from jobs.train.reference import OUTPUT, SCRIPT, locate_script, reference_argv
 from jobs.train.request import chosen_backend, local_model, require_able_stack
 from jobs.train.train import plan_options
-from jobs.worker.squad.options import NO_CACHE, SAMPLE, SCRATCH, TrainOptions, flag
+from jobs.worker.tasks.squad.options import SAMPLE, SquadOptions
+from jobs.worker.training.options import NO_CACHE, SCRATCH, flag
 from provision.stacks.stack import Stack
 
 CLAIM_PATH = "/workspace"
@@ -62,7 +63,7 @@ class PodOptions:
 
 
 def plan_fast(
-    options: TrainOptions, placement: PlacementOptions, pods: PodOptions, stack: Stack
+    options: SquadOptions, placement: PlacementOptions, pods: PodOptions, stack: Stack
 ) -> JobPlan:
     """Return the plan of a training job, which resumes by itself after a restart.
 

@@ -15,6 +15,7 @@ from jobs.experiments.published import EPOCH_S, MACHINE
 from jobs.report.charts import ChartPoint
 from jobs.report.metrics import PARTS, RankMetrics
 from jobs.report.results_folder import Run, as_number
+from jobs.train.train import SCORES
 
 OTHER = "other"
 EVALUATION = "evaluation"
@@ -194,10 +195,21 @@ def compute_cost(run: Run, price: HourlyPrice) -> Cost:
     )
 
 
+def scores(run: Run) -> dict[str, float]:
+    """Return the scores of a run's evaluation by their names, in percent."""
+    found = run.results.get("scores", run.results)
+    known = found if isinstance(found, dict) else {}
+    names = SCORES if found is run.results else known
+    values = {name: as_number(known.get(name)) for name in names}
+    return {SCORES.get(name, name): value for name, value in values.items() if value is not None}
+
+
 def epoch_seconds(run: Run) -> float | None:
     """Return the training time of one epoch at the run's speed."""
-    features, speed = run.number("train_features"), run.number("samples_per_second")
-    return features / speed if features and speed and speed > 0 else None
+    # Until version 0.1, a sample was called a feature.
+    samples = run.number("train_samples") or run.number("train_features")
+    speed = run.number("samples_per_second")
+    return samples / speed if samples and speed and speed > 0 else None
 
 
 class RunSpeed(NamedTuple):
@@ -258,5 +270,5 @@ def published_costs() -> list[tuple[str, float, float]]:
 
 def differences(runs: Sequence[Run]) -> list[str]:
     """Return the settings in which compared runs differ."""
-    keys = ("model", "data", "train_features", "dtype", "backend", "batch_size_per_rank", "recipe")
+    keys = ("model", "data", "train_samples", "dtype", "backend", "batch_size_per_rank", "recipe")
     return [key for key in keys if len({str(run.results.get(key)) for run in runs}) > 1]

@@ -18,8 +18,8 @@ _FACTS = {
     "model": "model",
     "data": "training data",
     "eval_data": "evaluation data",
-    "train_questions": "training questions",
-    "train_features": "training features",
+    "train_records": "training records",
+    "train_samples": "training samples",
     "recipe": "recipe",
     "epochs": "epochs",
     "batch_size_per_rank": "batch per rank",
@@ -44,11 +44,10 @@ def subtitle_of(run: Run) -> str:
 
 def tiles_of(run: Run, cost: Cost | None) -> Iterator[Tile]:
     """Yield the known key figures."""
-    questions = run.number("eval_questions")
-    of = f"of {questions:,.0f} questions" if questions else ""
-    for label, key in (("F1", "f1"), ("Exact match", "em")):
-        if (value := run.number(key)) is not None:
-            yield Tile(label, f"{value:.1f} %", of)
+    records = run.number("eval_records") or run.number("eval_questions")
+    of = f"of {counted(round(records), 'record')}" if records else ""
+    for label, value in figures.scores(run).items():
+        yield Tile(label, f"{value:.1f} %", of)
     if (speed := run.number("samples_per_second")) is not None:
         yield Tile("Training", f"{speed:,.1f}", "samples/s, all ranks")
     if (tokens := figures.tokens_per_second(run)) is not None:
@@ -88,7 +87,7 @@ def warnings_of(run: Run) -> Iterator[str]:
     lost = sum(not math.isfinite(loss) for _, loss in losses_of(run))
     if lost:
         yield f"The loss is not finite at {counted(lost, 'step')}."
-    if run.number("f1") is not None and run.text("data") == run.text("eval_data") is not None:
+    if figures.scores(run) and run.text("data") == run.text("eval_data") is not None:
         yield "F1 and exact match are measured on the training data, not on unseen data."
 
 

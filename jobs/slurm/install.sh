@@ -23,13 +23,13 @@ export HF_HUB_CACHE=$PWD/huggingface/hub HF_DATASETS_CACHE=$PWD/huggingface/data
 PYTHONPATH=code venv/bin/python - "$model" "$dataset" "$skip" <<'DOWNLOAD'
 import sys
 from worker.runtime.errors import WorkerError
-from worker.squad.dataset import load_hub_dataset
-from worker.squad.model import load_pretrained
+from worker.tasks.squad.dataset import load_hub_dataset
+from worker.training.model import load_pretrained
 
 model, dataset, skip = sys.argv[1:]
 try:
     if model:
-        load_pretrained(model)
+        load_pretrained(model, "QuestionAnswering")
     if dataset:
         load_hub_dataset(dataset, [] if skip else None)
 except WorkerError as error:

@@ -26,7 +26,8 @@ from jobs.train.request import (
     require_able_stack,
 )
 from jobs.train.train import CHECKPOINT_SECONDS, plan_training
-from jobs.worker.squad.options import SCRATCH, TrainOptions
+from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.training.options import SCRATCH
 from provision.stacks.requirements import pip_options, render_import_check, render_requirements
 from provision.stacks.stack import Stack
 
@@ -144,7 +145,7 @@ def render_slurm(request: TrainRequest, options: ScriptOptions, stack: Stack) ->
     train = request.options
     cache = train.token_cache
     # Home folders are small at most centers.
-    is_default = cache == TrainOptions().token_cache
+    is_default = cache == SquadOptions().token_cache
     train = replace(train, token_cache="cache/tokens" if is_default else cache)
     plan = plan_training(replace(request, options=train), stack)
     shape = options.shape
@@ -200,7 +201,7 @@ def _render_script(
     return header + _read("job.sh")
 
 
-def _render_install(train: TrainOptions, stack: Stack) -> str:
+def _render_install(train: SquadOptions, stack: Stack) -> str:
     # A lock's wheels are for one version of Python.
     python = stack.python if stack.lock else _OLDEST_PYTHON
     compare, more = ("==", "") if stack.lock else (">=", " or newer")

@@ -40,7 +40,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of :mod:`jobs.worker.squad.answer`."""
+    """A line of :mod:`jobs.worker.tasks.squad.answer`."""
 
     text: str
     score: float
@@ -103,7 +103,7 @@ def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Pre
     # Read when the libraries are imported: no requests to the hub, no progress bars.
     for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
-    from jobs.worker.squad.answer import answer  # noqa: PLC0415 - needs numpy, an optional package
+    from jobs.worker.tasks.squad.answer import answer  # noqa: PLC0415 - needs numpy, an optional package
 
     try:
         found = answer(str(model), [(question, context) for question in questions])
@@ -128,8 +128,8 @@ def answer_on_head(
     rows = [json.dumps({"question": text, "context": context}) + "\n" for text in questions]
     _place(head, folder, model, "".join(rows).encode())
     script = (
-        f"cd {folder} && PYTHONPATH=code HF_HUB_OFFLINE=1 nice {VENV}/bin/python -m worker.squad.answer "
-        f"{shlex.quote(place)} < questions.jsonl"
+        f"cd {folder} && PYTHONPATH=code HF_HUB_OFFLINE=1 nice {VENV}/bin/python "
+        f"-m worker.tasks.squad.answer {shlex.quote(place)} < questions.jsonl"
     )
     try:
         done = head.run(script, timeout_s=_TIMEOUT_S, check=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jobs.worker.squad.options import TrainOptions
+from jobs.worker.tasks.squad.options import SquadOptions
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Preset:
     one_node: PublishedLaunch
     several_nodes: PublishedLaunch
 
-    def as_options(self, base: TrainOptions) -> TrainOptions:
+    def as_options(self, base: SquadOptions) -> SquadOptions:
         """Return the fast recipe's options with this preset's values."""
         return replace(
             base,

@@ -200,7 +200,7 @@ def read_results(folder: Path, preset: Preset, stack: Stack, job: JobRecord) -> 
         "em": found.get("eval_exact_match", found.get("exact_match")),
         "f1": found.get("eval_f1", found.get("f1")),
         "eval_features": found.get("eval_samples"),
-        "train_features": found.get("train_samples"),
+        "train_samples": found.get("train_samples"),
         "loss_curve": [(row.get("step"), row["loss"]) for row in rows if "loss" in row],
         "samples_per_second": found.get("train_samples_per_second"),
         "tokens_per_second": None,

@@ -13,8 +13,9 @@ from infra.files import check_file, check_folder
 from jobs.launch.plan import PlacementOptions
 from jobs.launch.record import require_own_results
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.squad.dataset import read_dataset, require_short_questions
-from jobs.worker.squad.options import SCRATCH, TrainOptions, flag
+from jobs.worker.tasks.squad.dataset import read_dataset, require_short_questions
+from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.training.options import SCRATCH, flag
 from provision.stacks.stack import TORCH, Stack
 from provision.stacks.versions import python_minor, release
 
@@ -28,7 +29,7 @@ _OLDEST_PYTHON, _OLDEST_TORCH = "3.10", "2.4"
 class TrainRequest:
     """A training run, with this machine's paths; ``results`` receives its output."""
 
-    options: TrainOptions
+    options: SquadOptions
     results: Path
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     may_tune: frozenset[str] = frozenset()
@@ -41,7 +42,7 @@ class TrainRequest:
     """With how many nodes at least the job goes on after a loss."""
 
 
-def check_inputs(options: TrainOptions) -> None:
+def check_inputs(options: SquadOptions) -> None:
     """Raise :class:`UsageError` with the file and record, or the model, that can't be used."""
     for path in filter(None, (options.data, options.eval)):
         check_file(Path(path), MAX_DATA_BYTES)
@@ -92,7 +93,7 @@ def expand_home(path: str) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's fails for unknown users
 
 
-def local_model(options: TrainOptions) -> Path | None:
+def local_model(options: SquadOptions) -> Path | None:
     """Return the model's folder on this machine; ``None`` for a model on the hub or a new one.
 
     Raises :class:`UsageError` if the name is clearly a path and the folder is missing.
@@ -124,13 +125,13 @@ def chosen_backend(backend: str, stack: Stack) -> str:
     return stack.backend if backend == "auto" else backend
 
 
-def needs_hub(options: TrainOptions) -> bool:
+def needs_hub(options: SquadOptions) -> bool:
     """Return whether the ranks need a model or data from the hub."""
     from_hub = options.model != SCRATCH and local_model(options) is None
     return from_hub or options.data is None
 
 
-def options_on_nodes(options: TrainOptions, stack: Stack) -> TrainOptions:
+def options_on_nodes(options: SquadOptions, stack: Stack) -> SquadOptions:
     """Return the options for the nodes: paths in the job's folder, the stack's backend."""
     return replace(
         options,
@@ -143,7 +144,7 @@ def options_on_nodes(options: TrainOptions, stack: Stack) -> TrainOptions:
     )
 
 
-def data_files(options: TrainOptions) -> dict[str, Path | bytes]:
+def data_files(options: SquadOptions) -> dict[str, Path | bytes]:
     """Return the data and a local model, named relative to the job's folder."""
     files: dict[str, Path | bytes] = {}
     if options.data:

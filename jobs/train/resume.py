@@ -15,7 +15,7 @@ from jobs.launch.record import JobRecord, read_record
 from jobs.launch.session import JobContext, JobSession, run_job
 from jobs.train.request import check_results, require_able_stack
 from jobs.train.train import plan_options, read_results
-from jobs.worker.squad.options import TrainOptions, parse_argv
+from jobs.worker.tasks.squad.options import SquadOptions
 
 # The first run is that of the job's record: a resumed one may have had other epochs.
 _FIRST_TOTAL = """# reading how many steps a job has
@@ -95,12 +95,12 @@ def choose_unfinished(jobs: tuple[JobSummary, ...], job_id: str | None, cluster:
     return found
 
 
-def require_steps_left(step: int, total: str, record: JobRecord, options: TrainOptions) -> None:
+def require_steps_left(step: int, total: str, record: JobRecord, options: SquadOptions) -> None:
     """Raise :class:`UsageError` if a run with these options ends before its checkpoint.
 
     ``total`` is how many steps it had; "" if nobody knows.
     """
-    before = parse_argv(record.argv[3:])
+    before = options_of(record)
     if not total.strip().isdecimal() or before.max_steps is not None:
         return
     steps = int(total) // before.epochs * options.epochs
@@ -132,11 +132,15 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
     return replace(plan, placement=placement, nodes=nodes, retries=request.retries)
 
 
-def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
+def options_of(record: JobRecord) -> SquadOptions:
+    """Return the options with which a job was submitted, also by earlier versions: one word each."""
+    return SquadOptions.parse([word for word in record.argv if word.startswith("--")])
+
+
+def options_again(record: JobRecord, request: ResumeRequest) -> SquadOptions:
     """Return the job's options with the requested changes."""
     try:
-        # After python -m worker.squad.
-        return replace(parse_argv(record.argv[3:]), **{**(request.changes or {}), "resume": True})
+        return replace(options_of(record), **{**(request.changes or {}), "resume": True})
     except ValueError as error:
         raise UsageError(str(error)) from None
     except SystemExit:  # argparse has named the word

@@ -17,9 +17,17 @@ from jobs.train.request import (
     require_able_stack,
 )
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
-from jobs.worker.squad.options import TrainOptions
+from jobs.worker.tasks.squad.options import SquadOptions
 from provision.stacks.stack import Stack
 
+SCORES = {
+    "f1": "F1",
+    "em": "exact match",
+    "macro_f1": "macro F1",
+    "accuracy": "accuracy",
+    "exact_match": "all labels right",
+}
+"""The names of scores for people."""
 CHECKPOINT_SECONDS = 120
 """Time to save a checkpoint after a request to stop: a large model's has gigabytes."""
 RESUME = ("spr-cluster", "train", "squad", "--resume")
@@ -65,13 +73,13 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     )
 
 
-def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
+def plan_options(options: SquadOptions, *, offline: bool) -> JobPlan:
     """Return the plan of a new or resumed run, with options for the nodes."""
     return JobPlan(
         kind="squad",
-        module="worker.squad",
-        argv=tuple(options.to_argv()),
-        retry_argv=tuple(replace(options, resume=True).to_argv()),
+        module="worker.tasks",
+        argv=("squad", *options.to_argv()),
+        retry_argv=("squad", *replace(options, resume=True).to_argv()),
         backend=options.backend,
         title="Train",
         # Without requests to the hub, it can't delay or fail a job that needs nothing from it.

@@ -17,7 +17,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from infra.errors import UsageError
 from infra.files import parse_as, read_text
 from jobs.train.request import TrainRequest, chosen_backend, local_model
-from jobs.worker.squad.options import TrainOptions
+from jobs.worker.tasks.squad.options import SquadOptions
 from provision.facts import HostFacts
 from provision.host import Host
 from provision.stacks.stack import Stack
@@ -71,7 +71,7 @@ def tuning_key(stack: Stack, request: TrainRequest, facts: Iterable[HostFacts]) 
     )
 
 
-def _model_identity(options: TrainOptions) -> str:
+def _model_identity(options: SquadOptions) -> str:
     """Return a name on the hub, or a digest of a local model's configuration, which decides its speed."""
     folder = local_model(options)
     if folder is None:

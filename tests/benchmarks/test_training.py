@@ -14,9 +14,9 @@ from benchmarks.quality import Curve, mean_curve, time_to
 from benchmarks.squad_data import SHAPES, draw
 from benchmarks.squad_sides import RUN_STEPS, Round
 from benchmarks.squad_speed import Played
-from jobs.worker.squad.dataset import read_dataset
-from jobs.worker.squad.features import Feature
-from jobs.worker.squad.options import SAMPLE
+from jobs.worker.tasks.squad.dataset import read_dataset
+from jobs.worker.tasks.squad.features import Feature
+from jobs.worker.tasks.squad.options import SAMPLE
 
 SCRIPT = """
 import json, pathlib, sys

@@ -60,7 +60,7 @@ def test_the_published_software_as_a_whole(intel: LiveCluster) -> None:
     def signal_after(job: str, step: int, name: str) -> None:
         found = f"ls spr-jobs/{job}/output/checkpoints 2>/dev/null | awk -F- '$2 >= {step}'"
         cli.ssh("node0", f'until [ -n "$({found})" ]; do sleep 0.2; done')
-        cli.ssh("node1", f"pkill -{name} -f worker.squad")
+        cli.ssh("node1", f"pkill -{name} -f worker.tasks")
 
     verdicts = {c["verdict"] for c in cli.json("verify")["checks"] if c["check"] == "amx"}
     assert verdicts == {"ok" if _HAS_AMX else "warn"}

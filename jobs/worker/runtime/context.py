@@ -27,7 +27,7 @@ _PACKAGES = {
     "oneccl": "oneccl_bind_pt",
 }
 
-Options = TypeVar("Options")
+Options = TypeVar("Options", covariant=True)
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from .context import Hardware, Options, Phases, RankContext, RankFacts, package_versions
+from .context import Hardware, Phases, RankContext, RankFacts, package_versions
 from .errors import StoppedError, WorkerError, first_line
 from .events import Events, take_mark
 from .heartbeat import Heartbeat
@@ -60,10 +60,11 @@ class RunSettings:
     """The model's name, for the ``start`` event."""
 
 
-Main = Callable[[RankContext[Options]], "Mapping[str, Any] | None"]
+Own = TypeVar("Own")
+Main = Callable[[RankContext[Own]], "Mapping[str, Any] | None"]
 
 
-def run_job(main: Main[Options], options: Options, settings: RunSettings | None = None) -> int:
+def run_job(main: Main[Own], options: Own, settings: RunSettings | None = None) -> int:
     """Run a job's function as this rank, and return the process's exit code.
 
     It is 1 after a failure, which is printed as an ``error`` event, and 143 after a stop request. Rank 0
@@ -116,7 +117,7 @@ def _report(error: Exception, events: Events) -> None:
     events.error(f"{type(error).__name__}: {first_line(error)}", hint)
 
 
-def _run(main: Main[Options], options: Options, settings: RunSettings, events: Events) -> None:
+def _run(main: Main[Own], options: Own, settings: RunSettings, events: Events) -> None:
     phases, output = Phases(), settings.output
     if output is not None:
         keep_log(output, events.rank, append=settings.resume)
@@ -142,7 +143,7 @@ def _run(main: Main[Options], options: Options, settings: RunSettings, events: E
         events.emit("result", **results)
 
 
-def _announce(context: RankContext[Options], model: str | None) -> None:
+def _announce(context: RankContext[Own], model: str | None) -> None:
     ranks, precision, events = context.ranks, context.precision, context.events
     events.emit(
         "start",

@@ -145,7 +145,7 @@ def test_the_result_in_a_few_lines() -> None:
     result = {
         "f1": 91.26,
         "em": 80.0,
-        "eval_questions": 10,
+        "eval_records": 10,
         "world_size": 2,
         "ranks": [{"hostname": "b"}, {"hostname": "a"}],
         "backend": "gloo",
@@ -157,7 +157,7 @@ def test_the_result_in_a_few_lines() -> None:
 
     text = render_result(result, Path("results/squad-1"))
 
-    assert text.startswith("F1 91.3, exact match 80.0 on 10 questions\nworld size 2 on 2 hosts, ")
+    assert text.startswith("F1 91.3, exact match 80.0 on 10 records\nworld size 2 on 2 hosts, ")
     assert text.endswith("results/squad-1/")
 
 

@@ -16,7 +16,7 @@ from jobs.kubernetes.api import KubernetesApi
 from jobs.kubernetes.errors import KubernetesError
 from jobs.kubernetes.kubeconfig import connect
 from jobs.kubernetes.manifests import Manifest
-from tests.jobs.worker.squad.test_run import free_port
+from tests.jobs.worker.training.test_run import free_port
 
 BINARIES = (
     Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()

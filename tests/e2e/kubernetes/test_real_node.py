@@ -16,14 +16,14 @@ import pytest
 
 from jobs.cli import main
 from jobs.kubernetes.resources import core_path
-from jobs.worker.squad.options import DEMO
+from jobs.worker.tasks.squad.options import DEMO
 from tests.e2e.kubernetes.conftest import MARKS, Space
 from tests.e2e.kubernetes.control_plane import NODE, ControlPlane, wait_for
 from tests.e2e.kubernetes.images import JOB, save_images
 from tests.e2e.kubernetes.node import running_node
 from tests.e2e.kubernetes.operator import operating
 from tests.jobs.cli.test_main import run
-from tests.jobs.worker.squad.test_run import run_ranks
+from tests.jobs.worker.training.test_run import run_ranks
 
 EPOCHS, LONG_EPOCHS = 6, 60
 TRAINED_S = 120.0
@@ -114,7 +114,7 @@ def test_killed_and_deleted_jobs_resume(space: Space, volume: Path, bare_metal: 
     assert space.run("submit", *LONG, "--detach").code == 0
     wait_for("a checkpoint", lambda: bool(list(output.glob("checkpoints/*"))), TRAINED_S)
     pod = core_path(space.name, "pods", "bert-worker-0")
-    rank = "pgrep --newest --full '^/opt/.*-m worker.squad '"
+    rank = "pgrep --newest --full '^/opt/.*-m worker.tasks squad '"
     list(space.api.run(pod, "pytorch", ["sh", "-c", f"kill -KILL $({rank})"]))
 
     wait_for("its restart", lambda: '"resumed"' in read_log(output), TRAINED_S)

@@ -17,7 +17,7 @@ from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.train.request import TrainRequest
 from jobs.train.train import train
 from jobs.train.tuned import FILE, TuningResult
-from jobs.worker.squad.options import DEMO
+from jobs.worker.tasks.squad.options import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     NOW,
@@ -222,6 +222,6 @@ def test_a_trial_is_the_training_job_itself() -> None:
         on_plan=lambda _: None,
     )
     script = mpirun_line(hosts["node0"], TRIALS)
-    assert "-m worker.squad --model=scratch" in script
+    assert "-m worker.tasks squad --model=scratch" in script
     assert "--dtype=fp32" in script
     assert "--max-length=128" in script

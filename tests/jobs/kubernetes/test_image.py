@@ -40,7 +40,7 @@ def test_the_code_runs_from_the_build_folder_alone(tmp_path: Path) -> None:
         target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
 
     done = subprocess.run(
-        [sys.executable, "-m", "worker.squad", "--epochs", "0"],
+        [sys.executable, "-m", "worker.tasks", "squad", "--epochs", "0"],
         cwd=tmp_path / "code",
         env={"PYTHONPATH": str(tmp_path / "code")},
         capture_output=True,
@@ -49,4 +49,4 @@ def test_the_code_runs_from_the_build_folder_alone(tmp_path: Path) -> None:
     )
 
     assert (done.returncode, done.stderr[:15]) == (2, "squad: error: -")
-    assert (tmp_path / "code/worker/squad/sample.json").is_file()
+    assert (tmp_path / "code/worker/tasks/squad/sample.json").is_file()

@@ -8,15 +8,15 @@ import pytest
 
 from infra.errors import UsageError
 from jobs.kubernetes.image import DEMO_DATA
-from jobs.worker.squad.options import TrainOptions, parse_argv
+from jobs.worker.tasks.squad.options import SquadOptions
 from tests.jobs.kubernetes.rendering import parse, rendered
 
 
-def options(*words: str) -> TrainOptions:
+def options(*words: str) -> SquadOptions:
     """What a rank makes of its arguments."""
     args = rendered(*words).job["spec"]["trainer"]["args"]
-    assert args[:2] == ["-m", "worker.squad"]
-    return parse_argv(args[2:])
+    assert args[:3] == ["-m", "worker.tasks", "squad"]
+    return SquadOptions.parse(args[3:])
 
 
 def test_training_options_reach_the_ranks() -> None:

@@ -26,11 +26,11 @@ from tests.jobs.launch.topologies import machine
 GOLDEN = Path(__file__).with_name("golden")
 PATHS = JobPaths("squad-20260731-142501")
 UPSTREAM = load_stack("upstream")
-ARGV = ("--model=distilbert-base-uncased", "--output=/home/ubuntu/spr-jobs/it's here")
+ARGV = ("squad", "--model=distilbert-base-uncased", "--output=/home/ubuntu/spr-jobs/it's here")
 
 
 def make_plan(backend: str) -> JobPlan:
-    return JobPlan("squad", "worker.squad", ARGV, backend)
+    return JobPlan("squad", "worker.tasks", ARGV, backend)
 
 
 def with_environment(stack: str, **environment: str) -> Stack:
@@ -93,7 +93,7 @@ def test_only_a_job_that_may_run_again_is_requeued() -> None:
     assert "#SBATCH --requeue\n" in render_batch_script(command, PATHS)
     assert "#SBATCH --no-requeue\n" in render_batch_script(command_for(machine(2)), PATHS)
     first, again = (command.prepared(again=after, pinning={}).program for after in (False, True))
-    assert first[-2:] == ARGV
+    assert first[-3:] == ARGV
     assert again[:2] == first[:2]
     assert again[-1] == "--resume"
 
@@ -155,7 +155,7 @@ def test_nodes_with_different_cpus_get_separate_argument_sets() -> None:
         assert own["I_MPI_PIN_DOMAIN"] == mask
         assert read_plan({**own, "MPI_LOCALRANKID": "0"}) == RankPlacement(cpus, 1, "prefer:0")
         assert "-n 1" in part
-        assert "-m worker.squad" in part
+        assert "-m worker.tasks squad" in part
     shared = environment(words(command))
     assert "I_MPI_PIN_DOMAIN" not in shared
     assert shared["OMP_NUM_THREADS"] == "1"

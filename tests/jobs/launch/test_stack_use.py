@@ -44,7 +44,7 @@ def test_oneccl_environment_is_sourced_from_its_versions_path(version: str, modu
     paths = JobPaths("squad-20260731-142501")
     packages = [f"oneccl-bind-pt=={version}"]
     stack = load_stack("reference").model_copy(update={"python_packages": packages})
-    plan = JobPlan("squad", "worker.squad", (), "ccl")
+    plan = JobPlan("squad", "worker.tasks", (), "ccl")
     placement = plan_placement(
         {"node0": machine(32)}, {"node0": "172.31.0.10"}, PlacementOptions(), "ccl"
     )

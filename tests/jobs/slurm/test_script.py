@@ -16,7 +16,7 @@ from jobs.cli.render import build_script
 from jobs.launch.node_shape import NodeShape
 from jobs.slurm.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.request import TrainRequest
-from jobs.worker.squad.options import DEMO, TrainOptions
+from jobs.worker.tasks.squad.options import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.golden import check_golden
 
@@ -55,7 +55,7 @@ def test_a_locked_stack_needs_the_python_of_its_lock() -> None:
     line = f"torch==2.13.0 --hash=sha256:{'0' * 64}"
     stack = load_stack("upstream").model_copy(update={"lock": (line,)})
     options = ScriptOptions("bert", 2, NodeShape())
-    files = render_slurm(TrainRequest(TrainOptions(), Path()), options, stack).files
+    files = render_slurm(TrainRequest(SquadOptions(), Path()), options, stack).files
 
     install, requirements = files[INSTALL], files["requirements.txt"]
     assert isinstance(install, bytes)
@@ -79,7 +79,12 @@ def test_the_files_of_the_user_are_in_the_folder(tmp_path: Path) -> None:
 
     assert "--model=model --data=data/train.json --eval=data/eval.json" in script.text
     assert script.text.count("HF_HUB_OFFLINE") == 1
-    names = ("model/config.json", "data/train.json", "data/eval.json", "code/worker/squad/job.py")
+    names = (
+        "model/config.json",
+        "data/train.json",
+        "data/eval.json",
+        "code/worker/tasks/squad/task.py",
+    )
     assert [name for name in names if not (tmp_path / "job" / name).is_file()] == []
 
 
@@ -162,7 +167,7 @@ def test_it_starts_one_torchrun_per_node(folder: Path) -> None:
     assert {"--ntasks-per-node=1", "--cpus-per-task=64", "--mpi=none"} < set(words)
     ranks = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=node7", "--master-port=23456"]
     at = words.index("start")
-    assert words[at + 1 : at + 7] == [*ranks, "-m", "worker.squad"]
+    assert words[at + 1 : at + 8] == [*ranks, "-m", "worker.tasks", "squad"]
     assert "--resume" in words
     found = dict(
         line.split("=", 1)
@@ -295,9 +300,11 @@ def install(folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     python.write_text(_PYTHON.replace("PYTHON ", f"{sys.executable} "))
     python.chmod(0o755)
     (folder / "venv/bin/python").unlink(missing_ok=True)
-    show = "import os\n\n\ndef load_{}(*options): print(options, os.environ['HF_HUB_CACHE'])\n"
-    for module, name in (("dataset", "hub_dataset"), ("model", "pretrained")):
-        (folder / "code/worker/squad" / f"{module}.py").write_text(show.format(name))
+    show = "\nimport os\n\n\ndef load_{}(*options): print(options, os.environ['HF_HUB_CACHE'])\n"
+    modules = {"tasks/squad/dataset": "hub_dataset", "training/model": "pretrained"}
+    for module, name in modules.items():
+        with (folder / f"code/worker/{module}.py").open("a") as file:
+            file.write(show.format(name))
     return subprocess.run(
         ["bash", str(folder / INSTALL)],
         env={**os.environ, "PYTHON": str(python), "PYTHONPATH": "/opt/modules", **more},
@@ -328,7 +335,9 @@ def test_it_downloads_what_the_job_takes_from_the_hub(folder: Path) -> None:
         assert isinstance(content, bytes)
         (folder / INSTALL).write_bytes(content)
         lines = install(folder).stdout.splitlines()
-        assert lines[:2] == [f"{load} {folder}/huggingface/hub" for load in ("('a/b',)", wanted)]
+        assert lines[:2] == [
+            f"{load} {folder}/huggingface/hub" for load in ("('a/b', 'QuestionAnswering')", wanted)
+        ]
 
 
 def test_the_installation_refuses_an_old_python(folder: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model as a job leaves it; it knows nothing, but it answers."""
     from transformers import DistilBertConfig, DistilBertForQuestionAnswering
 
-    from jobs.worker.squad.model import new_tokenizer, train_tokenizer
+    from jobs.worker.training.model import new_tokenizer, train_tokenizer
 
     folder = tmp_path_factory.mktemp("results") / "squad-1" / "model"
     tokenizer = new_tokenizer(train_tokenizer([TEXT, "Where? Since when is it there?"]))
@@ -96,7 +96,11 @@ def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
     host = FakeHost(
         "node0",
-        [("listing the jobs", listing), ("worker.squad.answer", f"noise\n{said}\n"), ("", "")],
+        [
+            ("listing the jobs", listing),
+            ("worker.tasks.squad.answer", f"noise\n{said}\n"),
+            ("", ""),
+        ],
     )
     found = answer_on_head(host, ["Where?"], TEXT, None, None)
     assert found[0].text == "in Delft"

@@ -197,7 +197,7 @@ def test_results_are_converted_to_our_format(tmp_path: Path, script: Path) -> No
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert written == json.loads(json.dumps(result))
     assert (result["recipe"], result["em"], result["f1"]) == ("reference", 76.5, 85.1)
-    assert (result["samples_per_second"], result["train_features"]) == (196.5, 88524)
+    assert (result["samples_per_second"], result["train_samples"]) == (196.5, 88524)
     assert (result["seconds"]["train"], result["seconds"]["evaluate"]) == (450.5, 30.0)
     assert result["loss_curve"] == [(10, 2.5)]
     assert [rank["hostname"] for rank in result["ranks"]][:3] == ["node0", "node0", "node1"]

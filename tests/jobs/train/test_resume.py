@@ -13,7 +13,7 @@ from jobs.launch.history import JobSummary
 from jobs.launch.plan import JobPaths, PlacementOptions
 from jobs.launch.record import JobRecord
 from jobs.train.resume import ResumeRequest, choose_unfinished, resume
-from jobs.worker.squad.options import DEMO
+from jobs.worker.tasks.squad.options import DEMO
 from tests.fakes import FakeHost
 from tests.jobs.context import (
     PATHS,
@@ -30,7 +30,7 @@ from tests.jobs.launch.test_history import job
 OPTIONS = replace(DEMO, backend="gloo", output="output")
 RECORD = replace(
     SUBMITTED,
-    argv=("python", "-m", "worker.squad", *OPTIONS.to_argv()),
+    argv=("python", "-m", "worker.tasks", "squad", *OPTIONS.to_argv()),
     nnodes=3,
     options=PlacementOptions("auto", 1, None),
     env={"HF_HUB_OFFLINE": "1"},

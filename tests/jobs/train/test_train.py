@@ -19,7 +19,7 @@ from jobs.launch.plan import PlacementOptions
 from jobs.launch.session import DetachedError
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes
 from jobs.train.train import train
-from jobs.worker.squad.options import DEMO, TrainOptions
+from jobs.worker.tasks.squad.options import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.context import (
@@ -81,7 +81,7 @@ def test_a_job_is_placed_started_followed_and_fetched(tmp_path: Path) -> None:
     assert "--backend=gloo" in line
     with tarfile.open(fileobj=io.BytesIO(hosts["node0"].files[PATHS.upload])) as tar:
         names = tar.getnames()
-    assert f"{PATHS.relative_root}/code/worker/squad/__main__.py" in names
+    assert f"{PATHS.relative_root}/code/worker/tasks/__main__.py" in names
     assert f"{PATHS.relative_root}/data/train.json" in names
     assert not any("__pycache__" in name for name in names)
 
@@ -166,7 +166,7 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    options = TrainOptions(model=str(model), data=str(tmp_path / "t.json"), eval="e.json")
+    options = SquadOptions(model=str(model), data=str(tmp_path / "t.json"), eval="e.json")
 
     sent = options_on_nodes(options, load_stack("intel"))
 
@@ -174,7 +174,7 @@ def test_paths_are_translated_for_the_nodes(tmp_path: Path) -> None:
     assert sent.data == "data/train.json"
     assert sent.eval == "data/eval.json"
     assert (sent.backend, sent.ipex) == ("ccl", True)
-    assert options_on_nodes(TrainOptions(backend="gloo"), load_stack("intel")).backend == "gloo"
+    assert options_on_nodes(SquadOptions(backend="gloo"), load_stack("intel")).backend == "gloo"
     assert data_files(options)["model"] == model
 
 
@@ -225,7 +225,7 @@ def test_tune_decides_what_the_user_leaves_open(flags: tuple[str, ...], expected
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a model folder, because it has no config"):
-        check_inputs(TrainOptions(model=str(tmp_path)))
+        check_inputs(SquadOptions(model=str(tmp_path)))
 
 
 def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_record_of_the_job_is_kept_with_its_results(tmp_path: Path) -> None:
 
     kept = json.loads((tmp_path / "job.json").read_text())
     assert (kept["job"], kept["kind"], kept["exit_code"]) == (PATHS.job_id, "squad", 0)
-    assert kept["argv"][:4] == ["python", "-m", "worker.squad", "--model=scratch"]
+    assert kept["argv"][:5] == ["python", "-m", "worker.tasks", "squad", "--model=scratch"]
     assert kept["mpirun"].startswith("/opt/spr-cluster/venv/bin/mpirun -bootstrap slurm -ppn 1 ")
     assert (kept["state"], kept["seconds"]) == ("succeeded", 7.5)
     assert kept["ended"] == "2027-01-15T08:00:07+00:00"

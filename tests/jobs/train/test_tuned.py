@@ -23,7 +23,7 @@ from jobs.train.tuned import (
     save_tuned,
     tuning_key,
 )
-from jobs.worker.squad.options import DEMO, TrainOptions
+from jobs.worker.tasks.squad.options import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 from tests.jobs.launch.topologies import machine
@@ -33,7 +33,7 @@ BEST = TuningResult(KEY, 2, 0, None, 57.5, "2026-11-21T08:00:00+00:00")
 BOTH = frozenset({"placement", "batch_size"})
 
 
-def key(options: TrainOptions = DEMO, stack: str = "upstream", **more: Any) -> TuningKey:
+def key(options: SquadOptions = DEMO, stack: str = "upstream", **more: Any) -> TuningKey:
     facts = more.pop("facts", [machine(32), machine(32)])
     request = TrainRequest(options, Path("results"), PlacementOptions(**more))
     return tuning_key(load_stack(stack), request, facts)

@@ -3,12 +3,34 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs.launch.files import worker_files
-from jobs.worker.squad.options import SAMPLE
+from jobs.worker.tasks.squad.dataset import Question, all_texts, read_dataset
+from jobs.worker.tasks.squad.options import SAMPLE
+from tests.jobs.worker.forked_ranks import end_server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_server() -> Iterator[None]:
+    yield
+    end_server()
+
+
+@pytest.fixture(scope="session")
+def questions() -> list[Question]:
+    return read_dataset(SAMPLE)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(questions: list[Question]) -> Any:
+    from jobs.worker.training.model import new_tokenizer, train_tokenizer
+
+    return new_tokenizer(train_tokenizer(all_texts(questions)))
 
 
 @pytest.fixture

@@ -327,7 +327,7 @@ def test_the_record_says_what_bare_metals_says(
 
     command = record.pop("command")
     assert command == shlex.join(record.pop("argv"))
-    assert command.startswith("torchrun -m worker.squad ")
+    assert command.startswith("torchrun -m worker.tasks squad ")
     assert record == {
         "job": "bert",
         "kind": "squad",
@@ -366,7 +366,7 @@ def test_report_and_predict_read_the_folder(
     assert reported.code == 0, reported.err
     assert json.loads(reported.out)["usd_of_run"] is None
     page = re.sub(r"<[^>]*>|\s", " ", Path("results/bert/report.html").read_text())
-    facts = "job bert cluster lab cloud kubernetes stack upstream command torchrun -m worker.squad"
+    facts = "job bert cluster lab cloud kubernetes stack upstream command torchrun -m worker.tasks squad"
     assert facts in " ".join(page.split())
     assert "region" not in page
     assert find_model("bert") == Path("results/bert/model")

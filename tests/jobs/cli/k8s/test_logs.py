@@ -260,7 +260,7 @@ def exit_with(code: int) -> None:
 RESULT = {
     "f1": 81.25,
     "em": 70.5,
-    "eval_questions": 100,
+    "eval_records": 100,
     "world_size": 2,
     "backend": "gloo",
     "dtype": "bf16",
@@ -292,7 +292,7 @@ def test_submit_shows_what_bare_metal_shows(k8s: K8s, server: KubernetesServer) 
     assert result.code == 0, result.err
     assert "2 ranks on a, b; backend gloo, bf16\nplain text\n" in result.err
     assert result.out.splitlines() == [
-        "F1 81.2, exact match 70.5 on 100 questions",
+        "F1 81.2, exact match 70.5 on 100 records",
         "world size 2 on 2 hosts, backend gloo, bf16",
         "12.5 samples/s, 4,800 tokens/s, 33.0 s of training",
         "model, predictions, and results.json: /workspace/jobs/bert/output/",

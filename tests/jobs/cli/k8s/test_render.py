@@ -40,8 +40,8 @@ def test_with_a_folder_it_writes_all_that_the_image_needs(k8s: K8s, tmp_path: Pa
     assert f"docker build --tag me/spr:1 '{tmp_path}/it'\"'\"'s here'" in result.out
     names = {path.name for path in folder.iterdir()}
     assert names == {"Dockerfile", "requirements.txt", "code", "claim.yaml", "job.yaml"}
-    assert (folder / "code/worker/squad/__main__.py").is_file()
-    assert (folder / "code/worker/squad/sample.json").is_file()
+    assert (folder / "code/worker/tasks/__main__.py").is_file()
+    assert (folder / "code/worker/tasks/squad/sample.json").is_file()
     # Once more, with other options: nothing of the first time is left.
     (folder / "code/worker/old.py").touch()
     assert k8s(*RENDER, "--claim", "data", "--output", str(folder)).code == 0

@@ -19,7 +19,8 @@ exec /opt/spr-cluster/venv/bin/python -m worker.batch "$@" <<'_END_OF_THE_LAUNCH
  "program": [
   "/opt/spr-cluster/venv/bin/python",
   "-m",
-  "worker.squad",
+  "worker.tasks",
+  "squad",
   "--model=distilbert-base-uncased",
   "--output=/home/ubuntu/spr-jobs/it's here"
  ],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.worker.runtime.events import parse_event
-from tests.jobs.worker.squad.test_run import free_port
+from tests.jobs.worker.training.test_run import free_port
 
 TIMEOUT = 120
 

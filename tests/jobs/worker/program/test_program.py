@@ -19,7 +19,7 @@ from jobs.worker.program.environment import program_environment, rank_variables
 from jobs.worker.runtime.errors import BackendError
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement, format_cpus, render_plan
-from tests.jobs.worker.squad.test_run import free_port
+from tests.jobs.worker.training.test_run import free_port
 
 CPU = min(os.sched_getaffinity(0))
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}

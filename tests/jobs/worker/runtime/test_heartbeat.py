@@ -20,7 +20,7 @@ import pytest
 
 from infra.wait import wait_until
 from jobs.worker.runtime import heartbeat
-from tests.jobs.worker.squad.test_run import Ended, finish, free_port
+from tests.jobs.worker.training.test_run import Ended, finish, free_port
 
 TORCHRUN = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 WARN, LIMIT, LAST_WORDS = 0.8, 2.5, 1.0

@@ -15,7 +15,7 @@ import pytest
 
 from jobs.worker.runtime.cores import read_cores
 from jobs.worker.runtime.ranks import ASKED
-from tests.jobs.worker.squad.test_run import Ended, finish, free_port
+from tests.jobs.worker.training.test_run import Ended, finish, free_port
 
 JOB = """
     import argparse, os, signal

@@ -1,0 +1,1 @@
+"""Data for tasks: readers, tokens, and their cache."""

@@ -1,0 +1,156 @@
+"""The tokens of a data set's texts, as a few flat arrays.
+
+Every text is tokenized once and alone; a sample is assembled from the tokens of its one or two texts. A fast
+tokenizer does the same: it encodes both texts of a pair separately and joins them by its template of special
+tokens (https://huggingface.co/docs/tokenizers/pipeline#post-processing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..runtime.errors import DatasetError, ModelError, first_line
+
+CHUNK = 1000
+"""Texts per call of the tokenizer, which bounds its memory; a call uses all cores."""
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+
+_NO_TOKENS: Ints = np.zeros(0, dtype=np.int32)
+_NO_OFFSETS: Ints = np.zeros((0, 2), dtype=np.int32)
+
+
+class Tokens(NamedTuple):
+    """Texts as tokens, without special tokens: text ``n`` is ``ids[bounds[n] : bounds[n + 1]]``.
+
+    ``ids`` has shape (tokens,), ``bounds`` (texts + 1,). ``offsets``, shape (tokens, 2), are the
+    characters that each token covers in its text; empty if they are not needed.
+    """
+
+    ids: Ints
+    bounds: Longs
+    offsets: Ints = _NO_OFFSETS
+
+    @property
+    def counts(self) -> Longs:
+        """Every text's number of tokens."""
+        counts: Longs = np.diff(self.bounds)
+        return counts
+
+
+class Template(NamedTuple):
+    """How a tokenizer joins one or two texts: the token IDs around and between them, and each part's type.
+
+    ``types`` are the token types (segments) of prefix, first text, middle, second text, and suffix, each
+    one per special token and a single one for a text; ``None`` for models without.
+    """
+
+    prefix: Ints
+    middle: Ints
+    suffix: Ints
+    types: tuple[Ints, ...] | None
+
+    @property
+    def specials(self) -> int:
+        """Special tokens per window."""
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+    def join(self, first: Ints, second: Ints = _NO_TOKENS) -> dict[str, Ints]:
+        """Return the model's inputs for the tokens of one text, or of two."""
+        prefix, middle, suffix, types = self
+        inputs = {"input_ids": np.concatenate([prefix, first, middle, second, suffix])}
+        if types is not None:
+            before, own, between, theirs, after = types
+            kinds = [before, own.repeat(len(first)), between, theirs.repeat(len(second)), after]
+            inputs["token_type_ids"] = np.concatenate(kinds)
+        return inputs
+
+
+class Column(NamedTuple):
+    """One text of each sample, or texts that many samples share; ``offsets`` are wanted or not."""
+
+    texts: Sequence[str]
+    offsets: bool = False
+
+
+def tokenize(texts: Sequence[str], tokenizer: Any, *, with_offsets: bool = False) -> Tokens:
+    """Return each text's tokens, without special tokens. Raises :class:`DatasetError`."""
+    parts = [
+        _tokenize(texts[first : first + CHUNK], tokenizer, with_offsets)
+        for first in range(0, len(texts), CHUNK)
+    ]
+    return join_tokens(parts)
+
+
+def encode(columns: Sequence[Column], tokenizer: Any) -> list[Tokens]:
+    """Return each column's tokens. Raises :class:`DatasetError`."""
+    return [tokenize(texts, tokenizer, with_offsets=offsets) for texts, offsets in columns]
+
+
+def join_tokens(parts: Sequence[Tokens]) -> Tokens:
+    """Return the texts of all parts, in order."""
+    counts = [np.zeros(1, dtype=np.int64), *(part.counts for part in parts)]
+    return Tokens(
+        np.concatenate([np.zeros(0, dtype=np.int32), *(part.ids for part in parts)]),
+        np.cumsum(np.concatenate(counts)),
+        np.concatenate([_NO_OFFSETS, *(part.offsets for part in parts)]),
+    )
+
+
+def _tokenize(texts: Sequence[str], tokenizer: Any, with_offsets: bool) -> Tokens:
+    try:
+        encoded = tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=with_offsets,
+            # It would warn about passages longer than a window.
+            verbose=False,
+        )
+    # Tokenizers raise many types; the text is among these.
+    except Exception as error:
+        raise DatasetError(
+            f"the texts from {texts[0][:40]!r} on can't be tokenized: {first_line(error)}"
+        ) from error
+    ids = encoded["input_ids"]
+    bounds = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    flat = np.fromiter(chain.from_iterable(ids), np.int32, bounds[-1])
+    if not with_offsets:
+        return Tokens(flat, bounds)
+    pairs = chain.from_iterable(encoded["offset_mapping"])
+    offsets = np.fromiter(chain.from_iterable(pairs), np.int32, 2 * bounds[-1])
+    return Tokens(flat, bounds, offsets.reshape(-1, 2))
+
+
+def read_template(tokenizer: Any, *, pair: bool = True) -> Template:
+    """Return how a tokenizer joins two texts, or what it puts around one. Raises :class:`ModelError`."""
+    texts = ("which", "eight cores")[: 1 + pair]
+    joined = tokenizer(*texts)
+    sides = joined.sequence_ids(0)
+    inside = [[place for place, side in enumerate(sides) if side == n] for n in range(len(texts))]
+    ids, alone = joined["input_ids"], tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    # This module requires the texts in this order, with the tokens that they have alone.
+    as_alone = all(alone) and [[ids[place] for place in places] for places in inside] == alone
+    if not as_alone or inside[0][-1] > inside[-1][-1]:
+        raise ModelError(
+            f"the tokenizer {type(tokenizer).__name__} does not join a question and its passage",
+            hint="use a model with a tokenizer for pairs of texts, such as BERT's or RoBERTa's",
+        )
+    (begin, end), (second, last) = (
+        (places[0], places[-1] + 1) for places in (inside[0], inside[-1])
+    )
+    cuts = [0, begin, end, *((second, last) if pair else (end, end)), len(ids)]
+    parts = [slice(first, stop) for first, stop in pairwise(cuts)]
+    prefix, _, middle, _, suffix = (np.array(ids[part], dtype=np.int32) for part in parts)
+    if "token_type_ids" not in joined:
+        return Template(prefix, middle, suffix, None)
+    kinds = [np.array(joined["token_type_ids"][part], dtype=np.int32) for part in parts]
+    types = (kinds[0], kinds[1][:1], kinds[2], kinds[3][:1], kinds[4])
+    return Template(prefix, middle, suffix, types)

@@ -1,0 +1,10 @@
+"""The tasks that `spr-cluster train` knows; docs/add-a-job.md adds one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..training.task import Task
+from .squad.task import Squad
+
+TASKS: dict[str, type[Task[Any]]] = {task.name: task for task in (Squad,)}

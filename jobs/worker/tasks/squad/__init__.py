@@ -1,0 +1,1 @@
+"""Question answering on SQuAD: see :mod:`.task`."""

@@ -1,0 +1,267 @@
+"""SQuAD v1.1 data, read and checked. Standard library only; the hub's datasets need ``datasets``.
+
+The layout, from https://rajpurkar.github.io/SQuAD-explorer/explore/1.1/dev/:
+
+    {"data": [{"title", "paragraphs": [{"context", "qas": [
+        {"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}
+
+``answer_start`` counts characters (Unicode code points) from the beginning of the context.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ...data.records import SKIP_HINT, noting, refusal, require_text, show
+from ...runtime.errors import DatasetError, first_line
+
+_MAGIC = {
+    b"\x1f\x8b": "is compressed by gzip: unpack it first",
+    b"PK\x03\x04": "is a zip archive: unpack it first",
+    b"PAR1": "is a Parquet file",
+    b"\xff\xfe": "is UTF-16, not UTF-8",
+    b"\xfe\xff": "is UTF-16, not UTF-8",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A span of a question's context; ``start`` in characters."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about a passage, with its accepted answers; the first one is learned."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[Answer, ...]
+
+
+def read_dataset(path: str | Path, skipped: list[DatasetError] | None = None) -> list[Question]:
+    """Return the questions of a SQuAD v1.1 file, each checked. Raises :class:`DatasetError`.
+
+    A bad record refuses the file; with a list ``skipped``, it is left out and added to the list.
+    """
+    problems: list[DatasetError] = []
+    questions = _questions(str(path), _read_json(Path(path)), problems)
+    return _judge(str(path), questions, problems, skipped)
+
+
+def load_hub_dataset(
+    name: str, skipped: list[DatasetError] | None = None
+) -> tuple[list[Question], list[Question]]:
+    """Return the train and validation questions of a hub dataset with SQuAD's columns.
+
+    ``skipped`` and errors are those of :func:`read_dataset`.
+    """
+    try:
+        from datasets import load_dataset
+
+        splits = load_dataset(name)
+        train, validation = splits["train"], splits["validation"]
+    # The library raises many types: those of requests, the hub, pyarrow, KeyError.
+    except Exception as error:
+        raise DatasetError(
+            f"dataset {name!r} can't be loaded from the hub: {first_line(error)}",
+            hint="give a SQuAD v1.1 file with --data, or check the name and the network",
+        ) from error
+    return (
+        _hub_questions(f"{name} (train)", train, skipped),
+        _hub_questions(f"{name} (validation)", validation, skipped),
+    )
+
+
+def _judge(
+    source: str,
+    questions: Iterable[Question],
+    problems: list[DatasetError],
+    skipped: list[DatasetError] | None,
+) -> list[Question]:
+    """Return the usable questions; reading them adds to ``problems``."""
+    good: dict[str, Question] = {}
+    for question in questions:
+        if question.id in good:
+            problems.append(DatasetError(f"{source}: the id {show(question.id)} is used twice"))
+        else:
+            good[question.id] = question
+    if problems and skipped is None:
+        raise refusal(problems)
+    if skipped is not None:
+        skipped += problems
+    if not good:
+        raise DatasetError(f"{source}: has no {'usable ' * bool(problems)}question")
+    return list(good.values())
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"{path}: can't be read: {error.strerror or error}") from error
+    if not content.strip():
+        raise DatasetError(f"{path}: is empty")
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except RecursionError as error:
+        raise DatasetError(f"{path}: is not SQuAD JSON: it is nested too deeply") from error
+    except ValueError as error:
+        raise DatasetError(
+            f"{path}: {recognize_format(content) or _why_not_json(error)}"
+        ) from error
+
+
+def recognize_format(content: bytes) -> str | None:
+    """Return what these bytes are instead of a JSON document: the end of a sentence about the file."""
+    for magic, meaning in _MAGIC.items():
+        if content.startswith(magic):
+            return meaning
+    if b"\0" in content:
+        return "contains NUL bytes: it may have been copied incompletely"
+    lines = [line for line in content.decode("utf-8-sig", "replace").splitlines() if line.strip()]
+    if content.lstrip().startswith(b"<"):
+        return "is HTML or XML, perhaps a web page instead of the data"
+    if len(lines) > 1 and _is_object(lines[0]) and _is_object(lines[1]):
+        return "is JSON lines (an object per line); SQuAD's layout is one object with 'data'"
+    if lines and any(lines[0].count(mark) >= 2 for mark in ",;\t") and lines[0][0] not in "{[":
+        return f"looks like CSV (its first line: {show(lines[0])}); SQuAD's layout is JSON"
+    return None
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _why_not_json(error: ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8 (byte {error.start})"
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+    return f"is not SQuAD JSON: {first_line(error)}"  # a number of thousands of digits
+
+
+def _questions(path: str, document: Any, problems: list[DatasetError]) -> Iterator[Question]:
+    for i, article in enumerate(_list(path, document, "data")):
+        title = article.get("title", "") if isinstance(article, dict) else ""
+        place = f"{path}: data[{i}] {show(title) if isinstance(title, str) else '(no title)'}"
+        with noting(problems):
+            for j, paragraph in enumerate(_list(place, article, "paragraphs")):
+                with noting(problems):
+                    yield from _asked(f"{place}, paragraphs[{j}]", paragraph, problems)
+
+
+def _asked(place: str, paragraph: Any, problems: list[DatasetError]) -> Iterator[Question]:
+    context = read_text(place, paragraph, "context")
+    for k, record in enumerate(_list(place, paragraph, "qas")):
+        with noting(problems):
+            yield _question(f"{place}, qas[{k}]", context, record)
+
+
+def _hub_questions(source: str, rows: Any, skipped: list[DatasetError] | None) -> list[Question]:
+    problems: list[DatasetError] = []
+    return _judge(source, _row_questions(source, rows, problems), problems, skipped)
+
+
+def _row_questions(source: str, rows: Any, problems: list[DatasetError]) -> Iterator[Question]:
+    for i, row in enumerate(rows):
+        with noting(problems):
+            place = f"{source}: row {i}"
+            columns = _get(place, row, "answers", dict, "an object")
+            pairs = zip(
+                _list(place, columns, "text"), _list(place, columns, "answer_start"), strict=False
+            )
+            answers = [{"text": text, "answer_start": start} for text, start in pairs]
+            context = read_text(place, row, "context")
+            yield _question(place, context, {**row, "answers": answers})
+
+
+def _question(place: str, context: str, record: Any) -> Question:
+    identity = read_text(place, record, "id")
+    place = f"{place} (id {show(identity)})"
+    text = read_text(place, record, "question")
+    found = _list(place, record, "answers")
+    if not found:
+        raise DatasetError(
+            f"{place}: has no answer",
+            hint=f"unanswerable questions belong to SQuAD v2.0; this job reads v1.1; {SKIP_HINT}",
+        )
+    return Question(identity, text, context, tuple(_answer(place, context, each) for each in found))
+
+
+def _answer(place: str, context: str, record: Any) -> Answer:
+    text = read_text(place, record, "text")
+    start = _get(place, record, "answer_start", int, "a whole number")
+    if isinstance(start, bool) or start < 0 or context[start : start + len(text)] != text:
+        elsewhere = context.find(text)
+        there = f"it is at {elsewhere}" if elsewhere >= 0 else "it is not in the context"
+        raise DatasetError(
+            f"{place}: answer_start {_number(start)} does not point at {show(text)}: {there}"
+        )
+    return Answer(text, start)
+
+
+def _number(value: int) -> str:
+    # Python refuses to print integers of thousands of digits.
+    return str(value) if abs(value) < 10**18 else "beyond all texts"
+
+
+def _get(place: str, record: Any, key: str, kind: type, wanted: str) -> Any:
+    if not isinstance(record, dict):
+        raise DatasetError(f"{place}: is not an object with {key!r}")
+    if key not in record:
+        raise DatasetError(f"{place}: has no {key!r}", hint=_layout_hint(record, key))
+    if not isinstance(record[key], kind):
+        raise DatasetError(f"{place}: {key!r} is not {wanted}")
+    return record[key]
+
+
+def _layout_hint(record: dict[str, Any], key: str) -> str | None:
+    if key in ("data", "paragraphs") and "context" in record:
+        return "SQuAD nests data, paragraphs, and qas; this looks like a table row"
+    return None
+
+
+def _list(place: str, record: Any, key: str) -> list[Any]:
+    found: list[Any] = _get(place, record, key, list, "a list")
+    return found
+
+
+def read_text(place: str, record: Any, key: str) -> str:
+    """Return a text, which must not be empty. Raises :class:`DatasetError`."""
+    return require_text(_get(place, record, key, str, "a text"), f"{place}: {key!r}")
+
+
+def require_short_questions(source: str, questions: Sequence[Question], max_length: int) -> None:
+    """Raise :class:`DatasetError` for a question that is too long for any tokenizer.
+
+    A word is at least one token; the laptop, which has no tokenizer, checks this.
+    """
+    problems = [
+        DatasetError(
+            f"{source}: question {show(question.id)} has {words} words, which leave no room for "
+            f"its passage in windows of {max_length} tokens",
+            hint=f"raise --max-length, or {SKIP_HINT}",
+        )
+        for question in questions
+        if (words := len(question.text.split())) >= max_length
+    ]
+    if problems:
+        raise refusal(problems)
+
+
+def all_texts(questions: Sequence[Question]) -> Iterator[str]:
+    """Return every passage once, then every question, to train a tokenizer on."""
+    passages = dict.fromkeys(question.context for question in questions)
+    return chain(passages, (question.text for question in questions))

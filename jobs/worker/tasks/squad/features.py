@@ -1,0 +1,240 @@
+"""Features: questions as token windows, with the places of their tokens in the text.
+
+A passage longer than a window gives several features, which overlap by ``stride`` tokens. A *sample*, in
+all figures of this job, is one feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...data.records import refusal
+from ...data.tokens import Column, Ints, Longs, Template, Tokens, encode, read_template
+from ...runtime.errors import DatasetError
+from .dataset import Question
+
+
+class Texts(NamedTuple):
+    """A data set's texts: every passage once, every question, and each question's passage."""
+
+    passages: list[str]
+    questions: list[str]
+    passage_of: Longs
+
+    @property
+    def columns(self) -> tuple[Column, Column]:
+        """What to tokenize for :class:`Encoded`."""
+        return Column(self.passages, offsets=True), Column(self.questions)
+
+
+class Encoded(NamedTuple):
+    """The tokens of :class:`Texts`; those of passages have offsets."""
+
+    passages: Tokens
+    questions: Tokens
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One window over one question's passage; every array is as long as the window.
+
+    ``offsets`` has shape (tokens, 2): the characters of the passage that a token covers, or -1 for other
+    tokens. ``start`` and ``end`` are the answer's first and last token, or both 0 (the [CLS] token) if
+    the answer is not completely inside this window.
+    """
+
+    question: int
+    inputs: Mapping[str, Ints]
+    offsets: Ints
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+class Windows(NamedTuple):
+    """All windows of a data set, one entry of each array per window.
+
+    ``question`` is the question's index; ``first`` is the window's first passage token among the tokens
+    of all passages, ``width`` the number of passage tokens, ``front`` the number of tokens before them.
+    ``start`` and ``end`` are those of :class:`Feature`.
+    """
+
+    question: Longs
+    first: Longs
+    width: Longs
+    front: Longs
+    start: Longs
+    end: Longs
+
+    def take(self, chosen: Any) -> Windows:
+        """Return some of them, by a slice or an array of indices."""
+        return Windows(*(column[chosen] for column in self))
+
+
+@dataclass(frozen=True)
+class Features(Sequence[Feature]):
+    """Windows that are assembled on access, from their texts' tokens.
+
+    They take less than half the memory of an object per window (``benchmarks.tokenize``): a passage with
+    a thousand questions is stored once.
+    """
+
+    encoded: Encoded
+    template: Template
+    windows: Windows
+
+    def __len__(self) -> int:
+        return len(self.windows.question)
+
+    @overload
+    def __getitem__(self, index: int) -> Feature: ...
+    @overload
+    def __getitem__(self, index: slice) -> Features: ...
+    def __getitem__(self, index: int | slice) -> Feature | Features:
+        if isinstance(index, slice):
+            return self.take(index)
+        question, first, width, front, start, end = (int(column[index]) for column in self.windows)
+        passages, questions = self.encoded
+        begin, stop = questions.bounds[question : question + 2]
+        asked, read = questions.ids[begin:stop], passages.ids[first : first + width]
+        offsets = np.full((front + width + len(self.template.suffix), 2), -1, dtype=np.int32)
+        offsets[front : front + width] = passages.offsets[first : first + width]
+        return Feature(question, self.template.join(asked, read), offsets, start, end)
+
+    def __iter__(self) -> Iterator[Feature]:
+        return (self[index] for index in range(len(self)))
+
+    def take(self, chosen: slice | NDArray[np.int64]) -> Features:
+        """Return some of them, over the same tokens."""
+        return Features(self.encoded, self.template, self.windows.take(chosen))
+
+    @property
+    def lengths(self) -> Ints:
+        """Every window's number of tokens, with special tokens."""
+        windows = self.windows
+        return (windows.front + windows.width + len(self.template.suffix)).astype(np.int32)
+
+    def digest(self) -> str:
+        """Return a digest of the windows in their order: the data may change while its path does not."""
+        found = blake2b(digest_size=16)
+        for feature in self:
+            found.update(feature.inputs["input_ids"].tobytes())
+            found.update(f"{feature.start} {feature.end};".encode())
+        return found.hexdigest()
+
+
+def collect_texts(questions: Sequence[Question]) -> Texts:
+    """Return the texts to tokenize, in the questions' order."""
+    numbers: dict[str, int] = {}
+    owners = [numbers.setdefault(question.context, len(numbers)) for question in questions]
+    # Some questions begin with many blanks, which some tokenizers would keep.
+    asked = [question.text.strip() for question in questions]
+    return Texts(list(numbers), asked, np.array(owners, dtype=np.int64))
+
+
+def build_features(
+    questions: Sequence[Question],
+    tokenizer: Any,
+    max_length: int,
+    stride: int,
+    skipped: list[DatasetError] | None = None,
+) -> Features:
+    """Return all windows of all questions, in order. Raises :class:`DatasetError`.
+
+    A question that leaves no room for its passage is an error; with a list ``skipped``, it is left out
+    and added to the list.
+    """
+    texts = collect_texts(questions)
+    encoded = Encoded(*encode(texts.columns, tokenizer))
+    return cut_windows(questions, texts, encoded, tokenizer, (max_length, stride), skipped)
+
+
+def cut_windows(
+    questions: Sequence[Question],
+    texts: Texts,
+    encoded: Encoded,
+    tokenizer: Any,
+    size: tuple[int, int],
+    skipped: list[DatasetError] | None = None,
+) -> Features:
+    """As :func:`build_features`, from existing tokens; ``size`` is (max_length, stride)."""
+    template = read_template(tokenizer)
+    max_length, stride = size
+    asked = encoded.questions.counts
+    passages = encoded.passages.counts[texts.passage_of]
+    room = max_length - template.specials - asked
+    fits = passages <= room
+    # Windows that overlap by ``stride`` tokens must be wider to advance.
+    able = fits | (room > stride)
+    if not able.all():
+        _leave_out(questions, np.flatnonzero(~able), asked, size, skipped)
+    step = np.maximum(room - stride, 1)
+    pieces = np.where(fits, 1, -(-(passages - room) // step) + 1) * able
+    owner = np.repeat(np.arange(len(questions)), pieces)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    skip = number * step[owner]
+    width = np.minimum(passages[owner] - skip, room[owner])
+    front = len(template.prefix) + asked[owner] + len(template.middle)
+    begin = encoded.passages.bounds[texts.passage_of]
+    first, last = (side[owner] for side in _answer_tokens(questions, texts, encoded))
+    # The answer must be completely in the window; one without tokens has last < first.
+    whole = (first >= skip) & (last < skip + width) & (first <= last)
+    start, end = (np.where(whole, side - skip + front, 0) for side in (first, last))
+    windows = Windows(owner, begin[owner] + skip, width, front, start, end)
+    return Features(encoded, template, windows)
+
+
+def _leave_out(
+    questions: Sequence[Question],
+    bad: Longs,
+    asked: Longs,
+    size: tuple[int, int],
+    skipped: list[DatasetError] | None,
+) -> None:
+    max_length, stride = size
+    problems = [
+        DatasetError(
+            f"question {questions[index].id!r}: its {asked[index]} tokens leave no room for its "
+            f"passage in windows of {max_length} tokens that overlap by {stride}",
+            hint="raise --max-length, lower --stride, or use --skip-bad-records",
+        )
+        for index in bad
+    ]
+    if skipped is None or len(problems) == len(questions):
+        raise refusal(problems)
+    skipped += problems
+
+
+def _answer_tokens(
+    questions: Sequence[Question], texts: Texts, encoded: Encoded
+) -> tuple[Longs, Longs]:
+    """Return the first and last token of every question's first answer, within its passage.
+
+    Characters are numbered across all passages, so that one search through all tokens finds them.
+    """
+    passages = encoded.passages
+    sizes = np.array([len(text) + 1 for text in texts.passages], dtype=np.int64)
+    shift = np.cumsum(sizes) - sizes
+    of_token = np.repeat(shift, passages.counts)
+    begins, ends = passages.offsets[:, 0] + of_token, passages.offsets[:, 1] + of_token
+    spans = np.array([_bare(question) for question in questions], dtype=np.int64).reshape(-1, 2)
+    spans += shift[texts.passage_of][:, None]
+    first = np.searchsorted(ends, spans[:, 0], side="right")
+    last = np.searchsorted(begins, spans[:, 1], side="left") - 1
+    bounds = passages.bounds[texts.passage_of]
+    return first - bounds, last - bounds
+
+
+def _bare(question: Question) -> tuple[int, int]:
+    """Return the first answer's characters, without surrounding blanks."""
+    answer = question.answers[0]
+    begin = answer.start + len(answer.text) - len(answer.text.lstrip())
+    return begin, begin + len(answer.text.strip())

@@ -1,0 +1,1 @@
+"""The training engine: everything about training that no task changes."""

@@ -1,0 +1,167 @@
+"""Batches: the samples that each rank computes in each step, and their tensors.
+
+Every rank calls these functions with the same arguments except its rank, and gets as many batches, of the
+same sizes, as the others: a rank with one more step would wait forever.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..data.tokens import Ints
+from .state import TrainContext
+from .task import Loaded, Samples, Task
+
+Indices = NDArray[np.int64]
+
+GROUP = 50
+"""Global batches among which samples are sorted by length. More means less padding, less random."""
+ALIGN = 8
+"""Batches are padded to a multiple of this many tokens, so that oneDNN sees few shapes."""
+
+
+def steps_per_epoch(count: int, batch_size: int, ranks: int) -> int:
+    """Return the number of batches in one epoch of :func:`epoch_batches`."""
+    return -(-_share(count, ranks) // batch_size)
+
+
+def epoch_batches(
+    lengths: Ints, batch_size: int, rank: int, ranks: int, seed: tuple[int, ...]
+) -> list[Indices]:
+    """Return one rank's batches of one epoch, as indices; see :func:`global_batches`."""
+    return [batch[rank::ranks] for batch in global_batches(lengths, batch_size, ranks, seed)]
+
+
+def global_batches(
+    lengths: Ints, batch_size: int, ranks: int, seed: tuple[int, ...]
+) -> list[Indices]:
+    """Return all ranks' batches of one epoch, as indices: random, but of similar length in a batch.
+
+    The ranks' batches of a step are dealt from samples of similar length, so that no rank waits long
+    for another. If the samples don't divide evenly, the first ones come twice.
+    """
+    random = np.random.default_rng(seed)
+    order = np.resize(random.permutation(len(lengths)), _share(len(lengths), ranks) * ranks)
+    step = batch_size * ranks
+    pieces = []
+    for first in range(0, len(order), step * GROUP):
+        group = order[first : first + step * GROUP]
+        group = group[np.argsort(-lengths[group], kind="stable")]
+        pieces += [group[begin : begin + step] for begin in range(0, len(group), step)]
+    return [pieces[index] for index in random.permutation(len(pieces))]
+
+
+def _share(count: int, ranks: int) -> int:
+    """Return the samples per rank and epoch, the same for all ranks."""
+    return -(-count // ranks)
+
+
+def pad_inputs(samples: Sequence[Any], pad_token: int) -> dict[str, torch.Tensor]:
+    """Return the samples' ``inputs`` for a model, shape (samples, tokens), padded at the end."""
+    width = padded_width(samples)
+    shape = (len(samples), width)
+    batch = {name: np.zeros(shape, dtype=np.int64) for name in samples[0].inputs}
+    batch["input_ids"].fill(pad_token)
+    batch["attention_mask"] = np.zeros(shape, dtype=np.int64)
+    for row, sample in enumerate(samples):
+        batch["attention_mask"][row, : len(sample)] = 1
+        for name, values in sample.inputs.items():
+            batch[name][row, : len(sample)] = values
+    return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+
+def padded_width(samples: Sequence[Any]) -> int:
+    """Return the number of tokens of the longest sample, aligned."""
+    return -(-max(map(len, samples)) // ALIGN) * ALIGN
+
+
+def trim(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a batch, or some rows of one, without the padding that none of its rows needs."""
+    if "attention_mask" not in tensors:
+        return tensors
+    shape = tensors["attention_mask"].shape
+    longest = int(tensors["attention_mask"].sum(dim=1).max())
+    width = -(-longest // ALIGN) * ALIGN
+    return {
+        # Whole numbers: a row of probabilities may be as long as a text.
+        name: each[:, :width] if each.shape == shape and not each.is_floating_point() else each
+        for name, each in tensors.items()
+    }
+
+
+class SampleList(list[Any]):
+    """A few samples as :class:`.task.Samples`."""
+
+    @property
+    def lengths(self) -> Ints:
+        """Every sample's ``len``."""
+        return np.array([len(each) for each in self], dtype=np.int32)
+
+    def digest(self) -> str:
+        """Return a digest of the pickled samples."""
+        return blake2b(pickle.dumps(list(self), protocol=4), digest_size=16).hexdigest()
+
+
+class StepBatch(NamedTuple):
+    """One rank's part of a step: its tensors, and how much each of its samples counts in the loss.
+
+    ``total`` is the weight of all ranks' samples. ``tokens`` are this rank's, ``padded`` with padding.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    weights: Sequence[int]
+    total: int
+    tokens: int
+    padded: int
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def split(self, parts: int) -> list[tuple[dict[str, torch.Tensor], int]]:
+        """Return at most ``parts`` parts and their weights, each as narrow as its longest sample allows."""
+        if parts == 1:
+            return [(self.tensors, sum(self.weights))]
+        rows = -(-len(self) // parts)
+        columns = {name: torch.split(values, rows) for name, values in self.tensors.items()}
+        return [
+            (
+                trim({name: each[number] for name, each in columns.items()}),
+                sum(self.weights[first : first + rows]),
+            )
+            for number, first in enumerate(range(0, len(self), rows))
+        ]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A task's run on this rank: what its steps are computed from."""
+
+    context: TrainContext
+    task: Task[Any]
+    loaded: Loaded
+    samples: Samples
+
+    @cached_property
+    def _weights(self) -> Indices:
+        found = self.task.weights(self.samples)
+        return np.ones(len(self.samples), dtype=np.int64) if found is None else found
+
+    def batch(self, chosen: Indices) -> StepBatch:
+        """Return this rank's part of a step; ``chosen`` are the samples of all ranks."""
+        ranks = self.context.ranks
+        own = chosen[ranks.rank :: ranks.size]
+        tensors = self.task.collate([self.samples[int(index)] for index in own], self.loaded)
+        tokens = int(self.samples.lengths[own].sum())
+        mask = tensors.get("attention_mask")
+        padded = tokens if mask is None else mask.numel()
+        weights = [int(each) for each in self._weights[own]]
+        return StepBatch(tensors, weights, int(self._weights[chosen].sum()), tokens, padded)

@@ -1,0 +1,276 @@
+"""Checkpoints: a run's state on rank 0's disk, which ``--resume`` continues bit for bit.
+
+checkpoints/step-000123/
+    state.pt         weights, the optimizer's state, every rank's random state
+    checkpoint.json  :class:`Checkpoint`
+
+A folder is written under a temporary name, synced to the disk, and then renamed, so that every checkpoint
+is complete. Only rank 0 has them: after a machine was replaced, its ranks get everything from rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..runtime.errors import CheckpointError, first_line
+from ..runtime.output import CHECKPOINTS
+from ..runtime.ranks import Ranks
+from .options import ANY_RUN, BEFORE, MAY_CHANGE, TrainOptions, flag
+from .state import (
+    State,
+    TrainingProgress,
+    random_state,
+    set_random_state,
+    share_tensors,
+)
+from .task import Samples
+
+_NAME = re.compile(r"step-(\d{6,})")
+_PARTIAL = ".partial"
+EVERY_SECONDS = 600.0
+"""A machine that fails costs at most this much training, on average half of it."""
+MOST_SHARE = 0.02
+"""Writing takes at most this share of the time, however slow the disk is."""
+WORTH_SECONDS = 60.0
+"""After the last step, a checkpoint is written if the last one is older: evaluation may be interrupted."""
+
+
+class RunIdentity(NamedTuple):
+    """What defines a run: if any of it changed, the run can't be resumed."""
+
+    world_size: int
+    dtype: str
+    features: str
+    """A digest of the training samples; only on rank 0."""
+    options: dict[str, Any]
+    ground: Mapping[str, str]
+    """What the last bit of the results depends on. A change is reported, not refused."""
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> RunIdentity:
+        """Restore the result of ``_asdict`` from JSON."""
+        return RunIdentity(
+            world_size=int(content["world_size"]),
+            dtype=str(content["dtype"]),
+            features=str(content["features"]),
+            options=dict(**content["options"]),
+            ground=dict(**content.get("ground", {})),
+        )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint, without its tensors."""
+
+    identity: RunIdentity
+    progress: TrainingProgress
+
+
+@dataclass
+class CheckpointTimer:
+    """Decides when to save: every N steps or, if ``every`` is ``None``, by rank 0's clock."""
+
+    every: int | None
+    clock: Callable[[], float] = time.monotonic
+    _since: float | None = None
+    _cost: float = 0.0
+
+    def by_step(self, step: int, *, last: bool) -> bool:
+        """Return whether one is due after this step; the same on every rank."""
+        return self.every is not None and (last or step % self.every == 0)
+
+    def by_time(self, *, last: bool) -> bool:
+        """Return whether one is due now, by this rank's clock."""
+        now = self.clock()
+        self._since = now if self._since is None else self._since
+        if self.every is not None:
+            return False
+        least = self._cost / MOST_SHARE
+        return now - self._since >= max(WORTH_SECONDS if last else EVERY_SECONDS, least)
+
+    def saved(self, seconds: float) -> None:
+        """Record a checkpoint and the time that it took."""
+        self._since, self._cost = self.clock(), seconds
+
+
+def identify(
+    options: TrainOptions,
+    ranks: Ranks,
+    dtype: str,
+    samples: Samples,
+    ground: Mapping[str, str],
+) -> RunIdentity:
+    """Return this run's identity."""
+    known = {k: v for k, v in asdict(options).items() if k not in ANY_RUN}
+    # Only rank 0 compares; a digest of 88,000 samples takes a second.
+    return RunIdentity(ranks.planned, dtype, samples.digest() if ranks.first else "", known, ground)
+
+
+def save_checkpoint(output: Path, checkpoint: Checkpoint, state: State, ranks: Ranks) -> str:
+    """Write a checkpoint of all ranks to the disk, and return its name on every rank.
+
+    Raises :class:`CheckpointError` on every rank if it can't be written.
+    """
+    randoms = ranks.gather(random_state())
+    target, trouble = output / CHECKPOINTS / f"step-{checkpoint.progress.step:06d}", ""
+    if ranks.first:
+        try:
+            _write(target, checkpoint, state, randoms)
+        except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
+            shutil.rmtree(_partial_path(target), ignore_errors=True)
+            trouble = f"checkpoint {target} can't be written: {first_line(error)}"
+    trouble = ranks.share(trouble)
+    if trouble:
+        raise CheckpointError(
+            trouble,
+            hint="free disk space, or use --keep-checkpoints 1; earlier checkpoints, if any, are kept",
+        )
+    return target.name
+
+
+def _partial_path(target: Path) -> Path:
+    """Return where a checkpoint is while it is written or removed."""
+    return target.with_name(target.name + _PARTIAL)
+
+
+def _write(target: Path, checkpoint: Checkpoint, state: State, randoms: list[Any]) -> None:
+    partial = _partial_path(target)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    tensors = {
+        "model": state.model.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "random": randoms,
+    }
+    with (partial / "state.pt").open("wb") as file:
+        torch.save(tensors, file)
+        _to_disk(file.fileno())
+    with (partial / "checkpoint.json").open("w", encoding="utf-8") as text:
+        content = {
+            "identity": checkpoint.identity._asdict(),
+            "progress": asdict(checkpoint.progress),
+        }
+        json.dump(content, text, indent=1)
+        text.flush()
+        _to_disk(text.fileno())
+    _folder_to_disk(partial)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    _folder_to_disk(target.parent)
+
+
+def _to_disk(descriptor: int) -> None:
+    os.fsync(descriptor)
+
+
+def _folder_to_disk(folder: Path) -> None:
+    """Sync a folder, which holds the names of its files."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _to_disk(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def list_checkpoints(output: Path) -> list[Path]:
+    """Return the complete checkpoints, oldest first."""
+    found = [path for path in (output / CHECKPOINTS).glob("step-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def prune(output: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints, and unfinished ones."""
+    for path in list_checkpoints(output)[:-keep]:
+        # Renamed first: an interrupted removal must not leave half a checkpoint.
+        gone = path.rename(_partial_path(path))
+        shutil.rmtree(gone, ignore_errors=True)
+    for path in (output / CHECKPOINTS).glob(f"*{_PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Return a checkpoint's description. Raises :class:`CheckpointError`."""
+    try:
+        content = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        identity = RunIdentity.from_dict(content["identity"])
+        return Checkpoint(identity, TrainingProgress.from_dict(content["progress"]))
+    # A damaged file can raise anything.
+    except Exception as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {folder} can't be read: {first_line(error)}",
+        hint="remove that folder to use the checkpoint before it",
+    )
+
+
+def require_same(saved: RunIdentity, now: RunIdentity, defaults: TrainOptions) -> list[str]:
+    """Return the permitted changes, such as ``--learning-rate 1e-05 (it was 5e-05)``.
+
+    An option that the checkpoint does not know had its value of ``defaults``.
+
+    Raises :class:`CheckpointError`, naming the differences, if the run can't be resumed.
+    """
+    if saved.world_size != now.world_size:
+        raise CheckpointError(
+            f"the checkpoint has {saved.world_size} ranks, this run {now.world_size}",
+            hint=f"resume with {saved.world_size} ranks, or start over without --resume",
+        )
+    then = {**asdict(defaults), **BEFORE, **saved.options}
+    changed = {
+        name: f"{flag(name)} {now.options.get(name)} (it was {then.get(name)})"
+        for name in sorted({*saved.options, *now.options})
+        if then.get(name) != now.options.get(name)
+    }
+    if refused := [text for name, text in changed.items() if name not in MAY_CHANGE]:
+        raise CheckpointError(
+            f"a run can't be resumed with other options: {', '.join(refused)}",
+            hint="resume with the original options, or start over without --resume",
+        )
+    if saved.features != now.features:
+        raise CheckpointError(
+            "the training data has changed since the run began",
+            hint="use the original data, or start over without --resume",
+        )
+    permitted = list(changed.values())
+    if saved.dtype != now.dtype:
+        permitted.append(f"arithmetic in {now.dtype} (it was {saved.dtype})")
+    both = saved.ground.keys() & now.ground.keys()
+    changes = sorted(name for name in both if saved.ground[name] != now.ground[name])
+    permitted += [f"{name} {now.ground[name]} (it was {saved.ground[name]})" for name in changes]
+    return permitted
+
+
+def load_state(folder: Path | None, state: State, ranks: Ranks) -> None:
+    """Load rank 0's checkpoint ``folder`` into every rank's model, optimizer, and random state.
+
+    Raises :class:`CheckpointError` on rank 0.
+    """
+    read = None if folder is None else _read_state(folder)
+    tensors = share_tensors(read, ranks)
+    state.model.load_state_dict(tensors["model"])
+    state.optimizer.load_state_dict(tensors["optimizer"])
+    # A rank that was not there when an elastic run saved it keeps its own.
+    if ranks.rank < len(tensors["random"]):
+        set_random_state(tensors["random"][ranks.rank])
+
+
+def _read_state(folder: Path) -> Any:
+    try:
+        tensors = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+        return {name: tensors[name] for name in ("model", "optimizer", "random")}
+    # Unpickling a file that is no checkpoint can raise anything.
+    except Exception as error:
+        raise _unreadable(folder, error) from error

@@ -1,0 +1,91 @@
+"""Evaluation: a model's outputs for every sample of a data set, by all ranks together.
+
+The batches do not depend on the number of ranks, so many ranks give the same outputs as one. (Ranks with
+different numbers of threads may round differently.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ..data.tokens import Ints, Longs
+from ..runtime.ranks import Ranks
+from .batches import pad_inputs
+from .task import Loaded, Samples
+
+BATCH_TOKENS = 4096
+"""Tokens of a batch, with padding: enough to keep a processor busy, with few logits at a time."""
+TALK_SECONDS = 60.0
+"""Time between two messages in which the ranks report whether they are done."""
+FEWEST_BATCHES = 64
+"""Small data is cut into at least this many batches, so that many ranks share it evenly."""
+
+Output = TypeVar("Output")
+
+
+def compute_together(
+    ranks: Ranks, lengths: Ints, compute: Callable[[Sequence[Longs]], Iterator[Output]]
+) -> list[Output]:
+    """Return what ``compute`` yields for every batch of the samples, of all ranks, in any order.
+
+    Each rank calls it with its own batches, which are indices of samples.
+    """
+    own = compute(deal_batches(plan_batches(lengths), lengths, ranks.size)[ranks.rank])
+    parts = list[Output]()
+    # A rank that is done must not wait for longer than ranks.TIMEOUT without a message.
+    done = False
+    while not all(ranks.gather(done)):
+        until = time.monotonic() + TALK_SECONDS
+        while not done and time.monotonic() < until:
+            try:
+                parts.append(next(own))
+            except StopIteration:
+                done = True
+    return [part for share in ranks.gather(parts) for part in share]
+
+
+def plan_batches(lengths: Ints) -> list[Longs]:
+    """Return all samples, as indices, in batches of similar length, the longest first."""
+    sizes = lengths.astype(np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    if not len(order):
+        return []
+    budget = min(BATCH_TOKENS, max(int(sizes.sum()) // FEWEST_BATCHES, int(sizes.max())))
+    batches, first = [], 0
+    while first < len(order):
+        # The first one is the longest: its length is the batch's width.
+        count = max(1, budget // int(sizes[order[first]]))
+        batches.append(order[first : first + count])
+        first += count
+    return batches
+
+
+def deal_batches(batches: Sequence[Longs], lengths: Ints, ranks: int) -> list[list[Longs]]:
+    """Return every rank's batches. Each batch goes to the rank with the fewest tokens so far."""
+    loads = [0] * ranks
+    shares: list[list[Longs]] = [[] for _ in range(ranks)]
+    for batch in batches:
+        rank = loads.index(min(loads))
+        loads[rank] += int(lengths[batch].max()) * len(batch)
+        shares[rank].append(batch)
+    return shares
+
+
+def run_batches(
+    loaded: Loaded,
+    samples: Samples,
+    batches: Sequence[Longs],
+    autocast: AbstractContextManager[Any],
+) -> Iterator[tuple[Longs, Any]]:
+    """Yield each batch with the model's output, for samples whose ``inputs`` are tokens."""
+    loaded.model.eval()
+    with torch.inference_mode(), autocast:
+        for chosen in batches:
+            rows = [samples[int(index)] for index in chosen]
+            yield chosen, loaded.model(**pad_inputs(rows, loaded.pad_token))

@@ -1,0 +1,271 @@
+"""Training loop: steps, divergence checks, checkpoints, resume.
+
+An interrupted run takes the same steps, bit for bit, as one without interruption: batches and rates follow
+from the step's number, and everything else is in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ..fast.compilation import count_compiled, plain_layers
+from ..runtime.errors import CheckpointError, TrainingError
+from ..runtime.metrics import StepFigures
+from ..runtime.steps import StepReporter
+from .batches import TrainingRun
+from .checkpoints import (
+    Checkpoint,
+    CheckpointTimer,
+    identify,
+    list_checkpoints,
+    load_state,
+    prune,
+    read_checkpoint,
+    require_same,
+    save_checkpoint,
+)
+from .optimizer_step import Step, count_parts, prepare, take_step
+from .schedule import Schedule, batches, plan_schedule
+from .state import State, TrainContext, TrainingProgress
+
+CURVE_POINTS = 500
+"""Approximate number of points in the loss curve, whatever the number of steps."""
+
+
+@dataclass
+class Loop:
+    """One rank's training between two steps."""
+
+    run: TrainingRun
+    schedule: Schedule
+    state: State
+    trained: Any
+    """The model as all ranks train it together."""
+    checkpoint: Checkpoint
+    timer: CheckpointTimer
+    highest_rate: float
+    kept: str = ""
+    """The newest checkpoint's name; the same on every rank."""
+
+    @property
+    def context(self) -> TrainContext:
+        return self.run.context
+
+    @property
+    def progress(self) -> TrainingProgress:
+        return self.checkpoint.progress
+
+
+def train(run: TrainingRun) -> TrainingProgress:
+    """Train the loaded model in place on all ranks.
+
+    Raises :class:`TrainingError` if the loss diverges, :class:`CheckpointError` if the run can't be
+    resumed, and :class:`StoppedError` after a SIGTERM.
+    """
+    context, model = run.context, run.loaded.model
+    options, ranks = context.options, context.ranks
+    schedule = plan_schedule(options, len(run.samples), ranks.planned)
+    _note_fewer_ranks(context)
+    torch.manual_seed(options.seed + ranks.rank)  # other dropout on each rank
+    trained, optimizer = prepare(run, schedule.total)
+    ground = {
+        "torch": str(torch.__version__),
+        "transformers": version("transformers"),
+        "backend": ranks.backend,
+        "threads per rank": str(torch.get_num_threads()),
+        "compiled layers": str(count_compiled(model)),
+    }
+    identity = identify(options, ranks, context.precision.dtype, run.samples, ground)
+    loop = Loop(
+        run,
+        schedule,
+        State(model, optimizer),
+        trained,
+        Checkpoint(identity, TrainingProgress()),
+        CheckpointTimer(options.checkpoint_every),
+        optimizer.param_groups[0]["lr"],
+    )
+    if options.resume:
+        _resume(loop)
+    _take_steps(loop)
+    plain_layers(model)
+    return loop.progress
+
+
+def _note_fewer_ranks(context: TrainContext) -> None:
+    ranks = context.ranks
+    if ranks.size == ranks.planned:
+        return
+    samples = context.options.batch_size * ranks.planned
+    least, rest = divmod(samples, ranks.size)
+    each = f"{least} or {least + 1}" if rest else f"{least}"
+    uneven = ", which does not divide evenly" if rest else ""
+    parts = count_parts(context.options, least + bool(rest))
+    context.events.note(
+        f"{ranks.size} of {ranks.planned} planned ranks: the same {samples} features per step, {each} on "
+        f"each rank in {parts} parts{uneven}"
+    )
+
+
+def _resume(loop: Loop) -> None:
+    """Load rank 0's newest checkpoint; without one, training starts over."""
+    context, ranks = loop.context, loop.context.ranks
+    found = list_checkpoints(context.output) if ranks.first else []
+    newest = found[-1] if found else None
+    saved = read_checkpoint(newest) if newest else None
+    defaults = type(context.options)()
+    changes = require_same(saved.identity, loop.checkpoint.identity, defaults) if saved else []
+    saved = ranks.share(saved)
+    if saved is None:
+        context.events.note(f"no checkpoint in {context.output}: training starts over")
+        return
+    _warm_up(loop)
+    load_state(newest, loop.state, ranks)
+    loop.checkpoint = Checkpoint(loop.checkpoint.identity, saved.progress)
+    progress = loop.progress
+    if progress.step > loop.schedule.total:
+        raise CheckpointError(
+            f"the checkpoint is at step {progress.step}, and the run has only {loop.schedule.total} steps",
+            hint="raise --epochs or --max-steps to at least the original value",
+        )
+    progress.resumed.append((progress.step, progress.seconds))
+    loop.kept = ranks.share(newest.name if newest else "")
+    # The interrupted run may have ended between its last checkpoint and the removal of an older one.
+    _prune(loop)
+    context.events.emit("resumed", step=progress.step, total=loop.schedule.total)
+    if changes:
+        context.events.note(
+            f"resumed with {', '.join(changes)}: results will differ from the original run's"
+        )
+
+
+def _warm_up(loop: Loop) -> None:
+    """Take a step whose result is discarded.
+
+    After its first step, DDP rearranges the gradients, which decides the last bit of a sum over three or
+    more ranks.
+    """
+    run = loop.run
+    chosen = next(batches(loop.context, run.samples.lengths, loop.schedule))
+    take_step(run, loop.trained, loop.state.optimizer, run.batch(chosen))
+
+
+def _take_steps(loop: Loop) -> None:
+    run, schedule, progress = loop.run, loop.schedule, loop.progress
+    # Skipped rather than computed differently: the same batches by construction.
+    steps = batches(run.context, run.samples.lengths, schedule)
+    rest = islice(steps, progress.step, None)
+    with run.context.report_steps(
+        schedule.total,
+        schedule.per_epoch,
+        done=progress.step,
+        samples=progress.samples,
+        tokens=progress.tokens,
+    ) as reporter:
+        begin = time.perf_counter() - progress.seconds
+        ended = time.perf_counter()
+        for number, chosen in enumerate(rest, start=progress.step + 1):
+            rate = _set_rate(loop, number)
+            batch = run.batch(chosen)
+            fetched = time.perf_counter()
+            step = take_step(run, loop.trained, loop.state.optimizer, batch)
+            seconds = {"data": fetched - ended, **step.seconds}
+            ended = time.perf_counter()
+            progress.step, progress.seconds = number, ended - begin
+            figures = StepFigures(
+                number,
+                progress.seconds,
+                step.loss,
+                rate,
+                len(batch),
+                batch.tokens,
+                batch.padded,
+                seconds,
+            )
+            _check_loss(loop, step)
+            _after_step(loop, reporter, figures)
+            ended = time.perf_counter()  # the time of a checkpoint is not that of data
+
+
+def _set_rate(loop: Loop, number: int) -> float:
+    """Set the optimizer's learning rate for a step (from 1), and return it."""
+    rate: float = loop.highest_rate * loop.schedule.rate(number - 1)
+    for group in loop.state.optimizer.param_groups:
+        group["lr"] = rate
+    return rate
+
+
+def _check_loss(loop: Loop, step: Step) -> None:
+    """Record the loss. Raises :class:`TrainingError` if it is infinite or has diverged."""
+    progress, total = loop.progress, loop.schedule.total
+    if not math.isfinite(step.loss):
+        raise TrainingError(
+            f"the loss or its gradient became infinite at step {progress.step} of {total}",
+            hint="lower --learning-rate, or use --dtype fp32" + _resume_hint(loop),
+        )
+    watch = progress.watch
+    watch.see(step.loss)
+    if watch.diverged:
+        raise TrainingError(
+            f"the loss diverged: at step {progress.step} of {total} it is about {watch.level:.2f}, "
+            f"after {watch.best:.2f} at its best",
+            hint="lower --learning-rate, or raise --warmup-ratio" + _resume_hint(loop),
+        )
+    every = -(-total // CURVE_POINTS)
+    if progress.step % every == 0 or progress.step == total:
+        progress.curve.append((progress.step, round(step.loss, 5)))
+
+
+def _resume_hint(loop: Loop) -> str:
+    return f", with --resume from {loop.kept}, which is kept" if loop.kept else ""
+
+
+def _after_step(loop: Loop, reporter: StepReporter, figures: StepFigures) -> None:
+    """Report the step; then save a checkpoint or stop, if all ranks agree."""
+    progress, last = loop.progress, figures.step == loop.schedule.total
+    due = loop.timer.by_step(figures.step, last=last)
+    busy = sum(figures.seconds.values()) - figures.seconds.get("communication", 0.0)
+    agreed = reporter.take(figures, busy, talk=due, save=loop.timer.by_time(last=last))
+    progress.samples, progress.tokens = reporter.samples, reporter.tokens
+    # A checkpoint with a suspicious loss could displace the last good one.
+    save = (due or agreed.save) and not progress.watch.suspicious
+    name = _save(loop, reporter, must=agreed.stop) if agreed.stop or save else ""
+    if agreed.stop:
+        reporter.stop(name)
+
+
+def _prune(loop: Loop) -> None:
+    """Remove old checkpoints, unless the newest may be worth nothing."""
+    context = loop.context
+    if context.ranks.first and not loop.progress.watch.suspicious:
+        prune(context.output, context.options.keep_checkpoints)
+
+
+def _save(loop: Loop, reporter: StepReporter, *, must: bool) -> str:
+    """Save a checkpoint and return its name.
+
+    If that fails, training continues without it, unless the run ``must`` stop now.
+    """
+    context, progress = loop.context, loop.progress
+    begin = time.perf_counter()
+    reporter.metrics.flush()
+    try:
+        loop.kept = save_checkpoint(context.output, loop.checkpoint, loop.state, context.ranks)
+    except CheckpointError as error:
+        if must:
+            raise
+        loop.timer.saved(time.perf_counter() - begin)
+        context.events.note(f"warning: {error.message}; training continues without it")
+        return ""
+    _prune(loop)
+    took = time.perf_counter() - begin
+    loop.timer.saved(took)
+    context.events.emit("checkpoint", step=progress.step, name=loop.kept, seconds=round(took, 3))
+    return loop.kept

@@ -1,0 +1,203 @@
+"""One optimizer step on all ranks, and what is prepared once for all steps."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from ..fast.all_reduce import choose_all_reduce
+from ..fast.communication import Replica
+from ..fast.compilation import choose_compilation, compile_layers, why_no_compiler
+from ..fast.dropout import draw_seeds
+from ..runtime.errors import BackendError, first_line
+from .batches import StepBatch, TrainingRun
+from .options import TrainOptions
+from .state import TrainContext
+
+IPEX_MODULE = "intel_extension_for_pytorch"
+CLIP_NORM = 1.0
+
+
+class Step(NamedTuple):
+    """A finished step: the mean ``loss`` of all ranks, and this rank's seconds by activity.
+
+    ``forward``, ``backward``, ``communication`` (only the wait after the backward pass, during which most
+    of it runs), and ``optimizer`` (with clipping).
+    """
+
+    loss: float
+    seconds: dict[str, float]
+
+
+class StepTimer:
+    """Measures a step's activities, one after the other."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self.seconds = dict.fromkeys(("forward", "backward", "communication", "optimizer"), 0.0)
+
+    def lap(self, name: str, until: float | None = None) -> None:
+        """Add the time since the last lap, up to now or to ``until``, to that activity."""
+        now = time.perf_counter() if until is None else until
+        self.seconds[name] += now - self._last
+        self._last = now
+
+
+def load_ipex() -> Any:
+    """Return Intel Extension for PyTorch. Raises :class:`BackendError` if it can't be imported."""
+    try:
+        return importlib.import_module(IPEX_MODULE)
+    # If torch's version does not match, it raises OSError or SystemExit.
+    except (Exception, SystemExit) as error:
+        raise BackendError(
+            f"--ipex needs {IPEX_MODULE}: {first_line(error)}",
+            hint="use a stack that has it, or omit --ipex: torch uses AMX without it",
+        ) from error
+
+
+def prepare(run: TrainingRun, steps: int) -> tuple[Any, torch.optim.Optimizer]:
+    """Return the model as all ranks train it together, and its optimizer, for ``steps`` steps."""
+    context, model = run.context, run.loaded.model
+    options = context.options
+    model.train()
+    for parameter in find_idle(run):
+        # DistributedDataParallel would wait for gradients that never come.
+        parameter.requires_grad_(False)
+    # IPEX replaces the optimizer's step by its own.
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=options.highest_rate(context.ranks.planned),
+        weight_decay=0.0,
+        fused=not options.ipex,
+    )
+    if options.ipex:
+        model, optimizer = _optimize_with_ipex(model, optimizer, context.precision.dtype)
+    _compile(context, model, steps)
+    return share_gradients(context, model), optimizer
+
+
+def find_idle(run: TrainingRun) -> list[Any]:
+    """Return the model's parameters that do not affect the loss, such as XLNet's ``mask_emb``."""
+    model, state = run.loaded.model, torch.get_rng_state()
+    try:
+        sample = run.task.collate([run.samples[0]], run.loaded)
+        run.task.loss(model, sample).backward()  # type: ignore[no-untyped-call]
+        return [each for each in model.parameters() if each.requires_grad and each.grad is None]
+    # A model that fails on this sample will report why in training.
+    except Exception:
+        return []
+    finally:
+        model.zero_grad(set_to_none=True)
+        torch.set_rng_state(state)
+
+
+def share_gradients(context: TrainContext, model: Any) -> Any:
+    """Return the model with gradients averaged over all ranks, or unchanged if there is only one."""
+    if context.ranks.size == 1:
+        return model
+    wire = torch.bfloat16 if context.options.wire == "bf16" else torch.float32
+    return Replica(model, wire, context.ranks.control, choose_all_reduce(context.ranks))
+
+
+def _compile(context: TrainContext, model: Any, steps: int) -> None:
+    """Compile the model's layers if it pays, on all ranks or none: results would differ."""
+    ranks, note = context.ranks, context.events.note
+    options = context.options
+    chosen = choose_compilation(options.compile, context.precision.dtype, steps)
+    if not chosen.enabled or options.ipex:
+        reason = "IPEX optimizes the model itself" if chosen.enabled else chosen.reason
+        note(f"torch.compile is not used: {reason}")
+        return
+    troubles = ranks.gather(why_no_compiler())
+    wrong = [f"rank {rank}: {trouble}" for rank, trouble in enumerate(troubles) if trouble]
+    if wrong:
+        note(f"torch.compile is not used: {wrong[0]}")
+        return
+    count = compile_layers(model, shared=ranks.size > 1)
+    note(f"torch.compile, {count} layers: {chosen.reason}")
+
+
+def _optimize_with_ipex(model: Any, optimizer: Any, dtype: str) -> tuple[Any, Any]:
+    wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
+    try:
+        model, optimizer = load_ipex().optimize(
+            model, optimizer=optimizer, dtype=wanted, inplace=True
+        )
+    except AssertionError as error:  # the CPU lacks an instruction
+        raise BackendError(
+            f"--ipex can't train in {dtype} on this CPU: {first_line(error)}",
+            hint="use --dtype auto, or omit --ipex",
+        ) from error
+    return model, optimizer
+
+
+def take_step(
+    run: TrainingRun, model: Any, optimizer: torch.optim.Optimizer, batch: StepBatch
+) -> Step:
+    """Take one optimizer step. The loss is nan if the gradients are not finite on any rank.
+
+    All ranks see the same loss and gradients, so they stop together.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    watch = StepTimer()
+    loss = average_gradients(run, model, batch, watch)
+    healthy = _clip_and_update(model, optimizer, ipex=run.context.options.ipex)
+    watch.lap("optimizer")
+    mean = run.context.ranks.mean(loss) if healthy else math.nan
+    watch.lap("communication")
+    return Step(mean, watch.seconds)
+
+
+def _clip_and_update(model: Any, optimizer: torch.optim.Optimizer, *, ipex: bool) -> bool:
+    """Clip the gradients and change the weights; return whether the gradients were finite."""
+    if ipex:
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+    else:
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        # The fused step divides by it, as GradScaler asks it to: one pass over the gradients less.
+        optimizer.grad_scale = (norm / CLIP_NORM).clamp(min=1.0)  # type: ignore[attr-defined]
+    healthy = math.isfinite(float(norm))
+    if healthy:
+        optimizer.step()
+    return healthy
+
+
+def average_gradients(
+    run: TrainingRun, model: Any, batch: StepBatch, watch: StepTimer
+) -> torch.Tensor:
+    """Put the mean gradients of all ranks' samples in the model, and return this rank's part of the loss.
+
+    Every sample, or label, counts the same, also where the ranks have different numbers of them.
+    """
+    replica = model if isinstance(model, Replica) else None
+    words = batch.tensors.get("input_ids")
+    seen_words = replica.announce(words) if replica and words is not None else None
+    parts = batch.split(count_parts(run.context.options, len(batch)))
+    size, losses = run.context.ranks.size, []
+    for number, (tensors, weight) in enumerate(parts, start=1):
+        last = number == len(parts)
+        with replica.no_sync() if replica and not last else nullcontext():
+            draw_seeds(model)
+            with run.context.autocast():
+                # The ranks' gradients are averaged, not summed.
+                loss = run.task.loss(model, tensors) * (size * weight / batch.total)
+            watch.lap("forward")
+            loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach())
+        # After the last gradients, the backward pass waits for the network.
+        watch.lap("backward", until=replica.last_sent if replica and last else None)
+    if replica and seen_words:
+        replica.average_words(seen_words)
+    watch.lap("communication")
+    return torch.stack(losses).sum()
+
+
+def count_parts(options: TrainOptions, samples: int) -> int:
+    """Return into how many parts a batch is split: with more samples than planned, into more. Pure."""
+    return options.accumulate * -(-samples // options.batch_size)

@@ -1,0 +1,260 @@
+"""Options of a training run: one definition for the laptop and the ranks.
+
+The laptop builds a :class:`TrainOptions` and sends ``to_argv()``; every rank gets the same value back from
+:meth:`TrainOptions.parse`. A task adds options, or other defaults, in a subclass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Container, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+SCRATCH = "scratch"
+"""The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
+NO_CACHE = "none"
+"""The token cache's name for no cache."""
+ANY_RUN = frozenset(
+    {
+        "output",
+        "eval",
+        "token_cache",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "resume",
+        "trial_seconds",
+    }
+)
+"""Options that do not affect what is learned."""
+MAY_CHANGE = frozenset({"epochs", "max_steps", "learning_rate", "warmup_ratio", "dtype"})
+"""Options that do, but may change when a run is resumed, because the order of the data stays the same."""
+BEFORE = {"attention_dropout": True, "compile": "off", "wire": "fp32"}
+"""What runs did before these options existed, where it is not the default. Earlier checkpoints lack them."""
+BASE_RATE, BASE_BATCH = 5e-5, 16
+"""The default learning rate, and the samples per step (of all ranks) for which it is meant."""
+
+Own = TypeVar("Own", bound="TrainOptions")
+
+
+class Range(NamedTuple):
+    """The values that a number may take, with both ends."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}"
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    kind: type | None = None,
+    within: Range | None = None,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """Return a dataclass field that is also an option of the command line, with ``text`` as its help."""
+    kind = kind or (str if default is None else type(default))
+    details = {"help": text, "kind": kind, "within": within, "choices": choices, "metavar": metavar}
+    return field(default=default, metadata=details)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """One training run of any task. Raises ``ValueError``, with the flag and its range, for an invalid value.
+
+    ``batch_size`` is per rank, in samples: one sample is one row of a batch.
+    """
+
+    output: str = option("output", "folder for the model and the results", metavar="DIR")
+    epochs: int = option(2, "passes over the training data", within=Range(1, 10_000))
+    batch_size: int = option(16, "features per step and rank", within=Range(1, 4096))
+    learning_rate: float | None = option(
+        None,
+        f"peak learning rate (default: {BASE_RATE} x sqrt(features per step of all ranks / "
+        f"{BASE_BATCH}))",
+        kind=float,
+        within=Range(1e-8, 1),
+    )
+    warmup_ratio: float = option(0.1, "share of steps with a rising rate", within=Range(0, 1))
+    seed: int = option(42, "random seed", within=Range(0, 2**31 - 1))
+    dtype: str = option(
+        "auto",
+        "arithmetic; auto: bf16 if every CPU multiplies faster in it",
+        choices=("auto", "bf16", "fp32"),
+    )
+    backend: str = option(
+        "auto",
+        "torch.distributed's backend; auto: ccl if it is installed, else gloo",
+        choices=("auto", "ccl", "gloo"),
+    )
+    accumulate: int = option(
+        1,
+        "split each rank's batch into N parts: less memory, same result",
+        metavar="N",
+        within=Range(1, 4096),
+    )
+    compile: str = option(
+        "auto",
+        "torch.compile; auto: for long runs in bf16, if the nodes have a compiler",
+        choices=("auto", "on", "off"),
+    )
+    wire: str = option("bf16", "gradients on the network", choices=("bf16", "fp32"))
+    ipex: bool = option(False, "use Intel Extension for PyTorch")
+    max_steps: int | None = option(
+        None, "stop after N steps", metavar="N", kind=int, within=Range(1, 10**9)
+    )
+    checkpoint_every: int | None = option(
+        None,
+        "steps between checkpoints (default: about every 10 minutes)",
+        kind=int,
+        within=Range(1, 10**9),
+        metavar="STEPS",
+    )
+    keep_checkpoints: int = option(
+        2, "number of checkpoints to keep", within=Range(1, 1000), metavar="K"
+    )
+    resume: bool = option(False, "continue from the newest checkpoint in the output folder")
+    trial_seconds: int | None = option(
+        None,
+        "only measure the speed, for about N seconds",
+        metavar="N",
+        kind=int,
+        within=Range(1, 3600),
+    )
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            _check(flag(each.name), getattr(self, each.name), each.metadata)
+
+    @property
+    def model_name(self) -> str | None:
+        """The name of the model to start from, if it has one."""
+        return None
+
+    def highest_rate(self, ranks: int) -> float:
+        """Return the peak learning rate: the option, or one for the samples per step of all ranks.
+
+        It grows with the square root of the batch, which suits Adam: https://arxiv.org/abs/2205.10287.
+        """
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return BASE_RATE * math.sqrt(self.batch_size * ranks / BASE_BATCH)
+
+    def to_argv(self) -> list[str]:
+        """Return the arguments from which :meth:`parse` restores this value."""
+        argv = []
+        for each in _in_order_of_help(type(self)):
+            value = getattr(self, each.name)
+            if value is True:
+                argv.append(flag(each.name))
+            elif value is not None and value is not False:
+                # One word per option: a value may begin with a dash.
+                argv.append(f"{flag(each.name)}={value}")
+        return argv
+
+    @classmethod
+    def add_arguments(
+        cls, parser: argparse._ActionsContainer, without: Container[str] = frozenset()
+    ) -> None:
+        """Add these options to a parser; :meth:`changed_by` reads them back."""
+        for each in _in_order_of_help(cls):
+            if each.name in without:
+                continue
+            kind = each.metadata["kind"]
+            text = each.metadata["help"]
+            if kind is bool:
+                parser.add_argument(
+                    flag(each.name), action="store_true", default=argparse.SUPPRESS, help=text
+                )
+                continue
+            if each.default is not None and each.name != "model":
+                text += f" (default: {each.default})"
+            parser.add_argument(
+                flag(each.name),
+                type=kind,
+                default=argparse.SUPPRESS,
+                choices=each.metadata["choices"],
+                metavar=each.metadata["metavar"],
+                help=text,
+            )
+
+    def changed_by(self: Own, namespace: argparse.Namespace) -> Own:
+        """Return these options changed by a command line. Raises ``ValueError`` as the constructor does."""
+        given = {each.name for each in fields(self)} & vars(namespace).keys()
+        return replace(self, **{name: getattr(namespace, name) for name in given})
+
+    @classmethod
+    def parse(cls: type[Own], argv: Sequence[str] | None = None, prog: str = "train") -> Own:
+        """Return the options in ``argv``. A usage error is one line and exit code 2."""
+        parser = _OneLineParser(prog=prog, allow_abbrev=False)
+        cls.add_arguments(parser)
+        namespace = parser.parse_args(argv)
+        try:
+            return cls().changed_by(namespace)
+        except ValueError as error:
+            parser.error(str(error))
+
+
+@dataclass(frozen=True)
+class TextOptions(TrainOptions):
+    """One training run of a model that reads texts; lengths are in tokens."""
+
+    model: str = option(
+        "distilbert-base-uncased",
+        "a model's name on the hub, a folder with one, or 'scratch': a small new DistilBERT",
+        metavar="NAME|PATH",
+    )
+    data: str | None = option(None, "training data", metavar="PATH")
+    eval: str | None = option(
+        None,
+        "evaluation data (default: --data itself, or the dataset's validation split)",
+        metavar="PATH",
+    )
+    max_length: int = option(384, "tokens per feature", within=Range(16, 8192))
+    attention_dropout: bool = option(False, "keep the model's dropout of attention weights: slower")
+    skip_bad_records: bool = option(False, "skip bad records instead of refusing the data")
+    token_cache: str = option(
+        "~/.cache/spr-cluster/tokens",
+        "folder for tokenized texts on the nodes, or 'none'",
+        metavar="DIR",
+    )
+
+    @property
+    def model_name(self) -> str:
+        return self.model
+
+
+def _in_order_of_help(options: type[TrainOptions]) -> list[Field[Any]]:
+    """Return a task's own options before those of every task."""
+    *own, every = [each for each in options.__mro__ if issubclass(each, TrainOptions)]
+    names = [name for each in (*reversed(own), every) for name in vars(each)["__annotations__"]]
+    known = {each.name: each for each in fields(options)}
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def flag(name: str) -> str:
+    """Return an option's name on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _check(flag: str, value: Any, details: Any) -> None:
+    within, choices = details["within"], details["choices"]
+    if value is None:
+        return
+    # "Not inside" rather than "outside" also catches nan.
+    if within is not None and not within.low <= value <= within.high:
+        raise ValueError(f"{flag} {value} is out of range: {within}")
+    if choices is not None and value not in choices:
+        raise ValueError(f"{flag} {value!r} is unknown: one of {', '.join(choices)}")
+    if value == "":
+        raise ValueError(f"{flag} is empty")

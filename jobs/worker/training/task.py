@@ -1,0 +1,123 @@
+"""A task: what is its own about training a model for it. The engine does the rest.
+
+A task is a class of one file in :mod:`..tasks` and one line of its table; docs/add-a-job.md writes one. The
+laptop imports it for its options, and has no torch: imports that need torch or transformers are in methods.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from .options import NO_CACHE, TextOptions, TrainOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ..data.tokens import Column, Tokens
+    from .state import TrainContext
+
+Own = TypeVar("Own", bound=TrainOptions)
+OwnText = TypeVar("OwnText", bound=TextOptions)
+
+
+class Loaded(NamedTuple):
+    """A ``torch.nn.Module`` to train and, for texts, its tokenizer.
+
+    ``new_weights`` are the names of weights that its files lack, which are random. ``own`` are the
+    configuration's values that training replaced, to be restored in the saved model.
+    """
+
+    model: Any
+    tokenizer: Any = None
+    new_weights: tuple[str, ...] = ()
+    own: Mapping[str, float] = MappingProxyType({})
+
+    @property
+    def pad_token(self) -> int:
+        """The token that fills a batch's shorter rows; it is masked, so any value will do."""
+        return self.tokenizer.pad_token_id or 0
+
+
+class Samples(Protocol):
+    """A data set as the model reads it: samples in their order, assembled on access."""
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Every sample's number of tokens: those of similar length share a batch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+    def digest(self) -> str:
+        """Return a digest of all samples: the data may change while its path does not."""
+
+
+class Data(NamedTuple):
+    """The records to learn and to evaluate on, each with their source."""
+
+    train: Sequence[Any]
+    train_source: str
+    eval: Sequence[Any]
+    eval_source: str
+
+
+class Task(ABC, Generic[Own]):
+    """One task, with the options of a run."""
+
+    name: ClassVar[str]
+    Options: type[Own]
+
+    def __init__(self, options: Own) -> None:
+        self.options = options
+
+    @abstractmethod
+    def read(self, note: Callable[[str], None]) -> Data:
+        """Return the checked records. Raises :class:`DatasetError` with file, row, and column."""
+
+    @abstractmethod
+    def load(self, context: TrainContext, data: Data) -> Loaded:
+        """Return the model to train, the same on every rank. Raises :class:`ModelError`."""
+
+    @abstractmethod
+    def prepare(self, context: TrainContext, loaded: Loaded, records: Sequence[Any]) -> Samples:
+        """Return the records as samples, the same on every rank. Raises :class:`DatasetError`."""
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Any], loaded: Loaded) -> dict[str, Tensor]:
+        """Return a batch for :meth:`loss`; the first dimension of each tensor are the samples."""
+
+    def weights(self, samples: Samples) -> NDArray[np.int64] | None:
+        """Return how much each sample counts in the mean loss: 1 (``None``), or its number of labels."""
+        return None
+
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Return the mean loss of a batch, over its samples or, with :meth:`weights`, its labels."""
+        loss: Tensor = model(**batch).loss
+        return loss
+
+    @abstractmethod
+    def evaluate(
+        self, context: TrainContext, loaded: Loaded, records: Sequence[Any], samples: Any
+    ) -> dict[str, Any]:
+        """Return the trained model's figures, for ``results.json``; all ranks call it together."""
+
+
+class TextTask(Task[OwnText]):
+    """A task of a model that reads texts."""
+
+    def encode(
+        self, context: TrainContext, loaded: Loaded, columns: Sequence[Column]
+    ) -> list[Tokens]:
+        """Return each column's tokens, made by all ranks together or from the nodes' caches."""
+        from ..data.token_cache import TokenCache, encode_together  # noqa: PLC0415
+
+        name = self.options.token_cache
+        cache = None if name == NO_CACHE else TokenCache(name)
+        note = context.events.note
+        return encode_together(context.ranks, columns, loaded.tokenizer, cache, note)

@@ -1,0 +1,189 @@
+"""Token cache: reuse, damage, and size limit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.worker.data.token_cache import TokenCache, encode_together, share_texts, token_key
+from jobs.worker.data.tokens import Tokens, encode
+from jobs.worker.runtime.process import LocalPlace, RankIdentity
+from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.tasks.squad.dataset import Answer, Question
+from jobs.worker.tasks.squad.features import Encoded, Texts, collect_texts
+from tests.jobs.worker.threaded_ranks import Table, ThreadedRank, run_threaded
+
+
+@pytest.fixture(scope="module")
+def texts(questions: list[Question]) -> Texts:
+    return collect_texts(questions)
+
+
+@pytest.fixture(scope="module")
+def encoded(texts: Texts, tokenizer: Any) -> Encoded:
+    return Encoded(*encode(texts.columns, tokenizer))
+
+
+def same(one: Sequence[Tokens] | None, other: Sequence[Tokens]) -> bool:
+    return one is not None and all(
+        np.array_equal(mine, theirs) and mine.dtype == theirs.dtype
+        for mine, theirs in zip(arrays(one), arrays(other), strict=True)
+    )
+
+
+def arrays(encoded: Sequence[Tokens]) -> list[Any]:
+    return [array for part in encoded for array in part]
+
+
+def test_stored_tokens_are_loaded(tmp_path: Path, encoded: Encoded) -> None:
+    cache = TokenCache(tmp_path / "cache")
+    assert cache.load("key") is None
+    cache.store("key", encoded)
+    assert same(cache.load("key"), encoded)
+    assert cache.load("other") is None
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key.npz"]
+
+
+def flip(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda _: b"", lambda _: b"PK\x03\x04 no zip", lambda all_: all_[:-100], flip],
+    ids=["empty", "no zip", "cut short", "one bit"],
+)
+def test_a_damaged_file_is_removed(
+    tmp_path: Path, encoded: Encoded, damage: Callable[[bytes], bytes]
+) -> None:
+    cache = TokenCache(tmp_path)
+    cache.store("key", encoded)
+    path = tmp_path / "key.npz"
+    path.write_bytes(damage(path.read_bytes()))
+    assert cache.load("key") is None
+    assert not path.exists()
+    cache.store("key", encoded)
+    assert same(cache.load("key"), encoded)
+
+
+def test_a_file_with_other_content_is_removed(tmp_path: Path) -> None:
+    with (tmp_path / "key.npz").open("wb") as file:
+        np.savez(file, something=np.arange(3))
+    assert TokenCache(tmp_path).load("key") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_least_used_files_go_first(tmp_path: Path, encoded: Encoded) -> None:
+    TokenCache(tmp_path).store("size", encoded)
+    size = (tmp_path / "size.npz").stat().st_size
+    (tmp_path / "size.npz").unlink()
+    cache = TokenCache(tmp_path, limit=3 * size)
+    for age, key in enumerate(("oldest", "used", "third")):
+        cache.store(key, encoded)
+        os.utime(tmp_path / f"{key}.npz", (1000 + age, 1000 + age))
+    assert cache.load("oldest")  # is now the one used last
+    cache.store("new", encoded)
+    assert {path.stem for path in tmp_path.iterdir()} == {"oldest", "third", "new"}
+
+    TokenCache(tmp_path, limit=1).store("big", encoded)
+    assert [path.stem for path in tmp_path.iterdir()] == ["big"], "what was just made stays"
+
+
+def test_unfinished_files_of_failed_jobs_are_removed(tmp_path: Path, encoded: Encoded) -> None:
+    dead, alive = tmp_path / ".a.1.partial", tmp_path / ".b.2.partial"
+    for path in (dead, alive):
+        path.write_bytes(b"part")
+    os.utime(dead, (1000, 1000))
+    TokenCache(tmp_path).store("key", encoded)
+    assert not dead.exists()
+    assert alive.exists()
+
+
+def test_the_key_covers_everything_that_decides_the_tokens(texts: Texts, tokenizer: Any) -> None:
+    key = token_key(texts.columns, tokenizer)
+    first, *others = texts.passages
+    changed = [
+        texts._replace(passages=[first + ".", *others]),
+        texts._replace(passages=[*others, first]),
+        texts._replace(questions=texts.questions[:-1]),
+        # The same letters, divided otherwise.
+        texts._replace(passages=[first[:-1], first[-1] + others[0], *others[1:]]),
+        texts._replace(passages=texts.passages[:-1], questions=[others[-1], *texts.questions]),
+    ]
+    assert len({key, *(token_key(each.columns, tokenizer) for each in changed)}) == 1 + len(changed)
+    tokenizer("some", truncation=True, max_length=4, padding="max_length")
+    assert token_key(texts.columns, tokenizer) == key, "how it was last called is no matter"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 500])
+def test_shares_are_all_texts_in_their_order(texts: Texts, size: int) -> None:
+    for everything in (texts.passages, texts.questions):
+        parts = [share_texts(everything, fake(rank, size)) for rank in range(size)]
+        assert [text for part in parts for text in part] == everything
+        letters = [sum(map(len, part)) for part in parts]
+        assert max(letters) <= sum(letters) / size + max(map(len, everything))
+
+
+def fake(rank: int, size: int) -> Ranks:
+    return ThreadedRank(RankIdentity(rank, size), "gloo", "", None, LocalPlace(), Table(size), [])
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_ranks_tokenize_together_and_once(
+    tmp_path: Path,
+    texts: Texts,
+    tokenizer: Any,
+    encoded: Encoded,
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(ranks: Ranks) -> list[Tokens]:
+        here.node = f"node{ranks.rank // 2}"
+        cache = NodeCache(tmp_path / here.node)
+        return encode_together(ranks, texts.columns, tokenizer, cache, notes.append)
+
+    class NodeCache(TokenCache):
+        def store(self, key: str, columns: Sequence[Tokens]) -> None:
+            stored.append(here.node)
+            super().store(key, columns)
+
+    here, stored, notes = threading.local(), list[str](), list[str]()
+    monkeypatch.setattr("socket.gethostname", lambda: here.node)
+    assert all(same(found, encoded) for found in run_threaded(size, work))
+    assert sorted(stored) == [f"node{number}" for number in range(-(-size // 2))]
+    shutil.rmtree(tmp_path / "node0")  # all ranks make again what one node lacks
+    assert all(same(found, encoded) for found in run_threaded(size, work))
+    monkeypatch.setattr("jobs.worker.data.token_cache.encode", None)  # nobody tokenizes again
+    assert all(same(found, encoded) for found in run_threaded(size, work))
+    assert notes == []
+
+
+def test_an_unwritable_cache_is_a_note_not_a_failure(
+    tmp_path: Path, texts: Texts, tokenizer: Any, encoded: Encoded
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    notes: list[str] = []
+    cache = TokenCache(file / "cache")
+    (found,) = run_threaded(
+        1, lambda ranks: encode_together(ranks, texts.columns, tokenizer, cache, notes.append)
+    )
+    assert same(found, encoded)
+    (note,) = notes
+    assert note.startswith("tokens were not cached for the next job: ")
+
+
+def test_one_question_among_many_ranks(tmp_path: Path, tokenizer: Any) -> None:
+    alone = collect_texts([Question("q", "how many?", "eight cores", (Answer("eight", 0),))])
+    for found in run_threaded(
+        3, lambda ranks: encode_together(ranks, alone.columns, tokenizer, None, print)
+    ):
+        assert same(found, encode(alone.columns, tokenizer))

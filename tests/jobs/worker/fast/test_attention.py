@@ -1,0 +1,114 @@
+"""Attention as products: the same outputs, gradients, and answers as torch's and the model's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    DistilBertConfig,
+    DistilBertForQuestionAnswering,
+    XLNetConfig,
+    XLNetForQuestionAnsweringSimple,
+)
+
+from jobs.worker.fast import attention
+from jobs.worker.fast.attention import NAME, attend, stop_using_products, use_products
+
+
+def make_inputs(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
+    torch.manual_seed(3)
+    tensors = [torch.randn(2, 3, 20, 8).to(dtype).requires_grad_() for _ in range(3)]
+    mask = torch.zeros(2, 1, 1, 20)
+    mask[1, ..., 13:] = torch.finfo(torch.float32).min
+    return tensors, mask
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_outputs_and_gradients_are_torchs_own(dtype: torch.dtype, exact: float) -> None:
+    tensors, mask = make_inputs(dtype)
+    query, key, value = tensors
+    found, _ = attend(None, query, key, value, mask, 0.3)
+    found = found.transpose(1, 2)
+    gradient = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, tensors, gradient)
+    precise = [each.detach().double().requires_grad_() for each in tensors]
+    query, key, value = precise
+    expected = scaled_dot_product_attention(query, key, value, mask.double(), scale=0.3)
+    for one, other in zip(
+        (found, *gradients),
+        (expected, *torch.autograd.grad(expected, precise, gradient.double())),
+        strict=True,
+    ):
+        assert torch.allclose(one.double(), other, rtol=exact, atol=exact)
+
+
+def test_without_a_mask_and_a_scale() -> None:
+    (query, key, value), _ = make_inputs(torch.float32)
+    found, weights = attend(None, query, key, value, None)
+    assert weights is None
+    expected = scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_dropout_of_weights_is_torchs_own() -> None:
+    (query, key, value), mask = make_inputs(torch.float32)
+    torch.manual_seed(1)
+    found, _ = attend(None, query, key, value, mask, dropout=0.5)
+    torch.manual_seed(1)
+    expected = scaled_dot_product_attention(query, key, value, mask, 0.5)
+    assert torch.equal(found, expected.transpose(1, 2))
+
+
+SMALL = {"vocab_size": 99, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        DistilBertForQuestionAnswering(
+            DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=32, **SMALL)
+        ),
+        BertForQuestionAnswering(
+            BertConfig(
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=32,
+                **SMALL,
+            )
+        ),
+    ],
+    ids=["distilbert", "bert"],
+)
+def test_models_use_it_until_they_are_told_not_to(model: Any) -> None:
+    model.train()
+    assert use_products(model)
+    assert model.training
+    assert model.config._attn_implementation == NAME
+    stop_using_products(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_attention_that_ignores_padding_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=32, **SMALL)
+    model = DistilBertForQuestionAnswering(config)
+    monkeypatch.setattr(
+        attention,
+        "attend",
+        lambda module, query, key, value, mask, *_, **__: attend(module, query, key, value, None),
+    )
+    assert not use_products(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_with_another_kind_of_attention_keeps_it() -> None:
+    config = XLNetConfig(vocab_size=99, d_model=16, n_layer=1, n_head=2, d_inner=32)
+    model = XLNetForQuestionAnsweringSimple(config)
+    before = model.config._attn_implementation
+    assert not use_products(model)
+    assert model.config._attn_implementation == before

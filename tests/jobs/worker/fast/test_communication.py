@@ -1,0 +1,143 @@
+"""The mean of two processes' gradients over gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from jobs.worker.fast.all_reduce import choose_all_reduce, sum_in_ring
+from jobs.worker.fast.communication import word_embeddings
+from jobs.worker.runtime.process import LocalPlace, RankIdentity
+from jobs.worker.runtime.ranks import Ranks
+from tests.jobs.worker.training.test_run import TIMEOUT, free_port
+
+RANK = """
+import os, sys, torch
+from jobs.worker.runtime.ranks import join, lost_peer
+from jobs.worker.fast.all_reduce import choose_all_reduce
+from jobs.worker.fast.communication import Replica
+from tests.jobs.worker.fast.test_communication import IDS, small_model
+
+wire, folder, leaves = sys.argv[1:]
+with join("gloo") as ranks:
+    model = small_model()
+    model.words.weight.data += ranks.rank  # as another version of a model would be
+    all_reduce = choose_all_reduce(ranks)
+    replica = Replica(model, getattr(torch, wire), ranks.control, all_reduce)
+    ids = torch.tensor(IDS[ranks.rank : ranks.rank + 1])
+    with replica.no_sync():  # accumulated, sends nothing
+        replica(ids).backward()
+    if leaves:
+        if ranks.rank == 3:
+            os._exit(0)
+        try:
+            replica(ids).backward()
+        except Exception as error:
+            os._exit(0 if lost_peer(error) else 1)
+    announced = replica.announce(ids)
+    replica(ids).backward()
+    replica.average_words(announced)
+    gradients = {name: each.grad for name, each in model.named_parameters()}
+    gradients["way"] = type(all_reduce).__name__
+    torch.save(gradients, f"{folder}/{ranks.rank}.pt")
+"""
+IDS = [[1, 2, 2], [3, 4, 4], [1, 4, 5], [5, 6, 2]]
+
+
+class Small(nn.Module):
+    """Words, a layer, and a number that depends on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 8)
+        self.layer = nn.Linear(8, 3)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.words
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(self.words(ids)).pow(2).mean()
+        return result
+
+
+def small_model() -> Small:
+    torch.manual_seed(3)
+    return Small()
+
+
+def run_ranks(size: int, local: int, *argv: str) -> list[int]:
+    """Run RANK on nodes with ``local`` ranks each, as it seems to them; return the exit codes."""
+    port = free_port()
+    running = []
+    for rank in range(size):
+        environ = os.environ | {
+            "PMI_RANK": str(rank),
+            "PMI_SIZE": str(size),
+            "MPI_LOCALRANKID": str(rank % local),
+            "MPI_LOCALNRANKS": str(local),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        running.append(subprocess.Popen([sys.executable, "-c", RANK, *argv], env=environ))
+    try:
+        return [process.wait(TIMEOUT) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("size", "local", "wire", "tolerance", "way"),
+    [
+        (2, 2, "float32", 1e-6, "function"),
+        (2, 1, "bfloat16", 2**-7, "function"),
+        (4, 2, "float32", 1e-6, "SumByNode"),
+        (4, 2, "bfloat16", 2**-6, "SumByNode"),
+    ],
+)
+def test_ranks_get_the_mean_of_their_gradients(
+    tmp_path: Path, size: int, local: int, wire: str, tolerance: float, way: str
+) -> None:
+    assert run_ranks(size, local, wire, str(tmp_path), "") == [0] * size
+    first, *others = (torch.load(tmp_path / f"{rank}.pt") for rank in range(size))
+    model = small_model()
+    # Each of them twice, as the ranks have accumulated; the mean over all ranks.
+    for ids in IDS[:size]:
+        (model(torch.tensor([ids])) * 2 / size).backward()
+    assert first.pop("way") == way
+    for name, parameter in model.named_parameters():
+        assert all(torch.equal(first[name], other[name]) for other in others), "to the bit"
+        assert parameter.grad is not None
+        scale = float(parameter.grad.abs().max())
+        assert torch.allclose(first[name], parameter.grad, rtol=tolerance, atol=tolerance * scale)
+    assert first["words.weight"][7:].abs().sum() == 0, "words of no rank"
+
+
+def test_unequal_nodes_sum_in_one_ring() -> None:
+    places = [LocalPlace(0, 2), LocalPlace(1, 2), LocalPlace(0, 1)]
+    ranks = Ranks(RankIdentity(0, 3), "gloo", "", None, places[0])
+    object.__setattr__(ranks, "gather", lambda _: places)
+    assert choose_all_reduce(ranks) is sum_in_ring
+
+
+def test_a_lost_rank_is_noticed_where_ranks_sum_by_node(tmp_path: Path) -> None:
+    assert run_ranks(4, 2, "float32", str(tmp_path), "rank 3") == [0, 0, 0, 0]
+
+
+def test_word_embeddings_are_found_unless_another_layer_shares_them() -> None:
+    model = small_model()
+    assert word_embeddings(model) is model.words.weight
+    model.layer = nn.Linear(8, 10)
+    model.layer.weight = model.words.weight
+    assert word_embeddings(model) is None
+    model = small_model()
+    model.words.weight.requires_grad_(False)
+    assert word_embeddings(model) is None

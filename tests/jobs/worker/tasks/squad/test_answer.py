@@ -1,0 +1,170 @@
+"""Single questions to a model in a folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.worker.runtime.errors import DatasetError, ModelError
+from jobs.worker.runtime.precision import autocast
+from jobs.worker.tasks.squad.answer import PredictedAnswer, answer, ask
+from jobs.worker.tasks.squad.dataset import Answer, Question
+from jobs.worker.training.batches import ALIGN
+from jobs.worker.training.task import Loaded
+
+NOTHING = Answer("", 0)
+PAIRS = [
+    ("What has eight rows?", "A tile has sixteen rows; a register has eight rows, or so."),
+    ("Which core?", "The first physical core of each socket."),
+]
+
+
+@pytest.fixture(scope="module")
+def loaded(tokenizer: Any) -> Loaded:
+    from transformers import DistilBertConfig, DistilBertForQuestionAnswering
+
+    torch.manual_seed(3)
+    config = DistilBertConfig(
+        vocab_size=len(tokenizer),
+        dim=32,
+        n_layers=1,
+        n_heads=2,
+        hidden_dim=64,
+        max_position_embeddings=64,
+    )
+    return Loaded(DistilBertForQuestionAnswering(config).eval(), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def folder(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("trained") / "model"
+    loaded.model.save_pretrained(target)
+    loaded.tokenizer.save_pretrained(target)
+    return target
+
+
+def test_an_answer_is_a_place_in_its_context(folder: Path) -> None:
+    found = answer(folder, PAIRS)
+    for (_, context), each in zip(PAIRS, found, strict=True):
+        assert each.text
+        assert context[each.start :].startswith(each.text)
+        assert 0 < each.score <= 1
+    assert answer(folder, []) == []
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_score_is_the_probability_of_that_span(loaded: Loaded, dtype: str) -> None:
+    question, context = PAIRS[1]
+    ((text, score, start),) = ask(loaded, [Question("q", question, context, (NOTHING,))], dtype)
+    encoded = loaded.tokenizer(
+        question,
+        context,
+        return_tensors="pt",
+        return_offsets_mapping=True,
+        padding=True,
+        pad_to_multiple_of=ALIGN,  # as batches are: in bf16 the shape counts
+    )
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    sides = encoded.sequence_ids(0)
+    inside = [n for n, side in enumerate(sides) if side == 1]
+    with torch.inference_mode(), autocast(dtype):
+        output = loaded.model(**encoded)
+    starts, ends = (
+        x[0, inside].float().softmax(0) for x in (output.start_logits, output.end_logits)
+    )
+    spans = {
+        (offsets[inside[i]][0], offsets[inside[j]][1]): float(starts[i] * ends[j])
+        for i in range(len(inside))
+        for j in range(i, len(inside))
+    }
+    assert score == pytest.approx(max(spans.values()), rel=1e-4)
+    assert score == pytest.approx(spans[start, start + len(text)], rel=1e-4)
+
+
+def test_long_contexts_are_read_to_their_end(loaded: Loaded) -> None:
+    (short,) = ask(loaded, [Question("q", *PAIRS[1], (NOTHING,))])
+    filler = "tile register " * 500
+    (found,) = ask(loaded, [Question("q", PAIRS[1][0], filler + PAIRS[1][1], (NOTHING,))])
+    assert 0 < found.score < short.score, "more words share the probability"
+
+
+def test_a_context_without_words_has_no_answer(loaded: Loaded) -> None:
+    assert ask(loaded, [Question("q", "Which?", "\u200b", (NOTHING,))]) == [
+        PredictedAnswer("", 0.0, 0)
+    ]
+
+
+def test_a_model_that_returns_nan_has_no_answer(loaded: Loaded) -> None:
+    bias = loaded.model.qa_outputs.bias.data
+    kept = bias.clone()
+    bias.fill_(math.nan)
+    try:
+        assert ask(loaded, [Question("q", *PAIRS[0], (NOTHING,))]) == [PredictedAnswer("", 0.0, 0)]
+    finally:
+        bias.copy_(kept)
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (("", "context"), "question 1: 'question' is empty"),
+        (("Which?", " \n"), "question 1: 'context' is empty"),
+        (("Which \ud800?", "context"), "question 1: 'question' contains half of a surrogate pair"),
+    ],
+)
+def test_unusable_texts_are_named(folder: Path, pair: tuple[str, str], message: str) -> None:
+    with pytest.raises(DatasetError) as raised:
+        answer(folder, [pair])
+    assert raised.value.message == message
+
+
+def test_a_question_longer_than_the_window_is_named(folder: Path) -> None:
+    with pytest.raises(DatasetError, match=r"'question 1': its \d+ tokens leave no room"):
+        answer(folder, [("which core? " * 30, "eight cores " * 30)])
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="can't be loaded"):
+        answer(tmp_path, PAIRS)
+
+
+def test_a_model_that_was_not_trained_to_answer_is_refused(loaded: Loaded, tmp_path: Path) -> None:
+    loaded.model.distilbert.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"it has no qa_outputs\.bias, qa_outputs\.weight"
+    ) as caught:
+        answer(tmp_path, PAIRS)
+    assert caught.value.hint == "give the folder `model` in the results of `train squad`"
+
+
+def run(folder: Path, model: Path, lines: str) -> subprocess.CompletedProcess[str]:
+    """Run it as on a node."""
+    return subprocess.run(
+        [sys.executable, "-m", "worker.tasks.squad.answer", str(model)],
+        cwd=folder,
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_lines_of_json(nodes_folder: Path, folder: Path) -> None:
+    lines = [json.dumps({"question": q, "context": c, "more": 1}) for q, c in PAIRS]
+    done = run(nodes_folder, folder, "\n\n".join(lines))
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [PredictedAnswer(**json.loads(line)) for line in done.stdout.splitlines()]
+    expected = answer(folder, PAIRS)
+    assert [each.text for each in found] == [each.text for each in expected]
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected])
+
+    done = run(nodes_folder, folder, lines[0] + "\n{]\n")
+    assert (done.returncode, done.stderr) == (2, "squad.answer: error: line 2: is not JSON\n")

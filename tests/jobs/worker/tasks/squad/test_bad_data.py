@@ -1,0 +1,355 @@
+"""Unusable data: each defect has its own message, and none causes another exception."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.errors import UsageError
+from jobs.train.request import check_inputs
+from jobs.worker.data.records import skip_note
+from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.tasks.squad.dataset import Question, read_dataset
+from jobs.worker.tasks.squad.options import DEMO
+from tests.jobs.worker.tasks.squad.test_dataset import document, write
+
+Change = Callable[[dict[str, Any]], object]
+PARAGRAPH = "train.json: data[0] 'Nets', paragraphs[0]"
+QUESTION = f"{PARAGRAPH}, qas[0] (id 'q1')"
+
+
+def article(content: dict[str, Any]) -> Any:
+    return content["data"][0]
+
+
+def paragraph(content: dict[str, Any]) -> Any:
+    return article(content)["paragraphs"][0]
+
+
+def question(content: dict[str, Any]) -> Any:
+    return paragraph(content)["qas"][0]
+
+
+def answer(content: dict[str, Any]) -> Any:
+    return question(content)["answers"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("data"), "train.json: has no 'data'"),
+        (lambda c: c.update(data={}), "train.json: 'data' is not a list"),
+        (lambda c: c.update(data=[]), "train.json: has no question"),
+        (lambda c: c.update(data=None), "train.json: 'data' is not a list"),
+        (
+            lambda c: c.update(data=[7]),
+            "train.json: data[0] '': is not an object with 'paragraphs'",
+        ),
+        (lambda c: article(c).pop("paragraphs"), "train.json: data[0] 'Nets': has no 'paragraphs'"),
+        (
+            lambda c: article(c).update(title=["x"], paragraphs=0),
+            "train.json: data[0] (no title): 'paragraphs' is not a list",
+        ),
+        (
+            lambda c: article(c).update(title="N" * 5000, paragraphs=0),
+            f"train.json: data[0] '{'N' * 59}'…: 'paragraphs' is not a list",
+        ),
+        (
+            lambda c: article(c).update(title="\ud800\x1b[31m", paragraphs=0),
+            "train.json: data[0] '\\ud800\\x1b[31m': 'paragraphs' is not a list",
+        ),
+        (lambda c: paragraph(c).update(context=["x"]), f"{PARAGRAPH}: 'context' is not a text"),
+        (lambda c: paragraph(c).pop("context"), f"{PARAGRAPH}: has no 'context'"),
+        (lambda c: paragraph(c).update(context="  "), f"{PARAGRAPH}: 'context' is empty"),
+        (lambda c: paragraph(c).pop("qas"), f"{PARAGRAPH}: has no 'qas'"),
+        (lambda c: question(c).pop("id"), f"{PARAGRAPH}, qas[0]: has no 'id'"),
+        (lambda c: question(c).update(id=5), f"{PARAGRAPH}, qas[0]: 'id' is not a text"),
+        (lambda c: question(c).update(question=""), f"{QUESTION}: 'question' is empty"),
+        (lambda c: question(c).update(answers=[]), f"{QUESTION}: has no answer"),
+        (lambda c: question(c).update(answers={}), f"{QUESTION}: 'answers' is not a list"),
+        (lambda c: answer(c).update(text=""), f"{QUESTION}: 'text' is empty"),
+        (lambda c: answer(c).pop("answer_start"), f"{QUESTION}: has no 'answer_start'"),
+        (
+            lambda c: answer(c).update(answer_start="11"),
+            f"{QUESTION}: 'answer_start' is not a whole number",
+        ),
+        (
+            lambda c: answer(c).update(answer_start=11.0),
+            f"{QUESTION}: 'answer_start' is not a whole number",
+        ),
+        (
+            lambda c: answer(c).update(answer_start=math.nan),
+            f"{QUESTION}: 'answer_start' is not a whole number",
+        ),
+        (
+            lambda c: answer(c).update(answer_start=True),
+            f"{QUESTION}: answer_start True does not point at '20 Gbit': it is at 11",
+        ),
+        (
+            lambda c: answer(c).update(answer_start=10**100),
+            f"{QUESTION}: answer_start beyond all texts does not point at '20 Gbit': it is at 11",
+        ),
+        (
+            lambda c: question(c)["answers"].extend([answer(c)] * 50_000 + [{"text": "20"}]),
+            f"{QUESTION}: has no 'answer_start'",
+        ),
+        (
+            lambda c: answer(c).update(answer_start=12),
+            f"{QUESTION}: answer_start 12 does not point at '20 Gbit': it is at 11",
+        ),
+        (
+            lambda c: answer(c).update(answer_start=-8),
+            f"{QUESTION}: answer_start -8 does not point at '20 Gbit': it is at 11",
+        ),
+        (
+            lambda c: answer(c).update(text="21 Gbit"),
+            f"{QUESTION}: answer_start 11 does not point at '21 Gbit': it is not in the context",
+        ),
+        (
+            lambda c: paragraph(c)["qas"].append(question(c)),
+            "train.json: the id 'q1' is used twice",
+        ),
+        (
+            lambda c: answer(c).update(text="x" * 10**6),
+            f"{QUESTION}: answer_start 11 does not point at '{'x' * 59}'…: it is not in the context",
+        ),
+        (
+            lambda c: paragraph(c)["qas"].extend([{}, 7, question(c)]),
+            f"{PARAGRAPH}, qas[1]: has no 'id' (and 2 more bad records)",
+        ),
+        (
+            lambda c: question(c).update(question="Why \ud800?"),
+            f"{QUESTION}: 'question' contains half of a surrogate pair",
+        ),
+    ],
+)
+def test_wrong_records_are_named(tmp_path: Path, change: Change, message: str) -> None:
+    content = document()
+    change(content)
+    path = write(tmp_path, content)
+    with pytest.raises(DatasetError) as raised:
+        read_dataset(path)
+    assert raised.value.message == f"{tmp_path}/{message}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b" \n", "is empty"),
+        (b'{"data": [', "is not JSON: Expecting value (line 1, column 11)"),
+        (b'{"data": []}\n\n]', "is not JSON: Extra data (line 3, column 1)"),
+        (b'{"data": "caf\xe9"}', "is not UTF-8 (byte 13)"),
+        ("{'data'}".encode("utf-16"), "is UTF-16, not UTF-8"),
+        (gzip.compress(b"{}", mtime=0), "is compressed by gzip: unpack it first"),
+        (b"PK\x03\x04\x14\0", "is a zip archive: unpack it first"),
+        (b"PAR1\x15\x04", "is a Parquet file"),
+        (b"\0" * 4096, "contains NUL bytes: it may have been copied incompletely"),
+        (b'{"data": [\0', "contains NUL bytes: it may have been copied incompletely"),
+        (b"<!DOCTYPE html>", "is HTML or XML, perhaps a web page instead of the data"),
+        (
+            b'{"id": "q1", "context": "It."}\n{"id": "q2", "context": "It."}\n',
+            "is JSON lines (an object per line); SQuAD's layout is one object with 'data'",
+        ),
+        (
+            b"id,question,context,answer\nq1,Why?,It is.,is\n",
+            "looks like CSV (its first line: 'id,question,context,answer'); SQuAD's layout is JSON",
+        ),
+        (
+            b"id\tquestion\tcontext\tanswer\n",
+            "looks like CSV (its first line: 'id\\tquestion\\tcontext\\tanswer'); "
+            "SQuAD's layout is JSON",
+        ),
+        (b"How fast?", "is not JSON: Expecting value (line 1, column 1)"),
+        (b'{"id": "q1", "context": "It."}', "has no 'data'"),
+        (
+            b'{"data": [%s]}' % (b"9" * 5000),
+            "is not SQuAD JSON: Exceeds the limit (4300 digits) for integer string conversion: "
+            "value has 5000 digits; use sys.set_int_max_str_digits() to increase the limit",
+        ),
+        (b"[" * 200_000, "is not SQuAD JSON: it is nested too deeply"),
+        (b"[]", "is not an object with 'data'"),
+    ],
+)
+def test_wrong_files_are_explained(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "train.json"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError) as raised:
+        read_dataset(path)
+    assert raised.value.message == f"{path}: {message}"
+
+
+def test_hints_name_the_fix(tmp_path: Path) -> None:
+    def hint(change: Change) -> str | None:
+        content = document()
+        change(content)
+        with pytest.raises(DatasetError) as raised:
+            read_dataset(write(tmp_path, content))
+        return raised.value.hint
+
+    assert hint(lambda c: answer(c).update(answer_start=3)) == (
+        "--skip-bad-records skips bad records"
+    )
+    assert hint(lambda c: question(c).update(answers=[], is_impossible=True)) == (
+        "unanswerable questions belong to SQuAD v2.0; this job reads v1.1; "
+        "--skip-bad-records skips bad records"
+    )
+    row = {"id": "q1", "context": "It.", "question": "?", "answers": {}}
+    assert hint(lambda c: c.update(data=[row])) == (
+        "SQuAD nests data, paragraphs, and qas; this looks like a table row"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: article(c).pop("title"),
+        lambda c: article(c).update(title={"wrong": "type"}),
+        lambda c: c.update(version=2, more=[]),
+        lambda c: question(c).update(is_impossible=False, plausible_answers=7),
+        lambda c: question(c).update(question="NUL \0 in a text?"),
+        lambda c: question(c).update(question="  Which?\u2028"),
+        lambda c: question(c).update(answers=[answer(c)] * 10_000),
+        lambda c: paragraph(c).update(context=paragraph(c)["context"] + " word" * 100_000),
+    ],
+)
+def test_odd_data_is_read(tmp_path: Path, change: Change) -> None:
+    content = document()
+    change(content)
+    assert len(read_dataset(write(tmp_path, content))) == 1
+
+
+def test_bad_records_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
+    content = document()
+    good = question(content)
+    paragraph(content)["qas"] += [{**good, "answers": []}, 7, good, {**good, "id": "q2"}]
+    article(content)["paragraphs"] += [{"context": ""}, None]
+    content["data"] += ["no article"]
+    path = write(tmp_path, content)
+    skipped: list[DatasetError] = []
+    assert [question.id for question in read_dataset(path, skipped)] == ["q1", "q2"]
+    assert len(skipped) == 6
+    assert skip_note(skipped) == (
+        f"skipped 6 bad records, the first: {path}: data[0] 'Nets', paragraphs[0], qas[1] "
+        "(id 'q1'): has no answer"
+    )
+
+
+def test_a_file_of_only_bad_records_is_refused_even_then(tmp_path: Path) -> None:
+    content = document()
+    question(content).update(answers=[])
+    path = write(tmp_path, content)
+    with pytest.raises(DatasetError) as raised:
+        read_dataset(path, [])
+    assert raised.value.message == f"{path}: has no usable question"
+    path.write_text("[]")
+    with pytest.raises(DatasetError, match="is not an object with 'data'"):
+        read_dataset(path, [])
+
+
+def test_the_laptop_refuses_bad_data_before_it_contacts_a_cluster(tmp_path: Path) -> None:
+    content = document()
+    question(content).update(question="why " * 500)
+    content["data"].append({"title": "Bad"})
+    options = replace(DEMO, data=str(write(tmp_path, content)))
+    with pytest.raises(UsageError, match=r"data\[1\] 'Bad': has no 'paragraphs'"):
+        check_inputs(options)
+    check_inputs(replace(options, skip_bad_records=True))
+    del content["data"][1]
+    write(tmp_path, content)
+    with pytest.raises(UsageError) as raised:
+        check_inputs(options)
+    assert raised.value.message == (
+        f"{options.data}: question 'q1' has 500 words, which leave no room for its passage in "
+        "windows of 384 tokens"
+    )
+
+
+KEYS = ["data", "title", "paragraphs", "context", "qas", "id", "question", "answers"]
+KEYS += ["text", "answer_start"]
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["\ud800", "\0", "20 Gbit", "", " ", 10**30])
+)
+ANY_JSON = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), inner, max_size=5)
+    ),
+    max_leaves=12,
+)
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = content.items() if isinstance(content, dict) else enumerate(content)
+    found = [path] if path else []
+    if isinstance(content, dict | list):
+        for key, value in inner:
+            found += (
+                places(value, (*path, key)) if isinstance(value, dict | list) else [(*path, key)]
+            )
+    return found
+
+
+def reads_or_refuses(path: Path) -> None:
+    ways: list[list[DatasetError] | None] = [None, []]
+    for skipped in ways:
+        outcome = outcome_of(path, skipped)
+        if isinstance(outcome, DatasetError):
+            assert "\n" not in outcome.message
+            assert len(outcome.message) < 1000 + len(str(path))
+            outcome.message.encode()
+        else:
+            assert outcome
+            assert all(isinstance(question, Question) for question in outcome)
+
+
+def outcome_of(path: Path, skipped: list[DatasetError] | None) -> list[Question] | DatasetError:
+    try:
+        return read_dataset(path, skipped)
+    except DatasetError as error:
+        return error
+
+
+@settings(deadline=None)
+@given(content=ANY_JSON)
+def test_any_json_gives_questions_or_one_line(
+    content: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    reads_or_refuses(write(tmp_path_factory.getbasetemp(), content))
+
+
+@settings(deadline=None)
+@given(data=st.data(), wrong=ANY_JSON)
+def test_any_change_to_good_data_gives_questions_or_one_line(
+    data: st.DataObject, wrong: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = document()
+    *way, last = data.draw(st.sampled_from(places(content)))
+    target = content
+    for key in way:
+        target = target[key]
+    target[last] = wrong
+    reads_or_refuses(write(tmp_path_factory.getbasetemp(), content))
+
+
+@settings(deadline=None)
+@given(content=st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
+def test_any_bytes_give_questions_or_one_line(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "bytes.json"
+    path.write_bytes(content)
+    reads_or_refuses(path)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.tasks.squad.dataset import (
+    Answer,
+    Question,
+    all_texts,
+    load_hub_dataset,
+    read_dataset,
+)
+
+
+def document() -> dict[str, Any]:
+    answers = [{"text": "20 Gbit", "answer_start": 11}]
+    qas = [{"id": "q1", "question": "How fast?", "answers": answers}]
+    return {
+        "data": [{"title": "Nets", "paragraphs": [{"context": "It reaches 20 Gbit.", "qas": qas}]}]
+    }
+
+
+def write(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_reads_questions(tmp_path: Path) -> None:
+    expected = Question("q1", "How fast?", "It reaches 20 Gbit.", (Answer("20 Gbit", 11),))
+    assert read_dataset(write(tmp_path, document())) == [expected]
+
+
+def test_offsets_count_characters_and_byte_order_marks_are_ignored(tmp_path: Path) -> None:
+    content = document()
+    paragraph = content["data"][0]["paragraphs"][0]
+    paragraph["context"] = "𝔸é reached 20 Gbit."
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8-sig")
+    assert read_dataset(path)[0].answers == (Answer("20 Gbit", 11),)
+
+
+def test_unreadable_files_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"none\.json: can't be read: No such file or directory"):
+        read_dataset(tmp_path / "none.json")
+    with pytest.raises(DatasetError, match="can't be read: Is a directory"):
+        read_dataset(tmp_path)
+
+
+ROW = {
+    "id": "q1",
+    "title": "Nets",
+    "context": "It reaches 20 Gbit.",
+    "question": "How fast?",
+    "answers": {"text": ["20 Gbit"], "answer_start": [11]},
+}
+
+
+def test_hub_datasets_give_the_same_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    splits = {"train": [ROW], "validation": [ROW | {"id": "q2"}]}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: splits)
+    train, validation = load_hub_dataset("squad")
+    assert train == [Question("q1", "How fast?", "It reaches 20 Gbit.", (Answer("20 Gbit", 11),))]
+    assert [question.id for question in validation] == ["q2"]
+
+
+def test_wrong_hub_rows_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    wrong = ROW | {"answers": {"text": [], "answer_start": []}}
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name: {"train": [ROW, wrong], "validation": []}
+    )
+    with pytest.raises(DatasetError, match=r"squad_v2 \(train\): row 1 \(id 'q1'\): has no answer"):
+        load_hub_dataset("squad_v2")
+
+
+def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def unreachable(name: str) -> None:
+        raise ConnectionError("no route\nto the hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(DatasetError) as raised:
+        load_hub_dataset("squad")
+    assert raised.value.message == "dataset 'squad' can't be loaded from the hub: no route"
+
+
+def test_texts_contain_each_passage_once(questions: list[Question]) -> None:
+    texts = list(all_texts(questions))
+    passages = {question.context for question in questions}
+    assert len(texts) == len(passages) + len(questions)
+
+
+def test_the_sample_is_as_described(questions: list[Question]) -> None:
+    passages = {question.context for question in questions}
+    assert len(questions) == 108
+    assert all(40 <= len(passage.split()) <= 90 for passage in passages)
+    # An answer starts and ends at a word's border: nothing else would be a sensible answer.
+    for question in questions:
+        (answer,) = question.answers
+        around = f" {question.context} "
+        before, after = around[answer.start], around[answer.start + len(answer.text) + 1]
+        assert not (before + after).isalnum()
+        assert not before.isalnum()
+        assert not after.isalnum()

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.worker.data.tokens import read_template
+from jobs.worker.runtime.errors import DatasetError, ModelError
+from jobs.worker.tasks.squad.dataset import Answer, Question, all_texts
+from jobs.worker.tasks.squad.features import Feature, build_features
+from jobs.worker.tasks.squad.scoring import normalize
+from tests.jobs.worker.tokenizer_families import KINDS
+
+
+def test_labels_lead_back_to_the_answers(questions: list[Question], tokenizer: Any) -> None:
+    features = build_features(questions, tokenizer, max_length=384, stride=128)
+    assert [feature.question for feature in features] == list(range(len(questions)))
+    for feature, question in zip(features, questions, strict=True):
+        begin, end = feature.offsets[feature.start][0], feature.offsets[feature.end][1]
+        assert question.context[begin:end] == question.answers[0].text
+
+
+def test_long_passages_give_overlapping_windows(questions: list[Question], tokenizer: Any) -> None:
+    features = build_features(questions, tokenizer, max_length=48, stride=16)
+    assert len(features) > 2 * len(questions)
+    assert max(map(len, features)) == 48
+    for index, question in enumerate(questions):
+        windows = [feature for feature in features if feature.question == index]
+        covered: set[int] = set()
+        for window in windows:
+            inside = window.offsets[window.offsets[:, 0] >= 0]
+            covered.update(*(range(begin, end) for begin, end in inside))
+        blanks = {i for i, character in enumerate(question.context) if character.isspace()}
+        assert covered == set(range(len(question.context))) - blanks
+        labelled = [window for window in windows if window.start]
+        assert labelled, "every short answer is whole in some window"
+        for window in labelled:
+            text = question.context[window.offsets[window.start][0] : window.offsets[window.end][1]]
+            assert normalize(text) == normalize(question.answers[0].text)
+        for window in windows:
+            assert (window.start == 0) == (window.end == 0)
+
+
+def test_blanks_around_questions_and_answers_do_not_matter(tokenizer: Any) -> None:
+    context = "  eight tile registers "
+    question = Question("q", "   \n how many?", context, (Answer("  eight ", 0),))
+    (feature,) = build_features([question], tokenizer, max_length=32, stride=8)
+    begin, end = feature.offsets[feature.start][0], feature.offsets[feature.end][1]
+    assert context[begin:end] == "eight"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def any_tokenizer(request: pytest.FixtureRequest, questions: list[Question]) -> Any:
+    return KINDS[request.param](list(all_texts(questions)))
+
+
+ODD = [
+    Question("first", "tile?", "tile registers hold rows", (Answer("tile", 0),)),
+    Question("nul", "why\0so?", "a\0tile \u200b register", (Answer("register", 9),)),
+    Question("accents", "é or e\u0301?", "cafe\u0301 and Ⅷ ﬁles 𝔸 你好", (Answer("ﬁles", 12),)),
+    Question("nothing", "which?", "\u200b", (Answer("\u200b", 0),)),
+    Question("part of a word", "what?", "the registers", (Answer("gist", 6),)),
+]
+
+
+@pytest.mark.parametrize(("max_length", "stride"), [(384, 128), (64, 16), (64, 0)])
+def test_windows_are_those_of_the_library(
+    questions: list[Question], any_tokenizer: Any, max_length: int, stride: int
+) -> None:
+    asked = questions + ODD
+    features = build_features(asked, any_tokenizer, max_length, stride)
+    encoded = any_tokenizer(
+        [question.text.strip() for question in asked],
+        [question.context for question in asked],
+        truncation="only_second",
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    owners = encoded["overflow_to_sample_mapping"]
+    assert [feature.question for feature in features] == owners
+    names = {"input_ids", "token_type_ids"} & encoded.keys()
+    for index, feature in enumerate(features):
+        assert set(feature.inputs) == names
+        for name in names:
+            assert feature.inputs[name].tolist() == encoded[name][index]
+        theirs = encoded["offset_mapping"][index]
+        sides = encoded.sequence_ids(index)
+        expected = [
+            list(pair) if side == 1 else [-1, -1] for pair, side in zip(theirs, sides, strict=True)
+        ]
+        ours = feature.offsets.tolist()
+        front = sides.index(1) if 1 in sides else 0
+        # The library leaves the blank before a window's first word in it, RoBERTa's way: we do not.
+        context = asked[feature.question].context
+        assert context[slice(*ours[front])].strip() == context[slice(*expected[front])].strip()
+        assert ours[front + 1 :] == expected[front + 1 :]
+        assert (feature.start, feature.end) == find_tokens(feature, asked[feature.question])
+
+
+def find_tokens(feature: Feature, question: Question) -> tuple[int, int]:
+    """Return the first and last token of the first answer, by a linear search."""
+    answer = question.answers[0]
+    begin = answer.start + len(answer.text) - len(answer.text.lstrip())
+    end = begin + len(answer.text.strip())
+    tokens = [(n, *pair) for n, pair in enumerate(feature.offsets.tolist()) if pair[0] >= 0]
+    inside = [n for n, first, last in tokens if last > begin and first < end]
+    if not inside or tokens[0][1] > begin or tokens[-1][2] < end:
+        return 0, 0
+    return inside[0], inside[-1]
+
+
+def test_features_are_a_sequence(questions: list[Question], tokenizer: Any) -> None:
+    features = build_features(questions, tokenizer, max_length=48, stride=16)
+    assert features.lengths.tolist() == [len(feature) for feature in features]
+    assert [len(feature) for feature in features[3:5]] == features.lengths[3:5].tolist()
+    assert features[-1].question == len(questions) - 1
+    chosen = features.take(np.array([5, 2]))
+    assert [len(feature) for feature in chosen] == [len(features[5]), len(features[2])]
+    with pytest.raises(IndexError):
+        features[len(features)]
+
+
+def test_questions_without_room_for_their_passage_are_counted(tokenizer: Any) -> None:
+    good = Question("short", "which?", "eight cores", (Answer("eight", 0),))
+    asked = [
+        Question(f"long{n}", "which core? " * 20, "eight cores", (Answer("eight", 0),))
+        for n in (1, 2)
+    ]
+    with pytest.raises(DatasetError) as raised:
+        build_features([good, *asked], tokenizer, max_length=32, stride=8)
+    assert raised.value.message == (
+        "question 'long1': its 60 tokens leave no room for its passage in windows of 32 tokens "
+        "that overlap by 8 (and 1 more bad record)"
+    )
+    assert "--skip-bad-records" in str(raised.value.hint)
+
+    skipped: list[DatasetError] = []
+    features = build_features([asked[0], good, asked[1]], tokenizer, 32, 8, skipped)
+    assert [feature.question for feature in features] == [1]
+    assert len(skipped) == 2
+    with pytest.raises(DatasetError, match="long1"):
+        build_features(asked, tokenizer, 32, 8, [])
+    with pytest.raises(DatasetError, match="windows of 64 tokens that overlap by 1"):
+        build_features(asked, tokenizer, 60 + 3 + 1, 1)  # each window would be all overlap
+
+
+def test_passages_are_stored_once(tokenizer: Any) -> None:
+    words = 100_000
+    context = " ".join(f"core{n % 89}" for n in range(words))
+    end = len(context) - len(f"core{(words - 1) % 89}")
+    asked = [
+        Question(f"q{n}", "which core?", context, (Answer(context[end:], end),)) for n in range(200)
+    ]
+    features = build_features(asked, tokenizer, max_length=384, stride=128)
+    tokens = len(features.encoded.passages.ids)
+    assert words <= tokens <= 5 * words
+    assert len(features) > 200 * tokens / 384
+    held = sum(array.nbytes for part in (*features.encoded, features.windows) for array in part)
+    assert held < 16 * tokens + 500 * len(features), "no window has tokens of its own"
+    last = features[-1]
+    begin, stop = last.offsets[last.start][0], last.offsets[last.end][1]
+    assert (begin, context[begin:stop]) == (end, asked[0].answers[0].text)
+
+
+def test_a_tokenizer_that_can_not_join_texts_is_refused(tokenizer: Any) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    raw.post_processor = TemplateProcessing(single="$A", pair="$B $A", special_tokens=[])
+    backwards = PreTrainedTokenizerFast(tokenizer_object=raw)
+    with pytest.raises(ModelError, match="does not join a question and its passage"):
+        read_template(backwards)

@@ -1,0 +1,156 @@
+"""SQuAD v1.1's metrics, with values computed by hand."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.worker.tasks.squad.dataset import Answer, Question
+from jobs.worker.tasks.squad.scoring import Scores, exact_match, f1, normalize, score
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        ("The  Cat's, \n a hat!", "cats hat"),
+        # Articles: whole words, whatever their case; what remains of a word is none.
+        ("a an the", ""),
+        ("THE Matrix", "matrix"),
+        ("another theatre", "another theatre"),
+        ("Vitamin A", "vitamin"),
+        ("A.B.C.", "abc"),
+        ("a-team", "ateam"),  # punctuation goes first, so there is no article left
+        ("the_end", "theend"),
+        ("T.H.E. one", "one"),  # and it may leave an article behind
+        ("an'", ""),
+        ("théâtre the", "théâtre"),
+        # Punctuation: all of ASCII's, joined without a blank; no other.
+        (string.punctuation, ""),
+        ("rock'n'roll", "rocknroll"),
+        ("$26.19", "2619"),
+        ("1,000", "1000"),
+        ("-5", "5"),
+        ("50%", "50"),
+        ("São “Paulo”", "são “paulo”"),
+        ("1914–18", "1914–18"),
+        ("it’s", "it’s"),
+        ("€5", "€5"),
+        ("the—end", "—end"),  # a dash of Unicode ends a word, so this is an article
+        # Blanks: any of Unicode's, one between words, none around.
+        ("\t two \n\n words\r", "two words"),
+        ("no\u00a0break\u3000wide\u2003em", "no break wide em"),
+        ("zero\u200bwidth", "zero\u200bwidth"),
+        ("", ""),
+        ("  \n", ""),
+        # Case: that of Unicode. Nothing is composed, and no number is read.
+        ("ÉCOLE STRASSE ΣΊΣΥΦΟΣ", "école strasse σίσυφος"),
+        ("İ", "i\u0307"),
+        ("\u00e9", "\u00e9"),
+        ("e\u0301", "e\u0301"),
+        ("two 2 Ⅱ", "two 2 ⅱ"),
+    ],
+)
+def test_normalize(text: str, bare: str) -> None:
+    assert normalize(text) == bare
+
+
+@pytest.mark.parametrize(
+    ("prediction", "truth", "em", "overlap"),
+    [
+        ("Linux kernel", "Linux kernel", 1, 1),
+        ("the Linux kernel", "Linux kernel.", 1, 1),
+        ("kernel Linux", "Linux kernel", 0, 1),  # the order of words counts in EM only
+        ("Linux", "Linux kernel", 0, 2 / 3),
+        ("kernel of Linux", "Linux kernel", 0, 4 / 5),
+        ("a b c d", "c d e", 0, 2 * (2 / 3) * (2 / 3) / (4 / 3)),  # the a is no word
+        ("cores", "threads", 0, 0),
+        ("core", "cores", 0, 0),
+        ("", "threads", 0, 0),
+        ("threads", "", 0, 0),
+        # Words count as often as they stand there.
+        ("two two", "two", 0, 2 / 3),
+        ("two two", "two two three", 0, 4 / 5),
+        ("two two three", "two three three", 0, 2 / 3),
+        # Nothing is left of either: they match exactly, but have no word in common.
+        ("an", "the", 1, 0),
+        ("", "", 1, 0),
+        ("!?", "", 1, 0),
+        # Numbers are words.
+        ("1,000", "1000", 1, 1),
+        ("1 000", "1000", 0, 0),
+        ("26.19", "26,19", 1, 1),
+        ("3 million", "3000000", 0, 0),
+        ("20 Gbit/s", "20 Gbit", 0, 1 / 2),
+        ("1914–18", "1914-18", 0, 0),
+        ("“Nets”", "Nets", 0, 0),
+        ('"Nets"', "Nets", 1, 1),
+        ("École", "école", 1, 1),
+        ("e\u0301cole", "école", 0, 0),
+    ],
+)
+def test_measures(prediction: str, truth: str, em: float, overlap: float) -> None:
+    assert exact_match(prediction, truth) == em
+    assert f1(prediction, truth) == pytest.approx(overlap, abs=1e-15)
+
+
+CONTEXT = "eight tile registers"
+WHOLE, PART = Answer(CONTEXT, 0), Answer("eight", 0)
+
+
+def ask(*answers: Answer, id_: str = "q") -> Question:
+    return Question(id_, "?", CONTEXT, answers)
+
+
+def test_score_takes_the_best_accepted_answer_and_the_mean_over_questions() -> None:
+    asked = [ask(WHOLE, PART, id_="a"), ask(WHOLE, id_="b")]
+    found = score(asked, {"a": "Eight", "b": "tile registers", "unasked": "no"})
+    assert isinstance(found, Scores)
+    assert found == pytest.approx((50.0, (100 + 80) / 2))
+
+
+def test_each_measure_takes_its_own_best_answer() -> None:
+    question = ask(Answer("tile", 6), Answer("a tile of", 0))
+    assert score([question], {"q": "tile of the"}) == (100.0, 100.0)
+    # EM from neither, F1 from the second: 2 of 2 and 2 of 3 words.
+    assert score([ask(PART, WHOLE)], {"q": "tile registers"}) == pytest.approx((0.0, 80.0))
+
+
+def test_a_missing_prediction_is_wrong_even_if_an_empty_one_is_right() -> None:
+    asked = [ask(Answer("the", 0), id_="a"), ask(WHOLE, id_="b")]
+    assert score(asked, {"a": "", "b": CONTEXT}) == (100.0, 50.0)
+    assert score(asked, {"b": CONTEXT}) == (50.0, 50.0)
+    assert score(asked, {}) == (0.0, 0.0)
+
+
+def test_equal_truths_count_once() -> None:
+    assert score([ask(PART, PART, PART)], {"q": "eight"}) == (100.0, 100.0)
+
+
+WORDS = st.text("ab theé.,-“ 1\n", max_size=30) | st.text(max_size=30)
+
+
+@given(WORDS, WORDS)
+def test_measures_are_symmetric_and_within_their_range(one: str, other: str) -> None:
+    assert exact_match(one, other) == exact_match(other, one)
+    assert f1(one, other) == f1(other, one)
+    assert 0 <= f1(one, other) <= 1
+    if exact_match(one, other) and normalize(one):
+        assert f1(one, other) == 1
+
+
+@given(WORDS)
+def test_an_answer_matches_itself(text: str) -> None:
+    assert exact_match(text, text) == 1
+    assert f1(text, text) == (1 if normalize(text) else 0)
+
+
+@given(WORDS)
+def test_case_articles_and_blanks_do_not_matter(text: str) -> None:
+    for same in (f"the {text}", f" {text}\n", f"{text} An", f"{text} !"):
+        assert exact_match(text, same) == 1
+    bare = normalize(text)
+    assert "  " not in bare
+    assert bare == bare.strip()

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.worker.data.tokens import Template, Tokens
+from jobs.worker.tasks.squad.features import Encoded, Features, Windows
+from jobs.worker.tasks.squad.spans import (
+    MAX_ANSWER_TOKENS,
+    Spans,
+    best_per_question,
+    best_spans,
+    best_tokens,
+)
+
+NONE = np.zeros(0, dtype=np.int32)
+
+
+def windows(*sizes: tuple[int, int]) -> Features:
+    """One window per (tokens before the passage, tokens of it), each of a passage of its own.
+
+    A passage's tokens have two characters each, with a blank after.
+    """
+    front, width = np.array(sizes, dtype=np.int64).T
+    bounds = np.concatenate([[0], np.cumsum(width)])
+    begins = np.concatenate([3 * np.arange(count) for count in width])
+    offsets = np.stack([begins, begins + 2], axis=1).astype(np.int32)
+    passages = Tokens(np.zeros(len(begins), dtype=np.int32), bounds, offsets)
+    owner = np.arange(len(sizes))
+    zeros = np.zeros(len(sizes), dtype=np.int64)
+    encoded = Encoded(passages, Tokens(NONE, np.zeros(len(sizes) + 1, dtype=np.int64)))
+    template = Template(NONE, NONE, NONE, None)
+    return Features(encoded, template, Windows(owner, bounds[:-1], width, front, zeros, zeros))
+
+
+def rows(*values: list[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.array(values, dtype=np.float32)
+
+
+def only(spans: Spans) -> tuple[float, int, int]:
+    assert [len(column) for column in spans] == [1, 1, 1]
+    return float(spans.score[0]), int(spans.begin[0]), int(spans.end[0])
+
+
+def test_a_span_never_leaves_the_passage_nor_ends_before_its_start() -> None:
+    # Tokens 0 and 1 are the question's; (3, 2) would score most but runs backwards.
+    start, end = rows([99, 1, 0, 5, 0, 0, 99]), rows([99, 1, 6, 0, 4, 0, 99])
+    assert only(best_spans(start, end, windows((2, 4)))) == (9.0, 3, 8)
+
+
+@pytest.mark.parametrize("width", [1, 2, 29, 30, 31, 60])
+def test_a_span_is_the_best_of_all_allowed_ones(width: int) -> None:
+    random = np.random.default_rng(width)
+    for _ in range(20):
+        start, end = random.normal(size=(2, 1, 70)).astype(np.float32)
+        allowed = [
+            (float(start[0, i] + end[0, j]), 3 * (i - 9), 3 * (j - 9) + 2)
+            for i in range(9, 9 + width)
+            for j in range(i, min(9 + width, i + MAX_ANSWER_TOKENS))
+        ]
+        assert only(best_spans(start, end, windows((9, width)))) == max(allowed)
+
+
+def test_the_first_of_equal_spans_wins() -> None:
+    same = np.zeros((1, 40), dtype=np.float32)
+    assert only(best_spans(same, same, windows((2, 38)))) == (0.0, 0, 2)
+
+
+def test_no_passage_or_no_number_means_no_span() -> None:
+    logits = rows([1, 2, 3], [np.nan] * 3, [1, np.nan, 2], [1, 2, 3])
+    spans = best_spans(logits, logits, windows((3, 0), (1, 2), (0, 3), (1, 2)))
+    assert spans.score.tolist() == [-np.inf, -np.inf, 4.0, 6.0]
+    assert list(zip(spans.begin.tolist(), spans.end.tolist(), strict=True)) == [
+        (0, 0),
+        (0, 0),
+        (6, 8),
+        (3, 5),
+    ]
+
+
+def test_passages_without_tokens_are_accepted() -> None:
+    logits = rows([1, 2])
+    assert only(best_spans(logits, logits, windows((2, 0)))) == (-np.inf, 0, 0)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 70))
+def test_a_row_does_not_depend_on_its_batch(seed: int, count: int, longest: int) -> None:
+    random = np.random.default_rng(seed)
+    start, end = random.integers(-3, 3, size=(2, count, longest)).astype(np.float32)
+    together = best_tokens(start, end)
+    for row in range(count):
+        alone = best_tokens(start[row : row + 1], end[row : row + 1])
+        assert [side[0] for side in alone] == [side[row] for side in together]
+        padding = np.full((1, 40), -np.inf, dtype=np.float32)
+        padded = best_tokens(*(np.hstack([side[row : row + 1], padding]) for side in (start, end)))
+        assert [side[0] for side in padded] == [side[row] for side in together]
+
+
+def test_a_question_takes_the_first_of_its_best_windows() -> None:
+    scores = np.array([1, 3, 3, -np.inf, 2, 0], dtype=np.float32)
+    owner = np.array([0, 0, 0, 1, 3, 3])
+    spans = Spans(scores, np.zeros(6, np.int32), np.zeros(6, np.int32))
+    assert best_per_question(spans, owner, 5).tolist() == [1, -1, -1, 4, -1]

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.worker.data.tokens import Ints
+from jobs.worker.tasks.squad.features import Feature
+from jobs.worker.training.batches import (
+    ALIGN,
+    StepBatch,
+    epoch_batches,
+    pad_inputs,
+    steps_per_epoch,
+)
+
+
+def some_lengths(count: int) -> Ints:
+    return np.random.default_rng(1).integers(20, 384, count).astype(np.int32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16, 97, 1000])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+def test_all_ranks_take_equal_steps_and_cover_all_features(
+    count: int, ranks: int, batch_size: int
+) -> None:
+    sizes = some_lengths(count)
+    shares = [epoch_batches(sizes, batch_size, rank, ranks, (42, 0)) for rank in range(ranks)]
+    assert {len(share) for share in shares} == {steps_per_epoch(count, batch_size, ranks)}
+    for step in zip(*shares, strict=True):
+        assert len({len(batch) for batch in step}) == 1
+        assert 1 <= len(step[0]) <= batch_size
+    seen = np.concatenate([batch for share in shares for batch in share])
+    assert set(seen) == set(range(count))
+    assert len(seen) - count < ranks, "only what can't be divided comes twice"
+
+
+def test_batches_of_all_ranks_have_similar_lengths() -> None:
+    sizes = some_lengths(1000)
+    for step in zip(*(epoch_batches(sizes, 8, rank, 2, (1, 2)) for rank in (0, 1)), strict=True):
+        together = sizes[np.concatenate(step)]
+        assert together.max() - together.min() < 60
+
+
+def test_epochs_differ_and_repeat_with_their_seed() -> None:
+    sizes = some_lengths(64)
+    first, again, second = (epoch_batches(sizes, 8, 0, 1, (42, epoch)) for epoch in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, second)
+
+
+def test_inputs_are_padded_to_the_longest_and_masked() -> None:
+    features = [
+        Feature(
+            0, {"input_ids": np.full(size, 9, np.int32)}, np.zeros((size, 2), np.int32), 1, size - 1
+        )
+        for size in (3, ALIGN + 1)
+    ]
+    batch = pad_inputs(features, pad_token=7)
+    assert batch["input_ids"].shape == (2, 2 * ALIGN)
+    assert batch["input_ids"][0].tolist() == [9] * 3 + [7] * (2 * ALIGN - 3)
+    assert batch["attention_mask"].sum(dim=1).tolist() == [3, ALIGN + 1]
+
+
+def test_parts_are_as_narrow_as_their_longest_sample() -> None:
+    mask = torch.zeros(4, 32, dtype=torch.long)
+    for row, size in enumerate((30, 25, 9, 3)):
+        mask[row, :size] = 1
+    tensors = {"input_ids": mask, "attention_mask": mask, "start_positions": torch.arange(4)}
+    chances = torch.zeros(4, 32)  # of 32 classes: not tokens
+    batch = StepBatch({**tensors, "chances": chances}, [1, 2, 3, 4], 10, 67, 128)
+    (first, one), (second, other) = batch.split(2)
+    assert (first["input_ids"].shape, second["input_ids"].shape) == ((2, 32), (2, 16))
+    assert second["start_positions"].tolist() == [2, 3]
+    assert second["chances"].shape == (2, 32)
+    assert (one, other) == (3, 7)
+    assert len(batch.split(9)) == 4, "no part without samples"

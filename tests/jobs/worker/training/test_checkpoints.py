@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.worker.runtime.errors import CheckpointError
+from jobs.worker.runtime.process import LocalPlace, RankIdentity
+from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.training.batches import SampleList
+from jobs.worker.training.checkpoints import (
+    EVERY_SECONDS,
+    MOST_SHARE,
+    WORTH_SECONDS,
+    Checkpoint,
+    CheckpointTimer,
+    RunIdentity,
+    identify,
+    list_checkpoints,
+    prune,
+    read_checkpoint,
+    require_same,
+    save_checkpoint,
+)
+from jobs.worker.training.divergence import DivergenceDetector
+from jobs.worker.training.state import State, TrainingProgress
+from tests.fakes import FakeClock
+from tests.jobs.worker.threaded_ranks import run_threaded
+
+
+def test_progress_goes_through_json_unchanged() -> None:
+    progress = TrainingProgress(
+        7, 70, 900, 1.25, [(1, 0.1), (2, 1 / 3)], [(3, 0.5)], DivergenceDetector(0.2, 1 / 3, 4)
+    )
+    assert TrainingProgress.from_dict(json.loads(json.dumps(asdict(progress)))) == progress
+    assert (
+        TrainingProgress.from_dict(json.loads(json.dumps(asdict(TrainingProgress())))).watch.best
+        == math.inf
+    )
+
+
+def test_a_checkpoint_by_steps_is_due_every_n_steps_and_at_the_end() -> None:
+    due = CheckpointTimer(every=4, clock=FakeClock().monotonic)
+    assert [step for step in range(1, 11) if due.by_step(step, last=step == 10)] == [4, 8, 10]
+    assert not due.by_time(last=True)
+
+
+def test_a_checkpoint_by_time_costs_at_most_a_small_share_of_it() -> None:
+    clock = FakeClock()
+    due = CheckpointTimer(every=None, clock=clock.monotonic)
+    assert not due.by_step(1, last=True)
+    assert not due.by_time(last=False), "time counts from the first question"
+    clock.sleep(EVERY_SECONDS)
+    assert due.by_time(last=False)
+    due.saved(seconds=30)
+    clock.sleep(EVERY_SECONDS)
+    assert not due.by_time(last=False)
+    clock.sleep(30 / MOST_SHARE - EVERY_SECONDS)
+    assert due.by_time(last=False)
+
+
+def test_the_end_of_a_short_run_is_not_worth_a_checkpoint() -> None:
+    clock = FakeClock()
+    due = CheckpointTimer(every=None, clock=clock.monotonic)
+    assert not due.by_time(last=True)
+    clock.sleep(WORTH_SECONDS)
+    assert due.by_time(last=True)
+
+
+OPTIONS = {"seed": 1, "learning_rate": 0.1, "batch_size": 8}
+SAVED = RunIdentity(2, "fp32", "abc", OPTIONS, {"torch": "2.13", "threads per rank": "4"})
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        (SAVED._replace(world_size=3), "the checkpoint has 2 ranks, this run 3"),
+        (SAVED._replace(options={**OPTIONS, "seed": 2}), r"other options: --seed 2 \(it was 1\)"),
+        (SAVED._replace(options={**OPTIONS, "new": 2}), r"--new 2 \(it was None\)"),
+        (SAVED._replace(features="abd"), "the training data has changed"),
+    ],
+)
+def test_another_run_is_refused(now: RunIdentity, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        require_same(SAVED, now, SquadOptions())
+
+
+def test_permitted_changes_are_reported_on_resume() -> None:
+    assert require_same(SAVED, SAVED, SquadOptions()) == []
+    now = SAVED._replace(dtype="bf16", options={**OPTIONS, "learning_rate": 0.01})
+    assert require_same(SAVED, now, SquadOptions()) == [
+        "--learning-rate 0.01 (it was 0.1)",
+        "arithmetic in bf16 (it was fp32)",
+    ]
+    elsewhere = SAVED._replace(ground={"torch": "2.7", "threads per rank": "4", "new": "1"})
+    assert require_same(SAVED, elsewhere, SquadOptions()) == ["torch 2.7 (it was 2.13)"]
+    assert require_same(SAVED._replace(ground={}), SAVED, SquadOptions()) == [], (
+        "a checkpoint of before"
+    )
+
+
+FIRST = {
+    "model": "scratch",
+    "data": "a.json",
+    "dataset": "squad",
+    "epochs": 1,
+    "batch_size": 8,
+    "learning_rate": 5e-05,
+    "warmup_ratio": 0.1,
+    "max_length": 384,
+    "stride": 128,
+    "seed": 42,
+    "dtype": "fp32",
+    "backend": "auto",
+    "ipex": False,
+    "skip_bad_records": False,
+    "max_steps": 2,
+}
+"""The options in checkpoint.json as the first version wrote it."""
+SECOND = {"accumulate": 1, "attention_dropout": False, "compile": "auto", "wire": "bf16"}
+PROGRESS = {
+    "step": 2,
+    "samples": 16,
+    "tokens": 1322,
+    "seconds": 3.25,
+    "curve": [[1, 4.5], [2, 4.25]],
+    "resumed": [],
+    "watch": {"level": 4.5, "best": 4.25, "high": 0},
+}
+NOTHING = SampleList()
+ALONE = Ranks(RankIdentity(0, 1), "gloo", "", None, LocalPlace())
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ({"options": FIRST}, {"attention_dropout": True, "compile": "off", "wire": "fp32"}),
+        ({"options": {**FIRST, **SECOND}, "ground": {"torch": "2.13.0+cpu"}}, {}),
+    ],
+)
+def test_a_checkpoint_of_an_earlier_version_has_the_options_of_its_time(
+    written: dict[str, Any], given: dict[str, Any], tmp_path: Path
+) -> None:
+    identity = {"world_size": 1, "dtype": "fp32", "features": NOTHING.digest(), **written}
+    content = {"identity": identity, "progress": PROGRESS}
+    (tmp_path / "checkpoint.json").write_text(json.dumps(content))
+    saved = read_checkpoint(tmp_path)
+    assert asdict(saved.progress)["step"] == 2
+    options = SquadOptions().changed_by(argparse.Namespace(**FIRST, **given))
+    same = identify(options, ALONE, "fp32", NOTHING, {})
+    assert require_same(saved.identity, same, SquadOptions()) == []
+    other = identify(replace(options, ipex=True), ALONE, "fp32", NOTHING, {})
+    with pytest.raises(CheckpointError, match=r"options: --ipex True \(it was False\)$"):
+        require_same(saved.identity, other, SquadOptions())
+
+
+def test_a_checkpoint_and_its_name_are_on_the_disk_when_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    opened = Path("/proc/self/fd")
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append((opened / str(file)).readlink().name)
+    )
+    model = torch.nn.Linear(1, 1)
+    state, checkpoint = (
+        State(model, torch.optim.SGD(model.parameters())),
+        Checkpoint(SAVED, TrainingProgress(2)),
+    )
+    run_threaded(1, lambda rank: save_checkpoint(tmp_path, checkpoint, state, rank))
+    assert synced == ["state.pt", "checkpoint.json", "step-000002.partial", "checkpoints"]
+
+
+def test_the_newest_checkpoint_stays_even_if_a_removal_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in ("999999", "1000000"):
+        (tmp_path / f"checkpoints/step-{step}").mkdir(parents=True)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    prune(tmp_path, 1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-1000000"]
+
+
+def test_the_options_travel_to_the_ranks() -> None:
+    options = SquadOptions(checkpoint_every=7, keep_checkpoints=3, resume=True)
+    assert SquadOptions.parse(options.to_argv()) == options
+    with pytest.raises(ValueError, match="--keep-checkpoints 0 is out of range: 1 to 1000"):
+        SquadOptions(keep_checkpoints=0)

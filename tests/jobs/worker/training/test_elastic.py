@@ -1,0 +1,94 @@
+"""A run that goes on with fewer ranks than planned learns from the same features in every step."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.worker.runtime.context import RankContext
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.process import PLANNED
+from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.tasks.squad.task import Squad
+from jobs.worker.training.batches import SampleList, TrainingRun
+from jobs.worker.training.optimizer_step import count_parts
+from jobs.worker.training.task import Loaded, Samples
+from tests.jobs.worker.forked_ranks import run_forked
+from tests.jobs.worker.threaded_ranks import run_threaded
+from tests.jobs.worker.training.test_resume import options
+
+
+def steps(rank_losses: Path) -> list[tuple[int, float, int]]:
+    lines = [json.loads(line) for line in rank_losses.read_text().splitlines()]
+    return [(line["step"], line["loss"], line["tokens"]) for line in lines]
+
+
+def test_a_run_that_loses_a_rank_goes_on_with_the_same_steps(
+    nodes_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PLANNED, "3")
+    killed = options(nodes_folder, "killed")
+    whole, lost, less = run_forked(
+        [
+            (options(nodes_folder, "whole"), {"ranks": 3}),
+            (killed, {"ranks": 3, "rank": 2, "at": "step", "step": 6}),
+            (replace(killed, resume=True), {"ranks": 2}),
+        ]
+    )
+    assert whole.codes == [0] * 3, whole.texts
+    assert 0 not in lost.codes
+    assert less.codes == [0] * 2, less.texts
+    assert "2 of 3 planned ranks: the same 6 features per step, 3 on each rank" in less.texts[0]
+    files = [nodes_folder / name / "metrics" for name in ("whole", "killed")]
+    found = [[steps(file) for file in sorted(folder.glob("rank-*.jsonl"))] for folder in files]
+    # The ranks that went on have the steps after the loss from themselves.
+    rest = range(5, len(found[0][0]))
+    assert len(rest) > 1
+    tokens = [[sum(rank[n][2] for rank in run) for n in rest] for run in (found[0], found[1][:2])]
+    assert tokens[0] == tokens[1]
+    losses = [[run[0][n][1] for n in rest] for run in found]
+    # Dropout differs, nothing else does.
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(("features", "parts"), [(8, 2), (3, 2), (12, 4), (16, 4), (24, 6)])
+def test_a_rank_with_more_features_computes_them_in_more_parts(features: int, parts: int) -> None:
+    assert count_parts(SquadOptions(batch_size=8, accumulate=2), features) == parts
+
+
+def test_every_label_counts_the_same_on_ranks_with_different_numbers_of_them() -> None:
+    labels = np.array([4, 1, 2, 5, 3, 1, 1])
+
+    class Labels(Squad):
+        def weights(self, samples: Samples) -> Any:
+            return labels if self.options.seed else None
+
+        def collate(self, samples: Sequence[Any], loaded: Loaded) -> dict[str, Any]:
+            return {}
+
+    def shares(ranks: Ranks, seed: int) -> list[float]:
+        options = SquadOptions(seed=seed)
+        session = RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+        run = TrainingRun(session, Labels(options), Loaded(None), SampleList(["x"] * 7))
+        batch = run.batch(np.arange(7))
+        return [ranks.size * each / batch.total for each in batch.weights]
+
+    def of_ranks(size: int, seed: int) -> list[float]:
+        found = [0.0] * 7
+        for rank, share in enumerate(run_threaded(size, lambda ranks: shares(ranks, seed))):
+            found[rank::size] = [each / size for each in share]
+        return found
+
+    for size in (1, 2, 3):
+        assert of_ranks(size, 0) == pytest.approx([1 / 7] * 7)
+        assert of_ranks(size, 1) == pytest.approx([each / 17 for each in labels])

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.worker.fast.attention import NAME
+from jobs.worker.fast.compilation import (
+    choose_compilation,
+    compile_layers,
+    count_compiled,
+    find_layers,
+    plain_layers,
+    why_no_compiler,
+)
+from jobs.worker.fast.dropout import draw_seeds
+from jobs.worker.runtime.context import RankContext
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.ranks import join
+from jobs.worker.tasks.squad.dataset import Question, all_texts
+from jobs.worker.tasks.squad.features import build_features
+from jobs.worker.tasks.squad.options import DEMO, SquadOptions
+from jobs.worker.tasks.squad.task import HEAD, Squad
+from jobs.worker.training import optimizer_step as step_module
+from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.model import ATTENTION_DROPOUTS, load_model, without_attention_dropout
+from jobs.worker.training.optimizer_step import Step, prepare, take_step
+
+# torch's own compiler warns of what its own parts still use.
+COMPILING = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@contextmanager
+def alone(
+    options: SquadOptions, notes: io.StringIO | None = None, dtype: str = "fp32"
+) -> Iterator[RankContext[SquadOptions]]:
+    with join("gloo", environ={}) as ranks:
+        yield RankContext(options, ranks, Events(0, notes or io.StringIO()), Precision(dtype, ""))
+
+
+def one_step(
+    options: SquadOptions, questions: list[Question], tokenizer: Any, dtype: str = "fp32"
+) -> tuple[Step, dict[str, torch.Tensor]]:
+    """Take a step on the sample; return it and its gradients (Adam's first step is only their sign)."""
+    with alone(options, dtype=dtype) as session:
+        torch.manual_seed(1)
+        loaded = load_model(options, HEAD, all_texts(questions), session.ranks)
+        features = build_features(questions[:8], tokenizer, 384, 128)
+        run = TrainingRun(session, Squad(options), loaded, features)
+        model, optimizer = prepare(run, steps=1)
+        step = take_step(run, model, optimizer, run.batch(np.arange(8)))
+        gradients = {
+            n: p.grad.clone() for n, p in loaded.model.named_parameters() if p.requires_grad
+        }
+        return step, gradients
+
+
+@pytest.fixture(autouse=True)
+def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+def test_a_step_reports_its_seconds_by_activity(questions: list[Question], tokenizer: Any) -> None:
+    step, _ = one_step(DEMO, questions, tokenizer)
+    assert list(step.seconds) == ["forward", "backward", "communication", "optimizer"]
+    assert min(step.seconds.values()) >= 0
+    assert step.seconds["forward"] > 0
+    assert step.loss > 0
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8, 100])
+def test_a_batch_in_parts_gives_the_same_step(
+    questions: list[Question], tokenizer: Any, parts: int
+) -> None:
+    whole, expected = one_step(DEMO, questions, tokenizer)
+    step, gradients = one_step(replace(DEMO, accumulate=parts), questions, tokenizer)
+    assert step.loss == pytest.approx(whole.loss, rel=1e-5)
+    for name, values in gradients.items():
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-6), name
+
+
+def test_the_same_seed_gives_the_same_step(questions: list[Question], tokenizer: Any) -> None:
+    first, gradients = one_step(DEMO, questions, tokenizer)
+    again, others = one_step(DEMO, questions, tokenizer)
+    assert first.loss == again.loss
+    assert all(torch.equal(values, others[name]) for name, values in gradients.items())
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "steps", "enabled"),
+    [
+        ("auto", "fp32", 10**6, False),
+        ("auto", "bf16", 10, False),
+        ("auto", "bf16", 2000, True),
+        ("on", "fp32", 1, True),
+        ("off", "bf16", 10**6, False),
+    ],
+)
+def test_compilation_is_chosen_if_it_pays(
+    asked: str, dtype: str, steps: int, enabled: bool
+) -> None:
+    chosen = choose_compilation(asked, dtype, steps)
+    assert chosen.enabled is enabled
+    assert chosen.reason
+
+
+def test_without_a_compiler_training_continues_with_a_note(
+    questions: list[Question], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_module, "why_no_compiler", lambda: "no C++ compiler found")
+    options, result = replace(DEMO, compile="on"), io.StringIO()
+    with alone(options, result) as session:
+        loaded = load_model(options, HEAD, all_texts(questions), session.ranks)
+        features = build_features(questions[:8], tokenizer, 384, 128)
+        prepare(TrainingRun(session, Squad(options), loaded, features), steps=1000)
+        assert all(layer._compiled_call_impl is None for layer in find_layers(loaded.model))
+    assert "torch.compile is not used: rank 0: no C++ compiler" in result.getvalue()
+
+
+@COMPILING
+@pytest.mark.full
+@pytest.mark.parametrize(("dtype", "exact"), [("fp32", 1e-5), ("bf16", 1e-2)])
+def test_compiled_layers_give_the_same_step(
+    questions: list[Question], tokenizer: Any, dtype: str, exact: float
+) -> None:
+    assert why_no_compiler() is None
+    plain, expected = one_step(DEMO, questions, tokenizer, dtype)
+    step, gradients = one_step(replace(DEMO, compile="on"), questions, tokenizer, dtype)
+    assert step.loss == pytest.approx(plain.loss, rel=exact)
+    # Of all gradients: those of some biases are zero but for rounding.
+    scale = max(float(values.abs().max()) for values in expected.values())
+    for name, values in gradients.items():
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=5 * exact * scale), name
+
+
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "attention_dropout": 0.0}
+ALBERT = {
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.1,
+}
+"""One compiled layer, which each step calls three times, with other dropout each time."""
+
+
+@COMPILING
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "shape", "layers"), [("distilbert", DISTILBERT, 2), ("albert", ALBERT, 1)]
+)
+def test_compiled_dropout_and_attention_are_those_of_eager_mode(
+    kind: str, shape: dict[str, Any], layers: int
+) -> None:
+    from transformers import AutoConfig, AutoModelForQuestionAnswering
+
+    torch.manual_seed(2)
+    config = AutoConfig.for_model(kind, vocab_size=99, **shape)
+    model: Any = AutoModelForQuestionAnswering.from_config(config).train()
+    ids = torch.randint(1, 99, (4, 48))
+    mask = torch.ones_like(ids)
+    mask[1, 40:] = 0
+    place = torch.tensor([1, 2, 3, 4])
+
+    def take() -> tuple[float, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        torch.manual_seed(3)
+        draw_seeds(model)
+        loss = model(
+            input_ids=ids, attention_mask=mask, start_positions=place, end_positions=place + 9
+        ).loss
+        loss.backward()
+        return float(loss.detach()), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+    without, _ = take()
+    assert compile_layers(model) == layers
+    loss, gradients = take()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert take()[0] == loss
+    for module in model.modules():
+        module._compiled_call_impl = None
+    eager, expected = take()
+
+    assert loss == pytest.approx(eager, rel=1e-5)
+    for name, values in gradients.items():
+        assert torch.allclose(values, expected[name], rtol=1e-3, atol=1e-5), name
+    assert model.config._attn_implementation == NAME
+    assert loss != pytest.approx(without, rel=1e-5)
+    compile_layers(model, shared=True)
+    assert [layer_is_whole(model, each) for each in range(layers)] == [False, True][:layers]
+    assert count_compiled(model) == layers
+    assert take()[0] == pytest.approx(eager, rel=1e-5)
+    plain_layers(model)
+    assert count_compiled(model) == 0
+    assert take()[0] == without
+
+
+def layer_is_whole(model: Any, number: int) -> bool:
+    """Whether a layer is compiled as one graph, not in parts."""
+    return find_layers(model)[number]._compiled_call_impl is not None
+
+
+# After the one that compiles: torch remembers which compiler it has found.
+@COMPILING
+def test_a_missing_compiler_is_detected() -> None:
+    from torch._inductor import config
+
+    # Its own way to set these: pytest's would delete them afterwards.
+    with config.patch({"cpp.cxx": ("no-such-compiler",), "fx_graph_cache": False}):
+        assert "no-such-compiler" in (why_no_compiler() or "")
+
+
+@COMPILING
+def test_layers_are_found_and_become_plain_again(questions: list[Question]) -> None:
+    with alone(DEMO) as session:
+        model = load_model(DEMO, HEAD, all_texts(questions), session.ranks).model
+    layers = find_layers(model)
+    assert len(layers) == 2
+    for layer in layers:
+        layer.compile(dynamic=True)
+    plain_layers(model)
+    assert all(layer._compiled_call_impl is None for layer in layers)
+
+
+def test_attention_has_no_dropout_and_the_saved_configuration_stays() -> None:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    config = BertConfig(
+        num_hidden_layers=1, hidden_size=8, num_attention_heads=1, intermediate_size=8, vocab_size=9
+    )
+    with without_attention_dropout(config):
+        model = BertForQuestionAnswering(config)
+    attention = model.bert.encoder.layer[0].attention
+    assert attention.self.dropout.p == 0.0
+    assert attention.output.dropout.p == 0.1
+    assert model.config.attention_probs_dropout_prob == 0.1
+    assert "attention_probs_dropout_prob" in ATTENTION_DROPOUTS
+
+
+@pytest.mark.parametrize(("batch", "ranks", "rate"), [(16, 1, 5e-5), (32, 2, 1e-4), (8, 2, 5e-5)])
+def test_the_rate_follows_the_features_per_step(batch: int, ranks: int, rate: float) -> None:
+    assert SquadOptions(batch_size=batch).highest_rate(ranks) == pytest.approx(rate)
+    assert SquadOptions(batch_size=batch, learning_rate=3e-5).highest_rate(ranks) == 3e-5

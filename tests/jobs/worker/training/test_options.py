@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from jobs.worker.tasks.squad.options import DEMO, SAMPLE, SquadOptions
+
+EVERYTHING = SquadOptions(
+    model="-odd name",
+    data="/data/train ü.json",
+    eval="dev.json",
+    output="out",
+    epochs=3,
+    batch_size=7,
+    learning_rate=1.25e-4,
+    warmup_ratio=0.0,
+    max_length=256,
+    stride=64,
+    seed=0,
+    dtype="bf16",
+    backend="ccl",
+    accumulate=2,
+    compile="off",
+    wire="fp32",
+    attention_dropout=True,
+    ipex=True,
+    skip_bad_records=True,
+    token_cache="none",
+    max_steps=11,
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [SquadOptions(), DEMO, EVERYTHING, SquadOptions(dataset="own/squad")],
+    ids=["defaults", "demo", "everything", "hub"],
+)
+def test_argv_round_trip(options: SquadOptions) -> None:
+    assert SquadOptions.parse(options.to_argv()) == options
+
+
+def test_the_command_line_changes_only_the_given_options() -> None:
+    parser = argparse.ArgumentParser()
+    SquadOptions.add_arguments(parser)
+    namespace = parser.parse_args(["--epochs", "5", "--ipex"])
+    assert DEMO.changed_by(namespace) == replace(DEMO, epochs=5, ipex=True)
+    assert DEMO.changed_by(parser.parse_args([])) == DEMO
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--epochs=0"], "--epochs 0 is out of range: 1 to 10000"),
+        (["--epochs=1.5"], "argument --epochs: invalid int value: '1.5'"),
+        (["--batch-size=-1"], "--batch-size -1 is out of range: 1 to 4096"),
+        (["--learning-rate=nan"], "--learning-rate nan is out of range: 1e-08 to 1"),
+        (["--learning-rate=0"], "--learning-rate 0.0 is out of range: 1e-08 to 1"),
+        (["--warmup-ratio=1.01"], "--warmup-ratio 1.01 is out of range: 0 to 1"),
+        (["--max-length=8"], "--max-length 8 is out of range: 16 to 8192"),
+        (["--max-length=128"], "--stride 128 is out of range: at most half of --max-length (128)"),
+        (["--seed=-1"], "--seed -1 is out of range: 0 to 2147483647"),
+        (["--max-steps=0"], "--max-steps 0 is out of range: 1 to 1000000000"),
+        (["--dtype=fp16"], "argument --dtype: invalid choice: 'fp16'"),
+        (["--model="], "--model is empty"),
+        (["--data=a.json", "--dataset=b"], "--data and --dataset can't be used together"),
+        (["--epoch=2"], "unrecognized arguments: --epoch=2"),
+    ],
+)
+def test_usage_errors_are_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        SquadOptions.parse(argv)
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_wrong_choices_are_refused_without_a_parser() -> None:
+    with pytest.raises(ValueError, match="--backend 'nccl' is unknown: one of auto, ccl, gloo"):
+        replace(DEMO, backend="nccl")
+
+
+def test_the_demo_trains_from_scratch_on_the_sample() -> None:
+    assert (DEMO.model, DEMO.data) == ("scratch", str(SAMPLE))
+
+
+def test_the_laptop_needs_no_installed_package(node_environ: dict[str, str]) -> None:
+    modules = "worker.bench.options, worker.tasks.squad.options, worker.tasks.squad.dataset"
+    modules += ", worker.runtime.events, worker.runtime.pinning, worker.runtime.stopping"
+    # -S leaves site-packages out.
+    check = f"import {modules}; worker.tasks.squad.dataset.read_dataset({str(SAMPLE)!r})"
+    subprocess.run([sys.executable, "-S", "-c", check], env=node_environ, check=True, timeout=60)

@@ -1,0 +1,269 @@
+"""A run that is killed and resumed equals one that was not: every loss and weight, to the bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from jobs.worker.runtime.events import parse_event
+from jobs.worker.tasks.squad.options import DEMO, SquadOptions
+from jobs.worker.training.checkpoints import list_checkpoints
+from tests.jobs.worker.forked_ranks import Ran, run_forked
+
+STEPS = 12
+DISK_PER_CHECKPOINT = 4
+"""Syncs: state, description, the folder before its renaming, and its parent afterward."""
+
+
+class Made(NamedTuple):
+    """The results of a finished run."""
+
+    losses: list[list[tuple[int, float, int]]]
+    """(step, loss, tokens) of each rank."""
+    weights: bytes
+    predictions: str
+    results: dict[str, Any]
+
+
+def made(output: Path, ranks: int = 2) -> Made:
+    files = [output / "metrics" / f"rank-{rank}.jsonl" for rank in range(ranks)]
+    lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    result = json.loads((output / "results.json").read_text())
+    same = ("em", "f1", "loss_curve", "train_samples", "world_size", "epochs")
+    return Made(
+        [[(each["step"], each["loss"], each["tokens"]) for each in rank] for rank in lines],
+        (output / "model" / "model.safetensors").read_bytes(),
+        (output / "predictions.json").read_text(),
+        {name: result[name] for name in same},
+    )
+
+
+def options(folder: Path, output: str, **more: Any) -> SquadOptions:
+    """Twelve steps of two ranks, three epochs, a checkpoint after every other one."""
+    chosen: dict[str, Any] = {
+        "epochs": 3,
+        "batch_size": 2,
+        "checkpoint_every": 2,
+        "backend": "gloo",
+    }
+    chosen |= {"dtype": "fp32", "compile": "off"}
+    where = {"data": str(folder / "data.json"), "output": str(folder / output)}
+    return replace(DEMO, **{**chosen, **where, **more})
+
+
+def events(ran: Ran, rank: int = 0) -> list[dict[str, Any]]:
+    found = [parse_event(line) for line in ran.texts[rank].splitlines()]
+    return [event for event in found if event]
+
+
+def check_killed_and_resumed(
+    folder: Path, kills: list[dict[str, Any]], ranks: int = 2, dtype: str = "fp32"
+) -> None:
+    """Kill a run at each point and resume it; compare all with one that is not interrupted."""
+    runs: list[tuple[SquadOptions, dict[str, Any]]] = [
+        (options(folder, "whole", dtype=dtype), {"ranks": ranks})
+    ]
+    for number, kill in enumerate(kills):
+        chosen = options(folder, f"killed-{number}", dtype=dtype)
+        runs.append((chosen, {**kill, "ranks": ranks}))
+        runs.append((replace(chosen, resume=True), {"ranks": ranks}))
+    whole, *others = run_forked(runs)
+    assert whole.codes == [0] * ranks, whole.texts
+    expected = made(folder / "whole", ranks)
+    assert [step for step, _, _ in expected.losses[0]] == list(
+        range(1, 1 + len(expected.losses[0]))
+    )
+    for number, kill in enumerate(kills):
+        killed, resumed = others[2 * number : 2 * number + 2]
+        assert -signal.SIGKILL in killed.codes, (kill, killed.texts)
+        assert resumed.codes == [0] * ranks, (kill, resumed.texts)
+        found = made(folder / f"killed-{number}", ranks)
+        assert found.losses == expected.losses, kill
+        assert found == expected, kill
+        assert len(list_checkpoints(folder / f"killed-{number}")) == 2, kill
+        assert not list((folder / f"killed-{number}" / "checkpoints").glob("*.partial"))
+
+
+# The state, and the folder before it gets its name, of the second checkpoint.
+WRITES = [{"at": "disk", "step": DISK_PER_CHECKPOINT + number} for number in (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "steps", "writes"), [("fp32", (1, 6, STEPS), WRITES), ("bf16", (6,), [])]
+)
+def test_killed_at_a_step_and_while_a_checkpoint_is_written(
+    nodes_folder: Path, dtype: str, steps: tuple[int, ...], writes: list[dict[str, Any]]
+) -> None:
+    kills = [{"at": "step", "step": step, "rank": step % 2} for step in steps]
+    check_killed_and_resumed(nodes_folder, [*kills, *writes], dtype=dtype)
+
+
+def test_three_ranks_whose_sums_depend_on_their_order(nodes_folder: Path) -> None:
+    check_killed_and_resumed(nodes_folder, [{"at": "step", "step": 6, "rank": 2}], ranks=3)
+
+
+def test_a_run_can_not_be_resumed_with_fewer_steps_than_done(nodes_folder: Path) -> None:
+    chosen = options(nodes_folder, "killed")
+    killed, resumed = run_forked(
+        [
+            (chosen, {"at": "step", "step": 6, "rank": 0}),
+            (replace(chosen, resume=True, max_steps=2), {}),
+        ]
+    )
+    assert -signal.SIGKILL in killed.codes
+    assert set(resumed.codes) == {1}
+    (error,) = [event for event in events(resumed) if event["event"] == "error"]
+    assert error["message"] == "the checkpoint is at step 4, and the run has only 2 steps"
+
+
+@pytest.mark.parametrize("step", [5, STEPS])
+def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path, step: int) -> None:
+    """No checkpoint is due by time; only the signal causes one."""
+    folder = nodes_folder
+    rare = {"checkpoint_every": None}
+    term = {"at": "step", "step": step, "rank": 1, "signal": signal.SIGTERM}
+
+    whole, stopped, resumed = run_forked(
+        [
+            (options(folder, "whole", **rare), {}),
+            (options(folder, "stopped", **rare), term),
+            (options(folder, "stopped", **rare, resume=True), {}),
+        ]
+    )
+
+    assert (whole.codes, stopped.codes, resumed.codes) == ([0, 0], [143, 143], [0, 0])
+    (result,) = [event for event in events(stopped) if event["event"] == "stopped"]
+    assert result["step"] == step
+    assert result["checkpoint"] == f"step-{step:06d}"
+    assert not [event for event in events(stopped) if event["event"] == "error"]
+    (told_again,) = [event for event in events(resumed) if event["event"] == "resumed"]
+    assert told_again["step"] == result["step"]
+    assert made(folder / "stopped") == made(folder / "whole")
+    results = json.loads((folder / "stopped" / "results.json").read_text())
+    assert results["resumed_after"] == [step]
+    assert results["tokens_per_second"] > 0
+
+
+def test_a_rank_without_the_checkpoint_gets_it_from_rank_0(nodes_folder: Path) -> None:
+    """As after a worker was replaced: each rank has its own disk, and rank 1's is empty."""
+    folder = nodes_folder
+    own = options(folder, "own-RANK")
+    kill = {"at": "step", "step": 7, "rank": 1}
+
+    whole, killed, resumed = run_forked(
+        [(options(folder, "whole"), {}), (own, kill), (replace(own, resume=True), {})]
+    )
+
+    assert (whole.codes, resumed.codes) == ([0, 0], [0, 0]), resumed.texts
+    assert killed.codes[1] == -signal.SIGKILL
+    assert list_checkpoints(folder / "own-0")
+    assert not list_checkpoints(folder / "own-1")
+    for rank in range(2):
+        lines = (folder / f"own-{rank}" / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
+        found = [json.loads(line)["loss"] for line in lines][-6:]
+        assert found == [loss for _, loss, _ in made(folder / "whole").losses[rank]][-6:]
+    assert (folder / "own-0" / "model" / "model.safetensors").read_bytes() == made(
+        folder / "whole"
+    ).weights
+
+
+@pytest.mark.full
+def test_changes_that_prevent_resuming_are_named(nodes_folder: Path) -> None:
+    folder = nodes_folder
+    first = options(folder, "out", max_steps=6)
+    kill = {"at": "step", "step": 5}
+    again = replace(first, resume=True)
+    other_data = json.loads((folder / "data.json").read_text())
+    other_data["data"][0]["paragraphs"][0]["qas"].pop()
+
+    def changed(**more: Any) -> SquadOptions:
+        return replace(again, **more)
+
+    killed, batch, alone, refused, lower = run_forked(
+        [
+            (first, kill),
+            (changed(batch_size=4, seed=7), {}),
+            (again, {"ranks": 1}),
+            (first, {}),
+            (changed(learning_rate=1e-4, epochs=2), {}),
+        ]
+    )
+
+    assert -signal.SIGKILL in killed.codes
+    assert error_of(batch) == (
+        "a run can't be resumed with other options: --batch-size 4 (it was 2), --seed 7 (it was "
+        f"{DEMO.seed})"
+    )
+    assert error_of(alone) == "the checkpoint has 2 ranks, this run 1"
+    assert "holds the checkpoints of an unfinished run" in error_of(refused)
+    assert lower.codes == [0, 0], lower.texts
+    notes = [event["text"] for event in events(lower) if event["event"] == "note"]
+    assert any("--learning-rate 0.0001 (it was 0.0015)" in note for note in notes)
+
+    (folder / "data.json").write_text(json.dumps(other_data))
+    (data,) = run_forked([(again, {})])
+    assert error_of(data) == "the training data has changed since the run began"
+
+
+def error_of(ran: Ran) -> str:
+    """Return rank 0's error message."""
+    assert ran.codes[0] == 1, ran.texts
+    (error,) = [event for event in events(ran) if event["event"] == "error"]
+    message: str = error["message"]
+    return message
+
+
+def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(nodes_folder: Path) -> None:
+    folder = nodes_folder
+    long = {"max_steps": 160, "epochs": 100, "checkpoint_every": 5}
+    infinite, diverged = run_forked(
+        [
+            (options(folder, "nan", **long), {"step": 8, "loss": float("nan")}),
+            (options(folder, "up", **long), {"step": 8, "loss": 60.0}),
+        ]
+    )
+
+    assert error_of(infinite) == "the loss or its gradient became infinite at step 8 of 160"
+    assert [path.name for path in list_checkpoints(folder / "nan")] == ["step-000005"]
+    hints = [event["hint"] for event in events(infinite) if event["event"] == "error"]
+    assert hints == [
+        "lower --learning-rate, or use --dtype fp32, with --resume from step-000005, which is kept"
+    ]
+    assert "the loss diverged: at step " in error_of(diverged)
+    assert list_checkpoints(folder / "up")[0].name == "step-000005"
+
+
+def test_a_full_disk_costs_a_checkpoint_but_not_the_run_or_a_log(nodes_folder: Path) -> None:
+    folder = nodes_folder
+    full = {"at": "disk", "step": DISK_PER_CHECKPOINT + 1, "full": True}
+    (ran,) = run_forked([(options(folder, "out", max_steps=5), full)])
+
+    assert ran.codes == [0, 0], ran.texts
+    notes = [event["text"] for event in events(ran) if event["event"] == "note"]
+    (warning,) = [note for note in notes if note.startswith("warning: checkpoint")]
+    assert warning.endswith("No space left on device; training continues without it")
+    kept = [path.name for path in list_checkpoints(folder / "out")]
+    assert kept == ["step-000002", "step-000005"]
+    assert len(list((folder / "out" / "checkpoints").iterdir())) == 2
+    logs = [(folder / "out" / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert logs == ran.texts
+    assert logs[0].count("@spr") > 5
+    assert "@spr" not in logs[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_at_every_step(nodes_folder: Path, rank: int) -> None:
+    steps = [{"at": "step", "step": step, "rank": rank} for step in range(1, STEPS + 1)]
+    check_killed_and_resumed(nodes_folder, steps)
+
+
+@pytest.mark.full
+def test_killed_at_every_write_to_the_disk(nodes_folder: Path) -> None:
+    writes = range(1, STEPS // 2 * DISK_PER_CHECKPOINT + 1)
+    check_killed_and_resumed(nodes_folder, [{"at": "disk", "step": n} for n in writes])

@@ -1,0 +1,276 @@
+"""The job as the nodes run it: the shipped package ``worker``, one process per rank."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from jobs.worker.runtime.context import RankContext
+from jobs.worker.runtime.events import Events, parse_event
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.process import LocalPlace, RankIdentity
+from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.tasks.squad.dataset import Question
+from jobs.worker.tasks.squad.features import build_features
+from jobs.worker.tasks.squad.options import DEMO, SAMPLE, SquadOptions
+from jobs.worker.tasks.squad.spans import MAX_ANSWER_TOKENS
+from jobs.worker.tasks.squad.task import Squad
+from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.optimizer_step import find_idle
+from jobs.worker.training.task import Loaded
+
+TIMEOUT = 240
+"""Seconds after which a rank that hangs fails its test."""
+
+
+class Ended(NamedTuple):
+    code: int
+    events: list[dict[str, Any]]
+    output: str
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == name]
+
+
+def free_port() -> int:
+    """Return a port that is free for torch, and the one below it for the heartbeat.
+
+    It is none of those that the kernel gives to connections: they may be taken before the ranks start.
+    """
+    while True:
+        port = random.randrange(10_001, 32_000)
+        with (
+            suppress(OSError),
+            socket.create_server(("127.0.0.1", port)),
+            socket.create_server(("127.0.0.1", port - 1)),
+        ):
+            return port
+
+
+def run_ranks(
+    folder: Path, options: list[SquadOptions], python: str = sys.executable, local: int = 1
+) -> list[Ended]:
+    """Start one process per options, as mpirun does on machines with ``local`` ranks each."""
+    size, port = len(options), free_port()
+    processes = []
+    for rank, each in enumerate(options):
+        environ = os.environ | {
+            "PMI_RANK": str(rank),
+            "PMI_SIZE": str(size),
+            "MPI_LOCALRANKID": str(rank % local),
+            "MPI_LOCALNRANKS": str(local),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        processes.append(start(folder, each, environ, python))
+    try:
+        return [finish(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def start(
+    folder: Path, options: SquadOptions, environ: dict[str, str], python: str = sys.executable
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [python, "-m", "worker.tasks", "squad", *options.to_argv()],
+        cwd=folder,
+        env=environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> Ended:
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    found = [parse_event(line) for line in output.splitlines()]
+    return Ended(process.returncode, [event for event in found if event], output)
+
+
+def small(folder: Path, output: str, batch_size: int) -> SquadOptions:
+    return replace(
+        DEMO,
+        data=str(folder / "data.json"),
+        output=str(folder / output),
+        epochs=2,
+        batch_size=batch_size,
+        dtype="fp32",
+        backend="gloo",
+        token_cache=str(folder / "cache"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wire", "tolerance"),
+    [("fp32", "bf16", 2e-3), ("fp32", "fp32", 2e-5), ("bf16", "bf16", 2e-2)],
+)
+def test_two_ranks_train_as_one(
+    nodes_folder: Path, dtype: str, wire: str, tolerance: float
+) -> None:
+    two = replace(small(nodes_folder, "two", batch_size=4), dtype=dtype, wire=wire)
+    first, second = run_ranks(nodes_folder, [two] * 2)
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert second.events == [], "only rank 0 speaks"
+    check_events(first)
+    results = json.loads((nodes_folder / "two" / "results.json").read_text())
+    check_results(results)
+    (said,) = first.of("result")
+    assert said == {"event": "result", **results, "at": said["at"]}
+    if dtype == "fp32":  # as transformers computes
+        check_model(nodes_folder / "two", results)
+
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PMI_")}
+    one = replace(small(nodes_folder, "one", batch_size=8), dtype=dtype)
+    alone = finish(start(nodes_folder, one, environ))
+    assert alone.code == 0, alone.output
+    single = json.loads((nodes_folder / "one" / "results.json").read_text())
+    assert single["world_size"] == 1
+    # Same seed, same global batches, no dropout: averaging gradients over two ranks
+    # must give the very training that one rank does alone.
+    assert [step for step, _ in single["loss_curve"]] == [step for step, _ in results["loss_curve"]]
+    losses, expected = ([loss for _, loss in r["loss_curve"]] for r in (results, single))
+    assert losses == pytest.approx(expected, abs=tolerance)
+    assert losses[-1] < losses[0]
+
+
+def test_ranks_that_sum_by_node_train_as_in_one_ring(nodes_folder: Path) -> None:
+    curves = []
+    for local in (1, 2):
+        options = replace(small(nodes_folder, f"local{local}", batch_size=2), wire="fp32")
+        ended = run_ranks(nodes_folder, [options] * 4, local=local)
+        assert [each.code for each in ended] == [0] * 4, ended[0].output
+        results = json.loads((nodes_folder / f"local{local}" / "results.json").read_text())
+        curves.append([loss for _, loss in results["loss_curve"]])
+    assert curves[1] == pytest.approx(curves[0], abs=2e-5)
+
+
+def check_events(ended: Ended) -> None:
+    (begin,) = ended.of("start")
+    assert (begin["world_size"], begin["backend"]) == (2, "gloo")
+    phases = [event["name"] for event in ended.of("phase")]
+    assert phases == ["load", "tokenize", "train", "save", "evaluate"]
+    last = ended.of("step")[-1]
+    assert last["step"] == last["total"] == 4
+    assert last["epoch"] == 2.0
+
+
+def check_results(results: dict[str, Any]) -> None:
+    assert results["world_size"] == 2
+    assert [rank["rank"] for rank in results["ranks"]] == [0, 1]
+    assert len({rank["pid"] for rank in results["ranks"]}) == 2
+    assert [rank["threads"] for rank in results["ranks"]] == [1, 1]
+    assert results["backend"] == "gloo"
+    assert results["train_records"] == results["eval_records"] == results["train_samples"] == 16
+    assert 0 <= results["em"] <= results["f1"] <= 100
+    assert results["samples_per_second"] > 0
+    phases = ["load", "tokenize", "train", "save", "evaluate"]
+    assert list(results["seconds"]) == [*phases, "total"]
+    assert sum(results["seconds"][phase] for phase in phases) <= results["seconds"]["total"]
+
+
+def check_model(output: Path, results: dict[str, Any]) -> None:
+    """Check that the saved model gives the run's answers."""
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    predictions = json.loads((output / "predictions.json").read_text())
+    assert len(predictions) == results["eval_records"]
+    assert not list(output.glob(".*")), "no half-written file is left"
+    model = AutoModelForQuestionAnswering.from_pretrained(output / "model")
+    tokenizer = AutoTokenizer.from_pretrained(output / "model")
+    paragraph = json.loads(SAMPLE.read_text())["data"][0]["paragraphs"][0]
+    question = paragraph["qas"][0]
+    encoded = tokenizer(question["question"], paragraph["context"], return_tensors="pt")
+    offsets = tokenizer(
+        question["question"], paragraph["context"], return_offsets_mapping=True
+    ).offset_mapping
+    answer = model.eval()(**encoded)
+    inside = [index for index, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+    spans = [(a, b) for a in inside for b in inside if a <= b < a + MAX_ANSWER_TOKENS]
+    starts, ends = answer.start_logits[0].tolist(), answer.end_logits[0].tolist()
+    first, last = max(spans, key=lambda span: starts[span[0]] + ends[span[1]])
+    found = paragraph["context"][offsets[first][0] : offsets[last][1]]
+    assert predictions[question["id"]] == found
+
+
+def test_a_failing_rank_ends_all(nodes_folder: Path) -> None:
+    good = small(nodes_folder, "out", batch_size=4)
+    bad = replace(good, data=str(nodes_folder / "none.json"))
+    first, second = run_ranks(nodes_folder, [good, bad])
+    assert (first.code, second.code) == (1, 1)
+    (cause,) = second.of("error")
+    assert "none.json: can't be read" in cause["message"]
+    assert (cause["rank"], cause["lost_peer"]) == (1, False)
+    (effect,) = first.of("error")
+    assert (effect["rank"], effect["lost_peer"]) == (0, True), first.output
+    assert "Traceback" not in first.output + second.output
+    assert not (nodes_folder / "out" / "results.json").exists()
+
+
+def test_ranks_train_a_model_that_has_idle_parameters(
+    nodes_folder: Path, tokenizer: Any, questions: list[Question]
+) -> None:
+    from transformers import XLNetConfig, XLNetForQuestionAnsweringSimple
+
+    torch.manual_seed(1)
+    shape = {"vocab_size": len(tokenizer), "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}
+    model = XLNetForQuestionAnsweringSimple(XLNetConfig(**shape))
+    named = copy.deepcopy(tokenizer)
+    alone = Ranks(RankIdentity(), "gloo", "", None, LocalPlace())
+    session = RankContext(DEMO, alone, Events(0, io.StringIO()), Precision("fp32", ""))
+    for names, expected in (
+        (["input_ids", "token_type_ids"], {"mask_emb"}),
+        (["input_ids"], {"mask_emb", "r_s_bias", "seg_embed"}),
+    ):
+        named.model_input_names = names
+        features = build_features(questions[:1], named, 64, 16)
+        run = TrainingRun(session, Squad(DEMO), Loaded(model, named), features)
+        idle = {id(each) for each in find_idle(run)}
+        found = [name for name, each in model.named_parameters() if id(each) in idle]
+        assert {name.rpartition(".")[2] for name in found} == expected
+    model.save_pretrained(nodes_folder / "xlnet")
+    tokenizer.save_pretrained(nodes_folder / "xlnet")
+    chosen = replace(
+        small(nodes_folder, "idle", batch_size=4), model=str(nodes_folder / "xlnet"), wire="fp32"
+    )
+
+    first, second = run_ranks(nodes_folder, [chosen] * 2)
+
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert first.of("step")[-1]["step"] == 4
+
+
+def test_an_unusable_question_is_reported_before_training(nodes_folder: Path) -> None:
+    content = json.loads((nodes_folder / "data.json").read_text())
+    passage = content["data"][0]["paragraphs"][0]
+    # One word to the check before the start, hundreds to the tokenizer.
+    passage["qas"][0]["question"] = "-".join("abcdefgh" * 60)
+    (nodes_folder / "eval.json").write_text(json.dumps(content))
+    chosen = replace(
+        small(nodes_folder, "long", batch_size=4), eval=str(nodes_folder / "eval.json")
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PMI_")}
+
+    ended = finish(start(nodes_folder, chosen, environ))
+
+    assert ended.code == 1, ended.output
+    assert [event["name"] for event in ended.of("phase")] == ["load", "tokenize"]
+    (error,) = ended.of("error")
+    assert "tokens leave no room" in error["message"]

@@ -1,0 +1,95 @@
+"""Speed trials: their length, their features, and that they only measure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.worker.tasks.squad.dataset import Answer, Question
+from jobs.worker.tasks.squad.options import DEMO, SquadOptions
+from jobs.worker.training.batches import epoch_batches
+from jobs.worker.training.speed_trial import choose_steps, enough_for_trial, plan_measure
+from tests.jobs.worker.training.test_run import run_ranks, small
+
+TRIAL = replace(DEMO, batch_size=4, trial_seconds=5)
+
+
+def questions(count: int) -> list[Question]:
+    return [Question(str(n), "?", "a b", (Answer("a", 0),)) for n in range(count)]
+
+
+@pytest.mark.parametrize(("one", "steps"), [(0.5, 20), (100.0, 5), (0.0, 2000)])
+def test_trial_steps_fit_into_the_time_within_bounds(one: float, steps: int) -> None:
+    assert choose_steps(10, one) == steps
+
+
+def test_a_trial_reads_part_of_many_questions() -> None:
+    some = enough_for_trial(TRIAL, questions(5000), 2)
+
+    assert len(some) == 50 * 4 * 2
+    assert some == enough_for_trial(TRIAL, questions(5000), 2), "the same on every rank"
+    assert len({question.id for question in some}) == len(some)
+
+
+def test_training_itself_reads_all_of_them() -> None:
+    everything = questions(5000)
+    assert enough_for_trial(replace(TRIAL, trial_seconds=None), everything, 2) is everything
+    few = questions(10)
+    assert enough_for_trial(TRIAL, few, 2) is few
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 4), (2, 4), (4, 8)])
+def test_a_short_trial_takes_whole_epochs_of_texts_of_every_length(ranks: int, batch: int) -> None:
+    options = replace(TRIAL, batch_size=batch)
+    lengths = np.resize(np.arange(10, 50, dtype=np.int32), 4000)
+
+    chosen, schedule = plan_measure(len(lengths), options, ranks, 10)
+
+    assert (schedule.per_epoch, schedule.total) == (10, 10)
+    assert len(chosen) == 10 * batch * ranks
+    taken = [
+        index
+        for rank in range(ranks)
+        for piece in epoch_batches(lengths[chosen], batch, rank, ranks, (1,))
+        for index in piece
+    ]
+    assert sorted(taken) == list(range(len(chosen))), "every one of them, once"
+    middle = float(np.mean(lengths[chosen]))
+    assert middle == pytest.approx(float(np.mean(lengths)), rel=0.2)
+
+
+@pytest.mark.parametrize(("steps", "total"), [(12, 14), (14, 14), (7, 7), (30, 35)])
+def test_a_long_trial_repeats_its_features(steps: int, total: int) -> None:
+    chosen, schedule = plan_measure(28, TRIAL, 1, steps)
+
+    assert chosen.tolist() == list(range(28))
+    assert (schedule.per_epoch, schedule.total) == (7, total)
+
+
+def test_the_option_reaches_the_ranks_and_does_not_affect_training() -> None:
+    assert "--trial-seconds=5" in TRIAL.to_argv()
+    assert not [word for word in SquadOptions().to_argv() if "trial" in word]
+    with pytest.raises(ValueError, match="--trial-seconds 0 is out of range: 1 to 3600"):
+        replace(DEMO, trial_seconds=0)
+
+
+def test_two_ranks_measure_their_training_and_leave_nothing(nodes_folder: Path) -> None:
+    options = replace(small(nodes_folder, "out", batch_size=4), trial_seconds=1)
+
+    first, second = run_ranks(nodes_folder, [options] * 2)
+
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    (trial,) = first.of("trial")
+    assert trial["gradient_bytes"] > 0
+    assert trial["samples_per_second"] > 0
+    # 16 questions for two ranks with four each: two steps an epoch.
+    assert trial["steps"] % 2 == 0
+    assert trial["samples_per_second"] == pytest.approx(
+        trial["steps"] * 8 / trial["seconds"], rel=0.01
+    )
+    assert [event["name"] for event in first.of("phase")] == ["load", "tokenize", "measure"]
+    assert not first.of("result")
+    assert not (nodes_folder / "out").exists()

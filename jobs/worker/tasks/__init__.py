@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..training.task import Task
+from .classify import Classify
 from .squad.task import Squad
+from .tag import Tag
 
-TASKS: dict[str, type[Task[Any]]] = {task.name: task for task in (Squad,)}
+TASKS: dict[str, type[Task[Any]]] = {task.name: task for task in (Squad, Classify, Tag)}

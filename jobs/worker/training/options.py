@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 SCRATCH = "scratch"
 """The model name for a small DistilBERT with random weights and a tokenizer trained on the data."""
@@ -34,6 +35,11 @@ BEFORE = {"attention_dropout": True, "compile": "off", "wire": "fp32"}
 """What runs did before these options existed, where it is not the default. Earlier checkpoints lack them."""
 BASE_RATE, BASE_BATCH = 5e-5, 16
 """The default learning rate, and the samples per step (of all ranks) for which it is meant."""
+
+SMALL: Mapping[str, Any] = MappingProxyType(
+    {"model": SCRATCH, "epochs": 40, "batch_size": 8, "learning_rate": 1.5e-3, "compile": "off"}
+)
+"""The demos' options: they learn a sample by heart in seconds, a test of the machinery, not a good model."""
 
 Own = TypeVar("Own", bound="TrainOptions")
 
@@ -69,6 +75,9 @@ class TrainOptions:
 
     ``batch_size`` is per rank, in samples: one sample is one row of a batch.
     """
+
+    task: ClassVar[str] = ""
+    """The task's name."""
 
     output: str = option("output", "folder for the model and the results", metavar="DIR")
     epochs: int = option(2, "passes over the training data", within=Range(1, 10_000))
@@ -135,6 +144,12 @@ class TrainOptions:
     def model_name(self) -> str | None:
         """The name of the model to start from, if it has one."""
         return None
+
+    @classmethod
+    def redefine(cls, name: str, default: Any) -> Any:
+        """Return an option of this class with another default, for a subclass."""
+        known = next(each for each in fields(cls) if each.name == name)
+        return field(default=default, metadata=known.metadata)
 
     def highest_rate(self, ranks: int) -> float:
         """Return the peak learning rate: the option, or one for the samples per step of all ranks.
@@ -234,7 +249,7 @@ def _in_order_of_help(options: type[TrainOptions]) -> list[Field[Any]]:
     *own, every = [each for each in options.__mro__ if issubclass(each, TrainOptions)]
     names = [name for each in (*reversed(own), every) for name in vars(each)["__annotations__"]]
     known = {each.name: each for each in fields(options)}
-    return [known[name] for name in dict.fromkeys(names)]
+    return [known[name] for name in dict.fromkeys(names) if name in known]
 
 
 class _OneLineParser(argparse.ArgumentParser):

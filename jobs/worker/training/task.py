@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from ..data.texts import TextSamples
     from ..data.tokens import Column, Tokens
     from .state import TrainContext
 
@@ -71,10 +72,17 @@ class Task(ABC, Generic[Own]):
     """One task, with the options of a run."""
 
     name: ClassVar[str]
+    help: ClassVar[str]
+    """A line of the command's help."""
     Options: type[Own]
+    demo: Own
+    """Options of `--demo`."""
 
     def __init__(self, options: Own) -> None:
         self.options = options
+
+    def check(self) -> None:
+        """Check the data on the laptop, without torch. Raises :class:`DatasetError`."""
 
     @abstractmethod
     def read(self, note: Callable[[str], None]) -> Data:
@@ -110,6 +118,33 @@ class Task(ABC, Generic[Own]):
 
 class TextTask(Task[OwnText]):
     """A task of a model that reads texts."""
+
+    def encode_samples(
+        self,
+        context: TrainContext,
+        loaded: Loaded,
+        texts: Sequence[Sequence[str]],
+        targets: Sequence[Any],
+        *,
+        offsets: bool = False,
+    ) -> TextSamples:
+        """Return samples of one text each, or of two: ``texts`` has one column, or two.
+
+        What is beyond ``max_length`` is cut off, and counted in a note.
+        """
+        from ..data.texts import TextSamples  # noqa: PLC0415
+        from ..data.tokens import Column, read_template  # noqa: PLC0415
+
+        columns = [Column(list(each), offsets) for each in texts]
+        tokens = self.encode(context, loaded, columns)
+        template = read_template(loaded.tokenizer, pair=len(texts) == 2)
+        samples = TextSamples(tokens, template, targets, self.options.max_length)
+        counts = zip(*(each.counts for each in tokens), strict=True)
+        cut = sum(sum(each) > samples.room for each in counts)
+        if cut:
+            text = f"{cut} of {len(samples)} samples are longer than {samples.max_length} tokens and are cut"
+            context.events.note(f"{text}; --max-length keeps more")
+        return samples
 
     def encode(
         self, context: TrainContext, loaded: Loaded, columns: Sequence[Column]

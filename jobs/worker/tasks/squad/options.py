@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...training.options import SCRATCH, Range, TextOptions, option
+from ...training.options import SMALL, Range, TextOptions, option
 
 SAMPLE = Path(__file__).with_name("sample.json")
 """The demo's data: about a hundred questions on this project's subject, in SQuAD's layout."""
@@ -14,6 +14,8 @@ SAMPLE = Path(__file__).with_name("sample.json")
 @dataclass(frozen=True)
 class SquadOptions(TextOptions):
     """One training run. A sample is one feature, see :mod:`.features`."""
+
+    task = "squad"
 
     data: str | None = option(
         None, "training data, a SQuAD v1.1 JSON file (default: --dataset's)", metavar="PATH"
@@ -32,12 +34,4 @@ class SquadOptions(TextOptions):
             raise ValueError("--data and --dataset can't be used together")
 
 
-DEMO = SquadOptions(
-    model=SCRATCH,
-    data=str(SAMPLE),
-    epochs=40,
-    batch_size=8,
-    learning_rate=1.5e-3,
-    compile="off",
-)
-"""Learns the sample by heart in seconds: a test of the machinery, not a good model."""
+DEMO = SquadOptions(data=str(SAMPLE), **SMALL)

@@ -9,7 +9,7 @@ from ...data.records import skip_note
 from ...runtime.errors import DatasetError
 from ...training.task import Data, Loaded, TextTask
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset
-from .options import SquadOptions
+from .options import DEMO, SquadOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,8 @@ class Squad(TextTask[SquadOptions]):
 
     name = "squad"
     Options = SquadOptions
+    demo = DEMO
+    help = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
 
     def read(self, note: Callable[[str], None]) -> Data:
         options, skipped = self.options, list[DatasetError]()

@@ -1,0 +1,222 @@
+"""Classification of texts, or of pairs of texts: one label each, or several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..data.records import require_text, show
+from ..runtime.errors import DatasetError
+from ..training.options import SMALL, option
+from ..training.tables import TableOptions, TableTask
+from ..training.task import Data, Loaded
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from ..data.texts import TextSample, TextSamples
+    from ..data.tokens import Longs
+    from ..training.state import TrainContext
+
+HEAD = "SequenceClassification"
+MOST_CLASSES_SHOWN = 100
+"""The confusion matrix of more classes is left out of the results."""
+
+
+@dataclass(frozen=True)
+class ClassifyOptions(TableOptions):
+    """One training run of a classifier."""
+
+    task = "classify"
+    pair_column: str | None = option(None, "column with the second text of pairs", metavar="NAME")
+    label_separator: str | None = option(
+        None, "what separates several labels of a text, such as ';'", metavar="TEXT"
+    )
+    epochs: int = TableOptions.redefine("epochs", 3)
+    max_length: int = TableOptions.redefine("max_length", 128)
+
+
+class Labeled(NamedTuple):
+    """A row: one text or two, and its labels."""
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+    place: str
+
+
+class Classify(TableTask[ClassifyOptions]):
+    """``accuracy`` and ``macro_f1`` in the results are percentages; with several labels, ``exact_match``
+    counts the texts with all of them right."""
+
+    name = "classify"
+    Options = ClassifyOptions
+    demo = ClassifyOptions(data=str(Path(__file__).with_name("classify.sample.jsonl")), **SMALL)
+    help = "classify texts or pairs of texts, one label each or several"
+    text_columns = (
+        "text",
+        "sentence",
+        "sentence1",
+        "premise",
+        "question",
+        "content",
+        "description",
+    )
+    label_columns = ("label", "labels", "class", "category", "target", "section")
+
+    def __init__(self, options: ClassifyOptions) -> None:
+        super().__init__(options)
+        self._several = options.label_separator is not None
+        self._kind: type | None = None
+        self.classes: list[str] = []
+
+    def convert(self, place: str, row: Any, text: str, label: str) -> Labeled:
+        columns = [text, *filter(None, [self.options.pair_column])]
+        texts = []
+        for column in columns:
+            if column not in row:
+                raise DatasetError(f"{place}: has no column {column!r}")
+            texts.append(require_text(row[column], f"{place}: column {column!r}").strip())
+        labels = self._labels(f"{place}: column {label!r}", row.get(label))
+        return Labeled(tuple(texts), labels, place)
+
+    def _labels(self, what: str, value: Any) -> tuple[str, ...]:
+        separator = self.options.label_separator
+        if separator is not None and isinstance(value, str):
+            value = [each.strip() for each in value.split(separator) if each.strip()]
+        if isinstance(value, list):
+            self._several = True
+            return tuple(dict.fromkeys(self._label(what, each) for each in value))
+        if self._several:
+            raise DatasetError(f"{what} has one label, and other rows a list of them")
+        return (self._label(what, value),)
+
+    def _label(self, what: str, value: Any) -> str:
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            raise DatasetError(f"{what} has no label")
+        if not isinstance(value, str | int):
+            raise DatasetError(f"{what} is no label: {show(str(value))}")
+        self._kind = self._kind or type(value)
+        if type(value) is not self._kind:
+            names = {str: "a text", int: "a number", bool: "true or false"}
+            raise DatasetError(
+                f"{what} is {names.get(type(value))}: {value!r}; in other rows it is {names.get(self._kind)}"
+            )
+        return require_text(str(value), what).strip()
+
+    def read(self, note: Callable[[str], None]) -> Data:
+        data = super().read(note)
+        found = {label for record in data.train for label in record.labels}
+        self.classes = sorted(found, key=_numbers_first)
+        if len(self.classes) < 2:
+            only = f"only the label {show(self.classes[0])}" if self.classes else "no labels"
+            raise DatasetError(f"{data.train_source}: has {only}, and classification needs two")
+        for record in data.eval:
+            if unknown := [label for label in record.labels if label not in found]:
+                raise DatasetError(
+                    f"{record.place}: the training data has no label {show(unknown[0])}",
+                    hint="correct the label, or leave the row out of the evaluation data",
+                )
+        note(f"{len(self.classes)} classes{', several per text' if self._several else ''}")
+        return data
+
+    def load(self, context: TrainContext, data: Data) -> Loaded:
+        from ..training.model import load_model
+
+        kind = "multi_label_classification" if self._several else "single_label_classification"
+        settings = {
+            "num_labels": len(self.classes),
+            "id2label": dict(enumerate(self.classes)),
+            "label2id": {name: number for number, name in enumerate(self.classes)},
+            "problem_type": kind,
+        }
+        texts = (text for record in data.train for text in record.texts)
+        return load_model(self.options, HEAD, texts, context.ranks, settings)
+
+    def prepare(
+        self, context: TrainContext, loaded: Loaded, records: Sequence[Labeled]
+    ) -> TextSamples:
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        targets: list[Any] = [[numbers[label] for label in each.labels] for each in records]
+        if not self._several:
+            targets = [numbers for (numbers,) in targets]
+        columns = zip(*(record.texts for record in records), strict=True)
+        return self.encode_samples(context, loaded, list(columns), targets)
+
+    def collate(self, samples: Sequence[TextSample], loaded: Loaded) -> dict[str, Tensor]:
+        import torch
+
+        from ..training.batches import pad_inputs
+
+        labels = torch.tensor([0] * len(samples))
+        if self._several:
+            labels = torch.zeros(len(samples), len(self.classes))
+            for row, sample in enumerate(samples):
+                labels[row, sample.target] = 1.0
+        else:
+            labels = torch.tensor([sample.target for sample in samples])
+        return {**pad_inputs(samples, loaded.pad_token), "labels": labels}
+
+    def evaluate(
+        self,
+        context: TrainContext,
+        loaded: Loaded,
+        records: Sequence[Labeled],
+        samples: TextSamples,
+    ) -> dict[str, Any]:
+        import numpy as np
+
+        from ..runtime.output import save_json
+        from ..training.evaluation import compute_together, run_batches
+
+        def classify(batches: Sequence[Longs]) -> Iterator[tuple[Longs, np.ndarray[Any, Any]]]:
+            for chosen, output in run_batches(loaded, samples, batches, context.autocast()):
+                yield chosen, output.logits.float().numpy()
+
+        parts = compute_together(context.ranks, samples.lengths, classify)
+        if not context.ranks.first:
+            return {}
+        logits = np.concatenate([each for _, each in parts])
+        logits = logits[np.argsort(np.concatenate([chosen for chosen, _ in parts]))]
+        predicted = logits > 0 if self._several else logits.argmax(axis=1)
+        rows = [
+            {
+                "labels": list(record.labels),
+                "predicted": [self.classes[each] for each in np.atleast_1d(_chosen(found))],
+            }
+            for record, found in zip(records, predicted, strict=True)
+        ]
+        save_json(context.output / "predictions.json", rows)
+        return self._score(samples, predicted)
+
+    def _score(self, samples: TextSamples, predicted: Any) -> dict[str, Any]:
+        import numpy as np
+        from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
+
+        truth: Any = np.array(samples.targets) if not self._several else np.zeros_like(predicted)
+        if self._several:
+            for row, labels in enumerate(samples.targets):
+                truth[row, labels] = True
+        accuracy = 100 * float(accuracy_score(truth, predicted))
+        macro = 100 * float(f1_score(truth, predicted, average="macro", zero_division=0))
+        scores: dict[str, Any] = {
+            "exact_match" if self._several else "accuracy": round(accuracy, 3),
+            "macro_f1": round(macro, 3),
+            "classes": self.classes,
+        }
+        if not self._several and len(self.classes) <= MOST_CLASSES_SHOWN:
+            matrix = confusion_matrix(truth, predicted, labels=range(len(self.classes)))
+            scores["confusion"] = matrix.tolist()
+        return scores
+
+
+def _numbers_first(label: str) -> tuple[int, int, str]:
+    return (0, int(label), "") if label.isdecimal() else (1, 0, label)
+
+
+def _chosen(found: Any) -> Any:
+    """Return the classes of one text: one number, or those that are true."""
+    return found if found.ndim == 0 else found.nonzero()[0]

@@ -1,0 +1,221 @@
+"""Tagging of words, such as names in texts: each word has a tag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..data.records import require_text, show
+from ..runtime.errors import DatasetError
+from ..training.options import SMALL
+from ..training.tables import TableOptions, TableTask
+from ..training.task import Data, Loaded, Samples
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from ..data.texts import TextSample, TextSamples
+    from ..data.tokens import Longs
+    from ..training.state import TrainContext
+
+HEAD = "TokenClassification"
+UNLABELED = -100
+"""What transformers' loss leaves out: special tokens, and all but the first token of each word."""
+OUTSIDE = "O"
+
+
+@dataclass(frozen=True)
+class TagOptions(TableOptions):
+    """One training run of a tagger. A text is a row of words."""
+
+    task = "tag"
+    epochs: int = TableOptions.redefine("epochs", 3)
+    max_length: int = TableOptions.redefine("max_length", 256)
+
+
+class Sentence(NamedTuple):
+    """A row: words, and a tag for each."""
+
+    words: list[str]
+    tags: list[str]
+    place: str
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+class Tag(TableTask[TagOptions]):
+    """``f1`` in the results is that of entities (tags such as B-PER and I-PER), ``accuracy`` that of words;
+    both are percentages. Words beyond ``max_length`` count as outside of entities."""
+
+    name = "tag"
+    Options = TagOptions
+    demo = TagOptions(data=str(Path(__file__).with_name("tag.sample.conll")), **SMALL)
+    help = "tag words: names, parts of speech"
+    text_columns = ("words", "tokens")
+    label_columns = ("tags", "ner_tags", "labels", "pos_tags")
+
+    def __init__(self, options: TagOptions) -> None:
+        super().__init__(options)
+        self.tags: list[str] = []
+
+    def convert(self, place: str, row: Any, text: str, label: str) -> Sentence:
+        words, tags = (
+            self._list(f"{place}: column {column!r}", row.get(column)) for column in (text, label)
+        )
+        if len(words) != len(tags):
+            raise DatasetError(f"{place}: has {len(words)} words and {len(tags)} tags")
+        return Sentence(words, tags, place)
+
+    @staticmethod
+    def _list(what: str, found: Any) -> list[str]:
+        if not isinstance(found, list):
+            raise DatasetError(
+                f"{what} is not a list", hint="tag reads CoNLL files, and JSON with lists"
+            )
+        if not found:
+            raise DatasetError(f"{what} is empty")
+        return [
+            require_text(
+                str(each) if isinstance(each, int) else each, f"{what}, word {number}"
+            ).strip()
+            for number, each in enumerate(found, start=1)
+        ]
+
+    def read(self, note: Callable[[str], None]) -> Data:
+        data = super().read(note)
+        found = {tag for record in data.train for tag in record.tags}
+        self.tags = sorted(found)
+        if len(self.tags) < 2:
+            raise DatasetError(f"{data.train_source}: has only the tag {show(self.tags[0])}")
+        for record in data.eval:
+            if unknown := [tag for tag in record.tags if tag not in found]:
+                raise DatasetError(
+                    f"{record.place}: the training data has no tag {show(unknown[0])}",
+                    hint="correct the tag, or leave the row out of the evaluation data",
+                )
+        return data
+
+    def load(self, context: TrainContext, data: Data) -> Loaded:
+        from ..training.model import load_model
+
+        settings = {
+            "num_labels": len(self.tags),
+            "id2label": dict(enumerate(self.tags)),
+            "label2id": {name: number for number, name in enumerate(self.tags)},
+        }
+        texts = (record.text for record in data.train)
+        return load_model(self.options, HEAD, texts, context.ranks, settings)
+
+    def prepare(
+        self, context: TrainContext, loaded: Loaded, records: Sequence[Sentence]
+    ) -> TextSamples:
+        import numpy as np
+
+        samples = self.encode_samples(
+            context, loaded, [[record.text for record in records]], records, offsets=True
+        )
+        numbers = {name: number for number, name in enumerate(self.tags)}
+        (tokens,) = samples.columns
+        targets = []
+        for record, (begin, end) in zip(records, pairwise(tokens.bounds), strict=True):
+            ends = tokens.offsets[begin:end, 1]
+            starts = np.cumsum([0, *(len(word) + 1 for word in record.words)])
+            # The last character of a token: the first may be the blank before its word.
+            word = np.searchsorted(starts, ends - 1, side="right") - 1
+            first = np.diff(word, prepend=-1) > 0
+            if not first[: samples.room].any():
+                raise DatasetError(f"{record.place}: has no words that the tokenizer knows")
+            tags = np.array([numbers[tag] for tag in record.tags])
+            targets.append(np.where(first, tags[word], UNLABELED))
+        return samples.with_targets(targets)
+
+    def weights(self, samples: Samples) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        assert hasattr(samples, "targets")
+        assert hasattr(samples, "room")
+        return np.array([(each[: samples.room] != UNLABELED).sum() for each in samples.targets])
+
+    def collate(self, samples: Sequence[TextSample], loaded: Loaded) -> dict[str, Tensor]:
+        import torch
+
+        from ..training.batches import pad_inputs, padded_width
+
+        labels = torch.full((len(samples), padded_width(samples)), UNLABELED)
+        for row, sample in enumerate(samples):
+            kept = torch.from_numpy(sample.target)
+            labels[row, sample.front : sample.front + len(kept)] = kept
+        return {**pad_inputs(samples, loaded.pad_token), "labels": labels}
+
+    def evaluate(
+        self,
+        context: TrainContext,
+        loaded: Loaded,
+        records: Sequence[Sentence],
+        samples: TextSamples,
+    ) -> dict[str, Any]:
+        from ..runtime.output import save_json
+        from ..training.evaluation import compute_together, run_batches
+
+        def tag(batches: Sequence[Longs]) -> Iterator[tuple[Longs, np.ndarray[Any, Any]]]:
+            for chosen, output in run_batches(loaded, samples, batches, context.autocast()):
+                yield chosen, output.logits.argmax(dim=-1).numpy()
+
+        parts = compute_together(context.ranks, samples.lengths, tag)
+        if not context.ranks.first:
+            return {}
+        found: list[list[str]] = [[] for _ in records]
+        for chosen, predicted in parts:
+            for number, row in zip(chosen, predicted, strict=True):
+                found[number] = self._words(records[number], samples[int(number)], row)
+        save_json(context.output / "predictions.json", found)
+        return score([record.tags for record in records], found)
+
+    def _words(self, record: Sentence, sample: TextSample, row: Any) -> list[str]:
+        """Return a tag for each word; those without a token, or beyond the model's input, are outside."""
+        front, target = sample.front, sample.target
+        first = (target != UNLABELED).nonzero()[0]
+        tags = [self.tags[row[front + place]] for place in first]
+        return tags + [OUTSIDE] * (len(record.words) - len(tags))
+
+
+def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return the accuracy of words and, for tags of entities, precision, recall, and F1, in percent."""
+    from sklearn.metrics import accuracy_score
+
+    true_words, words = ([tag for row in rows for tag in row] for rows in (truth, found))
+    scores = {"accuracy": round(100 * float(accuracy_score(true_words, words)), 3)}
+    wanted, marked = (
+        {(number, *span) for number, row in enumerate(rows) for span in find_entities(row)}
+        for rows in (truth, found)
+    )
+    if wanted:
+        right = len(wanted & marked)
+        precision, recall = (right / max(len(each), 1) for each in (marked, wanted))
+        f1 = 2 * right / (len(wanted) + len(marked))
+        figures = {"f1": f1, "precision": precision, "recall": recall}
+        scores |= {name: round(100 * value, 3) for name, value in figures.items()}
+    return scores
+
+
+def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return the entities in tags such as B-PER and I-PER: type, first word, and the word after the last.
+
+    As in CoNLL's evaluation, one also begins at I after another type or no entity.
+    """
+    found, begin, kind = list[tuple[str, int, int]](), 0, ""
+    for place, tag in enumerate([*tags, OUTSIDE]):
+        mark, dash, own = tag.partition("-")
+        inside = own if dash and mark in ("B", "I") else ""
+        if kind and (mark == "B" or inside != kind):
+            found.append((kind, begin, place))
+            kind = ""
+        if inside and not kind:
+            begin, kind = place, inside
+    return found

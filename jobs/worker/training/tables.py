@@ -1,0 +1,121 @@
+"""Tasks that learn from tables: a row is a record, a column its text or its label."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from ..data.readers import EVAL, TRAIN, Table, choose_column, has_split, read_records, read_table
+from ..data.records import skip_note
+from ..runtime.errors import DatasetError
+from .options import Range, TextOptions, option
+from .task import Data, TextTask
+
+_LOOK_AT = 1000
+"""Rows that the laptop reads before anything is sent."""
+
+
+@dataclass(frozen=True)
+class TableOptions(TextOptions):
+    """Where a table's texts and labels are."""
+
+    data: str | None = option(
+        None,
+        "training data: a CSV, TSV, JSON, JSON lines, Parquet, or CoNLL file, also gzipped; a folder with "
+        "train and validation files or written by save_to_disk; or a name on the hub",
+        metavar="PATH|NAME",
+    )
+    eval: str | None = option(
+        None,
+        "evaluation data (default: the validation split, else --eval-fraction, else --data)",
+        metavar="PATH|NAME",
+    )
+    eval_fraction: float | None = option(
+        None,
+        "part of the training data to evaluate on instead, where there is no other",
+        kind=float,
+        within=Range(0.001, 0.9),
+        metavar="SHARE",
+    )
+    text_column: str | None = option(None, "column with the texts", metavar="NAME")
+    label_column: str | None = option(None, "column with the labels", metavar="NAME")
+    max_length: int = option(384, "tokens per text", within=Range(16, 8192))
+
+
+OwnTable = TypeVar("OwnTable", bound=TableOptions)
+
+
+class TableTask(TextTask[OwnTable]):
+    """A task whose records are the rows of tables."""
+
+    text_columns: ClassVar[Sequence[str]]
+    label_columns: ClassVar[Sequence[str]]
+    """Names of columns to look for, the likeliest first."""
+
+    def convert(self, place: str, row: Any, text: str, label: str) -> Any:
+        """Return a row's record, from two columns. Raises :class:`DatasetError`, beginning with the place."""
+        raise NotImplementedError
+
+    def read(self, note: Callable[[str], None]) -> Data:
+        options, skipped = self.options, list[DatasetError]()
+        train = read_table(self._data(), TRAIN)
+        unseen = train
+        if options.eval is not None:
+            unseen = read_table(options.eval, EVAL)
+        elif options.eval_fraction is None and has_split(self._data(), EVAL):
+            unseen = read_table(self._data(), EVAL)
+        bad = skipped if options.skip_bad_records else None
+        records = self._records(train, bad, note)
+        eval_records = records if unseen is train else self._records(unseen, bad, note)
+        sources = train.source, unseen.source
+        if unseen is train and options.eval_fraction is not None:
+            records, eval_records = split_off(records, options.eval_fraction, options.seed)
+            sources = train.source, f"{options.eval_fraction:g} of {train.source}"
+        if skipped:
+            note(skip_note(skipped))
+        return Data(records, sources[0], eval_records, sources[1])
+
+    def check(self) -> None:
+        """Check the first rows of the files. Raises :class:`DatasetError`."""
+        for place in filter(None, (self._data(), self.options.eval)):
+            if Path(place).is_file():
+                table = read_table(place, limit=_LOOK_AT)
+                if table.columns:  # Parquet may be readable only on the nodes
+                    bad = list[DatasetError]() if self.options.skip_bad_records else None
+                    self._records(table, bad, lambda _: None)
+
+    def _data(self) -> str:
+        if self.options.data is None:
+            raise DatasetError(
+                f"`train {self.name}` needs --data", hint="--demo trains on a small sample"
+            )
+        return self.options.data
+
+    def _records(
+        self,
+        table: Table,
+        skipped: list[DatasetError] | None,
+        note: Callable[[str], None],
+    ) -> list[Any]:
+        options = self.options
+        text = choose_column(table, options.text_column, self.text_columns, "--text-column")
+        label = choose_column(table, options.label_column, self.label_columns, "--label-column")
+        note(f"{table.source}: texts from column {text!r}, labels from {label!r}")
+        return read_records(
+            table, lambda place, row: self.convert(place, row, text, label), skipped
+        )
+
+
+def split_off(records: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
+    """Return two parts, the second with about this share, chosen at random but equal on every rank."""
+    if len(records) < 2:
+        raise DatasetError("--eval-fraction needs at least two rows")
+    count = min(max(1, round(share * len(records))), len(records) - 1)
+    chosen = set(random.Random(seed).sample(range(len(records)), count))
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for number, record in enumerate(records):
+        parts[number in chosen].append(record)
+    return parts

@@ -252,7 +252,7 @@ def read_head_tuned() -> None:
 
 def read_head_record() -> None:
     record = read_record(head("job.json"), JobPaths("squad-1"))
-    plan_again(record, ResumeRequest("squad-1"), 3, "squad-1")
+    plan_again(record, ResumeRequest("squad", "squad-1"), 3, "squad-1")
 
 
 def read_head_speeds() -> None:

@@ -23,7 +23,7 @@ from jobs.launch.history import (
 )
 from jobs.launch.plan import STOP_SECONDS, JobPaths
 from jobs.launch.queue import SlurmLauncher
-from jobs.train.train import CHECKPOINT_SECONDS, RESUME
+from jobs.train.train import CHECKPOINT_SECONDS, resume_command, task_of
 
 _EXAMPLES = """\
   spr-cluster cancel
@@ -82,7 +82,7 @@ def _render(found: JobSummary | None, cluster: str, flags: str, *, ended: bool) 
         return f"Job {found.job} has ended already: it is {found.state}."
     lines = [f"Job {found.job} has ended."]
     if found.unfinished and found.checkpoint:
-        resume = f"{shlex.join(RESUME)} {found.job} {flags}"
+        resume = f"{shlex.join(resume_command(task_of(found.job)))} {found.job} {flags}"
         lines.append(f"Checkpoint {found.checkpoint} is saved. To resume: {resume}")
     elif found.unfinished:
         lines.append("It had no checkpoint yet, so there is nothing to resume.")

@@ -24,7 +24,7 @@ from infra.wait import wait_until
 from infra.words import counted
 from jobs.launch.ending import SUCCEEDED, Outcome
 from jobs.launch.session import JobContext
-from jobs.train.train import RESUME
+from jobs.train.train import resume_command, task_of
 
 # A job has written how it ended while Slurm still clears its nodes, for at most its `KillWait`.
 _LEAVES_QUEUE_S = 60.0
@@ -239,7 +239,8 @@ class Ends:
 def _how_to_resume(losses: Losses, flags: str) -> list[str]:
     """Return the commands that continue what was not finished."""
     jobs = [job for what, job in losses.found if what == "checkpoint"]
-    return [f"to continue its training: {shlex.join(RESUME)} {job} {flags}" for job in jobs]
+    resume = {job: shlex.join(resume_command(task_of(job))) for job in jobs}
+    return [f"to continue its training: {resume[job]} {job} {flags}" for job in jobs]
 
 
 def _join(*lines: str | None) -> str | None:

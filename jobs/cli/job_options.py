@@ -17,7 +17,7 @@ from jobs.launch.node_shape import NodeShape
 from jobs.launch.plan import PLACEMENTS, PlacementOptions, new_job_id
 from jobs.launch.session import DetachedError
 from jobs.train.request import expand_home
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import flag
 
 _HIDDEN = {"output", "trial_seconds", "resume"}
@@ -70,18 +70,22 @@ def read_shape(args: argparse.Namespace) -> NodeShape:
     return NodeShape(**{name: value for name, value in vars(args).items() if name in names})
 
 
-def add_squad_command(jobs: SubParsers, description: str, examples: str) -> argparse.ArgumentParser:
-    """Return the parser of the job ``squad``."""
-    help_ = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
-    return add_command(jobs, "squad", description, examples, help_)
+def add_task_command(
+    jobs: SubParsers, task: str, description: str, examples: str
+) -> argparse.ArgumentParser:
+    """Return the parser of a task; ``{task}`` in the texts is its name."""
+    about, more = (text.replace("{task}", task) for text in (description, examples))
+    parser = add_command(jobs, task, about, more, help_=TASKS[task].help)
+    parser.set_defaults(task=task)
+    return parser
 
 
-def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--demo``, and what the job ``squad`` can be asked for."""
+def add_training_options(parser: argparse.ArgumentParser, task: str) -> None:
+    """Add ``--demo``, and what a task can be asked for."""
     parser.add_argument(
         "--demo", action="store_true", help="train a small new model on the bundled sample"
     )
-    SquadOptions.add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
+    TASKS[task].Options.add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
 
 
 def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.cli.parser import SubParsers, add_command, add_json_option, positive_int
 from jobs.cli.job_options import (
     add_shape_options,
-    add_squad_command,
+    add_task_command,
     add_training_options,
     read_shape,
 )
@@ -23,6 +23,7 @@ from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.slurm.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.presets import PRESETS
 from jobs.train.request import TrainRequest, check_inputs
+from jobs.worker.tasks import TASKS
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _SHAPE = {"numa": "NUMA nodes of a node"}
@@ -47,19 +48,28 @@ def add_parser(subparsers: SubParsers) -> None:
         schedulers, "slurm", "Write a Slurm job.", _EXAMPLES, help_="a Slurm batch script"
     )
     jobs = slurm.add_subparsers(title="jobs", metavar="JOB", required=True)
-    squad = add_squad_command(
-        jobs,
-        "Write the job that `train squad` runs on a cluster of your own as a Slurm batch script. Without "
-        "--output, print the script; with it, write that, the installation of the stack, code, and data: "
-        "a folder to copy to a file system that all nodes share.",
-        _EXAMPLES,
-    )
-    _add_job(squad.add_argument_group("job"))
-    _add_slurm(squad.add_argument_group("Slurm"))
-    squad.add_argument("--output", metavar="DIR", help="write the job's folder here")
-    add_json_option(squad)
-    add_training_options(squad)
-    squad.set_defaults(run=run)
+    for task in TASKS:
+        _add_task(add_task_command(jobs, task, _ABOUT, _EXAMPLES), task)
+
+
+_ABOUT = (
+    "Write the job that `train {task}` runs on a cluster of your own as a Slurm batch script. Without "
+    "--output, print the script; with it, write that, the installation of the stack, code, and data: "
+    "a folder to copy to a file system that all nodes share."
+)
+
+
+def _add_task(parser: argparse.ArgumentParser, task: str) -> None:
+    job = parser.add_argument_group("job")
+    _add_job(job)
+    parser.set_defaults(preset=None)
+    if task == "squad":
+        job.add_argument("--preset", choices=tuple(PRESETS), help="published model and settings")
+    _add_slurm(parser.add_argument_group("Slurm"))
+    parser.add_argument("--output", metavar="DIR", help="write the job's folder here")
+    add_json_option(parser)
+    add_training_options(parser, task)
+    parser.set_defaults(run=run)
 
 
 def _add_job(group: argparse._ArgumentGroup) -> None:
@@ -73,8 +83,7 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
     text = "the nodes' network interface for the ranks, such as ib0"
     add("--interface", metavar="NAME", help=text)
     add("--stack", default=DEFAULT_STACK, help=f"software, see `stacks` (default: {DEFAULT_STACK})")
-    add("--preset", choices=tuple(PRESETS), help="published model and settings")
-    add("--name", help="the job's name (default: squad-DATE-TIME-…)")
+    add("--name", help="the job's name (default: TASK-DATE-TIME-…)")
 
 
 def _add_slurm(group: argparse._ArgumentGroup) -> None:
@@ -116,7 +125,7 @@ def _warn_of_results(output: Path) -> None:
 def build_script(args: argparse.Namespace) -> SlurmScript:
     """Return the job that the options ask for. Raises :class:`UsageError` for options that don't fit."""
     options = ScriptOptions(
-        name=args.name or new_job_id("squad", datetime.now(timezone.utc)),
+        name=args.name or new_job_id(args.task, datetime.now(timezone.utc)),
         nodes=args.nodes,
         shape=read_shape(args),
         partition=args.partition,

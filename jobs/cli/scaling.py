@@ -16,7 +16,7 @@ from cluster.cli.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.context import open_job_context
-from jobs.cli.job_options import results_folder
+from jobs.cli.job_options import add_task_command, results_folder
 from jobs.cli.train_requests import read_options
 from jobs.cli.trial_options import (
     add_training_arguments,
@@ -35,30 +35,40 @@ from jobs.experiments.scaling import (
 from jobs.experiments.step_model import StepModel
 from jobs.launch.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs, check_results
+from jobs.worker.tasks import TASKS
 
 _EXAMPLES = """\
-  spr-cluster scaling squad --nodes 1,2,4 --predict 8,16
-  spr-cluster scaling squad --weak --batch-size 32 --model ./my-encoder
+  spr-cluster scaling {task} --nodes 1,2,4 --predict 8,16
+  spr-cluster scaling {task} --weak --batch-size 32 --model ./my-encoder
 """
 _MAX_NODES = 256
 _NO_NETWORK_GBIT_S = 3200
 """Above any machine's speed: a faster fitted flow means that the exchange is invisible."""
+
+_ABOUT = (
+    "Measure how a training job scales: run a short trial on the first 1, 2, 4… nodes, compare\n"
+    "the speed with ideal and published speedups, and fit a model of the step time that predicts\n"
+    "other numbers of nodes. Strong scaling is the default: the global batch stays as on the\n"
+    "fewest nodes; --weak keeps the batch of each rank."
+)
 
 
 def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "scaling",
-        "Measure how a training job scales: run a short trial on the first 1, 2, 4… nodes, compare\n"
-        "the speed with ideal and published speedups, and fit a model of the step time that predicts\n"
-        "other numbers of nodes. Strong scaling is the default: the global batch stays as on the\n"
-        "fewest nodes; --weak keeps the batch of each rank.",
-        _EXAMPLES,
+        _ABOUT,
+        _EXAMPLES.replace("{task}", "squad"),
     )
-    parser.add_argument("job", choices=("squad",), help="the job to measure")
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    for task in TASKS:
+        _add_task(add_task_command(jobs, task, _ABOUT, _EXAMPLES), task)
+
+
+def _add_task(parser: argparse.ArgumentParser, task: str) -> None:
     add_cluster_options(parser)
     _add_study_options(parser.add_argument_group("study"))
-    add_training_arguments(parser)
+    add_training_arguments(parser, task)
     parser.set_defaults(run=run)
 
 

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from cluster.cli.common import add_cluster_options
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli import train_squad
+from jobs.cli import train_task
 from jobs.cli.context import open_job_context
 from jobs.cli.job_options import (
     add_placement_options,
@@ -20,9 +20,12 @@ from jobs.cli.job_options import (
 from jobs.launch.session import run_job
 from jobs.train.job_types import JOB_TYPES, JobTypeRequest, add_job_arguments, plan_job_type
 from jobs.train.request import check_results, require_able_stack
+from jobs.worker.tasks import TASKS
 
 _EXAMPLES = """\
   spr-cluster train squad                     DistilBERT on SQuAD
+  spr-cluster train classify --data texts.csv --eval-fraction 0.1
+  spr-cluster train tag --data train.conll --eval dev.conll
   spr-cluster train digits --epochs 3         does this cluster train? no data, seconds
 """
 
@@ -35,7 +38,8 @@ def add_parser(subparsers: SubParsers) -> None:
         _EXAMPLES,
     )
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    train_squad.add_parser(jobs)
+    for task in TASKS:
+        train_task.add_parser(jobs, task)
     for name, help_ in JOB_TYPES.items():
         _add_job_type(jobs, name, help_)
 

@@ -1,4 +1,4 @@
-"""Requests of `train squad` from its options: a new job, the published recipe, or a resumed job."""
+"""Requests of `train TASK` from its options: a new job, the published recipe, or a resumed job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from datetime import datetime
+from typing import Any
 
 from infra.errors import UsageError
 from jobs.cli.job_options import read_placement, results_folder
@@ -13,8 +14,8 @@ from jobs.train.presets import PRESETS
 from jobs.train.reference import ReferenceRequest, check_script
 from jobs.train.request import TrainRequest, check_writable, expand_home
 from jobs.train.resume import ResumeRequest
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
-from jobs.worker.training.options import MAY_CHANGE, flag
+from jobs.worker.tasks import TASKS
+from jobs.worker.training.options import MAY_CHANGE, TrainOptions, flag
 
 RETRIES = 1
 LAST = "the last unfinished one"
@@ -27,7 +28,8 @@ _DEFAULTS = {"placement": "auto", "recipe": "fast"}
 
 def build_resume(args: argparse.Namespace) -> ResumeRequest:
     """Return the request to resume a job. Raises :class:`UsageError` if an option would change the job."""
-    given = {each.name for each in fields(SquadOptions)} & vars(args).keys() - {"resume"}
+    Options = TASKS[args.task].Options  # noqa: N806
+    given = {each.name for each in fields(Options)} & vars(args).keys() - {"resume"}
     fixed = ("demo", "ccl_workers", "nodes", "elastic", "preset", "smoke", "run_qa")
     refused = given - _RESUME_MAY_CHANGE | {name for name in fixed if getattr(args, name)}
     refused |= {name for name, default in _DEFAULTS.items() if getattr(args, name) != default}
@@ -38,14 +40,14 @@ def build_resume(args: argparse.Namespace) -> ResumeRequest:
         )
     changes = {name: getattr(args, name) for name in given}
     try:
-        replace(SquadOptions(), **changes)
+        replace(Options(), **changes)
     except ValueError as error:
         raise UsageError(str(error)) from None
     job = None if args.resume == LAST else args.resume
     results = expand_home(args.results) if args.results else None
     if results:
         check_writable(results)
-    return ResumeRequest(job, results, changes, args.ppn, _retries(args))
+    return ResumeRequest(args.task, job, results, changes, args.ppn, _retries(args))
 
 
 def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
@@ -54,7 +56,7 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
         if given:
             raise UsageError(f"{name} requires --recipe reference")
     options = read_options(args, args.preset)
-    results = results_folder(args, "squad", now)
+    results = results_folder(args, args.task, now)
     return TrainRequest(
         options,
         results,
@@ -66,16 +68,18 @@ def build_request(args: argparse.Namespace, now: datetime) -> TrainRequest:
     )
 
 
-def read_options(args: argparse.Namespace, preset: str | None = None) -> SquadOptions:
+def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOptions:
     """Return the training options of a new job. Raises :class:`UsageError` for one out of range."""
     if args.demo and preset:
         raise UsageError("--demo and --preset can't be used together")
     if args.demo and getattr(args, "data", None):
         raise UsageError("--demo and --data can't be used together")
-    base = DEMO if args.demo else SquadOptions()
+    task = TASKS[args.task]
+    base: TrainOptions = task.demo if args.demo else task.Options()
     base = PRESETS[preset].as_options(base) if preset else base
     if args.demo and "dataset" in args:
-        base = replace(base, data=None)
+        nothing: dict[str, Any] = {"data": None}
+        base = replace(base, **nothing)
     for key in ("data", "eval"):
         if getattr(args, key, None):
             setattr(args, key, str(expand_home(getattr(args, key))))
@@ -103,7 +107,7 @@ def build_reference(args: argparse.Namespace, now: datetime) -> ReferenceRequest
 
 def refuse_own_settings(args: argparse.Namespace, more: Iterable[str]) -> None:
     """Raise :class:`UsageError` for a training option, or one of ``more``, beside ``--recipe reference``."""
-    refused = sorted({each.name for each in fields(SquadOptions)} & vars(args).keys())
+    refused = sorted({each.name for each in fields(TASKS["squad"].Options)} & vars(args).keys())
     refused += [name for name in more if getattr(args, name)]
     if refused:
         raise UsageError(

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from infra.errors import UsageError
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.tasks import TASKS
 
 _SECONDS, _MAX_SECONDS = 20, 3600
 # Without effect in a trial.
@@ -33,14 +33,14 @@ def add_trial_arguments(add: Any) -> None:
         default=_SECONDS,
         help=f"seconds of measured training per trial (default: {_SECONDS})",
     )
-    add("--demo", action="store_true", help="try the job of `train squad --demo`")
+    add("--demo", action="store_true", help="try the job of `train TASK --demo`")
 
 
 def add_training_arguments(
-    parser: argparse.ArgumentParser, without: frozenset[str] = frozenset()
+    parser: argparse.ArgumentParser, task: str, without: frozenset[str] = frozenset()
 ) -> None:
     """Add the training options that have an effect in a trial."""
-    SquadOptions.add_arguments(
+    TASKS[task].Options.add_arguments(
         parser.add_argument_group("training"), without=_WITHOUT_EFFECT | without
     )
 

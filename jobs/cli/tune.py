@@ -15,6 +15,7 @@ from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.context import open_job_context
+from jobs.cli.job_options import add_task_command
 from jobs.cli.train_requests import read_options
 from jobs.cli.trial_options import (
     add_training_arguments,
@@ -27,25 +28,35 @@ from jobs.experiments.tune import TuneRequest, tune
 from jobs.launch.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs
 from jobs.train.tuned import TuningResult
+from jobs.worker.tasks import TASKS
 
 _EXAMPLES = """\
-  spr-cluster tune squad --data train.json --model ./my-encoder
-  spr-cluster tune squad --ppn 1,2,4 --ccl-workers 1,2,4 --seconds 30
-  spr-cluster tune squad --batch-size 8,16,32      compare batch sizes, too
+  spr-cluster tune {task} --data train.json --model ./my-encoder
+  spr-cluster tune {task} --ppn 1,2,4 --ccl-workers 1,2,4 --seconds 30
+  spr-cluster tune {task} --batch-size 8,16,32      compare batch sizes, too
 """
+
+_ABOUT = (
+    "Find the fastest placement of a training job: run short trials with different numbers of\n"
+    "ranks per node and oneCCL workers. The head keeps the result, and `train` uses it unless\n"
+    "you set --ppn or --ccl-workers. The batch size per rank varies only if --batch-size lists\n"
+    "several, because it changes what the job learns."
+)
 
 
 def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "tune",
-        "Find the fastest placement of a training job: run short trials with different numbers of\n"
-        "ranks per node and oneCCL workers. The head keeps the result, and `train` uses it unless\n"
-        "you set --ppn or --ccl-workers. The batch size per rank varies only if --batch-size lists\n"
-        "several, because it changes what the job learns.",
-        _EXAMPLES,
+        _ABOUT,
+        _EXAMPLES.replace("{task}", "squad"),
     )
-    parser.add_argument("job", choices=("squad",), help="the job to tune")
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    for task in TASKS:
+        _add_task(add_task_command(jobs, task, _ABOUT, _EXAMPLES), task)
+
+
+def _add_task(parser: argparse.ArgumentParser, task: str) -> None:
     add_cluster_options(parser)
     trials = parser.add_argument_group("trials")
     add = trials.add_argument
@@ -57,7 +68,7 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add("--batch-size", dest="batch_sizes", type=numbers, metavar="LIST", help="features per rank")
     add_trial_arguments(add)
-    add_training_arguments(parser, without=frozenset({"batch_size"}))
+    add_training_arguments(parser, task, without=frozenset({"batch_size"}))
     parser.set_defaults(run=run)
 
 

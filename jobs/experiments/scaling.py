@@ -112,7 +112,7 @@ def scaling(context: JobContext, request: ScalingRequest) -> ScalingStudy:
 
     Raises :class:`JobError` if none succeeds. Ctrl-C stops the current trial.
     """
-    require_able_stack(context.stack, "scaling squad")
+    require_able_stack(context.stack, f"scaling {request.training.options.task}")
     training = replace(request.training, nodes=request.nodes[-1])
     series = open_trials(context, "scaling", training, request.seconds, lambda _: None)
     placement = _same_everywhere(series.session, training)
@@ -164,7 +164,7 @@ def make_study(
         when=context.now.isoformat(timespec="seconds"),
         cluster=cluster.name,
         stack=context.stack.name,
-        model=options.model,
+        model=options.model_name or options.task,
         weak=request.weak,
         samples=request.samples,
         instance_type=cluster.head.instance.instance_type,

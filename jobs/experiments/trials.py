@@ -13,7 +13,7 @@ from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.launch.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest
 from jobs.train.train import plan_training
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.training.options import TrainOptions
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TrialSeries:
 
     def run(
         self,
-        options: SquadOptions,
+        options: TrainOptions,
         placement: PlacementOptions,
         title: str,
         nodes: int | None = None,

@@ -30,7 +30,7 @@ def tune(
     ``on_plan`` receives the trials before the first one. Raises :class:`JobError` if none succeeds.
     Ctrl-C stops the current trial, and nothing is kept.
     """
-    require_able_stack(context.stack, "tune squad")
+    require_able_stack(context.stack, f"tune {request.training.options.task}")
     training = request.training
     backend = chosen_backend(training.options.backend, context.stack)
     trials: list[Trial] = []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from jobs import worker
 from jobs.launch.files import worker_files
 from jobs.launch.node_shape import Preload
-from jobs.worker.tasks.squad.options import SAMPLE
+from jobs.worker.tasks import TASKS
 from provision.install import EXAMPLES, VENV
 from provision.stacks.requirements import pip_options, render_import_check, render_requirements
 from provision.stacks.stack import Stack
@@ -16,7 +17,6 @@ _ROOT = str(Path(VENV).parent)
 CODE = f"{_ROOT}/code"
 """In the image: the folder with the package ``worker``."""
 TCMALLOC = f"{_ROOT}/libtcmalloc.so"
-DEMO_DATA = f"{CODE}/worker/tasks/squad/{SAMPLE.name}"
 USER = 1000
 _IOMP5 = "intel-openmp"
 _PIP = f"{VENV}/bin/pip install --no-cache-dir --disable-pip-version-check"
@@ -56,12 +56,25 @@ def find_preloads(stack: Stack) -> Preload:
     return Preload(TCMALLOC, f"{VENV}/lib/libiomp5.so" if stack.requirement(_IOMP5) else None)
 
 
+def sample_in_image(path: Path) -> str:
+    """Return where the image has a task's sample."""
+    return f"{CODE}/{_in_code(path)}"
+
+
+def _samples() -> list[Path]:
+    return [Path(task.demo.data) for task in TASKS.values() if hasattr(task.demo, "data")]
+
+
+def _in_code(path: Path) -> str:
+    return f"worker/{path.relative_to(Path(worker.__file__).parent)}"
+
+
 def build_files(stack: Stack, image: str) -> dict[str, Path | bytes]:
     """Return the files of the folder from which an image is built."""
     return {
         "Dockerfile": render_dockerfile(stack, image).encode(),
         "requirements.txt": render_requirements(stack).encode(),
-        f"code/worker/tasks/squad/{SAMPLE.name}": SAMPLE,
+        **{f"code/{_in_code(path)}": path for path in _samples()},
         **worker_files(),
     }
 

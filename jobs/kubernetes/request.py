@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from os.path import normpath
 from pathlib import Path
+from typing import Any
 
 from infra.errors import UsageError
-from jobs.kubernetes.image import DEMO_DATA
+from jobs.kubernetes.image import sample_in_image
 from jobs.kubernetes.kinds import TRAIN_JOB, JobKind
 from jobs.launch.node_shape import NodeShape
 from jobs.launch.plan import JobPlan, PlacementOptions
@@ -15,10 +16,10 @@ from jobs.train.presets import Preset
 from jobs.train.program import ProgramRequest, plan_program
 from jobs.train.program_files import ProgramFiles
 from jobs.train.reference import OUTPUT, SCRIPT, locate_script, reference_argv
-from jobs.train.request import chosen_backend, local_model, require_able_stack
+from jobs.train.request import chosen_backend, local_data, local_model, require_able_stack
 from jobs.train.train import plan_options
-from jobs.worker.tasks.squad.options import SAMPLE, SquadOptions
-from jobs.worker.training.options import NO_CACHE, SCRATCH, flag
+from jobs.worker.tasks import TASKS
+from jobs.worker.training.options import NO_CACHE, SCRATCH, TrainOptions, flag
 from provision.stacks.stack import Stack
 
 CLAIM_PATH = "/workspace"
@@ -63,40 +64,45 @@ class PodOptions:
 
 
 def plan_fast(
-    options: SquadOptions, placement: PlacementOptions, pods: PodOptions, stack: Stack
+    options: TrainOptions, placement: PlacementOptions, pods: PodOptions, stack: Stack
 ) -> JobPlan:
     """Return the plan of a training job, which resumes by itself after a restart.
 
     Raises :class:`UsageError` for a path that no pod has.
     """
-    require_able_stack(stack, "k8s render squad")
-    for name in ("data", "eval"):
-        _require_on_claim(name, getattr(options, name))
-    is_path = options.model.startswith(("/", ".", "~"))
-    # A folder here is the model of `train squad`, also with a name as on the hub.
+    require_able_stack(stack, f"k8s render {options.task}")
+    sample = getattr(TASKS[options.task].demo, "data", None)
+    paths: dict[str, Any] = {}
+    for name, path in local_data(options).items():
+        if str(path) == sample:
+            paths[name] = sample_in_image(path)
+        else:
+            _require_on_claim(name, str(path))
+    model = options.model_name or SCRATCH
+    is_path = model.startswith(("/", ".", "~"))
+    # A folder here is the model of `train`, also with a name as on the hub.
     if is_path or local_model(options):
-        _require_on_claim("model", options.model)
-    cache = options.token_cache
+        _require_on_claim("model", model)
+    cache = getattr(options, "token_cache", NO_CACHE)
     if cache.startswith("~"):
-        cache = f"{CLAIM_PATH}/cache/tokens"
+        paths["token_cache"] = f"{CLAIM_PATH}/cache/tokens"
     elif cache != NO_CACHE:
         _require_on_claim("token_cache", cache)
     in_pod = replace(
         options,
-        data=DEMO_DATA if options.data == str(SAMPLE) else options.data,
+        **paths,
         output=pods.output,
-        token_cache=cache,
         backend=chosen_backend(options.backend, stack),
         ipex=options.ipex or stack.use_ipex,
         # A restarted pod begins with the same command. Without a checkpoint, training starts over.
         resume=True,
     )
-    offline = options.data is not None and (is_path or options.model == SCRATCH)
+    offline = "data" in local_data(options) and (is_path or model == SCRATCH)
     return replace(plan_options(in_pod, offline=offline), placement=placement)
 
 
 def _require_on_claim(name: str, path: str | None) -> None:
-    if path is None or path == str(SAMPLE) or Path(normpath(path)).is_relative_to(CLAIM_PATH):
+    if path is None or Path(normpath(path)).is_relative_to(CLAIM_PATH):
         return
     raise UsageError(
         f"{flag(name)} {path}: no pod has this path",

@@ -20,18 +20,14 @@ venv/bin/python -c "$check"
 # Compute nodes often have no internet access, so the hub's model and data are downloaded now. HF_HOME stays:
 # the token of a login is there.
 export HF_HUB_CACHE=$PWD/huggingface/hub HF_DATASETS_CACHE=$PWD/huggingface/datasets
-PYTHONPATH=code venv/bin/python - "$model" "$dataset" "$skip" <<'DOWNLOAD'
+PYTHONPATH=code venv/bin/python - "${train[@]}" <<'DOWNLOAD'
 import sys
 from worker.runtime.errors import WorkerError
-from worker.tasks.squad.dataset import load_hub_dataset
-from worker.training.model import load_pretrained
+from worker.tasks import TASKS
 
-model, dataset, skip = sys.argv[1:]
+task = TASKS[sys.argv[1]]
 try:
-    if model:
-        load_pretrained(model, "QuestionAnswering")
-    if dataset:
-        load_hub_dataset(dataset, [] if skip else None)
+    task(task.Options.parse(sys.argv[2:])).download()
 except WorkerError as error:
     sys.exit(f"{error.message}\n{error.hint}")
 DOWNLOAD

@@ -22,12 +22,11 @@ from jobs.train.request import (
     TrainRequest,
     check_forms,
     chosen_backend,
-    local_model,
+    options_on_nodes,
     require_able_stack,
 )
 from jobs.train.train import CHECKPOINT_SECONDS, plan_training
-from jobs.worker.tasks.squad.options import SquadOptions
-from jobs.worker.training.options import SCRATCH
+from jobs.worker.training.options import TextOptions, TrainOptions
 from provision.stacks.requirements import pip_options, render_import_check, render_requirements
 from provision.stacks.stack import Stack
 
@@ -136,17 +135,16 @@ class SlurmScript:
 
 def render_slurm(request: TrainRequest, options: ScriptOptions, stack: Stack) -> SlurmScript:
     """Return a training job's script and files. Raises :class:`UsageError` for what can't run there."""
-    require_able_stack(stack, "render slurm squad")
+    require_able_stack(stack, f"render slurm {request.options.task}")
     if chosen_backend(request.options.backend, stack) == "ccl":
         raise UsageError(
             "`render slurm` has no oneCCL: its transport has to fit the center's network and MPI",
             hint="use --backend gloo, or --stack upstream",
         )
     train = request.options
-    cache = train.token_cache
     # Home folders are small at most centers.
-    is_default = cache == SquadOptions().token_cache
-    train = replace(train, token_cache="cache/tokens" if is_default else cache)
+    if isinstance(train, TextOptions) and train.token_cache == TextOptions().token_cache:
+        train = replace(train, token_cache="cache/tokens")
     plan = plan_training(replace(request, options=train), stack)
     shape = options.shape
     usable = shape.cores // shape.numa
@@ -201,11 +199,10 @@ def _render_script(
     return header + _read("job.sh")
 
 
-def _render_install(train: SquadOptions, stack: Stack) -> str:
+def _render_install(train: TrainOptions, stack: Stack) -> str:
     # A lock's wheels are for one version of Python.
     python = stack.python if stack.lock else _OLDEST_PYTHON
     compare, more = ("==", "") if stack.lock else (">=", " or newer")
-    is_on_hub = train.model != SCRATCH and local_model(train) is None
     values = {
         "wanted": python + more,
         "condition": f"sys.version_info[:2] {compare} ({python.replace('.', ', ')})",
@@ -213,11 +210,9 @@ def _render_install(train: SquadOptions, stack: Stack) -> str:
         "pip": stack.pip,
         "options": pip_options(stack),
         "check": render_import_check(stack),
-        "model": train.model if is_on_hub else "",
-        "dataset": "" if train.data else train.dataset,
-        "skip": "yes" if train.skip_bad_records else "",
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    lines.append(f"train=({shlex.join([train.task, *options_on_nodes(train, stack).to_argv()])})")
     return _INSTALL_HEADER.format(stack=stack.name) + "\n".join([*lines, _read(INSTALL)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.training.options import TrainOptions
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,10 @@ class Preset:
     one_node: PublishedLaunch
     several_nodes: PublishedLaunch
 
-    def as_options(self, base: SquadOptions) -> SquadOptions:
+    def as_options(self, base: TrainOptions) -> TrainOptions:
         """Return the fast recipe's options with this preset's values."""
-        return replace(
-            base,
-            model=self.model,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-        )
+        names = ("model", "epochs", "batch_size", "learning_rate")
+        return replace(base, **{name: getattr(self, name) for name in names})
 
     def launch_on(self, nodes: int) -> PublishedLaunch:
         return self.one_node if nodes == 1 else self.several_nodes

@@ -7,15 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from infra.errors import UsageError
 from infra.files import check_file, check_folder
 from jobs.launch.plan import PlacementOptions
 from jobs.launch.record import require_own_results
 from jobs.worker.runtime.errors import DatasetError
-from jobs.worker.tasks.squad.dataset import read_dataset, require_short_questions
-from jobs.worker.tasks.squad.options import SquadOptions
-from jobs.worker.training.options import SCRATCH, flag
+from jobs.worker.tasks import TASKS
+from jobs.worker.training.options import SCRATCH, TrainOptions, flag
 from provision.stacks.stack import TORCH, Stack
 from provision.stacks.versions import python_minor, release
 
@@ -23,13 +23,16 @@ MAX_DATA_BYTES = 2 << 30
 """Fifty times SQuAD. Every rank has the whole data in memory, which takes several times this."""
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
 _OLDEST_PYTHON, _OLDEST_TORCH = "3.10", "2.4"
+_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?$")
+
+Own = TypeVar("Own", bound=TrainOptions)
 
 
 @dataclass(frozen=True)
 class TrainRequest:
     """A training run, with this machine's paths; ``results`` receives its output."""
 
-    options: SquadOptions
+    options: TrainOptions
     results: Path
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     may_tune: frozenset[str] = frozenset()
@@ -42,20 +45,21 @@ class TrainRequest:
     """With how many nodes at least the job goes on after a loss."""
 
 
-def check_inputs(options: SquadOptions) -> None:
+def check_inputs(options: TrainOptions) -> None:
     """Raise :class:`UsageError` with the file and record, or the model, that can't be used."""
-    for path in filter(None, (options.data, options.eval)):
-        check_file(Path(path), MAX_DATA_BYTES)
-        try:
-            questions = read_dataset(Path(path), [] if options.skip_bad_records else None)
-            if not options.skip_bad_records:
-                require_short_questions(path, questions, options.max_length)
-        except DatasetError as error:
-            raise UsageError(error.message, hint=error.hint) from None
+    for path in local_data(options).values():
+        if path.is_dir():
+            check_folder(path)
+        else:
+            check_file(path, MAX_DATA_BYTES)
+    try:
+        TASKS[options.task](options).check()
+    except DatasetError as error:
+        raise UsageError(error.message, hint=error.hint) from None
     model = local_model(options)
     if model and not (model / "config.json").is_file():
         raise UsageError(
-            f"--model {options.model}: not a model folder, because it has no config.json",
+            f"--model {options.model_name}: not a model folder, because it has no config.json",
             hint="give a folder written by save_pretrained, or the name of a model on the hub",
         )
     if model:
@@ -93,22 +97,43 @@ def expand_home(path: str) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's fails for unknown users
 
 
-def local_model(options: SquadOptions) -> Path | None:
+def local_model(options: TrainOptions) -> Path | None:
     """Return the model's folder on this machine; ``None`` for a model on the hub or a new one.
 
     Raises :class:`UsageError` if the name is clearly a path and the folder is missing.
     """
-    if options.model == SCRATCH:
+    name = options.model_name
+    if name is None or name == SCRATCH:
         return None
-    path = expand_home(options.model)
+    path = expand_home(name)
     if path.is_dir():
         return path
-    if path.is_file() or options.model.startswith(("/", ".", "~")):
-        raise UsageError(f"--model {options.model}: no such folder")
+    if path.is_file() or name.startswith(("/", ".", "~")):
+        raise UsageError(f"--model {name}: no such folder")
     return None
 
 
-def require_able_stack(stack: Stack, command: str = "train squad") -> None:
+def local_data(options: TrainOptions) -> dict[str, Path]:
+    """Return the files and folders of this machine that the options name, by ``data`` and ``eval``.
+
+    Other names are those of data sets on the hub. Raises :class:`UsageError` for a path that is missing.
+    """
+    found = {}
+    for option in ("data", "eval"):
+        name: str | None = getattr(options, option, None)
+        if name is None:
+            continue
+        path = expand_home(name)
+        # Names on the hub, such as "org/name", have no suffix.
+        is_path = (
+            path.exists() or name.startswith(("/", ".", "~")) or path.suffix or not _HUB.match(name)
+        )
+        if is_path or not TASKS[options.task].reads_hub:
+            found[option] = path
+    return found
+
+
+def require_able_stack(stack: Stack, command: str) -> None:
     """Raise :class:`UsageError` if the stack is too old for ``jobs/worker``."""
     torch = stack.pin(TORCH) or "0"
     python_is_old = python_minor(stack.python) < python_minor(_OLDEST_PYTHON)
@@ -125,33 +150,47 @@ def chosen_backend(backend: str, stack: Stack) -> str:
     return stack.backend if backend == "auto" else backend
 
 
-def needs_hub(options: SquadOptions) -> bool:
+def needs_hub(options: TrainOptions) -> bool:
     """Return whether the ranks need a model or data from the hub."""
-    from_hub = options.model != SCRATCH and local_model(options) is None
-    return from_hub or options.data is None
+    model_from_hub = options.model_name not in (None, SCRATCH) and local_model(options) is None
+    here = local_data(options)
+    return (
+        model_from_hub
+        or "data" not in here
+        or bool(getattr(options, "eval", None)) > ("eval" in here)
+    )
 
 
-def options_on_nodes(options: SquadOptions, stack: Stack) -> SquadOptions:
+def options_on_nodes(options: Own, stack: Stack) -> Own:
     """Return the options for the nodes: paths in the job's folder, the stack's backend."""
+    paths: dict[str, Any] = {
+        name: _on_nodes(name, path) for name, path in local_data(options).items()
+    }
+    if local_model(options):
+        paths["model"] = "model"
     return replace(
         options,
-        model="model" if local_model(options) else options.model,
-        data="data/train.json" if options.data else None,
-        eval="data/eval.json" if options.eval else None,
+        **paths,
         output="output",
         backend=chosen_backend(options.backend, stack),
         ipex=options.ipex or stack.use_ipex,
     )
 
 
-def data_files(options: SquadOptions) -> dict[str, Path | bytes]:
+def data_files(options: TrainOptions) -> dict[str, Path | bytes]:
     """Return the data and a local model, named relative to the job's folder."""
-    files: dict[str, Path | bytes] = {}
-    if options.data:
-        files["data/train.json"] = Path(options.data)
-    if options.eval:
-        files["data/eval.json"] = Path(options.eval)
+    files: dict[str, Path | bytes] = {
+        _on_nodes(name, path): path.resolve() if path.is_dir() else path
+        for name, path in local_data(options).items()
+    }
     model = local_model(options)
     if model:
         files["model"] = model.resolve()
     return files
+
+
+def _on_nodes(option: str, path: Path) -> str:
+    """Return where a file or folder of the data is on the nodes; its suffixes name its format."""
+    suffixes = "" if path.is_dir() else "".join(path.suffixes[-2:]).lower()
+    known = re.fullmatch(r"(\.[a-z]+)?(\.[a-z]+)", suffixes)
+    return f"data/{'train' if option == 'data' else option}{suffixes if known else path.suffix.lower()}"

@@ -15,7 +15,8 @@ from jobs.launch.record import JobRecord, read_record
 from jobs.launch.session import JobContext, JobSession, run_job
 from jobs.train.request import check_results, require_able_stack
 from jobs.train.train import plan_options, read_results
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.tasks import TASKS
+from jobs.worker.training.options import TrainOptions
 
 # The first run is that of the job's record: a resumed one may have had other epochs.
 _FIRST_TOTAL = """# reading how many steps a job has
@@ -26,11 +27,12 @@ cat log.earlier log 2>/dev/null | grep -om 1 '"total": [0-9]*' | grep -o '[0-9]*
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """Which job to resume; ``None`` for the last unfinished one. ``results`` defaults to ``results/JOB``.
+    """Which job of a task to resume; ``None`` for the last unfinished one.
 
-    ``changes`` are training options, by name, that differ from before.
+    ``results`` defaults to ``results/JOB``. ``changes`` are options, by name, that differ from before.
     """
 
+    task: str
     job: str | None
     results: Path | None = None
     changes: Mapping[str, Any] | None = None
@@ -43,14 +45,14 @@ def resume(context: JobContext, request: ResumeRequest) -> tuple[dict[str, Any],
 
     Raises :class:`UsageError` if the job can't be resumed, :class:`JobError` if it fails.
     """
-    require_able_stack(context.stack)
+    require_able_stack(context.stack, f"train {request.task}")
     done = run_job(context, lambda session: _plan_resumed(session, request))
     return read_results(done), done.plan.results or Path()
 
 
 def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     cluster, log = session.context.cluster, session.context.on_log
-    found = choose_unfinished(list_jobs(session.head), request.job, cluster.name)
+    found = choose_unfinished(list_jobs(session.head), request.task, request.job, cluster.name)
     paths = JobPaths(found.job)
     results = request.results or Path("results", found.job)
     check_results(results, found.job)
@@ -68,22 +70,27 @@ def _plan_resumed(session: JobSession, request: ResumeRequest) -> JobPlan:
     return replace(plan, results=results, resumed_job=found.job)
 
 
-def choose_unfinished(jobs: tuple[JobSummary, ...], job_id: str | None, cluster: str) -> JobSummary:
-    """Return the training job with that ID; by default the last unfinished one.
+def choose_unfinished(
+    jobs: tuple[JobSummary, ...], task: str, job_id: str | None, cluster: str
+) -> JobSummary:
+    """Return the task's job with that ID; by default the last unfinished one.
 
     One with a checkpoint is preferred. Raises :class:`UsageError` if there is none, or it has nothing
     left to do, or it is not over.
     """
-    unfinished = [job for job in jobs if job.unfinished and not job.is_active]
+    own = [job for job in jobs if job.job.startswith(f"{task}-")]
+    unfinished = [job for job in own if job.unfinished and not job.is_active]
     if job_id is None and unfinished:
         # A job that failed in its first seconds must not hide hours of work.
         return ([job for job in unfinished if job.checkpoint] or unfinished)[-1]
     if job_id is None:
         raise UsageError(
-            f"no unfinished training job on cluster {cluster}",
-            hint="`train squad` without --resume starts one",
+            f"no unfinished {task} job on cluster {cluster}",
+            hint=f"`train {task}` without --resume starts one",
         )
     found = choose_job(jobs, job_id)
+    if found not in own:
+        raise UsageError(f"job {job_id} is not one of `train {task}`")
     if found.is_active:
         raise UsageError(
             f"job {job_id} is {found.state}", hint=f"to follow it: spr-cluster attach {job_id}"
@@ -95,7 +102,7 @@ def choose_unfinished(jobs: tuple[JobSummary, ...], job_id: str | None, cluster:
     return found
 
 
-def require_steps_left(step: int, total: str, record: JobRecord, options: SquadOptions) -> None:
+def require_steps_left(step: int, total: str, record: JobRecord, options: TrainOptions) -> None:
     """Raise :class:`UsageError` if a run with these options ends before its checkpoint.
 
     ``total`` is how many steps it had; "" if nobody knows.
@@ -132,12 +139,14 @@ def plan_again(record: JobRecord, request: ResumeRequest, nodes: int, job: str) 
     return replace(plan, placement=placement, nodes=nodes, retries=request.retries)
 
 
-def options_of(record: JobRecord) -> SquadOptions:
+def options_of(record: JobRecord) -> TrainOptions:
     """Return the options with which a job was submitted, also by earlier versions: one word each."""
-    return SquadOptions.parse([word for word in record.argv if word.startswith("--")])
+    words = [word for word in record.argv if word.startswith("--")]
+    options: TrainOptions = TASKS[record.kind].Options.parse(words)
+    return options
 
 
-def options_again(record: JobRecord, request: ResumeRequest) -> SquadOptions:
+def options_again(record: JobRecord, request: ResumeRequest) -> TrainOptions:
     """Return the job's options with the requested changes."""
     try:
         return replace(options_of(record), **{**(request.changes or {}), "resume": True})

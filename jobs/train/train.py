@@ -17,7 +17,7 @@ from jobs.train.request import (
     require_able_stack,
 )
 from jobs.train.tuned import TuningResult, read_tuned, tuning_key
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.training.options import TrainOptions
 from provision.stacks.stack import Stack
 
 SCORES = {
@@ -30,7 +30,6 @@ SCORES = {
 """The names of scores for people."""
 CHECKPOINT_SECONDS = 120
 """Time to save a checkpoint after a request to stop: a large model's has gigabytes."""
-RESUME = ("spr-cluster", "train", "squad", "--resume")
 
 
 def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:
 
     Raises :class:`JobError` if it fails.
     """
-    require_able_stack(context.stack)
+    require_able_stack(context.stack, f"train {request.options.task}")
 
     def build(session: JobSession) -> JobPlan:
         return plan_training(_with_tuned(session, request), context.stack)
@@ -73,19 +72,29 @@ def plan_training(request: TrainRequest, stack: Stack) -> JobPlan:
     )
 
 
-def plan_options(options: SquadOptions, *, offline: bool) -> JobPlan:
+def resume_command(task: str) -> tuple[str, ...]:
+    """Return the command that resumes a task's last job."""
+    return ("spr-cluster", "train", task, "--resume")
+
+
+def task_of(job: str) -> str:
+    """Return the task of a job, by its ID."""
+    return job.partition("-")[0]
+
+
+def plan_options(options: TrainOptions, *, offline: bool) -> JobPlan:
     """Return the plan of a new or resumed run, with options for the nodes."""
     return JobPlan(
-        kind="squad",
+        kind=options.task,
         module="worker.tasks",
-        argv=("squad", *options.to_argv()),
-        retry_argv=("squad", *replace(options, resume=True).to_argv()),
+        argv=(options.task, *options.to_argv()),
+        retry_argv=(options.task, *replace(options, resume=True).to_argv()),
         backend=options.backend,
         title="Train",
         # Without requests to the hub, it can't delay or fail a job that needs nothing from it.
         env={"HF_HUB_OFFLINE": "1"} if offline else {},
         details={"recipe": "fast"},
-        resume_command=RESUME,
+        resume_command=resume_command(options.task),
     )
 
 
@@ -119,7 +128,7 @@ def apply_tuned(found: TuningResult, request: TrainRequest, nodes: int) -> tuple
         options = replace(options, batch_size=found.batch_size)
         flags.append(f"--batch-size {found.batch_size}")
         if placement.nproc_per_node:
-            features = found.batch_size * placement.nproc_per_node * nodes
-            flags.append(f"(a global batch of {features} features)")
+            samples = found.batch_size * placement.nproc_per_node * nodes
+            flags.append(f"(a global batch of {samples} samples)")
     line = f"{' '.join(flags)} from `spr-cluster tune` of {found.day}; --no-tuned ignores it"
     return replace(request, options=options, placement=placement), line if flags else ""

@@ -17,7 +17,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from infra.errors import UsageError
 from infra.files import parse_as, read_text
 from jobs.train.request import TrainRequest, chosen_backend, local_model
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.training.options import TrainOptions
 from provision.facts import HostFacts
 from provision.host import Host
 from provision.stacks.stack import Stack
@@ -36,6 +36,7 @@ class TuningKey:
     model: str
     max_length: int
     nodes: str
+    task: str = "squad"
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,17 @@ def tuning_key(stack: Stack, request: TrainRequest, facts: Iterable[HostFacts]) 
         dtype=options.dtype,
         ipex=options.ipex or stack.use_ipex,
         model=_model_identity(options),
-        max_length=options.max_length,
+        max_length=getattr(options, "max_length", 0),
         nodes=describe_nodes(facts),
+        task=options.task,
     )
 
 
-def _model_identity(options: SquadOptions) -> str:
+def _model_identity(options: TrainOptions) -> str:
     """Return a name on the hub, or a digest of a local model's configuration, which decides its speed."""
     folder = local_model(options)
     if folder is None:
-        return options.model
+        return options.model_name or ""
     digest = hashlib.sha256(read_text(folder / "config.json").encode()).hexdigest()
     return f"config.json {digest[:16]}"
 

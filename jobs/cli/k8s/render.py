@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cluster.cli.parser import SubParsers, add_command, add_json_option
-from jobs.cli.k8s.requests import add_squad, build_rendered
+from jobs.cli.k8s.requests import add_tasks, build_rendered
 from jobs.cli.output_folder import check_output_folder, write_files
 from jobs.kubernetes.render import Rendered
 
@@ -33,16 +33,17 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="write the Dockerfile and YAML of a job",
     )
-    squad = add_squad(
+    tasks = add_tasks(
         parser,
-        "Render the job that `train squad` runs on a cluster of your own. Without --output, print the "
+        "Render the job that `train {task}` runs on a cluster of your own. Without --output, print the "
         "YAML; with it, write that and the folder from which the image is built.",
         _EXAMPLES,
     )
     text = "write the YAML and the image's build folder here"
-    squad.add_argument("--output", metavar="DIR", help=text)
-    add_json_option(squad, "manifests and placement")
-    squad.set_defaults(run=run)
+    for task in tasks:
+        task.add_argument("--output", metavar="DIR", help=text)
+        add_json_option(task, "manifests and placement")
+        task.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from cluster.cli.parser import SubParsers, positive_int
 from infra.errors import UsageError
 from jobs.cli.job_options import (
     add_shape_options,
-    add_squad_command,
+    add_task_command,
     add_training_options,
     read_shape,
 )
@@ -22,6 +22,7 @@ from jobs.kubernetes.request import CLAIM_PATH, Claim, PodOptions, plan_fast, pl
 from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.train.presets import PRESETS
 from jobs.train.request import check_forms
+from jobs.worker.tasks import TASKS
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 # Pods and services get this name and a suffix, in at most 63 characters.
@@ -50,22 +51,29 @@ _SHAPE = {
 }
 
 
-def add_squad(
+def add_tasks(
     parser: argparse.ArgumentParser, description: str, examples: str
-) -> argparse.ArgumentParser:
-    """Add the job ``squad`` to the parser of an action; return its own."""
+) -> list[argparse.ArgumentParser]:
+    """Add the tasks to the parser of an action; return their own."""
     jobs: SubParsers = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    squad = add_squad_command(jobs, description, examples)
-    add_request_options(squad)
-    return squad
+    found = []
+    for task in TASKS:
+        own = add_task_command(jobs, task, description, examples)
+        add_request_options(own, task)
+        found.append(own)
+    return found
 
 
-def add_request_options(parser: argparse.ArgumentParser) -> None:
+def add_request_options(parser: argparse.ArgumentParser, task: str = "squad") -> None:
     """Add what decides a job's image, claim, and manifest."""
+    parser.set_defaults(task=task)
     _add_job(parser.add_argument_group("job"))
+    if task == "squad":
+        _add_recipe(parser.add_argument_group("recipe"))
+    parser.set_defaults(recipe="fast", preset=None, run_qa=None)
     _add_claim(parser.add_argument_group("claim"))
     _add_nodes(parser.add_argument_group("nodes"))
-    add_training_options(parser)
+    add_training_options(parser, task)
 
 
 def _add_job(group: argparse._ArgumentGroup) -> None:
@@ -76,19 +84,23 @@ def _add_job(group: argparse._ArgumentGroup) -> None:
         "TrainJob first"
     )
     add("--kind", choices=tuple(JOB_KINDS), help=text)
+    add("--stack", help="software, see `stacks` (default: upstream; recipe reference: reference)")
+    add("--image", help="the image's name in a registry (default: spr-cluster:STACK)")
+    add("--name", help="the job's name (default: TASK-DATE-TIME-…)")
+    add("--namespace", help=NAMESPACE_HELP)
+    add("--pull-secret", metavar="NAME", help="secret with which nodes pull the image")
+    text = f"secret with a token of the hub, under the key {HUB_TOKEN}"
+    add("--hub-secret", metavar="NAME", help=text)
+
+
+def _add_recipe(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     text = "fast: this tool's own; reference: the documentation's job, run_qa.py (default: fast)"
     add("--recipe", choices=("fast", "reference"), default="fast", help=text)
     text = "published model and settings (default with --recipe reference: bert-large)"
     add("--preset", choices=tuple(PRESETS), help=text)
     text = f"recipe reference: folder with run_qa.py on the claim, such as {CLAIM_PATH}/run_qa "
     add("--run-qa", metavar="DIR", help=f"{text}(default: the stack's, in the image)")
-    add("--stack", help="software, see `stacks` (default: upstream; recipe reference: reference)")
-    add("--image", help="the image's name in a registry (default: spr-cluster:STACK)")
-    add("--name", help="the job's name (default: squad-DATE-TIME-…)")
-    add("--namespace", help=NAMESPACE_HELP)
-    add("--pull-secret", metavar="NAME", help="secret with which nodes pull the image")
-    text = f"secret with a token of the hub, under the key {HUB_TOKEN}"
-    add("--hub-secret", metavar="NAME", help=text)
 
 
 def _add_claim(group: argparse._ArgumentGroup) -> None:
@@ -130,7 +142,7 @@ def _read_pods(args: argparse.Namespace, stack: str, now: datetime) -> PodOption
         raise UsageError("--claim names one that exists: omit --claim-size and --storage-class")
     new = Claim(size=args.claim_size or _CLAIM_SIZE, storage_class=args.storage_class)
     return PodOptions(
-        name=args.name or new_job_id("squad", now),
+        name=args.name or new_job_id(args.task, now),
         nodes=args.nodes,
         image=args.image or f"spr-cluster:{stack}",
         kind=JOB_KINDS[args.kind] if args.kind else TRAIN_JOB,

@@ -16,7 +16,7 @@ from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.k8s.common import access_flags, add_access_options, open_api
 from jobs.cli.k8s.follow import follow
-from jobs.cli.k8s.requests import add_squad, build_rendered
+from jobs.cli.k8s.requests import add_tasks, build_rendered
 from jobs.kubernetes.errors import ConflictError
 from jobs.kubernetes.jobs import require_kinds
 from jobs.kubernetes.kinds import JOB_KINDS, JobKind
@@ -46,20 +46,21 @@ def add_parser(actions: SubParsers) -> None:
         _EXAMPLES,
         help_="run a job on a cluster",
     )
-    squad = add_squad(
+    tasks = add_tasks(
         parser,
-        "Submit the job that `k8s render squad` prints. Its image must be in a registry. First, the "
+        "Submit the job that `k8s render {task}` prints. Its image must be in a registry. First, the "
         "cluster is checked, and everything that is wrong is listed; then nothing is created. Ctrl-C "
         "leaves the job running.",
         _EXAMPLES,
     )
-    add_access_options(squad, namespace=False)
-    add = squad.add_argument
     text = "have the cluster check the objects, and create nothing"
-    add("--dry-run", action="store_true", help=text)
-    add("--detach", action="store_true", help="do not follow the job; `k8s logs -f` does")
-    add_json_option(squad)
-    squad.set_defaults(run=run)
+    for task in tasks:
+        add_access_options(task, namespace=False)
+        add = task.add_argument
+        add("--dry-run", action="store_true", help=text)
+        add("--detach", action="store_true", help="do not follow the job; `k8s logs -f` does")
+        add_json_option(task)
+        task.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

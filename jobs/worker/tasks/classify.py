@@ -56,6 +56,7 @@ class Classify(TableTask[ClassifyOptions]):
     Options = ClassifyOptions
     demo = ClassifyOptions(data=str(Path(__file__).with_name("classify.sample.jsonl")), **SMALL)
     help = "classify texts or pairs of texts, one label each or several"
+    head = HEAD
     text_columns = (
         "text",
         "sentence",

@@ -57,6 +57,7 @@ class Tag(TableTask[TagOptions]):
     Options = TagOptions
     demo = TagOptions(data=str(Path(__file__).with_name("tag.sample.conll")), **SMALL)
     help = "tag words: names, parts of speech"
+    head = HEAD
     text_columns = ("words", "tokens")
     label_columns = ("tags", "ner_tags", "labels", "pos_tags")
 

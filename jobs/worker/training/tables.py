@@ -51,6 +51,7 @@ OwnTable = TypeVar("OwnTable", bound=TableOptions)
 class TableTask(TextTask[OwnTable]):
     """A task whose records are the rows of tables."""
 
+    reads_hub = True
     text_columns: ClassVar[Sequence[str]]
     label_columns: ClassVar[Sequence[str]]
     """Names of columns to look for, the likeliest first."""
@@ -77,6 +78,12 @@ class TableTask(TextTask[OwnTable]):
         if skipped:
             note(skip_note(skipped))
         return Data(records, sources[0], eval_records, sources[1])
+
+    def download(self) -> None:
+        super().download()
+        for place, split in ((self._data(), TRAIN), (self.options.eval, EVAL)):
+            if place is not None and not Path(place).exists():
+                read_table(place, split)
 
     def check(self) -> None:
         """Check the first rows of the files. Raises :class:`DatasetError`."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from .options import NO_CACHE, TextOptions, TrainOptions
+from .options import NO_CACHE, SCRATCH, TextOptions, TrainOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +73,8 @@ class Task(ABC, Generic[Own]):
     """One task, with the options of a run."""
 
     name: ClassVar[str]
+    reads_hub: ClassVar[bool] = False
+    """``--data`` may be a name on the hub."""
     help: ClassVar[str]
     """A line of the command's help."""
     Options: type[Own]
@@ -80,6 +83,9 @@ class Task(ABC, Generic[Own]):
 
     def __init__(self, options: Own) -> None:
         self.options = options
+
+    def download(self) -> None:
+        """Put what the run takes from the hub into its cache. Raises :class:`WorkerError`."""
 
     def check(self) -> None:
         """Check the data on the laptop, without torch. Raises :class:`DatasetError`."""
@@ -118,6 +124,16 @@ class Task(ABC, Generic[Own]):
 
 class TextTask(Task[OwnText]):
     """A task of a model that reads texts."""
+
+    head: ClassVar[str]
+    """What transformers calls the task, such as "SequenceClassification"."""
+
+    def download(self) -> None:
+        from .model import load_pretrained  # noqa: PLC0415
+
+        name = self.options.model
+        if name != SCRATCH and not Path(name).is_dir():
+            load_pretrained(name, self.head)
 
     def encode_samples(
         self,

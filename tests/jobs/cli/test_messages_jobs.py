@@ -41,7 +41,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("train", "the following arguments are required: JOB" + f.help_of("train")),
     (
         "train bert",
-        f.choice("argument JOB: invalid choice: 'bert'", "train", "squad", "digits"),
+        f.choice("argument JOB: invalid choice: 'bert'", "train", "squad", "classify", "tag", "digits"),
     ),
     (
         "train squad --ppn 0",
@@ -224,30 +224,30 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("bench --seconds nan", "--seconds nan is out of range: 0.1 to 600"),
     ("bench --seconds 601", "--seconds 601 is out of range: 0.1 to 600"),
     ("bench fast", "unknown argument 'fast'" + f.help_of("bench")),
-    ("tune", "the following arguments are required: job" + f.help_of("tune")),
-    ("tune squad --resume", "unknown option '--resume'" + f.help_of("tune")),
+    ("tune", "the following arguments are required: JOB" + f.help_of("tune")),
+    ("tune squad --resume", "unknown option '--resume'" + f.help_of("tune squad")),
     (
         "scaling squad --resume",
-        "unknown option '--resume'; did you mean --results?" + f.help_of("scaling"),
+        "unknown option '--resume'; did you mean --results?" + f.help_of("scaling squad"),
     ),
     ("tune squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     (
         "tune squad --ppn 1,0",
-        "argument --ppn: '1,0': expected whole numbers such as 1,2,4" + f.help_of("tune"),
+        "argument --ppn: '1,0': expected whole numbers such as 1,2,4" + f.help_of("tune squad"),
     ),
     (
         "tune squad --batch-size ''",
-        "argument --batch-size: '': expected whole numbers such as 1,2,4" + f.help_of("tune"),
+        "argument --batch-size: '': expected whole numbers such as 1,2,4" + f.help_of("tune squad"),
     ),
     ("tune squad --batch-size 8,5000", "--batch-size 5000 is out of range: 1 to 4096"),
     (
         "tune squad --ccl-workers 1;2",
-        "argument --ccl-workers: '1;2': expected whole numbers such as 1,2,4" + f.help_of("tune"),
+        "argument --ccl-workers: '1;2': expected whole numbers such as 1,2,4" + f.help_of("tune squad"),
     ),
     ("tune squad --model ./nowhere", "--model ./nowhere: no such folder"),
     ("tune squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
     ("tune squad --stride 300", re.compile("--stride 300 is out of range: .*")),
-    ("scaling", "the following arguments are required: job" + f.help_of("scaling")),
+    ("scaling", "the following arguments are required: JOB" + f.help_of("scaling")),
     (
         "scaling squad --nodes 1,3",
         "--batch-size 16: the batch of 1 node can't be divided evenly among 3\n  → use a multiple of "
@@ -257,7 +257,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("scaling squad --flow-gbit-s 0", "--flow-gbit-s 0 is out of range: more than 0"),
     (
         "scaling squad --samples 0",
-        "argument --samples: '0': expected a whole number of at least 1" + f.help_of("scaling"),
+        "argument --samples: '0': expected a whole number of at least 1" + f.help_of("scaling squad"),
     ),
     ("scaling squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     ("tune squad --epochs 3", re.compile("unknown option '--epochs'.*", re.DOTALL)),

@@ -128,7 +128,7 @@ def test_the_batch_is_kept_only_if_several_were_compared(tmp_path: Path) -> None
     assert best.batch_size == 16
     script, log = next_train(hosts, tmp_path, "placement", "batch_size")
     assert "--batch-size=16" in script
-    assert "--batch-size 16 (a global batch of 48 features)" in "".join(log)
+    assert "--batch-size 16 (a global batch of 48 samples)" in "".join(log)
 
 
 def test_a_failed_trial_does_not_end_the_study() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
-from jobs.kubernetes.image import DEMO_DATA
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.kubernetes.image import sample_in_image
+from jobs.worker.tasks.squad.options import SAMPLE, SquadOptions
 from tests.jobs.kubernetes.rendering import parse, rendered
 
 
@@ -39,8 +39,9 @@ def test_the_demo_needs_neither_claim_data_nor_hub() -> None:
     found = rendered("--demo")
     env = {each["name"]: each["value"] for each in found.job["spec"]["trainer"]["env"]}
 
-    assert options("--demo").data == DEMO_DATA
-    assert "code" + DEMO_DATA.partition("/code")[2] in found.build
+    data = sample_in_image(SAMPLE)
+    assert options("--demo").data == data
+    assert "code" + data.partition("/code")[2] in found.build
     assert env["HF_HUB_OFFLINE"] == "1"
 
 

@@ -18,7 +18,7 @@ from tests.jobs.launch.topologies import machine
 
 def test_worker_code_is_refused_on_a_stack_that_is_too_old() -> None:
     with pytest.raises(UsageError) as caught:
-        require_able_stack(load_stack("reference"))
+        require_able_stack(load_stack("reference"), "train squad")
 
     assert str(caught.value) == (
         "`train squad` can't run on stack reference: it needs Python 3.10 and torch 2.4 or newer, "
@@ -29,14 +29,14 @@ def test_worker_code_is_refused_on_a_stack_that_is_too_old() -> None:
 
 @pytest.mark.parametrize("name", ["intel", "upstream"])
 def test_worker_code_runs_on_other_stacks(name: str) -> None:
-    require_able_stack(load_stack(name))
+    require_able_stack(load_stack(name), "train squad")
 
 
 def test_an_old_torch_is_refused_on_a_new_python() -> None:
     packages = ["torch==2.3.0", "transformers==4.40.0", "impi-rt==2021.18.1"]
     stack = {**load_stack("upstream").model_dump(), "python_packages": packages}
     with pytest.raises(UsageError, match=r"Python 3\.12 and torch 2\.3\.0"):
-        require_able_stack(Stack.model_validate(stack))
+        require_able_stack(Stack.model_validate(stack), "train squad")
 
 
 @pytest.mark.parametrize(("version", "module"), [("1.11.0", "torch_ccl"), ("1.12.0", "oneccl_")])

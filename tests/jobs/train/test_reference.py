@@ -257,7 +257,7 @@ def test_the_command_line(script: Path) -> None:
     assert check_script(script / "run_qa.py") == script
     fast = typed("--preset=bert-large", "--epochs=3", "--nodes=2")
     assert isinstance(fast, TrainRequest)
-    assert (fast.options.model, fast.options.epochs) == ("bert-large-uncased", 3)
+    assert (fast.options.model_name, fast.options.epochs) == ("bert-large-uncased", 3)
     assert (fast.options.batch_size, fast.options.learning_rate) == (12, 3e-5)
     assert fast.nodes == 2
     assert fast.may_tune == frozenset({"placement"})

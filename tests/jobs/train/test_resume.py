@@ -57,7 +57,7 @@ def test_a_job_resumes_with_its_own_options_and_files(tmp_path: Path) -> None:
     hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))
     log: list[str] = []
 
-    result, folder = run(hosts, ResumeRequest(None, tmp_path / "out"), log)
+    result, folder = run(hosts, ResumeRequest("squad", None, tmp_path / "out"), log)
 
     assert result == {"f1": 90.0}
     assert folder == tmp_path / "out"
@@ -76,7 +76,7 @@ def test_a_resumed_job_may_change_placement_with_equal_ranks(tmp_path: Path) -> 
     hosts = hosts_with(two_each, listed(PATHS.job_id, ""))
     changes = {"learning_rate": 1e-5}
 
-    run(hosts, ResumeRequest(PATHS.job_id, tmp_path, changes, nproc_per_node=1))
+    run(hosts, ResumeRequest("squad", PATHS.job_id, tmp_path, changes, nproc_per_node=1))
 
     assert "--learning-rate=1e-05" in hosts["node0"].files[PATHS.new_script].decode()
 
@@ -87,7 +87,7 @@ def test_a_checkpoint_beyond_the_requested_end_is_refused_before_anything_is_sen
 ) -> None:
     hosts = hosts_with(RECORD, listed(PATHS.job_id, "step-000040"))  # of 40 epochs
     hosts["node0"].answers.insert(0, ("# reading how many steps", total))
-    request = ResumeRequest(None, tmp_path, {"epochs": 2})
+    request = ResumeRequest("squad", None, tmp_path, {"epochs": 2})
     if not refused:
         run(hosts, request)
         return
@@ -102,7 +102,7 @@ def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path
     hosts = hosts_with(replace(RECORD, nnodes=2), listed(PATHS.job_id, "step-000001"))
     log: list[str] = []
 
-    run(hosts, ResumeRequest(None, tmp_path), log)
+    run(hosts, ResumeRequest("squad", None, tmp_path), log)
 
     assert "using 2 nodes of 3, as before" in log
     assert f"-ppn 1 -wdir {PATHS.root} -n 2 " in mpirun_line(hosts["node0"])
@@ -126,16 +126,16 @@ def test_a_larger_cluster_resumes_on_the_original_number_of_nodes(tmp_path: Path
 )
 def test_another_number_of_ranks_is_refused(record: JobRecord, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        run(hosts_with(record, listed(PATHS.job_id, "step-000001")), ResumeRequest(None))
+        run(hosts_with(record, listed(PATHS.job_id, "step-000001")), ResumeRequest("squad", None))
     assert caught.value.hint == hint
 
 
 def test_a_running_job_is_not_resumed() -> None:
     hosts = hosts_with(RECORD, listed(PATHS.job_id, end={}, queue=["RUNNING", "None", "node0"]))
     with pytest.raises(UsageError, match=f"job {PATHS.job_id} is running"):
-        run(hosts, ResumeRequest(PATHS.job_id))
-    with pytest.raises(UsageError, match="no unfinished training job"):
-        run(hosts, ResumeRequest(None))
+        run(hosts, ResumeRequest("squad", PATHS.job_id))
+    with pytest.raises(UsageError, match="no unfinished squad job"):
+        run(hosts, ResumeRequest("squad", None))
 
 
 @pytest.mark.parametrize(
@@ -146,22 +146,22 @@ def test_a_running_job_is_not_resumed() -> None:
 def test_a_record_that_cannot_be_read_is_named(text: str) -> None:
     record = JobPaths(PATHS.job_id).record
     with pytest.raises(JobError, match=f"record on node0 can't be read: {record}"):
-        run(hosts_with(text, listed(PATHS.job_id, "")), ResumeRequest(None))
+        run(hosts_with(text, listed(PATHS.job_id, "")), ResumeRequest("squad", None))
 
 
 JOBS = (job("squad-1", unfinished=True), job("squad-2"), job("squad-3", unfinished=True))
 
 
 def test_the_last_unfinished_job_is_the_default() -> None:
-    assert choose_unfinished(JOBS, None, "bert").job == "squad-3"
-    assert choose_unfinished((*JOBS, job("squad-4")), None, "bert").job == "squad-3"
+    assert choose_unfinished(JOBS, "squad", None, "bert").job == "squad-3"
+    assert choose_unfinished((*JOBS, job("squad-4")), "squad", None, "bert").job == "squad-3"
     failed_at_once = job("squad-5", checkpoint="", unfinished=True)
     kept = job("squad-4", checkpoint="step-000040", unfinished=True)
-    assert choose_unfinished((kept, failed_at_once), None, "bert").job == "squad-4"
-    assert choose_unfinished((failed_at_once,), None, "bert").job == "squad-5"
-    assert choose_unfinished(JOBS, "squad-1", "bert").job == "squad-1"
+    assert choose_unfinished((kept, failed_at_once), "squad", None, "bert").job == "squad-4"
+    assert choose_unfinished((failed_at_once,), "squad", None, "bert").job == "squad-5"
+    assert choose_unfinished(JOBS, "squad", "squad-1", "bert").job == "squad-1"
     running = replace(kept, state="running")
-    assert choose_unfinished((failed_at_once, running), None, "bert").job == "squad-5"
+    assert choose_unfinished((failed_at_once, running), "squad", None, "bert").job == "squad-5"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_last_unfinished_job_is_the_default() -> None:
         (
             JOBS[1:2],
             None,
-            "no unfinished training job on cluster bert",
+            "no unfinished squad job on cluster bert",
             "`train squad` without --resume starts one",
         ),
     ],
@@ -198,5 +198,5 @@ def test_an_unsuitable_job_is_not_resumed(
     jobs: tuple[JobSummary, ...], job_id: str | None, message: str, hint: str | None
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_unfinished(jobs, job_id, "bert")
+        choose_unfinished(jobs, "squad", job_id, "bert")
     assert (caught.value.message, caught.value.hint) == (message, hint)

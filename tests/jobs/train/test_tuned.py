@@ -127,7 +127,7 @@ def test_train_uses_the_tuned_batch_and_logs_the_global_batch() -> None:
     assert changed.placement.ccl_workers == 1
     assert changed.options.batch_size == 32
     assert result.startswith(
-        "--ppn 2 --ccl-workers 1 --batch-size 32 (a global batch of 256 features)"
+        "--ppn 2 --ccl-workers 1 --batch-size 32 (a global batch of 256 samples)"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
 from ...training.task import Data, Loaded, TextTask
-from .dataset import Question, all_texts, load_hub_dataset, read_dataset
+from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
 from .options import DEMO, SquadOptions
 
 if TYPE_CHECKING:
@@ -26,7 +26,20 @@ class Squad(TextTask[SquadOptions]):
     name = "squad"
     Options = SquadOptions
     demo = DEMO
+    head = HEAD
     help = "fine-tune DistilBERT, or another encoder, on SQuAD or your data"
+
+    def download(self) -> None:
+        super().download()
+        if self.options.data is None:
+            load_hub_dataset(self.options.dataset, [] if self.options.skip_bad_records else None)
+
+    def check(self) -> None:
+        options = self.options
+        for path in filter(None, (options.data, options.eval)):
+            questions = read_dataset(path, [] if options.skip_bad_records else None)
+            if not options.skip_bad_records:
+                require_short_questions(path, questions, options.max_length)
 
     def read(self, note: Callable[[str], None]) -> Data:
         options, skipped = self.options, list[DatasetError]()

@@ -1,4 +1,4 @@
-"""``spr-cluster train squad``."""
+"""``spr-cluster train TASK``: any task of the engine; for squad, the published recipe, too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs.cli.job_display import render_result
 from jobs.cli.job_options import (
     add_placement_options,
     add_queue_options,
-    add_squad_command,
+    add_task_command,
     add_training_options,
     detachable,
 )
@@ -28,8 +28,15 @@ from jobs.train.reference import ReferenceRequest, train_reference
 from jobs.train.request import TrainRequest, check_inputs, check_results
 from jobs.train.resume import ResumeRequest, resume
 from jobs.train.train import train
+from jobs.worker.tasks import TASKS
 
 _EXAMPLES = """\
+  spr-cluster train {task} --data train.csv --eval-fraction 0.2
+  spr-cluster train {task} --data train.jsonl --eval dev.jsonl --model ./my-encoder
+  spr-cluster train {task} --demo                      small model, small sample
+  spr-cluster train {task} --resume                    the last unfinished job
+"""
+_SQUAD_EXAMPLES = """\
   spr-cluster train squad                             DistilBERT on SQuAD
   spr-cluster train squad --data train.json --eval dev.json --model ./my-encoder
   spr-cluster train squad --demo                      small model, small sample
@@ -40,15 +47,21 @@ _RECIPES = ("fast", "reference")
 Request = TrainRequest | ReferenceRequest | ResumeRequest
 
 
-def add_parser(jobs: SubParsers) -> None:
-    parser = add_squad_command(
-        jobs,
-        "Fine-tune a question answering model with PyTorch DDP on all nodes, evaluate it with\n"
-        "SQuAD's exact match and F1, and fetch the model and results.",
-        _EXAMPLES,
-    )
+_SQUAD = (
+    "Fine-tune a question answering model with PyTorch DDP on all nodes, evaluate it with\n"
+    "SQuAD's exact match and F1, and fetch the model and results."
+)
+
+
+def add_parser(jobs: SubParsers, task: str) -> None:
+    is_squad = task == "squad"
+    about = f"Fine-tune a model with PyTorch DDP on all nodes: {TASKS[task].help}. Evaluate it, and fetch\n"
+    about = _SQUAD if is_squad else about + "the model and results."
+    parser = add_task_command(jobs, task, about, _SQUAD_EXAMPLES if is_squad else _EXAMPLES)
     add_cluster_options(parser)
-    _add_recipe(parser.add_argument_group("recipe"))
+    parser.set_defaults(recipe="fast", preset=None, smoke=False, run_qa=None)
+    if is_squad:
+        _add_recipe(parser.add_argument_group("recipe"))
     placement = parser.add_argument_group("placement")
     add_placement_options(placement, "the result of `tune`, else one per NUMA node", backend=False)
     queue = parser.add_argument_group("queue")
@@ -78,7 +91,7 @@ def add_parser(jobs: SubParsers) -> None:
         help="continue an interrupted job from its last checkpoint, with its own options "
         "(default: the last unfinished one)",
     )
-    add_training_options(parser)
+    add_training_options(parser, task)
     parser.set_defaults(run=detachable(run))
 
 

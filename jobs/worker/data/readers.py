@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
@@ -77,12 +78,12 @@ def _read_file(path: Path, limit: int | None = None) -> Table:
             table = _READERS[kind[0]](str(path), file, limit)
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path}: is not UTF-8 ({_where(error)})") from error
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DatasetError(f"{path}: is not gzip, or is cut off: {first_line(error)}") from error
     except OSError as error:
         raise DatasetError(f"{path}: can't be read: {error.strerror or error}") from error
-    if not table.rows and not table.problems:
-        raise DatasetError(f"{path}: has no rows")
+    if not table.rows:
+        raise refusal(table.problems) if table.problems else DatasetError(f"{path}: has no rows")
     return table
 
 
@@ -169,7 +170,8 @@ def _is_json_lines(file: TextIO) -> bool:
     line = file.readline(LONGEST_LINE)
     file.seek(0)
     try:
-        return isinstance(json.loads(line), dict)
+        found = json.loads(line)
+        return isinstance(found, dict) and "data" not in found
     except (ValueError, RecursionError):
         return False
 

@@ -93,7 +93,9 @@ def trim(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     width = -(-longest // ALIGN) * ALIGN
     return {
         # Whole numbers: a row of probabilities may be as long as a text.
-        name: each[:, :width] if each.shape == shape and not each.is_floating_point() else each
+        name: each[:, :width].contiguous()
+        if each.shape == shape and not each.is_floating_point()
+        else each
         for name, each in tensors.items()
     }
 

@@ -103,7 +103,13 @@ def test_each_node_reports_its_health(head: LocalShell) -> None:
     assert one.health.memory_total > 0
     assert not one.health.in_venv
     assert one.health.mark is None
-    assert set(one.health.versions) == {"torch", "transformers", "datasets", "impi-rt"}
+    assert set(one.health.versions) == {
+        "torch",
+        "transformers",
+        "datasets",
+        "scikit-learn",
+        "impi-rt",
+    }
     assert abs(one.clock_s) <= one.clock_error_s + 0.01
     # A probe of another test may be at work beside this one; its folder goes, too.
     left, deadline = probe_folders(), time.monotonic() + 20

@@ -41,7 +41,9 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("train", "the following arguments are required: JOB" + f.help_of("train")),
     (
         "train bert",
-        f.choice("argument JOB: invalid choice: 'bert'", "train", "squad", "classify", "tag", "digits"),
+        f.choice(
+            "argument JOB: invalid choice: 'bert'", "train", "squad", "classify", "tag", "digits"
+        ),
     ),
     (
         "train squad --ppn 0",
@@ -242,7 +244,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("tune squad --batch-size 8,5000", "--batch-size 5000 is out of range: 1 to 4096"),
     (
         "tune squad --ccl-workers 1;2",
-        "argument --ccl-workers: '1;2': expected whole numbers such as 1,2,4" + f.help_of("tune squad"),
+        "argument --ccl-workers: '1;2': expected whole numbers such as 1,2,4"
+        + f.help_of("tune squad"),
     ),
     ("tune squad --model ./nowhere", "--model ./nowhere: no such folder"),
     ("tune squad --data nowhere.json", "nowhere.json: can't be read: No such file or directory"),
@@ -257,7 +260,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("scaling squad --flow-gbit-s 0", "--flow-gbit-s 0 is out of range: more than 0"),
     (
         "scaling squad --samples 0",
-        "argument --samples: '0': expected a whole number of at least 1" + f.help_of("scaling squad"),
+        "argument --samples: '0': expected a whole number of at least 1"
+        + f.help_of("scaling squad"),
     ),
     ("scaling squad --seconds 0", "--seconds 0 is out of range: 1 to 3600"),
     ("tune squad --epochs 3", re.compile("unknown option '--epochs'.*", re.DOTALL)),

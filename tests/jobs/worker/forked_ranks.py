@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.worker.tasks.squad.options import SquadOptions
+from jobs.worker.training.options import TrainOptions
 
 SHAPE = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
 # So that the random states count.
@@ -56,9 +56,9 @@ class Ran:
     texts: list[str]
 
 
-def run_forked(runs: Sequence[tuple[SquadOptions, dict[str, Any]]]) -> list[Ran]:
+def run_forked(runs: Sequence[tuple[TrainOptions, dict[str, Any]]]) -> list[Ran]:
     """Run one after another, in a separate process."""
-    wanted = [asdict(Run(options.to_argv(), **more)) for options, more in runs]
+    wanted = [asdict(Run(options.to_argv(), task=options.task, **more)) for options, more in runs]
     environ = {**os.environ, **_ENVIRON}
     server = _server()
     assert server.stdin is not None

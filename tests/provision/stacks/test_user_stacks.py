@@ -37,6 +37,7 @@ def test_a_change_takes_the_place_of_what_the_base_has(own: Path) -> None:
         "transformers==4.56.2",
         "accelerate==1.10.1",
         "Datasets==4.1.0",
+        "scikit-learn==1.7.2",
         "evaluate==0.4.6",
         "impi-rt==2021.18.1",
         "wandb>=0.20",

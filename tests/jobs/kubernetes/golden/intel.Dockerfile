@@ -33,6 +33,7 @@ oneccl-bind-pt==2.7.0
 transformers==4.56.2
 accelerate==1.10.1
 datasets==4.0.0
+scikit-learn==1.7.2
 evaluate==0.4.6
 numpy<2.4
 impi-rt==2021.18.1

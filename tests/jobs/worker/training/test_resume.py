@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobs.worker.runtime.events import parse_event
-from jobs.worker.tasks.squad.options import DEMO, SquadOptions
+from jobs.worker.tasks import TASKS
 from jobs.worker.training.checkpoints import list_checkpoints
+from jobs.worker.training.options import TrainOptions
 from tests.jobs.worker.forked_ranks import Ran, run_forked
 
 STEPS = 12
@@ -34,7 +36,7 @@ def made(output: Path, ranks: int = 2) -> Made:
     files = [output / "metrics" / f"rank-{rank}.jsonl" for rank in range(ranks)]
     lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     result = json.loads((output / "results.json").read_text())
-    same = ("em", "f1", "loss_curve", "train_samples", "world_size", "epochs")
+    same = ("scores", "loss_curve", "train_samples", "world_size", "epochs")
     return Made(
         [[(each["step"], each["loss"], each["tokens"]) for each in rank] for rank in lines],
         (output / "model" / "model.safetensors").read_bytes(),
@@ -43,7 +45,7 @@ def made(output: Path, ranks: int = 2) -> Made:
     )
 
 
-def options(folder: Path, output: str, **more: Any) -> SquadOptions:
+def options(folder: Path, output: str, task: str = "squad", **more: Any) -> TrainOptions:
     """Twelve steps of two ranks, three epochs, a checkpoint after every other one."""
     chosen: dict[str, Any] = {
         "epochs": 3,
@@ -52,8 +54,13 @@ def options(folder: Path, output: str, **more: Any) -> SquadOptions:
         "backend": "gloo",
     }
     chosen |= {"dtype": "fp32", "compile": "off"}
-    where = {"data": str(folder / "data.json"), "output": str(folder / output)}
-    return replace(DEMO, **{**chosen, **where, **more})
+    chosen["output"] = str(folder / output)
+    if task == "squad":
+        chosen["data"] = str(folder / "data.json")
+    else:  # more than three epochs of twelve steps
+        chosen["max_steps"] = STEPS
+    found: TrainOptions = replace(TASKS[task].demo, **{**chosen, **more})
+    return found
 
 
 def events(ran: Ran, rank: int = 0) -> list[dict[str, Any]]:
@@ -62,14 +69,18 @@ def events(ran: Ran, rank: int = 0) -> list[dict[str, Any]]:
 
 
 def check_killed_and_resumed(
-    folder: Path, kills: list[dict[str, Any]], ranks: int = 2, dtype: str = "fp32"
+    folder: Path,
+    kills: list[dict[str, Any]],
+    ranks: int = 2,
+    dtype: str = "fp32",
+    task: str = "squad",
 ) -> None:
     """Kill a run at each point and resume it; compare all with one that is not interrupted."""
-    runs: list[tuple[SquadOptions, dict[str, Any]]] = [
-        (options(folder, "whole", dtype=dtype), {"ranks": ranks})
+    runs: list[tuple[TrainOptions, dict[str, Any]]] = [
+        (options(folder, "whole", task, dtype=dtype), {"ranks": ranks})
     ]
     for number, kill in enumerate(kills):
-        chosen = options(folder, f"killed-{number}", dtype=dtype)
+        chosen = options(folder, f"killed-{number}", task, dtype=dtype)
         runs.append((chosen, {**kill, "ranks": ranks}))
         runs.append((replace(chosen, resume=True), {"ranks": ranks}))
     whole, *others = run_forked(runs)
@@ -103,6 +114,12 @@ def test_killed_at_a_step_and_while_a_checkpoint_is_written(
     check_killed_and_resumed(nodes_folder, [*kills, *writes], dtype=dtype)
 
 
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_any_task_killed_at_a_random_step_learns_the_same(nodes_folder: Path, task: str) -> None:
+    kill = {"at": "step", "step": random.randrange(1, STEPS + 1), "rank": random.randrange(2)}
+    check_killed_and_resumed(nodes_folder, [kill], task=task)
+
+
 def test_three_ranks_whose_sums_depend_on_their_order(nodes_folder: Path) -> None:
     check_killed_and_resumed(nodes_folder, [{"at": "step", "step": 6, "rank": 2}], ranks=3)
 
@@ -125,7 +142,7 @@ def test_a_run_can_not_be_resumed_with_fewer_steps_than_done(nodes_folder: Path)
 def test_sigterm_on_one_rank_keeps_a_checkpoint_and_ends_all(nodes_folder: Path, step: int) -> None:
     """No checkpoint is due by time; only the signal causes one."""
     folder = nodes_folder
-    rare = {"checkpoint_every": None}
+    rare: dict[str, Any] = {"checkpoint_every": None}
     term = {"at": "step", "step": step, "rank": 1, "signal": signal.SIGTERM}
 
     whole, stopped, resumed = run_forked(
@@ -181,7 +198,7 @@ def test_changes_that_prevent_resuming_are_named(nodes_folder: Path) -> None:
     other_data = json.loads((folder / "data.json").read_text())
     other_data["data"][0]["paragraphs"][0]["qas"].pop()
 
-    def changed(**more: Any) -> SquadOptions:
+    def changed(**more: Any) -> TrainOptions:
         return replace(again, **more)
 
     killed, batch, alone, refused, lower = run_forked(
@@ -197,7 +214,7 @@ def test_changes_that_prevent_resuming_are_named(nodes_folder: Path) -> None:
     assert -signal.SIGKILL in killed.codes
     assert error_of(batch) == (
         "a run can't be resumed with other options: --batch-size 4 (it was 2), --seed 7 (it was "
-        f"{DEMO.seed})"
+        f"{first.seed})"
     )
     assert error_of(alone) == "the checkpoint has 2 ranks, this run 1"
     assert "holds the checkpoints of an unfinished run" in error_of(refused)
@@ -220,7 +237,7 @@ def error_of(ran: Ran) -> str:
 
 def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(nodes_folder: Path) -> None:
     folder = nodes_folder
-    long = {"max_steps": 160, "epochs": 100, "checkpoint_every": 5}
+    long: dict[str, Any] = {"max_steps": 160, "epochs": 100, "checkpoint_every": 5}
     infinite, diverged = run_forked(
         [
             (options(folder, "nan", **long), {"step": 8, "loss": float("nan")}),

@@ -1,0 +1,76 @@
+"""Every task runs with every launcher: they meet in the job's plan, and know nothing of each other."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from jobs.cli import build_parser
+from jobs.cli.k8s.requests import build_rendered
+from jobs.cli.render import build_script
+from jobs.cli.scaling import build_request as scaling_request
+from jobs.cli.train_requests import build_request
+from jobs.cli.tune import build_request as tune_request
+from jobs.train.request import check_inputs
+from jobs.train.train import plan_training
+from jobs.worker.tasks import TASKS
+from provision.stacks.load import load_stack
+
+NOW = datetime(2026, 11, 23, tzinfo=timezone.utc)
+STACK = load_stack("upstream")
+
+
+def parse(*words: str) -> argparse.Namespace:
+    return build_parser(words[0]).parse_args(words)
+
+
+@pytest.fixture(params=sorted(TASKS))
+def task(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def check_program(task: str, words: Any) -> None:
+    """The words of a rank, after its module, are the task and options that it understands."""
+    assert words[0] == task
+    options = TASKS[task].Options.parse(words[1:])
+    assert (options.task, options.model_name) == (task, "scratch")
+
+
+def test_the_queue(task: str) -> None:
+    request = build_request(parse("train", task, "--demo", "--nodes", "2"), NOW)
+    check_inputs(request.options)
+    plan = plan_training(request, STACK)
+    assert (plan.kind, plan.module) == (task, "worker.tasks")
+    check_program(task, plan.argv)
+    check_program(task, plan.retry_argv)
+    assert "--resume" in plan.retry_argv
+    (data,) = (word for word in plan.argv if word.startswith("--data="))
+    assert data.partition("=")[2] in plan.files
+
+
+def test_kubernetes(task: str) -> None:
+    found = build_rendered(parse("k8s", "render", task, "--demo", "--nodes", "2"), NOW)
+    check_program(task, found.plan.argv)
+    (data,) = (word for word in found.plan.argv if word.startswith("--data="))
+    assert "code" + data.partition("/code")[2] in found.build
+
+
+def test_a_script_for_slurm(task: str) -> None:
+    argv = ("render", "slurm", task, "--demo", "--nodes", "2", "--cores", "8")
+    script = build_script(parse(*argv))
+    assert f"program=(worker.tasks {task} " in script.text
+    install = script.files["install.sh"]
+    assert isinstance(install, bytes)
+    assert f"train=({task} ".encode() in install
+
+
+@pytest.mark.parametrize("study", ["tune", "scaling"])
+def test_trials(task: str, study: str) -> None:
+    build: Any = {"tune": tune_request, "scaling": scaling_request}[study]
+    args = parse(study, task, "--demo")
+    request = build(args) if study == "tune" else build(args, NOW)
+    assert request.training.options.task == task
+    check_program(task, plan_training(request.training, STACK).argv)

@@ -1,0 +1,217 @@
+"""Tables: every format gives the same rows, and what is wrong with a file is one line with its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import UsageError
+from jobs.train.request import check_inputs
+from jobs.worker.data import readers
+from jobs.worker.data.readers import EVAL, Table, has_split, read_table
+from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.tasks.classify import ClassifyOptions
+from jobs.worker.tasks.tag import TagOptions
+
+ROWS = [{"text": "a, b", "label": "x"}, {"text": 'say "c"\nd', "label": "y"}]
+CSV = 'text,label\n"a, b",x\n"say ""c""\nd",y\n'
+JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", CSV),
+        ("a.csv.gz", CSV),
+        ("A.CSV", "\ufeff" + CSV.replace("\n", "\r\n").replace('c""\r\n', 'c""\n')),
+        ("a.tsv", CSV.replace("text,", "text\t").replace('b",', 'b"\t').replace('d",', 'd"\t')),
+        ("a.json", json.dumps(ROWS)),
+        ("a.json", json.dumps({"data": ROWS})),
+        ("a.json", JSONL),
+        ("a.jsonl", JSONL),
+        ("a.ndjson.gz", "\n" + JSONL),
+    ],
+)
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str, content: str) -> None:
+    table = read_table(str(write(tmp_path, name, content)))
+    assert (list(table.rows), table.columns) == (ROWS, ("text", "label"))
+
+
+def test_parquet_and_saved_data_sets_give_the_same_rows(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["x", "y"])
+    data = datasets.Dataset.from_list([{**row, "label": n} for n, row in enumerate(ROWS)])
+    data = data.cast_column("label", names)
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "a.parquet"))
+    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(str(tmp_path / "both"))
+    data.save_to_disk(str(tmp_path / "one"))
+    for name in ("a.parquet", "both", "one"):
+        assert list(read_table(str(tmp_path / name)).rows) == ROWS, name
+    assert [has_split(str(tmp_path / each), EVAL) for each in ("both", "one")] == [True, False]
+
+
+def test_a_folder_has_a_file_for_each_use(tmp_path: Path) -> None:
+    write(tmp_path, "train.csv", CSV)
+    assert not has_split(str(tmp_path), EVAL)
+    write(tmp_path, "validation.jsonl", JSONL)
+    assert read_table(str(tmp_path), EVAL).source == str(tmp_path / "validation.jsonl")
+
+
+def test_conll(tmp_path: Path) -> None:
+    text = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter B-PER\n"
+    table = read_table(str(write(tmp_path, "a.conll", text)))
+    assert [dict(row) for row in table.rows] == [
+        {"words": ["EU", "rejects"], "tags": ["B-ORG", "O"]},
+        {"words": ["Peter"], "tags": ["B-PER"]},
+    ]
+    assert [table.place(n).rpartition(": ")[2] for n in (0, 1)] == ["line 3", "line 7"]
+
+
+def test_only_the_first_rows(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "text,label\n" + "a,b\n" * 50 + "broken")
+    assert len(read_table(str(path), limit=10).rows) == 10
+
+
+GOOD = '{"text": "fine", "label": "x"}\n{"text": "good", "label": "y"}\n'
+BAD: list[tuple[str, str | bytes, str]] = [
+    ("a.csv", "", ": is empty"),
+    ("a.csv", "text,label\n", ": has no rows"),
+    ("a.csv", "text,label\na\n", ": line 2: has 1 columns, and the first line 2"),
+    ("a.csv", "text,label\na,x\nb,y,z\n", ": line 3: has 3 columns, and the first line 2"),
+    ("a.csv", 'text,label\na,"x\n', ": line 2: is not CSV: unexpected end of data"),
+    (
+        "a.csv",
+        "text,text\na,b\n",
+        ": line 1: needs a different name for each column: 'text', 'text'",
+    ),
+    ("a.csv", "text,\na,b\n", ": line 1: needs a different name for each column: 'text', ''"),
+    ("a.csv", "body,kind\na,b\n", ": which column? It has body, kind"),
+    ("a.csv", "text,kind\na,b\n", ": which column? It has text, kind"),
+    ("a.csv", "text,label\n ,x\n", ": line 2: column 'text' is empty"),
+    ("a.csv", "text,label\na,\n", ": line 2: column 'label' is empty"),
+    ("a.csv", b"text,label\na\xe9,x\n", ": is not UTF-8 (a byte 0xe9, "),
+    ("a.csv", CSV.encode("utf-16"), ": is not UTF-8 (a byte 0xff, "),
+    ("a.csv", "text,label\na\0b,x\n", ": line 2: contains NUL bytes"),
+    ("a.csv.gz", b"", ": is not gzip, or is cut off"),
+    ("a.json", "{", ": is not JSON: "),
+    ("a.json", "[" * 100_000, ": is nested too deeply"),
+    ("a.json", '"text"', ": is not a list of objects, nor "),
+    ("a.json", '{"data": 1}', ": is not a list of objects, nor "),
+    ("a.json", "[]", ": has no rows"),
+    ("a.json", "[1]", ": row 1: is not an object with a value for each column"),
+    ("a.json", '[{"text": "a"}]', ": which column? It has text"),
+    ("a.jsonl", GOOD + "{oops}\n", ": line 3: is not JSON: "),
+    ("a.jsonl", GOOD + "[1]\n", ": line 3: is not an object with a value for each column"),
+    ("a.jsonl", GOOD + '{"label": "x"}\n', ": line 3: has no column 'text'"),
+    ("a.jsonl", GOOD + '{"text": "a"}\n', ": line 3: column 'label' has no label"),
+    ("a.jsonl", GOOD + '{"text": 5, "label": "x"}\n', ": line 3: column 'text' is not a text"),
+    ("a.jsonl", GOOD + '{"text": null, "label": "x"}\n', ": line 3: column 'text' is not a text"),
+    (
+        "a.jsonl",
+        GOOD + '{"text": "\\ud800", "label": "x"}\n',
+        ": line 3: column 'text' contains half",
+    ),
+    ("a.jsonl", GOOD + '{"text": "a", "label": NaN}\n', ": line 3: column 'label' has no label"),
+    (
+        "a.jsonl",
+        GOOD + '{"text": "a", "label": 2.5}\n',
+        ": line 3: column 'label' is no label: '2.5'",
+    ),
+    (
+        "a.jsonl",
+        GOOD + '{"text": "a", "label": {}}\n',
+        ": line 3: column 'label' is no label: '{}'",
+    ),
+    (
+        "a.jsonl",
+        GOOD + '{"text": "a", "label": 1}\n',
+        ": line 3: column 'label' is a number: 1; in other",
+    ),
+    (
+        "a.jsonl",
+        GOOD + '{"text": "a", "label": true}\n',
+        ": line 3: column 'label' is true or false",
+    ),
+    ("a.jsonl", '{"text": "a", "label": ["x"]}\n' + GOOD, ": line 2: column 'label' has one label"),
+    ("a.parquet", b"PAR1", ": can't be read as Parquet: "),
+    ("a.parquet", b"PAR1 but it is cut off", ": can't be read as Parquet: "),
+    ("a.txt", "some text", ": its name does not say its format"),
+    ("a.xlsx", b"PK\x03\x04", ": its name does not say its format"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD)
+def test_what_is_wrong_is_one_line_with_its_place(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    path = write(tmp_path, name, content)
+    if name.endswith(".gz"):
+        path.write_bytes(b"\x1f\x8b\x08 cut off")
+    with pytest.raises(UsageError) as refused:
+        check_inputs(ClassifyOptions(model="scratch", data=str(path)))
+    assert f"{path}{message}" in str(refused.value)
+    assert "\n" not in refused.value.message
+
+
+TAGGED: list[tuple[str, str, str]] = [
+    ("a.conll", "alone\n", ": line 1: has a word and no tag: 'alone'"),
+    ("a.conll", "\n\n", ": has no rows"),
+    ("a.csv", "words,tags\na b,O O\n", ": line 2: column 'words' is not a list"),
+    ("a.jsonl", '{"words": ["a", "b"], "tags": ["O"]}', ": line 1: has 2 words and 1 tags"),
+    ("a.jsonl", '{"words": [], "tags": []}', ": line 1: column 'words' is empty"),
+    ("a.jsonl", '{"words": ["a", ""], "tags": ["O", "O"]}', "column 'words', word 2 is empty"),
+    ("a.jsonl", '{"words": ["a"], "tags": [null]}', "column 'tags', word 1 is not a text"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), TAGGED)
+def test_what_is_wrong_with_tags(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = write(tmp_path, name, content)
+    with pytest.raises(UsageError) as refused:
+        check_inputs(TagOptions(model="scratch", data=str(path)))
+    assert message in str(refused.value)
+
+
+def test_a_line_without_an_end_is_not_read_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "LONGEST_LINE", 1000)
+    for name in ("a.csv", "a.jsonl", "a.conll"):
+        path = write(tmp_path, name, "x" * 5000)
+        with pytest.raises(DatasetError, match="line 1: is longer than 1000 characters"):
+            read_table(str(path))
+
+
+def test_bad_rows_are_skipped_if_asked(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", GOOD + "{oops}\n")
+    check_inputs(ClassifyOptions(model="scratch", data=str(path), skip_bad_records=True))
+
+
+def test_data_is_required_and_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="`train classify` needs --data"):
+        check_inputs(ClassifyOptions(model="scratch"))
+    for name in ("./none.csv", "none.jsonl", str(tmp_path / "none")):
+        with pytest.raises(UsageError, match="No such file"):
+            check_inputs(ClassifyOptions(model="scratch", data=name))
+    check_inputs(ClassifyOptions(model="scratch", data="imdb"))  # on the hub
+
+
+def test_columns_are_guessed_or_named() -> None:
+    table = Table("t", ("title", "content", "section"), [])
+    choose: Any = readers.choose_column
+    assert choose(table, None, ("text", "content"), "--text-column") == "content"
+    assert choose(table, "title", ("text", "content"), "--text-column") == "title"
+    with pytest.raises(DatasetError, match=r"t: has no column 'body'; it has title, content"):
+        choose(table, "body", (), "--text-column")

@@ -1,0 +1,189 @@
+"""What is these tasks' own: labels, scores, and the weight of samples with different numbers of labels."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.worker.data.texts import TextSamples
+from jobs.worker.data.tokens import Column, encode, read_template
+from jobs.worker.runtime.context import RankContext
+from jobs.worker.runtime.errors import DatasetError
+from jobs.worker.runtime.events import Events
+from jobs.worker.runtime.precision import Precision
+from jobs.worker.runtime.ranks import Ranks
+from jobs.worker.tasks.classify import Classify, ClassifyOptions
+from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, score
+from jobs.worker.training.batches import TrainingRun
+from jobs.worker.training.optimizer_step import StepTimer, average_gradients
+from jobs.worker.training.options import NO_CACHE, SCRATCH
+from tests.jobs.worker.threaded_ranks import run_threaded
+
+
+def session(options: Any, ranks: Ranks) -> RankContext[Any]:
+    return RankContext(options, ranks, Events(0, io.StringIO()), Precision("fp32", ""))
+
+
+def prepare(task: Any) -> tuple[Any, Any]:
+    """Return a task's new model, and the samples of its training data."""
+    data = task.read(lambda _: None)
+
+    def work(ranks: Ranks) -> tuple[Any, Any]:
+        context = session(task.options, ranks)
+        loaded = task.load(context, data)
+        return loaded, task.prepare(context, loaded, data.train)
+
+    (found,) = run_threaded(1, work)
+    return found
+
+
+def write(folder: Path, rows: Sequence[dict[str, Any]], name: str = "data.jsonl") -> str:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def classify(folder: Path, rows: Sequence[dict[str, Any]], **more: Any) -> Classify:
+    data = write(folder, rows)
+    return Classify(ClassifyOptions(model=SCRATCH, data=data, token_cache=NO_CACHE, **more))
+
+
+def test_classes_are_the_labels_of_the_training_data(tmp_path: Path) -> None:
+    for labels, classes in ((["b", "a", "b"], ["a", "b"]), ([10, 9, 10], ["9", "10"])):
+        task = classify(tmp_path, [{"text": "t", "label": label} for label in labels])
+        task.read(lambda _: None)
+        assert task.classes == classes
+
+
+def test_an_unknown_label_in_the_evaluation_data_is_named_with_its_row(tmp_path: Path) -> None:
+    unseen = write(tmp_path, [{"text": "t", "label": x} for x in ("a", "c")], "eval.jsonl")
+    rows = [{"text": "t", "label": x} for x in ("a", "b")]
+    with pytest.raises(DatasetError) as refused:
+        classify(tmp_path, rows, eval=unseen).read(lambda _: None)
+    assert refused.value.message == f"{unseen}: line 2: the training data has no label 'c'"
+
+
+def test_one_class_is_not_enough(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"has only the label 'a', and classification needs two"):
+        classify(tmp_path, [{"text": "t", "label": "a"}]).read(lambda _: None)
+
+
+def test_a_part_is_kept_for_evaluation(tmp_path: Path) -> None:
+    rows = [{"text": f"t{n}", "label": "ab"[n % 2]} for n in range(20)]
+    data = classify(tmp_path, rows, eval_fraction=0.25).read(lambda _: None)
+    assert (len(data.train), len(data.eval)) == (15, 5)
+    assert not {*data.train} & {*data.eval}
+    assert data.eval_source.startswith("0.25 of ")
+
+
+def test_several_labels_and_pairs(tmp_path: Path) -> None:
+    rows = [
+        {"text": "one fish", "other": "two", "label": ["a", "c"]},
+        {"text": "red", "other": "blue fish", "label": []},
+        {"text": "red", "other": "blue", "label": ["b"]},
+    ]
+    task = classify(tmp_path, rows, pair_column="other")
+    loaded, samples = prepare(task)
+    batch = task.collate([samples[n] for n in range(3)], loaded)
+    assert batch["labels"].tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    separators = (batch["input_ids"] == loaded.tokenizer.sep_token_id).sum(dim=1)
+    assert separators.tolist() == [2, 2, 2]
+    assert loaded.model.config.problem_type == "multi_label_classification"
+    loss = task.loss(loaded.model, batch)
+    assert loss.item() == pytest.approx(0.69, abs=0.1)  # of a new model: as if tossing coins
+    scores = task._score(samples, np.array([[1, 0, 1], [0, 0, 1], [0, 1, 0]], dtype=bool))
+    assert scores["exact_match"] == pytest.approx(66.667)
+
+
+def test_labels_in_one_cell(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\na,x; y\nb,y\n")
+    task = Classify(ClassifyOptions(model=SCRATCH, data=str(path), label_separator=";"))
+    assert [each.labels for each in task.read(lambda _: None).train] == [("x", "y"), ("y",)]
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_long_texts_are_cut_as_the_tokenizer_would(tokenizer: Any, pair: bool) -> None:
+    texts = ["tile registers " * n for n in (1, 3, 20)]
+    sides = [texts, texts[::-1]][: 1 + pair]
+    columns = encode([Column(each) for each in sides], tokenizer)
+    samples = TextSamples(columns, read_template(tokenizer, pair=pair), [0] * 3, 24)
+    for number in range(3):
+        wanted = tokenizer(
+            *(each[number] for each in sides), truncation="longest_first", max_length=24
+        )
+        found = samples[number].inputs
+        assert len(found["input_ids"]) == len(wanted["input_ids"]) == samples.lengths[number]
+        if not pair or len(wanted["input_ids"]) < 24:
+            assert found["input_ids"].tolist() == wanted["input_ids"]
+
+
+def tag(**more: Any) -> Tag:
+    chosen = {"model": SCRATCH, "data": Tag.demo.data, "token_cache": NO_CACHE, "batch_size": 6}
+    return Tag(TagOptions(**{**chosen, **more}))
+
+
+def test_the_first_token_of_each_word_has_its_tag() -> None:
+    task = tag()
+    _, samples = prepare(task)
+    records = task.read(lambda _: None).train
+    for record, number in zip(records, range(len(samples)), strict=True):
+        sample = samples[number]
+        labeled = [task.tags[each] for each in sample.target if each != UNLABELED]
+        assert labeled == record.tags
+    assert task.weights(samples).tolist() == [len(record.tags) for record in records]
+
+
+def gradients(options: TagOptions, loaded: Any, samples: Any, size: int) -> dict[str, Any]:
+    """Return the mean of the ranks' gradients of one step, as DistributedDataParallel makes it."""
+    found: dict[str, Any] = {}
+    task = Tag(options)
+    runs = run_threaded(
+        size, lambda ranks: TrainingRun(session(options, ranks), task, loaded, samples)
+    )
+    for run in runs:
+        loaded.model.zero_grad()
+        average_gradients(run, loaded.model, run.batch(np.arange(13)), StepTimer())
+        for name, each in loaded.model.named_parameters():
+            found[name] = found.get(name, 0.0) + each.grad / size
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "parts"), [(2, 1), (3, 1), (1, 3), (2, 4), (5, 2)])
+def test_ranks_with_different_numbers_of_labels_have_the_gradients_of_one(
+    ranks: int, parts: int
+) -> None:
+    torch.manual_seed(5)
+    options = tag(batch_size=13).options
+    loaded, samples = prepare(tag())
+    expected = gradients(options, loaded, samples, 1)
+    found = gradients(tag(batch_size=13, accumulate=parts).options, loaded, samples, ranks)
+    for name, values in expected.items():
+        assert torch.allclose(found[name], values, rtol=0, atol=1e-6), name
+
+
+def test_entities_and_scores_are_those_of_seqeval() -> None:
+    seqeval = pytest.importorskip("seqeval.metrics")
+    draw = np.random.default_rng(3)
+    tags = ["O", "B-A", "I-A", "B-B", "I-B"]
+    truth, found = (
+        [[tags[n] for n in draw.integers(0, 5, size)] for size in range(1, 60)] for _ in range(2)
+    )
+    scores = score(truth, found)
+    assert scores["f1"] == pytest.approx(100 * seqeval.f1_score(truth, found), abs=1e-3)
+    assert scores["recall"] == pytest.approx(100 * seqeval.recall_score(truth, found), abs=1e-3)
+    assert scores["accuracy"] == pytest.approx(100 * seqeval.accuracy_score(truth, found), abs=1e-3)
+    assert find_entities(["B-A", "I-A", "I-B", "O", "B-B", "B-B"]) == [
+        ("A", 0, 2),
+        ("B", 2, 3),
+        ("B", 4, 5),
+        ("B", 5, 6),
+    ]
+    assert set(score([["NN", "VB"]], [["NN", "NN"]])) == {"accuracy"}, "no entities"

@@ -32,9 +32,12 @@ from .checkpoints import (
     save_checkpoint,
 )
 from .optimizer_step import Step, count_parts, prepare, take_step
+from .options import TrainOptions
 from .schedule import Schedule, batches, plan_schedule
 from .state import State, TrainContext, TrainingProgress
 
+FEW_STEPS = 200
+"""With fewer steps, a pretrained model has hardly begun to learn."""
 CURVE_POINTS = 500
 """Approximate number of points in the loss curve, whatever the number of steps."""
 
@@ -73,6 +76,7 @@ def train(run: TrainingRun) -> TrainingProgress:
     options, ranks = context.options, context.ranks
     schedule = plan_schedule(options, len(run.samples), ranks.planned)
     _note_fewer_ranks(context)
+    _note_few_steps(context, schedule)
     torch.manual_seed(options.seed + ranks.rank)  # other dropout on each rank
     trained, optimizer = prepare(run, schedule.total)
     ground = {
@@ -97,6 +101,20 @@ def train(run: TrainingRun) -> TrainingProgress:
     _take_steps(loop)
     plain_layers(model)
     return loop.progress
+
+
+def _note_few_steps(context: TrainContext, schedule: Schedule) -> None:
+    total, options = schedule.total, context.options
+    if total < FEW_STEPS and options.max_steps is None:
+        context.events.note(
+            f"{total} steps are few to learn from (less than {FEW_STEPS}): --epochs "
+            f"{_enough(schedule, options)}, a smaller --batch-size, or fewer ranks give more"
+        )
+
+
+def _enough(schedule: Schedule, options: TrainOptions) -> int:
+    """Return the epochs with enough steps, at most ten times as many as were asked for."""
+    return min(-(-FEW_STEPS // schedule.per_epoch), 10 * options.epochs)
 
 
 def _note_fewer_ranks(context: TrainContext) -> None:

@@ -15,7 +15,7 @@ from cluster.node_program import render_program
 from infra.errors import UsageError
 from infra.files import parse_object
 from jobs.launch.ending import CANCELLED, FAILED, JobEnd, parse_end
-from jobs.worker.batch import commands, listing, slurm_queue
+from jobs.worker.supervisor import commands, listing, slurm_queue
 from provision.host import Host
 
 SUBMITTING, QUEUED, RUNNING = "submitting", "queued", "running"
@@ -58,7 +58,7 @@ def list_jobs(head: Host) -> tuple[JobSummary, ...]:
 
 
 def parse_jobs(text: str) -> tuple[JobSummary, ...]:
-    """Return the jobs in the output of :mod:`jobs.worker.batch.listing`."""
+    """Return the jobs in the output of :mod:`jobs.worker.supervisor.listing`."""
     known = TypeAdapter(JobSummary)
     found = []
     for line in text.splitlines():

@@ -6,7 +6,7 @@ from cluster.node_program import render_program
 from infra.errors import UsageError
 from jobs.launch.history import JobSummary
 from jobs.launch.plan import JobPaths
-from jobs.worker.batch import commands, following, slurm_queue
+from jobs.worker.supervisor import commands, following, slurm_queue
 from provision.host import Host, LineSink
 
 FOLLOWING = (commands, slurm_queue, following)

@@ -9,9 +9,9 @@ from infra.errors import UsageError
 from infra.words import counted
 from jobs.launch.placement import Placement
 from jobs.launch.plan import JobPaths, JobPlan
-from jobs.worker.batch.launch import FOLDER, Launch, build_argv
-from jobs.worker.batch.nodes import PARTS
 from jobs.worker.runtime.events import MARK, mark_of
+from jobs.worker.supervisor.launch import FOLDER, Launch, build_argv
+from jobs.worker.supervisor.nodes import PARTS
 from provision.install import VENV
 from provision.mpi import MPIRUN_ENV
 from provision.stacks.oneccl import environment_lookup
@@ -32,7 +32,7 @@ for node in {{launch.head}} $(cat ~/hosts); do
 done 2>/dev/null
 export PYTHONPATH={{code}} {MARK}={{mark}} {FOLDER}={{root}}
 batch() {{{{
-exec {{venv}}/bin/python -m worker.batch "$@" <<'_END_OF_THE_LAUNCH_'
+exec {{venv}}/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_LAUNCH_'
 {{content}}
 _END_OF_THE_LAUNCH_
 }}}}

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jobs.worker.batch.launch import BEGIN, END
+from jobs.worker.supervisor.launch import BEGIN, END
 
 PLACEMENTS = ("auto", "reference")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -13,7 +13,7 @@ from jobs.launch.history import list_jobs
 from jobs.launch.logs import FOLLOWING
 from jobs.launch.mpirun import render_batch_script
 from jobs.launch.plan import JobPaths
-from jobs.worker.batch.launch import SECRETS, Launch
+from jobs.worker.supervisor.launch import SECRETS, Launch
 from provision.host import Host, LineSink
 
 # Counted from the job's start: the longest that a laptop sleeps or a job runs.

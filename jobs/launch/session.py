@@ -27,7 +27,7 @@ from jobs.launch.placement import Placement, plan_placement
 from jobs.launch.plan import RECORD, STOP_SECONDS, JobPaths, JobPlan, PlacementOptions, new_job_id
 from jobs.launch.queue import SlurmLauncher
 from jobs.launch.record import CloudInfo, JobRecord, claim_results, release_results
-from jobs.worker.batch.launch import Launch
+from jobs.worker.supervisor.launch import Launch
 from provision.facts import HostFacts, gather_facts
 from provision.host import Host, on_all
 from provision.stacks.stack import Stack

@@ -12,7 +12,7 @@ from infra.errors import UsageError
 from jobs.launch.plan import JobPlan, PlacementOptions
 from jobs.train.program_files import ProgramFiles
 from jobs.train.request import chosen_backend
-from jobs.worker.batch.launch import SECRETS
+from jobs.worker.supervisor.launch import SECRETS
 from provision.stacks.stack import Stack
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=.*", re.DOTALL)

@@ -13,7 +13,7 @@ from tests.aws_check.spend import Life
 from tests.e2e.conftest import Baked, CommandLine
 from tests.harness.command_line import CommandResult
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(900)]
 
 
 def test_two_machines_train_and_one_is_replaced_from_the_image(

@@ -194,6 +194,17 @@ def test_the_example_of_add_a_job_has_placement_records_report_and_fetch(
     assert json.loads((tmp_path / "again" / "results.json").read_text())["accuracy"] > 0.9
 
 
+@pytest.mark.parametrize(("task", "score"), [("classify", "accuracy"), ("tag", "f1")])
+def test_other_tasks_train_on_all_nodes(
+    cluster: LiveCluster, tmp_path: Path, task: str, score: str
+) -> None:
+    argv = ("train", task, "--demo", "--epochs=15", "--dtype=fp32", "--results", str(tmp_path))
+    result = cluster.cli.json(*argv)
+    assert result["scores"][score] > 60
+    assert (result["world_size"], result["task"]) == (3, task)
+    assert (tmp_path / "model" / "config.json").is_file()
+
+
 def test_two_ranks_on_a_node_with_one_core_are_refused(cluster: LiveCluster) -> None:
     cores = int(cluster.cli.ssh("node0", "nproc"))
 

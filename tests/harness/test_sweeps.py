@@ -51,7 +51,7 @@ def test_up_and_down_recover_from_a_kill(scenario: str, every: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("scenario", "every"),
-    [("new", 331), ("abandoned", 401), ("down", 81), ("again", 211), ("repair", 47)],
+    [("new", 331), ("abandoned", 401), ("down", 191), ("again", 364), ("repair", 47)],
 )
 def test_of_two_commands_at_once_one_owns_the_cluster(scenario: str, every: int) -> None:
     result = run_benchmark("race_sweep", *_ALONE, f"--scenario={scenario}", f"--every={every}")

@@ -18,10 +18,10 @@ from jobs.launch.placement import Placement
 from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.launch.record import JobRecord
 from jobs.launch.session import JobContext
-from jobs.worker.batch.conclusion import choose_cause
-from jobs.worker.batch.launch import build_argv, parse_launch
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.events import parse_event
+from jobs.worker.supervisor.conclusion import choose_cause
+from jobs.worker.supervisor.launch import build_argv, parse_launch
 from provision.stacks.load import load_stack
 from tests.cluster.test_ssh_mesh import NODES
 from tests.fakes import FakeHost, facts_answer

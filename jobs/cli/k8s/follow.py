@@ -23,7 +23,7 @@ from jobs.kubernetes.resources import JobView
 from jobs.launch.ending import FAILED, SUCCEEDED, JobEnd
 from jobs.launch.follow import JobOutput, note_silence
 from jobs.launch.follow import explain as explain_end
-from jobs.worker.batch.conclusion import choose_cause
+from jobs.worker.supervisor.conclusion import choose_cause
 
 if TYPE_CHECKING:
     from jobs.kubernetes.api import KubernetesApi

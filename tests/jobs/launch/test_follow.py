@@ -25,8 +25,8 @@ from jobs.launch.follow import JobOutput, explain, note_silence, stop_job
 from jobs.launch.plan import JobPaths
 from jobs.launch.queue import SlurmLauncher
 from jobs.launch.session import JobSession
-from jobs.worker.batch.supervise import LogWatch
 from jobs.worker.runtime.events import mark_of, render_event
+from jobs.worker.supervisor.supervise import LogWatch
 from provision.host import Host
 from provision.ssh import LINE_BYTES, split_lines
 from tests.fakes import FakeHost

@@ -14,8 +14,8 @@ import pytest
 from jobs.launch.mpirun import build_launch, render_batch_script, render_command, warn_ignored
 from jobs.launch.placement import Placement, plan_placement
 from jobs.launch.plan import JobPaths, JobPlan, PlacementOptions
-from jobs.worker.batch.launch import Launch, build_argv, parse_launch
 from jobs.worker.runtime.pinning import RankPlacement, read_plan
+from jobs.worker.supervisor.launch import Launch, build_argv, parse_launch
 from provision.facts import HostFacts
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack
@@ -75,7 +75,9 @@ def test_the_script_carries_the_launch_through_the_shell() -> None:
     command = command_for(machine(2))
     launch = replace(command, program=("it's", 'a "b"', "$HOME `id`\n\\n", "é\udcff"))
     script = render_batch_script(launch, PATHS)
-    _, program, rest = script.partition("exec /opt/spr-cluster/venv/bin/python -m worker.batch ")
+    _, program, rest = script.partition(
+        "exec /opt/spr-cluster/venv/bin/python -m worker.supervisor "
+    )
     assert program
 
     end = "\n_END_OF_THE_LAUNCH_\n"

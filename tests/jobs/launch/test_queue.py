@@ -19,7 +19,7 @@ from jobs.launch.files import place_files, worker_files
 from jobs.launch.history import list_jobs
 from jobs.launch.plan import STOP_SECONDS, JobPaths
 from jobs.launch.queue import SlurmLauncher
-from jobs.worker.batch.launch import SECRETS
+from jobs.worker.supervisor.launch import SECRETS
 from tests.fakes import marked
 from tests.jobs.context import event
 from tests.jobs.launch.this_machine import ThisMachine, is_gone, read_soon, submit, wait_for

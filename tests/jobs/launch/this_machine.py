@@ -19,7 +19,7 @@ from infra.errors import ConnectionLostError, HostError
 from jobs.launch.files import place_files, worker_files
 from jobs.launch.plan import JobPaths
 from jobs.launch.queue import SlurmLauncher
-from jobs.worker.batch.launch import Launch
+from jobs.worker.supervisor.launch import Launch
 from provision.host import LineSink, Result
 from tests.fakes import FakeStream, marked
 from tests.jobs.launch import fake_slurm
@@ -29,7 +29,7 @@ NODES = ("node0", "node1", "node2")
 _PYTHON = """#!/bin/sh
 exec {python} -c '
 import runpy, socket, sys
-from worker.batch import head, notices, supervise
+from worker.supervisor import head, notices, supervise
 socket.gethostbyname = dict.fromkeys({nodes}, "127.0.0.1").__getitem__
 supervise.ERROR_GRACE_S, supervise.POLL_S, head._TRIES_S = 1.0, 0.05, 0.1
 supervise.LEAVE_S, supervise.WAIT_S, notices.ASK_S = 2.0, 3.0, 0.1

@@ -11,7 +11,7 @@ for node in node0 $(cat ~/hosts); do
 done 2>/dev/null
 export PYTHONPATH=/home/ubuntu/spr-jobs/squad-20260731-142501/code SPR_MARK=7794faae SPR_JOB_FOLDER=/home/ubuntu/spr-jobs/squad-20260731-142501
 batch() {
-exec /opt/spr-cluster/venv/bin/python -m worker.batch "$@" <<'_END_OF_THE_LAUNCH_'
+exec /opt/spr-cluster/venv/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_LAUNCH_'
 {
  "folder": "/home/ubuntu/spr-jobs/squad-20260731-142501",
  "head": "node0",

@@ -10,17 +10,22 @@ from typing import Any
 
 import pytest
 
-from jobs.worker.batch import supervise
-from jobs.worker.batch.conclusion import describe, describe_killed, describe_lost_nodes, name_nodes
-from jobs.worker.batch.copies import order_nodes
-from jobs.worker.batch.nodes import NodeState, newest_copy, parse_cpus, parse_state
-from jobs.worker.batch.notices import NoticeWatch
-from jobs.worker.batch.pinning import fit_pinning, render_pinning
-from jobs.worker.batch.slurm import SlurmJob
-from jobs.worker.batch.stall import StallDetector
-from jobs.worker.batch.supervise import Attempt, LogWatch
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.pinning import VARIABLE, RankPlacement
+from jobs.worker.supervisor import supervise
+from jobs.worker.supervisor.conclusion import (
+    describe,
+    describe_killed,
+    describe_lost_nodes,
+    name_nodes,
+)
+from jobs.worker.supervisor.copies import order_nodes
+from jobs.worker.supervisor.nodes import NodeState, newest_copy, parse_cpus, parse_state
+from jobs.worker.supervisor.notices import NoticeWatch
+from jobs.worker.supervisor.pinning import fit_pinning, render_pinning
+from jobs.worker.supervisor.slurm import SlurmJob
+from jobs.worker.supervisor.stall import StallDetector
+from jobs.worker.supervisor.supervise import Attempt, LogWatch
 
 
 def training(*steps: float) -> StallDetector:

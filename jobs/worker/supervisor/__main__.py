@@ -1,8 +1,8 @@
-"""``python -m worker.batch``: a job from its start to its end, on the first node that the queue gave it.
+"""``python -m worker.supervisor``: a job from its start to its end, on the first node that the queue gave it.
 
 It runs mpirun in the job's folder, which becomes the log on that node, and leaves ``end.json`` on the head.
-SIGTERM asks the ranks to save a checkpoint and to end. ``python -m worker.batch CODE`` concludes for such a
-process that was killed; the code is its shell's.
+SIGTERM asks the ranks to save a checkpoint and to end. ``python -m worker.supervisor CODE`` concludes for
+such a process that was killed; the code is its shell's.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.worker.batch import head as batch_head
-from jobs.worker.batch.head import HeadFolder
+from jobs.worker.supervisor import head as batch_head
+from jobs.worker.supervisor.head import HeadFolder
 from tests.jobs.launch.this_machine import ThisMachine, wait_for
 
 # Delivers as many bytes as the next line of the file `breaks` or `tars` says, and then breaks.

@@ -50,4 +50,6 @@ class Report:
     sections: Sequence[Section]
     facts: Sequence[tuple[str, str]]
     placement: Table | None
+    confusion: Table | None
+    """How often each class was taken for each."""
     cost: Cost | None = None

@@ -120,6 +120,19 @@ def facts_of(run: Run) -> Iterator[tuple[str, str]]:
         yield "machines", ", ".join(f"{names.count(n)} × {n}" for n in dict.fromkeys(names))
 
 
+def confusion_of(run: Run) -> Table | None:
+    """Return how often each class was taken for each; ``None`` if the results have no such counts."""
+    classes, matrix = (run.results.get(key) for key in ("classes", "confusion"))
+    if not isinstance(classes, list) or not isinstance(matrix, list) or not matrix:
+        return None
+    names = [format_fact(name) for name in classes]
+    counts = [row for row in matrix if isinstance(row, list) and len(row) == len(names)]
+    if not len(names) == len(matrix) == len(counts):
+        return None
+    rows = [(name, *map(format_fact, row)) for name, row in zip(names, counts, strict=True)]
+    return Table(("true \\ predicted", *names), rows)
+
+
 def placement_of(run: Run) -> Table | None:
     """Return where each rank ran; ``None`` if the results name no ranks."""
     rows = []

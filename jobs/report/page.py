@@ -154,6 +154,11 @@ def _cells(tag: str, row: Sequence[str]) -> str:
 
 
 def _about(report: Report) -> Iterator[str]:
+    if report.confusion:
+        yield '<section class="card wide" id="confusion"><h2>Confusion matrix</h2>'
+        yield '<p class="quiet">Rows are the true classes, columns the predicted ones.</p>'
+        yield from _table(report.confusion)
+        yield "</section>"
     yield '<section class="card" id="cost"><h2>Cost</h2>'
     yield from _cost(report)
     yield "</section>"

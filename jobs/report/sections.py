@@ -26,6 +26,7 @@ from jobs.report.figures import Cost, StepShare
 from jobs.report.formatting import format_duration, format_number, time_unit
 from jobs.report.metrics import PARTS
 from jobs.report.overview import (
+    confusion_of,
     facts_of,
     losses_of,
     placement_of,
@@ -73,6 +74,7 @@ def build_report(run: Run, others: Sequence[Run], cost: Cost | None) -> Report:
         ],
         facts=list(facts_of(run)),
         placement=placement_of(run),
+        confusion=confusion_of(run),
         cost=cost,
     )
 

@@ -23,7 +23,8 @@ MAX_DATA_BYTES = 2 << 30
 """Fifty times SQuAD. Every rank has the whole data in memory, which takes several times this."""
 # The worker code uses zip(strict=) (Python 3.10) and fused AdamW for CPUs (torch 2.4).
 _OLDEST_PYTHON, _OLDEST_TORCH = "3.10", "2.4"
-_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?$")
+# Names on the hub are such as "name", "org/name", and "org/name-v1.5".
+_HUB, _PATH = re.compile(r"[\w.-]+(/[\w.-]+)?"), re.compile(r"[/.~]|.*\.[A-Za-z]{2,7}$")
 
 Own = TypeVar("Own", bound=TrainOptions)
 
@@ -124,11 +125,8 @@ def local_data(options: TrainOptions) -> dict[str, Path]:
         if name is None:
             continue
         path = expand_home(name)
-        # Names on the hub, such as "org/name", have no suffix.
-        is_path = (
-            path.exists() or name.startswith(("/", ".", "~")) or path.suffix or not _HUB.match(name)
-        )
-        if is_path or not TASKS[options.task].reads_hub:
+        on_hub = _HUB.fullmatch(name) and not _PATH.match(name) and not path.exists()
+        if not on_hub or not TASKS[options.task].reads_hub:
             found[option] = path
     return found
 

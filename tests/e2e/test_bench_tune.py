@@ -106,7 +106,7 @@ def test_tune_picks_the_faster_and_the_next_job_uses_it(two: LiveCluster, tmp_pa
     wanted = (
         f"--ppn 1 --batch-size {best['batch_size']} (a global batch of {2 * best['batch_size']}"
     )
-    assert f"{wanted} features) from `spr-cluster tune` of {best['when'][:10]}" in done.stderr
+    assert f"{wanted} samples) from `spr-cluster tune` of {best['when'][:10]}" in done.stderr
     result = json.loads((tmp_path / "results.json").read_text())
     assert result["batch_size_per_rank"] == best["batch_size"]
     assert result["world_size"] == 2

@@ -1,0 +1,276 @@
+"""`train classify` and `train tag` on two ranks against a plain training script of transformers.
+
+python -m benchmarks.tasks [--task classify|tag] [--seeds 3] [--epochs 4] [--encoder FOLDER]
+
+Both learn from the same rows with the same batch of all ranks, rate, schedule, and precision, and are
+measured on the same unseen ones. `classify`: the section of a Debian package, one of ten, from its description in
+`apt-cache dumpavail`. `tag`: the answers to SQuAD's questions in their passages. The engine runs as two ranks
+of one thread each, the script as one process with two threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, finish
+from benchmarks.squad_data import DATA, find_encoder
+
+RANKS, SECTIONS, PER_SECTION, UNSEEN = 2, 10, 287, 570
+BATCH, RATE, LENGTH = 16, 5e-5, 128
+SCORE = {"classify": "accuracy", "tag": "f1"}
+BAR_ACCURACY = 60.0
+
+
+def main() -> None:
+    """Train with each seed on both sides in turn; print scores, their spread, and the ratio of speeds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", choices=tuple(SCORE), default="classify")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--encoder", type=Path)
+    parser.add_argument("--plain", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.plain:
+        print(json.dumps(train_plainly(args, json.loads(args.plain))))
+        return
+    sides: dict[str, list[dict[str, float]]] = {"engine": [], "script": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rows(folder, args.task)
+        for seed in range(1, args.seeds + 1):
+            sides["engine"].append(run_engine(args, folder, seed))
+            sides["script"].append(run_script(args, folder, seed))
+            print({side: found[-1] for side, found in sides.items()}, flush=True)
+    scores = {side: [each["score"] for each in found] for side, found in sides.items()}
+    means = {side: statistics.mean(found) for side, found in scores.items()}
+    spread = max(max(found) - min(found) for found in scores.values())
+    missed = []
+    if means["engine"] < means["script"] - spread:
+        missed.append(f"the script's score within the spread of seeds, {spread:.1f}")
+    if args.task == "classify" and means["engine"] < BAR_ACCURACY:
+        missed.append(f"{BAR_ACCURACY} % of the unseen sections")
+    speeds = [
+        e["speed"] / s["speed"] for e, s in zip(sides["engine"], sides["script"], strict=True)
+    ]
+    finish(
+        missed,
+        benchmark="tasks",
+        task=args.task,
+        score=SCORE[args.task],
+        scores=scores,
+        means={side: round(mean, 2) for side, mean in means.items()},
+        spread=round(spread, 2),
+        speed_ratio=round(statistics.median(speeds), 2),
+        epochs=args.epochs,
+        dtype=args.dtype,
+    )
+
+
+def write_rows(folder: Path, task: str) -> None:
+    """Write train.jsonl and dev.jsonl."""
+    if task == "classify":
+        rows = read_packages()
+        parts = {"train": rows[UNSEEN:], "dev": rows[:UNSEEN]}
+    else:
+        parts = {name: read_answers(DATA / f"{name}.json") for name in ("train", "dev")}
+    for name, part in parts.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+
+def read_packages() -> list[dict[str, Any]]:
+    """Return descriptions with their sections, of the ten sections that have most, in random order."""
+    command = ["apt-cache", "dumpavail"]
+    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found: dict[str, str] = {}
+    for package in known.split("\n\n"):
+        fields = dict(re.findall(r"^(Description|Section): (.+)$", package, re.M))
+        if len(fields) == 2:
+            found.setdefault(fields["Description"], fields["Section"])
+    if not found:
+        raise SystemExit("no package lists: apt-get update")
+    draw, texts = random.Random(1), sorted(found)
+    draw.shuffle(texts)
+    rows = []
+    for section, _ in Counter(found.values()).most_common(SECTIONS):
+        own = [text for text in texts if found[text] == section][:PER_SECTION]
+        rows += [{"text": text, "label": section} for text in own]
+    draw.shuffle(rows)
+    return rows
+
+
+def read_answers(path: Path) -> list[dict[str, Any]]:
+    """Return each passage's words, with a tag for those of answers."""
+    rows = []
+    for article in json.loads(path.read_text())["data"]:
+        for passage in article["paragraphs"]:
+            spans = [
+                (answer["answer_start"], answer["answer_start"] + len(answer["text"]))
+                for question in passage["qas"]
+                for answer in question["answers"]
+            ]
+            row: dict[str, list[str]] = {"words": [], "tags": []}
+            last = None
+            for word in re.finditer(r"\w+|[^\w\s]", passage["context"]):
+                inside = [s for s in spans if word.start() >= s[0] and word.end() <= s[1]]
+                span = min(inside, default=None)
+                row["words"].append(word.group())
+                mark = "I" if span == last else "B"
+                row["tags"].append("O" if span is None else f"{mark}-ANSWER")
+                last = span
+            rows.append(row)
+    return rows
+
+
+def run_engine(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, float]:
+    """Train with the product, as two ranks on this machine."""
+    output = folder / f"engine-{seed}"
+    argv = [sys.executable, "-m", "worker.tasks", args.task, f"--data={folder / 'train.jsonl'}"]
+    argv += [f"--eval={folder / 'dev.jsonl'}", f"--model={find_encoder(args.encoder)}"]
+    argv += [f"--epochs={args.epochs}", f"--batch-size={BATCH // RANKS}", f"--learning-rate={RATE}"]
+    argv += [f"--max-length={LENGTH}", f"--seed={seed}", f"--dtype={args.dtype}"]
+    argv += ["--token-cache=none", "--compile=off", f"--output={output}"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "jobs"), "OMP_NUM_THREADS": "1"}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29000 + seed)}
+    environ |= {"GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PMI_SIZE": str(RANKS)}
+    running = [
+        subprocess.Popen(
+            argv, env={**environ, "PMI_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    said = [process.communicate(timeout=3600)[0] for process in running]
+    if any(process.returncode for process in running):
+        raise SystemExit(f"a rank failed: {said[0][-2000:]}")
+    found = json.loads((output / "results.json").read_text())
+    return {"score": found["scores"][SCORE[args.task]], "speed": found["samples_per_second"]}
+
+
+def run_script(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, float]:
+    """Run :func:`train_plainly` as a process with all cores."""
+    given = json.dumps({"folder": str(folder), "seed": seed})
+    argv = [sys.executable, "-m", "benchmarks.tasks", f"--task={args.task}", f"--plain={given}"]
+    argv += [f"--epochs={args.epochs}", f"--dtype={args.dtype}"]
+    argv += [f"--encoder={find_encoder(args.encoder)}"]
+    environ = {**os.environ, "OMP_NUM_THREADS": str(RANKS), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the script failed: {done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def train_plainly(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, float]:
+    """Train as a plain script does: shuffled batches, padded to the longest, AdamW, a linear schedule."""
+    import torch
+    from transformers import AutoTokenizer, get_linear_schedule_with_warmup
+
+    torch.manual_seed(given["seed"])
+    folder = Path(given["folder"])
+    train, dev = (read_lines(folder / f"{name}.jsonl") for name in ("train", "dev"))
+    names = sorted({each for row in train for each in labels_of(row)})
+    tokenizer = AutoTokenizer.from_pretrained(str(args.encoder))
+    model = new_model(args, names)
+    steps = -(-len(train) // BATCH) * args.epochs
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
+    encoded = [encode(tokenizer, row, names) for row in train]
+    draw, begin = random.Random(given["seed"]), time.perf_counter()
+    model.train()
+    for _ in range(args.epochs):
+        draw.shuffle(encoded)
+        for first in range(0, len(encoded), BATCH):
+            batch = pad(tokenizer, encoded[first : first + BATCH])
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16"):
+                loss = model(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    seconds = time.perf_counter() - begin
+    score = evaluate(args.task, model.eval(), tokenizer, dev, names)
+    return {"score": score, "speed": len(train) * args.epochs / seconds}
+
+
+def new_model(args: argparse.Namespace, names: Sequence[str]) -> Any:
+    import transformers
+
+    head = {"classify": "SequenceClassification", "tag": "TokenClassification"}[args.task]
+    auto = getattr(transformers, f"AutoModelFor{head}")
+    return auto.from_pretrained(str(args.encoder), num_labels=len(names)).float()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def labels_of(row: dict[str, Any]) -> list[str]:
+    return row["tags"] if "tags" in row else [row["label"]]
+
+
+def encode(tokenizer: Any, row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return a row's tokens with its label, or a label for the first token of each word."""
+    if "label" in row:
+        found = tokenizer(row["text"], truncation=True, max_length=LENGTH)
+        return {**found, "labels": names.index(row["label"])}
+    found = tokenizer(row["words"], is_split_into_words=True, truncation=True, max_length=LENGTH)
+    labels, last = [], None
+    for word in found.word_ids():
+        first = word is not None and word != last
+        labels.append(names.index(row["tags"][word]) if first else -100)
+        last = word
+    return {**found, "labels": labels}
+
+
+def pad(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    import torch
+
+    inputs = [{name: row[name] for name in row if name != "labels"} for row in rows]
+    batch = tokenizer.pad(inputs, return_tensors="pt")
+    labels = [row["labels"] for row in rows]
+    if isinstance(labels[0], list):
+        width = batch["input_ids"].shape[1]
+        labels = [each + [-100] * (width - len(each)) for each in labels]
+    return {**batch, "labels": torch.tensor(labels)}
+
+
+def evaluate(
+    task: str, model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], names: Sequence[str]
+) -> float:
+    """Return the score of unseen rows, in percent, by the functions that score the product."""
+    import torch
+
+    from jobs.worker.tasks.tag import score
+
+    right, truth, found = 0, [], []
+    with torch.inference_mode():
+        for row in rows:
+            encoded = encode(tokenizer, row, names)
+            batch = pad(tokenizer, [encoded])
+            labels = batch.pop("labels")
+            best = model(**batch).logits.argmax(dim=-1)
+            if task == "classify":
+                right += int(best[0]) == int(labels[0])
+                continue
+            tags = [names[each] for each in best[0][labels[0] != -100]]
+            truth.append(row["tags"])
+            found.append(tags + ["O"] * (len(row["tags"]) - len(tags)))
+    return 100 * right / len(rows) if task == "classify" else float(score(truth, found)["f1"])
+
+
+if __name__ == "__main__":
+    main()

@@ -3,9 +3,9 @@
 python -m benchmarks.tasks [--task classify|tag] [--seeds 3] [--epochs 4] [--encoder FOLDER]
 
 Both learn from the same rows with the same batch of all ranks, rate, schedule, and precision, and are
-measured on the same unseen ones. `classify`: the section of a Debian package, one of ten, from its description in
-`apt-cache dumpavail`. `tag`: the answers to SQuAD's questions in their passages. The engine runs as two ranks
-of one thread each, the script as one process with two threads.
+measured on the same unseen ones. `classify`: the section of a Debian package, one of ten, from its
+description in `apt-cache dumpavail`. `tag`: the answers to SQuAD's questions in their passages. The engine
+runs as two ranks of one thread each, the script as one process with two threads.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def test_an_output_path_that_is_not_writable_is_refused(tmp_path: Path) -> None:
 
 def test_a_classifier_has_its_scores_and_a_confusion_matrix(tmp_path: Path) -> None:
     classes, matrix = ["a", "<b>"], [[3, 1], [0, 4]]
-    own = {"scores": {"accuracy": 87.5}, "classes": classes, "confusion": matrix}
+    own: dict[str, Any] = {"scores": {"accuracy": 87.5}, "classes": classes, "confusion": matrix}
     page = render_page(report_of(make_folder(tmp_path / "run", steps=3, **own)))
     Tags(page)
     assert "<td>&lt;b&gt;</td><td>0</td><td>4</td>" in page

@@ -44,10 +44,6 @@ def run(args: argparse.Namespace) -> int:
     named = _NODE.fullmatch(args.node)
     node = args.node if named else "node0"
     command = args.command if named else [args.node, *args.command]
-    if command and command[0].startswith("--") and command[0] != "--":
-        raise UsageError(
-            f"{command[0]}: options come before the node: spr-cluster ssh {command[0]} … {node}"
-        )
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud)
     found = ctx.find_cluster().node(node)

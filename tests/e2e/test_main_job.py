@@ -194,7 +194,10 @@ def test_the_example_of_add_a_job_has_placement_records_report_and_fetch(
     assert json.loads((tmp_path / "again" / "results.json").read_text())["accuracy"] > 0.9
 
 
-@pytest.mark.parametrize(("task", "score"), [("classify", "accuracy"), ("tag", "f1")])
+@pytest.mark.parametrize(
+    ("task", "score"),
+    [("classify", "accuracy"), pytest.param("tag", "f1", marks=pytest.mark.full)],
+)
 def test_other_tasks_train_on_all_nodes(
     cluster: LiveCluster, tmp_path: Path, task: str, score: str
 ) -> None:

@@ -55,10 +55,6 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ("repair --name A", f"--name A: {_NAME}"),
     ("status --name a/b", f"--name a/b: {_NAME}"),
     ("ssh --name a.b", f"--name a.b: {_NAME}"),
-    (
-        "ssh node1 --name x -- hostname",
-        "--name: options come before the node: spr-cluster ssh --name … node1",
-    ),
     ("extend 2h --name A", f"--name A: {_NAME}"),
     ("down --name A --yes", f"--name A: {_NAME}"),
     ("train squad --demo --name A", f"--name A: {_NAME}"),

@@ -179,7 +179,7 @@ class Losses(Recovery):
         process = self.start_cli("run", "--nodes", "1", *files, "--", *argv)
         assert process.stdout is not None
         begin = end = 0.0
-        shown = b""
+        shown = bytearray()
         while chunk := process.stdout.read1(1 << 20):  # type: ignore[attr-defined]
             begin = begin or (time.monotonic() if b"it begins" in (shown[-20:] + chunk) else 0.0)
             end = end or (time.monotonic() if b"it ends" in (shown[-20:] + chunk) else 0.0)

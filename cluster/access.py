@@ -19,7 +19,7 @@ from infra.inventory import describe_inventory
 from infra.network import SecurityGroup, open_security_group
 from infra.progress import Progress
 from infra.wait import Clock
-from provision.host import Host, LineSink, Result, Stream
+from provision.host import Host, Result, Stream, TextSink
 
 T = TypeVar("T")
 
@@ -161,11 +161,11 @@ class FollowedHost:
         *,
         timeout_s: float | None = 120,
         check: bool = True,
-        on_line: LineSink | None = None,
+        on_text: TextSink | None = None,
     ) -> Result:
         host = self.host
         return self._try(
-            lambda: host.run(command, timeout_s=timeout_s, check=check, on_line=on_line)
+            lambda: host.run(command, timeout_s=timeout_s, check=check, on_text=on_text)
         )
 
     def open_stream(self, command: str) -> Stream:

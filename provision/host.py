@@ -36,7 +36,8 @@ class Named(Protocol):
 
 T = TypeVar("T")
 N = TypeVar("N", bound=Named)
-LineSink = Callable[[str], None]
+TextSink = Callable[[str], None]
+"""Takes one or more whole lines, without the end of the last one."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ class Host(Protocol):
         *,
         timeout_s: float | None = 120,
         check: bool = True,
-        on_line: LineSink | None = None,
+        on_text: TextSink | None = None,
     ) -> Result:
         """Run a shell command. Raises :class:`HostError` on a non-zero exit unless ``check`` is off.
 
-        ``on_line`` receives each line of output and error output as it comes.
+        ``on_text`` receives output and error output as they come.
         """
 
     def open_stream(self, command: str) -> Stream:

@@ -105,12 +105,13 @@ def _install(host: Host, stack: Stack, progress: Progress) -> None:
     host.put(render_install_script(stack).encode(), script)
     tail: list[str] = []
 
-    def follow(line: str) -> None:
-        if line.startswith(_STEP):
-            progress.note(line.removeprefix(_STEP))
-        elif line.strip():
-            tail.append(line.strip())
-            del tail[:-5]
+    def follow(text: str) -> None:
+        for line in text.split("\n"):
+            if line.startswith(_STEP):
+                progress.note(line.removeprefix(_STEP))
+            elif line.strip():
+                tail.append(line.strip())
+                del tail[:-5]
 
     # tee's -p: a broken connection must not end what it can no longer report.
     command = f"set -o pipefail; bash {script} {stack_digest(stack)} 2>&1 | sudo tee -pa {LOG}"
@@ -118,7 +119,7 @@ def _install(host: Host, stack: Stack, progress: Progress) -> None:
         f"bash -c {shlex.quote(command)}",
         timeout_s=_INSTALL_DEADLINE_S,
         check=False,
-        on_line=follow,
+        on_text=follow,
     )
     if done.exit_code != 0:
         raise HostError(

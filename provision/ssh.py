@@ -20,7 +20,7 @@ from invoke.exceptions import CommandTimedOut
 
 from infra.errors import ConnectionLostError, HostError, HostKeyError, JumpError, NoAnswerError
 from infra.key_pair import fingerprint
-from provision.host import CONNECT_TIMEOUT_S, LineSink, Login, Result
+from provision.host import CONNECT_TIMEOUT_S, Login, Result, TextSink
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.jump import Gateway, Proxy, Tunnel
 
@@ -33,6 +33,8 @@ _NO_EXIT_CODE = -1
 LINE_BYTES = 1 << 16
 """Longer lines of followed output are passed on in pieces."""
 _LONGEST_ANSWER_BYTES = 1 << 22
+# Of so many lines at the end of a text, those that are not empty may be the reason of a failure.
+_SEARCHED = 20
 # It logs tracebacks for connections that a booting machine refuses; our errors name the reason.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
@@ -65,22 +67,37 @@ class _InterruptibleRun(Remote):
         raise interrupt
 
 
-def split_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[str]:
-    """Yield lines as a terminal shows them, longer ones in pieces of ``longest`` bytes.
+def whole_lines(blocks: Iterable[bytes], longest: int = LINE_BYTES) -> Iterator[str]:
+    """Yield texts of whole lines, as a terminal shows them; longer ones in pieces of ``longest`` bytes.
 
     Of a line that rewrites itself after ``\\r``, such as a progress bar, this is its last state.
     """
     rest = b""
     for block in blocks:
-        *lines, rest = (rest + block).split(b"\n")
-        for line in lines:
-            for begin in range(0, max(1, len(line)), longest):
-                yield _last_state(line[begin : begin + longest].decode(errors="replace"))
-        while len(rest) > longest:
-            yield _last_state(rest[:longest].decode(errors="replace"))
-            rest = rest[longest:]
+        whole, end, rest = (rest + block).rpartition(b"\n")
+        if len(rest) > longest or _may_be_longer(whole + end, longest):
+            *pieces, rest = _cut(rest, longest)
+            lines = whole.split(b"\n") if end else []
+            whole = b"\n".join([piece for line in lines for piece in _cut(line, longest)] + pieces)
+        if whole or end:
+            yield _last_states(whole)
     if rest:
-        yield _last_state(rest.decode(errors="replace"))
+        yield _last_states(rest)
+
+
+def _may_be_longer(lines: bytes, longest: int) -> bool:
+    """Whether a line may be longer. Programs print millions, which are not looked at one by one."""
+    half = longest // 2
+    return any(lines.find(b"\n", at, at + half) < 0 for at in range(0, len(lines), half))
+
+
+def _cut(line: bytes, longest: int) -> list[bytes]:
+    return [line[begin : begin + longest] for begin in range(0, max(1, len(line)), longest)]
+
+
+def _last_states(lines: bytes) -> str:
+    text = lines.decode(errors="replace")
+    return "\n".join(map(_last_state, text.split("\n"))) if "\r" in text else text
 
 
 def _last_state(line: str) -> str:
@@ -102,12 +119,13 @@ class ChannelStream:
             raise ConnectionLostError(self._name, f"the connection broke: {error}") from None
 
     def __iter__(self) -> Iterator[str]:
-        return split_lines(self._receive(None), _LONGEST_ANSWER_BYTES)
+        for text in whole_lines(self._receive(None), _LONGEST_ANSWER_BYTES):
+            yield from text.split("\n")
 
-    def follow(self, on_line: LineSink, timeout_s: float | None) -> int:
+    def follow(self, on_text: TextSink, timeout_s: float | None) -> int:
         """Pass on all lines, and return the exit code. Raises :class:`TimeoutError`."""
-        for line in split_lines(self._receive(timeout_s)):
-            on_line(line)
+        for text in whole_lines(self._receive(timeout_s)):
+            on_text(text)
         code: int = self._channel.recv_exit_status()
         return code
 
@@ -276,10 +294,10 @@ class SshHost:
         *,
         timeout_s: float | None = 120,
         check: bool = True,
-        on_line: LineSink | None = None,
+        on_text: TextSink | None = None,
     ) -> Result:
         try:
-            run = partial(self._follow, on_line) if on_line else self._run
+            run = partial(self._follow, on_text) if on_text else self._run
             done = run(command, timeout_s)
         except (CommandTimedOut, TimeoutError):
             raise HostError(
@@ -299,14 +317,13 @@ class SshHost:
             raise self._lose(f": {error or 'closed'}") from None
         return Result(done.exited, done.stdout, done.stderr)
 
-    def _follow(self, on_line: LineSink, command: str, timeout_s: float | None) -> Result:
+    def _follow(self, on_text: TextSink, command: str, timeout_s: float | None) -> Result:
         """Run a command whose output may be long: only its last lines are kept."""
         last: deque[str] = deque(maxlen=3)
 
-        def take(line: str) -> None:
-            on_line(line)
-            if line.strip():
-                last.append(line)
+        def take(text: str) -> None:
+            on_text(text)
+            last.extend(line for line in text.rsplit("\n", _SEARCHED)[-_SEARCHED:] if line.strip())
 
         with closing(self.open_stream(command)) as stream:
             code = stream.follow(take, timeout_s)

@@ -11,7 +11,7 @@ from typing import Any
 
 from infra.errors import HostError
 from jobs.worker.runtime.events import mark_of
-from provision.host import LineSink, Result
+from provision.host import Result, TextSink
 from provision.install import stack_digest
 from provision.stacks.stack import Stack
 from provision.stacks.versions import parse_requirement
@@ -138,7 +138,7 @@ class FakeHost:
         *,
         timeout_s: float | None = 120,
         check: bool = True,
-        on_line: LineSink | None = None,
+        on_text: TextSink | None = None,
     ) -> Result:
         self.commands.append(command)
         for pattern, answer in self.answers:
@@ -146,9 +146,9 @@ class FakeHost:
                 if isinstance(answer, Exception):
                     raise answer
                 text = marked(answer(command) if callable(answer) else answer, command)
-                for line in text.splitlines() if on_line else ():
-                    assert on_line is not None
-                    on_line(line)
+                for line in text.splitlines() if on_text else ():
+                    assert on_text is not None
+                    on_text(line)
                 return Result(0, text, "")
         raise AssertionError(f"unexpected command on {self.name}: {command}")
 

@@ -104,14 +104,15 @@ def probe_network(
     """Have the nodes test the network between them. Raises :class:`HostError` if the head can't."""
     lines: list[str] = []
 
-    def on_line(line: str) -> None:
-        if line.startswith(_STAGE):
-            note(_TITLES[line.removeprefix(_STAGE)])
-        else:
-            lines.append(line)
+    def on_text(text: str) -> None:
+        for line in text.split("\n"):
+            if line.startswith(_STAGE):
+                note(_TITLES[line.removeprefix(_STAGE)])
+            else:
+                lines.append(line)
 
     command = network_command(nodes, bandwidth=bandwidth)
-    done = head.run(command, timeout_s=_DEADLINE_S, check=False, on_line=on_line)
+    done = head.run(command, timeout_s=_DEADLINE_S, check=False, on_text=on_text)
     result = [at for at, line in enumerate(lines) if line.startswith(_RESULT)]
     if not result:
         reason = lines[-1] if lines else f"exit code {done.exit_code}"

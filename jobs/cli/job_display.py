@@ -36,14 +36,15 @@ class JobDisplay:
         self._cost = cost
         self._last_note: tuple[float, float] | None = None
 
-    def log(self, line: str) -> None:
+    def log(self, text: str) -> None:
+        """Show one or more lines."""
         console = getattr(self._progress, "console", None)
         if console is None:
             # One write: print() makes two, for each line of a flood.
-            sys.stderr.write(f"{line}\n")
+            sys.stderr.write(f"{text}\n")
         else:
-            text = "\n".join(map(printable, line.split("\n")))
-            console.print(text, markup=False, highlight=False)
+            clean = "\n".join(map(printable, text.split("\n")))
+            console.print(clean, markup=False, highlight=False)
 
     def event(self, event: dict[str, Any]) -> None:
         """Show one event of the job."""

@@ -72,13 +72,18 @@ class LogPrinter:
         self._since = since.timestamp() if since else 0.0
         self._has_begun = since is None
 
-    def take(self, line: str) -> None:
+    def take(self, text: str) -> None:
+        for line in text.split("\n"):
+            self._print(line)
+        sys.stdout.flush()
+
+    def _print(self, line: str) -> None:
         event = self._parse(line)
         if not self._has_begun:
             self._has_begun = event is not None and event.get("at", 0.0) >= self._since
         text = line if event is None else render_event(event)
         if text and self._has_begun:
-            print(printable(text, sys.stdout), flush=True)
+            print(printable(text, sys.stdout))
 
     def _parse(self, line: str) -> dict[str, Any] | None:
         event = parse_event(line, self._mark)

@@ -15,7 +15,7 @@ from infra.errors import HangupError, HostError, JobError
 from jobs.launch.ending import JobEnd
 from jobs.launch.plan import STOP_SECONDS, JobPaths
 from jobs.launch.queue import SlurmLauncher
-from jobs.worker.runtime.events import mark_of, parse_event
+from jobs.worker.runtime.events import mark_of, parse_event, prefix_of
 from provision.mpi import explain_mpi_failure
 
 Event = dict[str, Any]
@@ -47,16 +47,20 @@ class JobOutput:
     def _mark(self) -> str:
         return mark_of(self.job) if self.job else ""
 
-    def add_line(self, line: str) -> None:
-        """Add one line of the job's output."""
+    def add(self, text: str) -> None:
+        """Add one or more lines of the job's output."""
         self.heard = time.monotonic()
-        event = parse_event(line, self._mark)
-        if event is None:
-            self.lines.append(line)
+        # Without an event, all at once: programs print millions of lines.
+        for part in text.split("\n") if prefix_of(self._mark) in text else [text]:
+            if event := parse_event(part, self._mark):
+                self._take(event)
+                continue
+            self.lines += part.rsplit("\n", _KEPT_LOG_LINES)[-_KEPT_LOG_LINES:]
             del self.lines[:-_KEPT_LOG_LINES]
             if not self.quiet:
-                self.show(line)
-            return
+                self.show(part)
+
+    def _take(self, event: Event) -> None:
         if event["event"] == "restarted":
             # What the earlier attempt reported is over.
             self.events.clear()
@@ -69,10 +73,10 @@ class JobOutput:
         with suppress(OSError):
             self.on_event(event)
 
-    def show(self, line: str) -> None:
-        """Show a line, such as one about the job, if there is anyone to see it."""
+    def show(self, text: str) -> None:
+        """Show lines, such as one about the job, if there is anyone to see them."""
         with suppress(OSError):
-            self.on_log(line)
+            self.on_log(text)
 
     def note_state(self, state: str) -> None:
         """Show on a terminal how a line looks now that rewrites itself, such as a progress bar."""

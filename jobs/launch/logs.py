@@ -7,16 +7,16 @@ from infra.errors import UsageError
 from jobs.launch.history import JobSummary
 from jobs.launch.plan import JobPaths
 from jobs.worker.supervisor import commands, following, slurm_queue
-from provision.host import Host, LineSink
+from provision.host import Host, TextSink
 
 FOLLOWING = (commands, slurm_queue, following)
 """What prints a log on a node."""
 
 
 def read_log(
-    head: Host, job: JobSummary, on_line: LineSink, rank: int | None = None, *, follow: bool = False
+    head: Host, job: JobSummary, on_text: TextSink, rank: int | None = None, *, follow: bool = False
 ) -> None:
-    """Pass on the log of a job or of one rank, line by line; with ``follow``, until the job ends.
+    """Pass on the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
 
     Raises :class:`UsageError` if the job has no such rank.
     """
@@ -28,9 +28,9 @@ def read_log(
         earlier = (
             f"# reading the log of earlier runs\ncat {paths.root}/log.earlier 2>/dev/null || true"
         )
-        head.run(earlier, timeout_s=None, on_line=on_line)
+        head.run(earlier, timeout_s=None, on_text=on_text)
     program = render_program("reading a log", FOLLOWING, *what, node=node)
-    head.run(program, timeout_s=None, on_line=on_line)
+    head.run(program, timeout_s=None, on_text=on_text)
 
 
 def find_node(job: JobSummary, rank: int) -> str:

@@ -14,7 +14,7 @@ from jobs.launch.logs import FOLLOWING
 from jobs.launch.mpirun import render_batch_script
 from jobs.launch.plan import JobPaths
 from jobs.worker.supervisor.launch import SECRETS, Launch
-from provision.host import Host, LineSink
+from provision.host import Host, TextSink
 
 # Counted from the job's start: the longest that a laptop sleeps or a job runs.
 _RECONNECT_DEADLINE_S = 7 * 24 * 3600
@@ -98,11 +98,11 @@ class SlurmLauncher:
     def follow(
         self,
         paths: JobPaths,
-        on_line: LineSink,
-        on_wait: LineSink,
-        on_state: LineSink = lambda _: None,
+        on_text: TextSink,
+        on_wait: TextSink,
+        on_state: TextSink = lambda _: None,
     ) -> JobEnd:
-        """Pass on a job's output line by line until it ends.
+        """Pass on a job's output, in whole lines, until it ends.
 
         ``on_wait`` gets why it does not run yet, ``on_state`` how an unfinished line looks that rewrites
         itself.
@@ -112,25 +112,26 @@ class SlurmLauncher:
         """
         seen, mark = 0, f"@queue-{secrets.token_hex(4)} "
 
-        def take(line: str) -> None:
+        def take(text: str) -> None:
             nonlocal seen
-            if line.startswith(mark):
-                _, is_state, state = line.partition("\t")
-                (on_state if is_state else on_wait)(state or line[len(mark) :])
-                return
-            seen += 1
-            on_line(line)
+            for part in text.split("\n") if mark in text else [text]:
+                if part.startswith(mark):
+                    _, is_state, state = part.partition("\t")
+                    (on_state if is_state else on_wait)(state or part[len(mark) :])
+                else:
+                    seen += 1 + part.count("\n")
+                    on_text(part)
 
         def watch() -> bool | None:
             what = (paths.root, "log", paths.job_id, str(seen + 1), mark)
             program = render_program("following a job", FOLLOWING, *what)
             try:
-                self.head.run(program, timeout_s=None, on_line=take)
+                self.head.run(program, timeout_s=None, on_text=take)
             except HostKeyError:
                 raise
             except HostError as error:
                 self._require_head(paths)
-                on_line(f"{error.message}; the job may still be running; reconnecting")
+                on_text(f"{error.message}; the job may still be running; reconnecting")
                 return None
             return True
 

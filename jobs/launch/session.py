@@ -188,7 +188,7 @@ class JobSession:
         output.on_eta = expiry.see_eta
         try:
             with note_silence(output, tick=expiry.tick):
-                sinks = (output.add_line, output.note_waiting, output.note_state)
+                sinks = (output.add, output.note_waiting, output.note_state)
                 end = self.launcher.follow(self.paths, *sinks)
         except (JobError, HostError) as error:
             raise (expiry.explain(job, error.message) or error) from None

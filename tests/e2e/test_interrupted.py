@@ -54,6 +54,7 @@ def wait_for_step(job: subprocess.Popen[str], wanted: int) -> None:
     raise AssertionError("".join(result))
 
 
+@pytest.mark.full
 def test_a_killed_and_resumed_job_learns_the_same_to_the_bit(
     cluster: LiveCluster, trained: Trained, tmp_path: Path
 ) -> None:

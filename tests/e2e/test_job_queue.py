@@ -158,6 +158,7 @@ def require_same_training(cluster: LiveCluster, trained: Trained, name: str) -> 
     return results
 
 
+@pytest.mark.full
 def test_the_script_for_other_clusters_trains_as_mpirun_does(
     cluster: LiveCluster, trained: Trained, tmp_path: Path
 ) -> None:

@@ -216,6 +216,7 @@ def test_two_ranks_on_a_node_with_one_core_are_refused(cluster: LiveCluster) -> 
     assert f"--ppn {cores + 1}: node0 has" in refused.stderr
 
 
+@pytest.mark.full
 def test_a_backend_that_is_not_there_is_an_error(cluster: LiveCluster, tmp_path: Path) -> None:
     # oneCCL's worker wants a core of its own, which these nodes have not; this way nobody counts.
     unpinned = ("--backend", "ccl", "--placement", "reference")

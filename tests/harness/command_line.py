@@ -128,12 +128,12 @@ class StagedHost(SimulatedHost):
     def run(self, command: str, **options: Any) -> Result:
         for node, pattern, answer in self._stage.staged:
             if re.fullmatch(node, self.name) and re.search(pattern, command):
-                return answer(_marking(command, options.get("on_line")))
+                return answer(_marking(command, options.get("on_text")))
         return super().run(command, **options)
 
 
-def _marking(command: str, on_line: Any) -> Any:
-    return on_line and (lambda text: on_line(marked(text, command)))
+def _marking(command: str, on_text: Any) -> Any:
+    return on_text and (lambda text: on_text(marked(text, command)))
 
 
 @dataclass(repr=False)
@@ -174,13 +174,13 @@ class CommandLine:
     def stage(self, node: str, pattern: str, answer: Result | Exception | Act) -> None:
         """Have nodes with matching names answer matching commands differently."""
 
-        def act(on_line: Any) -> Result:
+        def act(on_text: Any) -> Result:
             if isinstance(answer, Exception):
                 raise answer
             if not isinstance(answer, Result):
-                return answer(on_line)
-            for line in answer.stdout.splitlines() if on_line else ():
-                on_line(line)
+                return answer(on_text)
+            for line in answer.stdout.splitlines() if on_text else ():
+                on_text(line)
             return answer
 
         self.machines.staged.append((node, pattern, act))

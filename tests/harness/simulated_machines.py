@@ -24,7 +24,7 @@ from typing import Any
 from cluster.local_files import ClusterFiles
 from cluster.nodes import Node
 from infra.errors import HostError, HostKeyError, NoAnswerError
-from provision.host import Host, LineSink, Result
+from provision.host import Host, Result, TextSink
 from provision.host_keys import pin_host_keys, pinned_host_keys
 from provision.install import stack_digest
 from provision.stacks.load import load_stack, shipped_names
@@ -210,7 +210,7 @@ class SimulatedHost:
         *,
         timeout_s: float | None = 120,
         check: bool = True,
-        on_line: LineSink | None = None,
+        on_text: TextSink | None = None,
     ) -> Result:
         state = self._state()
         if state["fate"] == "no-ssh":
@@ -220,8 +220,8 @@ class SimulatedHost:
                 self._machines.on_step(pattern, "before")
                 done = answer(command)
                 self._machines.on_step(pattern, "after")
-                for line in done.stdout.splitlines() if on_line else ():
-                    (on_line or str)(line)
+                for line in done.stdout.splitlines() if on_text else ():
+                    (on_text or str)(line)
                 if check and done.exit_code:
                     raise HostError(self.name, f"ended with {done.exit_code}: {done.stderr}")
                 return done

@@ -32,26 +32,26 @@ def run_benchmark(name: str, *options: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("scenario", "every"),
     [
-        ("cold", 73),
+        ("cold", 101),
         pytest.param("at-once", 43, marks=pytest.mark.full),
-        ("warm", 49),
-        ("grow", 43),
-        ("move", 89),
-        ("replace", 163),
+        ("warm", 67),
+        ("grow", 61),
+        ("move", 127),
+        ("replace", 239),
     ],
 )
 def test_up_and_down_recover_from_a_kill(scenario: str, every: int) -> None:
     result = run_benchmark("kill_sweep", *_ALONE, f"--scenario={scenario}", f"--every={every}")
 
     assert result["recovered_percent"] == 100
-    assert result["kills"] >= 3
+    assert result["kills"] >= 2
     assert result["points"][scenario]["calls"] > 20
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("scenario", "every"),
-    [("new", 331), ("abandoned", 401), ("down", 191), ("again", 364), ("repair", 47)],
+    [("new", 331), ("abandoned", 401), ("down", 281), ("again", 364), ("repair", 57)],
 )
 def test_of_two_commands_at_once_one_owns_the_cluster(scenario: str, every: int) -> None:
     result = run_benchmark("race_sweep", *_ALONE, f"--scenario={scenario}", f"--every={every}")
@@ -62,10 +62,10 @@ def test_of_two_commands_at_once_one_owns_the_cluster(scenario: str, every: int)
 
 @pytest.mark.timeout(600)
 def test_no_weather_leaves_anything_behind() -> None:
-    result = run_benchmark("storm", *_ALONE, "--runs=6")
+    result = run_benchmark("storm", *_ALONE, "--runs=4")
 
-    assert result["verified"] + result["clear_failures"] == 6
-    assert result["verified"] > 2
+    assert result["verified"] + result["clear_failures"] == 4
+    assert result["verified"] > 1
     assert result["missed"] == []
 
 

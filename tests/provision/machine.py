@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import HostError
-from provision.host import LineSink, Result
+from provision.host import Result, TextSink
 from tests.fakes import FakeStream
 
 LOCK_FILE = "/opt/spr-cluster/lock.txt"
@@ -102,12 +102,12 @@ class ShellHost:
         *,
         timeout_s: float | None = 120,
         check: bool = True,
-        on_line: LineSink | None = None,
+        on_text: TextSink | None = None,
     ) -> Result:
         done = self.machine.shell(command)
-        for line in (done.stdout + done.stderr).splitlines() if on_line else ():
-            assert on_line is not None
-            on_line(line)
+        for line in (done.stdout + done.stderr).splitlines() if on_text else ():
+            assert on_text is not None
+            on_text(line)
         if check and done.returncode != 0:
             raise HostError(self.name, f"ended with {done.returncode}: {done.stderr}")
         return Result(done.returncode, done.stdout, done.stderr)

@@ -431,10 +431,10 @@ def test_a_terminated_machine_is_not_waited_for_after_its_connection_broke() -> 
 def test_a_failed_installation_reports_its_last_lines() -> None:
     class Failing(FakeHost):
         def run(self, command: str, **options: object) -> Result:
-            on_line = options["on_line"]
-            assert callable(on_line)
+            on_text = options["on_text"]
+            assert callable(on_text)
             for line in ("@step Python packages", "ERROR: No matching distribution for torch"):
-                on_line(line)
+                on_text(line)
             return Result(1, "", "")
 
     with pytest.raises(

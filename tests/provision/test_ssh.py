@@ -17,7 +17,7 @@ from infra.errors import ConnectionLostError, HostError, HostKeyError
 from infra.key_pair import generate_key_pair
 from provision.host import Login, wait_until_reachable
 from provision.host_keys import pin_host_keys, pinned_host_keys
-from provision.ssh import LINE_BYTES, SshHost, split_lines
+from provision.ssh import LINE_BYTES, SshHost, whole_lines
 from tests.fakes import FakeClock
 from tests.provision.sshd import Server, serving
 
@@ -152,15 +152,15 @@ def test_followed_output_comes_in_lines_as_a_terminal_shows_them(
     server.says = "one\r\n 10%\r 100%\n" + "x" * LINE_BYTES + "yz\n\nthe last"
     heard: list[str] = []
 
-    SshHost("node0", ADDRESS, login, alias="i-0a").run("work", on_line=heard.append)
+    SshHost("node0", ADDRESS, login, alias="i-0a").run("work", on_text=heard.append)
 
-    assert heard == ["one", " 100%", "x" * LINE_BYTES, "yz", "", "the last"]
+    assert "\n".join(heard).split("\n") == ["one", " 100%", "x" * LINE_BYTES, "yz", "", "the last"]
 
 
 def test_the_work_for_a_line_grows_with_its_length() -> None:
     """Pieces that are searched or copied again with each block take minutes, and gigabytes."""
     block = b"x" * 1000
-    taken = sum(len(line) for line in split_lines(block for _ in range(100_000)))
+    taken = sum(len(line) for line in whole_lines(block for _ in range(100_000)))
     assert taken == 100_000_000
 
 
@@ -168,7 +168,7 @@ def test_a_followed_command_ends_in_time(server: Server, login: Login) -> None:
     server.stays = True
     host = SshHost("node0", ADDRESS, login, alias="i-0a")
     with pytest.raises(HostError, match=r"`work` did not finish within 0.1 s"):
-        host.run("work", timeout_s=0.1, on_line=lambda _: None)
+        host.run("work", timeout_s=0.1, on_text=lambda _: None)
 
 
 def test_a_machine_without_ssh_is_named(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:

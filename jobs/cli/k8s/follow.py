@@ -40,7 +40,7 @@ def follow(
         progress.phase(f"Follow {name}"),
         note_silence(output),
     ):
-        job = follow_job(api, name, output.add_line, lambda problem: output.show(str(problem)))
+        job = follow_job(api, name, output.add, lambda problem: output.show(str(problem)))
     if job.state != SUCCEEDED:
         raise _failure(api, job, output, args)
     result = next((e for e in reversed(output.events) if e["event"] == "result"), {})

@@ -49,10 +49,11 @@ def mark_of(job: str) -> str:
 
 def render_event(fields: Mapping[str, object], mark: str = "") -> str:
     """Return an event as a line, without its end. Raises ``ValueError`` for a number that JSON lacks."""
-    return f"{_begin(mark)}{json.dumps(fields, allow_nan=False)}"
+    return f"{prefix_of(mark)}{json.dumps(fields, allow_nan=False)}"
 
 
-def _begin(mark: str) -> str:
+def prefix_of(mark: str) -> str:
+    """Return what the events of a job begin with."""
     return f"{PREFIX}{mark} " if mark else PREFIX
 
 
@@ -120,7 +121,7 @@ def parse_event(line: str, mark: str = "") -> dict[str, Any] | None:
     Text before the prefix is skipped: it may be another rank's unfinished line. Logs of earlier versions
     have no ``mark``.
     """
-    _, found, text = line.partition(_begin(mark))
+    _, found, text = line.partition(prefix_of(mark))
     if not found:
         return None
     try:

@@ -47,13 +47,15 @@ class LogReader:
         block = self._file.read(_BLOCK)
         if not block:
             return b"" if self._reopen() else None
-        *whole, self._rest = (self._rest + block).split(b"\n")
-        lines = [piece for line in whole for piece in _cut(line)]
+        whole, end, self._rest = (self._rest + block).rpartition(b"\n")
+        if not self._skip and len(self._rest) <= LONGEST and not _may_be_longer(whole + end):
+            return whole + end
+        lines = [piece for line in whole.split(b"\n") for piece in _cut(line)] if end else []
         *pieces, self._rest = _cut(self._rest)
         lines += pieces
         skipped = min(self._skip, len(lines))
         self._skip -= skipped
-        return b"".join(line + b"\n" for line in lines[skipped:])
+        return b"\n".join([*lines[skipped:], b""])
 
     def rest(self) -> bytes:
         """Return a last line without an end."""
@@ -73,6 +75,12 @@ class LogReader:
         except FileNotFoundError:
             return False
         return True
+
+
+def _may_be_longer(lines: bytes) -> bool:
+    """Whether a line may be longer. Programs print millions, which are not looked at one by one."""
+    half = LONGEST // 2
+    return any(lines.find(b"\n", at, at + half) < 0 for at in range(0, len(lines), half))
 
 
 def _cut(line: bytes) -> list[bytes]:

@@ -37,6 +37,8 @@ _LOST = re.compile(rb"Downstream from host (\S+) exited abnormally")
 _KILLED = re.compile(rb"KILLED BY SIGNAL: (\d+ \(.*\))")
 _FULL = b"No space left on device"
 _PREFIX = PREFIX.encode()
+_BLOCK = 1 << 18
+_WORDS = (_PREFIX, b"RANK ", b"exited abnormally", b"KILLED BY SIGNAL")
 
 
 @dataclass
@@ -72,11 +74,16 @@ class LogWatch:
         """Read what is new."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
-            new = file.read()
+            while new := file.read(_BLOCK):
+                self._read(new)
+
+    def _read(self, new: bytes) -> None:
         self.offset += len(new)
         self.disk_full = self.disk_full or _FULL in new
-        *lines, self._partial = (self._partial + new).split(b"\n")
-        for line in lines:
+        whole, end, self._partial = (self._partial + new).rpartition(b"\n")
+        # All at once: a program may print millions of lines per second.
+        is_ours = not self.has_begun or any(word in whole for word in _WORDS)
+        for line in whole.split(b"\n") if end and is_ours else ():
             text = line.decode(errors="replace") if _PREFIX in line else ""
             if event := parse_event(text, self.mark):
                 self._take(event)

@@ -16,7 +16,7 @@ import provision.probe
 from cluster.verify.network_probe import NetworkReport, probe_network
 from cluster.verify.node_probe import NodeAnswer, probe_directly, probe_nodes
 from infra.errors import HostError
-from provision.host import LineSink, Result
+from provision.host import Result, TextSink
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
 
@@ -55,7 +55,7 @@ class LocalShell(FakeHost):
         *,
         timeout_s: float | None = 120,
         check: bool = True,
-        on_line: LineSink | None = None,
+        on_text: TextSink | None = None,
     ) -> Result:
         path = f"{self.folder}/bin:{os.environ['PATH']}"
         done = subprocess.run(
@@ -66,9 +66,9 @@ class LocalShell(FakeHost):
             text=True,
             timeout=timeout_s,
         )
-        for line in (done.stdout + done.stderr).splitlines() if on_line else ():
-            assert on_line is not None
-            on_line(line)
+        for line in (done.stdout + done.stderr).splitlines() if on_text else ():
+            assert on_text is not None
+            on_text(line)
         if check and done.returncode:
             raise HostError(self.name, done.stderr)
         return Result(done.returncode, done.stdout, done.stderr)

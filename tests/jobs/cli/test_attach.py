@@ -55,14 +55,14 @@ class Head:
         now = {"end": json.loads(self.render_end())} if over else runs
         return Result(0, listed("squad-1", begin=_BEGUN, **now), "")
 
-    def show_earlier(self, on_line: Any) -> Result:
+    def show_earlier(self, on_text: Any) -> Result:
         for line in self.earlier:
-            on_line(line)
+            on_text(line)
         return Result(0, "", "")
 
-    def follow(self, on_line: Any) -> Result:
+    def follow(self, on_text: Any) -> Result:
         for line in self.output:
-            on_line(line)
+            on_text(line)
         self.over = True
         return Result(0, "", "")
 
@@ -182,9 +182,9 @@ def read(line: CommandLine, *lines: str) -> list[str]:
     """Let the head print a log; returns the commands that read it."""
     commands: list[str] = []
 
-    def act(on_line: Any) -> Result:
+    def act(on_text: Any) -> Result:
         for each in lines:
-            on_line(each)
+            on_text(each)
         return Result(0, "", "")
 
     line.stage("node0", "# reading a log", act)

@@ -150,13 +150,13 @@ def test_the_last_measurement_of_a_cluster_that_has_none(line: CommandLine) -> N
 def speeds_by_ppn(line: CommandLine, speeds: dict[int, float]) -> None:
     """What the trials measure, by the ranks per node in the head's own script."""
 
-    def follow(on_line: Any) -> Result:
+    def follow(on_text: Any) -> Result:
         machines = line.cloud.machines
         (script,) = machines.root.glob("i-*/run.sh.*")
         found = re.search(r'"nproc_per_node": (\d)', script.read_text())
         assert found
         value = speeds[int(found[1])]
-        on_line(
+        on_text(
             event(event="trial", samples_per_second=value, steps=5, seconds=2, gradient_bytes=1000)
         )
         return Result(0, "", "")

@@ -28,7 +28,7 @@ from jobs.launch.session import JobSession
 from jobs.worker.runtime.events import mark_of, render_event
 from jobs.worker.supervisor.supervise import LogWatch
 from provision.host import Host
-from provision.ssh import LINE_BYTES, split_lines
+from provision.ssh import LINE_BYTES, whole_lines
 from tests.fakes import FakeHost
 from tests.harness.hostile_text import HOSTILE
 from tests.jobs.context import job_context
@@ -56,11 +56,11 @@ LOG = Path(sys.argv[1])
 class Launcher:
     flags = "--name bert"
     head = SimpleNamespace(close=lambda: None)
-    def follow(self, paths, on_line, *_):
+    def follow(self, paths, on_text, *_):
         LOG.write_text("following\\n")
         for number in range(int(sys.argv[2])):
             time.sleep(0.05)
-            on_line("a line")
+            on_text("a line")
         LOG.write_text("ended\\n")
         return JobEnd("succeeded", 0)
     def cancel(self, paths, grace_s):
@@ -92,11 +92,11 @@ class StandIn(SlurmLauncher):
     def follow(
         self,
         paths: JobPaths,
-        on_line: Callable[[str], None],
+        on_text: Callable[[str], None],
         on_wait: Callable[[str], None],
         on_state: Callable[[str], None] = print,
     ) -> JobEnd:
-        return self.follow_(on_line, on_wait)
+        return self.follow_(on_text, on_wait)
 
     def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
         self.graces.append(grace_s)
@@ -225,10 +225,10 @@ def test_a_job_that_can_not_be_ended_may_cost_money(monkeypatch: pytest.MonkeyPa
 
 
 def test_output_that_nobody_can_see_does_not_end_the_following() -> None:
-    def follow_(on_line: Callable[[str], None], on_wait: Callable[[str], None]) -> JobEnd:
+    def follow_(on_text: Callable[[str], None], on_wait: Callable[[str], None]) -> JobEnd:
         on_wait("Resources")
         for line in ("text", '@spr {"event": "phase", "name": "train"}'):
-            on_line(line)
+            on_text(line)
         return DONE
 
     gone = raising(OSError(errno.EIO, "Input/output error"))
@@ -238,10 +238,10 @@ def test_output_that_nobody_can_see_does_not_end_the_following() -> None:
 
 
 def test_each_reason_for_a_wait_is_shown_once() -> None:
-    def follow_(on_line: Callable[[str], None], on_wait: Callable[[str], None]) -> JobEnd:
+    def follow_(on_text: Callable[[str], None], on_wait: Callable[[str], None]) -> JobEnd:
         for reason in ("None", "Resources", "Resources", "None", "Priority", "Licenses"):
             on_wait(reason)
-        on_line("runs")
+        on_text("runs")
         on_wait("Resources")
         return DONE
 
@@ -258,9 +258,9 @@ def test_each_reason_for_a_wait_is_shown_once() -> None:
 def test_what_an_earlier_attempt_reported_is_over() -> None:
     output = JobOutput(ignore, ignore)
     for line in ("lost", '@spr {"event": "error", "message": "x"}'):
-        output.add_line(line)
+        output.add(line)
     assert (output.lines, len(output.events)) == (["lost"], 1)
-    output.add_line('@spr {"event": "restarted", "attempt": 2, "nodes": ["node1"]}')
+    output.add('@spr {"event": "restarted", "attempt": 2, "nodes": ["node1"]}')
     assert output.lines == []
     assert [each["event"] for each in output.events] == ["restarted"]
 
@@ -273,7 +273,7 @@ def test_a_job_without_output_is_noticed_once_per_doubled_time() -> None:
     with note_silence(output, minute_s=0.2):
         while len(log) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
-        output.add_line("at last")
+        output.add("at last")
         while len(log) < 4 and time.monotonic() < deadline:
             time.sleep(0.02)
     assert log[:4] == [
@@ -309,8 +309,8 @@ def test_what_a_program_prints_is_text(text: bytes, tmp_path: Path) -> None:
 
     events, shown = list[Any](), list[str]()
     output = JobOutput(events.append, shown.append, "squad-1")
-    for line in split_lines([log.read_bytes()]):
-        output.add_line(line)
+    for line in whole_lines([log.read_bytes()]):
+        output.add(line)
     assert [each["event"] for each in events] == ["running"]
     assert shown
     assert max(map(len, shown)) <= LINE_BYTES

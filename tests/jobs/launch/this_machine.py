@@ -20,7 +20,7 @@ from jobs.launch.files import place_files, worker_files
 from jobs.launch.plan import JobPaths
 from jobs.launch.queue import SlurmLauncher
 from jobs.worker.supervisor.launch import Launch
-from provision.host import LineSink, Result
+from provision.host import Result, TextSink
 from tests.fakes import FakeStream, marked
 from tests.jobs.launch import fake_slurm
 
@@ -120,12 +120,12 @@ class ThisMachine:
         *,
         timeout_s: float | None = 120,
         check: bool = True,
-        on_line: LineSink | None = None,
+        on_text: TextSink | None = None,
     ) -> Result:
         for patient, hasty in _HASTE.items():
             command = command.replace(patient, hasty)
-        if on_line:
-            return self._run_followed(command, on_line)
+        if on_text:
+            return self._run_followed(command, on_text)
         argv = ["bash", "-c", command]
         try:
             done = subprocess.run(
@@ -142,7 +142,7 @@ class ThisMachine:
             raise HostError(self.name, done.stdout + done.stderr)
         return Result(done.returncode, done.stdout, done.stderr)
 
-    def _run_followed(self, command: str, on_line: LineSink) -> Result:
+    def _run_followed(self, command: str, on_text: TextSink) -> Result:
         if self.refuse:
             raise self.refuse
         limit = self.drop_after.pop(0) if self.drop_after else None
@@ -158,7 +158,7 @@ class ThisMachine:
             assert process.stdout is not None
             for line in process.stdout:
                 lines.append(line)
-                on_line(line.rstrip("\n"))
+                on_text(line.rstrip("\n"))
                 if limit is not None and len(lines) == limit:
                     # Nothing on the machine is killed by that.
                     process.stdout.close()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.parser import Parser, SubParsers, add_command
 from infra.errors import UsageError
 
 _EXAMPLES = """\
@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     # argparse drops the "--", so in `ssh -- hostname` the node is hostname.
     named = _NODE.fullmatch(args.node)
     node = args.node if named else "node0"
+    if named and args.command and args.command[0] != "--" and args.command[0].startswith("-"):
+        _parse_options_after_node(args)
     command = args.command if named else [args.node, *args.command]
     cloud = open_chosen_cloud(args)
     ctx = open_context(args, cloud)
@@ -60,6 +62,14 @@ def run(args: argparse.Namespace) -> int:
     if code == _NOT_CONNECTED and (move := ctx.access.refused):
         print(f"{move}. To allow it: spr-cluster up {ctx.flags}", file=sys.stderr)
     return code
+
+
+def _parse_options_after_node(args: argparse.Namespace) -> None:
+    """Read the options in `ssh node1 --name tutor -- lscpu`, which argparse takes for the command's."""
+    parser = Parser(prog="spr-cluster ssh", add_help=False, allow_abbrev=False)
+    add_cluster_options(parser, json=False)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    parser.parse_args(args.command, args)
 
 
 def run_client(argv: Sequence[str]) -> int:

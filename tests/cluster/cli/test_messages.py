@@ -93,6 +93,7 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
         f"r8i.metal-96xl?{_TYPES}",
     ),
     ("ssh --json", "unknown option '--json'" + f.help_of("ssh")),
+    ("ssh node1 --nme x", "unknown option '--nme'; did you mean --name?" + f.help_of("ssh")),
     (
         "up --instance-type ,",
         "--instance-type '': expected 1 to 12 EC2 types separated by commas",

@@ -146,7 +146,7 @@ def test_a_kept_image_and_a_foreign_folder_are_no_default(
 
 def test_messages_repeat_what_this_machine_does_not_know(line: CommandLine) -> None:
     line.must("up", "--nodes", "2", *_LOCAL, "--name", "tutor")
-    known = line.run("ssh", "node1", "--name", "tutor")
+    known = line.run("ssh", "node1", "--name", "tutor", "--", "lscpu", "-e")
     line.lose(line.ids()[0])
     here = [line.run(*argv) for argv in (["verify"], ["jobs"], ["status"])]
     ClusterFiles.of("tutor").remove()
@@ -156,6 +156,7 @@ def test_messages_repeat_what_this_machine_does_not_know(line: CommandLine) -> N
     ]
 
     assert known.code == 0
+    assert line.ssh_calls[-1][-3:] == ["node1", "lscpu", "-e"]
     for result in here:
         assert "spr-cluster repair --name tutor" in result.out + result.err
         assert "--cloud" not in result.out + result.err

@@ -63,7 +63,7 @@ class Inventory:
     images: tuple[Image, ...] = ()
     snapshots: tuple[Resource, ...] = ()
     guards: tuple[SecondGuard, ...] = ()
-    """Not EC2's; added by :mod:`infra.guard`."""
+    """Not EC2's; added by :mod:`infra.termination_schedule`."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))

@@ -12,7 +12,7 @@ from infra import tags
 from infra.actions import Action, ActionKind, Plan
 from infra.cluster_record import ClusterRecord, record_tags
 from infra.errors import SprError
-from infra.guard import AFTER
+from infra.termination_schedule import AFTER
 from infra.images import Image
 from infra.instance_types import is_metal
 from infra.instances import HEAD, Instance

@@ -69,7 +69,7 @@ class ClusterSpec(BaseModel):
     bake: Literal["head", "none"] = "head"
     """Without an image: install the head and copy it, or install all nodes at once."""
     second_guard: bool = False
-    """Machines are also terminated from outside: see :mod:`infra.guard`."""
+    """Machines are also terminated from outside: see :mod:`infra.termination_schedule`."""
 
     @field_validator("instance_types")
     @classmethod

@@ -22,7 +22,7 @@ from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
-from cluster.losses import find_losses
+from cluster.lost_results import find_losses
 from infra.errors import UsageError
 from infra.inventory import Inventory, describe_inventory
 

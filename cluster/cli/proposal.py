@@ -12,7 +12,7 @@ from cluster.lifecycle.prepare import find_offers
 from cluster.prices import look_up_prices
 from infra.actions import Action, ActionKind, Plan
 from infra.errors import UsageError
-from infra.guard import COST
+from infra.termination_schedule import COST
 from infra.images import find_ubuntu_image
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan import PlanInput, expected_by_bake, plan_up

@@ -38,7 +38,7 @@ from infra.actions import Plan
 from infra.clients import translate_boto_error
 from infra.cluster_record import merge_options, parse_record
 from infra.errors import SprError, UsageError
-from infra.guard import describe_cluster
+from infra.termination_schedule import describe_cluster
 from infra.ownership import ForeignClusterError
 from infra.plan import PlanInput
 from infra.purchase import Offer

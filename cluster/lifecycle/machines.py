@@ -16,7 +16,7 @@ from cluster.verify import node_probe
 from cluster.verify.checks.result import name_some
 from infra import instances, tags
 from infra.errors import HostError, NoAnswerError, SprError
-from infra.guard import ClusterGuard
+from infra.termination_schedule import ClusterGuard
 from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
 from infra.network import SecurityGroup

@@ -12,7 +12,7 @@ from cluster.local_files import remembered_cloud
 from infra import key_pair, network, tags
 from infra.cluster_record import ClusterRecord, merge_options, new_record, parse_record
 from infra.errors import SprError, UsageError
-from infra.guard import describe_cluster
+from infra.termination_schedule import describe_cluster
 from infra.images import describe_cached_images
 from infra.instance_connect import require_jump
 from infra.instances import HEAD, describe_spot_notices

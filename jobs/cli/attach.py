@@ -13,7 +13,7 @@ from infra.errors import UsageError
 from infra.files import read_object
 from jobs.cli.chosen_job import add_job_argument
 from jobs.cli.context import open_job_context
-from jobs.cli.ends import add_end_options, with_ends
+from jobs.cli.when_done import add_end_options, with_ends
 from jobs.cli.job_display import render_end
 from jobs.launch.history import choose_active, list_jobs
 from jobs.launch.record import claim_results

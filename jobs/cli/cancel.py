@@ -11,7 +11,7 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.cli.job_display import JobDisplay
-from jobs.launch.follow import stop_job
+from jobs.launch.job_output import stop_job
 from jobs.launch.history import (
     LOST,
     RUNNING,

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from cluster.cli.parser import SubParsers, add_command, positive_int
-from jobs.cli.ends import add_end_options, with_ends
-from jobs.launch.follow import how_to_come_back
+from jobs.cli.when_done import add_end_options, with_ends
+from jobs.launch.job_output import how_to_come_back
 from jobs.launch.history import QUEUED
 from jobs.launch.node_shape import NodeShape
 from jobs.launch.plan import PLACEMENTS, PlacementOptions, new_job_id

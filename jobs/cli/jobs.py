@@ -13,7 +13,7 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.job_queue import describe_reason
 from infra.words import counted
-from jobs.launch.ending import FAILED
+from jobs.launch.job_end import FAILED
 from jobs.launch.expiry import describe_expiry
 from jobs.launch.history import QUEUED, REQUEUED, RUNNING, JobSummary, list_jobs
 

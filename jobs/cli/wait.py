@@ -13,7 +13,7 @@ from infra.errors import HostError, HostKeyError, JobError
 from infra.progress import Progress
 from infra.wait import wait_until
 from jobs.cli.chosen_job import add_job_argument, open_job
-from jobs.launch.ending import SUCCEEDED
+from jobs.launch.job_end import SUCCEEDED
 from jobs.launch.expiry import explain_expiry
 from jobs.launch.history import JobSummary, choose_all, choose_job, choose_some, list_jobs
 from provision.host import Host

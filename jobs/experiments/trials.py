@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from infra.errors import JobError, UsageError
 from jobs.experiments.trial_grid import TrialResult
-from jobs.launch.ending import CANCELLED, SUCCEEDED
-from jobs.launch.follow import Event, explain
+from jobs.launch.job_end import CANCELLED, SUCCEEDED
+from jobs.launch.job_output import Event, explain
 from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.launch.session import JobContext, JobSession, open_session
 from jobs.train.request import TrainRequest

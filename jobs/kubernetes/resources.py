@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jobs.kubernetes.kinds import TRAIN_JOB, JobKind
 from jobs.kubernetes.manifests import STACK, Manifest
-from jobs.launch.ending import FAILED, SUCCEEDED
+from jobs.launch.job_end import FAILED, SUCCEEDED
 from jobs.launch.history import QUEUED, RUNNING
 
 SUSPENDED, DELETING = "suspended", "deleting"

@@ -14,7 +14,7 @@ from cluster.job_queue import PENDING
 from cluster.node_program import render_program
 from infra.errors import UsageError
 from infra.files import parse_object
-from jobs.launch.ending import CANCELLED, FAILED, JobEnd, parse_end
+from jobs.launch.job_end import CANCELLED, FAILED, JobEnd, parse_end
 from jobs.worker.supervisor import commands, listing, slurm_queue
 from provision.host import Host
 

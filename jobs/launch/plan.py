@@ -134,7 +134,7 @@ class JobPaths:
 
     @property
     def fetched(self) -> str:
-        """Marks that the output up to its time was fetched, for :mod:`cluster.losses`."""
+        """Marks that the output up to its time was fetched, for :mod:`cluster.lost_results`."""
         return f"{self.root}/fetched"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cluster.node_program import render_program
 from infra.errors import HostError, HostKeyError, JobError
 from infra.wait import wait_until
-from jobs.launch.ending import FAILED, JobEnd, parse_end
+from jobs.launch.job_end import FAILED, JobEnd, parse_end
 from jobs.launch.history import list_jobs
 from jobs.launch.logs import FOLLOWING
 from jobs.launch.mpirun import render_batch_script

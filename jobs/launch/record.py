@@ -14,7 +14,7 @@ from pydantic import PositiveInt
 
 from infra.errors import JobError, UsageError
 from infra.files import parse_as, read_object, read_text
-from jobs.launch.ending import JobEnd, parse_end
+from jobs.launch.job_end import JobEnd, parse_end
 from jobs.launch.placement import Placement
 from jobs.launch.plan import RECORD, JobPaths, PlacementOptions
 from provision.host import Host

@@ -18,9 +18,9 @@ from infra.errors import HangupError, HostError, JobError, SprError
 from infra.progress import Progress, Silent
 from infra.words import counted
 from jobs.launch import files
-from jobs.launch.ending import CANCELLED, SUCCEEDED, JobEnd, Outcome
+from jobs.launch.job_end import CANCELLED, SUCCEEDED, JobEnd, Outcome
 from jobs.launch.expiry import ExpiryWatch, describe_expiry
-from jobs.launch.follow import Event, JobOutput, explain, how_to_come_back, note_silence, stop_job
+from jobs.launch.job_output import Event, JobOutput, explain, how_to_come_back, note_silence, stop_job
 from jobs.launch.history import list_jobs
 from jobs.launch.mpirun import build_launch, render_command, warn_ignored
 from jobs.launch.placement import Placement, plan_placement

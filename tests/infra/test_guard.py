@@ -12,7 +12,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-from infra.guard import with_guard, with_guards
+from infra.termination_schedule import with_guard, with_guards
 from infra.inventory import Inventory
 from tests.infra.local.fakes import FakeCloud
 

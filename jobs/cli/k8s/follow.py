@@ -20,9 +20,9 @@ from jobs.kubernetes.jobs import explain, follow_job
 from jobs.kubernetes.problems import exit_code
 from jobs.kubernetes.request import CLAIM_PATH
 from jobs.kubernetes.resources import JobView
-from jobs.launch.ending import FAILED, SUCCEEDED, JobEnd
-from jobs.launch.follow import JobOutput, note_silence
-from jobs.launch.follow import explain as explain_end
+from jobs.launch.job_end import FAILED, SUCCEEDED, JobEnd
+from jobs.launch.job_output import JobOutput, note_silence
+from jobs.launch.job_output import explain as explain_end
 from jobs.worker.supervisor.conclusion import choose_cause
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.cli.parser import SubParsers, add_command, add_json_option
 from jobs.cli.k8s.requests import add_tasks, build_rendered
 from jobs.cli.output_folder import check_output_folder, write_files
-from jobs.kubernetes.render import Rendered
+from jobs.kubernetes.job_files import Rendered
 
 _OURS = ("Dockerfile", "requirements.txt", "job.yaml", "code")
 _EXAMPLES = """\

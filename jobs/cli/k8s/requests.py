@@ -17,7 +17,7 @@ from jobs.cli.k8s.common import NAMESPACE_HELP, OBJECT_NAME
 from jobs.cli.train_requests import read_options, refuse_own_settings
 from jobs.kubernetes.kinds import JOB_KINDS, TRAIN_JOB
 from jobs.kubernetes.manifests import HUB_TOKEN
-from jobs.kubernetes.render import Rendered, render
+from jobs.kubernetes.job_files import Rendered, render
 from jobs.kubernetes.request import CLAIM_PATH, Claim, PodOptions, plan_fast, plan_reference
 from jobs.launch.plan import PlacementOptions, new_job_id
 from jobs.train.presets import PRESETS

@@ -23,7 +23,7 @@ from jobs.kubernetes.kinds import JOB_KINDS, JobKind
 from jobs.kubernetes.manifests import Manifest
 from jobs.kubernetes.preflight import Preflight, find_missing_rights
 from jobs.kubernetes.problems import refuse
-from jobs.kubernetes.render import Rendered
+from jobs.kubernetes.job_files import Rendered
 from jobs.kubernetes.resources import core_path
 from jobs.launch.history import QUEUED
 

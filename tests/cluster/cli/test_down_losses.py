@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster import losses
+from cluster import lost_results
 from cluster.local_files import ClusterFiles
 from infra.errors import HostError
 from jobs.launch.plan import JobPaths
@@ -123,7 +123,7 @@ def test_a_head_that_fails_does_not_stop_down(tutor: CommandLine) -> None:
 def test_a_head_that_hangs_does_not_stop_down(
     tutor: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(losses, "_DEADLINE_S", 0.2)
+    monkeypatch.setattr(lost_results, "_DEADLINE_S", 0.2)
 
     def hang(_: Any) -> Result:
         time.sleep(3)
@@ -188,7 +188,7 @@ def find(head: Path, queue: str = "", code: int = 0) -> list[str]:
     (head / "squeue").write_text(f"#!/bin/sh\ncat <<'END'\n{queue}END\nexit {code}\n")
     (head / "squeue").chmod(0o755)
     done = subprocess.run(
-        ["sh", "-c", losses.SCRIPT],
+        ["sh", "-c", lost_results.SCRIPT],
         env={**os.environ, "HOME": str(head), "PATH": f"{head}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,

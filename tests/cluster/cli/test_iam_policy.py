@@ -19,7 +19,7 @@ import pytest
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
 from infra import tags
-from infra.guard import ClusterGuard
+from infra.termination_schedule import ClusterGuard
 from infra.iam_policy import OPTIONAL, build_policy, render_policy
 from infra.instance_types import BAKERS
 from infra.local.ec2_spot_requests import SpotRequest

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.context import Context
 from cluster.local_files import ClusterFiles
-from cluster.losses import find_losses
+from cluster.lost_results import find_losses
 from cluster.nodes import Node
 from infra.errors import JumpError, SprError, UsageError
 from provision.host import Host, Result

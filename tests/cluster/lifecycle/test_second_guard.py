@@ -23,7 +23,7 @@ from infra import tags
 from infra.actions import ActionKind
 from infra.clients import error_code
 from infra.errors import SprError
-from infra.guard import AFTER, ClusterGuard
+from infra.termination_schedule import AFTER, ClusterGuard
 from tests.harness.simulated_cloud import NAME, SimulatedCloud
 
 HOUR = timedelta(hours=1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from moto.iam.models import iam_backends
 
-from infra.guard import AFTER, ClusterGuard
+from infra.termination_schedule import AFTER, ClusterGuard
 from infra.local.state import StateFolder
 from tests.infra.local.fakes import (
     Endpoint,

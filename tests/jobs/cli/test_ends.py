@@ -75,7 +75,7 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> Removed:
         assert ctx.command == "down"
         found.append((args.name, not args.yes))
 
-    monkeypatch.setattr("jobs.cli.ends.remove_cluster", remove)
+    monkeypatch.setattr("jobs.cli.when_done.remove_cluster", remove)
     return found
 
 
@@ -351,7 +351,7 @@ def test_ctrl_c_leaves_the_job_and_the_cluster(
 def test_another_command_at_work_on_the_cluster_is_not_disturbed(
     line: CommandLine, job: StagedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.cli.ends.remove_cluster", remove_cluster)
+    monkeypatch.setattr("jobs.cli.when_done.remove_cluster", remove_cluster)
     with ClusterFiles.of("spr").lock("up"):
         result = line.run(*_RUN, "--", "hostname")
 

@@ -8,7 +8,7 @@ from itertools import product
 
 from cluster.cli.parser import Parser
 from jobs.cli.k8s.requests import add_request_options, build_rendered
-from jobs.kubernetes.render import Rendered
+from jobs.kubernetes.job_files import Rendered
 
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
 _ON_CLAIM = ("--recipe", "reference", "--run-qa", "/workspace/run_qa", "--stack")

@@ -20,8 +20,8 @@ import pytest
 
 from cluster.cli.wrapping import printable
 from infra.errors import HangupError, HostError, JobError
-from jobs.launch.ending import JobEnd
-from jobs.launch.follow import JobOutput, explain, note_silence, stop_job
+from jobs.launch.job_end import JobEnd
+from jobs.launch.job_output import JobOutput, explain, note_silence, stop_job
 from jobs.launch.plan import JobPaths
 from jobs.launch.queue import SlurmLauncher
 from jobs.launch.session import JobSession
@@ -45,8 +45,8 @@ import jobs.cli as cli
 from cluster.cli import status
 from jobs.cli.job_display import JobDisplay
 from cluster.cli.display import make_progress
-from jobs.launch.ending import JobEnd
-from jobs.launch.follow import JobOutput
+from jobs.launch.job_end import JobEnd
+from jobs.launch.job_output import JobOutput
 from jobs.launch.plan import JobPaths
 from jobs.launch.session import JobSession
 from tests.jobs.context import job_context

@@ -14,7 +14,7 @@ import pytest
 
 from infra.errors import HostError, HostKeyError, JobError
 from jobs.launch import queue
-from jobs.launch.ending import JobEnd
+from jobs.launch.job_end import JobEnd
 from jobs.launch.files import place_files, worker_files
 from jobs.launch.history import list_jobs
 from jobs.launch.plan import STOP_SECONDS, JobPaths

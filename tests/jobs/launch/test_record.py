@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.launch.ending import JobEnd, parse_end
+from jobs.launch.job_end import JobEnd, parse_end
 from jobs.launch.plan import RECORD
 from jobs.launch.record import complete_record, read_job_id
 from tests.jobs.context import SUBMITTED

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.job_queue import describe_reason
-from jobs.launch.ending import JobEnd
+from jobs.launch.job_end import JobEnd
 from jobs.launch.history import list_jobs
 from jobs.launch.plan import JobPaths
 from jobs.launch.queue import SlurmLauncher

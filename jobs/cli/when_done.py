@@ -16,13 +16,13 @@ from cluster.cli.accounts import confirm_owner
 from cluster.cli.down import remove_cluster
 from cluster.cli.wrapping import wrap
 from cluster.context import Context
-from cluster.losses import ACTIVE, Losses, find_losses
+from cluster.lost_results import ACTIVE, Losses, find_losses
 from infra.clients import translate_boto_error
 from infra.errors import DeadlineError, JobError, SprError, UsageError
 from infra.inventory import Inventory, describe_inventory
 from infra.wait import wait_until
 from infra.words import counted
-from jobs.launch.ending import SUCCEEDED, Outcome
+from jobs.launch.job_end import SUCCEEDED, Outcome
 from jobs.launch.session import JobContext
 from jobs.train.train import resume_command, task_of
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.job_queue import describe_reason, how_to_end
 from infra.errors import HangupError, HostError, JobError
-from jobs.launch.ending import JobEnd
+from jobs.launch.job_end import JobEnd
 from jobs.launch.plan import STOP_SECONDS, JobPaths
 from jobs.launch.queue import SlurmLauncher
 from jobs.worker.runtime.events import mark_of, parse_event, prefix_of

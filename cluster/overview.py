@@ -17,11 +17,11 @@ from cluster.prices import cost_as_dict, look_up_prices
 from infra import tags
 from infra.clients import Clients, connect, translate_boto_error
 from infra.errors import SprError
-from infra.termination_schedule import with_guards
 from infra.inventory import Inventory, describe_inventories
 from infra.plan import is_connected, rank_instances
 from infra.prices import Price, Prices
 from infra.spec import DEFAULT_VOLUME_GIB
+from infra.termination_schedule import with_guards
 
 if TYPE_CHECKING:
     from infra.cloud import Cloud

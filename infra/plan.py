@@ -12,7 +12,6 @@ from infra import tags
 from infra.actions import Action, ActionKind, Plan
 from infra.cluster_record import ClusterRecord, record_tags
 from infra.errors import SprError
-from infra.termination_schedule import AFTER
 from infra.images import Image
 from infra.instance_types import is_metal
 from infra.instances import HEAD, Instance
@@ -22,6 +21,7 @@ from infra.network import SecurityGroup
 from infra.ownership import check_owner, split_groups
 from infra.prices import Prices
 from infra.spec import ClusterSpec
+from infra.termination_schedule import AFTER
 from infra.words import counted
 
 

@@ -38,10 +38,10 @@ from jobs.cli.bench import render
 from jobs.cli.job_display import render_result
 from jobs.experiments.bench import read_last_speeds
 from jobs.experiments.bench_results import AllReduce, BenchResult, NodeSpeed
-from jobs.launch.files import fetch
-from jobs.launch.history import list_jobs
-from jobs.launch.plan import JobPaths
-from jobs.launch.record import read_job_id, read_record
+from jobs.launchers.files import fetch
+from jobs.launchers.plan import JobPaths
+from jobs.launchers.queue.history import list_jobs
+from jobs.launchers.record import read_job_id, read_record
 from jobs.top.metrics_tail import MetricsTail
 from jobs.top.prometheus import render_prometheus
 from jobs.top.recording import read_recording

@@ -12,7 +12,6 @@ from cluster.lifecycle.prepare import find_offers
 from cluster.prices import look_up_prices
 from infra.actions import Action, ActionKind, Plan
 from infra.errors import UsageError
-from infra.termination_schedule import COST
 from infra.images import find_ubuntu_image
 from infra.instance_types import INSTANCE_TYPES, TABLE_REGION, InstanceType
 from infra.plan import PlanInput, expected_by_bake, plan_up
@@ -21,6 +20,7 @@ from infra.purchase import SPOT, Offer
 from infra.quotas import describe_quota, is_standard, quota_code, require_quota
 from infra.spec import render_duration
 from infra.tags import render_time
+from infra.termination_schedule import COST
 from infra.words import counted, spoken_time
 from provision.stacks.load import load_stack
 from provision.stacks.support_status import summarize_state

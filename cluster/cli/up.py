@@ -38,12 +38,12 @@ from infra.actions import Plan
 from infra.clients import translate_boto_error
 from infra.cluster_record import merge_options, parse_record
 from infra.errors import SprError, UsageError
-from infra.termination_schedule import describe_cluster
 from infra.ownership import ForeignClusterError
 from infra.plan import PlanInput
 from infra.purchase import Offer
 from infra.spec import parse_ssh_cidr, render_duration
 from infra.tags import render_time
+from infra.termination_schedule import describe_cluster
 from infra.words import counted, spoken_time
 from provision.stacks.load import DEFAULT_STACK, load_stack
 

@@ -14,13 +14,13 @@ from infra.actions import ActionKind, Plan
 from infra.clients import DENIED, error_code, patient
 from infra.errors import DeadlineError, SprError
 from infra.files import read_text
-from infra.termination_schedule import ClusterGuard, is_guarded, with_guard
 from infra.images import Image, wait_until_available
 from infra.inventory import Inventory, Resource, describe_inventory
 from infra.key_pair import read_public, write_private
 from infra.ownership import Generation
 from infra.plan import plan_down
 from infra.removal import remove
+from infra.termination_schedule import ClusterGuard, is_guarded, with_guard
 from infra.wait import (
     CONSISTENCY_DEADLINE_S,
     DOWN_DEADLINE_S,

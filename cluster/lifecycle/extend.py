@@ -11,10 +11,10 @@ from cluster.lifecycle.prepare import time_is_over
 from infra import tags
 from infra.cluster_record import ClusterRecord, deadline_tags
 from infra.errors import SprError, UsageError
-from infra.termination_schedule import ClusterGuard, is_guarded
 from infra.instances import label_instances
 from infra.inventory import Inventory, describe_inventory
 from infra.spec import LONGEST_TTL
+from infra.termination_schedule import ClusterGuard, is_guarded
 from infra.words import spoken_time
 from provision.host import on_all
 from provision.lifetime import extend_life

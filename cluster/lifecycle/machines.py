@@ -16,13 +16,13 @@ from cluster.verify import node_probe
 from cluster.verify.checks.result import name_some
 from infra import instances, tags
 from infra.errors import HostError, NoAnswerError, SprError
-from infra.termination_schedule import ClusterGuard
 from infra.images import Image
 from infra.instances import HEAD, WORKER, Instance
 from infra.network import SecurityGroup
 from infra.plan import PlanInput
 from infra.progress import NamedProgress
 from infra.purchase import SPOT, NoCapacityError, Offer, Purchase, Refusal, buy
+from infra.termination_schedule import ClusterGuard
 from infra.wait import BOOT_DEADLINE_S
 from provision.facts import HostFacts
 from provision.host import CONNECT_TIMEOUT_S, Host, on_all

@@ -12,7 +12,6 @@ from cluster.local_files import remembered_cloud
 from infra import key_pair, network, tags
 from infra.cluster_record import ClusterRecord, merge_options, new_record, parse_record
 from infra.errors import SprError, UsageError
-from infra.termination_schedule import describe_cluster
 from infra.images import describe_cached_images
 from infra.instance_connect import require_jump
 from infra.instances import HEAD, describe_spot_notices
@@ -24,6 +23,7 @@ from infra.plan import PlanInput, check_head_is_not_stopped
 from infra.purchase import Offer, list_offers
 from infra.routes import describe_vpc_cidrs, require_ways
 from infra.spec import AUTO, ClusterSpec, parse_ssh_cidr
+from infra.termination_schedule import describe_cluster
 from provision.jump import require_jump_tools
 from provision.recipe import recipe_digest
 from provision.stacks.load import DEFAULT_STACK, load_stack, stack_names

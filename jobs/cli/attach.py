@@ -13,11 +13,11 @@ from infra.errors import UsageError
 from infra.files import read_object
 from jobs.cli.chosen_job import add_job_argument
 from jobs.cli.context import open_job_context
-from jobs.cli.when_done import add_end_options, with_ends
 from jobs.cli.job_display import render_end
-from jobs.launch.history import choose_active, list_jobs
-from jobs.launch.record import claim_results
-from jobs.launch.session import attach
+from jobs.cli.when_done import add_end_options, with_ends
+from jobs.launchers.queue.history import choose_active, list_jobs
+from jobs.launchers.queue.session import attach
+from jobs.launchers.record import claim_results
 from jobs.train.request import check_results, expand_home
 
 _EXAMPLES = """\

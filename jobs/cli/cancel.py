@@ -11,19 +11,12 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.cli.job_display import JobDisplay
-from jobs.launch.job_output import stop_job
-from jobs.launch.history import (
-    LOST,
-    RUNNING,
-    JobSummary,
-    choose_all,
-    choose_job,
-    choose_some,
-    list_jobs,
-)
-from jobs.launch.plan import STOP_SECONDS, JobPaths
-from jobs.launch.queue import SlurmLauncher
-from jobs.train.train import CHECKPOINT_SECONDS, resume_command, task_of
+from jobs.launchers.job_state import LOST, RUNNING
+from jobs.launchers.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
+from jobs.launchers.queue.history import JobSummary, choose_all, choose_job, choose_some, list_jobs
+from jobs.launchers.queue.job_output import stop_job
+from jobs.launchers.queue.slurm import SlurmLauncher
+from jobs.train.train import resume_command, task_of
 
 _EXAMPLES = """\
   spr-cluster cancel

@@ -9,7 +9,7 @@ from typing import TypeVar
 from cluster.cli.common import open_chosen_cloud, open_context
 from cluster.context import Context
 from infra.progress import Progress, Silent
-from jobs.launch.history import NAME, JobSummary, list_jobs
+from jobs.launchers.queue.history import NAME, JobSummary, list_jobs
 from provision.host import Host
 
 T = TypeVar("T")

@@ -42,7 +42,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "tune": Command("jobs.cli.tune", "find the fastest placement of a training job"),
         "scaling": Command("jobs.cli.scaling", "measure a training job on more and more nodes"),
         "k8s": Command("jobs.cli.k8s", "the same training job on Kubernetes"),
-        "render": Command("jobs.cli.render", "the same training job as a Slurm script"),
+        "render": Command("jobs.cli.render", "the same training job as YAML or a Slurm script"),
     },
     "software": {
         "stacks": Command("cluster.cli.stacks", "list, check, and lock software stacks"),

@@ -17,8 +17,8 @@ from infra.cloud import Cloud
 from infra.inventory import describe_inventory
 from infra.prices import Prices
 from jobs.cli.job_display import JobDisplay
-from jobs.launch.record import CloudInfo
-from jobs.launch.session import JobContext
+from jobs.launchers.queue.session import JobContext
+from jobs.launchers.record import CloudInfo
 from provision.stacks.load import load_stack
 
 

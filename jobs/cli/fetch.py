@@ -15,10 +15,11 @@ from infra.errors import JobError, SprError, UsageError
 from infra.progress import Progress
 from infra.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url
 from jobs.cli.chosen_job import add_job_argument, open_job
-from jobs.launch.files import fetch
-from jobs.launch.history import RUNNING, choose_job
-from jobs.launch.plan import JobPaths
-from jobs.launch.record import claim_results
+from jobs.launchers.files import fetch
+from jobs.launchers.job_state import RUNNING
+from jobs.launchers.plan import JobPaths
+from jobs.launchers.queue.history import choose_job
+from jobs.launchers.record import claim_results
 from jobs.train.push import push_results
 from jobs.train.request import check_results, check_writable, expand_home
 

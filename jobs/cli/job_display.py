@@ -12,7 +12,7 @@ from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
 from cluster.cli.wrapping import printable
 from infra.errors import JobError
 from infra.words import counted
-from jobs.launch.job_end import JobEnd
+from jobs.launchers.job_state import JobEnd
 from jobs.train.train import SCORES
 
 _BAR = 20

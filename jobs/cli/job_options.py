@@ -11,11 +11,11 @@ from pathlib import Path
 
 from cluster.cli.parser import SubParsers, add_command, positive_int
 from jobs.cli.when_done import add_end_options, with_ends
-from jobs.launch.job_output import how_to_come_back
-from jobs.launch.history import QUEUED
-from jobs.launch.node_shape import NodeShape
-from jobs.launch.plan import PLACEMENTS, PlacementOptions, new_job_id
-from jobs.launch.session import DetachedError
+from jobs.launchers.job_state import QUEUED
+from jobs.launchers.node_shape import NodeShape
+from jobs.launchers.plan import PLACEMENTS, PlacementOptions, new_job_id
+from jobs.launchers.queue.job_output import how_to_come_back
+from jobs.launchers.queue.session import DetachedError
 from jobs.train.request import expand_home
 from jobs.worker.tasks import TASKS
 from jobs.worker.training.options import flag

@@ -13,9 +13,9 @@ from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
 from cluster.job_queue import describe_reason
 from infra.words import counted
-from jobs.launch.job_end import FAILED
-from jobs.launch.expiry import describe_expiry
-from jobs.launch.history import QUEUED, REQUEUED, RUNNING, JobSummary, list_jobs
+from jobs.launchers.job_state import FAILED, QUEUED, REQUEUED, RUNNING
+from jobs.launchers.queue.expiry import describe_expiry
+from jobs.launchers.queue.history import JobSummary, list_jobs
 
 _NEWEST = 10
 _EXAMPLES = """\

@@ -13,8 +13,8 @@ from cluster.cli.wrapping import printable
 from infra.spec import parse_duration
 from jobs.cli.chosen_job import add_job_argument, open_job
 from jobs.cli.job_display import render_event
-from jobs.launch.history import choose_shown
-from jobs.launch.logs import read_log
+from jobs.launchers.queue.history import choose_shown
+from jobs.launchers.queue.logs import read_log
 from jobs.worker.runtime.events import mark_of, parse_event
 
 _EXAMPLES = """\

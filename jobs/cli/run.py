@@ -21,8 +21,8 @@ from jobs.cli.job_options import (
     read_placement,
     results_folder,
 )
-from jobs.launch.record import JobRecord
-from jobs.launch.session import run_job
+from jobs.launchers.queue.session import run_job
+from jobs.launchers.record import JobRecord
 from jobs.train.program import ProgramRequest, check_variables, plan_program
 from jobs.train.program_files import collect_files
 from jobs.train.request import check_results

@@ -33,7 +33,7 @@ from jobs.experiments.scaling import (
     scaling,
 )
 from jobs.experiments.step_model import StepModel
-from jobs.launch.plan import PlacementOptions
+from jobs.launchers.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs, check_results
 from jobs.worker.tasks import TASKS
 

@@ -17,7 +17,7 @@ from jobs.cli.job_options import (
     read_placement,
     results_folder,
 )
-from jobs.launch.session import run_job
+from jobs.launchers.queue.session import run_job
 from jobs.train.job_types import JOB_TYPES, JobTypeRequest, add_job_arguments, plan_job_type
 from jobs.train.request import check_results, require_able_stack
 from jobs.worker.tasks import TASKS

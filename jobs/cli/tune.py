@@ -25,7 +25,7 @@ from jobs.cli.trial_options import (
 )
 from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult, as_row, estimate_minutes
 from jobs.experiments.tune import TuneRequest, tune
-from jobs.launch.plan import PlacementOptions
+from jobs.launchers.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs
 from jobs.train.tuned import TuningResult
 from jobs.worker.tasks import TASKS

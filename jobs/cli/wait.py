@@ -13,9 +13,9 @@ from infra.errors import HostError, HostKeyError, JobError
 from infra.progress import Progress
 from infra.wait import wait_until
 from jobs.cli.chosen_job import add_job_argument, open_job
-from jobs.launch.job_end import SUCCEEDED
-from jobs.launch.expiry import explain_expiry
-from jobs.launch.history import JobSummary, choose_all, choose_job, choose_some, list_jobs
+from jobs.launchers.job_state import SUCCEEDED
+from jobs.launchers.queue.expiry import explain_expiry
+from jobs.launchers.queue.history import JobSummary, choose_all, choose_job, choose_some, list_jobs
 from provision.host import Host
 
 _WEEK_S = 7 * 24 * 3600

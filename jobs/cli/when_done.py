@@ -22,8 +22,8 @@ from infra.errors import DeadlineError, JobError, SprError, UsageError
 from infra.inventory import Inventory, describe_inventory
 from infra.wait import wait_until
 from infra.words import counted
-from jobs.launch.job_end import SUCCEEDED, Outcome
-from jobs.launch.session import JobContext
+from jobs.launchers.job_state import SUCCEEDED, Outcome
+from jobs.launchers.queue.session import JobContext
 from jobs.train.train import resume_command, task_of
 
 # A job has written how it ended while Slurm still clears its nodes, for at most its `KillWait`.

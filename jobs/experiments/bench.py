@@ -13,9 +13,9 @@ from infra.errors import JobError, UsageError
 from infra.files import parse_as
 from infra.tags import render_time
 from jobs.experiments.bench_results import AllReduce, BenchResult, NodeSpeed, find_peak
-from jobs.launch.files import save_on_head
-from jobs.launch.plan import JobPlan
-from jobs.launch.session import JobContext, run_job
+from jobs.launchers.files import save_on_head
+from jobs.launchers.plan import JobPlan
+from jobs.launchers.queue.session import JobContext, run_job
 from jobs.train.request import require_able_stack
 from jobs.worker.bench.options import BenchOptions
 from provision.host import Host

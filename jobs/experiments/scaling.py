@@ -15,9 +15,9 @@ from jobs.experiments.published import SQUAD_FEATURES, published_speedups
 from jobs.experiments.step_model import StepModelFit, StepTiming, fit_step_model
 from jobs.experiments.trial_grid import TrialResult
 from jobs.experiments.trials import TrialSeries, all_failed, open_trials
-from jobs.launch.files import save_on_head
-from jobs.launch.plan import PlacementOptions
-from jobs.launch.session import JobContext, JobSession
+from jobs.launchers.files import save_on_head
+from jobs.launchers.plan import PlacementOptions
+from jobs.launchers.queue.session import JobContext, JobSession
 from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
 from provision.host import Host
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from infra.errors import UsageError
-from jobs.launch.cores import even_splits
-from jobs.launch.placement import no_ccl_workers
+from jobs.launchers.cores import even_splits
+from jobs.launchers.placement import no_ccl_workers
 from provision.facts import HostFacts
 
 MAX_TRIALS = 64

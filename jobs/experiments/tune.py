@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from infra.tags import render_time
 from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult, choose_best, plan_trials
 from jobs.experiments.trials import TrialSeries, all_failed, open_trials
-from jobs.launch.session import JobContext, JobSession
+from jobs.launchers.queue.session import JobContext, JobSession
 from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
 from jobs.train.tuned import TuningResult, save_tuned, tuning_key
 

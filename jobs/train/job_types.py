@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.files import check_file, check_folder
-from jobs.launch.plan import JobPlan, PlacementOptions
+from jobs.launchers.plan import JobPlan, PlacementOptions
 from jobs.train.request import chosen_backend
 from provision.stacks.stack import Stack
 

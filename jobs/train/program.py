@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.errors import UsageError
-from jobs.launch.plan import JobPlan, PlacementOptions
+from jobs.launchers.plan import JobPlan, PlacementOptions
 from jobs.train.program_files import ProgramFiles
 from jobs.train.request import chosen_backend
 from jobs.worker.supervisor.launch import SECRETS

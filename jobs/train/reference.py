@@ -14,9 +14,9 @@ from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.files import read_object
-from jobs.launch.plan import JobPlan, PlacementOptions
-from jobs.launch.record import JobRecord
-from jobs.launch.session import JobContext, run_job
+from jobs.launchers.plan import JobPlan, PlacementOptions
+from jobs.launchers.queue.session import JobContext, run_job
+from jobs.launchers.record import JobRecord
 from jobs.train.presets import Preset
 from jobs.train.program import ProgramRequest, plan_program
 from jobs.train.program_files import ProgramFiles

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from infra.errors import UsageError
 from infra.files import check_file, check_folder
-from jobs.launch.plan import PlacementOptions
-from jobs.launch.record import require_own_results
+from jobs.launchers.plan import PlacementOptions
+from jobs.launchers.record import require_own_results
 from jobs.worker.runtime.errors import DatasetError
 from jobs.worker.tasks import TASKS
-from jobs.worker.training.options import SCRATCH, TrainOptions, flag
+from jobs.worker.training.options import SCRATCH, TrainOptions
 from provision.stacks.stack import TORCH, Stack
 from provision.stacks.versions import python_minor, release
 
@@ -65,17 +64,6 @@ def check_inputs(options: TrainOptions) -> None:
         )
     if model:
         check_folder(model)
-
-
-def check_forms(options: object, forms: Mapping[str, tuple[str, str]]) -> None:
-    """Raise :class:`UsageError` for an option that is given and has not the form of its name.
-
-    A form is a regular expression, and the words for it.
-    """
-    for name, (form, wanted) in forms.items():
-        value = getattr(options, name)
-        if value is not None and not re.fullmatch(form, value, re.ASCII):
-            raise UsageError(f"{flag(name)} {value!r}: expected {wanted}")
 
 
 def check_results(folder: Path, job: str = "") -> None:

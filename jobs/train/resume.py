@@ -9,10 +9,10 @@ from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.words import counted
-from jobs.launch.history import JobSummary, choose_job, list_jobs
-from jobs.launch.plan import JobPaths, JobPlan
-from jobs.launch.record import JobRecord, read_record
-from jobs.launch.session import JobContext, JobSession, run_job
+from jobs.launchers.plan import JobPaths, JobPlan
+from jobs.launchers.queue.history import JobSummary, choose_job, list_jobs
+from jobs.launchers.queue.session import JobContext, JobSession, run_job
+from jobs.launchers.record import JobRecord, read_record
 from jobs.train.request import check_results, require_able_stack
 from jobs.train.train import plan_options, read_results
 from jobs.worker.tasks import TASKS

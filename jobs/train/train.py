@@ -7,8 +7,8 @@ from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.files import read_object
-from jobs.launch.plan import JobPlan
-from jobs.launch.session import JobContext, JobResult, JobSession, run_job
+from jobs.launchers.plan import JobPlan
+from jobs.launchers.queue.session import JobContext, JobResult, JobSession, run_job
 from jobs.train.request import (
     TrainRequest,
     data_files,
@@ -28,8 +28,6 @@ SCORES = {
     "exact_match": "all labels right",
 }
 """The names of scores for people."""
-CHECKPOINT_SECONDS = 120
-"""Time to save a checkpoint after a request to stop: a large model's has gigabytes."""
 
 
 def train(context: JobContext, request: TrainRequest) -> dict[str, Any]:

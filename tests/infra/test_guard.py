@@ -12,8 +12,8 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-from infra.termination_schedule import with_guard, with_guards
 from infra.inventory import Inventory
+from infra.termination_schedule import with_guard, with_guards
 from tests.infra.local.fakes import FakeCloud
 
 URL = "https://scheduler"

@@ -14,10 +14,10 @@ from typing import Any
 from cluster.nodes import Cluster
 from infra import tags
 from infra.plan import mesh_digest
-from jobs.launch.placement import Placement
-from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
-from jobs.launch.record import JobRecord
-from jobs.launch.session import JobContext
+from jobs.launchers.placement import Placement
+from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.queue.session import JobContext
+from jobs.launchers.record import JobRecord
 from jobs.worker.runtime.cores import CoreShare
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.supervisor.conclusion import choose_cause

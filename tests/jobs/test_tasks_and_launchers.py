@@ -10,7 +10,7 @@ import pytest
 
 from jobs.cli import build_parser
 from jobs.cli.k8s.requests import build_rendered
-from jobs.cli.render import build_script
+from jobs.cli.render.slurm import build_script
 from jobs.cli.scaling import build_request as scaling_request
 from jobs.cli.train_requests import build_request
 from jobs.cli.tune import build_request as tune_request

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.k8s import delete, fetch, logs, render, status, submit
+from jobs.cli.k8s import delete, fetch, logs, status, submit
 
 _EXAMPLES = """\
-  spr-cluster k8s render squad --nodes 4 --image ghcr.io/me/spr:1 --output build
+  spr-cluster render k8s squad --nodes 4 --image ghcr.io/me/spr:1 --output build
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1
   spr-cluster k8s status
 """
@@ -21,5 +21,5 @@ def add_parser(subparsers: SubParsers) -> None:
         _EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    for each in (render, submit, status, logs, fetch, delete):
+    for each in (submit, status, logs, fetch, delete):
         each.add_parser(actions)

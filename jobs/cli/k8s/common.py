@@ -12,7 +12,7 @@ from cluster.cli.parser import add_json_option
 from infra.errors import UsageError
 
 if TYPE_CHECKING:
-    from jobs.kubernetes.api import KubernetesApi
+    from jobs.launchers.kubernetes.api import KubernetesApi
 
 NAMESPACE_HELP = "Kubernetes namespace (default: that of the context)"
 OBJECT_NAME = r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
@@ -55,7 +55,7 @@ def object_name(text: str) -> str:
 def open_api(args: argparse.Namespace) -> KubernetesApi:
     """Return the API of the chosen cluster. Raises :class:`UsageError` without the client library."""
     try:
-        found: KubernetesApi = import_module("jobs.kubernetes.kubeconfig").connect(
+        found: KubernetesApi = import_module("jobs.launchers.kubernetes.kubeconfig").connect(
             args.kubeconfig, args.context, args.namespace
         )
     except ModuleNotFoundError as error:

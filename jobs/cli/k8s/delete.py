@@ -11,12 +11,12 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
 from jobs.cli.k8s.common import add_job_options, open_api
-from jobs.kubernetes.jobs import delete_claim, delete_job, find_claim_users, find_job
-from jobs.kubernetes.request import Claim
-from jobs.kubernetes.resources import JobView
+from jobs.launchers.kubernetes.jobs import delete_claim, delete_job, find_claim_users, find_job
+from jobs.launchers.kubernetes.request import Claim
+from jobs.launchers.kubernetes.resources import JobView
 
 if TYPE_CHECKING:
-    from jobs.kubernetes.api import KubernetesApi
+    from jobs.launchers.kubernetes.api import KubernetesApi
 
 _EXAMPLES = """\
   spr-cluster k8s delete squad-20261122-142501-k3f

@@ -13,17 +13,17 @@ from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import UsageError
 from jobs.cli.k8s.common import add_job_options, object_name, open_api
-from jobs.kubernetes.errors import KubernetesError
-from jobs.kubernetes.jobs import find_job
-from jobs.kubernetes.pod_log import read_log
-from jobs.kubernetes.record import describe_record
-from jobs.kubernetes.resources import JobView, PodView
-from jobs.kubernetes.results_reader import ResultsReader
-from jobs.launch.record import claim_results, write_record_text
+from jobs.launchers.kubernetes.errors import KubernetesError
+from jobs.launchers.kubernetes.jobs import find_job
+from jobs.launchers.kubernetes.pod_log import read_log
+from jobs.launchers.kubernetes.record import describe_record
+from jobs.launchers.kubernetes.resources import JobView, PodView
+from jobs.launchers.kubernetes.results_reader import ResultsReader
+from jobs.launchers.record import claim_results, write_record_text
 from jobs.train.request import check_results, expand_home
 
 if TYPE_CHECKING:
-    from jobs.kubernetes.api import KubernetesApi
+    from jobs.launchers.kubernetes.api import KubernetesApi
 
 _EXAMPLES = """\
   spr-cluster k8s fetch squad-20261122-142501-k3f

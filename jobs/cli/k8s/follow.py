@@ -15,18 +15,18 @@ from infra.errors import JobError
 from infra.words import counted
 from jobs.cli.job_display import JobDisplay, render_end
 from jobs.cli.k8s.common import access_flags
-from jobs.kubernetes.errors import KubernetesError
-from jobs.kubernetes.jobs import explain, follow_job
-from jobs.kubernetes.problems import exit_code
-from jobs.kubernetes.request import CLAIM_PATH
-from jobs.kubernetes.resources import JobView
-from jobs.launch.job_end import FAILED, SUCCEEDED, JobEnd
-from jobs.launch.job_output import JobOutput, note_silence
-from jobs.launch.job_output import explain as explain_end
+from jobs.launchers.job_state import FAILED, SUCCEEDED, JobEnd
+from jobs.launchers.kubernetes.errors import KubernetesError
+from jobs.launchers.kubernetes.jobs import explain, follow_job
+from jobs.launchers.kubernetes.problems import exit_code
+from jobs.launchers.kubernetes.request import CLAIM_PATH
+from jobs.launchers.kubernetes.resources import JobView
+from jobs.launchers.queue.job_output import JobOutput, note_silence
+from jobs.launchers.queue.job_output import explain as explain_end
 from jobs.worker.supervisor.conclusion import choose_cause
 
 if TYPE_CHECKING:
-    from jobs.kubernetes.api import KubernetesApi
+    from jobs.launchers.kubernetes.api import KubernetesApi
 
 
 def follow(

@@ -11,8 +11,8 @@ from infra.words import counted
 from jobs.cli.k8s.common import access_flags, add_job_options, open_api
 from jobs.cli.k8s.follow import leaving_it
 from jobs.cli.logs import LogPrinter
-from jobs.kubernetes.jobs import explain, follow_job, require_job
-from jobs.kubernetes.pod_log import read_log
+from jobs.launchers.kubernetes.jobs import explain, follow_job, require_job
+from jobs.launchers.kubernetes.pod_log import read_log
 
 _EXAMPLES = """\
   spr-cluster k8s logs squad-20261122-142501-k3f

@@ -15,13 +15,14 @@ from jobs.cli.job_options import (
 )
 from jobs.cli.k8s.common import NAMESPACE_HELP, OBJECT_NAME
 from jobs.cli.train_requests import read_options, refuse_own_settings
-from jobs.kubernetes.kinds import JOB_KINDS, TRAIN_JOB
-from jobs.kubernetes.manifests import HUB_TOKEN
-from jobs.kubernetes.job_files import Rendered, render
-from jobs.kubernetes.request import CLAIM_PATH, Claim, PodOptions, plan_fast, plan_reference
-from jobs.launch.plan import PlacementOptions, new_job_id
+from jobs.launchers.forms import check_forms
+from jobs.launchers.kubernetes.job_files import Rendered, render
+from jobs.launchers.kubernetes.kinds import JOB_KINDS, TRAIN_JOB
+from jobs.launchers.kubernetes.manifests import HUB_TOKEN
+from jobs.launchers.kubernetes.request import CLAIM_PATH, Claim, PodOptions
+from jobs.launchers.plan import PlacementOptions, new_job_id
+from jobs.train.elsewhere import plan_in_pods, plan_reference_in_pods
 from jobs.train.presets import PRESETS
-from jobs.train.request import check_forms
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
@@ -128,11 +129,11 @@ def build_rendered(args: argparse.Namespace, now: datetime) -> Rendered:
     if reference:
         refuse_own_settings(args, ("demo",))
         preset = PRESETS[args.preset or "bert-large"]
-        plan = plan_reference(preset, args.run_qa, placement, pods, stack)
+        plan = plan_reference_in_pods(preset, args.run_qa, placement, pods, stack)
     else:
         if args.run_qa:
             raise UsageError("--run-qa requires --recipe reference")
-        plan = plan_fast(read_options(args, args.preset), placement, pods, stack)
+        plan = plan_in_pods(read_options(args, args.preset), placement, pods, stack)
     return render(plan, pods, stack)
 
 

@@ -10,9 +10,9 @@ from datetime import datetime, timezone
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from jobs.cli.k8s.common import access_flags, add_job_options, open_api
-from jobs.kubernetes.jobs import explain, list_jobs, require_job
-from jobs.kubernetes.problems import KubernetesProblem, exit_code
-from jobs.kubernetes.resources import JobView
+from jobs.launchers.kubernetes.jobs import explain, list_jobs, require_job
+from jobs.launchers.kubernetes.problems import KubernetesProblem, exit_code
+from jobs.launchers.kubernetes.resources import JobView
 
 _EXAMPLES = """\
   spr-cluster k8s status

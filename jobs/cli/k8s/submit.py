@@ -17,18 +17,18 @@ from infra.words import counted
 from jobs.cli.k8s.common import access_flags, add_access_options, open_api
 from jobs.cli.k8s.follow import follow
 from jobs.cli.k8s.requests import add_tasks, build_rendered
-from jobs.kubernetes.errors import ConflictError
-from jobs.kubernetes.jobs import require_kinds
-from jobs.kubernetes.kinds import JOB_KINDS, JobKind
-from jobs.kubernetes.manifests import Manifest
-from jobs.kubernetes.preflight import Preflight, find_missing_rights
-from jobs.kubernetes.problems import refuse
-from jobs.kubernetes.job_files import Rendered
-from jobs.kubernetes.resources import core_path
-from jobs.launch.history import QUEUED
+from jobs.launchers.job_state import QUEUED
+from jobs.launchers.kubernetes.errors import ConflictError
+from jobs.launchers.kubernetes.job_files import Rendered
+from jobs.launchers.kubernetes.jobs import require_kinds
+from jobs.launchers.kubernetes.kinds import JOB_KINDS, JobKind
+from jobs.launchers.kubernetes.manifests import Manifest
+from jobs.launchers.kubernetes.preflight import Preflight, find_missing_rights
+from jobs.launchers.kubernetes.problems import refuse
+from jobs.launchers.kubernetes.resources import core_path
 
 if TYPE_CHECKING:
-    from jobs.kubernetes.api import KubernetesApi
+    from jobs.launchers.kubernetes.api import KubernetesApi
 
 _EXAMPLES = """\
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1
@@ -48,7 +48,7 @@ def add_parser(actions: SubParsers) -> None:
     )
     tasks = add_tasks(
         parser,
-        "Submit the job that `k8s render {task}` prints. Its image must be in a registry. First, the "
+        "Submit the job that `render k8s {task}` prints. Its image must be in a registry. First, the "
         "cluster is checked, and everything that is wrong is listed; then nothing is created. Ctrl-C "
         "leaves the job running.",
         _EXAMPLES,

@@ -14,7 +14,7 @@ import pytest
 from cluster import lost_results
 from cluster.local_files import ClusterFiles
 from infra.errors import HostError
-from jobs.launch.plan import JobPaths
+from jobs.launchers.plan import JobPaths
 from provision.host import Result
 from tests.harness.command_line import CommandLine
 from tests.jobs.context import SUBMITTED

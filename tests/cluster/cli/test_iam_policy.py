@@ -19,13 +19,13 @@ import pytest
 from moto.ec2.models.elastic_ip_addresses import ElasticAddress
 
 from infra import tags
-from infra.termination_schedule import ClusterGuard
 from infra.iam_policy import OPTIONAL, build_policy, render_policy
 from infra.instance_types import BAKERS
 from infra.local.ec2_spot_requests import SpotRequest
 from infra.local.faults import ActiveFaults
 from infra.local.policy import Policy, Request
 from infra.s3 import parse_s3_url
+from infra.termination_schedule import ClusterGuard
 from tests.harness.command_line import CommandLine, CommandResult, open_command_line
 from tests.infra.local.fakes import Endpoint
 

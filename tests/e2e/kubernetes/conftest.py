@@ -11,14 +11,14 @@ import pytest
 import yaml
 from kubernetes.client import CoreV1Api
 
-from jobs.kubernetes.api import KubernetesApi
-from jobs.kubernetes.manifests import Manifest
-from jobs.kubernetes.resources import core_path
+from jobs.launchers.kubernetes.api import KubernetesApi
+from jobs.launchers.kubernetes.manifests import Manifest
+from jobs.launchers.kubernetes.resources import core_path
 from tests.e2e.kubernetes.control_plane import BINARIES, PROGRAMS, ControlPlane, running, wait_for
 from tests.e2e.kubernetes.operator import make_pods
 from tests.harness.command_line import CommandResult
 from tests.jobs.cli.test_main import run
-from tests.jobs.kubernetes.scenes import SCHEMAS
+from tests.jobs.launchers.kubernetes.scenes import SCHEMAS
 
 DEFINITION = SCHEMAS / "kubeflow.org_pytorchjobs.yaml"
 BUILD = Path(__file__).with_name("build.sh")

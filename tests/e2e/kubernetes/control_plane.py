@@ -12,10 +12,10 @@ from pathlib import Path
 import yaml
 
 from infra.wait import SystemClock, wait_until
-from jobs.kubernetes.api import KubernetesApi
-from jobs.kubernetes.errors import KubernetesError
-from jobs.kubernetes.kubeconfig import connect
-from jobs.kubernetes.manifests import Manifest
+from jobs.launchers.kubernetes.api import KubernetesApi
+from jobs.launchers.kubernetes.errors import KubernetesError
+from jobs.launchers.kubernetes.kubeconfig import connect
+from jobs.launchers.kubernetes.manifests import Manifest
 from tests.jobs.worker.training.test_run import free_port
 
 BINARIES = (

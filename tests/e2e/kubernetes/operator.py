@@ -10,10 +10,10 @@ from threading import Event
 
 from kubernetes.client import CustomObjectsApi
 
-from jobs.kubernetes.api import KubernetesApi
-from jobs.kubernetes.errors import KubernetesError
-from jobs.kubernetes.manifests import Manifest
-from jobs.kubernetes.resources import core_path
+from jobs.launchers.kubernetes.api import KubernetesApi
+from jobs.launchers.kubernetes.errors import KubernetesError
+from jobs.launchers.kubernetes.manifests import Manifest
+from jobs.launchers.kubernetes.resources import core_path
 
 _LABEL = "training.kubeflow.org/job-name"
 _EVERY_S = 0.2

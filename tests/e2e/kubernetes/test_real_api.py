@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.kubernetes.conftest import MARKS, Space
 from tests.e2e.kubernetes.control_plane import ADMIN
 from tests.harness.command_line import CommandResult
-from tests.jobs.kubernetes.scenes import AMX, IMAGE
+from tests.jobs.launchers.kubernetes.scenes import AMX, IMAGE
 
 SUBMIT = ("submit", "squad", "--nodes", "2", "--demo", "--any-cpu", *IMAGE, "--kind", "PyTorchJob")
 BERT = (*SUBMIT, "--name", "bert")

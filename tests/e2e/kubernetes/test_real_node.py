@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jobs.cli import main
-from jobs.kubernetes.resources import core_path
+from jobs.launchers.kubernetes.resources import core_path
 from jobs.worker.tasks.squad.options import DEMO
 from tests.e2e.kubernetes.conftest import MARKS, Space
 from tests.e2e.kubernetes.control_plane import NODE, ControlPlane, wait_for

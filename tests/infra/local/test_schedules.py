@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from moto.iam.models import iam_backends
 
-from infra.termination_schedule import AFTER, ClusterGuard
 from infra.local.state import StateFolder
+from infra.termination_schedule import AFTER, ClusterGuard
 from tests.infra.local.fakes import (
     Endpoint,
     FakeCloud,

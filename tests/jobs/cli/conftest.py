@@ -10,8 +10,8 @@ import pytest
 
 from infra import wait
 from tests.cluster.conftest import line, prepared_clusters, simulated_cloud
-from tests.jobs.kubernetes.scenes import node, write_kubeconfig
-from tests.jobs.kubernetes.server import TRAINER, KubernetesServer
+from tests.jobs.launchers.kubernetes.scenes import node, write_kubeconfig
+from tests.jobs.launchers.kubernetes.server import TRAINER, KubernetesServer
 
 __all__ = ["line", "prepared_clusters", "simulated_cloud"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from infra.prices import Price, Prices, table_prices
 from jobs.cli.context import describe_cloud, make_cost
-from jobs.launch.record import CloudInfo
+from jobs.launchers.record import CloudInfo
 from tests.aws import fake_aws
 from tests.harness.simulated_cloud import SimulatedCloud
 

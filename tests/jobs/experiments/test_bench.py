@@ -12,8 +12,8 @@ import pytest
 from infra.errors import JobError, UsageError
 from jobs.experiments.bench import BenchRequest, bench, read_last_speeds
 from jobs.experiments.bench_results import BenchResult
-from jobs.launch.files import worker_files
-from jobs.launch.plan import JobPaths, new_job_id
+from jobs.launchers.files import worker_files
+from jobs.launchers.plan import JobPaths, new_job_id
 from tests.fakes import FakeHost
 from tests.jobs.context import NOW, event, job_context, make_hosts, mpirun_line, whole_cluster
 

@@ -16,8 +16,8 @@ from infra.errors import JobError, UsageError
 from jobs.cli.scaling import add_parser, build_request, choose_nodes, render
 from jobs.experiments.scaling import FOLDER, ScalingRequest, ScalingStudy, batch_per_rank, scaling
 from jobs.experiments.step_model import StepModel
-from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
-from jobs.launch.record import CloudInfo
+from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.record import CloudInfo
 from jobs.train.request import TrainRequest
 from jobs.worker.tasks.squad.options import DEMO
 from tests.fakes import FakeHost

@@ -13,7 +13,7 @@ import pytest
 from infra.errors import HostError, JobError
 from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult
 from jobs.experiments.tune import TuneRequest, tune
-from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.train.request import TrainRequest
 from jobs.train.train import train
 from jobs.train.tuned import FILE, TuningResult

@@ -16,7 +16,7 @@ from jobs.train.predict import answer_here, answer_on_head, find_model, read_con
 from provision.host import Result
 from tests.fakes import FakeHost
 from tests.jobs.context import listed
-from tests.jobs.launch.this_machine import ThisMachine
+from tests.jobs.launchers.this_machine import ThisMachine
 
 TEXT = "The mill has stood in Delft since 1692. It grinds pepper."
 

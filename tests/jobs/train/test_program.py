@@ -17,9 +17,9 @@ import pytest
 
 from infra.errors import HostError, JobError, UsageError
 from jobs.cli.run import add_parser, build_request
-from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
-from jobs.launch.record import JobRecord, read_job_id
-from jobs.launch.session import run_job
+from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.queue.session import run_job
+from jobs.launchers.record import JobRecord, read_job_id
 from jobs.train.program import ProgramRequest, check_variables, plan_program
 from jobs.train.program_files import ProgramFiles
 from tests.fakes import FakeHost

@@ -17,7 +17,7 @@ from infra.errors import JobError, UsageError
 from jobs.cli.job_display import render_result
 from jobs.cli.train import add_parser
 from jobs.cli.train_requests import build_reference, build_request
-from jobs.launch.plan import JobPaths, PlacementOptions, new_job_id
+from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.train.presets import PRESETS
 from jobs.train.reference import (
     _FOR_A_MINUTE,

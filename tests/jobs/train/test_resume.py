@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from jobs.launch.history import JobSummary
-from jobs.launch.plan import JobPaths, PlacementOptions
-from jobs.launch.record import JobRecord
+from jobs.launchers.plan import JobPaths, PlacementOptions
+from jobs.launchers.queue.history import JobSummary
+from jobs.launchers.record import JobRecord
 from jobs.train.resume import ResumeRequest, choose_unfinished, resume
 from jobs.worker.tasks.squad.options import DEMO
 from tests.fakes import FakeHost
@@ -25,7 +25,7 @@ from tests.jobs.context import (
     make_hosts,
     mpirun_line,
 )
-from tests.jobs.launch.test_history import job
+from tests.jobs.launchers.test_history import job
 
 OPTIONS = replace(DEMO, backend="gloo", output="output")
 RECORD = replace(

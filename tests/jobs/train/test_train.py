@@ -15,8 +15,8 @@ import pytest
 from infra.errors import JobError, UsageError
 from jobs.cli.train import add_parser
 from jobs.cli.train_requests import build_request
-from jobs.launch.plan import PlacementOptions
-from jobs.launch.session import DetachedError
+from jobs.launchers.plan import PlacementOptions
+from jobs.launchers.queue.session import DetachedError
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes
 from jobs.train.train import train
 from jobs.worker.tasks.squad.options import DEMO, SquadOptions

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.launch.plan import PlacementOptions
+from jobs.launchers.plan import PlacementOptions
 from jobs.train.request import TrainRequest
 from jobs.train.train import apply_tuned
 from jobs.train.tuned import (
@@ -26,7 +26,7 @@ from jobs.train.tuned import (
 from jobs.worker.tasks.squad.options import DEMO, SquadOptions
 from provision.stacks.load import load_stack
 from tests.fakes import FakeHost
-from tests.jobs.launch.topologies import machine
+from tests.jobs.launchers.topologies import machine
 
 KEY = TuningKey("upstream", "gloo", "auto", False, "scratch", 384, "2 x Xeon, 32 cores in 1")
 BEST = TuningResult(KEY, 2, 0, None, 57.5, "2026-11-21T08:00:00+00:00")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.launch.files import worker_files
+from jobs.launchers.files import worker_files
 from jobs.worker.tasks.squad.dataset import Question, all_texts, read_dataset
 from jobs.worker.tasks.squad.options import SAMPLE
 from tests.jobs.worker.forked_ranks import end_server

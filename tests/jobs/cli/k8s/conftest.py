@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from tests.jobs.cli.test_main import run
-from tests.jobs.kubernetes.scenes import K8s
+from tests.jobs.launchers.kubernetes.scenes import K8s
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from kubernetes_validate.utils import validate
 
-from jobs.kubernetes import results_reader
-from jobs.launch.record import JobRecord
+from jobs.launchers.kubernetes import results_reader
+from jobs.launchers.record import JobRecord
 from jobs.train.predict import find_model
 from tests.jobs.cli.k8s.test_logs import (
     RESULT,
@@ -26,10 +26,10 @@ from tests.jobs.cli.k8s.test_logs import (
     wait_for,
 )
 from tests.jobs.cli.test_main import run
-from tests.jobs.kubernetes.rendering import rendered
-from tests.jobs.kubernetes.scenes import CLAIM, IMAGE, JOB, K8s
-from tests.jobs.kubernetes.server import KubernetesServer, status
-from tests.jobs.kubernetes.test_manifests import require_restricted
+from tests.jobs.launchers.kubernetes.rendering import rendered
+from tests.jobs.launchers.kubernetes.scenes import CLAIM, IMAGE, JOB, K8s
+from tests.jobs.launchers.kubernetes.server import KubernetesServer, status
+from tests.jobs.launchers.kubernetes.test_manifests import require_restricted
 
 FETCH = ("fetch", "bert")
 

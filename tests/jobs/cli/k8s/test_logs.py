@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from jobs.kubernetes import api, pod_log
+from jobs.launchers.kubernetes import api, pod_log
 from jobs.worker.runtime.events import mark_of, render_event
 from tests.jobs.cli.k8s.test_submit import SUBMIT
-from tests.jobs.kubernetes.scenes import JOB, TRAIN_JOB, K8s, ended, job
-from tests.jobs.kubernetes.server import KubernetesServer
+from tests.jobs.launchers.kubernetes.scenes import JOB, TRAIN_JOB, K8s, ended, job
+from tests.jobs.launchers.kubernetes.server import KubernetesServer
 
 
 def event(kind: str, **fields: Any) -> str:

@@ -1,4 +1,4 @@
-"""`k8s render`: what it prints and writes, and what it refuses."""
+"""`render k8s`: what it prints and writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.jobs.kubernetes.scenes import K8s
+from tests.jobs.launchers.kubernetes.scenes import K8s
 
 RENDER = ("render", "squad", "--nodes", "2", "--name", "bert")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from jobs.kubernetes import jobs
-from tests.jobs.kubernetes.scenes import CLAIM, JOB, TRAIN_JOB, K8s, ended, job
-from tests.jobs.kubernetes.server import TRAINER, Answer, KubernetesServer
+from jobs.launchers.kubernetes import jobs
+from tests.jobs.launchers.kubernetes.scenes import CLAIM, JOB, TRAIN_JOB, K8s, ended, job
+from tests.jobs.launchers.kubernetes.server import TRAINER, Answer, KubernetesServer
 
 
 def test_status_lists_jobs_of_both_kinds(k8s: K8s, server: KubernetesServer) -> None:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.jobs.kubernetes.scenes import AMX, CLAIM, IMAGE, JOB, TRAIN_JOB, K8s, node
-from tests.jobs.kubernetes.server import TRAINER, KubernetesServer, status
+from tests.jobs.launchers.kubernetes.scenes import AMX, CLAIM, IMAGE, JOB, TRAIN_JOB, K8s, node
+from tests.jobs.launchers.kubernetes.server import TRAINER, KubernetesServer, status
 
 SUBMIT = ("submit", "squad", "--nodes", "2", "--name", "bert", "--demo", *IMAGE)
 

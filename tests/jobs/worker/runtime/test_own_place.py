@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.errors import UsageError
-from jobs.kubernetes.pod_size import place_pod
-from jobs.launch.node_shape import NodeShape, Preload
-from jobs.launch.plan import PlacementOptions
+from jobs.launchers.kubernetes.pod_size import place_pod
+from jobs.launchers.node_shape import NodeShape, Preload
+from jobs.launchers.plan import PlacementOptions
 from jobs.worker.runtime.cores import LocalCore, read_cores
 from jobs.worker.runtime.own_place import share_out
 from jobs.worker.runtime.pinning import format_cpus

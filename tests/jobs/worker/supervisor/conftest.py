@@ -1,5 +1,5 @@
 """This machine as a cluster with a queue."""
 
-from tests.jobs.launch.conftest import head
+from tests.jobs.launchers.conftest import head
 
 __all__ = ["head"]

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from cluster.job_queue import describe_reason
-from jobs.launch.job_end import JobEnd
-from jobs.launch.history import list_jobs
-from jobs.launch.plan import JobPaths
-from jobs.launch.queue import SlurmLauncher
+from jobs.launchers.job_state import JobEnd
+from jobs.launchers.plan import JobPaths
+from jobs.launchers.queue.history import list_jobs
+from jobs.launchers.queue.slurm import SlurmLauncher
 from jobs.worker.supervisor.conclusion import describe
 from jobs.worker.supervisor.copies import CheckpointCopier
 from jobs.worker.supervisor.notices import describe_notice, parse_notices
 from tests.jobs.context import event
-from tests.jobs.launch.this_machine import ThisMachine, submit, wait_for
+from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
 
 NODES = ("node0", "node1", "node2")
 SPOT = "spot: EC2 takes it back at 2026-11-22T18:30:00Z"

@@ -1,0 +1,237 @@
+"""Transfer of a job's files: to every node before it starts, and home after it ends."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from infra.errors import ConnectionLostError, HostError, JobError, SprError
+from infra.words import format_size
+from jobs import worker
+from jobs.launchers.plan import RECORD, JobPaths
+from jobs.launchers.record import complete_record
+from provision.host import Host
+
+# The head sends the archive to the workers over the cluster's network.
+_DISTRIBUTE = """# distributing the job's files to the workers
+set -e -o pipefail
+tar -C ~ -xf %UPLOAD%
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "tar -C ~ -xf -" < %UPLOAD% \
+  || { [ $? = 255 ] && echo "@ can not be reached" >&2 || echo "@ can not write them" >&2; exit 1; }'
+rm -f %UPLOAD%
+"""
+# A job that the queue has after all keeps its files.
+_WITHDRAW = """# removing the files of a job that was not submitted
+queue=$(squeue --noheader --name={job} --format=%A) && [ -z "$queue" ] || exit 0
+rm -rf {root} {upload}
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ ssh -n -o ConnectTimeout=10 @ "rm -rf {root}" || true
+echo removed
+"""
+# Says which workers to ask, and the time: what changes later has not been fetched. If the job's plan asked
+# for the workers' whole output, each of them has its own folder for it, because ranks may use the same file
+# names; the first node's output is on the head.
+_COLLECT = """# collecting the results
+cd {root} || exit
+echo at "$(date +%s.%N)"
+tail -n +2 ~/hosts | sed 's/^/logs /'
+! grep -qs '"gather_output": true' {record} || \
+  grep -o '"node[0-9]*"' {begin} | tr -d '"' | tail -n +2 | sed 's/^/output /'
+"""
+# Checkpoints, ours and those of transformers' Trainer, stay on the nodes for a resumed job. Code 1 means that
+# a file changed while it was read: the job is still running.
+_SEND = """# sending the results
+cd {root} && {{ tar --exclude=output/checkpoints --exclude='output/model/checkpoint-*' \
+--exclude=.keep -cf - $(ls -d log* {record} 2>/dev/null) output || [ $? = 1 ]; }}"""
+_SEND_FROM_WORKER = {
+    "logs": "cd {root} && {{ tar -cf - $(ls -d output/logs output/metrics 2>/dev/null) || [ $? = 1 ]; }}",
+    "output": "cd {output} && set -o pipefail && find . -type f ! -name .keep -print0 | "
+    "{{ tar --null -T - --transform 's,^[.]/,output/{node}/,' -cf - || [ $? = 1 ]; }}",
+}
+# sshd allows ten sessions in one connection.
+_SESSIONS = 8
+_NOTED = 32 << 20
+_COPIED = 1 << 20
+_TRANSFER_TIMEOUT_S = 1800
+# What reading and unpacking a damaged archive raises.
+_DAMAGE = (tarfile.TarError, EOFError, ValueError, FileExistsError, NotADirectoryError)
+
+
+def worker_files() -> dict[str, Path]:
+    """Return the code of ``jobs/worker`` by its names on the nodes, where it is imported as ``worker``."""
+    root = Path(worker.__file__).parent
+    sources = sorted(root.rglob("*.py"))
+    return {f"code/worker/{source.relative_to(root)}": source for source in sources}
+
+
+def place_files(head: Host, paths: JobPaths, files: Mapping[str, Path | bytes]) -> None:
+    """Put files, named relative to the job's folder, on every node.
+
+    The slow connection to the head carries them once.
+    """
+    named = {f"{paths.relative_root}/{name}": source for name, source in files.items()}
+    upload_archive(head, named, paths.upload)
+    script = _DISTRIBUTE.replace("%UPLOAD%", paths.upload)
+    head.run(script, timeout_s=_TRANSFER_TIMEOUT_S)
+
+
+def withdraw_files(head: Host, paths: JobPaths) -> bool:
+    """Remove a job's folder from every node, unless the job is in the queue; return whether that is done."""
+    names = {"job": paths.job_id, "root": paths.root, "upload": paths.upload}
+    return "removed" in head.run(_WITHDRAW.format(**names)).stdout
+
+
+def upload_archive(head: Host, files: Mapping[str, Path | bytes], target: str) -> None:
+    """Upload files and folders as one tar archive, under their names in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = Path(folder, "upload.tar")
+        # Links are followed: the hub's cache, for one, is made of links.
+        with tarfile.open(bundle, "w", dereference=True) as archive:
+            for name, source in files.items():
+                _add(archive, name, source)
+        head.upload(bundle, target)
+
+
+def _add(archive: tarfile.TarFile, name: str, source: Path | bytes) -> None:
+    if isinstance(source, Path):
+        archive.add(source, name, filter=_without_owner)
+        return
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(source), 0o600
+    archive.addfile(info, io.BytesIO(source))
+
+
+def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Return the member without this machine's owner; ``None`` for compiled Python."""
+    if "__pycache__" in info.name:
+        return None
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info
+
+
+def fetch(
+    head: Host, paths: JobPaths, target: Path, note: Callable[[str], None], flags: str = ""
+) -> tuple[str, ...]:
+    """Download the job's output folder and every rank's logs, without checkpoints.
+
+    Nothing is written on the nodes. ``note`` receives how much has arrived; ``flags`` name the cluster in
+    messages. Returns a line about each worker whose output is missing. Raises :class:`JobError` if the
+    files arrive damaged, or can't be written.
+    """
+    elsewhere = f" --results {shlex.quote(str(target))}"
+    hint = f"to try again: spr-cluster fetch {paths.job_id} {flags}".rstrip()
+    hint += elsewhere if target != Path("results", paths.job_id) else ""
+    try:
+        return _fetch(head, paths, target, note)
+    except OSError as error:
+        why = error.strerror or error
+        what = f"the results of job {paths.job_id} could not be written to {target}"
+        raise JobError(f"{what}: {why}", hint=hint) from error
+    except SprError as error:
+        error.hint = error.hint or hint
+        raise
+
+
+def _fetch(
+    head: Host, paths: JobPaths, target: Path, note: Callable[[str], None]
+) -> tuple[str, ...]:
+    names = {"root": paths.root, "output": paths.output, "begin": paths.begin, "record": RECORD}
+    rows = head.run(_COLLECT.format(**names)).stdout.splitlines()
+    asked = [tuple(row.split()) for row in rows if row.count(" ") == 1]
+    unpack_results(head.download(_SEND.format(**names)), target, paths.job_id, note)
+
+    def fetch_from(what: str, node: str) -> str:
+        """Fetch from a worker. One that is gone must not cost the others' files."""
+        script = _SEND_FROM_WORKER[what].format(**names, node=node)
+        ssh = f"ssh -n -o ConnectTimeout=10 {node} {shlex.quote(f'bash -c {shlex.quote(script)}')}"
+        try:
+            unpack_results(head.download(ssh), target, paths.job_id, note)
+        except ConnectionLostError:
+            raise
+        except (HostError, JobError):
+            return f"the output of {node} could not be fetched" if what == "output" else ""
+        return ""
+
+    workers = [row for row in asked if row[0] in _SEND_FROM_WORKER]
+    with ThreadPoolExecutor(_SESSIONS) as pool:
+        try:
+            missing = tuple(filter(None, pool.map(lambda row: fetch_from(*row), workers)))
+        except BaseException:
+            head.close()  # ends the other transfers
+            raise
+    at = next(value for key, value in asked if key == "at")
+    mark = "" if missing else f"touch -d @{at} {paths.fetched}; "
+    ended = head.run(f"{mark}cat {paths.end} 2>/dev/null || true")
+    complete_record(target, ended.stdout)
+    return missing
+
+
+def save_on_head(head: Host, folder: str, text: str, now: datetime) -> None:
+    """Save a text on the head, in a folder of the login user's home, named by its time."""
+    head.run(f"mkdir -p ~/{folder}")
+    head.put(text.encode(), f"{JobPaths('').home}/{folder}/{now:%Y%m%d-%H%M%S}.json", 0o644)
+
+
+def unpack_results(
+    chunks: Iterator[bytes], target: Path, job: str, note: Callable[[str], None]
+) -> None:
+    """Extract a job's archive into its results folder while it arrives: all of its files, or none.
+
+    Raises :class:`JobError` if it is damaged.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    # Beside the target: not in /tmp, which may be in memory, and never half a model under its final name.
+    with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as folder:
+        arriving = _Arriving(chunks, note)
+        try:
+            with tarfile.open(fileobj=arriving, mode="r|") as archive:  # type: ignore[call-overload]
+                _extract(archive, Path(folder))
+        except _DAMAGE as error:
+            raise JobError(f"the results of job {job} arrived damaged: {error}") from error
+        for _ in chunks:  # at whose end a failure is raised
+            pass
+        for path in sorted(Path(folder).rglob("*")):
+            place = target / path.relative_to(folder)
+            if path.is_dir():
+                place.mkdir(exist_ok=True)
+            else:
+                path.replace(place)
+
+
+@dataclass
+class _Arriving:
+    """What arrives, as a file for :mod:`tarfile`."""
+
+    chunks: Iterator[bytes]
+    note: Callable[[str], None]
+    size: int = 0
+
+    def read(self, _: int) -> bytes:
+        chunk = next(self.chunks, b"")
+        if (self.size + len(chunk)) // _NOTED > self.size // _NOTED:
+            self.note(format_size(self.size + len(chunk)))
+        self.size += len(chunk)
+        return chunk
+
+
+def _extract(archive: tarfile.TarFile, target: Path) -> None:
+    """Extract ``output/*`` into the target, beside the log; no member may leave the target.
+
+    tarfile's own filters are missing in Debian 12's Python 3.11.2.
+    """
+    for member in archive:
+        name = member.name.removeprefix("output").lstrip("/")
+        path = (target / name).resolve()
+        content = archive.extractfile(member) if member.isfile() else None
+        if content is not None and path.is_relative_to(target.resolve()):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with content, path.open("wb") as file:
+                shutil.copyfileobj(content, file, _COPIED)

@@ -1,0 +1,181 @@
+"""A job's batch script and mpirun command, with the complete environment of its ranks. Pure."""
+
+from __future__ import annotations
+
+import shlex
+
+from cluster.nodes import Cluster
+from infra.errors import UsageError
+from infra.words import counted
+from jobs.launchers.placement import Placement
+from jobs.launchers.plan import JobPaths, JobPlan
+from jobs.worker.runtime.events import MARK, mark_of
+from jobs.worker.supervisor.launch import FOLDER, Launch, build_argv
+from jobs.worker.supervisor.nodes import PARTS
+from provision.install import VENV
+from provision.mpi import MPIRUN_ENV
+from provision.stacks.oneccl import environment_lookup
+from provision.stacks.stack import BINDING, Stack
+
+# A node that was replaced has no folder for the job's output and no files yet.
+_SCRIPT = f"""\
+#!/bin/bash
+#SBATCH --job-name={{job}}
+#SBATCH --nodes={{nodes}}
+#SBATCH --output=/dev/null
+#SBATCH --{{requeue}}
+mkdir -p {{root}} && cd {{root}} || exit 1
+exec >> log 2>&1
+for node in {{launch.head}} $(cat ~/hosts); do
+  [ ! -d code/worker ] || break
+  ssh $node 'cd {{root}} && tar -cf - $(ls -d {PARTS} 2>/dev/null)' | tar -xf -
+done 2>/dev/null
+export PYTHONPATH={{code}} {MARK}={{mark}} {FOLDER}={{root}}
+batch() {{{{
+exec {{venv}}/bin/python -m worker.supervisor "$@" <<'_END_OF_THE_LAUNCH_'
+{{content}}
+_END_OF_THE_LAUNCH_
+}}}}
+# This shell outlives it if it is killed; only a requeue ends it by TERM. Every TERM interrupts `wait`.
+batch &
+trap 'asked=1; kill -TERM $! 2>/dev/null' TERM
+asked=1
+while [ "$asked" ]; do asked=; wait $!; code=$?; done
+[ $code -le 128 ] || [ $code = 143 ] || batch $code
+exit $code
+"""
+_FIRST_WITH_NEW_NAME = "1.12"
+# Otherwise Intel MPI starts as many ranks on a node as Slurm has counted tasks, whatever -ppn says.
+_IN_QUEUE = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off"}
+# Set by the placement: a stack's own values would put several threads on one core.
+_PLACED = frozenset(
+    {
+        *("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY"),
+        *("KMP_AFFINITY", "KMP_HW_SUBSET", "CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"),
+    }
+)
+
+
+def build_launch(
+    plan: JobPlan, placement: Placement, paths: JobPaths, cluster: Cluster, stack: Stack
+) -> Launch:
+    """Return how a job starts on nodes of ``cluster``, for all of which it was placed."""
+    shares = placement.shares or ((),) * len(cluster.nodes)
+    program = (f"{VENV}/bin/python", "-m", plan.module)
+    planned = len(cluster.first(plan.nodes).nodes)
+    if plan.elastic and plan.elastic > planned:
+        raise UsageError(
+            f"--elastic {plan.elastic}: the job starts on {counted(planned, 'node')}",
+            hint="it is the least number of nodes with which the job goes on after a loss",
+        )
+    return Launch(
+        folder=paths.root,
+        head=cluster.head.name,
+        mpirun=f"{VENV}/bin/mpirun",
+        program=(*program, *plan.argv),
+        again=(*program, *plan.retry_argv) if plan.retry_argv else (),
+        nproc_per_node=placement.nproc_per_node,
+        env={
+            **rank_environment(plan, placement, paths.code, stack),
+            MARK: mark_of(paths.job_id),
+        },
+        pinning=dict(zip((node.name for node in cluster.nodes), shares, strict=True)),
+        omp_threads=placement.omp_threads,
+        ccl=placement.backend == "ccl",
+        exports={**MPIRUN_ENV, **_IN_QUEUE},
+        setup=ccl_setup(stack) if plan.backend == "ccl" else (),
+        retries=plan.retries,
+        planned_nodes=planned,
+        least_nodes=plan.elastic or 0,
+    )
+
+
+def render_command(launch: Launch, address: str) -> str:
+    """Return the mpirun command of a job if the first of its nodes, with this address, is idle."""
+    return shlex.join(build_argv(launch, [*launch.pinning][: launch.planned_nodes], address))
+
+
+def _ignored(stack: Stack, placement: Placement) -> frozenset[str]:
+    """Return the stack's variables about threads and cores, which the placement overrides."""
+    is_pinned = bool(placement.shares)  # not so in the published recipe
+    return _PLACED & stack.environment.keys() if is_pinned else frozenset()
+
+
+def warn_ignored(stack: Stack, placement: Placement) -> tuple[str, ...]:
+    """Return a warning if the placement overrides variables of the stack."""
+    names = ", ".join(sorted(_ignored(stack, placement)))
+    return (f"ignoring {names} from the stack: the placement sets them",) if names else ()
+
+
+def rank_environment(
+    plan: JobPlan, placement: Placement, code: str, stack: Stack
+) -> dict[str, str]:
+    """Return the environment that all ranks on all nodes share; ``code`` is the folder of our modules."""
+    env = {
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": placement.interface,
+        # Otherwise gloo binds to the hostname's address, which may be 127.0.1.1.
+        "GLOO_SOCKET_IFNAME": placement.interface,
+        "PYTHONPATH": code,
+        "PYTHONUNBUFFERED": "1",
+        "LD_PRELOAD": ":".join(filter(None, (placement.iomp5, placement.tcmalloc))),
+    }
+    env |= _openmp_environment(placement)
+    if plan.backend == "ccl":
+        env |= {
+            "CCL_WORKER_COUNT": str(placement.ccl_workers),
+            # The thread that waits for a collective spins on the rank's own CPUs; so it lets others run:
+            # 113 instead of 19 samples/s on 3 nodes that share 2 CPUs [tried: oneCCL 2021.14].
+            "CCL_YIELD": "sched_yield",
+            "CCL_ATL_TRANSPORT": "ofi",
+            # It warns of every variable that differs from its default, this one included.
+            "CCL_LOG_LEVEL": "error",
+            # Where oneCCL's ranks meet; by default it takes the first interface that it finds.
+            "CCL_KVS_IFACE": placement.interface,
+            # For 8 KiB to 1 MiB, its own choice (nreduce) sums in the order of arrival: with four ranks, a
+            # resumed run would differ in the last bits [tried: oneCCL 2021.14].
+            "CCL_ALLREDUCE": "recursive_doubling:0-8192;ring:8193-max",
+        }
+    ignored = _ignored(stack, placement)
+    env |= {name: value for name, value in stack.environment.items() if name not in ignored}
+    env |= plan.env
+    return {name: value for name, value in env.items() if value}
+
+
+def _openmp_environment(placement: Placement) -> dict[str, str]:
+    env = {"OMP_NUM_THREADS": str(placement.omp_threads)}
+    if not placement.shares:
+        # As published; only Intel's OpenMP reads it.
+        return env | {"KMP_HW_SUBSET": "1T"}
+    if placement.iomp5:
+        # From Intel's MLPerf runs. Not with OMP_PROC_BIND: libgomp, if also loaded, would bind the main
+        # thread to one CPU, and libiomp5 would put all its threads there [tried].
+        return env | {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
+    # libgomp would bind the main thread, whose children (gloo's and the tokenizer's threads)
+    # inherit that one CPU [tried: torch 2.13]. The rank's domain has exactly one CPU per thread.
+    return env | {"OMP_PROC_BIND": "false"}
+
+
+def ccl_setup(stack: Stack) -> tuple[str, ...]:
+    """Return the lines that load oneCCL's environment from where the bindings find it."""
+    lookup = environment_lookup(stack.pin(BINDING) or _FIRST_WITH_NEW_NAME)
+    return (
+        f"ccl=$({VENV}/bin/python -c {shlex.quote(lookup)}) || exit 1",
+        '. "$ccl/env/setvars.sh" || exit 1',
+    )
+
+
+def render_batch_script(launch: Launch, paths: JobPaths) -> str:
+    """Return the script that the queue runs on the job's first node."""
+    least, most = launch.least_nodes, launch.planned_nodes
+    return _SCRIPT.format(
+        job=paths.job_id,
+        venv=VENV,
+        nodes=f"{least}-{most}" if 0 < least < most else most,
+        requeue="requeue" if launch.retries else "no-requeue",
+        root=shlex.quote(paths.root),
+        code=shlex.quote(paths.code),
+        mark=mark_of(paths.job_id),
+        launch=launch,
+        content=launch.render().decode().rstrip("\n"),
+    )

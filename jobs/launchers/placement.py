@@ -1,0 +1,165 @@
+"""Placement: ranks, threads, and CPUs of each node, planned from what the nodes are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from infra.errors import HostError, SprError, UsageError
+from infra.words import counted
+from jobs.launchers.cores import core_groups, require_even_groups
+from jobs.launchers.plan import PlacementOptions
+from jobs.worker.runtime.cores import CoreShare, share_cores
+from provision.facts import HostFacts
+
+T = TypeVar("T")
+
+# https://huggingface.co/blog/intel-sapphire-rapids: two ranks per node, OMP_NUM_THREADS=24,
+# CCL_WORKER_COUNT=2. The article means 24 threads per node, but the variable applies to each rank.
+_REFERENCE_PPN, _REFERENCE_THREADS, _REFERENCE_WORKERS = 2, 24, 2
+
+
+Shares = tuple[tuple[CoreShare, ...], ...]
+_Layout = tuple[int, int, Shares, list[str]]
+"""Ranks per node, threads per rank, the ranks' cores, and warnings."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the ranks run: ranks per node, and per rank computing threads, oneCCL's own threads, and CPUs.
+
+    ``shares`` are by node, in rank order, and by local rank; empty if nothing is pinned. ``interface`` is
+    the network interface that has the nodes' private addresses. ``tcmalloc`` and ``iomp5`` are the paths
+    of libraries to preload.
+    """
+
+    nproc_per_node: int
+    omp_threads: int
+    ccl_workers: int
+    shares: Shares
+    backend: str
+    interface: str
+    tcmalloc: str | None
+    iomp5: str | None
+    warnings: tuple[str, ...] = ()
+
+
+def plan_placement(
+    facts: Mapping[str, HostFacts],
+    addresses: Mapping[str, str],
+    options: PlacementOptions,
+    backend: str,
+) -> Placement:
+    """Divide each node's physical cores among its ranks: never more threads than cores.
+
+    ``addresses`` are the nodes' private addresses. The rule is that of Intel's ``ipexrun``: one rank
+    per NUMA node, and oneCCL's workers take cores from the computing threads. The smallest node sets
+    the thread count, because every step waits for the slowest rank. Raises :class:`UsageError` if the
+    options don't fit the nodes or the backend.
+    """
+    workers = _workers(options, backend)
+    lay_out = _as_published if options.mode == "reference" else _share_out
+    interfaces = {name: _interface(name, fact, addresses[name]) for name, fact in facts.items()}
+    ppn, threads, shares, warnings = lay_out(facts, options, workers)
+    return Placement(
+        nproc_per_node=ppn,
+        omp_threads=threads,
+        ccl_workers=workers,
+        shares=shares,
+        warnings=tuple(warnings),
+        backend=backend,
+        interface=_common("network interface", interfaces),
+        tcmalloc=_common("tcmalloc", {name: fact.tcmalloc for name, fact in facts.items()}),
+        iomp5=_common("libiomp5", {name: fact.iomp5 for name, fact in facts.items()}),
+    )
+
+
+def _share_out(facts: Mapping[str, HostFacts], options: PlacementOptions, workers: int) -> _Layout:
+    ppn = options.nproc_per_node or _default_ppn(facts, workers)
+    for name, fact in facts.items():
+        _require_cores(name, len(fact.physical_cores), ppn, workers, options)
+    groups = {name: require_even_groups(name, fact, ppn) for name, fact in facts.items()}
+    # All groups of one node are equal.
+    cores = min(len(node[0]) for node in groups.values())
+    warnings = [
+        f"{name} computes on {ppn * cores} of its {len(fact.physical_cores)} cores, as many as "
+        "the smallest node has"
+        for name, fact in facts.items()
+        if ppn * cores < len(fact.physical_cores)
+    ]
+    shares = tuple(share_cores(node, cores, workers) for node in groups.values())
+    return ppn, cores - workers, shares, warnings
+
+
+def _default_ppn(facts: Mapping[str, HostFacts], workers: int) -> int:
+    """Return one rank per NUMA node if every node can do that; otherwise 1."""
+    ppn = min(len(fact.numa_nodes) for fact in facts.values())
+    groups = [core_groups(fact, ppn) for fact in facts.values()]
+    return ppn if all(node and len(node[0]) > workers for node in groups) else 1
+
+
+def _require_cores(
+    name: str, cores: int, ppn: int, workers: int, options: PlacementOptions
+) -> None:
+    if cores // ppn > workers:
+        return
+    flags = {"--ppn": options.nproc_per_node, "--ccl-workers": options.ccl_workers}
+    asked = " ".join(f"{flag} {value}" for flag, value in flags.items() if value)
+    beside = f" and {counted(workers, 'oneCCL worker')} each" if workers else ""
+    raise UsageError(
+        f"{asked or '--backend ccl'}: {name} has {counted(cores, 'physical core')}, too few for "
+        f"{counted(ppn, 'rank')} of at least one thread{beside}",
+        hint="use fewer ranks or workers, or --backend gloo, which needs no worker cores"
+        if workers
+        else "use fewer ranks per node",
+    )
+
+
+def _as_published(
+    facts: Mapping[str, HostFacts], options: PlacementOptions, workers: int
+) -> _Layout:
+    if options.nproc_per_node or options.ccl_workers:
+        raise UsageError("--placement reference sets --ppn and --ccl-workers itself: omit them")
+    busy = _REFERENCE_PPN * (_REFERENCE_THREADS + workers)
+    warnings = [
+        f"--placement reference: {_REFERENCE_PPN} ranks of {_REFERENCE_THREADS} threads, "
+        f"{workers} oneCCL workers each, and no pinning, as published"
+    ]
+    warnings += [
+        f"{name} is oversubscribed: {busy} busy threads on {len(fact.physical_cores)} cores"
+        for name, fact in facts.items()
+        if busy > len(fact.physical_cores)
+    ]
+    return _REFERENCE_PPN, _REFERENCE_THREADS, (), warnings
+
+
+def _workers(options: PlacementOptions, backend: str) -> int:
+    if backend == "ccl":
+        return options.ccl_workers or (_REFERENCE_WORKERS if options.mode == "reference" else 1)
+    if options.ccl_workers:
+        raise no_ccl_workers(backend)
+    return 0
+
+
+def no_ccl_workers(backend: str) -> UsageError:
+    """Return the error for ``--ccl-workers`` with a backend other than oneCCL."""
+    return UsageError(
+        f"--ccl-workers: the backend is {backend}, which has none",
+        hint="omit it, or use --backend ccl on a stack that has oneCCL",
+    )
+
+
+def _interface(name: str, facts: HostFacts, address: str) -> str:
+    if address not in facts.interfaces:
+        raise HostError(name, f"none of its network interfaces has its address {address}")
+    return facts.interfaces[address]
+
+
+def _common(what: str, by_node: Mapping[str, T]) -> T:
+    """Return the value that all nodes share: mpirun gives one environment to all of them."""
+    values = set(by_node.values())
+    if len(values) > 1:
+        found = ", ".join(f"{name}: {value}" for name, value in by_node.items())
+        raise SprError(f"the nodes differ in their {what}: {found}")
+    return values.pop()

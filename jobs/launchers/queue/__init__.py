@@ -1,0 +1,1 @@
+"""Jobs through the queue of a cluster of this tool: its own Slurm."""

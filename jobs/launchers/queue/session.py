@@ -1,0 +1,368 @@
+"""Running jobs: the only module that checks the cluster, inspects nodes, places files, submits, and records.
+
+:func:`run_job` runs one job from its plan to its results. A study that makes several short runs opens a
+:class:`JobSession` itself and places the files once.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from cluster.nodes import Cluster, HostOpener
+from infra.errors import HangupError, HostError, JobError, SprError
+from infra.progress import Progress, Silent
+from infra.words import counted
+from jobs.launchers import files
+from jobs.launchers.job_state import CANCELLED, SUCCEEDED, JobEnd, Outcome
+from jobs.launchers.mpirun import build_launch, render_command, warn_ignored
+from jobs.launchers.placement import Placement, plan_placement
+from jobs.launchers.plan import (
+    RECORD,
+    STOP_SECONDS,
+    JobPaths,
+    JobPlan,
+    PlacementOptions,
+    new_job_id,
+)
+from jobs.launchers.queue.expiry import ExpiryWatch, describe_expiry
+from jobs.launchers.queue.history import list_jobs
+from jobs.launchers.queue.job_output import (
+    Event,
+    JobOutput,
+    explain,
+    how_to_come_back,
+    note_silence,
+    stop_job,
+)
+from jobs.launchers.queue.slurm import SlurmLauncher
+from jobs.launchers.record import CloudInfo, JobRecord, claim_results, release_results
+from jobs.worker.supervisor.launch import Launch
+from provision.facts import HostFacts, gather_facts
+from provision.host import Host, on_all
+from provision.stacks.stack import Stack
+
+
+def _ignore(_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What every job needs: the cluster, its software, and where to report progress."""
+
+    cluster: Cluster
+    stack: Stack
+    open_host: HostOpener
+    now: datetime
+    cloud: CloudInfo = field(default_factory=CloudInfo)
+    progress: Progress = field(default_factory=Silent)
+    on_event: Callable[[Event], None] = _ignore
+    on_log: Callable[[str], None] = _ignore
+    detach: bool = False
+    """Leave the job to the cluster as soon as it is in the queue."""
+    verbose: bool = False
+    """Show the mpirun command, which is in ``job.json`` in any case."""
+    outcome: Outcome = field(default_factory=Outcome)
+    find_expiry: Callable[[], datetime | None] = lambda: None
+    """Asks EC2 when the nodes shut down now."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended, and what it printed."""
+
+    record: JobRecord
+    end: JobEnd
+    output: JobOutput
+    plan: JobPlan
+
+    def last_event(self, kind: str) -> Event | None:
+        """Return the last event of that kind that the job reported."""
+        return next((e for e in reversed(self.output.events) if e["event"] == kind), None)
+
+
+@dataclass
+class DetachedError(Exception):
+    """Raised instead of following a job that was submitted."""
+
+    job: str
+    flags: str
+
+
+@dataclass
+class JobSession:
+    """A complete cluster on which jobs can run. ``paths`` are those of the job's folder."""
+
+    context: JobContext
+    launcher: SlurmLauncher
+    paths: JobPaths
+    _facts: dict[str, HostFacts] = field(default_factory=dict)
+
+    @property
+    def head(self) -> Host:
+        return self.launcher.head
+
+    def facts(self) -> dict[str, HostFacts]:
+        """Return the facts of the nodes by name. Each node is inspected once."""
+        if not self._facts:
+            cluster = self.context.cluster
+            hint = f"`spr-cluster repair {cluster.flags}` replaces nodes that don't answer"
+            hosts = [self.context.open_host(node) for node in cluster.nodes]
+            self._facts |= on_all("inspecting the nodes", hosts, gather_facts, hint=hint)
+        return self._facts
+
+    def plan_placement(self, options: PlacementOptions, backend: str) -> Placement:
+        """Assign ranks to the cores of every node: the queue decides on which ones a job runs.
+
+        Raises :class:`UsageError`.
+        """
+        addresses = {node.name: node.private_ip for node in self.context.cluster.nodes}
+        found = plan_placement(self.facts(), addresses, options, backend)
+        ignored = warn_ignored(self.context.stack, found)
+        return replace(found, warnings=(*found.warnings, *ignored))
+
+    def place(self, plan: JobPlan, placement: Placement | None = None) -> None:
+        """Send the plan's files and the worker code to the nodes. A failure leaves nothing there."""
+        if plan.resumed_job:
+            return  # its first node sends them to those that were replaced
+        if plan.sends:
+            self.context.progress.note(f"sending {plan.sends}")
+        sent: dict[str, Path | bytes] = {**files.worker_files(), **plan.files, "output/.keep": b""}
+        if placement:
+            sent[RECORD] = self._record(plan, placement).render().encode()
+        try:
+            files.place_files(self.head, self.paths, sent)
+        except BaseException:
+            self._withdraw(plan)
+            raise
+
+    def launch(self, plan: JobPlan, placement: Placement) -> Launch:
+        """Return how a job starts. Raises :class:`UsageError` if the cluster has too few nodes."""
+        context = self.context
+        return build_launch(plan, placement, self.paths, context.cluster, context.stack)
+
+    def submit(self, plan: JobPlan, placement: Placement) -> JobRecord:
+        """Put a job whose files are placed into the queue. Returns its record."""
+        record = self._record(plan, placement)
+        self.launcher.submit(self.launch(plan, placement), self.paths)
+        return record
+
+    def start(self, plan: JobPlan, placement: Placement) -> JobRecord:
+        """Place a job's files and put it into the queue. Returns its record, kept with its results.
+
+        A job that can't be submitted leaves nothing, neither on the nodes nor in its results folder.
+        """
+        text, is_new, is_over = self._record(plan, placement).render(), False, True
+        if plan.results:
+            is_new = claim_results(plan.results, self.paths.job_id, text)
+        try:
+            self.place(plan, placement)
+            is_over = False
+            return self.submit(plan, placement)
+        except BaseException:
+            is_over = is_over or self._withdraw(plan)
+            if plan.results and is_new and is_over:
+                release_results(plan.results)
+            raise
+
+    def _withdraw(self, plan: JobPlan) -> bool:
+        """Remove a job that was not submitted; return whether that is certain."""
+        if plan.resumed_job:
+            return True
+        self.head.close()  # after Ctrl-C, a command may still run in the connection
+        with suppress(SprError):
+            if files.withdraw_files(self.head, self.paths):
+                return True
+            self.context.on_log(how_to_come_back(self.paths.job_id, self.context.cluster.flags))
+        return False
+
+    def follow(self, plan: JobPlan, record: JobRecord, *, quiet: bool = False) -> JobResult:
+        """Show a job until it ends; a failure is a result, too. ``quiet`` does not show its log."""
+        output = JobOutput(self.context.on_event, self.context.on_log, record.job, quiet)
+        warnings = (f"warning: {text}" for text in record.placement.warnings)
+        command = [f"$ {record.mpirun}"] if self.context.verbose else []
+        for line in () if quiet else (*warnings, *command):
+            output.show(line)
+        end = self.watch(output, plan.results)
+        return JobResult(record.ended_as(end), end, output, plan)
+
+    def watch(self, output: JobOutput, results: Path | None) -> JobEnd:
+        """Pass on a job's output until it ends. Its results will be in the folder ``results``.
+
+        Ctrl-C ends only that; if the job has no such folder, nobody else needs its result, so it ends, too.
+        """
+        job, on_log, context = self.paths.job_id, self.context.on_log, self.context
+        flags = context.cluster.flags
+        expiry = ExpiryWatch(context.cluster.expires, flags, output.show, context.find_expiry)
+        output.on_eta = expiry.see_eta
+        try:
+            with note_silence(output, tick=expiry.tick):
+                sinks = (output.add, output.note_waiting, output.note_state)
+                end = self.launcher.follow(self.paths, *sinks)
+        except (JobError, HostError) as error:
+            raise (expiry.explain(job, error.message) or error) from None
+        except KeyboardInterrupt as interrupt:
+            self.head.close()
+            if results:
+                with suppress(OSError):
+                    on_log(how_to_come_back(job, flags))
+            elif not isinstance(interrupt, HangupError):
+                stop_job(self.launcher, self.paths, STOP_SECONDS, on_log)
+            raise
+        outcome = self.context.outcome
+        outcome.job, outcome.state, outcome.results = job, end.state, results
+        return end
+
+    def _record(self, plan: JobPlan, placement: Placement) -> JobRecord:
+        context = self.context
+        argv = plan.command or ("python", "-m", plan.module, *plan.argv)
+        cluster, stack = context.cluster, context.stack
+        return JobRecord(
+            job=self.paths.job_id,
+            kind=self.paths.job_id.partition("-")[0],
+            cluster=cluster.name,
+            **asdict(context.cloud),
+            command=shlex.join(argv),
+            argv=argv,
+            mpirun=render_command(self.launch(plan, placement), cluster.head.private_ip),
+            nodes=tuple(node.as_dict() for node in cluster.nodes),
+            nnodes=len(cluster.first(plan.nodes).nodes),
+            placement=placement,
+            options=plan.placement,
+            env=plan.env,
+            resumable=bool(plan.resume_command),
+            gather_output=plan.gather_output,
+            stack=stack.name,
+            packages=stack.python_packages,
+            when=context.now.isoformat(timespec="seconds"),
+            more=plan.details,
+        )
+
+    def bring_home(self, results: Path) -> None:
+        """Fetch the job's output, log, and metrics into a folder."""
+        context = self.context
+        with context.progress.phase("Fetch the results"):
+            flags, outcome = context.cluster.flags, context.outcome
+            note = context.progress.note
+            outcome.missing = files.fetch(self.head, self.paths, results, note, flags)
+            for line in outcome.missing:
+                context.on_log(line)
+            outcome.is_home = not outcome.missing
+
+    def how_to_resume(self, command: Sequence[str], results: Path | None, checkpoint: str) -> str:
+        """Return one line that names the checkpoint and the command that resumes the job."""
+        job = self.paths.job_id
+        words = [*command, job, *self.context.cluster.flags.split()]
+        if results and results != Path("results", job):
+            words += ["--results", str(results)]
+        return f"checkpoint {checkpoint} is saved; to resume the job: {shlex.join(words)}"
+
+
+def open_session(context: JobContext, job_id: str = "", *, starts: bool = True) -> JobSession:
+    """Open a session for one job folder. To start a job, raises :class:`JobError` if nodes are missing."""
+    head = context.open_host(context.cluster.head)
+    if starts:
+        _require_all_nodes(context.cluster)
+        if expires := context.cluster.expires:
+            context.on_log(describe_expiry(expires, context.now, context.cluster.flags))
+    return JobSession(context, SlurmLauncher(head, context.cluster.flags), JobPaths(job_id))
+
+
+def run_job(context: JobContext, build_plan: Callable[[JobSession], JobPlan]) -> JobResult:
+    """Run one job from its plan to its results.
+
+    ``build_plan`` is called with a complete cluster, so a plan may depend on what its nodes are.
+    Raises :class:`JobError` if the job fails, :class:`DetachedError` if it is not to be followed.
+    See :meth:`JobSession.watch` for Ctrl-C.
+    """
+    with context.progress.phase("Prepare the job"):
+        session = open_session(context)
+        plan = build_plan(session)
+        session.paths = JobPaths(plan.resumed_job or new_job_id(plan.kind, context.now))
+        context.progress.note(session.paths.job_id)
+        placement = session.plan_placement(plan.placement, plan.backend)
+        record = session.start(plan, placement)
+    if context.detach:
+        raise DetachedError(session.paths.job_id, context.cluster.flags)
+    nodes = len(context.cluster.first(plan.nodes).nodes)
+    with _job_phase(context, f"{plan.title} on {counted(nodes, 'node')}"):
+        result = session.follow(plan, record)
+        _show_failure(result.end)
+    if plan.results:
+        session.bring_home(plan.results)
+    _require_success(session, result.end, result.output, plan.results, plan.resume_command)
+    return result
+
+
+def attach(context: JobContext, job: str, results: Path) -> JobEnd:
+    """Show the output, from its beginning, of a job that another command submitted; fetch its results.
+
+    Raises :class:`JobError` if it fails. Ctrl-C ends only the following.
+    """
+    session = open_session(context, job, starts=False)
+    output = JobOutput(context.on_event, context.on_log, job)
+    with _job_phase(context, f"Follow {job}"):
+        end = session.watch(output, results)
+        _show_failure(end)
+    session.bring_home(results)
+    _require_success(session, end, output, results)
+    return end
+
+
+class _UnsuccessfulError(Exception):
+    """Ends the phase of a job that did not succeed; the results come home before its own error."""
+
+
+@contextmanager
+def _job_phase(context: JobContext, title: str) -> Iterator[None]:
+    with suppress(_UnsuccessfulError), context.progress.phase(title):
+        yield
+
+
+def _show_failure(end: JobEnd) -> None:
+    if end.state != SUCCEEDED:
+        raise _UnsuccessfulError
+
+
+def _require_success(
+    session: JobSession,
+    end: JobEnd,
+    output: JobOutput,
+    results: Path | None,
+    resume: Sequence[str] = (),
+) -> None:
+    if end.state == SUCCEEDED:
+        return
+    job, cancelled = session.paths.job_id, end.state == CANCELLED
+    hint = f"the whole log is {results / 'log' if results else f'{session.paths.log} on node0'}"
+    if resume:
+        kept = next((at.checkpoint for at in list_jobs(session.head) if at.job == job), None)
+        if kept:
+            how = session.how_to_resume(resume, results, kept)
+            hint = how if cancelled else f"{hint}; {how}"
+        elif cancelled:
+            hint = f"it had no checkpoint yet, so there is nothing to resume; {hint}"
+    if cancelled:
+        raise JobError(f"job {job} was cancelled", hint=hint)
+    raise explain(end, output, hint)
+
+
+def _require_all_nodes(cluster: Cluster) -> None:
+    """Require every node: mpirun would wait forever for one that is gone."""
+    if cluster.is_whole:
+        return
+    cluster.require_connected()
+    state, verb = "not all of its nodes are connected yet", "up"
+    if len(cluster.nodes) != cluster.wanted_nodes:
+        state = f"{len(cluster.nodes)} of {counted(cluster.wanted_nodes, 'node')} running"
+        verb = "repair"
+    raise JobError(
+        f"cluster {cluster.name} is degraded: {state}",
+        hint=f"`spr-cluster {verb} {cluster.flags}` replaces and connects them, "
+        f"`spr-cluster status {cluster.flags}` shows them",
+    )

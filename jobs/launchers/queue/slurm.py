@@ -1,0 +1,173 @@
+"""How a job gets onto the nodes: through the cluster's Slurm queue."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from cluster.node_program import render_program
+from infra.errors import HostError, HostKeyError, JobError
+from infra.wait import wait_until
+from jobs.launchers.job_state import FAILED, JobEnd, parse_end
+from jobs.launchers.mpirun import render_batch_script
+from jobs.launchers.plan import JobPaths
+from jobs.launchers.queue.history import list_jobs
+from jobs.launchers.queue.logs import FOLLOWING
+from jobs.worker.supervisor.launch import SECRETS, Launch
+from provision.host import Host, TextSink
+
+# Counted from the job's start: the longest that a laptop sleeps or a job runs.
+_RECONNECT_DEADLINE_S = 7 * 24 * 3600
+# What killing takes at most: a node that does not answer is waited for until Slurm counts it as down.
+_KILL_S = 60
+# The earlier log is that of a job that was resumed, or of the runs of a study, which share a folder.
+_SUBMIT = """# submitting a job
+cd {root} && chmod 700 .. || exit
+[ ! -s log ] || cat log >> log.earlier
+rm -f log begin.json end.json cancelled
+touch log
+# With it, the job starts again after the loss of the head. A node that does not answer must not end xargs.
+take="mkdir -p {root} && cd {root} && chmod 700 .. && rm -f end.json cancelled &&
+  cat > run.sh.new && mv run.sh.new run.sh"
+export take; tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c 'ssh @ "$take" < {new} || :'
+mv {new} run.sh && id=$(sbatch --parsable run.sh) || exit
+setsid -f sh -c '{again}' $id >/dev/null 2>&1 </dev/null
+"""
+# slurmctld saves its state within 5 s. If it is killed sooner, it forgets the job, and may reuse its number.
+_SAVED_S = 8
+_SUBMIT_IF_FORGOTTEN = """
+for round in 1 2 3 4 5 6; do
+  sleep {pause}
+  case "$(scontrol -o show job $0 2>&1)" in
+    *" JobName=${{PWD##*/}} "*) exit;;
+    JobId=*|*"Invalid job id"*) [ -e cancelled ] || sbatch --parsable run.sh; exit;;
+  esac
+done
+"""
+# Slurm lists a job until nothing of it is left on any node that answers. Its own scancel would give the
+# ranks too little time for a checkpoint, so the batch script gets the signal first.
+_CANCEL = """# ending a job on all nodes
+cd {root} || exit
+find() {{ squeue --noheader --name={job} --format='%A %T %N'; }}
+is_left() {{ found=$(find) && [ -z "$found" ] && return 1; return 0; }}
+read -r job state nodes <<< "$(find)"
+if [ -n "$job" ]; then
+  touch cancelled
+  if [ "$state" != PENDING ] && [ {polls} != 0 ]; then
+    scancel --batch --signal=TERM "$job"
+    for i in $(seq {polls}); do is_left || break; sleep 0.2; done
+  fi
+  if is_left; then
+    scancel --signal=KILL --full "$job" 2>/dev/null; scancel "$job"
+    for i in $(seq 150); do is_left || break; sleep 0.2; done
+  fi
+  ! is_left || sinfo --noheader --Node --nodes="$nodes" --states=down,no_respond --format=%N
+fi
+rm -f {secrets}
+[ -s end.json ] || echo '{{"state": "cancelled", "exit_code": null}}' > end.json
+# A worker that becomes the head must not start it again.
+tail -n +2 ~/hosts | xargs -r -P 32 -I@ sh -c \
+  'ssh -n -o ConnectTimeout=5 @ "cd {root} && touch cancelled && rm -f {secrets}" || :' 2>/dev/null
+true
+"""
+
+
+@dataclass(frozen=True)
+class SlurmLauncher:
+    """Runs jobs through the queue of the cluster's head. ``flags`` name the cluster in messages."""
+
+    head: Host
+    flags: str = ""
+
+    def submit(self, launch: Launch, paths: JobPaths) -> None:
+        """Have a job run as soon as its nodes are free, whatever becomes of this process.
+
+        One folder may see several runs, one after another, such as the trials of ``tune``.
+        """
+        self.head.put(render_batch_script(launch, paths).encode(), paths.new_script, 0o700)
+        again = _SUBMIT_IF_FORGOTTEN.format(pause=_SAVED_S)
+        script = _SUBMIT.format(root=paths.root, new=paths.new_script, again=again)
+        done = self.head.run(script, check=False)
+        if done.exit_code:
+            why = done.stderr.strip() or "it printed nothing"
+            raise JobError(
+                f"the queue did not take job {paths.job_id}: {why}",
+                hint=f"`spr-cluster verify {self.flags}` checks the queue",
+            )
+
+    def follow(
+        self,
+        paths: JobPaths,
+        on_text: TextSink,
+        on_wait: TextSink,
+        on_state: TextSink = lambda _: None,
+    ) -> JobEnd:
+        """Pass on a job's output, in whole lines, until it ends.
+
+        ``on_wait`` gets why it does not run yet, ``on_state`` how an unfinished line looks that rewrites
+        itself.
+        The job survives a broken connection; following continues at the next line. Raises
+        :class:`JobError` if the head is gone for good, :class:`HostKeyError` if another machine answers
+        at its address.
+        """
+        seen, mark = 0, f"@queue-{secrets.token_hex(4)} "
+
+        def take(text: str) -> None:
+            nonlocal seen
+            for part in text.split("\n") if mark in text else [text]:
+                if part.startswith(mark):
+                    _, is_state, state = part.partition("\t")
+                    (on_state if is_state else on_wait)(state or part[len(mark) :])
+                else:
+                    seen += 1 + part.count("\n")
+                    on_text(part)
+
+        def watch() -> bool | None:
+            what = (paths.root, "log", paths.job_id, str(seen + 1), mark)
+            program = render_program("following a job", FOLLOWING, *what)
+            try:
+                self.head.run(program, timeout_s=None, on_text=take)
+            except HostKeyError:
+                raise
+            except HostError as error:
+                self._require_head(paths)
+                on_text(f"{error.message}; the job may still be running; reconnecting")
+                return None
+            return True
+
+        wait_until(
+            f"connection to the head, where job {paths.job_id} is running",
+            watch,
+            deadline_s=_RECONNECT_DEADLINE_S,
+            every_s=15,
+        )
+        return self._find_end(paths)
+
+    def _find_end(self, paths: JobPaths) -> JobEnd:
+        end = parse_end(self.head.run(f"cat {paths.end}", check=False).stdout)
+        if end is None:
+            found = [job for job in list_jobs(self.head) if job.job == paths.job_id]
+            if found and found[0].state == FAILED:
+                return found[0]  # its first node, which writes its end, is lost
+            state = found[0].state if found else "gone"
+            raise JobError(
+                f"job {paths.job_id} is {state}: it left the queue without an exit code, for example "
+                "because the head node was shut down, or the job was killed"
+            )
+        return end
+
+    def _require_head(self, paths: JobPaths) -> None:
+        if gone := self.head.why_gone():
+            raise JobError(
+                f"job {paths.job_id} ended with its head node: {gone}",
+                hint=f"`spr-cluster repair {self.flags}` makes a worker the head, where a job with "
+                f"retries starts again; to follow it: spr-cluster attach {paths.job_id} {self.flags}",
+            )
+
+    def cancel(self, paths: JobPaths, grace_s: int) -> tuple[str, ...]:
+        """End a job on all nodes; kill it after ``grace_s`` seconds. Returns the nodes out of reach."""
+        script = _CANCEL.format(
+            root=paths.root, job=paths.job_id, polls=5 * grace_s, secrets=SECRETS
+        )
+        done = self.head.run(script, check=False, timeout_s=grace_s + _KILL_S)
+        return tuple(sorted(set(done.stdout.split())))

@@ -1,0 +1,185 @@
+"""The record of a job, kept in its folder on the nodes and with its results: ``job.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import PositiveInt
+
+from infra.errors import JobError, UsageError
+from infra.files import parse_as, read_object, read_text
+from jobs.launchers.job_state import JobEnd, parse_end
+from jobs.launchers.placement import Placement
+from jobs.launchers.plan import RECORD, JobPaths, PlacementOptions
+from provision.host import Host
+
+
+@dataclass(frozen=True)
+class CloudInfo:
+    """The cloud of a job's nodes; ``billed`` says whether they cost money.
+
+    ``usd_per_hour`` is the price of one node's machine on demand, if that of the region is known.
+    """
+
+    cloud: str = ""
+    region: str = ""
+    billed: bool | None = None
+    usd_per_hour: float | None = None
+    price_source: str = ""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job: ``argv`` is what every rank runs, ``mpirun`` the command that starts them.
+
+    Times are ISO 8601 in UTC; ``when`` is that of the submission, ``seconds`` is how long the job ran.
+    ``ended``, ``seconds``, and ``exit_code`` are ``None`` until the job ends, and ``state`` is empty.
+    ``nodes`` are all that the job may use, and once it has ended, those that it used, like the
+    ``placement``. It begins on ``nnodes`` of them. ``options`` and ``env`` are what the user chose, and
+    what this kind of job sets for its ranks. ``resumable`` says whether it can go on from a checkpoint,
+    ``gather_output`` whether the workers' output is fetched, too.
+    ``more`` holds what this kind of job adds.
+    """
+
+    job: str
+    kind: str
+    cluster: str
+    cloud: str
+    region: str
+    billed: bool | None
+    usd_per_hour: float | None
+    price_source: str
+    command: str
+    argv: tuple[str, ...]
+    mpirun: str
+    nodes: tuple[Mapping[str, str], ...]
+    nnodes: PositiveInt
+    placement: Placement
+    options: PlacementOptions
+    env: Mapping[str, str]
+    resumable: bool
+    gather_output: bool
+    stack: str
+    packages: tuple[str, ...]
+    when: str
+    ended: str | None = None
+    seconds: float | None = None
+    exit_code: int | None = None
+    state: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def ended_as(self, end: JobEnd) -> JobRecord:
+        """Return the record with how and where the job ended, by the head's clock."""
+        places = [n for n, node in enumerate(self.nodes) if node["name"] in end.nodes]
+        shares = self.placement.shares
+        used = tuple(shares[n] for n in places) if shares and places else shares
+        return replace(
+            self,
+            nodes=tuple(self.nodes[n] for n in places) or self.nodes,
+            placement=replace(self.placement, shares=used),
+            ended=end.ended.isoformat(timespec="seconds") if end.ended else None,
+            seconds=end.seconds,
+            exit_code=end.exit_code,
+            state=end.state,
+        )
+
+    def render(self) -> str:
+        """Return the content of ``job.json``."""
+        # ASCII: a command that is not valid Unicode stays readable as escapes.
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def read_record(head: Host, paths: JobPaths) -> JobRecord:
+    """Read a job's record on the head. Raises :class:`JobError` if it is damaged."""
+    try:
+        return parse_as(JobRecord, head.run(f"cat {paths.record}").stdout, paths.record)
+    except UsageError as error:
+        raise JobError(f"the job's record on node0 can't be read: {error.message}") from error
+
+
+def write_record(folder: Path, record: JobRecord) -> None:
+    """Write a record into a results folder, in one piece."""
+    write_record_text(folder, record.render())
+
+
+def write_record_text(folder: Path, text: str) -> None:
+    """Write the content of ``job.json`` into a results folder, in one piece."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{RECORD}.{os.getpid()}"  # others may write it now
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(folder / RECORD)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_job_id(folder: Path) -> str:
+    """Return the ID of the job whose results are in a folder; "" if there is no record."""
+    try:
+        return str(read_object(folder / RECORD)["job"])
+    except (UsageError, KeyError):
+        return ""
+
+
+def complete_record(folder: Path, text: str) -> None:
+    """Add the content of ``end.json``, if there is one, to a record that was fetched."""
+    end = parse_end(text)
+    with suppress(UsageError):  # one of an earlier release stays as it is
+        record = parse_as(JobRecord, read_text(folder / RECORD), str(folder / RECORD))
+        if end and not record.state:
+            write_record(folder, record.ended_as(end))
+
+
+def require_own_results(folder: Path, job: str) -> None:
+    """Raise :class:`UsageError` for a folder with another job's results.
+
+    A model must not end up beside another job's scores.
+    """
+    owner = read_job_id(folder)
+    if owner not in ("", job):
+        raise _taken(folder, owner)
+
+
+def claim_results(folder: Path, job: str, text: str = "") -> bool:
+    """Reserve a folder for a job's results; return whether it had no record yet.
+
+    The record, whose content is ``text``, is the claim, until :func:`release_results` or the user removes
+    it. Raises :class:`UsageError` if another job has the folder, or it can't be written.
+    """
+    is_new = False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), (folder / RECORD).open("x", encoding="utf-8") as file:
+            is_new = True
+            file.write(json.dumps({"job": job}) + "\n")
+        if not is_new and (owner := read_job_id(folder)) != job:
+            raise _taken(folder, owner or "unknown")
+        if text:
+            write_record_text(folder, text)
+    except OSError as error:
+        if is_new:
+            release_results(folder)
+        why = error.strerror or error
+        raise UsageError(f"--results {folder}: can't be written: {why}") from None
+    return is_new
+
+
+def _taken(folder: Path, owner: str) -> UsageError:
+    return UsageError(
+        f"--results {folder}: it contains the results of job {owner}",
+        hint="give another folder, or remove this one",
+    )
+
+
+def release_results(folder: Path) -> None:
+    """Remove the record of a job that was not submitted, and its folder if nothing else is in it."""
+    with suppress(OSError):
+        (folder / RECORD).unlink()
+        folder.rmdir()

@@ -1,0 +1,128 @@
+"""Plans of training jobs on clusters that this tool has not made: in pods, and for a batch script. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from os.path import normpath
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+from jobs.launchers.kubernetes.image import sample_in_image
+from jobs.launchers.kubernetes.request import CLAIM_PATH, PodOptions
+from jobs.launchers.plan import JobPlan, PlacementOptions
+from jobs.train.presets import Preset
+from jobs.train.program import ProgramRequest, plan_program
+from jobs.train.program_files import ProgramFiles
+from jobs.train.reference import OUTPUT, SCRIPT, locate_script, reference_argv
+from jobs.train.request import (
+    TrainRequest,
+    chosen_backend,
+    local_data,
+    local_model,
+    require_able_stack,
+)
+from jobs.train.train import plan_options, plan_training
+from jobs.worker.tasks import TASKS
+from jobs.worker.training.options import NO_CACHE, SCRATCH, TextOptions, TrainOptions, flag
+from provision.stacks.stack import Stack
+
+
+def plan_in_pods(
+    options: TrainOptions, placement: PlacementOptions, pods: PodOptions, stack: Stack
+) -> JobPlan:
+    """Return the plan of a training job, which resumes by itself after a restart.
+
+    Raises :class:`UsageError` for a path that no pod has.
+    """
+    require_able_stack(stack, f"render k8s {options.task}")
+    sample = getattr(TASKS[options.task].demo, "data", None)
+    paths: dict[str, Any] = {}
+    for name, path in local_data(options).items():
+        if str(path) == sample:
+            paths[name] = sample_in_image(path)
+        else:
+            _require_on_claim(name, str(path))
+    model = options.model_name or SCRATCH
+    is_path = model.startswith(("/", ".", "~"))
+    # A folder here is the model of `train`, also with a name as on the hub.
+    if is_path or local_model(options):
+        _require_on_claim("model", model)
+    cache = getattr(options, "token_cache", NO_CACHE)
+    if cache.startswith("~"):
+        paths["token_cache"] = f"{CLAIM_PATH}/cache/tokens"
+    elif cache != NO_CACHE:
+        _require_on_claim("token_cache", cache)
+    in_pod = replace(
+        options,
+        **paths,
+        output=pods.output,
+        backend=chosen_backend(options.backend, stack),
+        ipex=options.ipex or stack.use_ipex,
+        # A restarted pod begins with the same command. Without a checkpoint, training starts over.
+        resume=True,
+    )
+    offline = "data" in local_data(options) and (is_path or model == SCRATCH)
+    return replace(plan_options(in_pod, offline=offline), placement=placement)
+
+
+def _require_on_claim(name: str, path: str | None) -> None:
+    if path is None or Path(normpath(path)).is_relative_to(CLAIM_PATH):
+        return
+    raise UsageError(
+        f"{flag(name)} {path}: no pod has this path",
+        hint=f"copy it to the claim, which pods mount as {CLAIM_PATH}, and give its path there, such as "
+        f"{CLAIM_PATH}/data/{Path(path).name}",
+    )
+
+
+def plan_reference_in_pods(
+    preset: Preset,
+    script: str | None,
+    placement: PlacementOptions,
+    pods: PodOptions,
+    stack: Stack,
+) -> JobPlan:
+    """Return the plan of the documentation's own job: transformers' ``run_qa.py`` in every rank.
+
+    ``script`` is a folder on the claim; without it, the image has the script from the stack. A restarted
+    pod resumes from the script's own checkpoint. Raises :class:`UsageError` if nothing has the script.
+    """
+    _require_on_claim("run_qa", script)
+    where = f"{script}/{SCRIPT}" if script else locate_script(stack, None)[1]
+    launch = preset.launch_on(pods.nodes)
+    ppn = placement.nproc_per_node or launch.ppn
+    # With the flag to overwrite its output, it would start over.
+    keeping = replace(launch, overwrite=False, reference=False, ppn=ppn)
+    preset = replace(preset, one_node=keeping, several_nodes=keeping)
+    argv = reference_argv(stack, preset, pods.nodes, f"{pods.output}/{OUTPUT}", where)
+    ranks = pods.nodes * ppn
+    program = ProgramRequest(
+        command=argv,
+        files=ProgramFiles({}),
+        results=Path(),
+        placement=replace(placement, nproc_per_node=ppn),
+        nodes=pods.nodes,
+        backend="gloo" if ranks == 1 else "auto",
+        kind="squad",
+    )
+    in_pod = ("--folder=/tmp", f"--output={pods.output}", "--", *argv)
+    return replace(plan_program(program, stack), argv=in_pod, title="Train")
+
+
+def plan_for_script(request: TrainRequest, stack: Stack) -> JobPlan:
+    """Return the plan of a training job on a Slurm cluster that is not the user's.
+
+    Raises :class:`UsageError` for what can't run there.
+    """
+    options = request.options
+    require_able_stack(stack, f"render slurm {options.task}")
+    if chosen_backend(options.backend, stack) == "ccl":
+        raise UsageError(
+            "`render slurm` has no oneCCL: its transport has to fit the center's network and MPI",
+            hint="use --backend gloo, or --stack upstream",
+        )
+    # Home folders are small at most centers.
+    if isinstance(options, TextOptions) and options.token_cache == TextOptions().token_cache:
+        options = replace(options, token_cache="cache/tokens")
+    return plan_training(replace(request, options=options), stack)

@@ -1,0 +1,195 @@
+"""Manifests: golden files, and the schemas of Kubernetes and of Kubeflow's custom resources."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from kubernetes_validate.utils import ValidationError, validate
+
+from jobs.launchers.kubernetes.manifests import AMX_LABEL, Manifest
+from jobs.launchers.kubernetes.resources import claims_of
+from tests.golden import check_golden
+from tests.jobs.launchers.kubernetes.rendering import CLAIMS, EVERY, KINDS, RECIPES, rendered
+from tests.jobs.launchers.kubernetes.scenes import SCHEMAS
+
+GOLDEN = Path(__file__).with_name("golden")
+NEWEST = "1.33"
+SECRETS = ("--pull-secret", "registry", "--hub-secret", "hub")
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "kubernetes.md"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*Job-*.yaml")))
+def test_the_yaml_of_each_kind_recipe_and_stack(name: str) -> None:
+    kind, _, recipe = name.partition("-")
+    found = rendered(*RECIPES[recipe], "--kind", kind, "--namespace", "training")
+
+    check_golden(GOLDEN / f"{name}.yaml", "---\n".join(found.yaml_files().values()))
+
+
+def test_each_kind_and_each_recipe_has_its_yaml() -> None:
+    names = [path.stem.partition("-") for path in GOLDEN.glob("*Job-*.yaml")]
+    assert {kind for kind, _, _ in names} == set(KINDS)
+    assert {recipe for _, _, recipe in names} == set(RECIPES)
+
+
+@pytest.mark.parametrize(("kind", "recipe"), [*product(KINDS, RECIPES)])
+def test_claims_differ_only_where_they_should(kind: str, recipe: str) -> None:
+    new, classy, existing = (
+        rendered(*RECIPES[recipe], "--kind", kind, *claim) for claim in CLAIMS.values()
+    )
+
+    assert new.claim is not None
+    assert classy.claim is not None
+    assert classy.claim["spec"]["storageClassName"] == "nfs"
+    assert classy.claim["spec"]["resources"]["requests"] == {"storage": "2Ti"}
+    assert "storageClassName" not in new.claim["spec"], "the cluster's default"
+    assert new.job == classy.job
+    assert existing.manifests == [existing.job]
+    text = existing.yaml_files()["job.yaml"]
+    assert text.replace("claimName: data", "claimName: spr-cluster") == new.yaml_files()["job.yaml"]
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_comments_do_not_change_what_is_submitted(words: tuple[str, ...]) -> None:
+    found = rendered(*words)
+
+    assert [yaml.safe_load(text) for text in found.yaml_files().values()] == found.manifests
+    assert "__comment" not in "".join(found.yaml_files().values())
+
+
+@pytest.mark.skipif(not SCHEMAS.is_dir(), reason=f"no custom resource definitions in {SCHEMAS}")
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_kubeflows_schemas_accept_every_job(words: tuple[str, ...]) -> None:
+    job = rendered(*words, *SECRETS).job
+
+    jsonschema.validate(job, read_schema(job["kind"]), format_checker=jsonschema.FormatChecker())
+
+
+@pytest.mark.skipif(not SCHEMAS.is_dir(), reason=f"no custom resource definitions in {SCHEMAS}")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubeflows_schemas_refuse_what_is_wrong(kind: str) -> None:
+    job = rendered("--kind", kind).job
+    schema = read_schema(kind)
+
+    for spec in ({**job["spec"], "unknown": 1}, {"numProcPerNode": "auto"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**job, "spec": spec}, schema)
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_kubernetes_schemas_accept_claim_and_pod(words: tuple[str, ...]) -> None:
+    found = rendered(*words, *SECRETS)
+    pod: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "bert"},
+        "spec": pod_of(found.job),
+    }
+
+    for document in (pod, *filter(None, [found.claim])):
+        validate(document, NEWEST, strict=True)
+    with pytest.raises(ValidationError):
+        validate({**pod, "spec": {**pod["spec"], "x": 1}}, NEWEST, strict=True)
+
+
+def test_a_pod_is_guaranteed_its_resources_and_never_root() -> None:
+    for kind in KINDS:
+        pod = pod_of(rendered("--kind", kind).job)
+        (container,) = pod["containers"]
+
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        require_restricted(pod)
+        assert pod.get("automountServiceAccountToken", True) is (kind == "TrainJob")
+        assert pod["nodeSelector"] == {AMX_LABEL: "true"}
+        assert "nodeSelector" not in pod_of(rendered("--kind", kind, "--any-cpu").job)
+
+
+def require_restricted(pod: Manifest) -> None:
+    """Check the rules of https://kubernetes.io/docs/concepts/security/pod-security-standards/."""
+    assert {key for each in pod["volumes"] for key in each} <= {
+        "name",
+        "persistentVolumeClaim",
+        "emptyDir",
+    }
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_hubs_token_comes_from_a_secret(kind: str) -> None:
+    plain, found = (
+        pod_of(rendered("--kind", kind, *words).job)["containers"][0]["env"]
+        for words in ((), ("--hub-secret", "hub"))
+    )
+
+    source = {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
+    assert found == [*plain, {"name": "HF_TOKEN", "valueFrom": source}]
+
+
+def test_the_pod_of_the_documentation_is_valid_and_restricted() -> None:
+    text = DOCUMENTATION.read_text().partition("<<'YAML'\n")[2].partition("    YAML\n")[0]
+    pod = yaml.safe_load(text)
+
+    validate(pod, NEWEST, strict=True)
+    require_restricted(pod["spec"])
+    claim = rendered().claim
+    assert claim is not None
+    assert claims_of(pod["spec"]) == [claim["metadata"]["name"]]
+
+
+def test_one_node_needs_no_worker_and_no_shared_storage() -> None:
+    found = rendered("--kind", "PyTorchJob", "--nodes", "1")
+
+    assert [*found.job["spec"]["pytorchReplicaSpecs"]] == ["Master"]
+    assert found.claim is not None
+    assert found.claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def pod_of(job: Manifest) -> Manifest:
+    """The pod that an operator makes: for a TrainJob, the runtime's with our patch and trainer."""
+    spec = job["spec"]
+    if job["kind"] == "PyTorchJob":
+        found: Manifest = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        return found
+    trainer = spec["trainer"]
+    (patch,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
+        "replicatedJobs"
+    ]
+    pod = patch["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    own = {key: trainer[key] for key in ("image", "command", "args", "env")}
+    return {**pod, "containers": [{**container, **own, "resources": trainer["resourcesPerNode"]}]}
+
+
+@cache
+def read_schema(kind: str) -> dict[str, Any]:
+    """The schema of a custom resource. Like the API server, it refuses unknown fields."""
+    (path,) = SCHEMAS.glob(f"*_{kind.lower()}s.yaml")
+    definition = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
+    (version,) = definition["spec"]["versions"]
+    schema: dict[str, Any] = _closed(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if schema.get("type") == "object" and "properties" in schema:
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -52,7 +52,7 @@ def test_the_queue(task: str) -> None:
 
 
 def test_kubernetes(task: str) -> None:
-    found = build_rendered(parse("k8s", "render", task, "--demo", "--nodes", "2"), NOW)
+    found = build_rendered(parse("render", "k8s", task, "--demo", "--nodes", "2"), NOW)
     check_program(task, found.plan.argv)
     (data,) = (word for word in found.plan.argv if word.startswith("--data="))
     assert "code" + data.partition("/code")[2] in found.build

@@ -45,7 +45,7 @@ def node(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A node with the image of a rendered folder; and that folder."""
     folder = tmp_path_factory.mktemp("images")
     build = folder / "build"
-    assert main(("k8s", "render", *BERT, "--output", str(build))) == 0
+    assert main(("render", "k8s", *BERT, "--output", str(build))) == 0
     with running_node(plane, save_images(build, folder)):
         yield build
 

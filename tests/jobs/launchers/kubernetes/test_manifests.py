@@ -21,7 +21,7 @@ from tests.jobs.launchers.kubernetes.scenes import SCHEMAS
 GOLDEN = Path(__file__).with_name("golden")
 NEWEST = "1.33"
 SECRETS = ("--pull-secret", "registry", "--hub-secret", "hub")
-DOCUMENTATION = Path(__file__).parents[3] / "docs" / "kubernetes.md"
+DOCUMENTATION = Path(__file__).parents[4] / "docs" / "kubernetes.md"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*Job-*.yaml")))

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Trains a question answering model with spr-cluster's code. In this file's folder, run
+# Trains a model with spr-cluster's code. In this file's folder, run
 # `bash install.sh` once, then `sbatch job.sbatch`.
 #SBATCH --job-name=bert
 #SBATCH --nodes=2

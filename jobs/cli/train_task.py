@@ -55,9 +55,15 @@ _SQUAD = (
 
 def add_parser(jobs: SubParsers, task: str) -> None:
     is_squad = task == "squad"
-    about = f"Fine-tune a model with PyTorch DDP on all nodes: {TASKS[task].help}. Evaluate it, and fetch\n"
+    about = (
+        f"Train a model with PyTorch DDP on all nodes: {TASKS[task].help}. Evaluate it, and fetch\n"
+    )
     about = _SQUAD if is_squad else about + "the model and results."
-    parser = add_task_command(jobs, task, about, _SQUAD_EXAMPLES if is_squad else _EXAMPLES)
+    examples = _SQUAD_EXAMPLES if is_squad else _EXAMPLES
+    if not hasattr(TASKS[task].Options, "data"):
+        lines = examples.splitlines(keepends=True)
+        examples = "".join(line for line in lines if "--data" not in line)
+    parser = add_task_command(jobs, task, about, examples)
     add_cluster_options(parser)
     parser.set_defaults(recipe="fast", preset=None, smoke=False, run_qa=None)
     if is_squad:

@@ -142,7 +142,7 @@ def needs_hub(options: TrainOptions) -> bool:
     here = local_data(options)
     return (
         model_from_hub
-        or "data" not in here
+        or (hasattr(options, "data") and "data" not in here)
         or bool(getattr(options, "eval", None)) > ("eval" in here)
     )
 

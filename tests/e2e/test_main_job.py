@@ -173,15 +173,14 @@ def test_training_runs_on_all_nodes_and_learns(trained: Trained) -> None:
     assert "mpirun" not in trained.done.stderr
 
 
-def test_the_example_of_add_a_job_has_placement_records_report_and_fetch(
+def test_a_task_without_data_has_placement_records_report_and_fetch(
     cluster: LiveCluster, tmp_path: Path
 ) -> None:
-    """docs/add-a-job.md: one file in jobs/worker and one line in a table."""
     folder = tmp_path / "digits"
 
-    result = cluster.cli.json("train", "digits", "--epochs=2", "--results", str(folder))
+    result = cluster.cli.json("train", "digits", "--results", str(folder))
 
-    assert result["accuracy"] > 0.9
+    assert result["accuracy"] > 90
     assert result["world_size"] == 3
     assert all(rank["planned"]["cpus"] == rank["found"]["cpus"] for rank in result["ranks"])
     record = json.loads((folder / "job.json").read_text())
@@ -191,7 +190,7 @@ def test_the_example_of_add_a_job_has_placement_records_report_and_fetch(
     cluster.cli.run("report", str(folder))
     assert record["job"] in (folder / "report.html").read_text()
     cluster.cli.run("fetch", record["job"], "--results", str(tmp_path / "again"))
-    assert json.loads((tmp_path / "again" / "results.json").read_text())["accuracy"] > 0.9
+    assert json.loads((tmp_path / "again" / "results.json").read_text())["accuracy"] > 90
 
 
 @pytest.mark.parametrize(

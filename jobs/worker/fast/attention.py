@@ -107,7 +107,7 @@ def use_products(model: Any) -> bool:
 
 def stop_using_products(model: Any) -> None:
     """Undo :func:`use_products`."""
-    if model.config._attn_implementation == NAME:
+    if getattr(getattr(model, "config", None), "_attn_implementation", "") == NAME:
         model.set_attn_implementation("sdpa")
 
 

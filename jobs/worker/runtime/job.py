@@ -1,7 +1,6 @@
-"""A job as one rank runs it. A new job writes one function and gets the rest from here::
+"""A job as one rank runs it: the engine's or the benchmark's. It writes one function::
 
-    # jobs/worker/digits.py, started on every rank as ``python -m worker.digits --epochs=3``
-    def train(context: RankContext[argparse.Namespace]) -> dict[str, object]:
+    def train(context: RankContext[Options]) -> dict[str, object]:
         with context.phase("train"), context.report_steps(total=steps) as report:
             for images, labels in batches(context.ranks.rank, context.ranks.size):
                 with context.autocast():
@@ -11,7 +10,7 @@
         return {"accuracy": 0.97}
 
     if __name__ == "__main__":
-        leave(run_job(train, parser.parse_args()))
+        leave(run_job(train, options))
 
 The runtime checks the rank's placement, joins the ranks over the launcher's backend (SPR_BACKEND), and
 chooses the precision. It keeps ``logs/`` and ``metrics/``, prints the events of :mod:`.events`, stops

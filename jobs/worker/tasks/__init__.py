@@ -6,7 +6,8 @@ from typing import Any
 
 from ..training.task import Task
 from .classify import Classify
+from .digits import Digits
 from .squad.task import Squad
 from .tag import Tag
 
-TASKS: dict[str, type[Task[Any]]] = {task.name: task for task in (Squad, Classify, Tag)}
+TASKS: dict[str, type[Task[Any]]] = {task.name: task for task in (Squad, Classify, Tag, Digits)}

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError
+from safetensors.torch import save_model as save_weights
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
@@ -177,7 +178,11 @@ def save_model(folder: Path, loaded: Loaded) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         for name, value in loaded.own.items():
             setattr(loaded.model.config, name, value)
-        loaded.model.save_pretrained(partial)
+        if hasattr(loaded.model, "save_pretrained"):
+            loaded.model.save_pretrained(partial)
+        else:
+            partial.mkdir()
+            save_weights(loaded.model, str(partial / "model.safetensors"))
         if loaded.tokenizer is not None:
             loaded.tokenizer.save_pretrained(partial)
         if target.exists():

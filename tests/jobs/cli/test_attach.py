@@ -250,17 +250,6 @@ def test_a_detached_job_is_left_to_the_cluster(line: CommandLine, head: Head, wo
     assert (found["job"][:3], found["state"]) == (job[:3], "queued")
 
 
-def test_a_job_that_is_followed_prints_its_figures_and_no_times(
-    line: CommandLine, head: Head
-) -> None:
-    head.output = [event(event="result", accuracy=0.5, backend="gloo", at=1800000000.5)]
-    lines = line.must("train", "digits").out.splitlines()
-    assert lines[0].split() == ["accuracy", "0.5"]
-    assert lines[1].startswith("results.json, log, and metrics: results/digits-")
-    found = json.loads(line.must("train", "digits", "--json", "--results", "other").out)
-    assert found == {"event": "result", "accuracy": 0.5, "backend": "gloo"}
-
-
 def test_a_number_of_retries_is_small(line: CommandLine, head: Head) -> None:
     for retries in ("-1", "11", "x"):
         assert line.run("run", "--retries", retries, "--", "true").code == 2

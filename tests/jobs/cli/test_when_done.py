@@ -277,7 +277,7 @@ def test_a_record_that_can_not_be_written_keeps_the_cluster(
 def test_a_damaged_archive_keeps_the_cluster(
     line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.jobs.cli.test_ends.pack_output", lambda _: b"not a tar")
+    monkeypatch.setattr("tests.jobs.cli.test_when_done.pack_output", lambda _: b"not a tar")
 
     result = line.run(*_RUN, "--", "hostname")
 

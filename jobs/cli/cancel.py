@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from dataclasses import replace
 
-from cluster.cli.common import add_cluster_options
+from cluster.cli.common import confirm
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.chosen_job import add_job_argument, open_job
+from infra.errors import UsageError
+from jobs.cli.chosen_job import add_job_options, open_launcher
 from jobs.cli.job_display import JobDisplay
-from jobs.launchers.job_state import LOST, RUNNING
-from jobs.launchers.plan import CHECKPOINT_SECONDS, STOP_SECONDS, JobPaths
-from jobs.launchers.queue.history import JobSummary, choose_all, choose_job, choose_some, list_jobs
-from jobs.launchers.queue.job_output import stop_job
-from jobs.launchers.queue.slurm import SlurmLauncher
+from jobs.launchers.job_state import DELETED, RUNNING
+from jobs.launchers.kubernetes.launcher import KubernetesLauncher
+from jobs.launchers.launcher import JobSummary, Launcher, choose_several
 from jobs.train.train import resume_command, task_of
 
 _EXAMPLES = """\
@@ -32,50 +32,71 @@ def add_parser(subparsers: SubParsers) -> None:
         "cancel",
         "End a job on all nodes, or remove it from the queue. A training job saves a checkpoint first.\n"
         "What is left after two minutes (other jobs: ten seconds), or after Ctrl-C, is killed, even if\n"
-        "nodes are gone. If there is no job, nothing happens.",
+        "nodes are gone. If there is no job, nothing happens. On Kubernetes, the job is deleted; its files\n"
+        "stay on the claim, so a job with the same name and options resumes from its newest checkpoint.",
         _EXAMPLES,
     )
-    add_job_argument(parser)
+    add_job_options(parser)
     parser.add_argument("--all", action="store_true", help="end all jobs that run or wait")
     parser.add_argument("--now", action="store_true", help="kill it without waiting")
-    add_cluster_options(parser)
+    text = "on Kubernetes: also delete its claim, with the files of all jobs on it, unless others use it"
+    parser.add_argument("--delete-claim", action="store_true", help=text)
+    parser.add_argument("--yes", "-y", action="store_true", help="delete the claim without asking")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     progress = make_progress()
-    ctx, head, chosen = open_job(args, choose_all if args.all else choose_some, progress)
-    launcher = SlurmLauncher(head, ctx.flags)
+    launcher = open_launcher(args, progress)
+    chosen = choose_several(launcher.list_jobs(), args.job, launcher.place, every=args.all)
+    claim = _choose_claim(launcher, chosen, args) if args.delete_claim else ""
     results = []
     # Those that wait first: they would start on the nodes of the others.
     ordered = sorted(chosen, key=lambda job: job.state == RUNNING)
     for found in (*ordered,) or (None,):
         now, silent = found, tuple[str, ...]()
-        ends = found is not None and (found.is_active or found.state == LOST)
+        ends = found is not None and launcher.can_cancel(found)
         if found and ends:
-            waits = args.now or found.state != RUNNING
-            grace = 0 if waits else CHECKPOINT_SECONDS if found.unfinished else STOP_SECONDS
             with progress.phase(f"End {found.job}"):
-                silent = stop_job(launcher, JobPaths(found.job), grace, JobDisplay(progress).log)
-            now = choose_job(list_jobs(head), found.job)
-        result = {"cluster": args.name, "cancelled": ends, "unreachable": silent}
+                silent = launcher.cancel(found, JobDisplay(progress).log, now=args.now)
+            left = [job for job in launcher.list_jobs() if job.job == found.job]
+            now = left[0] if left else replace(found, state=DELETED)
+        result = {**launcher.where, "cancelled": ends, "unreachable": silent}
         results.append({**result, **(now.as_dict() if now else {"job": None})})
         if not args.json:
-            print(_render(now, args.name, ctx.flags, ended=ends))
+            print(_render(now, launcher, ended=ends))
+    if claim and isinstance(launcher, KubernetesLauncher):
+        with progress.phase(f"Delete claim {claim}"):
+            launcher.delete_claim(claim, progress.note)
+        results[0]["claim"] = claim
+        if not args.json:
+            print(f"Claim {claim} is gone.")
     if args.json:
         print(json.dumps({"jobs": results} if args.all else results[0]))
     return 0
 
 
-def _render(found: JobSummary | None, cluster: str, flags: str, *, ended: bool) -> str:
+def _choose_claim(launcher: Launcher, chosen: list[JobSummary], args: argparse.Namespace) -> str:
+    """Return the claim of the job, once its loss is approved. Raises :class:`UsageError`."""
+    if not isinstance(launcher, KubernetesLauncher) or args.all or not chosen:
+        raise UsageError("--delete-claim is for one job on Kubernetes")
+    claim = launcher.choose_claim(chosen[0])
+    question = f"Delete job {chosen[0].job} and claim {claim} with all of its files?"
+    confirm(question, yes=args.yes)
+    return claim
+
+
+def _render(found: JobSummary | None, launcher: Launcher, *, ended: bool) -> str:
     """Return in one or two lines what was done, and how the job continues."""
     if found is None:
-        return f"No job is running or queued on cluster {cluster}."
+        return f"No job is running or queued {launcher.place}."
     if not ended:
         return f"Job {found.job} has ended already: it is {found.state}."
+    if found.state == DELETED:
+        return f"Job {found.job} is gone."
     lines = [f"Job {found.job} has ended."]
     if found.unfinished and found.checkpoint:
-        resume = f"{shlex.join(resume_command(task_of(found.job)))} {found.job} {flags}"
+        resume = f"{shlex.join(resume_command(task_of(found.job)))} {found.job} {launcher.flags}"
         lines.append(f"Checkpoint {found.checkpoint} is saved. To resume: {resume}")
     elif found.unfinished:
         lines.append("It had no checkpoint yet, so there is nothing to resume.")

@@ -1,25 +1,25 @@
-"""The job on a cluster's head that a command is about."""
+"""The place where a job runs, and the job there that a command is about."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import TypeVar
 
-from cluster.cli.common import open_chosen_cloud, open_context
-from cluster.context import Context
+from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from infra.progress import Progress, Silent
-from jobs.launchers.queue.history import NAME, JobSummary, list_jobs
-from provision.host import Host
+from jobs.cli.k8s.access import add_access_options, find_access, open_kubernetes
+from jobs.launchers.launcher import NAME, Launcher
+from jobs.launchers.queue.launcher import QueueLauncher
 
-T = TypeVar("T")
+_ONLY_ACTIVE = "(default: the only one that runs or waits)"
 
 
-def add_job_argument(
-    parser: argparse.ArgumentParser, help_: str = "(default: the only one that runs or waits)"
+def add_job_options(
+    parser: argparse.ArgumentParser, help_: str = _ONLY_ACTIVE, *, json: bool = True
 ) -> None:
-    """Add ``JOB``, which is optional."""
+    """Add ``JOB``, which is optional, and what chooses the cluster or namespace in which it is."""
     parser.add_argument("job", nargs="?", metavar="JOB", type=_job_id, help=help_)
+    add_cluster_options(parser, json=json)
+    add_access_options(parser)
 
 
 def _job_id(text: str) -> str:
@@ -31,12 +31,11 @@ def _job_id(text: str) -> str:
     return text
 
 
-def open_job(
-    args: argparse.Namespace,
-    choose: Callable[[tuple[JobSummary, ...], str | None], T],
-    progress: Progress | None = None,
-) -> tuple[Context, Host, T]:
-    """Return the context of a cluster, its head, and which job there ``choose`` returns for ``JOB``."""
+def open_launcher(args: argparse.Namespace, progress: Progress | None = None) -> Launcher:
+    """Return the place of a job: Kubernetes if an option or its submission says so, else a cluster."""
+    access = find_access(args)
+    if access is not None:
+        return open_kubernetes(access, args)
     ctx = open_context(args, open_chosen_cloud(args), progress=progress or Silent())
-    head = ctx.host_opener()(ctx.find_cluster().head)
-    return ctx, head, choose(list_jobs(head), args.job)
+    cluster = ctx.find_cluster()
+    return QueueLauncher(ctx, ctx.host_opener()(cluster.head), cluster.expires)

@@ -8,18 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.cli.common import add_cluster_options
 from cluster.cli.display import make_progress
 from cluster.cli.parser import SubParsers, add_command
 from infra.errors import JobError, SprError, UsageError
 from infra.progress import Progress
 from infra.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url
-from jobs.cli.chosen_job import add_job_argument, open_job
-from jobs.launchers.files import fetch
+from jobs.cli.chosen_job import add_job_options, open_launcher
+from jobs.cli.k8s.access import object_name
 from jobs.launchers.job_state import RUNNING
-from jobs.launchers.plan import JobPaths
-from jobs.launchers.queue.history import choose_job
-from jobs.launchers.record import claim_results
+from jobs.launchers.launcher import choose_job
 from jobs.train.push import push_results
 from jobs.train.request import check_results, check_writable, expand_home
 
@@ -38,17 +35,24 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "fetch",
-        "Download the model, log, and results of a job from the cluster's head, for example of a job\n"
-        "that was started on another machine. `spr-cluster jobs` lists the jobs.",
+        "Download the model, log, and results of a job, without checkpoints, from the cluster's head or a\n"
+        "claim on Kubernetes, for example of a job that was started on another machine. `spr-cluster jobs`\n"
+        "lists the jobs.",
         _EXAMPLES,
     )
-    add_job_argument(parser, "job ID, such as squad-20260731-142501-k3f")
-    parser.add_argument("--last", action="store_true", help="fetch the newest job on the head")
+    add_job_options(parser, "job ID, such as squad-20260731-142501-k3f")
+    parser.add_argument("--last", action="store_true", help="fetch the newest job")
     parser.add_argument(
         "--results", metavar="DIR", help="local folder for the files (default: results/JOB)"
     )
     add_push_option(parser)
-    add_cluster_options(parser)
+    gone = parser.add_argument_group(
+        "jobs on Kubernetes that another machine submitted and deleted"
+    )
+    gone.add_argument("--claim", type=object_name, metavar="NAME", help="its claim")
+    gone.add_argument("--image", help="its image, in which a small pod reads the files")
+    text = "secret with which nodes pull the image"
+    gone.add_argument("--pull-secret", type=object_name, metavar="NAME", help=text)
     parser.set_defaults(run=run)
 
 
@@ -102,17 +106,17 @@ def run(args: argparse.Namespace) -> int:
         check_writable(expand_home(args.results))
     target = open_push_target(args)
     progress = make_progress()
-    ctx, head, found = open_job(args, choose_job, progress)
+    launcher = open_launcher(args, progress)
+    found = choose_job(launcher.list_jobs(), args.job, launcher.place)
     results = expand_home(args.results) if args.results else Path("results", found.job)
     if found.state == RUNNING:
         print(f"{found.job} is still running; fetching its output so far", file=sys.stderr)
     check_results(results, found.job)
     with progress.phase(f"Fetch {found.job}"):
-        claim_results(results, found.job)
-        missing = fetch(head, JobPaths(found.job), results, progress.note, ctx.flags)
+        missing = launcher.fetch(found.job, results, progress.note)
     for line in missing:
         print(line, file=sys.stderr)
-    pushed = push(target, results, found.job, progress, ctx.flags)
+    pushed = push(target, results, found.job, progress, launcher.flags)
     if args.json:
         print(json.dumps({**found.as_dict(), "results": str(results), "pushed_to": pushed}))
     else:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
 from cluster.cli.display import format_seconds, format_table
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import wrap
+from cluster.events import utc_now
 from cluster.job_queue import describe_reason
 from infra.words import counted
+from jobs.cli.chosen_job import add_job_options, open_launcher
 from jobs.launchers.job_state import FAILED, QUEUED, REQUEUED, RUNNING
-from jobs.launchers.queue.expiry import describe_expiry
-from jobs.launchers.queue.history import JobSummary, list_jobs
+from jobs.launchers.launcher import JobSummary, Launcher, choose_job
 
 _NEWEST = 10
 _EXAMPLES = """\
   spr-cluster jobs
   spr-cluster jobs --name bert --json
+  spr-cluster jobs squad-20261122-142501-k3f          one job, and why it does not run
+  spr-cluster jobs --context lab --namespace ml       on Kubernetes
 """
 
 
@@ -28,36 +30,48 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "jobs",
-        "List the jobs on a cluster, oldest first. A job is submitting, queued, running, succeeded,\n"
-        "failed (with its exit code), cancelled, requeued (it lost a rank or node, and will run again), or\n"
-        "lost (it left the queue and nothing says how it ended, for example because the head was shut\n"
-        "down). A job with a checkpoint and without a model can be resumed:\n"
+        "List the jobs on a cluster, oldest first, or show one. A job is submitting, queued, running,\n"
+        "succeeded, failed (with its exit code), cancelled, requeued (it lost a rank or node, and will run\n"
+        "again), or lost (it left the queue and nothing says how it ended, for example because the head was\n"
+        "shut down). A job with a checkpoint and without a model can be resumed:\n"
         "`spr-cluster train squad --resume JOB`.",
         _EXAMPLES,
     )
+    add_job_options(parser, "show only this one, with its pods if it is on Kubernetes")
     parser.add_argument(
         "--all", action="store_true", help=f"list all jobs, not only the newest {_NEWEST}"
     )
-    add_cluster_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    ctx = open_context(args, open_chosen_cloud(args))
-    cluster = ctx.find_cluster()
-    found = list_jobs(ctx.host_opener()(cluster.head))
-    if args.json:
-        print(json.dumps({"cluster": args.name, "jobs": [job.as_dict() for job in found]}))
-    elif found:
-        shown = found if args.all else newest(found)
-        print(render(shown, ctx.now()))
-        if hidden := len(found) - len(shown):
-            print(f"{counted(hidden, 'earlier job')}: --all")
-        if cluster.expires and any(job.is_active for job in found):
-            print(wrap(describe_expiry(cluster.expires, ctx.now(), cluster.flags)))
+    launcher, now = open_launcher(args), utc_now()
+    found = launcher.list_jobs()
+    if args.job:
+        job = choose_job(found, args.job, launcher.place)
+        more, lines = launcher.describe(job)
+        result: Mapping[str, object] = {**launcher.where, **job.as_dict(), **more}
+        text = "\n".join([render([job], now), *lines])
     else:
-        print(f"No jobs on cluster {args.name}. `spr-cluster train squad {ctx.flags}` starts one.")
+        result = {**launcher.where, "jobs": [job.as_dict() for job in found]}
+        text = _render_list(launcher, found, now, every=args.all)
+    print(json.dumps(result) if args.json else text)
     return 0
+
+
+def _render_list(
+    launcher: Launcher, found: Sequence[JobSummary], now: datetime, *, every: bool
+) -> str:
+    if not found:
+        start = f"spr-cluster {launcher.example} {launcher.flags}".rstrip()
+        return f"No jobs {launcher.place}. `{start}` starts one."
+    shown = found if every else newest(found)
+    lines = [render(shown, now)]
+    if hidden := len(found) - len(shown):
+        lines.append(f"{counted(hidden, 'earlier job')}: --all")
+    if launcher.outlook and any(job.is_active for job in found):
+        lines.append(wrap(launcher.outlook))
+    return "\n".join(lines)
 
 
 def newest(found: Sequence[JobSummary]) -> Sequence[JobSummary]:
@@ -79,10 +93,10 @@ def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, 
     return (
         job.job,
         job.state if job.exit_code is None or job.state != FAILED else f"failed ({job.exit_code})",
-        str(len(job.nodes)) if job.nodes else "-",
+        str(len(job.nodes) or "-"),
         f"{format_seconds(max(0.0, (now - job.began).total_seconds()))} ago" if job.began else "-",
         "-" if took is None else format_seconds(max(0.0, took)),
-        f"{job.size_kib / 1024:,.1f} MiB",
+        "-" if job.size_kib is None else f"{job.size_kib / 1024:,.1f} MiB",
         "yes" if job.has_model else "-",
         job.checkpoint or "-",
     )
@@ -90,6 +104,6 @@ def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, 
 
 def _describe(job: JobSummary) -> str:
     """Return why a job failed or waits; "" for other jobs."""
-    if job.state in (QUEUED, REQUEUED):
+    if job.state in (QUEUED, REQUEUED) and job.waits_for:
         return f"waits: {describe_reason(job.waits_for)}"
     return job.cause if job.state == FAILED else ""

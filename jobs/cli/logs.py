@@ -7,14 +7,13 @@ import sys
 from datetime import datetime
 from typing import Any
 
-from cluster.cli.common import add_cluster_options
 from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.wrapping import printable
+from cluster.events import utc_now
 from infra.spec import parse_duration
-from jobs.cli.chosen_job import add_job_argument, open_job
+from jobs.cli.chosen_job import add_job_options, open_launcher
 from jobs.cli.job_display import render_event
-from jobs.launchers.queue.history import choose_shown
-from jobs.launchers.queue.logs import read_log
+from jobs.launchers.launcher import choose_shown
 from jobs.worker.runtime.events import mark_of, parse_event
 
 _EXAMPLES = """\
@@ -29,10 +28,11 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "logs",
         "Print the log of a job, with the events that its ranks report as text. --rank prints what one\n"
-        "rank wrote, from its own node.",
+        "rank wrote, from its own node; on Kubernetes, its pod.",
         _EXAMPLES,
     )
-    add_job_argument(parser, "(default: the only one that runs or waits, or else the newest)")
+    text = "(default: the only one that runs or waits, or else the newest)"
+    add_job_options(parser, text, json=False)
     parser.add_argument(
         "-f",
         "--follow",
@@ -46,18 +46,15 @@ def add_parser(subparsers: SubParsers) -> None:
         help="only what was written in the last, for example, 10m or 2h; by the times that the "
         "ranks' events have, so not for programs of `run`",
     )
-    add_cluster_options(parser, json=False)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     since = parse_duration(args.since, "--since") if args.since else None
-    ctx, head, found = open_job(args, choose_shown)
-    printer = LogPrinter(found.job, ctx.now() - since if since else None)
-    try:
-        read_log(head, found, printer.take, args.rank, follow=args.follow)
-    finally:
-        head.close()
+    launcher = open_launcher(args)
+    found = choose_shown(launcher.list_jobs(), args.job, launcher.place)
+    printer = LogPrinter(found.job, utc_now() - since if since else None)
+    launcher.read_log(found, printer.take, args.rank, follow=args.follow)
     return 0
 
 

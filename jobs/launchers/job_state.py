@@ -16,6 +16,7 @@ from jobs.worker.supervisor.conclusion import CANCELLED, FAILED, SUCCEEDED, desc
 __all__ = ["CANCELLED", "FAILED", "SUCCEEDED", "JobEnd", "Outcome", "parse_end"]
 SUBMITTING, QUEUED, RUNNING = "submitting", "queued", "running"
 REQUEUED, LOST = "requeued", "lost"
+SUSPENDED, DELETING, DELETED = "suspended", "deleting", "deleted"
 
 
 @dataclass(frozen=True)

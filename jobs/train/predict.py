@@ -15,8 +15,9 @@ from infra.errors import JobError, UsageError
 from infra.files import parse_as, read_text
 from infra.words import counted
 from jobs.launchers.files import upload_archive, worker_files
+from jobs.launchers.launcher import choose_job
 from jobs.launchers.plan import JobPaths
-from jobs.launchers.queue.history import choose_job, list_jobs
+from jobs.launchers.queue.history import list_jobs
 from jobs.train.request import expand_home
 from jobs.worker.runtime.errors import WorkerError
 from provision.host import Host

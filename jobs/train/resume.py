@@ -9,8 +9,9 @@ from typing import Any
 
 from infra.errors import JobError, UsageError
 from infra.words import counted
+from jobs.launchers.launcher import JobSummary, choose_job
 from jobs.launchers.plan import JobPaths, JobPlan
-from jobs.launchers.queue.history import JobSummary, choose_job, list_jobs
+from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.session import JobContext, JobSession, run_job
 from jobs.launchers.record import JobRecord, read_record
 from jobs.train.request import check_results, require_able_stack

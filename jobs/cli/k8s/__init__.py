@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cluster.cli.parser import SubParsers, add_command
-from jobs.cli.k8s import delete, fetch, logs, status, submit
+from jobs.cli.k8s import submit
 
 _EXAMPLES = """\
   spr-cluster render k8s squad --nodes 4 --image ghcr.io/me/spr:1 --output build
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1
-  spr-cluster k8s status
+  spr-cluster jobs --namespace ml
 """
 
 
@@ -17,9 +17,9 @@ def add_parser(subparsers: SubParsers) -> None:
         subparsers,
         "k8s",
         "Train on Kubernetes, with Kubeflow: the same jobs, stacks, and placement as on a cluster "
-        "of your own.",
+        "of your own. `jobs`, `attach`, `logs`, `wait`, `cancel`, `fetch`, and `report` take its ID as "
+        "that of any other job.",
         _EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    for each in (submit, status, logs, fetch, delete):
-        each.add_parser(actions)
+    submit.add_parser(actions)

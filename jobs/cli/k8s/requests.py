@@ -13,7 +13,7 @@ from jobs.cli.job_options import (
     add_training_options,
     read_shape,
 )
-from jobs.cli.k8s.common import NAMESPACE_HELP, OBJECT_NAME
+from jobs.cli.k8s.access import NAMESPACE_HELP, OBJECT_NAME
 from jobs.cli.train_requests import read_options, refuse_own_settings
 from jobs.launchers.forms import check_forms
 from jobs.launchers.kubernetes.job_files import Rendered, render

@@ -7,14 +7,16 @@ import json
 import sys
 from contextlib import suppress
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.cli.display import make_progress
+from cluster.cli.display import PlainProgress, TreeProgress, make_progress
 from cluster.cli.parser import SubParsers, add_command, add_json_option
 from cluster.cli.wrapping import wrap
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.k8s.common import access_flags, add_access_options, open_api
+from jobs.cli.job_display import render_end
+from jobs.cli.k8s.access import Access, access_flags, add_access_options, open_api, remember_job
 from jobs.cli.k8s.follow import follow
 from jobs.cli.k8s.requests import add_tasks, build_rendered
 from jobs.launchers.job_state import QUEUED
@@ -22,9 +24,11 @@ from jobs.launchers.kubernetes.errors import ConflictError
 from jobs.launchers.kubernetes.job_files import Rendered
 from jobs.launchers.kubernetes.jobs import require_kinds
 from jobs.launchers.kubernetes.kinds import JOB_KINDS, JobKind
+from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 from jobs.launchers.kubernetes.manifests import Manifest
 from jobs.launchers.kubernetes.preflight import Preflight, find_missing_rights
 from jobs.launchers.kubernetes.problems import refuse
+from jobs.launchers.kubernetes.request import CLAIM_PATH
 from jobs.launchers.kubernetes.resources import core_path
 
 if TYPE_CHECKING:
@@ -58,7 +62,7 @@ def add_parser(actions: SubParsers) -> None:
         add_access_options(task, namespace=False)
         add = task.add_argument
         add("--dry-run", action="store_true", help=text)
-        add("--detach", action="store_true", help="do not follow the job; `k8s logs -f` does")
+        add("--detach", action="store_true", help="do not follow the job; `attach` does")
         add_json_option(task)
         task.set_defaults(run=run)
 
@@ -80,10 +84,41 @@ def run(args: argparse.Namespace) -> int:
     refuse([each for each in problems if not each.is_warning])
     with progress.phase("Try the objects" if args.dry_run else "Create the objects"):
         is_new = _create(api, kind, rendered, args)
-    if not (args.dry_run or args.detach):
-        return follow(api, rendered.pods.name, args, progress)
-    _say_done(rendered, is_new, args)
+    if not args.dry_run:
+        _remember(rendered, api, args)
+    if args.dry_run or args.detach:
+        _say_done(rendered, is_new, args)
+    else:
+        _follow(KubernetesLauncher(api, access_flags(args).strip()), rendered, args, progress)
     return 0
+
+
+def _remember(rendered: Rendered, api: KubernetesApi, args: argparse.Namespace) -> None:
+    pods = rendered.pods
+    access = Access(
+        context=api.context,
+        kubeconfig=args.kubeconfig and str(Path(args.kubeconfig).absolute()),
+        namespace=api.namespace,
+        claim=pods.claim.name,
+        image=pods.image,
+        pull_secret=pods.pull_secret,
+    )
+    remember_job(pods.name, access)
+
+
+def _follow(
+    launcher: KubernetesLauncher,
+    rendered: Rendered,
+    args: argparse.Namespace,
+    progress: PlainProgress | TreeProgress,
+) -> None:
+    name = rendered.pods.name
+    end, result = follow(launcher, name, progress)
+    if args.json:
+        print(json.dumps({**result, "job": name, "state": end.state}))
+    else:
+        print(render_end(name, end, result, Path(CLAIM_PATH, "jobs", name, "output")))
+        print(f"to fetch them: spr-cluster fetch {name} {launcher.flags}".rstrip())
 
 
 def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
@@ -129,8 +164,8 @@ def _exists(name: str, args: argparse.Namespace) -> UsageError:
     flags = access_flags(args)
     return UsageError(
         f"job {name} exists already",
-        hint=f"give another --name; `spr-cluster k8s status {name}{flags}` shows it, "
-        f"`spr-cluster k8s delete {name}{flags}` removes it",
+        hint=f"give another --name; `spr-cluster jobs {name}{flags}` shows it, "
+        f"`spr-cluster cancel {name}{flags}` removes it",
     )
 
 
@@ -146,9 +181,9 @@ def _say_done(rendered: Rendered, is_new: bool, args: argparse.Namespace) -> Non
         used = f"{'new' if is_new else 'existing'} claim {claim}"
         text = (
             f"{args.kind} {name}, {counted(rendered.pods.nodes, 'pod')}, {used}\n"
-            f"  to see it:    spr-cluster k8s status {name}{flags}\n"
-            f"  to follow it: spr-cluster k8s logs -f {name}{flags}\n"
-            f"  its results:  spr-cluster k8s fetch {name}{flags}\n"
-            f"  to end it:    spr-cluster k8s delete {name}{flags}"
+            f"  to see it:    spr-cluster jobs {name}{flags}\n"
+            f"  to follow it: spr-cluster attach {name}{flags}\n"
+            f"  its results:  spr-cluster fetch {name}{flags}\n"
+            f"  to end it:    spr-cluster cancel {name}{flags}"
         )
     print(json.dumps(result) if args.json else text)

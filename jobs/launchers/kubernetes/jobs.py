@@ -94,7 +94,7 @@ def require_job(api: KubernetesApi, name: str) -> JobView:
         return found
     raise UsageError(
         f"no job {name} in namespace {api.namespace} of context {api.context}",
-        hint="`spr-cluster k8s status` lists the jobs there; --namespace and --context choose others",
+        hint="`spr-cluster jobs` with --namespace and --context lists others",
     )
 
 
@@ -180,10 +180,17 @@ def delete_claim(api: KubernetesApi, name: str, on_wait: Callable[[str], None]) 
         raise DeadlineError(error.message, hint=f"it goes once no pod has it: {why}") from error
 
 
-def delete_job(api: KubernetesApi, job: JobView, on_wait: Callable[[str], None]) -> None:
-    """Delete a job, and wait until its pods are gone. Raises :class:`DeadlineError`."""
+def delete_job(
+    api: KubernetesApi, job: JobView, on_wait: Callable[[str], None], *, at_once: bool = False
+) -> None:
+    """Delete a job, and wait until its pods are gone; ``at_once`` kills them.
+
+    Raises :class:`DeadlineError`.
+    """
     path = job.kind.path(api.namespace, job.name)
     api.delete(path, {"propagationPolicy": "Foreground"})
+    for pod in job.pods if at_once else ():
+        api.delete(core_path(api.namespace, "pods", pod.name), {"gracePeriodSeconds": "0"})
 
     def is_gone() -> bool | None:
         pods = _find_pods(api, job.kind, job.name)

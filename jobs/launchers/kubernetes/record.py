@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from datetime import datetime
 from typing import Any
 
 from jobs.launchers.kubernetes.problems import exit_code
 from jobs.launchers.kubernetes.resources import JobView, as_int, dig, dig_list, parse_time
+
+_STATES = ("running", "terminated")
 
 
 def describe_record(job: JobView, context: str, namespace: str) -> dict[str, Any]:
@@ -48,15 +51,23 @@ def _describe_placement(job: JobView) -> dict[str, int]:
 
 def _describe_end(job: JobView) -> dict[str, Any]:
     """Return how and when the job ended, as far as its pods still say so."""
-    states = [dig(each, "state", "terminated") for pod in job.pods for each in pod.statuses]
+    began, ended = find_times(job)
+    codes = [code for pod in job.pods if (code := exit_code(pod)) is not None]
+    return {
+        "state": job.state,
+        "ended": ended.isoformat() if ended else None,
+        "seconds": (ended - began).total_seconds() if began and ended else None,
+        "exit_code": next(filter(None, codes), 0 if codes else None),
+    }
+
+
+def find_times(job: JobView) -> tuple[datetime | None, datetime | None]:
+    """Return when the first pod of a job began and the last one ended, as far as they still say so."""
+    states = [
+        dig(each, "state", name) for pod in job.pods for each in pod.statuses for name in _STATES
+    ]
     began, ended = (
         [time for each in states if (time := parse_time(each.get(key)))]
         for key in ("startedAt", "finishedAt")
     )
-    codes = [code for pod in job.pods if (code := exit_code(pod)) is not None]
-    return {
-        "state": job.state,
-        "ended": max(ended).isoformat() if ended else None,
-        "seconds": (max(ended) - min(began)).total_seconds() if began and ended else None,
-        "exit_code": next(filter(None, codes), 0 if codes else None),
-    }
+    return min(began, default=None), max(ended, default=None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cluster.node_program import render_program
 from infra.errors import UsageError
+from jobs.launchers.launcher import JobSummary
 from jobs.launchers.plan import JobPaths
-from jobs.launchers.queue.history import JobSummary
 from jobs.worker.supervisor import commands, log_reader, slurm_queue
 from provision.host import Host, TextSink
 

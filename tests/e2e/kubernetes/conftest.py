@@ -78,7 +78,8 @@ class Space:
 
     def run(self, *words: str, user: str = "ada") -> CommandResult:
         where = ("--namespace", self.name, "--context", user)
-        return run(self.capsys, "k8s", *words, *where)
+        command = ("k8s", *words) if words[0] == "submit" else words
+        return run(self.capsys, *command, *where)
 
     def find(self, plural: str) -> list[Manifest]:
         return self.api.items(core_path(self.name, plural))
@@ -88,7 +89,7 @@ class Space:
         shown: list[str] = []
 
         def is_shown() -> bool:
-            result = self.run("status", "bert")
+            result = self.run("jobs", "bert")
             assert result.code == 0, result.err
             shown[:] = result.out.splitlines()
             return text in result.out

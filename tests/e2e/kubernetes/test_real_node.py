@@ -84,10 +84,10 @@ def test_from_a_cluster_to_a_trained_model(
 
     assert ended.code == 0, ended.err
     assert "2 ranks on bert-master-0, bert-worker-0; backend gloo" in ended.err
-    assert "to fetch them: spr-cluster k8s fetch bert --namespace" in ended.out
-    rows = [line.split() for line in space.wait_for_status("succeeded")]
+    assert "to fetch them: spr-cluster fetch bert --namespace" in ended.out
+    shown = space.wait_for_status("succeeded")
     for name in ("bert-master-0", "bert-worker-0"):
-        assert [name, "Succeeded", NODE, "0"] in rows
+        assert f"pod {name}: Succeeded on {NODE}, 0 restarts" in shown
     log = space.run("logs", "bert")
     assert (log.code, log.err) == (0, "")
     assert "2 ranks on bert-master-0, bert-worker-0" in log.out
@@ -103,7 +103,7 @@ def test_from_a_cluster_to_a_trained_model(
         assert trained[name] == expected[name], name
     assert run(space.capsys, "report", str(folder)).code == 0
 
-    gone = space.run("delete", "bert", "--yes")
+    gone = space.run("cancel", "bert")
     assert (gone.code, gone.out) == (0, "Job bert is gone.\n"), gone.err
     assert space.find("pods") == []
     assert (volume / "jobs/bert/output/model").is_dir()
@@ -118,16 +118,16 @@ def test_killed_and_deleted_jobs_resume(space: Space, volume: Path, bare_metal: 
     list(space.api.run(pod, "pytorch", ["sh", "-c", f"kill -KILL $({rank})"]))
 
     wait_for("its restart", lambda: '"resumed"' in read_log(output), TRAINED_S)
-    rows = [line.split() for line in space.wait_for_status("running")]
+    shown = space.wait_for_status("running")
     # The rank that waited for the dead one ended, too, and so did its pod.
     for name in ("bert-master-0", "bert-worker-0"):
-        assert [name, "Running", NODE, "1"] in rows
+        assert f"pod {name}: Running on {NODE}, 1 restart" in shown
     log = space.run("logs", "bert")
     assert log.err == RESTARTED
     # That of the killed run, then that of the next.
     assert log.out.count("2 ranks on bert-master-0, bert-worker-0") == 2
     assert "ChildFailedError" in log.out
-    gone = space.run("delete", "bert", "--yes")
+    gone = space.run("cancel", "bert")
     assert (gone.code, gone.out) == (0, "Job bert is gone.\n"), gone.err
     assert '"stopped"' in read_log(output)
 

@@ -63,7 +63,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (target / "model" / "config.json").write_text("{}")
         return ()
 
-    monkeypatch.setattr("jobs.cli.fetch.fetch", fetch)
+    monkeypatch.setattr("jobs.launchers.queue.launcher.files.fetch", fetch)
     return found
 
 
@@ -137,7 +137,7 @@ def test_a_cluster_without_jobs_says_so(line: CommandLine) -> None:
     line.stage("node0", "listing the jobs", Result(0, "", ""))
     assert line.must("jobs").out.startswith("No jobs on cluster spr")
     result = line.run("fetch", "--last")
-    assert (result.code, result.message) == (2, "there is no job on the head of this cluster")
+    assert (result.code, result.message) == (2, "there is no job on cluster spr")
 
 
 def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: list[str]) -> None:
@@ -147,7 +147,7 @@ def test_the_last_job_is_fetched_or_the_named_one(line: CommandLine, fetched: li
     assert fetched == ["squad-2", "squad-1"]
     missing = line.run("fetch", "squad-9")
     assert missing.message == (
-        "there is no job squad-9 on the head\n  → the last ones are squad-1, squad-2"
+        "there is no job squad-9 on cluster spr\n  → the last ones are squad-1, squad-2"
     )
 
 
@@ -262,7 +262,9 @@ def test_a_job_that_is_not_there_is_not_cancelled(line: CommandLine) -> None:
     result = line.run("cancel", "squad-9")
 
     assert (result.code, ends) == (2, [])
-    assert result.message == ("there is no job squad-9 on the head\n  → the last ones are squad-2")
+    assert result.message == (
+        "there is no job squad-9 on cluster spr\n  → the last ones are squad-2"
+    )
     assert line.run("cancel", "$(id)").code == 2
 
 

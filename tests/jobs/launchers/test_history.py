@@ -16,14 +16,9 @@ from typing import Any
 import pytest
 
 from infra.errors import UsageError
+from jobs.launchers.launcher import JobSummary, choose_active, choose_job
 from jobs.launchers.plan import new_job_id
-from jobs.launchers.queue.history import (
-    JobSummary,
-    choose_active,
-    choose_job,
-    list_jobs,
-    parse_jobs,
-)
+from jobs.launchers.queue.history import list_jobs, parse_jobs
 from tests.jobs.context import listed
 from tests.jobs.launchers.this_machine import ThisMachine
 
@@ -90,7 +85,7 @@ def test_each_job_is_listed_with_its_state(head: ThisMachine) -> None:
         1000 * number for number in range(1, 9)
     ]
     assert [job.ended is None for job in found.values()] == [False, False, *[True] * 6]
-    assert all(job.size_kib > 0 for job in found.values())
+    assert all((job.size_kib or 0) > 0 for job in found.values())
     assert [job.job for job in found.values() if job.has_model] == ["squad-1"]
 
 
@@ -197,6 +192,7 @@ def test_unknown_lines_are_skipped() -> None:
         "host": None,
         "message": None,
         "waits_for": "",
+        "fix": "",
         "nodes": (),
         "attempt": 0,
         "ranks_per_node": 0,

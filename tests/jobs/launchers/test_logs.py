@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from infra.errors import UsageError
+from jobs.launchers.launcher import JobSummary
 from jobs.launchers.plan import JobPaths
-from jobs.launchers.queue.history import JobSummary, list_jobs
+from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.queue.logs import find_node, read_log
 from tests.jobs.launchers.this_machine import ThisMachine, submit, wait_for
 

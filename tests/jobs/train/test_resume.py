@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
+from jobs.launchers.launcher import JobSummary
 from jobs.launchers.plan import JobPaths, PlacementOptions
-from jobs.launchers.queue.history import JobSummary
 from jobs.launchers.record import JobRecord
 from jobs.train.resume import ResumeRequest, choose_unfinished, resume
 from jobs.worker.tasks.squad.options import DEMO
@@ -185,7 +185,7 @@ def test_the_last_unfinished_job_is_the_default() -> None:
             "job squad-4 is requeued",
             "to follow it: spr-cluster attach squad-4",
         ),
-        ((), "squad-9", "there is no job on the head of this cluster", None),
+        ((), "squad-9", "there is no job on the head", None),
         (
             JOBS[1:2],
             None,

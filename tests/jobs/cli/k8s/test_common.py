@@ -24,7 +24,7 @@ def test_a_refusal_is_one_line(
     k8s: K8s, server: KubernetesServer, fault: Any, message: str, code: int
 ) -> None:
     server.fail = lambda method, path: fault
-    result = k8s("status")
+    result = k8s("jobs")
 
     assert (result.code, result.out) == (code, "")
     assert result.err.startswith(f"spr-cluster: {message}")
@@ -34,12 +34,12 @@ def test_a_short_fault_is_no_failure(k8s: K8s, server: KubernetesServer) -> None
     faults = [status(503, "apiserver is shutting down")] * 2
     server.fail = lambda method, path: faults.pop() if faults else None
 
-    assert k8s("status").code == 0
+    assert k8s("jobs").code == 0
 
 
 def test_a_server_that_does_not_answer_is_named(k8s: K8s, server: KubernetesServer) -> None:
     server.close()
-    result = k8s("status")
+    result = k8s("jobs")
 
     assert result.code == 1
     assert f"spr-cluster: context lab: {server.url} doesn't answer: " in result.err
@@ -72,7 +72,7 @@ def test_a_kubeconfig_that_is_no_good(
         file.unlink()
     elif content != "ok":
         file.write_text(content)
-    result = k8s("status", *words)
+    result = k8s("jobs", *words)
 
     assert (result.code, result.out) == (2, "")
     assert message in result.err
@@ -89,7 +89,7 @@ def test_a_credentials_plugin_that_fails_is_named(
         "args": ["-c", "echo 'token expired' >&2; exit 1"],
     }
     write_kubeconfig(server, tmp_path / "kubeconfig", exec=plugin)
-    result = k8s("status")
+    result = k8s("jobs")
 
     assert result.code == 2
     assert "context lab: its credentials plugin failed: " in result.err
@@ -105,7 +105,7 @@ def test_without_the_client_library_it_says_how_to_install_it(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes.client", None)
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    result = k8s("status")
+    result = k8s("jobs")
 
     assert result.code == 2
     assert (

@@ -1,4 +1,4 @@
-"""`k8s fetch`: a job's files from its claim, over a real web socket."""
+"""`fetch` from Kubernetes: a job's files from its claim, over a real web socket."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from tests.jobs.cli.k8s.test_logs import (
     stamped,
     wait_for,
 )
+from tests.jobs.cli.k8s.test_submit import SUBMIT
 from tests.jobs.cli.test_main import run
 from tests.jobs.launchers.kubernetes.rendering import rendered
-from tests.jobs.launchers.kubernetes.scenes import CLAIM, IMAGE, JOB, K8s
+from tests.jobs.launchers.kubernetes.scenes import CLAIM, IMAGE, JOB, TRAIN_JOB, K8s
 from tests.jobs.launchers.kubernetes.server import KubernetesServer, status
 from tests.jobs.launchers.kubernetes.test_manifests import require_restricted
 
@@ -76,7 +77,7 @@ def test_fetch_brings_what_bare_metal_brings(
     result = k8s(*FETCH)
 
     assert result.code == 0, result.err
-    assert result.out == "bert (succeeded): results/bert/\n  spr-cluster report results/bert\n"
+    assert result.out == "bert (succeeded): results/bert/\n"
     found = Path("results", "bert")
     assert (found / "model" / "weights").read_bytes() == (volume / "model" / "weights").read_bytes()
     names = {str(path.relative_to(found)) for path in found.rglob("*") if path.is_file()}
@@ -185,15 +186,45 @@ def test_the_files_of_a_deleted_job_need_their_claim_and_image(
     del server.objects[JOB]
     refused = k8s(*FETCH)
     assert refused.code == 2
-    assert "job bert doesn't exist" in refused.err
+    assert "there is no job in namespace ml" in refused.err
     created = start_readers(server, phase="Running")
     words = ("--claim", "spr-cluster", *IMAGE, "--pull-secret", "registry")
     result = k8s(*FETCH, *words, "--json")
 
     assert created[0]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     require_restricted(created[0]["spec"])
-    assert json.loads(result.out) == {"job": "bert", "state": "deleted", "results": "results/bert"}
+    found = json.loads(result.out)
+    assert (found["job"], found["state"], found["results"]) == ("bert", "deleted", "results/bert")
     assert Path("results", "bert", "results.json").is_file()
+
+
+def test_the_id_is_enough_where_the_job_was_submitted(
+    capsys: pytest.CaptureFixture[str], k8s: K8s, server: KubernetesServer, volume: Path
+) -> None:
+    del server.objects[JOB]
+    assert k8s(*SUBMIT, "--detach").code == 0
+    done = {"conditions": [{"type": "Complete", "status": "True"}]}
+    server.objects[TRAIN_JOB]["status"] = done
+    server.logs[server.pod("bert", 0, "Succeeded", kind="TrainJob")] = stamped(["the log"])
+
+    shown = run(capsys, "jobs", "bert")
+    assert "TrainJob, image ghcr.io/me/spr:1, claim spr-cluster" in shown.out
+    assert run(capsys, "logs", "bert").out == "the log\n"
+    assert run(capsys, "wait", "bert").code == 0
+    attached = run(capsys, "attach", "bert")
+    assert attached.code == 0, attached.err
+    assert attached.out.splitlines()[0] == "F1 81.2, exact match 70.5 on 100 records"
+    assert Path("results/bert/model/weights").is_file()
+    assert run(capsys, "cancel", "bert").out == "Job bert is gone.\n"
+    fetched = run(capsys, "fetch", "bert", "--results", "again")
+    assert fetched.out == "bert (deleted): again/\n", fetched.err
+
+    both = run(capsys, "jobs", "bert", "--name", "spr", "--namespace", "ml")
+    assert both.code == 2
+    assert "--namespace is for jobs on Kubernetes: omit --name" in both.err
+    ends = run(capsys, "attach", "bert", "--down-when-done")
+    assert ends.code == 2
+    assert "--down-when-done are for jobs on a cluster of this tool" in ends.err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`k8s status` and `k8s delete`."""
+"""`jobs` and `cancel` of jobs on Kubernetes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.jobs.launchers.kubernetes.server import TRAINER, Answer, KubernetesSe
 
 
 def test_status_lists_jobs_of_both_kinds(k8s: K8s, server: KubernetesServer) -> None:
-    assert k8s("status").out.startswith("No jobs in namespace ml of context lab.")
+    assert k8s("jobs").out.startswith("No jobs in namespace ml of context lab.")
     job(server)
     server.pod("bert", 0, "Running")
     trainer = {"numNodes": 4, "numProcPerNode": 2, "image": "me/spr:1"}
@@ -26,15 +26,15 @@ def test_status_lists_jobs_of_both_kinds(k8s: K8s, server: KubernetesServer) -> 
             "status": {"conditions": conditions},
         },
     )
-    found = k8s("status")
+    found = k8s("jobs")
 
     rows = [line.split()[:4] for line in found.out.splitlines()]
     assert rows == [
-        ["JOB", "KIND", "STATE", "NODES"],
-        ["old", "TrainJob", "succeeded", "4"],
-        ["bert", "PyTorchJob", "running", "2"],
+        ["JOB", "STATE", "NODES", "BEGAN"],
+        ["old", "succeeded", "-", "-"],
+        ["bert", "running", "1", "-"],
     ]
-    listed = json.loads(k8s("status", "--json").out)
+    listed = json.loads(k8s("jobs", "--json").out)
     assert [each["ranks_per_node"] for each in listed["jobs"]] == [2, 1]
 
 
@@ -96,8 +96,8 @@ def test_status_says_why_a_job_does_not_run(
 ) -> None:
     job(server)
     server.pod("bert", 0, phase, **state)
-    shown = k8s("status", "bert")
-    found = json.loads(k8s("status", "bert", "--json").out)
+    shown = k8s("jobs", "bert")
+    found = json.loads(k8s("jobs", "bert", "--json").out)
 
     assert text in shown.out.splitlines()
     assert [each["text"] for each in found["problems"]] == [text]
@@ -114,11 +114,11 @@ def test_status_shows_a_quota_that_keeps_pods_from_being_made(
         text = message if about == "bert" else "of another job"
         event = {"type": "Warning", "message": text, "involvedObject": what}
         server.put(f"/api/v1/namespaces/ml/events/{name}", event)
-    result = k8s("status", "bert")
+    result = k8s("jobs", "bert")
 
     assert f"no pods: {message}\n  → ask for less, or have the quota raised" in result.out
     server.denied = {("list", "events")}
-    assert k8s("status", "bert").code == 0
+    assert k8s("jobs", "bert").code == 0
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_event_that_says_nothing_about_a_job_without_pods(
     event = {"type": "Warning", "message": "old", "involvedObject": about, "lastTimestamp": at}
     server.put("/api/v1/namespaces/ml/events/1", event)
 
-    assert "no pods" not in k8s("status", "bert").out
+    assert "no pods" not in k8s("jobs", "bert").out
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_events_about_what_trainer_makes_of_a_job(
     event = {"type": "Warning", "message": "no", "involvedObject": about, "lastTimestamp": at}
     server.put("/api/v1/namespaces/ml/events/1", event)
 
-    assert ("no pods: no" in k8s("status", "bert").out) is is_shown
+    assert ("no pods: no" in k8s("jobs", "bert").out) is is_shown
 
 
 def test_pods_with_one_reason_are_one_problem(k8s: K8s, server: KubernetesServer) -> None:
@@ -165,7 +165,7 @@ def test_pods_with_one_reason_are_one_problem(k8s: K8s, server: KubernetesServer
     refused = "rpc error: code = Unknown desc = failed to pull: connection refused"
     for index in range(2):
         server.pod("bert", index, "Pending", **waiting("ErrImagePull", refused))
-    found = json.loads(k8s("status", "bert", "--json").out)
+    found = json.loads(k8s("jobs", "bert", "--json").out)
 
     text = "image ghcr.io/me/spr:1 can't be pulled: failed to pull: connection refused"
     assert [each["text"] for each in found["problems"]] == [
@@ -174,35 +174,36 @@ def test_pods_with_one_reason_are_one_problem(k8s: K8s, server: KubernetesServer
 
 
 def test_a_job_that_does_not_exist(k8s: K8s, server: KubernetesServer) -> None:
-    for action in ("status", "logs"):
+    for action in ("jobs", "logs"):
         result = k8s(action, "bert")
         assert result.code == 2
-        assert "spr-cluster: no job bert in namespace ml of context lab" in result.err
+        assert "spr-cluster: there is no job in namespace ml of context lab" in result.err
 
 
 def test_delete_removes_the_job_and_keeps_the_claim(k8s: K8s, server: KubernetesServer) -> None:
     server.put(CLAIM, {})
     job(server)
     server.pod("bert", 0, "Running")
-    asked = k8s("delete", "bert")
+    asked = k8s("cancel", "bert", "--delete-claim")
     assert asked.code == 2
     assert "this needs confirmation" in asked.err
     assert JOB in server.objects
 
-    done = k8s("delete", "bert", "--yes")
+    done = k8s("cancel", "bert")
     assert (done.code, done.out) == (0, "Job bert is gone.\n")
     assert JOB not in server.objects
     assert CLAIM in server.objects
-    again = k8s("delete", "bert", "-y")
-    assert (again.code, again.out) == (0, "No job bert in namespace ml: nothing to delete.\n")
+    again = k8s("cancel")
+    assert again.out == "No job is running or queued in namespace ml of context lab.\n"
 
 
 def test_delete_with_its_claim(k8s: K8s, server: KubernetesServer) -> None:
     server.put(CLAIM, {})
     job(server)
-    done = k8s("delete", "bert", "--yes", "--claim", "--json")
+    done = k8s("cancel", "bert", "--yes", "--delete-claim", "--json")
 
-    assert json.loads(done.out) == {"job": "bert", "deleted": True, "claim": "spr-cluster"}
+    found = json.loads(done.out)
+    assert (found["job"], found["state"], found["claim"]) == ("bert", "deleted", "spr-cluster")
     assert CLAIM not in server.objects
 
 
@@ -213,7 +214,7 @@ def test_delete_keeps_a_claim_that_others_use(k8s: K8s, server: KubernetesServer
     server.put(f"{JOB}-large", server.objects[JOB] | {"metadata": {}})
     server.pod("bert-large", 0, "Succeeded")
     server.pod("notebook", 0, "Running")
-    result = k8s("delete", "bert", "--claim", "--yes")
+    result = k8s("cancel", "bert", "--delete-claim", "--yes")
 
     assert (result.code, result.out) == (2, "")
     text = "claim spr-cluster is also that of job bert-large, pod notebook-master-0; nothing was deleted"
@@ -230,28 +231,18 @@ def test_delete_waits_for_the_claim(
     job(server)
     leaving = Answer(200, {"metadata": {"deletionTimestamp": "2026-11-22T14:25:01Z"}})
     server.fail = lambda method, path: leaving if path == CLAIM else None
-    result = k8s("delete", "bert", "--claim", "--yes")
+    result = k8s("cancel", "bert", "--delete-claim", "--yes")
 
-    assert (result.code, result.out) == (1, "")
+    assert (result.code, result.out) == (1, "Job bert is gone.\n")
     assert "spr-cluster: the end of claim spr-cluster" in result.err
     why = "it goes once no pod has it: kubectl --context lab -n ml describe pvc spr-cluster"
     assert why in " ".join(result.err.split())
 
 
-def test_the_claim_of_a_job_that_is_gone_is_not_known(k8s: K8s, server: KubernetesServer) -> None:
-    server.put(CLAIM, {})
-    result = k8s("delete", "bert", "--claim", "--yes")
-
-    assert (result.code, result.out) == (2, "")
-    assert "no job bert in namespace ml, so its claim is not known" in result.err
-    assert "kubectl --context lab -n ml delete pvc spr-cluster" in " ".join(result.err.split())
-    assert CLAIM in server.objects
-
-
 def test_delete_without_the_right_says_whose_it_lacks(k8s: K8s, server: KubernetesServer) -> None:
     job(server)
     server.denied = {("delete", "pytorchjobs")}
-    result = k8s("delete", "bert", "--yes")
+    result = k8s("cancel", "bert", "--yes")
 
     assert result.code == 1
     assert 'User "ada" cannot delete resource "pytorchjobs"' in result.err

@@ -22,7 +22,7 @@ def test_submit_creates_claim_and_job_and_names_the_next_commands(
 
     assert result.code == 0, result.err
     assert result.out.splitlines()[0] == "TrainJob bert, 2 pods, new claim spr-cluster"
-    assert "  to follow it: spr-cluster k8s logs -f bert" in result.out
+    assert "  to follow it: spr-cluster attach bert" in result.out
     assert server.objects[CLAIM]["spec"]["accessModes"] == ["ReadWriteMany"]
     assert server.objects[TRAIN_JOB]["spec"]["trainer"]["numNodes"] == 2
     assert "warning" not in result.err
@@ -55,21 +55,21 @@ def test_a_role_for_one_kind_is_enough(
 
     assert submitted.code == 0, submitted.err
     assert submitted.out.splitlines()[0] == f"{kind} bert, 2 pods, new claim spr-cluster"
-    assert [each["job"] for each in json.loads(k8s("status", "--json").out)["jobs"]] == ["bert"]
-    assert json.loads(k8s("status", "bert", "--json").out)["kind"] == kind
-    assert k8s("delete", "bert", "--yes").out == "Job bert is gone.\n"
-    assert "no job bert in namespace ml" in k8s("status", "bert").err
+    assert [each["job"] for each in json.loads(k8s("jobs", "--json").out)["jobs"]] == ["bert"]
+    assert json.loads(k8s("jobs", "bert", "--json").out)["kind"] == kind
+    assert k8s("cancel", "bert", "--yes").out == "Job bert is gone.\n"
+    assert json.loads(k8s("jobs", "bert", "--json").out)["state"] == "deleted"
     refused = k8s(*SUBMIT, "--kind", "TrainJob" if kind == "PyTorchJob" else "PyTorchJob")
     assert refused.code == 2
     assert f"you may not create {denied} in namespace ml" in refused.err
 
 
 def test_a_role_for_no_kind_is_named(k8s: K8s, server: KubernetesServer) -> None:
-    server.denied = {("get", kind) for kind in ("trainjobs", "pytorchjobs")}
-    result = k8s("status", "bert")
+    server.denied = {("list", kind) for kind in ("trainjobs", "pytorchjobs")}
+    result = k8s("jobs", "bert")
 
     assert result.code == 1
-    assert 'User "ada" cannot get resource "trainjobs"' in result.err
+    assert 'User "ada" cannot list resource "trainjobs"' in result.err
 
 
 def test_without_kubeflow_it_says_what_to_install(k8s: K8s, server: KubernetesServer) -> None:
@@ -232,4 +232,4 @@ def test_an_existing_claim_is_kept_and_an_existing_job_is_refused(
         second = k8s(*SUBMIT, *words)
         assert second.code == 2
         assert "spr-cluster: job bert exists already\n  → give another --name" in second.err
-        assert "`spr-cluster k8s delete bert`" in second.err
+        assert "`spr-cluster cancel bert`" in second.err

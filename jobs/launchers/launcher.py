@@ -1,0 +1,178 @@
+"""What every launcher can do with the jobs that it has, whatever runs them; and which job is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from infra.errors import SprError, UsageError
+from jobs.launchers.job_state import (
+    DELETING,
+    QUEUED,
+    REQUEUED,
+    RUNNING,
+    SUBMITTING,
+    SUSPENDED,
+    JobEnd,
+)
+
+ACTIVE = (SUBMITTING, QUEUED, RUNNING, REQUEUED, SUSPENDED, DELETING)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Job IDs: they become parts of commands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSummary(JobEnd):
+    """One job, and how it ended, as far as it has. What is unknown is ``None``.
+
+    ``state`` is submitting, queued, running, requeued (waiting to run again), succeeded, failed,
+    cancelled, or lost (ended without a trace, for example because the head was shut down); on Kubernetes
+    also suspended, deleting, or deleted (its files are still there). A requeued job's ``message`` says
+    what ended its last attempt. ``checkpoint`` is the name of the newest one.
+    ``unfinished`` means that `train squad --resume` can resume it.
+    """
+
+    job: str
+    submitted: datetime
+    waits_for: str = ""
+    """Why it is queued: in the words of Slurm, such as ``Resources``, or of Kubernetes."""
+    ranks_per_node: int = 0
+    fix: str = ""
+    """What to do about the cause, if the launcher knows it."""
+    size_kib: int | None = None
+    has_model: bool = False
+    checkpoint: str | None = None
+    unfinished: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the job runs or will run."""
+        return self.state in ACTIVE
+
+
+class Launcher(Protocol):
+    """A place where jobs run: the queue of a cluster, or a namespace of Kubernetes.
+
+    What a job needs to be submitted differs too much to be here: a batch script, or manifests.
+    """
+
+    @property
+    def place(self) -> str:
+        """Its name in messages, such as ``on cluster spr``."""
+
+    @property
+    def where(self) -> Mapping[str, str]:
+        """The same for ``--json``."""
+
+    @property
+    def example(self) -> str:
+        """A command that starts a job there, without its ``flags``."""
+
+    @property
+    def flags(self) -> str:
+        """The options that choose it, for the next command."""
+
+    @property
+    def outlook(self) -> str:
+        """When the place, and so its jobs, will end; "" if it doesn't."""
+
+    def list_jobs(self) -> tuple[JobSummary, ...]:
+        """Return the jobs, in the order of submission."""
+
+    def describe(self, job: JobSummary) -> tuple[Mapping[str, Any], Sequence[str]]:
+        """Return what else is known, such as why a job does not run: for ``--json``, and as lines."""
+
+    def follow(
+        self,
+        job: str,
+        on_text: Callable[[str], None],
+        on_wait: Callable[[str], None],
+        on_state: Callable[[str], None],
+    ) -> JobEnd:
+        """Pass on a job's output, in whole lines, until it ends.
+
+        ``on_wait`` gets why it does not run yet, ``on_state`` how an unfinished line looks that rewrites
+        itself.
+        """
+
+    def read_log(
+        self, job: JobSummary, on_text: Callable[[str], None], rank: int | None, *, follow: bool
+    ) -> None:
+        """Pass on the log of a job or of one rank, in whole lines; with ``follow``, until the job ends.
+
+        Raises :class:`UsageError` if the job has no such rank, or no log yet.
+        """
+
+    def can_cancel(self, job: JobSummary) -> bool:
+        """Return whether there is anything left to end."""
+
+    def cancel(
+        self, job: JobSummary, on_log: Callable[[str], None], *, now: bool
+    ) -> tuple[str, ...]:
+        """End a job on all nodes; unless ``now``, one that trains saves a checkpoint first.
+
+        Returns the names of nodes that can't be reached.
+        """
+
+    def fetch(self, job: str, results: Path, note: Callable[[str], None]) -> tuple[str, ...]:
+        """Download a job's output, log, and record. Returns a line about each part that is missing."""
+
+    def explain_loss(self, job: str, error: SprError) -> SprError | None:
+        """Return why a job is over that could not be asked about; ``None`` if it may go on."""
+
+
+def choose_job(
+    jobs: tuple[JobSummary, ...], job_id: str | None, place: str = "on the head"
+) -> JobSummary:
+    """Return the job with that ID, or the newest. Raises :class:`UsageError` if there is none."""
+    if not jobs:
+        raise UsageError(f"there is no job {place}")
+    found = [job for job in jobs if job_id in (None, job.job)]
+    if not found:
+        last = ", ".join(job.job for job in jobs[-5:])
+        raise UsageError(f"there is no job {job_id} {place}", hint=f"the last ones are {last}")
+    return found[-1]
+
+
+def choose_shown(
+    jobs: tuple[JobSummary, ...], job_id: str | None, place: str = "on the head"
+) -> JobSummary:
+    """Return the job with that ID, the only active one, or if none is active, the newest."""
+    return choose_active(jobs, job_id, place) or choose_job(jobs, job_id, place)
+
+
+def choose_several(
+    jobs: tuple[JobSummary, ...], job_id: str | None, place: str, *, every: bool
+) -> list[JobSummary]:
+    """Return all jobs that run or wait, or else the result of :func:`choose_active` in a list.
+
+    Raises :class:`UsageError` if a job is named and all are asked for.
+    """
+    if not every:
+        found = choose_active(jobs, job_id, place)
+        return [found] if found else []
+    if job_id is not None:
+        raise UsageError("JOB and --all can't be used together")
+    return [job for job in jobs if job.is_active]
+
+
+def choose_active(
+    jobs: tuple[JobSummary, ...], job_id: str | None, place: str = "on the head"
+) -> JobSummary | None:
+    """Return the job with that ID, or the only one that runs or waits; ``None`` if there is none.
+
+    Raises :class:`UsageError` if there are several.
+    """
+    if job_id is not None:
+        return choose_job(jobs, job_id, place)
+    active = [job for job in jobs if job.is_active]
+    if len(active) > 1:
+        raise UsageError(
+            f"{len(active)} jobs are running or queued",
+            hint=f"name one of them: {', '.join(job.job for job in active[:5])}",
+        )
+    return active[0] if active else None

@@ -42,13 +42,13 @@ from jobs.launchers.files import fetch
 from jobs.launchers.plan import JobPaths
 from jobs.launchers.queue.history import list_jobs
 from jobs.launchers.record import read_job_id, read_record
+from jobs.reference import plan as reference
+from jobs.reference.presets import PRESETS
 from jobs.top.metrics_tail import MetricsTail
 from jobs.top.prometheus import render_prometheus
 from jobs.top.recording import read_recording
 from jobs.top.screen import render as render_screen
-from jobs.train import reference
 from jobs.train.predict import answer_on_head, read_context
-from jobs.train.presets import PRESETS
 from jobs.train.request import TrainRequest, check_inputs
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.train import apply_tuned, read_results

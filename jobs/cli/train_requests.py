@@ -10,8 +10,8 @@ from typing import Any
 
 from infra.errors import UsageError
 from jobs.cli.job_options import read_placement, results_folder
-from jobs.train.presets import PRESETS
-from jobs.train.reference import ReferenceRequest, check_script
+from jobs.reference.plan import ReferenceRequest, check_script
+from jobs.reference.presets import PRESETS
 from jobs.train.request import TrainRequest, check_writable, expand_home
 from jobs.train.resume import ResumeRequest
 from jobs.worker.tasks import TASKS

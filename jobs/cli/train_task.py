@@ -23,8 +23,8 @@ from jobs.cli.job_options import (
 from jobs.cli.train_requests import LAST, RETRIES, build_reference, build_request, build_resume
 from jobs.launchers.queue.session import JobContext
 from jobs.launchers.record import read_job_id
-from jobs.train.presets import PRESETS
-from jobs.train.reference import ReferenceRequest, train_reference
+from jobs.reference.plan import ReferenceRequest, train_reference
+from jobs.reference.presets import PRESETS
 from jobs.train.request import TrainRequest, check_inputs, check_results
 from jobs.train.resume import ResumeRequest, resume
 from jobs.train.train import train

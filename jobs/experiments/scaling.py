@@ -18,7 +18,7 @@ from jobs.experiments.trials import TrialSeries, all_failed, open_trials
 from jobs.launchers.files import save_on_head
 from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.queue.session import JobContext, JobSession
-from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
+from jobs.train.request import TrainRequest, require_able_stack
 from provision.host import Host
 
 FOLDER = "spr-scaling"
@@ -126,7 +126,7 @@ def scaling(context: JobContext, request: ScalingRequest) -> ScalingStudy:
 
 def _same_everywhere(session: JobSession, training: TrainRequest) -> PlacementOptions:
     """Return the placement of all nodes together, so that every trial has the same one."""
-    backend = chosen_backend(training.options.backend, session.context.stack)
+    backend = session.context.stack.choose_backend(training.options.backend)
     layout = session.plan_placement(training.placement, backend)
     if training.placement.mode == "reference":
         return training.placement
@@ -156,7 +156,7 @@ def make_study(
     cluster = context.cluster
     rows = [row for row, _ in measured]
     gradients = max(done.gradient_bytes for _, done in measured)
-    by_node = chosen_backend(options.backend, context.stack) == "gloo"
+    by_node = context.stack.choose_backend(options.backend) == "gloo"
     found = fit_rows(rows, gradients, ppn, request.flow_gbit_s, by_node=by_node)
     if found:
         rows += [_predict(found, request, ppn, nodes) for nodes in request.predict]

@@ -9,7 +9,7 @@ from infra.tags import render_time
 from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult, choose_best, plan_trials
 from jobs.experiments.trials import TrialSeries, all_failed, open_trials
 from jobs.launchers.queue.session import JobContext, JobSession
-from jobs.train.request import TrainRequest, chosen_backend, require_able_stack
+from jobs.train.request import TrainRequest, require_able_stack
 from jobs.train.tuned import TuningResult, save_tuned, tuning_key
 
 
@@ -32,7 +32,7 @@ def tune(
     """
     require_able_stack(context.stack, f"tune {request.training.options.task}")
     training = request.training
-    backend = chosen_backend(training.options.backend, context.stack)
+    backend = context.stack.choose_backend(training.options.backend)
     trials: list[Trial] = []
 
     def check(session: JobSession) -> None:

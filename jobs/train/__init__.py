@@ -1,1 +1,1 @@
-"""Training, programs, and predictions: requests from the command line, turned into job plans."""
+"""Training and predictions: requests from the command line, turned into job plans."""

@@ -11,13 +11,12 @@ from infra.errors import UsageError
 from jobs.launchers.kubernetes.image import sample_in_image
 from jobs.launchers.kubernetes.request import CLAIM_PATH, PodOptions
 from jobs.launchers.plan import JobPlan, PlacementOptions
-from jobs.train.presets import Preset
-from jobs.train.program import ProgramRequest, plan_program
-from jobs.train.program_files import ProgramFiles
-from jobs.train.reference import OUTPUT, SCRIPT, locate_script, reference_argv
+from jobs.program.files import ProgramFiles
+from jobs.program.plan import ProgramRequest, plan_program
+from jobs.reference.plan import OUTPUT, SCRIPT, locate_script, reference_argv
+from jobs.reference.presets import Preset
 from jobs.train.request import (
     TrainRequest,
-    chosen_backend,
     local_data,
     local_model,
     require_able_stack,
@@ -57,7 +56,7 @@ def plan_in_pods(
         options,
         **paths,
         output=pods.output,
-        backend=chosen_backend(options.backend, stack),
+        backend=stack.choose_backend(options.backend),
         ipex=options.ipex or stack.use_ipex,
         # A restarted pod begins with the same command. Without a checkpoint, training starts over.
         resume=True,
@@ -117,7 +116,7 @@ def plan_for_script(request: TrainRequest, stack: Stack) -> JobPlan:
     """
     options = request.options
     require_able_stack(stack, f"render slurm {options.task}")
-    if chosen_backend(options.backend, stack) == "ccl":
+    if stack.choose_backend(options.backend) == "ccl":
         raise UsageError(
             "`render slurm` has no oneCCL: its transport has to fit the center's network and MPI",
             hint="use --backend gloo, or --stack upstream",

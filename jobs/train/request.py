@@ -131,11 +131,6 @@ def require_able_stack(stack: Stack, command: str) -> None:
         )
 
 
-def chosen_backend(backend: str, stack: Stack) -> str:
-    """Return the backend; for ``auto`` the stack's own."""
-    return stack.backend if backend == "auto" else backend
-
-
 def needs_hub(options: TrainOptions) -> bool:
     """Return whether the ranks need a model or data from the hub."""
     model_from_hub = options.model_name not in (None, SCRATCH) and local_model(options) is None
@@ -158,7 +153,7 @@ def options_on_nodes(options: Own, stack: Stack) -> Own:
         options,
         **paths,
         output="output",
-        backend=chosen_backend(options.backend, stack),
+        backend=stack.choose_backend(options.backend),
         ipex=options.ipex or stack.use_ipex,
     )
 

@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from infra.errors import UsageError
 from infra.files import parse_as, read_text
-from jobs.train.request import TrainRequest, chosen_backend, local_model
+from jobs.train.request import TrainRequest, local_model
 from jobs.worker.training.options import TrainOptions
 from provision.facts import HostFacts
 from provision.host import Host
@@ -63,7 +63,7 @@ def tuning_key(stack: Stack, request: TrainRequest, facts: Iterable[HostFacts]) 
     options = request.options
     return TuningKey(
         stack=stack.name,
-        backend=chosen_backend(options.backend, stack),
+        backend=stack.choose_backend(options.backend),
         dtype=options.dtype,
         ipex=options.ipex or stack.use_ipex,
         model=_model_identity(options),

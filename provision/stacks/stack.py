@@ -50,6 +50,10 @@ class Stack(BaseModel):
                 return found
         return None
 
+    def choose_backend(self, backend: str) -> str:
+        """Return the backend of communication that is asked for; for ``auto`` the stack's own."""
+        return self.backend if backend == "auto" else backend
+
     def pin(self, package: str) -> str | None:
         """A package's exact version; ``None`` if it is not pinned."""
         found = self.requirement(package)

@@ -21,8 +21,8 @@ from jobs.launchers.kubernetes.kinds import JOB_KINDS, TRAIN_JOB
 from jobs.launchers.kubernetes.manifests import HUB_TOKEN
 from jobs.launchers.kubernetes.request import CLAIM_PATH, Claim, PodOptions
 from jobs.launchers.plan import PlacementOptions, new_job_id
+from jobs.reference.presets import PRESETS
 from jobs.train.elsewhere import plan_in_pods, plan_reference_in_pods
-from jobs.train.presets import PRESETS
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import DEFAULT_STACK, load_stack
 

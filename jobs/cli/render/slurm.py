@@ -21,8 +21,8 @@ from jobs.cli.train_requests import read_options
 from jobs.launchers.mpirun import warn_ignored
 from jobs.launchers.plan import PlacementOptions, new_job_id
 from jobs.launchers.script.script import OURS, SCRIPT, ScriptOptions, SlurmScript, render_slurm
+from jobs.reference.presets import PRESETS
 from jobs.train.elsewhere import plan_for_script
-from jobs.train.presets import PRESETS
 from jobs.train.request import TrainRequest, check_inputs
 from jobs.worker.tasks import TASKS
 from provision.stacks.load import DEFAULT_STACK, load_stack

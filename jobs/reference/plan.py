@@ -17,9 +17,9 @@ from infra.files import read_object
 from jobs.launchers.plan import JobPlan, PlacementOptions
 from jobs.launchers.queue.session import JobContext, run_job
 from jobs.launchers.record import JobRecord
-from jobs.train.presets import Preset
-from jobs.train.program import ProgramRequest, plan_program
-from jobs.train.program_files import ProgramFiles
+from jobs.program.files import ProgramFiles
+from jobs.program.plan import ProgramRequest, plan_program
+from jobs.reference.presets import Preset
 from provision.install import EXAMPLES
 from provision.stacks.flags import training_flags
 from provision.stacks.stack import TRANSFORMERS, Stack

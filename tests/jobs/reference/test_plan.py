@@ -18,8 +18,7 @@ from jobs.cli.job_display import render_result
 from jobs.cli.train import add_parser
 from jobs.cli.train_requests import build_reference, build_request
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
-from jobs.train.presets import PRESETS
-from jobs.train.reference import (
+from jobs.reference.plan import (
     _FOR_A_MINUTE,
     ReferenceRequest,
     check_script,
@@ -29,6 +28,7 @@ from jobs.train.reference import (
     reference_placement,
     train_reference,
 )
+from jobs.reference.presets import PRESETS
 from jobs.train.request import TrainRequest
 from provision.stacks.load import load_stack
 from provision.stacks.stack import Stack

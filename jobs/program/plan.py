@@ -10,8 +10,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 from jobs.launchers.plan import JobPlan, PlacementOptions
-from jobs.train.program_files import ProgramFiles
-from jobs.train.request import chosen_backend
+from jobs.program.files import ProgramFiles
 from jobs.worker.supervisor.launch import SECRETS
 from provision.stacks.stack import Stack
 
@@ -59,7 +58,7 @@ def plan_program(request: ProgramRequest, stack: Stack) -> JobPlan:
 
     Variables are sent in a file: mpirun's arguments are visible to all users, and recorded.
     """
-    backend = chosen_backend(request.backend, stack)
+    backend = stack.choose_backend(request.backend)
     files: dict[str, Path | bytes] = {"work/.keep": b""}
     files |= {f"work/{name}": path for name, path in request.files.files.items()}
     argv = ["--folder=work", "--output=output"]

@@ -1,0 +1,1 @@
+"""``run``: any program on the nodes."""

@@ -1,0 +1,1 @@
+"""The published recipe: the job of transformers' documentation, with corrections."""

@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         job = choose_job(found, args.job, launcher.place)
         more, lines = launcher.describe(job)
         result: Mapping[str, object] = {**launcher.where, **job.as_dict(), **more}
-        text = "\n".join([render([job], now), *lines])
+        # Problems say more than the cause that a list has room for.
+        own = _table([job], now) if more.get("problems") else render([job], now)
+        text = "\n".join([own, *lines])
     else:
         result = {**launcher.where, "jobs": [job.as_dict() for job in found]}
         text = _render_list(launcher, found, now, every=args.all)
@@ -81,10 +83,14 @@ def newest(found: Sequence[JobSummary]) -> Sequence[JobSummary]:
 
 def render(found: Sequence[JobSummary], now: datetime) -> str:
     """Return the jobs as a table, and the causes of failures below it."""
+    causes = [f"{job.job}: {_describe(job)}" for job in found if _describe(job)]
+    return "\n".join([_table(found, now), *causes])
+
+
+def _table(found: Sequence[JobSummary], now: datetime) -> str:
     rows = [("JOB", "STATE", "NODES", "BEGAN", "TOOK", "ON DISK", "MODEL", "CHECKPOINT")]
     rows += [_row(job, now) for job in found]
-    causes = [f"{job.job}: {_describe(job)}" for job in found if _describe(job)]
-    return "\n".join([format_table(rows, ("ON DISK", "NODES", "TOOK")), *causes])
+    return format_table(rows, ("ON DISK", "NODES", "TOOK"))
 
 
 def _row(job: JobSummary, now: datetime) -> tuple[str, str, str, str, str, str, str, str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NAMESPACE_HELP = "Kubernetes namespace (default: that of the context)"
 OBJECT_NAME = r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
-_OPTIONS = ("context", "kubeconfig", "namespace")
+_OPTIONS = ("namespace", "context", "kubeconfig")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from ..data.readers import EVAL, TRAIN, Table, choose_column, has_split, read_re
 from ..data.records import skip_note
 from ..runtime.errors import DatasetError
 from .options import Range, TextOptions, option
-from .task import Data, TextTask
+from .task import Data
+from .text_task import TextTask
 
 _LOOK_AT = 1000
 """Rows that the laptop reads before anything is sent."""

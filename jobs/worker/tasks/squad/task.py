@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
-from ...training.task import Data, Loaded, TextTask
+from ...training.task import Data, Loaded
+from ...training.text_task import TextTask
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
 from .options import DEMO, SquadOptions
 

@@ -48,7 +48,8 @@ from jobs.top.metrics_tail import MetricsTail
 from jobs.top.prometheus import render_prometheus
 from jobs.top.recording import read_recording
 from jobs.top.screen import render as render_screen
-from jobs.train.predict import answer_on_head, read_context
+from jobs.train import predict as asking
+from jobs.train.predict import read_context
 from jobs.train.request import TrainRequest, check_inputs
 from jobs.train.resume import ResumeRequest, plan_again
 from jobs.train.train import apply_tuned, read_results
@@ -60,7 +61,7 @@ from jobs.worker.program.environment import program_environment
 from jobs.worker.runtime.errors import WorkerError
 from jobs.worker.runtime.events import parse_event
 from jobs.worker.runtime.metrics import Metrics
-from jobs.worker.tasks.squad import answer
+from jobs.worker.tasks import predict
 from jobs.worker.tasks.squad.features import Encoded
 from jobs.worker.tasks.squad.options import SAMPLE, SquadOptions
 from jobs.worker.training import checkpoints
@@ -140,12 +141,13 @@ def read_policy() -> None:
 
 
 def predict_on_head() -> None:
-    answer_on_head(head("answers.jsonl"), ["Who?"], "Somebody did.", Path("model"), None)
+    rows = asking.make_rows(["Who?"], "Somebody did.")
+    asking.predict_on_head(head("answers.jsonl"), rows, Path("model"), None)
 
 
 def answer_lines() -> None:
     with Path("questions.jsonl").open(encoding="utf-8") as file:
-        [*answer._read_lines(file)]
+        [*predict._read_lines(file)]
 
 
 # The home folder

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
@@ -15,17 +14,19 @@ from infra.errors import UsageError
 from infra.files import check_folder
 from jobs.train.predict import (
     Prediction,
-    answer_here,
-    answer_on_head,
     can_answer_here,
     find_model,
+    make_rows,
     no_place_to_answer,
+    predict_here,
+    predict_on_head,
     read_context,
 )
 
 _EXAMPLES = """\
   spr-cluster predict "Who wrote it?" --context article.txt
   spr-cluster predict "Where?" --context "The mill stands in Delft." --json
+  spr-cluster predict "an excellent read" --model classify-20261124-142501-k3f
   spr-cluster predict "Where?" "When?" --context article.txt --model ./my-model
 """
 
@@ -34,16 +35,16 @@ def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
         subparsers,
         "predict",
-        "Answer questions about a text with a trained model: on this machine if PyTorch and\n"
-        "transformers are installed with this tool (the extra `job`), else on the cluster's head.",
+        "Answer questions about a text, classify texts, or tag their words with a trained model: on this\n"
+        "machine if PyTorch and transformers are installed with this tool (the extra `job`), else on the\n"
+        "cluster's head.",
         _EXAMPLES,
     )
-    parser.add_argument("questions", nargs="+", metavar="TEXT", help="a question")
+    parser.add_argument("texts", nargs="+", metavar="TEXT", help="a question, or a text")
     parser.add_argument(
         "--context",
-        required=True,
         metavar="FILE|TEXT",
-        help="text that contains the answers, or its file",
+        help="of questions: the text that contains the answers, or its file",
     )
     parser.add_argument(
         "--model",
@@ -56,25 +57,26 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not all(question.strip() for question in args.questions):
-        raise UsageError("a question is empty")
-    context = read_context(args.context)
+    if not all(text.strip() for text in args.texts):
+        raise UsageError("a text is empty")
+    rows = make_rows(args.texts, None if args.context is None else read_context(args.context))
     model = find_model(args.model)
     if model:
         check_folder(model)
     if model is not None and can_answer_here():
-        where, answers = "here", answer_here(model, args.questions, context)
+        where, answers = "here", predict_here(model, rows)
     else:
-        where, answers = "head", _ask_head(args, context, model)
+        where, answers = "head", _ask_head(args, rows, model)
     if args.json:
-        rows = [asdict(each) for each in answers]
-        print(json.dumps({"where": where, "model": str(model or ""), "answers": rows}))
+        print(json.dumps({"where": where, "model": str(model or ""), "answers": answers}))
     else:
         print(render(answers))
     return 0
 
 
-def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> list[Prediction]:
+def _ask_head(
+    args: argparse.Namespace, rows: Sequence[Mapping[str, str]], model: Path | None
+) -> list[Prediction]:
     progress = make_progress()
     try:
         ctx = open_context(args, open_chosen_cloud(args), progress=progress)
@@ -83,14 +85,26 @@ def _ask_head(args: argparse.Namespace, context: str, model: Path | None) -> lis
         raise error if can_answer_here() else no_place_to_answer(error) from None
     head = ctx.host_opener()(cluster.head)
     with progress.phase("Answer on the head"):
-        return answer_on_head(head, args.questions, context, model, args.model)
+        return predict_on_head(head, rows, model, args.model)
 
 
 def render(answers: Sequence[Prediction]) -> str:
-    """Return the bare answer to one question, or each of several below its question."""
-    texts = [each.text or "(no answer)" for each in answers]
+    """Return the bare answer to one row, or each of several below its question or text."""
+    texts = [_render(each) for each in answers]
     if len(texts) == 1:
         return texts[0]
     return "\n".join(
-        f"{each.question}\n  {text}" for each, text in zip(answers, texts, strict=True)
+        f"{each.get('question') or each['text']}\n  " + text.replace("\n", "\n  ")
+        for each, text in zip(answers, texts, strict=True)
     )
+
+
+def _render(found: Prediction) -> str:
+    if "labels" in found:
+        return ", ".join(found["labels"]) or "(no label)"
+    if "tags" in found:
+        rows = zip(found["words"], found["tags"], strict=True)
+        return "\n".join(f"{word}\t{tag}" for word, tag in rows)
+    if "value" in found:
+        return f"{found['value']:g}"
+    return found.get("text") or "(no answer)"

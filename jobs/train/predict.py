@@ -1,4 +1,4 @@
-"""``predict``: a trained model's answers, computed here if PyTorch is installed, else on a cluster's head."""
+"""``predict``: what a trained model says, here if PyTorch is installed, else on a cluster's head."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import os
 import shlex
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from infra.errors import JobError, UsageError
-from infra.files import parse_as, read_text
+from infra.files import parse_object, read_text
 from infra.words import counted
 from jobs.launchers.files import upload_archive, worker_files
 from jobs.launchers.launcher import choose_job
@@ -26,26 +27,18 @@ from provision.install import VENV
 _REQUIRED = ("torch", "transformers")
 _HOME = JobPaths("").home
 _TIMEOUT_S = 1800
-_ERROR_PREFIX = "squad.answer: error: "
+_ERROR_PREFIX = "predict: error: "
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """An answer; ``start`` is the offset of its first character, ``score`` is the model's probability."""
-
-    question: str
-    text: str
-    score: float
-    start: int
+Prediction = dict[str, Any]
+"""The row of a question or text, with what its task adds: docs/report.md."""
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line of :mod:`jobs.worker.tasks.squad.answer`."""
-
-    text: str
-    score: float
-    start: int
+def make_rows(texts: Sequence[str], context: str | None) -> list[dict[str, str]]:
+    """Return what the model is asked: questions about a context, or texts."""
+    if context is None:
+        return [{"text": text} for text in texts]
+    return [{"question": text, "context": context} for text in texts]
 
 
 def can_answer_here() -> bool:
@@ -99,38 +92,33 @@ def read_context(value: str) -> str:
     return text
 
 
-def answer_here(model: Path, questions: Sequence[str], context: str) -> list[Prediction]:
-    """Answer with a model on this machine. Raises :class:`JobError` if the model can't."""
+def predict_here(model: Path, rows: Sequence[Mapping[str, str]]) -> list[Prediction]:
+    """Predict with a model on this machine. Raises :class:`JobError` if the model can't."""
     # Read when the libraries are imported: no requests to the hub, no progress bars.
     for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
-    from jobs.worker.tasks.squad.answer import answer  # noqa: PLC0415 - needs numpy, an optional package
+    from jobs.worker.tasks.predict import predict  # noqa: PLC0415 - needs numpy, an optional package
 
     try:
-        found = answer(str(model), [(question, context) for question in questions])
+        return _merge(rows, predict(str(model), rows))
     except WorkerError as error:
         raise JobError(error.message, hint=error.hint) from None
-    return [
-        Prediction(question, each.text, float(each.score), int(each.start))
-        for question, each in zip(questions, found, strict=True)
-    ]
 
 
-def answer_on_head(
-    head: Host, questions: Sequence[str], context: str, model: Path | None, job: str | None
+def predict_on_head(
+    head: Host, rows: Sequence[Mapping[str, str]], model: Path | None, job: str | None
 ) -> list[Prediction]:
-    """Answer on the head with a model of this machine, or that of a job there (by default the newest).
+    """Predict on the head with a model of this machine, or that of a job there (by default the newest).
 
     Leaves no files there. Raises :class:`UsageError` if there is no such job, :class:`JobError` if the
     model gives no answers.
     """
     folder = f"{_HOME}/spr-predict-{uuid.uuid4().hex[:12]}"
     place = f"{folder}/model" if model else _model_on_head(head, job)
-    rows = [json.dumps({"question": text, "context": context}) + "\n" for text in questions]
-    _place(head, folder, model, "".join(rows).encode())
+    _place(head, folder, model, "".join(json.dumps(row) + "\n" for row in rows).encode())
     script = (
         f"cd {folder} && PYTHONPATH=code HF_HUB_OFFLINE=1 nice {VENV}/bin/python "
-        f"-m worker.tasks.squad.answer {shlex.quote(place)} < questions.jsonl"
+        f"-m worker.tasks.predict {shlex.quote(place)} < rows.jsonl"
     )
     try:
         done = head.run(script, timeout_s=_TIMEOUT_S, check=False)
@@ -141,7 +129,7 @@ def answer_on_head(
         lines = [line.strip() for line in output if line.strip()]
         last = lines[-1] if lines else f"exit code {done.exit_code}"
         raise JobError(f"the head could not answer: {last.removeprefix(_ERROR_PREFIX)}")
-    return _parse(questions, done.stdout)
+    return _merge(rows, [*_parse(done.stdout)])
 
 
 def _model_on_head(head: Host, job: str | None) -> str:
@@ -149,7 +137,7 @@ def _model_on_head(head: Host, job: str | None) -> str:
     if job is None:
         having = [each for each in jobs if each.has_model]
         if not having:
-            raise JobError("no job on this cluster has a model", hint="`train squad` trains one")
+            raise JobError("no job on this cluster has a model", hint="`train` trains one")
         found = having[-1]
     else:
         found = choose_job(jobs, job)
@@ -158,8 +146,8 @@ def _model_on_head(head: Host, job: str | None) -> str:
     return f"{JobPaths(found.job).output}/model"
 
 
-def _place(head: Host, folder: str, model: Path | None, questions: bytes) -> None:
-    files: dict[str, Path | bytes] = {**worker_files(), "questions.jsonl": questions}
+def _place(head: Host, folder: str, model: Path | None, rows: bytes) -> None:
+    files: dict[str, Path | bytes] = {**worker_files(), "rows.jsonl": rows}
     if model:
         files["model"] = model.resolve()
     upload_archive(head, files, f"{folder}.tar")
@@ -170,23 +158,24 @@ def _place(head: Host, folder: str, model: Path | None, questions: bytes) -> Non
     )
 
 
-def _parse(questions: Sequence[str], text: str) -> list[Prediction]:
-    rows = [row for line in text.splitlines() if (row := _read(line)) is not None]
-    if len(rows) != len(questions):
+def _parse(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        with suppress(UsageError):  # others may print lines, too
+            yield parse_object(line, "prediction")
+
+
+def _merge(
+    rows: Sequence[Mapping[str, str]], found: Sequence[Mapping[str, Any]]
+) -> list[Prediction]:
+    if len(found) != len(rows):
         raise JobError(
-            f"the head gave {counted(len(rows), 'answer')} to {counted(len(questions), 'question')}"
+            f"the head gave {counted(len(found), 'answer')} to {counted(len(rows), 'row')}"
         )
+    asked = ("question", "text")
     return [
-        Prediction(question, row.text, row.score, row.start)
-        for question, row in zip(questions, rows, strict=True)
+        {**{key: row[key] for key in asked if key in row}, **each}
+        for row, each in zip(rows, found, strict=True)
     ]
-
-
-def _read(line: str) -> _Line | None:
-    try:
-        return parse_as(_Line, line, "answer")
-    except UsageError:
-        return None
 
 
 def no_place_to_answer(error: UsageError) -> UsageError:

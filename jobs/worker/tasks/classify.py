@@ -13,6 +13,7 @@ from ..runtime.errors import DatasetError
 from ..training.options import SMALL, option
 from ..training.tables import TableOptions, TableTask
 from ..training.task import Data, Loaded
+from ..training.text_task import Row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -212,6 +213,30 @@ class Classify(TableTask[ClassifyOptions]):
             matrix = confusion_matrix(truth, predicted, labels=range(len(self.classes)))
             scores["confusion"] = matrix.tolist()
         return scores
+
+    @classmethod
+    def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """Name the labels of each row's ``text``, or of it and its ``pair``, with their probabilities."""
+        from ..training.evaluation import run_texts
+
+        names, found = loaded.model.config.id2label, list[dict[str, Any]]()
+        several = loaded.model.config.problem_type == "multi_label_classification"
+        for _, output in run_texts(loaded, [_texts_of(row) for row in rows]):
+            logits = output.logits.float()
+            if len(names) == 1:  # a number
+                found += [{"value": float(each)} for each in logits[:, 0]]
+                continue
+            for scores in logits.sigmoid() if several else logits.softmax(dim=-1):
+                chosen = (scores > 0.5).nonzero()[:, 0] if several else scores.argmax()[None]
+                labels = {names[each]: round(float(scores[each]), 4) for each in chosen.tolist()}
+                found.append({"labels": labels})
+        return found
+
+
+def _texts_of(row: Row) -> list[str]:
+    values = row.values if isinstance(row.values, dict) else {}
+    columns = ["text", *(["pair"] if "pair" in values else [])]
+    return [require_text(values.get(each), f"{row.place}: {each!r}").strip() for each in columns]
 
 
 def _numbers_first(label: str) -> tuple[int, int, str]:

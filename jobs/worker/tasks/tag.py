@@ -13,6 +13,7 @@ from ..runtime.errors import DatasetError
 from ..training.options import SMALL
 from ..training.tables import TableOptions, TableTask
 from ..training.task import Data, Loaded, Samples
+from ..training.text_task import Row
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,9 +127,7 @@ class Tag(TableTask[TagOptions]):
         targets = []
         for record, (begin, end) in zip(records, pairwise(tokens.bounds), strict=True):
             ends = tokens.offsets[begin:end, 1]
-            starts = np.cumsum([0, *(len(word) + 1 for word in record.words)])
-            # The last character of a token: the first may be the blank before its word.
-            word = np.searchsorted(starts, ends - 1, side="right") - 1
+            word = words_of(record.words, ends)
             first = np.diff(word, prepend=-1) > 0
             if not first[: samples.room].any():
                 raise DatasetError(f"{record.place}: has no words that the tokenizer knows")
@@ -184,6 +183,42 @@ class Tag(TableTask[TagOptions]):
         first = (target != UNLABELED).nonzero()[0]
         tags = [self.tags[row[front + place]] for place in first]
         return tags + [OUTSIDE] * (len(record.words) - len(tags))
+
+    @classmethod
+    def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """Tag the words of each row: its ``words``, or those of its ``text`` between blanks."""
+        import numpy as np
+
+        from ..training.evaluation import run_texts
+
+        words = [_words_of(row) for row in rows]
+        names, found = loaded.model.config.id2label, list[dict[str, Any]]()
+        for tokens, output in run_texts(loaded, [[" ".join(each)] for each in words]):
+            best = output.logits.argmax(dim=-1).numpy()
+            for ends, row in zip(tokens["offset_mapping"][:, :, 1].numpy(), best, strict=True):
+                own = words[len(found)]
+                real = np.flatnonzero(ends)  # special tokens are nowhere in the text
+                word, first = np.unique(words_of(own, ends[real]), return_index=True)
+                tags = dict(zip(word.tolist(), row[real[first]].tolist(), strict=True))
+                marked = [names[tags[n]] if n in tags else OUTSIDE for n in range(len(own))]
+                found.append({"words": own, "tags": marked})
+        return found
+
+
+def words_of(words: Sequence[str], ends: Any) -> Any:
+    """Return the number of the word to which each token belongs, from where it ends in the joined words."""
+    import numpy as np
+
+    starts = np.cumsum([0, *(len(word) + 1 for word in words)])
+    # The last character of a token: the first may be the blank before its word.
+    return np.searchsorted(starts, ends - 1, side="right") - 1
+
+
+def _words_of(row: Row) -> list[str]:
+    values = row.values if isinstance(row.values, dict) else {}
+    if "words" in values:
+        return Tag._list(f"{row.place}: 'words'", values["words"])
+    return require_text(values.get("text"), f"{row.place}: 'text'").split()
 
 
 def score(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, Any]:

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from ..data.tokens import Ints, Longs
+from ..runtime.precision import autocast, choose_precision, read_cpu_flags
 from ..runtime.ranks import Ranks
 from .batches import pad_inputs
+from .model import longest_input
 from .task import Loaded, Samples
 
 BATCH_TOKENS = 4096
@@ -25,6 +27,7 @@ TALK_SECONDS = 60.0
 """Time between two messages in which the ranks report whether they are done."""
 FEWEST_BATCHES = 64
 """Small data is cut into at least this many batches, so that many ranks share it evenly."""
+PREDICTED_TOGETHER = 32
 
 Output = TypeVar("Output")
 
@@ -89,3 +92,28 @@ def run_batches(
         for chosen in batches:
             rows = [samples[int(index)] for index in chosen]
             yield chosen, loaded.model(**pad_inputs(rows, loaded.pad_token))
+
+
+def run_texts(
+    loaded: Loaded, texts: Sequence[Sequence[str]], limit: int = 512
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the tokens, with offsets, and the model's output of each batch of texts, or pairs, in order.
+
+    What is beyond the model's longest input, or ``limit`` tokens, is cut off.
+    """
+    dtype = choose_precision("auto", {"this machine": read_cpu_flags()}).dtype
+    size = min(limit, longest_input(loaded) or limit)
+    loaded.model.eval()
+    with torch.inference_mode(), autocast(dtype):
+        for first in range(0, len(texts), PREDICTED_TOGETHER):
+            columns = map(list, zip(*texts[first : first + PREDICTED_TOGETHER], strict=True))
+            tokens = loaded.tokenizer(
+                *columns,
+                truncation=True,
+                max_length=size,
+                padding=True,
+                return_tensors="pt",
+                return_offsets_mapping=True,
+            )
+            inputs = {name: tokens[name] for name in tokens if name != "offset_mapping"}
+            yield tokens, loaded.model(**inputs)

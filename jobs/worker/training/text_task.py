@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
+from ..runtime.errors import ModelError
 from .options import NO_CACHE, SCRATCH, TextOptions
 from .task import Loaded, Task
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from .state import TrainContext
 
 OwnText = TypeVar("OwnText", bound=TextOptions)
+
+
+class Row(NamedTuple):
+    """A row to predict for, and where it stands, such as ``line 3``."""
+
+    place: str
+    values: Any
 
 
 class TextTask(Task[OwnText]):
@@ -29,6 +37,11 @@ class TextTask(Task[OwnText]):
         name = self.options.model
         if name != SCRATCH and not Path(name).is_dir():
             load_pretrained(name, self.head)
+
+    @classmethod
+    def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:  # noqa: ARG003
+        """Return a trained model's prediction for each row. Raises :class:`DatasetError` with its place."""
+        raise ModelError(f"`predict` can't use models of `train {cls.name}`")
 
     def encode_samples(
         self,

@@ -349,7 +349,7 @@ def test_the_head_answers_if_pytorch_is_not_installed_here(
     monkeypatch.setattr("jobs.cli.predict.can_answer_here", lambda: False)
     monkeypatch.setattr("tests.harness.simulated_machines.SimulatedHost.upload", lambda *_: None)
     said = json.dumps({"text": "in Delft", "score": 1.5, "start": 19})
-    line.stage("node0", "-m worker.tasks.squad.answer", Result(0, said + "\n", ""))
+    line.stage("node0", "-m worker.tasks.predict", Result(0, said + "\n", ""))
     for pattern in ("^mkdir -m 700", "^rm -rf /home/ubuntu/spr-predict-"):
         line.stage("node0", pattern, Result(0, "", ""))
 

@@ -12,13 +12,14 @@ import pytest
 
 import jobs.train.predict
 from infra.errors import JobError, UsageError
-from jobs.train.predict import answer_here, answer_on_head, find_model, read_context
+from jobs.train.predict import find_model, make_rows, predict_here, predict_on_head, read_context
 from provision.host import Result
 from tests.fakes import FakeHost
 from tests.jobs.context import listed
 from tests.jobs.launchers.this_machine import ThisMachine
 
 TEXT = "The mill has stood in Delft since 1692. It grinds pepper."
+WHERE = make_rows(["Where?"], TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +40,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_answers_are_parts_of_the_text(model: Path) -> None:
-    found = answer_here(model, ["Where?", "Since when?"], TEXT)
-    assert [each.question for each in found] == ["Where?", "Since when?"]
+    found = predict_here(model, make_rows(["Where?", "Since when?"], TEXT))
+    assert [each["question"] for each in found] == ["Where?", "Since when?"]
     for each in found:
-        assert each.text
-        assert TEXT[each.start : each.start + len(each.text)] == each.text
+        assert each["text"]
+        assert TEXT[each["start"] :].startswith(each["text"])
 
 
 def test_a_folder_that_is_no_model_is_explained(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(JobError):
-        answer_here(tmp_path, ["Where?"], TEXT)
+        predict_here(tmp_path, WHERE)
 
 
 @dataclass
@@ -73,15 +74,14 @@ def test_the_head_answers_with_a_model_of_this_machine_and_keeps_nothing(
     head: Head, model: Path
 ) -> None:
     question = "Since 'when' is it \"there\"; $(id) é?"
-    assert answer_on_head(head, [question], TEXT, model, None) == answer_here(
-        model, [question], TEXT
-    )
+    rows = make_rows([question], TEXT)
+    assert predict_on_head(head, rows, model, None) == predict_here(model, rows)
     assert list(head.home.glob("spr-predict*")) == []
 
 
 def test_an_error_about_the_model_is_passed_on(head: Head, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the head could not answer"):
-        answer_on_head(head, ["Where?"], TEXT, tmp_path, None)
+        predict_on_head(head, WHERE, tmp_path, None)
     assert list(head.home.glob("spr-predict*")) == []
 
 
@@ -98,21 +98,21 @@ def test_a_jobs_model_is_used_on_the_head_without_a_copy(tmp_path: Path) -> None
         "node0",
         [
             ("listing the jobs", listing),
-            ("worker.tasks.squad.answer", f"noise\n{said}\n"),
+            ("worker.tasks.predict", f"noise\n{said}\n"),
             ("", ""),
         ],
     )
-    found = answer_on_head(host, ["Where?"], TEXT, None, None)
-    assert found[0].text == "in Delft"
+    found = predict_on_head(host, WHERE, None, None)
+    assert found[0]["text"] == "in Delft"
     assert "/home/ubuntu/spr-jobs/squad-2/output/model <" in host.commands[-2]
     assert host.commands[-1].startswith("rm -rf /home/ubuntu/spr-predict-")
 
-    answer_on_head(host, ["Where?"], TEXT, None, "squad-1")
+    predict_on_head(host, WHERE, None, "squad-1")
     assert "/home/ubuntu/spr-jobs/squad-1/output/model <" in host.commands[-2]
     with pytest.raises(UsageError, match="job squad-3 has no model: it is failed"):
-        answer_on_head(host, ["Where?"], TEXT, None, "squad-3")
-    with pytest.raises(JobError, match="the head gave 1 answer to 2 questions"):
-        answer_on_head(host, ["Where?", "When?"], TEXT, None, None)
+        predict_on_head(host, WHERE, None, "squad-3")
+    with pytest.raises(JobError, match="the head gave 1 answer to 2 rows"):
+        predict_on_head(host, WHERE * 2, None, None)
 
 
 def test_a_model_is_found_by_folder_job_or_age(

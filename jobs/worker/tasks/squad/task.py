@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...data.records import skip_note
 from ...runtime.errors import DatasetError
 from ...training.task import Data, Loaded
-from ...training.text_task import TextTask
+from ...training.text_task import Row, TextTask
 from .dataset import Question, all_texts, load_hub_dataset, read_dataset, require_short_questions
 from .options import DEMO, SquadOptions
 
@@ -103,3 +103,10 @@ class Squad(TextTask[SquadOptions]):
             "em": round(scores.em, 3),
             "f1": round(scores.f1, 3),
         }
+
+    @classmethod
+    def predict(cls, loaded: Loaded, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """Answer the ``question`` of each row from its ``context``."""
+        from .answer import ask, parse_question
+
+        return [each._asdict() for each in ask(loaded, [parse_question(*row) for row in rows])]

@@ -24,6 +24,7 @@ from jobs.worker.tasks.tag import UNLABELED, Tag, TagOptions, find_entities, sco
 from jobs.worker.training.batches import TrainingRun
 from jobs.worker.training.optimizer_step import StepTimer, average_gradients
 from jobs.worker.training.options import NO_CACHE, SCRATCH
+from jobs.worker.training.text_task import Row
 from tests.jobs.worker.threaded_ranks import run_threaded
 
 
@@ -187,3 +188,67 @@ def test_entities_and_scores_are_those_of_seqeval() -> None:
         ("B", 5, 6),
     ]
     assert set(score([["NN", "VB"]], [["NN", "NN"]])) == {"accuracy"}, "no entities"
+
+
+def make_lively(model: torch.nn.Module) -> None:
+    """Give a new model weights with which its predictions differ from text to text."""
+    for weight in model.parameters():
+        if weight.dim() == 2:
+            torch.nn.init.normal_(weight, std=0.5)
+
+
+def logits_of(task: Any, loaded: Any, samples: Any) -> torch.Tensor:
+    """The model's output for all samples, as it is evaluated."""
+    batch = task.collate([samples[n] for n in range(len(samples))], loaded)
+    batch.pop("labels")
+    with torch.inference_mode():
+        logits: torch.Tensor = loaded.model.eval()(**batch).logits
+    return logits
+
+
+@pytest.fixture
+def fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without bf16, which would round to other labels."""
+    monkeypatch.setattr("jobs.worker.training.evaluation.read_cpu_flags", frozenset)
+
+
+@pytest.mark.usefixtures("fp32")
+@pytest.mark.parametrize("several", [False, True])
+def test_predicted_labels_are_those_of_evaluation(tmp_path: Path, several: bool) -> None:
+    texts = [(" ".join("abcdefgh"[: n % 8 + 1]), "bcd"[n % 3]) for n in range(40)]
+    rows = [
+        {"text": text, "pair": pair, "label": ["x", "yz"[n % 2]] if several else "xyz"[n % 3]}
+        for n, (text, pair) in enumerate(texts)
+    ]
+    task = classify(tmp_path, rows, pair_column="pair")
+    loaded, samples = prepare(task)
+    make_lively(loaded.model)
+    logits = logits_of(task, loaded, samples)
+    found = Classify.predict(loaded, [Row("row", row) for row in rows])
+    chosen = logits > 0 if several else logits == logits.amax(dim=1, keepdim=True)
+    expected = [[task.classes[n] for n in row.nonzero()[:, 0].tolist()] for row in chosen]
+    assert [[*each["labels"]] for each in found] == expected
+    assert len({str(each) for each in expected}) > 1
+    with pytest.raises(DatasetError, match=r"line 7: 'text' is not a text"):
+        Classify.predict(loaded, [Row("line 7", {"texts": "x"})])
+
+
+@pytest.mark.usefixtures("fp32")
+def test_predicted_tags_are_those_of_evaluation(tmp_path: Path) -> None:
+    rows = [
+        {
+            "words": ["Ada", "Lovelace-King", "wrote,"][: n % 3 + 1],
+            "tags": ["B", "I", "O"][: n % 3 + 1],
+        }
+        for n in range(40)
+    ]
+    task = Tag(TagOptions(model=SCRATCH, data=write(tmp_path, rows), token_cache=NO_CACHE))
+    loaded, samples = prepare(task)
+    make_lively(loaded.model)
+    best = logits_of(task, loaded, samples).argmax(dim=-1).numpy()
+    records = task.read(lambda _: None).train
+    expected = [task._words(records[n], samples[n], best[n]) for n in range(40)]
+    for asked in (rows, [{"text": " ".join(row["words"])} for row in rows]):
+        found = Tag.predict(loaded, [Row("row", row) for row in asked])
+        assert [each["tags"] for each in found] == expected
+    assert len({tag for row in expected for tag in row}) > 1

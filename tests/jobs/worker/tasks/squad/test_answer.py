@@ -14,7 +14,8 @@ import torch
 
 from jobs.worker.runtime.errors import DatasetError, ModelError
 from jobs.worker.runtime.precision import autocast
-from jobs.worker.tasks.squad.answer import PredictedAnswer, answer, ask
+from jobs.worker.tasks.predict import predict
+from jobs.worker.tasks.squad.answer import PredictedAnswer, ask
 from jobs.worker.tasks.squad.dataset import Answer, Question
 from jobs.worker.training.batches import ALIGN
 from jobs.worker.training.task import Loaded
@@ -24,6 +25,11 @@ PAIRS = [
     ("What has eight rows?", "A tile has sixteen rows; a register has eight rows, or so."),
     ("Which core?", "The first physical core of each socket."),
 ]
+
+
+def answer(model: Path, pairs: list[tuple[str, str]]) -> list[PredictedAnswer]:
+    rows = [{"question": question, "context": context} for question, context in pairs]
+    return [PredictedAnswer(**each) for each in predict(model, rows)]
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +120,9 @@ def test_a_model_that_returns_nan_has_no_answer(loaded: Loaded) -> None:
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        (("", "context"), "question 1: 'question' is empty"),
-        (("Which?", " \n"), "question 1: 'context' is empty"),
-        (("Which \ud800?", "context"), "question 1: 'question' contains half of a surrogate pair"),
+        (("", "context"), "row 1: 'question' is empty"),
+        (("Which?", " \n"), "row 1: 'context' is empty"),
+        (("Which \ud800?", "context"), "row 1: 'question' contains half of a surrogate pair"),
     ],
 )
 def test_unusable_texts_are_named(folder: Path, pair: tuple[str, str], message: str) -> None:
@@ -126,7 +132,7 @@ def test_unusable_texts_are_named(folder: Path, pair: tuple[str, str], message: 
 
 
 def test_a_question_longer_than_the_window_is_named(folder: Path) -> None:
-    with pytest.raises(DatasetError, match=r"'question 1': its \d+ tokens leave no room"):
+    with pytest.raises(DatasetError, match=r"'row 1': its \d+ tokens leave no room"):
         answer(folder, [("which core? " * 30, "eight cores " * 30)])
 
 
@@ -135,20 +141,20 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         answer(tmp_path, PAIRS)
 
 
-def test_a_model_that_was_not_trained_to_answer_is_refused(loaded: Loaded, tmp_path: Path) -> None:
+def test_a_model_that_was_not_trained_for_a_task_is_refused(loaded: Loaded, tmp_path: Path) -> None:
     loaded.model.distilbert.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(
-        ModelError, match=r"it has no qa_outputs\.bias, qa_outputs\.weight"
+        ModelError, match="of no task: its architecture is DistilBertModel"
     ) as caught:
         answer(tmp_path, PAIRS)
-    assert caught.value.hint == "give the folder `model` in the results of `train squad`"
+    assert caught.value.hint == "give the folder `model` in the results of `train`"
 
 
 def run(folder: Path, model: Path, lines: str) -> subprocess.CompletedProcess[str]:
     """Run it as on a node."""
     return subprocess.run(
-        [sys.executable, "-m", "worker.tasks.squad.answer", str(model)],
+        [sys.executable, "-m", "worker.tasks.predict", str(model)],
         cwd=folder,
         input=lines,
         capture_output=True,
@@ -167,4 +173,4 @@ def test_lines_of_json(nodes_folder: Path, folder: Path) -> None:
     assert [each.score for each in found] == pytest.approx([each.score for each in expected])
 
     done = run(nodes_folder, folder, lines[0] + "\n{]\n")
-    assert (done.returncode, done.stderr) == (2, "squad.answer: error: line 2: is not JSON\n")
+    assert (done.returncode, done.stderr) == (2, "predict: error: line 2: is not JSON\n")

@@ -1,0 +1,102 @@
+"""Predictions of a trained model, of whatever task: in Python, or as lines of JSON.
+
+    python -m worker.tasks.predict MODEL < rows.jsonl > predictions.jsonl
+
+Each input line is a row, such as ``{"question": …, "context": …}`` or ``{"text": …}``; each output line is
+the prediction for it, in the same order. Exit code 2 is a row that can't be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..runtime.errors import DatasetError, ModelError, WorkerError
+from ..training.model import load_pretrained
+from ..training.task import Loaded
+from ..training.text_task import Row, TextTask
+from . import TASKS
+
+LINES = 256
+"""Rows per batch of lines, which bounds the memory."""
+
+
+def predict(model: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the predictions of the model in a folder for rows, in order.
+
+    Raises :class:`ModelError`, or :class:`DatasetError` for a row that can't be used.
+    """
+    task, loaded = load_trained(str(model))
+    return task.predict(loaded, [Row(f"row {n}", row) for n, row in enumerate(rows, start=1)])
+
+
+def load_trained(model: str) -> tuple[type[TextTask[Any]], Loaded]:
+    """Return a trained model and its task, which its architecture tells. Raises :class:`ModelError`."""
+    task = _find_task(model)
+    loaded = load_pretrained(model, task.head)
+    if loaded.new_weights:
+        raise ModelError(
+            f"model {model} was not trained: it has no {', '.join(loaded.new_weights)}"
+        )
+    return task, loaded
+
+
+def _find_task(model: str) -> type[TextTask[Any]]:
+    try:
+        config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
+        names = [str(each) for each in config.get("architectures") or ()]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ModelError(f"model {model} can't be loaded: its config.json: {error}") from None
+    for task in TASKS.values():
+        if issubclass(task, TextTask) and any(name.endswith(f"For{task.head}") for name in names):
+            return task
+    raise ModelError(
+        f"model {model} is of no task: its architecture is {', '.join(names) or 'unknown'}",
+        hint="give the folder `model` in the results of `train`",
+    )
+
+
+def _read_lines(stream: TextIO) -> Iterator[Row]:
+    for number in count(1):
+        place = f"line {number}"
+        try:
+            line = stream.readline()
+            if not line:
+                return
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise DatasetError(f"{place}: is not JSON") from error
+        if row is not None:
+            yield Row(place, row)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Predict for the lines on standard input. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="predict", description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="folder of a trained model, as `train` writes it")
+    model: str = parser.parse_args(argv).model
+    # Progress bars would mix with the predictions.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        task, loaded = load_trained(model)
+        rows = _read_lines(sys.stdin)
+        while some := list(islice(rows, LINES)):
+            for found in task.predict(loaded, some):
+                sys.stdout.write(json.dumps(found, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+    except WorkerError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        print(f"predict: error: {error.message}{hint}", file=sys.stderr)
+        return 2 if isinstance(error, DatasetError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """`train classify` and `train tag` on two ranks against a plain training script of transformers.
 
-python -m benchmarks.tasks [--task classify|tag] [--seeds 3] [--epochs 4] [--encoder FOLDER]
+python -m benchmarks.tasks [--task classify|tag] [--seeds 3] [--epochs 4] [--dtype bf16] [--encoder FOLDER]
 
 Both learn from the same rows with the same batch of all ranks, rate, schedule, and precision, and are
 measured on the same unseen ones. `classify`: the section of a Debian package, one of ten, from its
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--encoder", type=Path)
     parser.add_argument("--plain", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -77,6 +78,7 @@ def main() -> None:
         speed_ratio=round(statistics.median(speeds), 2),
         epochs=args.epochs,
         dtype=args.dtype,
+        compile=args.compile,
     )
 
 
@@ -142,7 +144,7 @@ def run_engine(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, f
     argv += [f"--eval={folder / 'dev.jsonl'}", f"--model={find_encoder(args.encoder)}"]
     argv += [f"--epochs={args.epochs}", f"--batch-size={BATCH // RANKS}", f"--learning-rate={RATE}"]
     argv += [f"--max-length={LENGTH}", f"--seed={seed}", f"--dtype={args.dtype}"]
-    argv += ["--token-cache=none", "--compile=off", f"--output={output}"]
+    argv += ["--token-cache=none", f"--compile={args.compile}", f"--output={output}"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "jobs"), "OMP_NUM_THREADS": "1"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29000 + seed)}
     environ |= {"GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PMI_SIZE": str(RANKS)}

@@ -21,8 +21,8 @@ _NEWEST = 10
 _EXAMPLES = """\
   spr-cluster jobs
   spr-cluster jobs --name bert --json
-  spr-cluster jobs squad-20261122-142501-k3f          one job, and why it does not run
-  spr-cluster jobs --context lab --namespace ml       on Kubernetes
+  spr-cluster jobs squad-20261122-142501-k3f
+  spr-cluster jobs --context lab --namespace ml
 """
 
 

@@ -62,7 +62,8 @@ def sample_in_image(path: Path) -> str:
 
 
 def _samples() -> list[Path]:
-    return [Path(task.demo.data) for task in TASKS.values() if hasattr(task.demo, "data")]
+    samples = (getattr(task.demo, "data", None) for task in TASKS.values())
+    return [Path(sample) for sample in samples if sample]
 
 
 def _in_code(path: Path) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jobs.launchers.kubernetes.image import build_files, render_dockerfile
+from jobs.worker.tasks import TASKS
+from jobs.worker.training.tables import TableOptions
 from provision.stacks.load import load_stack, shipped_names
 from provision.stacks.requirements import render_requirements
 from tests.golden import check_golden
@@ -50,3 +53,8 @@ def test_the_code_runs_from_the_build_folder_alone(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr[:15]) == (2, "squad: error: -")
     assert (tmp_path / "code/worker/tasks/squad/sample.json").is_file()
+
+
+def test_a_task_needs_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "bare", SimpleNamespace(demo=TableOptions()))
+    assert "Dockerfile" in build_files(load_stack("upstream"), "x")

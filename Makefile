@@ -5,8 +5,8 @@ BIN := .venv/bin
 # PyTorch's own index has CPU builds; if it is unreachable, pip's configuration decides.
 TORCH := torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-# Three processes: one runs all tests that wait for containers, the others everything else.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --durations=20
+# Two processes: one runs all tests that wait for containers, the other everything else.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --durations=20
 export PIP_NO_INPUT = 1
 
 .PHONY: help

@@ -207,12 +207,8 @@ _ROWS: tuple[tuple[str, f.Message], ...] = (
     ),
     ("report . --instance-type x", re.compile("the table has no price of 'x'.*", re.DOTALL)),
     # Predicted
-    ("predict", re.compile("the following arguments are required: TEXT, --context.*", re.DOTALL)),
-    (
-        "predict Where?",
-        "the following arguments are required: --context" + f.help_of("predict"),
-    ),
-    ("predict ' ' --context text", "a question is empty"),
+    ("predict", "the following arguments are required: TEXT" + f.help_of("predict")),
+    ("predict ' ' --context text", "a text is empty"),
     ("predict Where? --context nowhere.txt", "--context nowhere.txt: no such file"),
     ("predict Where? --context ''", "--context" + f.EMPTY),
     ("predict Where? --context .", "--context .: is a folder"),

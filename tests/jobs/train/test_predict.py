@@ -47,6 +47,12 @@ def test_answers_are_parts_of_the_text(model: Path) -> None:
         assert TEXT[each["start"] :].startswith(each["text"])
 
 
+def test_a_question_without_a_context_is_explained(model: Path) -> None:
+    with pytest.raises(JobError, match="answers questions about a context") as refused:
+        predict_here(model, make_rows(["Where?"], None))
+    assert refused.value.hint == "`spr-cluster predict` takes it as --context"
+
+
 def test_a_folder_that_is_no_model_is_explained(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(JobError):

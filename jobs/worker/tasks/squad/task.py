@@ -109,4 +109,10 @@ class Squad(TextTask[SquadOptions]):
         """Answer the ``question`` of each row from its ``context``."""
         from .answer import ask, parse_question
 
+        for place, values in rows:
+            if isinstance(values, dict) and "context" not in values:
+                raise DatasetError(
+                    f"{place}: a model of `train squad` answers questions about a context",
+                    hint="`spr-cluster predict` takes it as --context",
+                )
         return [each._asdict() for each in ask(loaded, [parse_question(*row) for row in rows])]

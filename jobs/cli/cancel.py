@@ -49,6 +49,11 @@ def run(args: argparse.Namespace) -> int:
     progress = make_progress()
     launcher = open_launcher(args, progress)
     chosen = choose_several(launcher.list_jobs(), args.job, launcher.place, every=args.all)
+    if chosen and not args.job and isinstance(launcher, KubernetesLauncher):
+        raise UsageError(
+            f"name the job to end: others may use the namespace, where {chosen[0].job} is active",
+            hint="`spr-cluster jobs` lists them",
+        )
     claim = _choose_claim(launcher, chosen, args) if args.delete_claim else ""
     results = []
     # Those that wait first: they would start on the nodes of the others.

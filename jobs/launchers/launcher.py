@@ -1,4 +1,4 @@
-"""What every launcher can do with the jobs that it has, whatever runs them; and which job is meant."""
+"""The protocol of launchers, the jobs that they list, and the choice of one of these jobs."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _place(head: Host, folder: str, model: Path | None, rows: bytes) -> None:
 
 def _parse(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
-        with suppress(UsageError):  # others may print lines, too
+        with suppress(UsageError):  # the node may print other lines
             yield parse_object(line, "prediction")
 
 

@@ -26,7 +26,7 @@ _OPTIONS = ("namespace", "context", "kubeconfig")
 
 
 @dataclass(frozen=True)
-class Access:
+class KubernetesAccess:
     """A cluster and namespace; and of a job that this machine submitted, where its files are."""
 
     context: str | None = None
@@ -55,7 +55,7 @@ def object_name(text: str) -> str:
     return text
 
 
-def find_access(args: argparse.Namespace) -> Access | None:
+def find_access(args: argparse.Namespace) -> KubernetesAccess | None:
     """Return the place of a job on Kubernetes; ``None`` if neither options nor its submission name one.
 
     Raises :class:`UsageError` for options of both kinds of clusters.
@@ -70,10 +70,14 @@ def find_access(args: argparse.Namespace) -> Access | None:
             )
         return None
     note = _read_note(args.job) if args.job else None
-    return Access(**{**asdict(note or Access()), **given}) if note or given else None
+    return (
+        KubernetesAccess(**{**asdict(note or KubernetesAccess()), **given})
+        if note or given
+        else None
+    )
 
 
-def remember_job(job: str, access: Access) -> None:
+def remember_job(job: str, access: KubernetesAccess) -> None:
     """Note on this machine where a job is, so that its ID is enough for later commands."""
     with suppress(OSError):
         path = _note(job)
@@ -85,14 +89,14 @@ def _note(job: str) -> Path:
     return home() / ".kubernetes" / f"{job}.json"  # no cluster can have this name
 
 
-def _read_note(job: str) -> Access | None:
+def _read_note(job: str) -> KubernetesAccess | None:
     path = _note(job)
     with suppress(UsageError):
-        return parse_as(Access, read_text(path), str(path))
+        return parse_as(KubernetesAccess, read_text(path), str(path))
     return None
 
 
-def open_kubernetes(access: Access, args: argparse.Namespace) -> KubernetesLauncher:
+def open_kubernetes(access: KubernetesAccess, args: argparse.Namespace) -> KubernetesLauncher:
     """Return the launcher for a place."""
     module = import_module("jobs.launchers.kubernetes.launcher")
     known = None
@@ -104,7 +108,7 @@ def open_kubernetes(access: Access, args: argparse.Namespace) -> KubernetesLaunc
     return found
 
 
-def open_api(access: Access | argparse.Namespace) -> KubernetesApi:
+def open_api(access: KubernetesAccess | argparse.Namespace) -> KubernetesApi:
     """Return the API of the chosen cluster. Raises :class:`UsageError` without the client library."""
     try:
         found: KubernetesApi = import_module("jobs.launchers.kubernetes.kubeconfig").connect(

@@ -16,7 +16,13 @@ from cluster.cli.wrapping import wrap
 from infra.errors import UsageError
 from infra.words import counted
 from jobs.cli.job_display import render_end
-from jobs.cli.k8s.access import Access, access_flags, add_access_options, open_api, remember_job
+from jobs.cli.k8s.access import (
+    KubernetesAccess,
+    access_flags,
+    add_access_options,
+    open_api,
+    remember_job,
+)
 from jobs.cli.k8s.follow import follow
 from jobs.cli.k8s.requests import add_tasks, build_rendered
 from jobs.launchers.job_state import QUEUED
@@ -95,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _remember(rendered: Rendered, api: KubernetesApi, args: argparse.Namespace) -> None:
     pods = rendered.pods
-    access = Access(
+    access = KubernetesAccess(
         context=api.context,
         kubeconfig=args.kubeconfig and str(Path(args.kubeconfig).absolute()),
         namespace=api.namespace,

@@ -31,7 +31,7 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """Where the files of a job are, from which they can be read after it was deleted, too."""
+    """Where a job keeps its files, which stay readable after it is deleted."""
 
     job: str
     claim: str

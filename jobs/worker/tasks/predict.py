@@ -1,4 +1,4 @@
-"""Predictions of a trained model, of whatever task: in Python, or as lines of JSON.
+"""Predictions of a trained model of any task: in Python, or as lines of JSON.
 
     python -m worker.tasks.predict MODEL < rows.jsonl > predictions.jsonl
 

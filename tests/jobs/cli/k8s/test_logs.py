@@ -1,4 +1,4 @@
-"""`logs` and `k8s submit` of a job that runs: its log, over broken connections, too."""
+"""`logs` and `k8s submit` of a job that runs: its log, also over broken connections."""
 
 from __future__ import annotations
 

@@ -239,6 +239,18 @@ def test_delete_waits_for_the_claim(
     assert why in " ".join(result.err.split())
 
 
+@pytest.mark.parametrize("words", [(), ("--all",)])
+def test_a_job_that_nobody_named_is_not_ended(
+    k8s: K8s, server: KubernetesServer, words: tuple[str, ...]
+) -> None:
+    job(server)
+    result = k8s("cancel", *words)
+
+    assert (result.code, result.out) == (2, "")
+    assert "name the job to end" in result.err
+    assert JOB in server.objects
+
+
 def test_delete_without_the_right_says_whose_it_lacks(k8s: K8s, server: KubernetesServer) -> None:
     job(server)
     server.denied = {("delete", "pytorchjobs")}

@@ -1,1 +1,35 @@
-"""Commands on clusters: up, verify, status, down, and what surrounds them."""
+"""Commands on clusters: up, verify, status, down, and what surrounds them.
+
+The entry point joins this table with that of the jobs' commands.
+"""
+
+from cluster.console.parser import Command
+
+COMMANDS: dict[str, dict[str, Command]] = {
+    "cluster": {
+        "up": Command("cluster.cli.up", "create, install, connect, and verify a cluster"),
+        "status": Command("cluster.cli.status", "show a cluster's nodes, cost, and time left"),
+        "verify": Command("cluster.cli.verify", "check every node and the network between them"),
+        "repair": Command("cluster.cli.up", "replace dead or unhealthy nodes"),
+        "ssh": Command("cluster.cli.ssh", "open a shell on a node"),
+        "extend": Command("cluster.cli.extend", "extend a cluster's time to live"),
+        "down": Command("cluster.cli.down", "remove everything, and verify that it is gone"),
+        "plan": Command("cluster.cli.up"),
+    },
+    "software": {
+        "stacks": Command("cluster.cli.stacks", "list, check, and lock software stacks"),
+        "bake": Command(
+            "cluster.cli.bake", "make an image ahead of time, so `up` installs nothing"
+        ),
+        "images": Command("cluster.cli.images", "list and delete images"),
+    },
+    "upkeep": {
+        "list": Command("cluster.cli.list", "show all clusters, with age and cost so far"),
+        "gc": Command("cluster.cli.list", "find forgotten clusters and remove them"),
+        "events": Command("cluster.cli.events", "show what was done to a cluster, and why"),
+        "doctor": Command("cluster.cli.doctor", "check whether `up` would succeed, for free"),
+        "iam-policy": Command("cluster.cli.iam_policy", "print the least IAM policy required"),
+        "local": Command("cluster.cli.local", "manage the embedded cloud on this machine"),
+    },
+}
+"""The commands by the groups in which ``spr-cluster --help`` lists them."""

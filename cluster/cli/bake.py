@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from datetime import timedelta
 from typing import Any
 
-from cluster.cli.common import add_cloud_options, may_follow, open_context, open_place
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import add_cloud_options, may_follow, open_context, open_place
 from cluster.cli.proposal import propose
 from cluster.cli.spec_options import add_access_options, read_access_options
 from cluster.cli.up import apply_proposal, confirm_purchase
+from cluster.console.display import make_progress
+from cluster.console.output import emit
+from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
 from cluster.lifecycle.down import down
 from cluster.lifecycle.prepare import prepare
@@ -41,6 +41,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "machine. Every later `up` with this stack uses the image, from any laptop, under any name.\n"
         "After an interruption, run `bake` again to continue. It does nothing if the image exists.",
         _EXAMPLES,
+        run=run,
     )
     add_cloud_options(parser)
     parser.add_argument(
@@ -53,8 +54,7 @@ def add_parser(subparsers: SubParsers) -> None:
         f"(default: {','.join(BAKERS)})",
     )
     add_access_options(parser)
-    parser.add_argument("--yes", "-y", action="store_true", help="buy without asking")
-    parser.set_defaults(run=run)
+    add_yes_option(parser, "buy without asking")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,15 +68,15 @@ def run(args: argparse.Namespace) -> int:
     ctx = open_context(args, cloud, progress=progress, allow=may_follow(args))
     with ctx.files.lock(args.verb):
         image, made = _bake(ctx, args, stack.name)
-    if args.json:
-        result = {"image": image.id, "stack": stack.name, "recipe": recipe, "made": made}
-        print(json.dumps({**result, "region": cloud.region}))
-    elif made:
-        print(f"{image.id} has stack {stack.name}: the next `up` with it installs nothing.")
-        where = f"--cloud {cloud.name} --region {cloud.region}"
-        print(f"To delete it: spr-cluster images delete {image.id} {where}")
-    else:
-        print(f"Up to date: {image.id} has stack {stack.name}")
+    result = {"image": image.id, "stack": stack.name, "recipe": recipe, "made": made}
+    where = f"--cloud {cloud.name} --region {cloud.region}"
+    text = f"Up to date: {image.id} has stack {stack.name}"
+    if made:
+        text = (
+            f"{image.id} has stack {stack.name}: the next `up` with it installs nothing.\n"
+            f"To delete it: spr-cluster images delete {image.id} {where}"
+        )
+    emit(args, text, {**result, "region": cloud.region})
     return 0
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-from cluster.cli.common import DEFAULT_NAME, open_chosen_cloud, open_context
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import DEFAULT_NAME, open_chosen_cloud, open_context
 from cluster.cli.spec_options import add_spec_options, read_spec_options
-from cluster.cli.verify import describe_failures, show_results
-from cluster.cli.wrapping import wrap
+from cluster.cli.verify import describe_failures, render_results
+from cluster.console.display import make_progress
+from cluster.console.output import emit, wrap
+from cluster.console.parser import SubParsers, add_command
 from cluster.lifecycle.doctor import Examination, examine
 from cluster.verify.checks.result import Verdict, worst
 from infra.cluster_record import merge_options
@@ -20,7 +19,7 @@ from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _EXAMPLES = """\
   spr-cluster doctor --nodes 4
-  spr-cluster doctor --nodes 2 --instance-type c7i.metal-24xl --spot --region us-east-2
+  spr-cluster doctor --nodes 2 --instance-type c7i.metal-24xl --spot
   spr-cluster doctor --json
 """
 # Nobody's addresses, in place of those that are looked up.
@@ -36,9 +35,9 @@ def add_parser(subparsers: SubParsers) -> None:
         "EC2 judges the purchase itself, as a dry run. Prints a verdict for each check and how to fix\n"
         "problems. Buys and changes nothing. Exit code: 1 if a check failed, else 0.",
         _EXAMPLES,
+        run=run,
     )
     add_spec_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,17 +54,14 @@ def run(args: argparse.Namespace) -> int:
     with progress.phase(f"Examine {where}"):
         results = examine(Examination(ctx, spec, given, args.ssh_cidr))
     verdict = worst(results)
-    if args.json:
-        checks = [result.as_dict() for result in results]
-        place = {"cloud": ctx.cloud.name, "region": ctx.cloud.region}
-        print(json.dumps({**place, "verdict": verdict.value, "checks": checks}))
-    else:
-        zones = {result.node for result in results if result.check == "purchase"}
-        show_results(results, len(zones))
+    checks = [result.as_dict() for result in results]
+    place = {"cloud": ctx.cloud.name, "region": ctx.cloud.region}
+    zones = {result.node for result in results if result.check == "purchase"}
+    text = render_results(results, len(zones))
+    if verdict is not Verdict.FAIL:
+        end = f"Nothing stands in the way of `up` in {where}, as far as can be told for free."
+        text += f"\n{wrap(end)}"
+    emit(args, text, {**place, "verdict": verdict.value, "checks": checks})
     if verdict is Verdict.FAIL:
         raise SprError(describe_failures(results))
-    if not args.json:
-        print(
-            wrap(f"Nothing stands in the way of `up` in {where}, as far as can be told for free.")
-        )
     return 0

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import shlex
-import sys
 
-from cluster.cli.accounts import confirm_owner, find_other_owner
-from cluster.cli.common import (
+from cluster.cli.chosen_cluster import (
     add_cluster_options,
-    confirm,
-    open_chosen_cloud,
-    open_context,
+    confirm_owner,
+    find_other_owner,
+    open_cluster,
     record_failure,
 )
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
-from cluster.cli.wrapping import wrap
+from cluster.console.display import make_progress
+from cluster.console.output import confirm, emit, say, wrap
+from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
 from cluster.lifecycle.down import Removed, down
 from cluster.local_files import nearest_cluster
@@ -41,6 +38,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "anything that is left. It asks first if the machines cost money, if somebody else made the\n"
         "cluster, if a job is running, and if results exist only on the nodes.",
         _EXAMPLES,
+        run=run,
     )
     add_cluster_options(parser)
     parser.add_argument(
@@ -48,8 +46,7 @@ def add_parser(subparsers: SubParsers) -> None:
         action="store_true",
         help="keep the image and its snapshot, so a later `up` with this stack starts from it",
     )
-    parser.add_argument("--yes", "-y", action="store_true", help="remove without asking")
-    parser.set_defaults(run=run)
+    add_yes_option(parser, "remove without asking")
 
 
 def _down(ctx: Context, args: argparse.Namespace, approved: Inventory | None) -> Removed:
@@ -76,7 +73,7 @@ def _confirm(ctx: Context, args: argparse.Namespace) -> Inventory:
     asks = billed or bool(losses.found) or bool(find_other_owner(ctx, found))
     lines = [f"Cluster {name} in {ctx.cloud.region}: {found}"] if asks else []
     for line in (*lines, *losses.describe(ctx.flags)):
-        print(wrap(line, stream=sys.stderr), file=sys.stderr)
+        say(line)
     if not confirm_owner(ctx, args, found) and asks:
         confirm("Remove everything?", yes=False)
     return found
@@ -92,27 +89,24 @@ def remove_cluster(ctx: Context, args: argparse.Namespace) -> Removed:
 
 def run(args: argparse.Namespace) -> int:
     progress = make_progress()
-    cloud = open_chosen_cloud(args, progress=progress)
-    ctx = open_context(args, cloud, progress=progress)
+    ctx = open_cluster(args, progress)
     removed = remove_cluster(ctx, args)
     kept = removed.kept
-    if args.json:
-        print(json.dumps({"cluster": args.name, "removed": removed.ids, "kept": kept.ids()}))
-    elif kept:
-        print(f"Kept: {kept}")
-    elif removed.ids:
-        print(f"Nothing left of cluster {args.name}.")
-    else:
-        place = f"{cloud.name} {cloud.region}{nearest_cluster(args.name)}"
-        print(f"Nothing of cluster {args.name} exists in {place}.")
-        if ctx.files.key.exists():
-            print(wrap(_describe_key(ctx)))
+    text = f"Kept: {kept}" if kept else f"Nothing left of cluster {args.name}."
+    if not kept and not removed.ids:
+        text = _describe_nothing(ctx)
+    emit(args, text, {"cluster": args.name, "removed": removed.ids, "kept": kept.ids()})
     return 0
 
 
-def _describe_key(ctx: Context) -> str:
-    folder = ctx.files.folder
-    return (
+def _describe_nothing(ctx: Context) -> str:
+    cloud, folder = ctx.cloud, ctx.files.folder
+    place = f"{cloud.name} {cloud.region}{nearest_cluster(folder.name)}"
+    text = f"Nothing of cluster {folder.name} exists in {place}."
+    if not ctx.files.key.exists():
+        return text
+    key = (
         f"This machine keeps the cluster's key, because account {ctx.clients.caller.account} may not be "
         f"where the cluster is. If another machine has removed it: rm -r {shlex.quote(str(folder))}"
     )
+    return f"{text}\n{wrap(key)}"

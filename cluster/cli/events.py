@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.cli.common import NAME_HELP, choose_cluster
-from cluster.cli.parser import SubParsers, add_command, add_json_option
-from cluster.cli.wrapping import wrap
+from cluster.cli.chosen_cluster import NAME_HELP, choose_cluster
+from cluster.console.output import emit, wrap
+from cluster.console.parser import SubParsers, add_command, add_json_option
 from cluster.events import EventLog
 from cluster.local_files import ClusterFiles, nearest_cluster
 from infra.errors import UsageError
@@ -30,12 +29,12 @@ def add_parser(subparsers: SubParsers) -> None:
         "Show what commands on this machine did to a cluster, and why: plans, purchases, nodes\n"
         "replaced, zones left, and errors. The log survives `down`. Times are in UTC.",
         _EXAMPLES,
+        run=run,
     )
     parser.add_argument("cluster", nargs="?", metavar="NAME", help=NAME_HELP)
     parser.add_argument("--name", help="the cluster's name, as for other commands")
     parser.add_argument("--tail", type=int, metavar="N", help="only the last N events")
     add_json_option(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,16 +43,10 @@ def run(args: argparse.Namespace) -> int:
     name = args.cluster or choose_cluster(args)
     files = ClusterFiles.of(name)
     events = EventLog(files.events).read()
-    if args.json:
-        print(json.dumps({"cluster": name, "events": events[-(args.tail or 0) :]}))
-        return 0
-    shown = _without_begun(events)[-(args.tail or 0) :]
-    if not shown:
-        print(
-            f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
-        )
-    for event in shown:
-        print(wrap(_line(event), indent=_INDENT))
+    last = slice(-(args.tail or 0), None)
+    lines = [wrap(_line(event), indent=_INDENT) for event in _without_begun(events)[last]]
+    none = f"No events of cluster {name} on this machine ({files.events}){nearest_cluster(name)}."
+    emit(args, "\n".join(lines) or none, {"cluster": name, "events": events[last]})
     return 0
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 from datetime import timedelta
 
-from cluster.cli.accounts import confirm_owner
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import (
+    add_cluster_options,
+    confirm_owner,
+    open_cluster,
+)
+from cluster.console.display import make_progress
+from cluster.console.output import emit
+from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.lifecycle.extend import extend
 from infra.errors import UsageError
 from infra.spec import LONGEST_TTL, parse_duration
@@ -29,30 +32,22 @@ def add_parser(subparsers: SubParsers) -> None:
         "extend",
         "Extend the time to live of a cluster, on its nodes and in its tags.",
         _EXAMPLES,
+        run=run,
     )
     parser.add_argument("time", help="how much longer: 90m, 2h, 1d")
     add_cluster_options(parser)
-    parser.add_argument(
-        "--yes",
-        "-y",
-        action="store_true",
-        help="with --name: do not ask, even if somebody else made the cluster",
-    )
-    parser.set_defaults(run=run)
+    text = "with --name: do not ask, even if somebody else made the cluster"
+    add_yes_option(parser, text)
 
 
 def run(args: argparse.Namespace) -> int:
     more = parse_duration(args.time, "extend")
     if not timedelta(minutes=1) <= more <= LONGEST_TTL:
         raise UsageError(f"extend {args.time}: expected from 1m to 30d")
-    progress = make_progress()
-    cloud = open_chosen_cloud(args, progress=progress)
-    ctx = open_context(args, cloud, progress=progress)
+    ctx = open_cluster(args, make_progress())
     with ctx.files.lock(args.verb):
         record = extend(ctx, args.name, more, functools.partial(confirm_owner, ctx, args))
-    if args.json:
-        print(json.dumps({"cluster": args.name, "expires": render_time(record.expires)}))
-    else:
-        until = spoken_time(record.expires, ctx.now())
-        print(f"Nodes of cluster {args.name} shut down automatically at {until}")
+    until = spoken_time(record.expires, ctx.now())
+    text = f"Nodes of cluster {args.name} shut down automatically at {until}"
+    emit(args, text, {"cluster": args.name, "expires": render_time(record.expires)})
     return 0

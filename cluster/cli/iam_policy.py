@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from cluster.cli.common import add_cloud_options
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import add_cloud_options
+from cluster.console.display import make_progress
+from cluster.console.output import emit
+from cluster.console.parser import SubParsers, add_command
 from infra.clients import connect
 from infra.errors import SprError
 from infra.iam_dry_runs import judge
@@ -21,7 +21,8 @@ from infra.words import counted
 
 _EXAMPLES = """\
   spr-cluster iam-policy > policy.json
-  aws iam create-policy --policy-name spr-cluster --policy-document file://policy.json
+  aws iam create-policy --policy-name spr-cluster \\
+      --policy-document file://policy.json
   spr-cluster iam-policy --instance-type r7iz.metal-16xl,c7i.xlarge
   spr-cluster iam-policy --push-to s3://my-models/squad
   spr-cluster iam-policy --check --instance-type r7iz.metal-16xl
@@ -43,6 +44,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "--instance-type, and only machines and disks with this tool's tag. Resources of EC2 can be changed\n"
         "or deleted only if they have that tag.",
         _EXAMPLES,
+        run=run,
     )
     parser.add_argument(
         "--instance-type",
@@ -74,7 +76,6 @@ def add_parser(subparsers: SubParsers) -> None:
         "code is 1 if they lack something",
     )
     add_cloud_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,14 +101,12 @@ def _check(args: argparse.Namespace, policy: dict[str, Any]) -> None:
     with progress.phase(f"Permissions of {caller} in {cloud.region}"):
         means, findings = judge(clients, policy)
     by_state = {state: [f for f in findings if f.state == state] for state in get_args(State)}
-    if args.json:
-        shown = {
-            state: [{"action": f.action, "why": f.why} for f in by_state[state]]
-            for state in by_state
-        }
-        print(json.dumps({"caller": caller, "region": cloud.region, "means": means, **shown}))
-    else:
-        _show(means, by_state)
+    shown = {
+        state: [{"action": f.action, "why": f.why} for f in found]
+        for state, found in by_state.items()
+    }
+    place = {"caller": caller, "region": cloud.region, "means": means}
+    emit(args, "\n".join(_render(means, by_state)), {**place, **shown})
     if missing := by_state["missing"]:
         raise SprError(
             f"{counted(len(missing), 'permission')} missing",
@@ -116,11 +115,11 @@ def _check(args: argparse.Namespace, policy: dict[str, Any]) -> None:
         )
 
 
-def _show(means: str, by_state: Mapping[State, Sequence[Finding]]) -> None:
+def _render(means: str, by_state: Mapping[State, Sequence[Finding]]) -> Iterator[str]:
     for finding in by_state["missing"]:
-        print(f"missing: {finding.action}: {finding.why}")
+        yield f"missing: {finding.action}: {finding.why}"
     for why in dict.fromkeys(finding.why for finding in by_state["unknown"]):
         actions = ", ".join(f.action for f in by_state["unknown"] if f.why == why)
-        print(f"not checked, {why}: {actions}")
+        yield f"not checked, {why}: {actions}"
     counts = ", ".join(f"{len(by_state[s])} {_TITLES[s]}" for s in by_state)
-    print(f"By {means}: {counts}. {_LIMITS[means]}")
+    yield f"By {means}: {counts}. {_LIMITS[means]}"

@@ -1,22 +1,23 @@
-"""``spr-cluster images``: list, delete, and prune images."""
+"""``spr-cluster images``: list and delete images."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cluster.cli.common import add_cloud_options, confirm, open_place
-from cluster.cli.display import format_seconds, format_table, make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import add_cloud_options, open_place
+from cluster.console.display import format_seconds, format_table, make_progress
+from cluster.console.output import confirm, emit
+from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.events import utc_now
 from cluster.images import OurImage, choose_images, delete_images, describe_our_images
 from infra.clients import connect
 from infra.cloud import Cloud
+from infra.errors import UsageError
 from infra.progress import Progress
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
   spr-cluster images list
   spr-cluster images delete ami-0123456789abcdef0
-  spr-cluster images prune --yes
+  spr-cluster images delete --unused --yes
 """
 
 
@@ -44,32 +45,32 @@ def add_parser(subparsers: SubParsers) -> None:
         "list",
         "Show every image that this tool made in a region, whoever ran it, from its tags.",
         "  spr-cluster images list\n  spr-cluster images list --region eu-west-1 --json\n",
-        help_="show all images that this tool made in a region",
+        "show all images that this tool made in a region",
+        run_list,
     )
     add_cloud_options(list_)
-    list_.set_defaults(run=run_list)
     delete = add_command(
         actions,
         "delete",
-        "Delete images by their IDs, and the snapshots that hold their content.",
-        "  spr-cluster images delete ami-0123456789abcdef0 --yes\n",
-        help_="delete images and their snapshots",
+        "Delete images by their IDs, and the snapshots that hold their content. An unused image has\n"
+        "failed, was never finished, or holds a recipe that no stack has now. Your own stacks are those\n"
+        "in this folder's spr-cluster.toml: the image of a stack defined only in another folder, or on\n"
+        "a colleague's laptop, counts as unused. The image of a cluster that has machines is kept.",
+        "  spr-cluster images delete ami-0123456789abcdef0 --yes\n"
+        "  spr-cluster images delete --unused --json\n",
+        "delete images and their snapshots",
+        run_delete,
     )
-    delete.add_argument("ids", nargs="+", metavar="IMAGE", help="such as ami-0123456789abcdef0")
-    prune = add_command(
-        actions,
-        "prune",
-        "Delete images that failed, were never finished, or hold a recipe that no stack has now. Your\n"
-        "own stacks are those in this folder's spr-cluster.toml: the image of a stack defined only in\n"
-        "another folder, or on a colleague's laptop, counts as outdated. The image of a cluster that\n"
-        "has machines is kept.",
-        "  spr-cluster images prune\n  spr-cluster images prune --yes --json\n",
-        help_="delete images that no `up` would use",
-    )
-    for each, run in ((delete, run_delete), (prune, run_prune)):
+    delete.add_argument("ids", nargs="*", metavar="IMAGE", help="such as ami-0123456789abcdef0")
+    text = "delete all images that no `up` would use"
+    delete.add_argument("--unused", action="store_true", help=text)
+    # Its name in earlier versions.
+    text = "The same as `images delete --unused`."
+    prune = add_command(actions, "prune", text, "  spr-cluster images prune\n", run=run_delete)
+    prune.set_defaults(unused=True, ids=[])
+    for each in (delete, prune):
         add_cloud_options(each)
-        each.add_argument("--yes", "-y", action="store_true", help="delete without asking")
-        each.set_defaults(run=run)
+        add_yes_option(each, "delete without asking")
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,13 @@ def run_list(args: argparse.Namespace) -> int:
     place = _open(args)
     cloud, images, now = place.cloud, place.images, utc_now()
     where = f"--cloud {cloud.name} --region {cloud.region}"
-    if args.json:
-        print(json.dumps({"region": cloud.region, "images": [i.as_dict(now) for i in images]}))
-    elif not images:
-        print(f"No images in {cloud.name} {cloud.region}. To make one: spr-cluster bake {where}")
-    else:
-        print(_table(images, now))
-        if any(image.is_useless for image in images):
-            print(f"To delete images that no `up` would use: spr-cluster images prune {where}")
+    text = f"No images in {cloud.name} {cloud.region}. To make one: spr-cluster bake {where}"
+    if images:
+        text = _table(images, now)
+    if any(image.is_useless for image in images):
+        command = f"spr-cluster images delete --unused {where}"
+        text += f"\nTo delete images that no `up` would use: {command}"
+    emit(args, text, {"region": cloud.region, "images": [i.as_dict(now) for i in images]})
     return 0
 
 
@@ -124,24 +124,17 @@ def _table(images: Sequence[OurImage], now: datetime) -> str:
 
 
 def run_delete(args: argparse.Namespace) -> int:
+    if bool(args.ids) == args.unused:
+        raise UsageError("expected the IDs of images, or --unused")
     place = _open(args)
-    return _delete(args, place, choose_images(place.images, args.ids))
-
-
-def run_prune(args: argparse.Namespace) -> int:
-    place = _open(args)
-    return _delete(args, place, [image for image in place.images if image.is_useless])
-
-
-def _delete(args: argparse.Namespace, place: _ImageStore, images: Sequence[OurImage]) -> int:
+    useless = [image for image in place.images if image.is_useless]
+    images = useless if args.unused else choose_images(place.images, args.ids)
     if images and not args.json:
         print(_table(images, utc_now()), file=sys.stderr)
     if images:
         confirm("Delete these images?", yes=args.yes or not place.cloud.billed)
     delete_images(place.ec2, images, place.progress)
     ids = [image.image.id for image in images]
-    if args.json:
-        print(json.dumps({"region": place.cloud.region, "deleted": ids}))
-    else:
-        print(f"Deleted: {', '.join(ids)}." if ids else "Nothing to delete.")
+    text = f"Deleted: {', '.join(ids)}." if ids else "Nothing to delete."
+    emit(args, text, {"region": place.cloud.region, "deleted": ids})
     return 0

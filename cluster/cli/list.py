@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from cluster.cli.common import CONFIGURED_REGION, add_cloud_options, confirm
-from cluster.cli.display import format_seconds, format_table, make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import CONFIGURED_REGION, add_cloud_options
+from cluster.console.display import format_seconds, format_table, make_progress
+from cluster.console.output import confirm, emit, say
+from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
 from cluster.events import utc_now
 from cluster.lifecycle.down import down
@@ -34,9 +33,9 @@ _LIST_EXAMPLES = """\
   spr-cluster list --all-regions --json
 """
 _GC_EXAMPLES = """\
-  spr-cluster gc                        show forgotten clusters, and ask
+  spr-cluster gc             show forgotten clusters, and ask
   spr-cluster gc --all-regions --yes
-  spr-cluster gc --all                  also unfinished clusters and kept images
+  spr-cluster gc --all       also unfinished clusters and kept images
 """
 
 
@@ -47,15 +46,16 @@ def add_parser(subparsers: SubParsers) -> None:
         "Show every cluster that this machine made, on AWS and on the embedded cloud, and every other\n"
         "one that this tool created in the AWS account, whoever ran it, from its tags.",
         _LIST_EXAMPLES,
+        run=run_list,
     )
     _add_options(list_)
-    list_.set_defaults(run=run_list)
     gc = add_command(
         subparsers,
         "gc",
         "Find expired clusters and leftovers of clusters, and offer to remove them. A cluster that has\n"
         "machines and has not expired is never touched.",
         _GC_EXAMPLES,
+        run=run_gc,
     )
     _add_options(gc)
     gc.add_argument(
@@ -64,8 +64,7 @@ def add_parser(subparsers: SubParsers) -> None:
         help="also clusters that have no machines but have not expired, even one that `up` on another "
         "machine has only begun to create, and kept images",
     )
-    gc.add_argument("--yes", "-y", action="store_true", help="remove without asking")
-    gc.set_defaults(run=run_gc)
+    add_yes_option(gc, "remove without asking")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +145,7 @@ def _search_cloud(
     with progress.phase(f"Search {name} {', '.join(regions)}"):
         clusters, closed = list_clusters(cloud, regions)
     for region, reason in closed.items():
-        print(f"{region} could not be searched completely: {reason}", file=sys.stderr)
+        say(f"{region} could not be searched completely: {reason}")
     _note_other_accounts(name, regions, caller)
     return cloud, caller, regions, clusters
 
@@ -175,48 +174,43 @@ def _note_other_accounts(cloud: str, regions: Sequence[str], caller: Caller) -> 
         account, profile = remembered_account(name)
         if region in regions and account not in ("", caller.account):
             was = f" (profile {profile})" if profile else ""
-            print(f"{name} is in account {account}{was}, not in {caller.account}", file=sys.stderr)
+            say(f"{name} is in account {account}{was}, not in {caller.account}")
 
 
 def _note_failure(cloud: str, reason: SprError) -> None:
     there = known_clusters(cloud)
     known = f"; {', '.join(there)} {'is' if len(there) == 1 else 'are'} there" if there else ""
-    print(f"{cloud} was not searched: {reason.message}{known}", file=sys.stderr)
+    say(f"{cloud} was not searched: {reason.message}{known}")
 
 
 def run_list(args: argparse.Namespace) -> int:
     search = _search(args, must_search=False)
     now = utc_now()
-    if args.json:
-        rows = [{**each.as_dict(now), "cloud": cloud.name} for cloud, each in search.found]
-        accounts = {cloud: caller.account for cloud, caller in search.callers.items()}
-        print(json.dumps({"cloud": search.cloud, "accounts": accounts, "clusters": rows}))
-    else:
-        _print_clusters(search, now, all_regions=args.all_regions)
+    rows = [{**each.as_dict(now), "cloud": cloud.name} for cloud, each in search.found]
+    accounts = {cloud: caller.account for cloud, caller in search.callers.items()}
+    text = _render(search, now, all_regions=args.all_regions)
+    emit(args, text, {"cloud": search.cloud, "accounts": accounts, "clusters": rows})
     if search.failure:
         raise search.failure
     return 0
 
 
-def _print_clusters(search: _Search, now: datetime, *, all_regions: bool) -> None:
+def _render(search: _Search, now: datetime, *, all_regions: bool) -> str:
+    if not search.places:
+        return "No clusters were made on this machine."
     if not search.found:
-        places = search.places.items()
         where = [
             f"{c}, {'any region' if all_regions else ', '.join(r)}, account {search.callers[c].account}"
-            for c, r in places
+            for c, r in search.places.items()
         ]
-        print(
-            f"No clusters in {'; '.join(where)}."
-            if where
-            else "No clusters were made on this machine."
-        )
-        return
-    print(_table(search.found, now))
-    print("; ".join(f"{c}: account {each.account}" for c, each in search.callers.items()))
+        return f"No clusters in {'; '.join(where)}."
+    lines = [_table(search.found, now)]
+    lines += ["; ".join(f"{c}: account {each.account}" for c, each in search.callers.items())]
     if search.billed:
-        print(_total([cluster for _, cluster in search.found], now))
+        lines += [_total([cluster for _, cluster in search.found], now)]
     if any(cluster.is_orphan(now) for _, cluster in search.found):
-        print("To remove expired clusters: spr-cluster gc")
+        lines += ["To remove expired clusters: spr-cluster gc"]
+    return "\n".join(lines)
 
 
 def _table(clusters: Sequence[tuple[Cloud, Overview]], now: datetime) -> str:
@@ -258,11 +252,8 @@ def run_gc(args: argparse.Namespace) -> int:
     ]
     for cloud, cluster in wanted:
         owner = _other_owner(search, cloud, cluster)
-        print(
-            f"{cluster.name} ({cluster.region}, {cluster.state(now)}"
-            f"{f', made by {owner}' if owner else ''}): {cluster.found}",
-            file=sys.stderr,
-        )
+        whose = f", made by {owner}" if owner else ""
+        say(f"{cluster.name} ({cluster.region}, {cluster.state(now)}{whose}): {cluster.found}")
     others = [(c, each) for c, each in wanted if args.yes and _other_owner(search, c, each)]
     wanted = [each for each in wanted if each not in others]
     if any(cloud.billed or _other_owner(search, cloud, each) for cloud, each in wanted):
@@ -270,15 +261,13 @@ def run_gc(args: argparse.Namespace) -> int:
     failed = _remove_all(search, wanted, unfinished=args.all)
     left = [cluster for cluster, _ in failed]
     names = [cluster.name for _, cluster in wanted if cluster not in left]
-    if args.json:
-        print(json.dumps({"cloud": search.cloud, "removed": names}))
-    elif names or not wanted:
-        print(f"Removed: {', '.join(names)}." if names else "No forgotten clusters.")
+    text = f"Removed: {', '.join(names)}." if names else "" if wanted else "No forgotten clusters."
+    emit(args, text, {"cloud": search.cloud, "removed": names})
     done = [*wanted, *others]
     rest = [c for cloud, c in search.found if (cloud, c) not in done and not c.found.alive]
     for cloud, each in others:
         command = f"spr-cluster down --yes --name {each.name} --cloud {cloud.name}"
-        print(f"Not removed, others made it: {command} --region {each.region}", file=sys.stderr)
+        say(f"Not removed, others made it: {command} --region {each.region}")
     if rest and not args.json:
         print(f"Not removed (use --all): {', '.join(c.name for c in rest)}")
     if failed:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from cluster.cli.parser import SubParsers, add_command, add_json_option
+from cluster.console.output import emit
+from cluster.console.parser import SubParsers, add_command, add_json_option
 from cluster.local_files import ClusterFiles, cluster_names
 from infra.local import (
     LocalStatus,
@@ -59,26 +60,27 @@ def add_parser(subparsers: SubParsers) -> None:
         "status",
         "Show the server and everything in the embedded cloud: networks, instances, and images.",
         "  spr-cluster local status --json\n",
-        help_="show the server, networks, instances, and images",
+        "show the server, networks, instances, and images",
+        run_status,
     )
     add_json_option(status, "the status")
-    status.set_defaults(run=run_status)
     stop = add_command(
         actions,
         "stop",
         "Stop the server and the instances. The next command with `--cloud local` starts them again, "
         "with the same disks and addresses.",
         "  spr-cluster local stop\n",
-        help_="stop the server and the instances; keep their state",
+        "stop the server and the instances; keep their state",
+        run_stop,
     )
     add_json_option(stop, "the new status")
-    stop.set_defaults(run=run_stop)
     reset = add_command(
         actions,
         "reset",
         "Remove the embedded cloud with all its instances and images, whatever their condition.",
         "  spr-cluster local reset\n",
-        help_="remove the embedded cloud",
+        "remove the embedded cloud",
+        run_reset,
     )
     reset.add_argument(
         "--keep-base",
@@ -86,35 +88,30 @@ def add_parser(subparsers: SubParsers) -> None:
         help="keep the base image, which takes a minute or two to build",
     )
     add_json_option(reset, "the new status")
-    reset.set_defaults(run=run_reset)
-    _add_faults(actions)
-
-
-def _add_faults(actions: SubParsers) -> None:
     faults = add_command(
         actions,
         "faults",
         "Show or set the faults of the embedded cloud: what is slow, full, or unreliable. "
         "An invalid file changes nothing.",
         _FAULTS_EXAMPLES,
-        help_="make it slow, full, or unreliable, as AWS can be",
+        "make it slow, full, or unreliable, as AWS can be",
+        run_faults,
     )
     choice = faults.add_mutually_exclusive_group()
     choice.add_argument("file", nargs="?", metavar="FILE", help="activate this TOML file")
     choice.add_argument("--clear", action="store_true", help="deactivate all faults")
     add_json_option(faults, "the active faults")
-    faults.set_defaults(run=run_faults)
 
 
 def run_status(args: argparse.Namespace) -> int:
-    _print(status(), as_json=args.json)
+    found = status()
+    emit(args, "\n".join(_render(found)), asdict(found))
     return 0
 
 
 def run_stop(args: argparse.Namespace) -> int:
     stop()
-    _print(status(), as_json=args.json)
-    return 0
+    return run_status(args)
 
 
 def run_reset(args: argparse.Namespace) -> int:
@@ -122,8 +119,7 @@ def run_reset(args: argparse.Namespace) -> int:
     reset(keep_base=args.keep_base)
     for name in cluster_names(folder):
         ClusterFiles.of(name).remove()
-    _print(status(), as_json=args.json)
-    return 0
+    return run_status(args)
 
 
 def run_faults(args: argparse.Namespace) -> int:
@@ -132,32 +128,27 @@ def run_faults(args: argparse.Namespace) -> int:
     elif args.file:
         put_faults(Path(args.file))
     shown = show_faults()
-    if args.json:
-        print(json.dumps(asdict(shown)))
-    elif shown.file:
-        print(f"# active: {shown.file}\n{shown.text.rstrip()}")
-    else:
-        print("No faults: everything works, at once.")
+    text = "No faults: everything works, at once."
+    if shown.file:
+        text = f"# active: {shown.file}\n{shown.text.rstrip()}"
+    emit(args, text, asdict(shown))
     return 0
 
 
-def _print(found: LocalStatus, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(asdict(found)))
-        return
+def _render(found: LocalStatus) -> Iterator[str]:
     resources = found.resources
     server = f"running at {found.endpoint} (pid {found.pid})" if found.running else "not running"
-    print(f"{'server':12} {server}")
-    print(f"{'state':12} {found.folder}")
+    yield f"{'server':12} {server}"
+    yield f"{'state':12} {found.folder}"
     if found.faults:
-        print(f"{'faults':12} {found.faults}")
+        yield f"{'faults':12} {found.faults}"
     for name, ranges in resources.networks.items():
-        print(f"{'network':12} {ranges} ({name})")
+        yield f"{'network':12} {ranges} ({name})"
     for instance in resources.instances:
-        print(f"{'instance':12} {instance.id} {instance.state} ({instance.region})")
+        yield f"{'instance':12} {instance.id} {instance.state} ({instance.region})"
     for image in resources.images:
-        print(f"{'image':12} {image}")
+        yield f"{'image':12} {image}"
     for image in resources.base_images:
-        print(f"{'base image':12} {image}")
+        yield f"{'base image':12} {image}"
     if not (resources.networks or resources.instances or resources.images):
-        print("No networks, instances, or images.")
+        yield "No networks, instances, or images."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cluster.cli.common import MADE_THERE, add_cloud_options
+from cluster.cli.chosen_cluster import MADE_THERE, add_cloud_options
 from infra.errors import UsageError
 from infra.spec import parse_duration
 

@@ -6,11 +6,14 @@ import argparse
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from cluster.cli.parser import Parser, SubParsers, add_command
+from cluster.cli.chosen_cluster import (
+    add_cluster_options,
+    open_cluster,
+)
+from cluster.console.output import say
+from cluster.console.parser import Parser, SubParsers, add_command
 from infra.errors import UsageError
 
 _EXAMPLES = """\
@@ -29,11 +32,11 @@ def add_parser(subparsers: SubParsers) -> None:
         "ssh",
         "Open a shell on a node, or run a command there, with the cluster's key and pinned host keys.",
         _EXAMPLES,
+        run=run,
     )
     add_cluster_options(parser, json=False)
     parser.add_argument("node", nargs="?", default="node0", help="node0 (the head), node1, …")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="a command, after --")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if named and args.command and args.command[0] != "--" and args.command[0].startswith("-"):
         _parse_options_after_node(args)
     command = args.command if named else [args.node, *args.command]
-    cloud = open_chosen_cloud(args)
-    ctx = open_context(args, cloud)
+    ctx = open_cluster(args)
     found = ctx.find_cluster().node(node)
     ctx.require_key()
     command = command[1:] if command[:1] == ["--"] else command
@@ -56,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
     if code == _NOT_CONNECTED and ctx.access.mend():
         if command:
             # It may have begun: the connection can also have broken in the middle.
-            print("SSH is open again; run the command again", file=sys.stderr)
+            say("SSH is open again; run the command again")
         else:
             code = run_client(argv)
     if code == _NOT_CONNECTED and (move := ctx.access.refused):
-        print(f"{move}. To allow it: spr-cluster up {ctx.flags}", file=sys.stderr)
+        say(f"{move}. To allow it: spr-cluster up {ctx.flags}")
     return code
 
 

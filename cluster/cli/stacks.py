@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from pathlib import Path
 from typing import Any
 
-from cluster.cli import stacks_check, stacks_lock
-from cluster.cli.parser import SubParsers, add_command, add_json_option
-from cluster.cli.wrapping import wrap
-from infra.errors import UsageError
+from cluster.console.display import make_progress
+from cluster.console.output import emit, wrap
+from cluster.console.parser import SubParsers, add_command, add_json_option
+from infra.errors import SprError, UsageError
 from infra.words import counted
 from provision.install import stack_digest
+from provision.resolver import Resolver, find_resolver
+from provision.stack_check import SourcesReport, check_sources
 from provision.stacks.flags import training_flags
 from provision.stacks.load import load_stack, stack_names
-from provision.stacks.lock import Lock, lock_path, read_lock
+from provision.stacks.lock import Lock, lock_path, read_lock, render_lock
 from provision.stacks.stack import Stack
 from provision.stacks.support_status import explain_state
 
 _EXAMPLES = """\
   spr-cluster stacks
-  spr-cluster stacks check                    are the packages of every stack available?
-  spr-cluster stacks check intel --isolated   without this machine's pip configuration
-  spr-cluster stacks lock intel --isolated    the same packages, by hash, on all later nodes
+  spr-cluster stacks check                is every package available?
+  spr-cluster stacks check intel --lock   the same packages on all later nodes
 
 your own stacks, in spr-cluster.toml in the working folder:
   [stacks.mine]
-  base = "intel"                              the other keys change this stack
-  python_packages = ["datasets==4.1.0"]       replaces that package, or adds it
+  base = "intel"                          the other keys change this stack
+  python_packages = ["datasets==4.1.0"]   replaces that package, or adds it
+"""
+_CHECK_EXAMPLES = """\
+  spr-cluster stacks check
+  spr-cluster stacks check intel reference --json
+  spr-cluster stacks check upstream --timeout 60
+  spr-cluster stacks check intel --lock --isolated
+  rm spr-cluster.locks/intel.txt     remove the lock: nodes resolve again
 """
 
 
@@ -39,21 +47,61 @@ def add_parser(subparsers: SubParsers) -> None:
         "List the shipped stacks and your own: their packages, training flags, and support state.\n"
         "Versions that don't match are rejected here as in `up`.",
         _EXAMPLES,
+        run=run,
     )
     add_json_option(parser)
-    parser.set_defaults(run=run)
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    stacks_check.add_parser(actions)
-    stacks_lock.add_parser(actions)
+    check = add_command(
+        actions,
+        "check",
+        "Query every index that a stack names and resolve its Python packages together, for the\n"
+        "node's Python and Ubuntu, without installing them. The queries come from this machine.\n"
+        "Ubuntu's own packages are not checked. Exit code 1 if there are problems. --lock writes every\n"
+        "package with its exact version and SHA-256 to spr-cluster.locks/STACK.txt in the working\n"
+        "folder. Nodes and images made from this folder then install exactly these packages and reject\n"
+        "any other file. When the stack changes, its lock is rejected until it is written again.",
+        _CHECK_EXAMPLES,
+        "check that all packages are available, and lock them; installs nothing",
+        run_check,
+    )
+    text = "pin every package, with hashes, for all later nodes"
+    check.add_argument("--lock", action="store_true", help=text)
+    # Its name in earlier versions.
+    text = "The same as `stacks check --lock`."
+    lock = add_command(actions, "lock", text, "  spr-cluster stacks lock intel\n", run=run_check)
+    lock.set_defaults(lock=True)
+    for each in (check, lock):
+        _add_resolver_options(each)
+
+
+def _add_resolver_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="STACK", help="stacks (default: all)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="limit for each stack (default: 600)",
+    )
+    parser.add_argument(
+        "--isolated",
+        action="store_true",
+        help="ignore this machine's pip configuration, as machines on AWS have none",
+    )
+    # SUPPRESS: otherwise its absence here would take back a --json before `check`.
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="print the result as JSON on stdout",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     stacks = [load_stack(name, locked=False) for name in stack_names()]
-    if args.json:
-        print(json.dumps([describe(stack) for stack in stacks]))
-    else:
-        print("\n\n".join(render(stack) for stack in stacks))
-        print("\nTo check that everything is available: spr-cluster stacks check")
+    end = "To check that everything is available: spr-cluster stacks check"
+    text = "\n\n".join([*map(render, stacks), end])
+    emit(args, text, [describe(stack) for stack in stacks])
     return 0
 
 
@@ -81,7 +129,7 @@ def _find_lock(stack: Stack) -> tuple[Lock | None, str]:
 
 def _describe_lock(stack: Stack) -> str:
     lock, problem = _find_lock(stack)
-    command = f"spr-cluster stacks lock {stack.name}"
+    command = f"spr-cluster stacks check {stack.name} --lock"
     if problem:
         return f"rejected: {problem} (to update it: {command})"
     if lock is None:
@@ -116,3 +164,73 @@ def render(stack: Stack) -> str:
     shown = [(key, text) for key, text in rows.items() if text]
     shown += [("note", sentence) for sentence in explain_state(stack)]
     return "\n".join([*lines, *(wrap(f"  {key:<10}{text}", 12) for key, text in shown)])
+
+
+def run_check(args: argparse.Namespace) -> int:
+    stacks = _load_named_stacks(args)
+    resolver = find_resolver(isolated=args.isolated)
+    progress = make_progress()
+    done: list[tuple[SourcesReport, Path | None]] = []
+    for stack in stacks:
+        with progress.phase(f"{'Lock' if args.lock else 'Check'} stack {stack.name}"):
+            report = check_sources(
+                stack, resolver, progress, limit_s=args.timeout, hashes=args.lock
+            )
+            has_lock = args.lock and not report.problems
+            done.append((report, _write_lock(stack, report) if has_lock else None))
+    rows = [
+        report.as_dict() | ({"lock": str(path) if path else None} if args.lock else {})
+        for report, path in done
+    ]
+    lines = [render_report(report, path) for report, path in done]
+    emit(args, "\n".join([*lines, *render_configuration(resolver)]), rows)
+    wrong = [report.stack for report, _ in done if report.problems]
+    if wrong:
+        raise SprError(
+            f"{len(wrong)} of {counted(len(done), 'stack')} can't be installed: {', '.join(wrong)}"
+        )
+    return 0
+
+
+def _load_named_stacks(args: argparse.Namespace) -> list[Stack]:
+    """Load the stacks on the command line, or all. Raises :class:`UsageError`."""
+    if not (0 < args.timeout < math.inf):
+        raise UsageError(f"--timeout {args.timeout:g}: expected seconds, more than 0")
+    return [load_stack(name, locked=False) for name in dict.fromkeys(args.names or stack_names())]
+
+
+def _write_lock(stack: Stack, report: SourcesReport) -> Path:
+    path = lock_path(stack.name, Path())
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(render_lock(stack, report.packages))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    return path
+
+
+def render_report(report: SourcesReport, lock: Path | None) -> str:
+    """One line if there are no problems, else a sentence per problem."""
+    count = counted(len(report.packages), "package")
+    if lock:
+        return f"{report.stack}: wrote {lock}: {count} with hashes, for {report.target}"
+    if not report.problems:
+        return f"{report.stack}: {count} available and compatible, for {report.target}"
+    problems = (wrap(f"  {problem.sentence}", 4) for problem in report.problems)
+    lines = [f"{report.stack}:", *problems]
+    if any(problem.index for problem in report.problems) and not report.packages:
+        lines.append("  The packages were not resolved. Fix the other problems first.")
+    return "\n".join(lines)
+
+
+def render_configuration(resolver: Resolver) -> list[str]:
+    """A warning if the result may differ from what machines on AWS find."""
+    sources = resolver.configuration.sources
+    if not sources.indexes and not sources.find_links:
+        return []
+    return [
+        wrap(
+            f"This machine's pip configuration adds {', '.join(sources.indexes + sources.find_links)}, "
+            "which machines on AWS do not have. To ignore it: --isolated."
+        )
+    ]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from cluster.cli.common import add_cluster_options, ask, open_chosen_cloud, open_context
-from cluster.cli.display import format_seconds, format_table
-from cluster.cli.parser import SubParsers, add_command
-from cluster.cli.wrapping import wrap
+from cluster.cli.chosen_cluster import add_cluster_options, open_cluster
+from cluster.console.display import format_seconds, format_table
+from cluster.console.output import ask, emit, wrap
+from cluster.console.parser import SubParsers, add_command
 from cluster.context import Context
 from cluster.events import utc_now
 from cluster.head_answer import NoAnswer, ask_head
@@ -23,7 +22,6 @@ from cluster.nodes import Node, is_unconnected, rank_nodes
 from cluster.overview import Overview
 from cluster.prices import look_up_prices, show_cost
 from infra import tags
-from infra.cloud import Cloud
 from infra.instances import describe_spot_notices
 from infra.inventory import Inventory, describe_inventory
 from infra.words import counted, spoken_time
@@ -43,63 +41,90 @@ def add_parser(subparsers: SubParsers) -> None:
         "Show a cluster from its tags in EC2: nodes, addresses, cost so far, and time left. If the head\n"
         "answers within seconds, also how busy the queue is.",
         _EXAMPLES,
+        run=run,
     )
     add_cluster_options(parser)
-    parser.set_defaults(run=run)
+
+
+@dataclass(frozen=True)
+class _View:
+    """What is known about a cluster now."""
+
+    ctx: Context
+    overview: Overview
+    now: datetime
+    nodes: Sequence[Node]
+    notices: Mapping[str, str]
+    """EC2's words, by the IDs of spot machines that it reclaims."""
+    user: tuple[str, int] | None
+    """The command that works on the cluster, and its process."""
+    keys: Mapping[str, str]
+    """How the host key of each machine was verified."""
+    queue: QueueSummary | NoAnswer
 
 
 def run(args: argparse.Namespace) -> int:
-    cloud = open_chosen_cloud(args)
-    ctx = open_context(args, cloud)
-    ec2 = ctx.clients.ec2
-    found = describe_inventory(ec2, args.name)
-    nodes = rank_nodes(found.instances)
-    now = utc_now()
-    prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
-    overview = Overview(args.name, cloud.region, found, cloud.billed, prices)
-    notices = describe_spot_notices(ec2, found.alive)
-    user = ctx.files.user()
-    keys = verified_by(ctx.events)
-    queue = _ask_queue(ctx, found)
-    if args.json:
-        shown = _as_dict(nodes, overview, cloud, now, notices, user, keys)
-        print(json.dumps({**shown, "queue": _queue_as_dict(queue)}))
-        return 0
-    working = "`spr-cluster {}` (PID {}) is working on it.".format(*user) if user else ""
-    if not found:
-        print(
-            f"No cluster {args.name} in {cloud.name} {cloud.region}{nearest_cluster(args.name)}. "
-            f"{working or 'To see all: spr-cluster list'}"
-        )
-        return 0
-    if nodes:
-        print(format_table([_HEADER, *(_row(node, keys) for node in nodes)]))
-    for node in nodes:
-        if notice := notices.get(node.instance.id):
-            print(f"{node.name}: SPOT NOTICE: {notice}")
-    if found.alive:
-        print(wrap(_summary(overview, now, ctx.flags)))
-    if isinstance(queue, QueueSummary):
-        print(f"Queue: {queue}")
-    elif queue.why:
-        print(wrap(f"Queue: the head does not say how busy it is: {queue.why}"))
-    if working:
-        print(working)
-    elif found.alive and overview.state(now) == "degraded":
-        is_all = len(found.alive) == overview.wanted_nodes  # but not connected: it was growing
-        unfinished = is_all or is_unconnected(found.alive, overview.wanted_nodes)
-        remedy = "To continue: spr-cluster up" if unfinished else "To repair: spr-cluster repair"
-        print(f"{remedy} {ctx.flags}")
-    elif overview.state(now) == "no machines":
-        print(f"No machines. To continue: spr-cluster up {ctx.flags}")
-    if notices:
-        print(
-            f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair {ctx.flags}"
-        )
-    print(wrap(f"Resources: {found}"))
-    if any(node.public_ip for node in nodes) and ctx.files.key.exists():
+    ctx = open_cluster(args)
+    view = _look(ctx, args.name)
+    emit(args, "\n".join(_render(view)), _as_dict(view))
+    has_address = any(node.public_ip for node in view.nodes)
+    if has_address and ctx.files.key.exists() and not args.json:
         _follow_address(ctx)
     return 0
+
+
+def _look(ctx: Context, name: str) -> _View:
+    cloud, ec2, now = ctx.cloud, ctx.clients.ec2, utc_now()
+    found = describe_inventory(ec2, name)
+    prices = look_up_prices(cloud, ctx.clients, (i.instance_type for i in found.alive), now)
+    return _View(
+        ctx,
+        Overview(name, cloud.region, found, cloud.billed, prices),
+        now,
+        rank_nodes(found.instances),
+        describe_spot_notices(ec2, found.alive),
+        ctx.files.user(),
+        verified_by(ctx.events),
+        _ask_queue(ctx, found),
+    )
+
+
+def _render(view: _View) -> Iterator[str]:
+    ctx, overview, notices = view.ctx, view.overview, view.notices
+    found = overview.found
+    working = "`spr-cluster {}` (PID {}) is working on it.".format(*view.user) if view.user else ""
+    if not found:
+        place = f"{ctx.cloud.name} {ctx.cloud.region}{nearest_cluster(overview.name)}"
+        yield f"No cluster {overview.name} in {place}. {working or 'To see all: spr-cluster list'}"
+        return
+    if view.nodes:
+        yield format_table([_HEADER, *(_row(node, view.keys) for node in view.nodes)])
+    for node in view.nodes:
+        if notice := notices.get(node.instance.id):
+            yield f"{node.name}: SPOT NOTICE: {notice}"
+    if found.alive:
+        yield wrap(_summary(overview, view.now, ctx.flags))
+    if isinstance(view.queue, QueueSummary):
+        yield f"Queue: {view.queue}"
+    elif view.queue.why:
+        yield wrap(f"Queue: the head does not say how busy it is: {view.queue.why}")
+    if next_step := working or _next_step(view):
+        yield next_step
+    if notices:
+        yield f"EC2 reclaims these machines within two minutes. Then: spr-cluster repair {ctx.flags}"
+    yield wrap(f"Resources: {found}")
+
+
+def _next_step(view: _View) -> str:
+    """Return how to make the cluster whole; "" if it is."""
+    overview, flags = view.overview, view.ctx.flags
+    alive, state = overview.found.alive, overview.state(view.now)
+    if alive and state == "degraded":
+        is_all = len(alive) == overview.wanted_nodes  # but not connected: it was growing
+        unfinished = is_all or is_unconnected(alive, overview.wanted_nodes)
+        remedy = "To continue: spr-cluster up" if unfinished else "To repair: spr-cluster repair"
+        return f"{remedy} {flags}"
+    return f"No machines. To continue: spr-cluster up {flags}" if state == "no machines" else ""
 
 
 def _ask_queue(ctx: Context, found: Inventory) -> QueueSummary | NoAnswer:
@@ -135,27 +160,24 @@ def _row(node: Node, keys: Mapping[str, str]) -> tuple[str, ...]:
     return (node.name, instance.state, kind, instance.id, node.private_ip, node.public_ip, key)
 
 
-def _as_dict(
-    nodes: Sequence[Node],
-    overview: Overview,
-    cloud: Cloud,
-    now: datetime,
-    notices: Mapping[str, str],
-    user: tuple[str, int] | None,
-    keys: Mapping[str, str],
-) -> dict[str, Any]:
-    stack = nodes[0].instance.tags.get(tags.STACK, "") if nodes else ""
+def _as_dict(view: _View) -> dict[str, Any]:
+    nodes = view.nodes
     listed = [
         {
             **node.as_dict(),
-            "spot_notice": notices.get(node.instance.id),
-            "host_key_verified_by": keys.get(node.instance.id),
+            "spot_notice": view.notices.get(node.instance.id),
+            "host_key_verified_by": view.keys.get(node.instance.id),
         }
         for node in nodes
     ]
-    in_use_by = dict(zip(("command", "pid"), user, strict=True)) if user else None
-    more = {"cloud": cloud.name, "stack": stack, "nodes": listed, "in_use_by": in_use_by}
-    return {**overview.as_dict(now), **more}
+    return {
+        **view.overview.as_dict(view.now),
+        "cloud": view.ctx.cloud.name,
+        "stack": nodes[0].instance.tags.get(tags.STACK, "") if nodes else "",
+        "nodes": listed,
+        "in_use_by": dict(zip(("command", "pid"), view.user, strict=True)) if view.user else None,
+        "queue": _queue_as_dict(view.queue),
+    }
 
 
 def _source(row: Mapping[str, Any]) -> str:

@@ -1,35 +1,31 @@
-"""``spr-cluster up``, ``plan``, and ``repair``: one plan, shown or applied."""
+"""``spr-cluster up`` and ``repair``: one plan, shown or applied."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from cluster.cli.accounts import confirm_owner
-from cluster.cli.busy_nodes import check_busy_nodes
-from cluster.cli.common import (
+from cluster.cli.chosen_cluster import (
     DEFAULT_NAME,
     add_cluster_options,
-    confirm,
+    confirm_owner,
     may_follow,
     open_chosen_cloud,
     open_context,
     record_failure,
 )
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
 from cluster.cli.proposal import Proposal, propose
 from cluster.cli.spec_options import add_spec_options, read_spec_options
-from cluster.cli.wrapping import wrap
+from cluster.console.display import make_progress
+from cluster.console.output import confirm, emit, say, wrap
+from cluster.console.parser import SubParsers, add_command, add_yes_option
 from cluster.context import Context
 from cluster.events import describe_failure
+from cluster.lifecycle.busy_nodes import check_busy_nodes
 from cluster.lifecycle.prepare import find_offers, prepare
 from cluster.lifecycle.reconcile import bring_up
 from cluster.local_files import nearest_cluster
@@ -49,15 +45,12 @@ from provision.stacks.load import DEFAULT_STACK, load_stack
 
 _UP_EXAMPLES = """\
   spr-cluster up --nodes 4
-  spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --ttl 3h --yes
-  spr-cluster up --nodes 4 --spot --max-price 3 --spot-or-on-demand --idle-timeout 1h
-  spr-cluster up --nodes 8                      grow (or shrink) an existing cluster
-  spr-cluster up                                continue after Ctrl-C or a crash
-  spr-cluster up --nodes 2 --cloud local        containers on this machine: no account, no cost
-"""
-_PLAN_EXAMPLES = """\
-  spr-cluster plan --nodes 4
-  spr-cluster plan --nodes 4 --spot --json
+  spr-cluster up --nodes 4 --dry-run      plan and price; changes nothing
+  spr-cluster up --nodes 2 --instance-type c7i.metal-24xl,m7i.metal-24xl --yes
+  spr-cluster up --nodes 4 --spot --spot-or-on-demand --idle-timeout 1h
+  spr-cluster up --nodes 8                grow (or shrink) an existing cluster
+  spr-cluster up                          continue after Ctrl-C or a crash
+  spr-cluster up --nodes 2 --cloud local  containers on this machine, free
 """
 _REPAIR_EXAMPLES = """\
   spr-cluster repair
@@ -74,26 +67,24 @@ def add_parser(subparsers: SubParsers) -> None:
         "checked on each. After an interruption, run `up` again to continue. It changes nothing on a\n"
         "cluster that is up to date.",
         _UP_EXAMPLES,
+        run=run,
     )
     add_spec_options(up)
-    up.add_argument("--dry-run", action="store_true", help="show what would be done, like `plan`")
-    up.add_argument("--yes", "-y", action="store_true", help="buy without asking")
-    up.set_defaults(run=run)
-    plan = add_command(
-        subparsers,
-        "plan",
-        "Show the actions that `up` would apply, with price, quota, zones, and time. Nothing is\n"
-        "changed.",
-        _PLAN_EXAMPLES,
-    )
+    text = "show the actions, price, quota, zones, and time; change nothing"
+    up.add_argument("--dry-run", action="store_true", help=text)
+    add_yes_option(up, "buy without asking")
+    # Its name in earlier versions.
+    text = "The same as `up --dry-run`."
+    plan = add_command(subparsers, "plan", text, "  spr-cluster plan --nodes 4\n", run=run)
     add_spec_options(plan)
-    plan.set_defaults(run=run, dry_run=True, yes=False)
+    plan.set_defaults(dry_run=True, yes=False)
     repair = add_command(
         subparsers,
         "repair",
         "Restore a cluster: nodes that are missing, stopped, impaired, or unreachable are replaced.\n"
         "If the head is missing, a worker becomes the head. A job that has lost a node is ended.",
         _REPAIR_EXAMPLES,
+        run=run_repair,
     )
     add_cluster_options(repair)
     repair.add_argument(
@@ -102,13 +93,7 @@ def add_parser(subparsers: SubParsers) -> None:
         help="address ranges that may use SSH, or `auto`, as for `up` (default: unchanged)",
     )
     repair.add_argument("--dry-run", action="store_true", help="show what would be done")
-    repair.add_argument(
-        "--yes",
-        "-y",
-        action="store_true",
-        help="buy, and end a job that has lost a node, without asking",
-    )
-    repair.set_defaults(run=run_repair)
+    add_yes_option(repair, "buy, and end a job that has lost a node, without asking")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -150,25 +135,27 @@ def _go(args: argparse.Namespace, given: dict[str, Any], *, must_exist: bool) ->
         if "ttl" in given and plan_input.found.alive:
             ends = spoken_time(plan_input.record.expires, ctx.now())
             text = f"--ttl is for new clusters. This one still shuts down at {ends}."
-            print(f"{text} To extend: spr-cluster extend 2h {ctx.flags}", file=sys.stderr)
+            say(f"{text} To extend: spr-cluster extend 2h {ctx.flags}")
         proposal = propose(ctx, plan_input)
         if args.dry_run:
-            return _show(proposal, as_json=args.json)
+            end = "Nothing was changed." if proposal.plan.changes else "Up to date."
+            emit(args, f"{wrap(proposal.render())}\n{end}", proposal.as_dict())
+            return 0
         # A kept image is there for everybody.
         confirm_owner(ctx, args, plan_input.found.without_image())
-        check_busy_nodes(proposal)
+        check_busy_nodes(ctx, plan_input, proposal.plan)
         if proposal.plan.changes and cloud.billed:
             confirm_purchase(proposal, yes=args.yes)
         elif proposal.notes:
-            print(wrap("\n".join(proposal.notes), stream=sys.stderr), file=sys.stderr)
+            say("\n".join(proposal.notes))
         cluster = apply_proposal(proposal, yes=args.yes)
-    _report(cluster, proposal, as_json=args.json)
+    emit(args, "\n".join(_render(cluster, proposal)), _as_dict(cluster, proposal))
     return 0
 
 
 def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
     """Show a plan that costs money, and ask. Raises :class:`UsageError` if the answer is no."""
-    print(wrap(proposal.render(), stream=sys.stderr), file=sys.stderr)
+    say(proposal.render())
     proposal.require_quota()
     confirm("Continue?", yes=yes)
     proposal.ctx.events.record(
@@ -176,15 +163,6 @@ def confirm_purchase(proposal: Proposal, *, yes: bool) -> None:
         proposal.spoken_price,
         reason="--yes" if yes else "confirmed on the terminal",
     )
-
-
-def _show(proposal: Proposal, *, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(proposal.as_dict()))
-    else:
-        print(wrap(proposal.render()))
-        print("Nothing was changed." if proposal.plan.changes else "Up to date.")
-    return 0
 
 
 def _check_may_change(proposal: Proposal, reason: str, *, yes: bool) -> None:
@@ -205,11 +183,11 @@ def apply_proposal(proposal: Proposal, *, yes: bool, again: str = "up") -> Clust
         return proposal.offers or find_offers(ctx, proposal.plan_input)
 
     def report_new_plan(plan_input: PlanInput, plan: Plan, reason: str) -> None:
-        check_busy_nodes(dataclasses.replace(proposal, plan_input=plan_input, plan=plan))
+        check_busy_nodes(ctx, plan_input, plan)
         if not proposal.plan.changes:
             _check_may_change(proposal, reason, yes=yes)
         steps = ", ".join(action.kind.value.lower() for action in plan.actions)
-        print(f"New plan ({reason}): {steps}", file=sys.stderr)
+        say(f"New plan ({reason}): {steps}")
 
     try:
         with ctx.progress.phase(
@@ -241,7 +219,7 @@ def list_what_exists(ctx: Context, name: str, since: datetime, again: str = "up"
         f"To continue:           spr-cluster {again} {where}",
         f"To remove what exists: spr-cluster down {ctx.flags}",
     ]
-    print(wrap("\n".join(lines), stream=sys.stderr), file=sys.stderr, flush=True)
+    say("\n".join(lines))
     try:
         found = describe_cluster(ctx.clients, name)
     except Exception as error:
@@ -255,7 +233,7 @@ def list_what_exists(ctx: Context, name: str, since: datetime, again: str = "up"
         if found:
             cost = " and costs money" if cloud.billed and found.alive else ""
             text = f"It exists now{cost}: {found}"
-    print(wrap(text, stream=sys.stderr), file=sys.stderr)
+    say(text)
 
 
 def _list_bought(ctx: Context, since: datetime) -> str:
@@ -268,29 +246,29 @@ def _list_bought(ctx: Context, since: datetime) -> str:
     return f"This command bought {', '.join(ids)}{cost}."
 
 
-def _report(cluster: Cluster, proposal: Proposal, *, as_json: bool) -> None:
-    cloud, record = proposal.ctx.cloud, proposal.plan_input.record
-    if as_json:
-        result = {
-            "cluster": cluster.name,
-            "cloud": cloud.name,
-            "region": cloud.region,
-            "stack": cluster.stack,
-            "changed": proposal.plan.changes,
-            "expires": render_time(record.expires),
-            "nodes": [node.as_dict() for node in cluster.nodes],
-        }
-        print(json.dumps(result))
-        return
+def _as_dict(cluster: Cluster, proposal: Proposal) -> dict[str, Any]:
+    cloud = proposal.ctx.cloud
+    return {
+        "cluster": cluster.name,
+        "cloud": cloud.name,
+        "region": cloud.region,
+        "stack": cluster.stack,
+        "changed": proposal.plan.changes,
+        "expires": render_time(proposal.plan_input.record.expires),
+        "nodes": [node.as_dict() for node in cluster.nodes],
+    }
+
+
+def _render(cluster: Cluster, proposal: Proposal) -> Iterator[str]:
     for node in cluster.nodes:
-        print(f"{node.name}  {node.instance.id}  {node.address}")
+        yield f"{node.name}  {node.instance.id}  {node.address}"
     if not proposal.plan.changes:
-        print(f"Up to date: {counted(len(cluster.nodes), 'node')}, verified")
+        yield f"Up to date: {counted(len(cluster.nodes), 'node')}, verified"
     name = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
-    expires = spoken_time(record.expires, proposal.ctx.now())
+    expires = spoken_time(proposal.plan_input.record.expires, proposal.ctx.now())
     # The whole data set takes hours in containers on one machine.
-    demo = "" if cloud.billed else " --demo"
-    print(
-        wrap(f"Nodes shut down automatically at {expires}. To extend: spr-cluster extend 2h{name}")
+    demo = "" if proposal.ctx.cloud.billed else " --demo"
+    yield wrap(
+        f"Nodes shut down automatically at {expires}. To extend: spr-cluster extend 2h{name}"
     )
-    print(wrap(f"Next: spr-cluster train squad{demo}{name}   (when done: spr-cluster down{name})"))
+    yield wrap(f"Next: spr-cluster train squad{demo}{name}   (when done: spr-cluster down{name})")

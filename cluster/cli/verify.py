@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,10 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
-from cluster.cli.wrapping import wrap
+from cluster.cli.chosen_cluster import (
+    add_cluster_options,
+    open_cluster,
+)
+from cluster.console.display import make_progress
+from cluster.console.output import emit, wrap
+from cluster.console.parser import SubParsers, add_command
 from cluster.context import Context
 from cluster.host_identity import FIRST_CONTACT, check_head_identity, verified_by
 from cluster.nodes import Cluster
@@ -49,6 +51,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "and bandwidth. Finally starts a rank on each node with mpirun. Prints a verdict for each\n"
         "check and how to fix problems. Changes nothing. Exit code: 1 if a check failed, else 0.",
         _EXAMPLES,
+        run=run,
     )
     add_cluster_options(parser)
     parser.add_argument(
@@ -59,12 +62,11 @@ def add_parser(subparsers: SubParsers) -> None:
         action="store_true",
         help="compare containers with the machine type they stand for, AMX included",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     progress = make_progress()
-    ctx = open_context(args, open_chosen_cloud(args), progress=progress)
+    ctx = open_cluster(args, progress)
     cluster = ctx.find_cluster()
     cluster.require_connected()
     expected = build_expected(ctx, cluster, judge=args.judge_hardware)
@@ -74,10 +76,10 @@ def run(args: argparse.Namespace) -> int:
         report = verify_cluster(
             cluster, expected, ctx.host_opener(), progress, bandwidth=not args.no_bandwidth
         )
-    if args.json:
-        print(json.dumps(as_dict(ctx, expected, report)))
-    else:
-        show(report, expected)
+    text = (
+        f"{render_results(report.results, len(expected.addresses))}\n{summarize(report, expected)}"
+    )
+    emit(args, text, as_dict(ctx, expected, report))
     if report.verdict is Verdict.FAIL:
         raise SprError(describe_failures(report.results))
     return 0
@@ -107,18 +109,12 @@ def as_dict(ctx: Context, expected: Expected, report: VerifyReport) -> dict[str,
     }
 
 
-def show(report: VerifyReport, expected: Expected) -> None:
-    """Print the table, the remedies, and a summary."""
-    show_results(report.results, len(expected.addresses))
-    print(summarize(report, expected))
-
-
-def show_results(results: Sequence[CheckResult], nodes: int) -> None:
-    """Print the table and the remedies."""
+def render_results(results: Sequence[CheckResult], nodes: int) -> str:
+    """Return the table and the remedies, in color for a terminal."""
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
-    console.print(build_table(results, nodes))
-    for line in list_remedies(results):
-        print(line)
+    with console.capture() as captured:
+        console.print(build_table(results, nodes))
+    return "\n".join([captured.get().rstrip("\n"), *list_remedies(results)])
 
 
 def build_table(results: Sequence[CheckResult], nodes: int) -> Table:

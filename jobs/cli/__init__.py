@@ -1,4 +1,4 @@
-"""The command line's entry point. It imports only the command that was asked for."""
+"""Commands on jobs, and the command line's entry point, which imports only the command that was asked for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,38 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 
-from cluster.cli.parser import HelpFormatter, Parser
-from cluster.cli.wrapping import wrap
+from cluster.cli import COMMANDS as CLUSTER_COMMANDS
+from cluster.console.output import say
+from cluster.console.parser import Command, HelpFormatter, Parser
 from infra.api_time import API_TIME
 from infra.errors import HangupError, SprError, UsageError
-from jobs.cli.commands import COMMANDS, render_commands
 
+_JOBS = {
+    "train": Command("jobs.cli.train", "train on all nodes"),
+    "run": Command("jobs.cli.run", "run any program on all nodes"),
+    "jobs": Command("jobs.cli.jobs", "list a cluster's jobs: queued, running, and ended"),
+    "top": Command("jobs.cli.top", "watch nodes, ranks, and the queue live"),
+    "attach": Command("jobs.cli.attach", "follow a job, and fetch its results at its end"),
+    "logs": Command("jobs.cli.logs", "print the log of a job or of one rank"),
+    "wait": Command("jobs.cli.attach", "wait until a job ends"),
+    "cancel": Command("jobs.cli.cancel", "end a job on all nodes"),
+    "fetch": Command("jobs.cli.fetch", "download a job's model, log, and results"),
+    "report": Command("jobs.cli.report", "write a one-page report of a run"),
+    "predict": Command("jobs.cli.predict", "answer questions with a trained model"),
+    "bench": Command("jobs.cli.bench", "measure every node and name slow ones"),
+    "tune": Command("jobs.cli.tune", "find the fastest placement of a training job"),
+    "scaling": Command("jobs.cli.scaling", "measure a training job on more and more nodes"),
+    "k8s": Command("jobs.cli.k8s", "the same training job on Kubernetes"),
+    "render": Command("jobs.cli.render", "the same training job as YAML or a Slurm script"),
+}
+_GROUPS = {
+    "cluster": CLUSTER_COMMANDS["cluster"],
+    "jobs": _JOBS,
+    "software": CLUSTER_COMMANDS["software"],
+    "upkeep": CLUSTER_COMMANDS["upkeep"]
+    | {"completion": Command("jobs.cli.completion", "print a completion script for your shell")},
+}
+COMMANDS = {name: command for group in _GROUPS.values() for name, command in group.items()}
 _DESCRIPTION = """\
 Train on a cluster of AWS Sapphire Rapids machines, from your laptop:
 
@@ -37,13 +63,22 @@ Exit codes: 0 done, 1 failed, 2 usage error and nothing changed, 130 interrupted
 _POSITIONAL = {"cluster", "file", "folder", "job", "node", "time"}
 
 
+def _render_commands() -> str:
+    """Return the list of commands by group, as ``--help`` shows it."""
+    parts = []
+    for group, commands in _GROUPS.items():
+        rows = [f"  {name:<11} {each.help}" for name, each in commands.items() if each.help]
+        parts.append("\n".join([f"{group}:", *rows]))
+    return "\n\n".join(parts)
+
+
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser, with the options of one command; without one, only what ``--help`` needs."""
     parser = Parser(
         prog="spr-cluster",
         usage="spr-cluster COMMAND [options]",
         description=_DESCRIPTION,
-        epilog=f"{render_commands()}\n\n{_EPILOG}",
+        epilog=f"{_render_commands()}\n\n{_EPILOG}",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -91,14 +126,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     _handle_signals()
-    API_TIME.on_offset = _warn
+    API_TIME.on_offset = say
     try:
         _refuse_empty(args)
         return int(args.run(args))
     except KeyboardInterrupt as interrupt:
         # A second Ctrl-C, while existing resources were being listed, arrives here, too.
         with suppress(OSError):
-            print("\ninterrupted", file=sys.stderr)
+            say("\ninterrupted")
         _exit_at_once(getattr(interrupt, "exit_code", 130))
     except BrokenPipeError:
         _exit_at_once(1)
@@ -169,12 +204,8 @@ def _hang_up(_number: int, _frame: object) -> None:
     raise HangupError
 
 
-def _warn(text: str) -> None:
-    print(wrap(text, stream=sys.stderr), file=sys.stderr)
-
-
 def _report(error: SprError) -> int:
-    print(wrap(f"spr-cluster: {error}", stream=sys.stderr), file=sys.stderr)
+    say(f"spr-cluster: {error}")
     return error.exit_code
 
 

@@ -1,53 +1,86 @@
-"""``spr-cluster attach``."""
+"""``spr-cluster attach`` and ``wait``: a job until its end, with its output or without."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
-from infra.errors import UsageError
+from cluster.console.display import PlainProgress, TreeProgress, make_progress
+from cluster.console.output import emit, say
+from cluster.console.parser import SubParsers, add_command, positive_int
+from infra.errors import JobError, SprError, UsageError
 from infra.files import read_object
-from jobs.cli.chosen_job import add_job_options
-from jobs.cli.context import open_job_context
-from jobs.cli.job_display import render_end
-from jobs.cli.k8s.access import find_access, open_kubernetes
-from jobs.cli.k8s.follow import follow
+from infra.progress import Progress
+from infra.wait import wait_until
+from jobs.cli.chosen_job import (
+    add_job_options,
+    find_access,
+    open_job_context,
+    open_kubernetes,
+    open_launcher,
+)
+from jobs.cli.job_display import JobDisplay, render_end
 from jobs.cli.when_done import add_end_options, with_ends
-from jobs.launchers.job_state import JobEnd
-from jobs.launchers.launcher import JobSummary, choose_active
+from jobs.launchers.job_state import SUCCEEDED, JobEnd
+from jobs.launchers.kubernetes.errors import KubernetesError
+from jobs.launchers.kubernetes.launcher import KubernetesLauncher
+from jobs.launchers.launcher import JobSummary, Launcher, choose_active, choose_several
 from jobs.launchers.queue.history import list_jobs
-from jobs.launchers.queue.session import attach
+from jobs.launchers.queue.job_output import JobOutput, explain, how_to_come_back, note_silence
+from jobs.launchers.queue.session import attach as attach_to_job
 from jobs.launchers.record import claim_results
 from jobs.train.request import check_results, expand_home
+from jobs.worker.supervisor.conclusion import choose_cause
 
-_EXAMPLES = """\
+_ATTACH_EXAMPLES = """\
   spr-cluster attach
   spr-cluster attach squad-20260731-142501-k3f --name bert
+"""
+_WEEK_S = 7 * 24 * 3600
+_WAIT_EXAMPLES = """\
+  spr-cluster wait squad-20260731-142501-k3f
+  spr-cluster wait --all && spr-cluster down --yes --name spr
+  spr-cluster wait --timeout 3600
 """
 
 
 def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
+    attach = add_command(
         subparsers,
         "attach",
         "Follow a job from the beginning of its log, from any machine that has the cluster's key, and\n"
         "fetch its results when it ends. Ctrl-C ends only this command.",
-        _EXAMPLES,
+        _ATTACH_EXAMPLES,
+        run=with_ends(run_attach),
     )
-    add_job_options(parser)
-    parser.add_argument(
-        "--results", metavar="DIR", help="local folder for the files (default: results/JOB)"
+    add_job_options(attach)
+    text = "local folder for the files (default: results/JOB)"
+    attach.add_argument("--results", metavar="DIR", help=text)
+    add_end_options(attach.add_argument_group("at the end"))
+    wait = add_command(
+        subparsers,
+        "wait",
+        "Wait until a job ends, without its output. The exit code is 0 if it succeeded, otherwise 1.",
+        _WAIT_EXAMPLES,
+        run=run_wait,
     )
-    add_end_options(parser.add_argument_group("at the end"))
-    parser.set_defaults(run=with_ends(run))
+    add_job_options(wait)
+    wait.add_argument("--all", action="store_true", help="wait for all jobs that run or wait")
+    wait.add_argument(
+        "--timeout",
+        type=positive_int,
+        default=_WEEK_S,
+        metavar="SECONDS",
+        help="give up after this time; the job goes on (default: a week)",
+    )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_attach(args: argparse.Namespace) -> int:
     access = find_access(args)
     if access is not None:
         if args.on_finish is not None or args.down_when_done:
@@ -62,19 +95,20 @@ def run(args: argparse.Namespace) -> int:
         end: JobEnd = follow(launcher, found.job, progress)[0]
         with progress.phase("Fetch the results"):
             for line in launcher.fetch(found.job, results, progress.note):
-                print(line, file=sys.stderr)
+                say(line)
     else:
         context = open_job_context(args, datetime.now(timezone.utc), show_cost=True)
         listed = list_jobs(context.open_host(context.cluster.head))
         found = _require(choose_active(listed, args.job), f"on cluster {context.cluster.name}")
         results = _choose_results(args, found.job)
         claim_results(results, found.job)
-        end = attach(context, found.job, results)
-    if args.json:
-        print(json.dumps({"job": found.job, **end.as_dict(), "results": str(results)}))
-    else:
+        end = attach_to_job(context, found.job, results)
+
+    def render() -> str:
         file = results / "results.json"
-        print(render_end(found.job, end, read_object(file) if file.is_file() else {}, results))
+        return render_end(found.job, end, read_object(file) if file.is_file() else {}, results)
+
+    emit(args, render, {"job": found.job, **end.as_dict(), "results": str(results)})
     return 0
 
 
@@ -91,3 +125,83 @@ def _choose_results(args: argparse.Namespace, job: str) -> Path:
     results = expand_home(args.results) if args.results else Path("results", job)
     check_results(results, job)
     return results
+
+
+def follow(
+    launcher: KubernetesLauncher, job: str, progress: PlainProgress | TreeProgress
+) -> tuple[JobSummary, dict[str, Any]]:
+    """Show a job until it ends; return its end and result. Raises :class:`JobError` if it fails."""
+    display = JobDisplay(progress)
+    output = JobOutput(display.event, display.log, job)
+    with leaving_it(job, launcher), progress.phase(f"Follow {job}"), note_silence(output):
+        end = launcher.follow(job, output.add, output.show, output.note_state)
+    if end.state != SUCCEEDED:
+        raise _failure(end, output, f"the whole log: spr-cluster logs {job} {launcher.flags}")
+    return end, next((e for e in reversed(output.events) if e["event"] == "result"), {})
+
+
+@contextmanager
+def leaving_it(job: str, launcher: KubernetesLauncher) -> Iterator[None]:
+    """After Ctrl-C or an error of the cluster, say that the job goes on, and how to see or end it."""
+    try:
+        yield
+    except (KeyboardInterrupt, KubernetesError):
+        with suppress(OSError):
+            say(how_to_come_back(job, launcher.flags))
+        raise
+
+
+def _failure(end: JobSummary, output: JobOutput, hint: str) -> JobError:
+    """Return the root cause: a rank's own error, else what became of its pod."""
+    cause = choose_cause([event for event in output.events if event["event"] == "error"])
+    if cause:
+        known = {key: cause[key] for key in ("rank", "host", "message") if key in cause}
+        end = replace(end, **known)
+    elif end.fix:
+        hint = f"{end.fix}; {hint}"
+    return explain(end, output, hint.rstrip())
+
+
+def run_wait(args: argparse.Namespace) -> int:
+    progress = make_progress()
+    launcher = open_launcher(args, progress)
+    chosen = choose_several(launcher.list_jobs(), args.job, launcher.place, every=args.all)
+    done = [_wait_for(launcher, job.job, args.timeout, progress) for job in chosen]
+    rows = [job.as_dict() for job in done]
+    fetch = {job.job: f"spr-cluster fetch {job.job} {launcher.flags}".rstrip() for job in done}
+    lines = [
+        f"Job {job.job} succeeded. To download its results: {fetch[job.job]}"
+        for job in done
+        if job.state == SUCCEEDED
+    ]
+    text = "\n".join(lines) if chosen else "No job is running or queued."
+    emit(args, text, {"jobs": rows} if args.all else rows[0] if rows else {"job": None})
+    failed = [job for job in done if job.state != SUCCEEDED]
+    if failed:
+        raise JobError(
+            "; ".join(
+                f"job {j.job} is {j.state}{f': {j.cause}' if j.cause else ''}" for j in failed
+            ),
+            hint=f"its log: spr-cluster logs {failed[0].job} {launcher.flags}".rstrip(),
+        )
+    return 0
+
+
+def _wait_for(launcher: Launcher, job: str, timeout_s: int, progress: Progress) -> JobSummary:
+    def ended() -> JobSummary | None:
+        try:
+            found = {each.job: each for each in launcher.list_jobs()}
+        except UsageError:
+            raise
+        except SprError as error:
+            if over := launcher.explain_loss(job, error):
+                raise over from None
+            progress.note(f"{error.message}; reconnecting")
+            return None
+        if job not in found:
+            raise JobError(f"job {job} was deleted before it ended")
+        progress.note(found[job].state)
+        return None if found[job].is_active else found[job]
+
+    with progress.phase(f"Wait for {job}"):
+        return wait_until(f"job {job}", ended, deadline_s=timeout_s, every_s=5)

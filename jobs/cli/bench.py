@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from cluster.cli.display import format_table
-from cluster.cli.parser import SubParsers, add_command
-from cluster.cli.wrapping import wrap
+from cluster.cli.chosen_cluster import (
+    add_cluster_options,
+    open_cluster,
+)
+from cluster.console.display import format_table
+from cluster.console.output import emit, wrap
+from cluster.console.parser import SubParsers, add_command
 from cluster.context import Context
 from infra.errors import SprError, UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.inventory import describe_inventory
 from infra.words import counted
-from jobs.cli.context import open_job_context
+from jobs.cli.chosen_job import open_job_context
 from jobs.experiments.bench import BenchRequest, bench, read_last_speeds
 from jobs.experiments.bench_results import BenchResult, NodeSpeed
 from jobs.worker.bench.options import LONGEST, SECONDS, SHORTEST
@@ -37,6 +39,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "whether AMX ran. The exit code is 1 if AMX is expected and did not run; a slow node is\n"
         "named, but is not a failure.",
         _EXAMPLES,
+        run=run,
     )
     add_cluster_options(parser)
     parser.add_argument(
@@ -48,14 +51,13 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--last", action="store_true", help="show the last result without measuring"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     if not SHORTEST <= args.seconds <= LONGEST:
         raise UsageError(f"--seconds {args.seconds:g} is out of range: {SHORTEST:g} to {LONGEST:g}")
     speeds, ctx = _measure(args)
-    print(json.dumps(speeds.as_dict()) if args.json else wrap("\n".join(render(speeds, ctx))))
+    emit(args, wrap("\n".join(render(speeds, ctx))), speeds.as_dict())
     lacking = speeds.without_amx if speeds.amx_expected else ()
     if lacking:
         reports = "; ".join(f"{node.name}: {node.onednn}" for node in lacking)
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace) -> tuple[BenchResult, Context]:
-    ctx = open_context(args, open_chosen_cloud(args))
+    ctx = open_cluster(args)
     context = open_job_context(args, datetime.now(timezone.utc))
     if args.last:
         return read_last_speeds(context.open_host(context.cluster.head), context.cluster), ctx

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from dataclasses import replace
 
-from cluster.cli.common import confirm
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.console.display import make_progress
+from cluster.console.output import confirm, emit
+from cluster.console.parser import SubParsers, add_command, add_yes_option
 from infra.errors import UsageError
 from jobs.cli.chosen_job import add_job_options, open_launcher
 from jobs.cli.job_display import JobDisplay
@@ -20,7 +19,7 @@ from jobs.train.train import resume_command, task_of
 
 _EXAMPLES = """\
   spr-cluster cancel
-  spr-cluster cancel --now                            do not wait for a checkpoint
+  spr-cluster cancel --now                       do not wait for a checkpoint
   spr-cluster cancel --all
   spr-cluster cancel squad-20260731-142501-k3f --name bert
 """
@@ -35,14 +34,14 @@ def add_parser(subparsers: SubParsers) -> None:
         "nodes are gone. If there is no job, nothing happens. On Kubernetes, the job is deleted; its files\n"
         "stay on the claim, so a job with the same name and options resumes from its newest checkpoint.",
         _EXAMPLES,
+        run=run,
     )
     add_job_options(parser)
     parser.add_argument("--all", action="store_true", help="end all jobs that run or wait")
     parser.add_argument("--now", action="store_true", help="kill it without waiting")
     text = "on Kubernetes: also delete its claim, with the files of all jobs on it, unless others use it"
     parser.add_argument("--delete-claim", action="store_true", help=text)
-    parser.add_argument("--yes", "-y", action="store_true", help="delete the claim without asking")
-    parser.set_defaults(run=run)
+    add_yes_option(parser, "delete the claim without asking")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
         results[0]["claim"] = claim
         if not args.json:
             print(f"Claim {claim} is gone.")
-    if args.json:
-        print(json.dumps({"jobs": results} if args.all else results[0]))
+    emit(args, "", {"jobs": results} if args.all else results[0])
     return 0
 
 

@@ -1,14 +1,42 @@
-"""The place where a job runs, and the job there that a command is about."""
+"""The place where a job runs, a cluster of this tool or Kubernetes, and the job there that is meant."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
+import shlex
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
+from cluster.cli.chosen_cluster import add_cluster_options, open_chosen_cloud, open_context
+from cluster.console.display import make_progress
+from cluster.context import Context
+from cluster.events import utc_now
+from cluster.local_files import home
+from cluster.overview import Overview
+from cluster.prices import look_up_prices
+from infra.cloud import Cloud
+from infra.errors import UsageError
+from infra.files import parse_as, read_text
+from infra.inventory import describe_inventory
+from infra.prices import Prices
 from infra.progress import Progress, Silent
-from jobs.cli.k8s.access import add_access_options, find_access, open_kubernetes
+from jobs.cli.job_display import JobDisplay
 from jobs.launchers.launcher import NAME, Launcher
 from jobs.launchers.queue.launcher import QueueLauncher
+from jobs.launchers.queue.session import JobContext
+from jobs.launchers.record import CloudInfo
+from provision.stacks.load import load_stack
+
+if TYPE_CHECKING:
+    from jobs.launchers.kubernetes.api import KubernetesApi
+    from jobs.launchers.kubernetes.launcher import KubernetesLauncher
 
 _ONLY_ACTIVE = "(default: the only one that runs or waits)"
 
@@ -39,3 +67,176 @@ def open_launcher(args: argparse.Namespace, progress: Progress | None = None) ->
     ctx = open_context(args, open_chosen_cloud(args), progress=progress or Silent())
     cluster = ctx.find_cluster()
     return QueueLauncher(ctx, ctx.host_opener()(cluster.head), cluster.expires)
+
+
+NAMESPACE_HELP = "Kubernetes namespace (default: that of the context)"
+OBJECT_NAME = r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
+_OPTIONS = ("namespace", "context", "kubeconfig")
+
+
+@dataclass(frozen=True)
+class KubernetesAccess:
+    """A cluster and namespace; and of a job that this machine submitted, where its files are."""
+
+    context: str | None = None
+    kubeconfig: str | None = None
+    namespace: str | None = None
+    claim: str | None = None
+    image: str | None = None
+    pull_secret: str | None = None
+
+
+def add_access_options(parser: argparse.ArgumentParser, *, namespace: bool = True) -> None:
+    """Add ``--context``, ``--kubeconfig``, and, unless the command has it, ``--namespace``."""
+    add = parser.add_argument_group("jobs on Kubernetes").add_argument
+    add("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
+    add("--kubeconfig", metavar="FILE", help="default: KUBECONFIG, else ~/.kube/config")
+    if namespace:
+        add("--namespace", type=object_name, metavar="NAME", help=NAMESPACE_HELP)
+
+
+def object_name(text: str) -> str:
+    """Parse a name; a ``type`` for argparse. Names become parts of paths."""
+    if text and not re.fullmatch(OBJECT_NAME, text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected lower-case letters, digits, dashes, and dots"
+        )
+    return text
+
+
+def find_access(args: argparse.Namespace) -> KubernetesAccess | None:
+    """Return the place of a job on Kubernetes; ``None`` if neither options nor its submission name one.
+
+    Raises :class:`UsageError` for options of both kinds of clusters.
+    """
+    names = (*_OPTIONS, "claim", "image", "pull_secret")
+    given = {name: value for name in names if isinstance(value := getattr(args, name, None), str)}
+    if args.name or args.cloud or args.region:
+        if given:
+            raise UsageError(
+                f"--{next(iter(given)).replace('_', '-')} is for jobs on Kubernetes: "
+                "omit --name, --cloud, and --region"
+            )
+        return None
+    note = _read_note(args.job) if args.job else None
+    return (
+        KubernetesAccess(**{**asdict(note or KubernetesAccess()), **given})
+        if note or given
+        else None
+    )
+
+
+def remember_job(job: str, access: KubernetesAccess) -> None:
+    """Note on this machine where a job is, so that its ID is enough for later commands."""
+    with suppress(OSError):
+        path = _note(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(access)) + "\n", encoding="utf-8")
+
+
+def _note(job: str) -> Path:
+    return home() / ".kubernetes" / f"{job}.json"  # no cluster can have this name
+
+
+def _read_note(job: str) -> KubernetesAccess | None:
+    path = _note(job)
+    with suppress(UsageError):
+        return parse_as(KubernetesAccess, read_text(path), str(path))
+    return None
+
+
+def open_kubernetes(access: KubernetesAccess, args: argparse.Namespace) -> KubernetesLauncher:
+    """Return the launcher for a place."""
+    module = import_module("jobs.launchers.kubernetes.launcher")
+    known = None
+    if args.job and access.claim and access.image:
+        known = module.SubmittedJob(args.job, access.claim, access.image, access.pull_secret)
+    found: KubernetesLauncher = module.KubernetesLauncher(
+        open_api(access), access_flags(args).strip(), known
+    )
+    return found
+
+
+def open_api(access: KubernetesAccess | argparse.Namespace) -> KubernetesApi:
+    """Return the API of the chosen cluster. Raises :class:`UsageError` without the client library."""
+    try:
+        found: KubernetesApi = import_module("jobs.launchers.kubernetes.kubeconfig").connect(
+            access.kubeconfig, access.context, access.namespace
+        )
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("kubernetes", "websocket"):
+            raise
+        raise UsageError(
+            "the Python package kubernetes is not installed",
+            hint="in spr-cluster's checkout: pip install '.[k8s]'",
+        ) from error
+    return found
+
+
+def access_flags(args: argparse.Namespace) -> str:
+    """Return the options that choose the cluster, for the next command; with a leading space."""
+    words = [[f"--{name}", value] for name in _OPTIONS if (value := getattr(args, name))]
+    return "".join(f" {shlex.join(pair)}" for pair in words)
+
+
+def open_job_context(
+    args: argparse.Namespace, now: datetime, *, show_cost: bool = False
+) -> JobContext:
+    """Return the named cluster, its stack, and a display, ready to run jobs.
+
+    Raises :class:`UsageError` if there is no such cluster.
+    """
+    progress = make_progress()
+    cloud = open_chosen_cloud(args)
+    ctx = open_context(args, cloud, progress=progress)
+    cluster = ctx.find_cluster()
+    types = (node.instance.instance_type for node in cluster.nodes)
+    prices = look_up_prices(cloud, ctx.clients, types, now)
+    info = describe_cloud(cloud, prices, cluster.head.instance.instance_type)
+    cost = make_cost(ctx, prices) if show_cost else None
+    display = JobDisplay(progress, cost)
+    context = JobContext(
+        cluster=cluster,
+        stack=load_stack(cluster.stack, locked=False),
+        open_host=ctx.host_opener(),
+        now=now,
+        cloud=info,
+        progress=progress,
+        on_event=display.event,
+        on_log=display.log,
+        find_expiry=ctx.find_expiry,
+        detach=getattr(args, "detach", False),
+        verbose=getattr(args, "verbose", False),
+    )
+    if "on_cluster" in args:
+        args.on_cluster(ctx, context)
+    return context
+
+
+def describe_cloud(cloud: Cloud, prices: Prices, instance_type: str) -> CloudInfo:
+    """Return the cloud with the price of a type, if that of the region is known."""
+    info = CloudInfo(cloud.name, cloud.region, cloud.billed)
+    price = prices.machines.get(instance_type)
+    if price is None or not price.is_here:
+        return info
+    return replace(info, usd_per_hour=price.usd, price_source=price.source)
+
+
+def open_overview(ctx: Context, prices: Prices) -> Overview:
+    """Return the cluster as its tags describe it, for its cost and its time left."""
+    name = ctx.files.folder.name
+    found = describe_inventory(ctx.clients.ec2, name, ("instances", "security_groups"))
+    return Overview(name, ctx.cloud.region, found, ctx.cloud.billed, prices)
+
+
+def make_cost(ctx: Context, prices: Prices) -> Callable[[], float | None]:
+    """Return a function for the cluster's cost since its launch, as ``status`` shows it."""
+    if not ctx.cloud.billed:
+        return lambda: 0.0
+    overview = open_overview(ctx, prices)
+
+    def usd_so_far() -> float | None:
+        cost = overview.cost(utc_now())
+        return cost.usd if cost else None
+
+    return usd_so_far

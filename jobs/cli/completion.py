@@ -12,17 +12,16 @@ import argcomplete
 from argcomplete.completers import FilesCompleter, SuppressCompleter
 from argcomplete.shell_integration import shellcode
 
-from cluster.cli.parser import SubParsers, add_command
+from cluster.console.parser import SubParsers, add_command
 from cluster.local_files import cluster_names
 from infra.instance_types import INSTANCE_TYPES
-from jobs.cli import build_parser
-from jobs.cli.commands import COMMANDS
+from jobs.cli import COMMANDS, build_parser
 from provision.stacks.load import stack_names
 
 SHELLS = ("bash", "zsh", "fish")
 _EXAMPLES = """\
-  eval "$(spr-cluster completion bash)"                   in ~/.bashrc
-  eval "$(spr-cluster completion zsh)"                    in ~/.zshrc, after compinit
+  eval "$(spr-cluster completion bash)"      in ~/.bashrc
+  eval "$(spr-cluster completion zsh)"       in ~/.zshrc, after compinit
   spr-cluster completion fish > ~/.config/fish/completions/spr-cluster.fish
 """
 
@@ -34,9 +33,9 @@ def add_parser(subparsers: SubParsers) -> None:
         "Print a script that completes commands, options, and the names of clusters, jobs, stacks,\n"
         "and instance types in your shell.",
         _EXAMPLES,
+        run=run,
     )
     parser.add_argument("shell", choices=SHELLS, help="the shell that you use")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +50,7 @@ def complete() -> None:
     parser = build_parser(command)
     if command is None:
         subparsers = parser.add_subparsers()
-        for name in COMMANDS:
+        for name in [name for name, each in COMMANDS.items() if each.help]:
             subparsers.add_parser(name)
     else:
         _add_completers(parser)

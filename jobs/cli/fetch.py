@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.console.display import make_progress
+from cluster.console.output import emit, say
+from cluster.console.parser import SubParsers, add_command
 from infra.errors import JobError, SprError, UsageError
 from infra.progress import Progress
 from infra.s3 import S3Location, check_s3_location, connect_s3, parse_s3_url
-from jobs.cli.chosen_job import add_job_options, open_launcher
-from jobs.cli.k8s.access import object_name
+from jobs.cli.chosen_job import add_job_options, object_name, open_launcher
 from jobs.launchers.job_state import RUNNING
 from jobs.launchers.launcher import choose_job
 from jobs.train.push import push_results
@@ -39,6 +37,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "claim on Kubernetes, for example of a job that was started on another machine. `spr-cluster jobs`\n"
         "lists the jobs.",
         _EXAMPLES,
+        run=run,
     )
     add_job_options(parser, "job ID, such as squad-20260731-142501-k3f")
     parser.add_argument("--last", action="store_true", help="fetch the newest job")
@@ -53,7 +52,6 @@ def add_parser(subparsers: SubParsers) -> None:
     gone.add_argument("--image", help="its image, in which a small pod reads the files")
     text = "secret with which nodes pull the image"
     gone.add_argument("--pull-secret", type=object_name, metavar="NAME", help=text)
-    parser.set_defaults(run=run)
 
 
 def add_push_option(parser: argparse.ArgumentParser) -> None:
@@ -110,15 +108,13 @@ def run(args: argparse.Namespace) -> int:
     found = choose_job(launcher.list_jobs(), args.job, launcher.place)
     results = expand_home(args.results) if args.results else Path("results", found.job)
     if found.state == RUNNING:
-        print(f"{found.job} is still running; fetching its output so far", file=sys.stderr)
+        say(f"{found.job} is still running; fetching its output so far")
     check_results(results, found.job)
     with progress.phase(f"Fetch {found.job}"):
         missing = launcher.fetch(found.job, results, progress.note)
     for line in missing:
-        print(line, file=sys.stderr)
+        say(line)
     pushed = push(target, results, found.job, progress, launcher.flags)
-    if args.json:
-        print(json.dumps({**found.as_dict(), "results": str(results), "pushed_to": pushed}))
-    else:
-        print(f"{found.job} ({found.state}): {results}/" + (f"\n{pushed}" if pushed else ""))
+    text = f"{found.job} ({found.state}): {results}/" + (f"\n{pushed}" if pushed else "")
+    emit(args, text, {**found.as_dict(), "results": str(results), "pushed_to": pushed})
     return 0

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.display import PlainProgress, TreeProgress, format_seconds
-from cluster.cli.wrapping import printable
+from cluster.console.display import PlainProgress, TreeProgress, format_seconds
+from cluster.console.output import printable
 from infra.errors import JobError
 from infra.words import counted
 from jobs.launchers.job_state import JobEnd

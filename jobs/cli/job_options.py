@@ -1,26 +1,44 @@
-"""Options that several job commands share."""
+"""Options that several commands share: of placement, of the queue, of training, and of trials."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from cluster.cli.parser import SubParsers, add_command, positive_int
+from cluster.console.output import emit
+from cluster.console.parser import Parser, SubParsers, add_command, positive_int
+from infra.errors import UsageError
 from jobs.cli.when_done import add_end_options, with_ends
 from jobs.launchers.job_state import QUEUED
 from jobs.launchers.node_shape import NodeShape
 from jobs.launchers.plan import PLACEMENTS, PlacementOptions, new_job_id
 from jobs.launchers.queue.job_output import how_to_come_back
 from jobs.launchers.queue.session import DetachedError
+from jobs.reference.presets import PRESETS
 from jobs.train.request import expand_home
 from jobs.worker.tasks import TASKS
-from jobs.worker.training.options import flag
+from jobs.worker.training.options import TrainOptions, flag
 
+Run = Callable[[argparse.Namespace], int]
 _HIDDEN = {"output", "trial_seconds", "resume"}
+_SECONDS, _MAX_SECONDS = 20, 3600
+# Without effect in a trial.
+_WITHOUT_EFFECT = _HIDDEN | {
+    *("eval", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints"),
+    *("learning_rate", "warmup_ratio"),
+}
+_FOR_EXPERTS = frozenset(
+    {
+        *("accumulate", "attention_dropout", "backend", "compile", "ipex", "keep_checkpoints"),
+        *("stride", "token_cache", "warmup_ratio", "wire"),
+    }
+)
+"""Training options whose defaults suit nearly every job: the usual help leaves them out."""
 
 
 def add_placement_options(
@@ -71,21 +89,33 @@ def read_shape(args: argparse.Namespace) -> NodeShape:
 
 
 def add_task_command(
-    jobs: SubParsers, task: str, description: str, examples: str
-) -> argparse.ArgumentParser:
+    jobs: SubParsers, task: str, description: str, examples: str, run: Run
+) -> Parser:
     """Return the parser of a task; ``{task}`` in the texts is its name."""
     about, more = (text.replace("{task}", task) for text in (description, examples))
-    parser = add_command(jobs, task, about, more, help_=TASKS[task].help)
+    parser = add_command(jobs, task, about, more, TASKS[task].help, run)
     parser.set_defaults(task=task)
     return parser
 
 
-def add_training_options(parser: argparse.ArgumentParser, task: str) -> None:
-    """Add ``--demo``, and what a task can be asked for."""
+def add_tasks(
+    parser: Parser, description: str, examples: str, run: Run
+) -> list[tuple[str, Parser]]:
+    """Add a subcommand for each task; return the tasks with their parsers."""
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    return [(task, add_task_command(jobs, task, description, examples, run)) for task in TASKS]
+
+
+def add_training_options(parser: Parser, task: str, *more_for_experts: str) -> None:
+    """Add ``--demo``, and what a task can be asked for.
+
+    Together with its options for experts, the help leaves out ``more_for_experts`` of the parser's.
+    """
     parser.add_argument(
         "--demo", action="store_true", help="train a small new model on the bundled sample"
     )
     TASKS[task].Options.add_arguments(parser.add_argument_group("training"), without=_HIDDEN)
+    parser.hide_from_help(_FOR_EXPERTS | {*more_for_experts})
 
 
 def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
@@ -108,7 +138,7 @@ def add_queue_options(group: argparse._ArgumentGroup, retries: int) -> None:
     add_end_options(group)
 
 
-def detachable(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+def detachable(run: Run) -> Run:
     """Return a command that runs a job to its end, or after ``--detach`` says how to come back to it."""
     follow = with_ends(run)
 
@@ -117,7 +147,7 @@ def detachable(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.N
             return follow(args)
         except DetachedError as detached:
             job, text = detached.job, how_to_come_back(detached.job, detached.flags)
-            print(json.dumps({"job": job, "state": QUEUED}) if args.json else text)
+            emit(args, text, {"job": job, "state": QUEUED})
             return 0
 
     return run_or_leave
@@ -128,6 +158,70 @@ def read_placement(args: argparse.Namespace) -> PlacementOptions:
     return PlacementOptions(args.placement, args.ppn, args.ccl_workers)
 
 
+def read_options(args: argparse.Namespace, preset: str | None = None) -> TrainOptions:
+    """Return the training options of a new job. Raises :class:`UsageError` for one out of range."""
+    if args.demo and preset:
+        raise UsageError("--demo and --preset can't be used together")
+    if args.demo and getattr(args, "data", None):
+        raise UsageError("--demo and --data can't be used together")
+    task = TASKS[args.task]
+    base: TrainOptions = task.demo if args.demo else task.Options()
+    base = PRESETS[preset].as_options(base) if preset else base
+    if args.demo and "dataset" in args:
+        nothing: dict[str, Any] = {"data": None}
+        base = replace(base, **nothing)
+    for key in ("data", "eval"):
+        if getattr(args, key, None):
+            setattr(args, key, str(expand_home(getattr(args, key))))
+    try:
+        return base.changed_by(args)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def refuse_own_settings(args: argparse.Namespace, more: Iterable[str]) -> None:
+    """Raise :class:`UsageError` for a training option, or one of ``more``, beside ``--recipe reference``."""
+    refused = sorted({each.name for each in fields(TASKS["squad"].Options)} & vars(args).keys())
+    refused += [name for name in more if getattr(args, name)]
+    if refused:
+        raise UsageError(
+            f"{', '.join(map(flag, refused))}: --recipe reference is the published command, with its "
+            "own settings",
+            hint="use --preset and --nodes to choose among those, or --recipe fast with these options",
+        )
+
+
 def results_folder(args: argparse.Namespace, kind: str, now: datetime) -> Path:
     """Return the folder of ``--results``, by default ``results/JOB``."""
     return expand_home(args.results) if args.results else Path("results", new_job_id(kind, now))
+
+
+def add_trial_arguments(add: Any) -> None:
+    """Add the options of each trial; ``add`` is a group's ``add_argument``."""
+    add(
+        "--seconds",
+        type=int,
+        default=_SECONDS,
+        help=f"seconds of measured training per trial (default: {_SECONDS})",
+    )
+    add("--demo", action="store_true", help="try the job of `train TASK --demo`")
+
+
+def add_training_arguments(parser: Parser, task: str, *without: str) -> None:
+    """Add the training options that have an effect in a trial."""
+    group = parser.add_argument_group("training")
+    TASKS[task].Options.add_arguments(group, without=_WITHOUT_EFFECT | {*without})
+    parser.hide_from_help(_FOR_EXPERTS)
+
+
+def check_seconds(seconds: int) -> None:
+    """Raise :class:`infra.errors.UsageError` if no trial can be that long."""
+    if not 1 <= seconds <= _MAX_SECONDS:
+        raise UsageError(f"--seconds {seconds} is out of range: 1 to {_MAX_SECONDS}")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Parse ``1,2,4`` into distinct numbers; a ``type`` for argparse."""
+    if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers such as 1,2,4")
+    return tuple(dict.fromkeys(map(int, text.split(","))))

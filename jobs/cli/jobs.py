@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from cluster.cli.display import format_seconds, format_table
-from cluster.cli.parser import SubParsers, add_command
-from cluster.cli.wrapping import wrap
+from cluster.console.display import format_seconds, format_table
+from cluster.console.output import emit, wrap
+from cluster.console.parser import SubParsers, add_command
 from cluster.events import utc_now
 from cluster.job_queue import describe_reason
 from infra.words import counted
@@ -36,12 +35,12 @@ def add_parser(subparsers: SubParsers) -> None:
         "shut down). A job with a checkpoint and without a model can be resumed:\n"
         "`spr-cluster train squad --resume JOB`.",
         _EXAMPLES,
+        run=run,
     )
     add_job_options(parser, "show only this one, with its pods if it is on Kubernetes")
     parser.add_argument(
         "--all", action="store_true", help=f"list all jobs, not only the newest {_NEWEST}"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         result = {**launcher.where, "jobs": [job.as_dict() for job in found]}
         text = _render_list(launcher, found, now, every=args.all)
-    print(json.dumps(result) if args.json else text)
+    emit(args, text, result)
     return 0
 
 

@@ -7,8 +7,8 @@ import sys
 from datetime import datetime
 from typing import Any
 
-from cluster.cli.parser import SubParsers, add_command
-from cluster.cli.wrapping import printable
+from cluster.console.output import printable
+from cluster.console.parser import SubParsers, add_command
 from cluster.events import utc_now
 from infra.spec import parse_duration
 from jobs.cli.chosen_job import add_job_options, open_launcher
@@ -30,6 +30,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "Print the log of a job, with the events that its ranks report as text. --rank prints what one\n"
         "rank wrote, from its own node; on Kubernetes, its pod.",
         _EXAMPLES,
+        run=run,
     )
     text = "(default: the only one that runs or waits, or else the newest)"
     add_job_options(parser, text, json=False)
@@ -46,7 +47,6 @@ def add_parser(subparsers: SubParsers) -> None:
         help="only what was written in the last, for example, 10m or 2h; by the times that the "
         "ranks' events have, so not for programs of `run`",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.cli.common import add_cluster_options, open_chosen_cloud, open_context
-from cluster.cli.display import make_progress
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import (
+    add_cluster_options,
+    open_cluster,
+)
+from cluster.console.display import make_progress
+from cluster.console.output import emit
+from cluster.console.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.files import check_folder
 from jobs.train.predict import (
@@ -27,7 +30,7 @@ _EXAMPLES = """\
   spr-cluster predict "Who wrote it?" --context article.txt
   spr-cluster predict "Where?" --context "The mill stands in Delft." --json
   spr-cluster predict "an excellent read" --model classify-20261124-142501-k3f
-  spr-cluster predict "Where?" "When?" --context article.txt --model ./my-model
+  spr-cluster predict "Where?" "When?" --context article.txt --model ./mine
 """
 
 
@@ -39,6 +42,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "machine if PyTorch and transformers are installed with this tool (the extra `job`), else on the\n"
         "cluster's head.",
         _EXAMPLES,
+        run=run,
     )
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="a question, or a text")
     parser.add_argument(
@@ -53,7 +57,6 @@ def add_parser(subparsers: SubParsers) -> None:
         "head)",
     )
     add_cluster_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,10 +70,8 @@ def run(args: argparse.Namespace) -> int:
         where, answers = "here", predict_here(model, rows)
     else:
         where, answers = "head", _ask_head(args, rows, model)
-    if args.json:
-        print(json.dumps({"where": where, "model": str(model or ""), "answers": answers}))
-    else:
-        print(render(answers))
+    data = {"where": where, "model": str(model or ""), "answers": answers}
+    emit(args, render(answers), data)
     return 0
 
 
@@ -79,7 +80,7 @@ def _ask_head(
 ) -> list[Prediction]:
     progress = make_progress()
     try:
-        ctx = open_context(args, open_chosen_cloud(args), progress=progress)
+        ctx = open_cluster(args, progress)
         cluster = ctx.find_cluster()
     except UsageError as error:
         raise error if can_answer_here() else no_place_to_answer(error) from None

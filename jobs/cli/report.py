@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.parser import SubParsers, add_command, add_json_option
+from cluster.console.output import emit
+from cluster.console.parser import SubParsers, add_command, add_json_option
 from infra.errors import UsageError
 from infra.instance_types import INSTANCE_TYPES
 from infra.validation import nearest
@@ -18,9 +18,9 @@ from jobs.report.results_folder import find_folder, read_run
 from jobs.report.sections import build_report
 
 _EXAMPLES = """\
-  spr-cluster report                                  the newest results in ./results
+  spr-cluster report                            the newest in ./results
   spr-cluster report results/squad-20260731-142501-k3f
-  spr-cluster report four --compare one --compare two --instance-type r7iz.metal-16xl
+  spr-cluster report four --compare one --compare two --price 6.4
 """
 
 
@@ -32,6 +32,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "scaling, cost per epoch, environment, and placement. The page contains no scripts and needs\n"
         "no network. It names what the folder does not contain.",
         _EXAMPLES,
+        run=run,
     )
     parser.add_argument(
         "folder",
@@ -61,7 +62,6 @@ def add_parser(subparsers: SubParsers) -> None:
         help="price per node and hour, instead of the list price",
     )
     add_json_option(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,10 +72,7 @@ def run(args: argparse.Namespace) -> int:
     report = build_report(found, others, compute_cost(found, price) if price else None)
     page = Path(args.output) if args.output else found.folder / PAGE
     write_page(report, page)
-    if args.json:
-        print(json.dumps(_as_dict(report, page)))
-    else:
-        print(page)
+    emit(args, str(page), _as_dict(report, page))
     return 0
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cluster.cli.common import add_cluster_options
-from cluster.cli.display import format_seconds
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import add_cluster_options
+from cluster.console.display import format_seconds
+from cluster.console.output import emit
+from cluster.console.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.context import open_job_context
+from jobs.cli.chosen_job import open_job_context
 from jobs.cli.job_options import (
     add_placement_options,
     add_queue_options,
@@ -43,6 +43,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, and MASTER_PORT. What it writes to the folder\n"
         "$SPR_OUTPUT is fetched; that of each worker goes to a folder named after the node.",
         _EXAMPLES,
+        run=detachable(run),
     )
     add_cluster_options(parser)
     add_placement_options(parser.add_argument_group("placement"))
@@ -67,7 +68,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "program", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --"
     )
-    parser.set_defaults(run=detachable(run))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     context = open_job_context(args, now)
     plan = plan_program(request, context.stack)
     done = run_job(context, lambda _: plan).record
-    print(json.dumps(asdict(done)) if args.json else render(done, request.results))
+    emit(args, render(done, request.results), asdict(done))
     return 0
 
 

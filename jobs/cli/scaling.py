@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cluster.cli.common import add_cluster_options
-from cluster.cli.display import format_seconds, format_table
-from cluster.cli.parser import SubParsers, add_command, positive_int
+from cluster.cli.chosen_cluster import add_cluster_options
+from cluster.console.display import format_seconds, format_table
+from cluster.console.output import emit
+from cluster.console.parser import SubParsers, add_command, positive_int
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.context import open_job_context
-from jobs.cli.job_options import add_task_command, results_folder
-from jobs.cli.train_requests import read_options
-from jobs.cli.trial_options import (
+from jobs.cli.chosen_job import open_job_context
+from jobs.cli.job_options import (
+    add_tasks,
     add_training_arguments,
     add_trial_arguments,
     check_seconds,
     numbers,
+    read_options,
+    results_folder,
 )
 from jobs.experiments.published import SQUAD_FEATURES, published_speedups
 from jobs.experiments.scaling import (
@@ -35,7 +36,6 @@ from jobs.experiments.scaling import (
 from jobs.experiments.step_model import StepModel
 from jobs.launchers.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs, check_results
-from jobs.worker.tasks import TASKS
 
 _EXAMPLES = """\
   spr-cluster scaling {task} --nodes 1,2,4 --predict 8,16
@@ -54,22 +54,11 @@ _ABOUT = (
 
 
 def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
-        "scaling",
-        _ABOUT,
-        _EXAMPLES.replace("{task}", "squad"),
-    )
-    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    for task in TASKS:
-        _add_task(add_task_command(jobs, task, _ABOUT, _EXAMPLES), task)
-
-
-def _add_task(parser: argparse.ArgumentParser, task: str) -> None:
-    add_cluster_options(parser)
-    _add_study_options(parser.add_argument_group("study"))
-    add_training_arguments(parser, task)
-    parser.set_defaults(run=run)
+    scaling = add_command(subparsers, "scaling", _ABOUT, _EXAMPLES.replace("{task}", "squad"))
+    for task, parser in add_tasks(scaling, _ABOUT, _EXAMPLES, run):
+        add_cluster_options(parser)
+        _add_study_options(parser.add_argument_group("study"))
+        add_training_arguments(parser, task)
 
 
 def _add_study_options(group: argparse._ArgumentGroup) -> None:
@@ -114,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     context = open_job_context(args, now)
     study = scaling(context, choose_nodes(request, len(context.cluster.nodes)))
     folder = request.training.results
-    print(json.dumps(study.as_dict()) if args.json else "\n".join(render(study, folder)))
+    emit(args, "\n".join(render(study, folder)), study.as_dict())
     return 0
 
 

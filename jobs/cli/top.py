@@ -11,16 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cluster.cli.common import (
-    add_cluster_options,
-    ask,
-    has_terminal,
-    open_chosen_cloud,
-    open_context,
-)
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import add_cluster_options, open_chosen_cloud, open_context
+from cluster.console.output import ask, has_terminal
+from cluster.console.parser import SubParsers, add_command
 from cluster.prices import look_up_prices
-from jobs.cli.context import open_overview
+from jobs.cli.chosen_job import open_overview
 from jobs.top.collect import Collector, Watched
 from jobs.top.live import Source, show_live
 from jobs.top.prometheus import render_prometheus
@@ -30,8 +25,8 @@ from jobs.top.snapshot import SLOWER, Snapshot
 
 _EXAMPLES = """\
   spr-cluster top
-  spr-cluster top --once                             one look, also in a script
-  spr-cluster top --json >> record.jsonl             one line per look, for --replay
+  spr-cluster top --once                     one look, also in a script
+  spr-cluster top --json >> record.jsonl     one line per look, for --replay
   spr-cluster top --replay record.jsonl
   spr-cluster top --prometheus
 """
@@ -50,6 +45,7 @@ def add_parser(subparsers: SubParsers) -> None:
         "of its job's ranks. q or Ctrl-C quits. Without a terminal, it prints one snapshot. Nothing\n"
         "is installed on the nodes, and nothing stays there.",
         _EXAMPLES,
+        run=run,
     )
     add_cluster_options(parser, json=False)
     parser.add_argument(
@@ -66,7 +62,6 @@ def add_parser(subparsers: SubParsers) -> None:
     form.add_argument(
         "--prometheus", action="store_true", help="print one snapshot in Prometheus's text format"
     )
-    parser.set_defaults(run=run)
 
 
 def _parse_interval(text: str) -> float:

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cluster.cli.common import add_cluster_options
-from cluster.cli.display import format_seconds, format_table
-from cluster.cli.parser import SubParsers, add_command
+from cluster.cli.chosen_cluster import add_cluster_options
+from cluster.console.display import format_seconds, format_table
+from cluster.console.output import emit
+from cluster.console.parser import SubParsers, add_command
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.context import open_job_context
-from jobs.cli.job_options import add_task_command
-from jobs.cli.train_requests import read_options
-from jobs.cli.trial_options import (
+from jobs.cli.chosen_job import open_job_context
+from jobs.cli.job_options import (
+    add_tasks,
     add_training_arguments,
     add_trial_arguments,
     check_seconds,
     numbers,
+    read_options,
 )
 from jobs.experiments.trial_grid import Trial, TrialGrid, TrialResult, as_row, estimate_minutes
 from jobs.experiments.tune import TuneRequest, tune
 from jobs.launchers.plan import PlacementOptions
 from jobs.train.request import TrainRequest, check_inputs
 from jobs.train.tuned import TuningResult
-from jobs.worker.tasks import TASKS
 
 _EXAMPLES = """\
   spr-cluster tune {task} --data train.json --model ./my-encoder
@@ -45,21 +44,15 @@ _ABOUT = (
 
 
 def add_parser(subparsers: SubParsers) -> None:
-    parser = add_command(
-        subparsers,
-        "tune",
-        _ABOUT,
-        _EXAMPLES.replace("{task}", "squad"),
-    )
-    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    for task in TASKS:
-        _add_task(add_task_command(jobs, task, _ABOUT, _EXAMPLES), task)
+    tune = add_command(subparsers, "tune", _ABOUT, _EXAMPLES.replace("{task}", "squad"))
+    for task, parser in add_tasks(tune, _ABOUT, _EXAMPLES, run):
+        add_cluster_options(parser)
+        _add_trial_options(parser.add_argument_group("trials"))
+        add_training_arguments(parser, task, "batch_size")
 
 
-def _add_task(parser: argparse.ArgumentParser, task: str) -> None:
-    add_cluster_options(parser)
-    trials = parser.add_argument_group("trials")
-    add = trials.add_argument
+def _add_trial_options(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--ppn", type=numbers, metavar="LIST", help="ranks per node (default: what suits the nodes)"
     )
@@ -68,8 +61,6 @@ def _add_task(parser: argparse.ArgumentParser, task: str) -> None:
     )
     add("--batch-size", dest="batch_sizes", type=numbers, metavar="LIST", help="features per rank")
     add_trial_arguments(add)
-    add_training_arguments(parser, task, without=frozenset({"batch_size"}))
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,11 +72,8 @@ def run(args: argparse.Namespace) -> int:
         request,
         on_plan=lambda trials: context.on_log(describe_trials(len(trials), request.seconds)),
     )
-    if args.json:
-        rows = [as_row(*each) for each in results.items()]
-        print(json.dumps({"best": asdict(best), "trials": rows}))
-    else:
-        print(render(best, results))
+    rows = [as_row(*each) for each in results.items()]
+    emit(args, render(best, results), {"best": asdict(best), "trials": rows})
     return 0
 
 

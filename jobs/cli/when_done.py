@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.cli.accounts import confirm_owner
+from cluster.cli.chosen_cluster import confirm_owner
 from cluster.cli.down import remove_cluster
-from cluster.cli.wrapping import wrap
 from cluster.context import Context
 from cluster.lost_results import ACTIVE, Losses, find_losses
 from infra.clients import translate_boto_error
@@ -106,13 +105,13 @@ class Ends:
         found = self._find()
         confirm_owner(self.ctx, argparse.Namespace(yes=True, named=self.args.named), found)
         where = "here and in S3" if getattr(self.args, "push_to", None) else "here"
-        _say(
+        say(
             f"Cluster {self.args.name} will be removed when the job has ended and its results are {where}."
         )
         losses = find_losses(self.ctx, found).found
         ended = Losses(tuple(loss for loss in losses if loss[0] not in ACTIVE))
         for line in ended.describe(self.ctx.flags):
-            _say(f"{line}. As long as that is so, the cluster stays.")
+            say(f"{line}. As long as that is so, the cluster stays.")
 
     def say_interrupted(self) -> None:
         """After Ctrl-C, say what is not done any more, and which command does it."""
@@ -127,7 +126,7 @@ class Ends:
         if self.is_removing:
             text = f"the cluster may be removed in part; to remove the rest: {self._down}"
         with suppress(OSError):
-            _say(text)
+            say(text)
 
     def finish(self, failure: Exception | None = None) -> int:
         """Run the command, and remove the cluster; return the exit code.
@@ -162,7 +161,7 @@ class Ends:
             ["sh", "-c", command], env={**os.environ, **names}, stdout=stdout, check=False
         )
         if done.returncode:
-            _say(f"--on-finish failed with exit code {done.returncode}: {command}")
+            say(f"--on-finish failed with exit code {done.returncode}: {command}")
         return int(done.returncode != 0)
 
     def _remove(self, failure: Exception | None) -> list[str]:
@@ -181,7 +180,7 @@ class Ends:
                 raise
             hints = [problem.hint] if problem.hint else []
             return [f"`down` failed: {problem.message}", *hints, f"to try again: {self._down}"]
-        _say(f"Nothing left of cluster {self.args.name}.")
+        say(f"Nothing left of cluster {self.args.name}.")
         return []
 
     def _why_stays(self, failure: Exception | None) -> list[str] | None:
@@ -247,5 +246,5 @@ def _join(*lines: str | None) -> str | None:
     return "\n  → ".join(filter(None, lines)) or None
 
 
-def _say(text: str) -> None:
-    print(wrap(text, stream=sys.stderr), file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    say(text)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from rich.cells import set_cell_size
 from rich.text import Text
 
-from cluster.cli.display import format_seconds
+from cluster.console.display import format_seconds
 from infra.words import counted
 from jobs.top.snapshot import CoreGroup, LiveNode, LiveRank, combine
 from jobs.top.text_lines import BAD, DIM, GOOD, SLOW, bar, clean_text, fit, format_rate, format_step

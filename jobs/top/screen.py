@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from rich.cells import set_cell_size
 from rich.text import Text
 
-from cluster.cli.display import format_seconds
+from cluster.console.display import format_seconds
 from infra.words import counted, spoken_duration
 from jobs.top.node_table import list_rows, render_nodes
 from jobs.top.snapshot import SLOWER, LiveJob, Snapshot

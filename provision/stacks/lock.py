@@ -64,8 +64,8 @@ def requirements(stack: Stack) -> tuple[str, ...]:
 def render_lock(stack: Stack, packages: Iterable[Pinned]) -> str:
     """Render the file, the same text for the same packages."""
     header = [
-        f"# The packages of stack {stack.name} for x86-64, as `spr-cluster stacks lock {stack.name}` "
-        "resolved them from:",
+        f"# The packages of stack {stack.name} for x86-64, as "
+        f"`spr-cluster stacks check {stack.name} --lock` resolved them from:",
         *(f"# {key}: {json.dumps(value)}" for key, value in _inputs(stack).items()),
     ]
     pins = sorted(packages, key=lambda package: package.name)
@@ -116,7 +116,7 @@ def check_lock(stack: Stack, lock: Lock, where: str) -> None:
         why = f"the stack has changed since: {'; '.join(changes)}"
         raise UsageError(
             f"{where}: {why if changes else 'it lacks ' + ', '.join(lacks)}",
-            hint=f"to update it: spr-cluster stacks lock {stack.name}. Without the file, every node "
+            hint=f"to update it: spr-cluster stacks check {stack.name} --lock. Without the file, every node "
             "resolves the packages itself",
         )
 

@@ -33,8 +33,7 @@ from infra.cloud import DEFAULT_REGION, Cloud
 from infra.local.ec2_visibility import READS
 from infra.local.requests import Reply, read_call
 from infra.open_cloud import open_cloud
-from jobs.cli import main
-from jobs.cli.commands import COMMANDS
+from jobs.cli import COMMANDS, main
 from provision.host import Login, Result
 from provision.ssh import SshHost
 from tests.fakes import marked

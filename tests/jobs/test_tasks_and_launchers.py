@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from jobs.cli import build_parser
-from jobs.cli.k8s.requests import build_rendered
-from jobs.cli.render.slurm import build_script
+from jobs.cli.pod_options import build_rendered
+from jobs.cli.render import build_script
 from jobs.cli.scaling import build_request as scaling_request
-from jobs.cli.train_requests import build_request
+from jobs.cli.train import build_request
 from jobs.cli.tune import build_request as tune_request
 from jobs.train.request import check_inputs
 from jobs.train.train import plan_training

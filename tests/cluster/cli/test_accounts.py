@@ -217,8 +217,7 @@ def test_on_a_terminal_the_owner_is_named(
 ) -> None:
     line.must(*_UP)
     line.cloud.faults(_BOB)
-    monkeypatch.setattr("cluster.cli.accounts.has_terminal", lambda: True)
-    monkeypatch.setattr("cluster.cli.common.has_terminal", lambda: True)
+    monkeypatch.setattr("cluster.cli.chosen_cluster.has_terminal", lambda: True)
     asked: list[str] = []
 
     def answer() -> str:

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster.cli.display import PlainProgress, TreeProgress, format_seconds, format_table
-from cluster.cli.wrapping import wrap
+from cluster.console.display import PlainProgress, TreeProgress, format_seconds, format_table
+from cluster.console.output import wrap
 from infra.spec import CLUSTER_NAME_RULE
 from jobs.cli.job_display import JobDisplay, render_result, render_shares, render_step
 

@@ -75,7 +75,7 @@ def test_on_a_terminal_down_asks(
     tutor: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str, removed: bool
 ) -> None:
     tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
-    monkeypatch.setattr("cluster.cli.common.sys", Terminal(answer))
+    monkeypatch.setattr("cluster.console.output.sys", Terminal(answer))
 
     result = tutor.run("down", "--name", "tutor")
 
@@ -90,7 +90,7 @@ def test_ctrl_c_at_the_question_changes_nothing(
         raise SystemExit(code)
 
     tutor.stage("node0", _ASKS, Result(0, _LOST, ""))
-    monkeypatch.setattr("cluster.cli.common.sys", Terminal(None))
+    monkeypatch.setattr("cluster.console.output.sys", Terminal(None))
     monkeypatch.setattr("jobs.cli._exit_at_once", end)
     before = tutor.changes
 

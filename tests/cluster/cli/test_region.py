@@ -38,7 +38,7 @@ def test_without_a_region_nothing_is_bought_and_nothing_searched(line: CommandLi
 def test_on_a_terminal_the_region_is_asked_for(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.cli.common.has_terminal", lambda: True)
+    monkeypatch.setattr("cluster.cli.chosen_cluster.has_terminal", lambda: True)
     monkeypatch.setattr("sys.stdin.readline", lambda: "us-east-1\n", raising=False)
 
     result = line.must("plan", "--json")

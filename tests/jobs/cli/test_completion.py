@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.local_files import ClusterFiles
-from jobs.cli import main
-from jobs.cli.commands import COMMANDS
+from jobs.cli import COMMANDS, main
 
 # What bash does on TAB: it sets COMP_WORDS and calls the function that `complete` registered.
 _PRESS_TAB = """

@@ -24,8 +24,7 @@ from infra.cluster_record import ClusterRecord, merge_options, parse_record, rec
 from infra.errors import SprError, UsageError
 from infra.iam_policy import build_policy
 from infra.spec import ClusterSpec, build_spec
-from jobs.cli import build_parser
-from jobs.cli.commands import COMMANDS
+from jobs.cli import COMMANDS, build_parser
 from jobs.worker.tasks.squad.options import SAMPLE
 from provision.host import Result
 from tests.harness.command_line import CommandLine

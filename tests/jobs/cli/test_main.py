@@ -123,7 +123,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: str) -> None:
         raise RuntimeError("bug")
 
-    monkeypatch.setattr("cluster.cli.common.remembered_cloud", broken)
+    monkeypatch.setattr("cluster.cli.chosen_cluster.remembered_cloud", broken)
     with pytest.raises(RuntimeError, match="bug"):
         main(["status"])
 
@@ -227,7 +227,7 @@ class Terminal:
 def test_on_a_terminal_up_asks(
     line: CommandLine, monkeypatch: pytest.MonkeyPatch, answer: str, bought: bool
 ) -> None:
-    monkeypatch.setattr("cluster.cli.common.sys", Terminal(answer))
+    monkeypatch.setattr("cluster.console.output.sys", Terminal(answer))
 
     result = line.run("up", "--nodes", "1")
 

@@ -123,7 +123,7 @@ def test_of_many_jobs_the_newest_and_active_ones_are_listed_in_a_line_each(
     jobs[0] = listed("squad-20261123-115900-k3f", submitted=0, **_RUNS)
     line.machines.staged.clear()
     line.stage("node0", "listing the jobs", Result(0, "".join(jobs), ""))
-    monkeypatch.setattr("cluster.cli.display.terminal_width", lambda _: 80)
+    monkeypatch.setattr("cluster.console.display.terminal_width", lambda _: 80)
     rows = line.must("jobs").out.splitlines()
     newest = [f"200{n:02}-k3f" for n in range(4, 14)]
     assert [row.split()[0][-9:] for row in rows[1:12]] == ["15900-k3f", *newest]

@@ -310,7 +310,7 @@ def test_results_that_are_not_in_s3_keep_the_cluster(
     monkeypatch.setattr("jobs.cli.fetch.check_s3_location", lambda *_: None)
     refused = SprError("AccessDenied")
     monkeypatch.setattr("jobs.cli.fetch.push_results", lambda *_: _raise(refused))
-    monkeypatch.setattr("jobs.cli.train_task.render_result", lambda *_: "trained")
+    monkeypatch.setattr("jobs.cli.train.render_result", lambda *_: "trained")
     monkeypatch.setattr("jobs.train.train._with_tuned", lambda _, request: request)
 
     push = ("--push-to", "s3://models/squad", "--on-finish", "touch said")
@@ -452,7 +452,7 @@ def test_somebody_elses_cluster_needs_its_name(
     line: CommandLine, job: StagedJob, removed: Removed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the start, before the job costs anything."""
-    monkeypatch.setattr("cluster.cli.accounts.is_same_owner", lambda *_: False)
+    monkeypatch.setattr("cluster.cli.chosen_cluster.is_same_owner", lambda *_: False)
 
     result = line.run(*_RUN, "--", "hostname")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.wrapping import printable
+from cluster.console.output import printable
 from infra.errors import HangupError, HostError, JobError
 from jobs.launchers.job_state import JobEnd
 from jobs.launchers.plan import JobPaths
@@ -44,7 +44,7 @@ from types import SimpleNamespace
 import jobs.cli as cli
 from cluster.cli import status
 from jobs.cli.job_display import JobDisplay
-from cluster.cli.display import make_progress
+from cluster.console.display import make_progress
 from jobs.launchers.job_state import JobEnd
 from jobs.launchers.queue.job_output import JobOutput
 from jobs.launchers.plan import JobPaths

@@ -15,8 +15,7 @@ import pytest
 
 from infra.errors import JobError, UsageError
 from jobs.cli.job_display import render_result
-from jobs.cli.train import add_parser
-from jobs.cli.train_requests import build_reference, build_request
+from jobs.cli.train import add_parser, build_reference, build_request
 from jobs.launchers.plan import JobPaths, PlacementOptions, new_job_id
 from jobs.reference.plan import (
     _FOR_A_MINUTE,

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from infra.errors import JobError, UsageError
-from jobs.cli.train import add_parser
-from jobs.cli.train_requests import build_request
+from jobs.cli.train import add_parser, build_request
 from jobs.launchers.plan import PlacementOptions
 from jobs.launchers.queue.session import DetachedError
 from jobs.train.request import TrainRequest, check_inputs, data_files, options_on_nodes

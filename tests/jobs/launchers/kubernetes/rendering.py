@@ -6,8 +6,8 @@ import argparse
 from datetime import datetime, timezone
 from itertools import product
 
-from cluster.cli.parser import Parser
-from jobs.cli.k8s.requests import add_request_options, build_rendered
+from cluster.console.parser import Parser
+from jobs.cli.pod_options import add_pod_options, build_rendered
 from jobs.launchers.kubernetes.job_files import Rendered
 
 NOW = datetime(2026, 11, 22, 14, 25, 1, tzinfo=timezone.utc)
@@ -33,7 +33,7 @@ EVERY = [
 
 def parse(*words: str) -> argparse.Namespace:
     parser = Parser()
-    add_request_options(parser)
+    add_pod_options(parser, "squad")
     return parser.parse_args(["--nodes", "4", "--name", "bert", *words])
 
 

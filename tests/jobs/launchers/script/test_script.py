@@ -11,8 +11,7 @@ import pytest
 
 import jobs.launchers.script
 from jobs.cli import build_parser
-from jobs.cli.output_folder import write_files
-from jobs.cli.render.slurm import build_script
+from jobs.cli.render import build_script, write_files
 from jobs.launchers.node_shape import NodeShape
 from jobs.launchers.script.script import INSTALL, SCRIPT, ScriptOptions, SlurmScript, render_slurm
 from jobs.train.elsewhere import plan_for_script

@@ -1,12 +1,17 @@
-"""Wrapping of messages for a terminal: at spaces only, never within a command."""
+"""What commands print and ask: text or JSON, wrapped for a terminal at spaces, never within a command."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import TextIO
+
+from infra.errors import UsageError
 
 # A command in backticks, or one of ours with its options.
 _COMMAND = re.compile(
@@ -14,8 +19,6 @@ _COMMAND = re.compile(
     r"(?: --[\w-]+(?: [^\s-]\S*)?)*"
 )
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-
-
 # The rest of one that is not complete can't do anything.
 _ESCAPE = re.compile(r"\x1b(?:[\]PX^_].*?(?:\x07|\x1b\\|$)|\[[0-?]*[ -/]*[@-~]?|[ -/]*[0-~]?)")
 
@@ -61,3 +64,44 @@ def _wrap_line(line: str, width: int, indent: int) -> str:
         break_on_hyphens=False,
     )
     return filled.replace(_NO_BREAK, " ")
+
+
+def emit(args: argparse.Namespace, text: str | Callable[[], str], data: object) -> None:
+    """Print a command's result: with ``--json`` the data, else the text, if there is any.
+
+    A function makes a text that must not be made, because that may fail, where only the data is wanted.
+    """
+    shown = json.dumps(data) if args.json else text if isinstance(text, str) else text()
+    if shown:
+        print(shown)
+
+
+def say(text: str) -> None:
+    """Print a message on stderr, where it is no part of the result."""
+    print(wrap(text, stream=sys.stderr), file=sys.stderr, flush=True)
+
+
+def has_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def ask_for(what: str) -> str:
+    """Ask for one line on a terminal."""
+    print(f"{what} ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
+
+
+def ask(question: str) -> bool:
+    """Ask on a terminal; without one, the answer is no."""
+    return has_terminal() and ask_for(f"{question} [y/N]").lower() in ("y", "yes")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal. Raises :class:`UsageError` if the answer is no or there is no terminal."""
+    if yes:
+        return
+    if not has_terminal():
+        raise UsageError("this needs confirmation, but there is no terminal", hint="--yes confirms")
+    if not ask(question):
+        raise UsageError("not confirmed; nothing was changed")

@@ -1,30 +1,29 @@
-"""``spr-cluster k8s submit``."""
+"""``spr-cluster k8s``: one subcommand for each action."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.cli.display import PlainProgress, TreeProgress, make_progress
-from cluster.cli.parser import SubParsers, add_command, add_json_option
-from cluster.cli.wrapping import wrap
+from cluster.console.display import PlainProgress, TreeProgress, make_progress
+from cluster.console.output import emit, say
+from cluster.console.parser import SubParsers, add_command, add_json_option
 from infra.errors import UsageError
 from infra.words import counted
-from jobs.cli.job_display import render_end
-from jobs.cli.k8s.access import (
+from jobs.cli.attach import follow
+from jobs.cli.chosen_job import (
     KubernetesAccess,
     access_flags,
     add_access_options,
     open_api,
     remember_job,
 )
-from jobs.cli.k8s.follow import follow
-from jobs.cli.k8s.requests import add_tasks, build_rendered
+from jobs.cli.job_display import render_end
+from jobs.cli.job_options import add_tasks
+from jobs.cli.pod_options import add_pod_options, build_rendered
 from jobs.launchers.job_state import QUEUED
 from jobs.launchers.kubernetes.errors import ConflictError
 from jobs.launchers.kubernetes.job_files import Rendered
@@ -41,36 +40,48 @@ if TYPE_CHECKING:
     from jobs.launchers.kubernetes.api import KubernetesApi
 
 _EXAMPLES = """\
+  spr-cluster render k8s squad --nodes 4 --image me/spr:1 --output build
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1
-  spr-cluster k8s submit squad --nodes 2 --demo --any-cpu --cores 8 --memory 32 --image ghcr.io/me/spr:1
+  spr-cluster jobs --namespace ml
+"""
+_SUBMIT_EXAMPLES = """\
+  spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1
+  spr-cluster k8s submit squad --nodes 2 --image me/spr:1 --cores 8
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1 --dry-run
   spr-cluster k8s submit squad --nodes 4 --image ghcr.io/me/spr:1 --detach
 """
+_ABOUT_SUBMIT = (
+    "Submit the job that `render k8s {task}` prints. Its image must be in a registry. First, the "
+    "cluster is checked, and everything that is wrong is listed; then nothing is created. Ctrl-C "
+    "leaves the job running."
+)
 
 
-def add_parser(actions: SubParsers) -> None:
+def add_parser(subparsers: SubParsers) -> None:
     parser = add_command(
+        subparsers,
+        "k8s",
+        "Train on Kubernetes, with Kubeflow: the same jobs, stacks, and placement as on a cluster "
+        "of your own. `jobs`, `attach`, `logs`, `wait`, `cancel`, `fetch`, and `report` take its ID as "
+        "that of any other job.",
+        _EXAMPLES,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    submit = add_command(
         actions,
         "submit",
         "Check whether a cluster can take a job, create its claim and the job, and follow it.",
-        _EXAMPLES,
-        help_="run a job on a cluster",
+        _SUBMIT_EXAMPLES,
+        "run a job on a cluster",
     )
-    tasks = add_tasks(
-        parser,
-        "Submit the job that `render k8s {task}` prints. Its image must be in a registry. First, the "
-        "cluster is checked, and everything that is wrong is listed; then nothing is created. Ctrl-C "
-        "leaves the job running.",
-        _EXAMPLES,
-    )
-    text = "have the cluster check the objects, and create nothing"
-    for task in tasks:
-        add_access_options(task, namespace=False)
-        add = task.add_argument
-        add("--dry-run", action="store_true", help=text)
-        add("--detach", action="store_true", help="do not follow the job; `attach` does")
-        add_json_option(task)
-        task.set_defaults(run=run)
+    for task, each in add_tasks(submit, _ABOUT_SUBMIT, _SUBMIT_EXAMPLES, run):
+        add_pod_options(each, task)
+        add_access_options(each, namespace=False)
+        text = "have the cluster check the objects, and create nothing"
+        each.add_argument("--dry-run", action="store_true", help=text)
+        text = "do not follow the job; `attach` does"
+        each.add_argument("--detach", action="store_true", help=text)
+        add_json_option(each)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         problems = Preflight(api, kind, rendered.pods, rendered.size, rendered.claim).run()
     warnings = [*rendered.placement.warnings, *(each for each in problems if each.is_warning)]
     for warning in warnings:
-        print(wrap(f"warning: {warning}", stream=sys.stderr), file=sys.stderr)
+        say(f"warning: {warning}")
     refuse([each for each in problems if not each.is_warning])
     with progress.phase("Try the objects" if args.dry_run else "Create the objects"):
         is_new = _create(api, kind, rendered, args)
@@ -120,11 +131,9 @@ def _follow(
 ) -> None:
     name = rendered.pods.name
     end, result = follow(launcher, name, progress)
-    if args.json:
-        print(json.dumps({**result, "job": name, "state": end.state}))
-    else:
-        print(render_end(name, end, result, Path(CLAIM_PATH, "jobs", name, "output")))
-        print(f"to fetch them: spr-cluster fetch {name} {launcher.flags}".rstrip())
+    text = render_end(name, end, result, Path(CLAIM_PATH, "jobs", name, "output"))
+    text += f"\nto fetch them: spr-cluster fetch {name} {launcher.flags}".rstrip()
+    emit(args, text, {**result, "job": name, "state": end.state})
 
 
 def _choose_kind(api: KubernetesApi, args: argparse.Namespace) -> JobKind:
@@ -192,4 +201,4 @@ def _say_done(rendered: Rendered, is_new: bool, args: argparse.Namespace) -> Non
             f"  its results:  spr-cluster fetch {name}{flags}\n"
             f"  to end it:    spr-cluster cancel {name}{flags}"
         )
-    print(json.dumps(result) if args.json else text)
+    emit(args, text, result)

@@ -1,14 +1,14 @@
-"""Parts that commands share: the options that choose a cluster, its context, and confirmation."""
+"""The cluster that a command acts on: the options that choose it, its context, and whose it is."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cluster.cli.parser import add_json_option
+from cluster.console.output import ask, ask_for, confirm, has_terminal, say
+from cluster.console.parser import add_json_option
 from cluster.context import Context
 from cluster.events import describe_failure
 from cluster.local_files import (
@@ -19,10 +19,12 @@ from cluster.local_files import (
     remembered_cloud,
 )
 from infra.aws import NoRegionError
+from infra.caller import is_same_owner
 from infra.clients import connect, has_credentials, translate_boto_error
 from infra.cloud import Cloud
 from infra.credentials import MissingCredentialsError
 from infra.errors import SprError, UsageError
+from infra.inventory import Inventory
 from infra.open_cloud import open_cloud
 from infra.progress import Progress, Silent
 from infra.session import find_profile
@@ -83,7 +85,7 @@ def choose_cluster(args: argparse.Namespace) -> str:
         raise UsageError(
             f"which cluster? This machine knows {_list_places(known)}", hint="--name chooses one"
         )
-    print(f"cluster {names[0]}, the only one that this machine knows", file=sys.stderr)
+    say(f"cluster {names[0]}, the only one that this machine knows")
     return names[0]
 
 
@@ -131,8 +133,7 @@ def open_place(cloud: str, region: str | None, progress: Progress, *, buys: bool
     except NoRegionError:
         if not has_terminal():
             raise
-        print("AWS region, such as us-east-1: ", end="", file=sys.stderr, flush=True)
-        chosen = sys.stdin.readline().strip() or None
+        chosen = ask_for("AWS region, such as us-east-1:") or None
         return open_cloud(cloud, chosen, progress, buys=buys)
 
 
@@ -165,6 +166,14 @@ def open_context(args: argparse.Namespace, cloud: Cloud, **more: Any) -> Context
     ctx = Context(cloud=cloud, clients=connect(cloud), files=files, **given)
     _check_account(ctx, args)
     return ctx
+
+
+def open_cluster(
+    args: argparse.Namespace, progress: Progress | None = None, **more: Any
+) -> Context:
+    """Return the context of the chosen cluster, in its cloud."""
+    cloud = open_chosen_cloud(args, progress=progress)
+    return open_context(args, cloud, progress=progress or Silent(), **more)
 
 
 def may_follow(args: argparse.Namespace) -> Callable[[str], bool]:
@@ -203,24 +212,23 @@ def record_failure(ctx: Context, failure: BaseException) -> BaseException:
     return error
 
 
-def has_terminal() -> bool:
-    """Whether there is somebody to ask."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+def find_other_owner(ctx: Context, found: Inventory) -> str:
+    """Return the ARN of whoever made a cluster, if that is not the caller; "" otherwise."""
+    owner = found.owner
+    return "" if not owner or is_same_owner(owner, ctx.clients.caller.owner) else owner
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal. Raises :class:`UsageError` if the answer is no or there is no terminal."""
-    if yes:
-        return
-    if not has_terminal():
-        raise UsageError("this needs confirmation, but there is no terminal", hint="--yes confirms")
-    if not ask(question):
-        raise UsageError("not confirmed; nothing was changed")
+def confirm_owner(ctx: Context, args: argparse.Namespace, found: Inventory) -> bool:
+    """Ask before a command changes somebody else's cluster; ``--yes`` with ``--name`` confirms.
 
-
-def ask(question: str) -> bool:
-    """Ask on a terminal; without one, the answer is no."""
-    if not has_terminal():
+    Returns whether the user was asked. Raises :class:`UsageError` if the answer is no.
+    """
+    owner = find_other_owner(ctx, found)
+    if not owner or (args.yes and args.named):
         return False
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    name = ctx.files.folder.name
+    whose = f"cluster {name!r} belongs to {owner}, not to {ctx.clients.caller.owner}"
+    if not has_terminal():
+        raise UsageError(whose, hint=f"--yes with --name {name} confirms")
+    confirm(f"C{whose[1:]}. Continue?", yes=False)
+    return True

@@ -6,7 +6,8 @@ import argparse
 import difflib
 import re
 import textwrap
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, NoReturn
 
 SubParsers = Any
 # Why options of earlier versions are gone.
@@ -14,6 +15,14 @@ _GONE = {
     "--fabric": "this option is gone; the nodes use TCP, with ENA Express where their type has it (EFA is "
     "not supported)",
 }
+
+
+class Command(NamedTuple):
+    """A command's module, whose ``add_parser`` defines its options, and its line in ``--help``."""
+
+    module: str
+    help: str = ""
+    """Empty for the earlier name of a command: it works, and is not listed."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -51,11 +60,41 @@ def add_json_option(parser: argparse.ArgumentParser, what: str = "the result") -
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON on stdout")
 
 
+def add_yes_option(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--yes", "-y", action="store_true", help=what)
+
+
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line, without the whole usage."""
+    """Reports a mistake in one line, without the whole usage; keeps options for experts out of the help."""
+
+    _for_experts: Collection[argparse.Action] = ()
+    _shows_all = False
+
+    def hide_from_help(self, names: Collection[str]) -> None:
+        """Leave these options, by ``dest``, to ``--help --advanced``; they are accepted all the same."""
+        self._for_experts = [action for action in self._actions if action.dest in names]
+        self.add_argument("--advanced", action="help", help=argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        """Return the help; without ``--advanced``, it says how many options it leaves out."""
+        if self._shows_all or not self._for_experts:
+            return super().format_help()
+        texts, epilog = [action.help for action in self._for_experts], self.epilog
+        more = f"`--help --advanced` shows {len(texts)} more options, for experts."
+        self.epilog = f"{more}\n\n{epilog}"
+        for action in self._for_experts:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            self.epilog = epilog
+            for action, text in zip(self._for_experts, texts, strict=True):
+                action.help = text
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse an unknown option here, where its nearest match is known."""
+        # `--help` takes effect as soon as it is read, and `--advanced` may come after it.
+        self._shows_all = "--advanced" in (args or ())
         known, rest = super().parse_known_args(args, namespace)
         if rest:
             if reason := _GONE.get(rest[0].partition("=")[0]):
@@ -77,10 +116,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(
-    subparsers: SubParsers, name: str, description: str, examples: str, help_: str | None = None
-) -> argparse.ArgumentParser:
-    """Return a command's parser, with examples at the end of its help."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    subparsers: SubParsers,
+    name: str,
+    description: str,
+    examples: str,
+    help_: str | None = None,
+    run: Callable[[argparse.Namespace], int] | None = None,
+) -> Parser:
+    """Return a command's parser, with examples at the end of its help.
+
+    ``run`` is what it does, except for one that only has subcommands.
+    """
+    parser: Parser = subparsers.add_parser(
         name,
         help=help_,
         description=description,
@@ -88,5 +135,5 @@ def add_command(
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(verb=name)
+    parser.set_defaults(verb=name, **({"run": run} if run else {}))
     return parser

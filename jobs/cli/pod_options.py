@@ -1,20 +1,20 @@
-"""Options of a job on Kubernetes, and the request that they make; `k8s`'s subcommands share them."""
+"""Options of a job on Kubernetes, and the job that they make, for ``k8s submit`` and ``render k8s``."""
 
 from __future__ import annotations
 
 import argparse
 from datetime import datetime
 
-from cluster.cli.parser import SubParsers, positive_int
+from cluster.console.parser import Parser, positive_int
 from infra.errors import UsageError
+from jobs.cli.chosen_job import NAMESPACE_HELP, OBJECT_NAME
 from jobs.cli.job_options import (
     add_shape_options,
-    add_task_command,
     add_training_options,
+    read_options,
     read_shape,
+    refuse_own_settings,
 )
-from jobs.cli.k8s.access import NAMESPACE_HELP, OBJECT_NAME
-from jobs.cli.train_requests import read_options, refuse_own_settings
 from jobs.launchers.forms import check_forms
 from jobs.launchers.kubernetes.job_files import Rendered, render
 from jobs.launchers.kubernetes.kinds import JOB_KINDS, TRAIN_JOB
@@ -23,7 +23,6 @@ from jobs.launchers.kubernetes.request import CLAIM_PATH, Claim, PodOptions
 from jobs.launchers.plan import PlacementOptions, new_job_id
 from jobs.reference.presets import PRESETS
 from jobs.train.elsewhere import plan_in_pods, plan_reference_in_pods
-from jobs.worker.tasks import TASKS
 from provision.stacks.load import DEFAULT_STACK, load_stack
 
 # Pods and services get this name and a suffix, in at most 63 characters.
@@ -52,29 +51,15 @@ _SHAPE = {
 }
 
 
-def add_tasks(
-    parser: argparse.ArgumentParser, description: str, examples: str
-) -> list[argparse.ArgumentParser]:
-    """Add the tasks to the parser of an action; return their own."""
-    jobs: SubParsers = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    found = []
-    for task in TASKS:
-        own = add_task_command(jobs, task, description, examples)
-        add_request_options(own, task)
-        found.append(own)
-    return found
-
-
-def add_request_options(parser: argparse.ArgumentParser, task: str = "squad") -> None:
+def add_pod_options(parser: Parser, task: str) -> None:
     """Add what decides a job's image, claim, and manifest."""
-    parser.set_defaults(task=task)
     _add_job(parser.add_argument_group("job"))
     if task == "squad":
         _add_recipe(parser.add_argument_group("recipe"))
     parser.set_defaults(recipe="fast", preset=None, run_qa=None)
     _add_claim(parser.add_argument_group("claim"))
     _add_nodes(parser.add_argument_group("nodes"))
-    add_training_options(parser, task)
+    add_training_options(parser, task, "run_qa", "ccl_workers", "threads_per_core")
 
 
 def _add_job(group: argparse._ArgumentGroup) -> None:

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.table import Table
 
-from cluster.cli.wrapping import terminal_width
+from cluster.console.output import terminal_width
 
 
 @dataclass

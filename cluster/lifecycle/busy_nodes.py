@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.cli.proposal import Proposal
+from cluster.context import Context
 from cluster.job_queue import job_is_running, list_queue
 from cluster.nodes import Node, rank_nodes
 from infra import tags
+from infra.actions import Plan
 from infra.errors import HostError
+from infra.plan import PlanInput
 from provision.host import Host
 
 
-def check_busy_nodes(proposal: Proposal) -> None:
+def check_busy_nodes(ctx: Context, plan_input: PlanInput, plan: Plan) -> None:
     """Raise :class:`UsageError` if the plan would take nodes from a running job, or rename them.
 
     A job that has lost a node is none: Slurm ends it, or puts it back into the queue. Only `repair`
     also takes an unhealthy node for lost: to other commands, a job may still be running on it.
     """
-    plan_input, plan = proposal.plan_input, proposal.plan
-    unhealthy = plan_input.unhealthy if proposal.ctx.command == "repair" else ()
+    unhealthy = plan_input.unhealthy if ctx.command == "repair" else ()
     healthy = {
         instance.id: instance.private_ip
         for instance in plan_input.found.alive
@@ -29,7 +30,7 @@ def check_busy_nodes(proposal: Proposal) -> None:
     nodes = rank_nodes(plan.keep, plan_input.spec.jump)
     if not (plan.changes and nodes and _may_run_jobs(nodes[0])):
         return
-    head = proposal.ctx.host_opener()(nodes[0])
+    head = ctx.host_opener()(nodes[0])
     try:
         busy = _find_busy(head)
     except HostError:
@@ -41,10 +42,10 @@ def check_busy_nodes(proposal: Proposal) -> None:
     if taken:
         jobs = sorted({job for job, _ in busy.values()})
         found = f"{' and '.join(jobs)} running" if jobs else "no job is running"
-        proposal.ctx.events.record("checked", found, resources=sorted(taken))
+        ctx.events.record("checked", found, resources=sorted(taken))
     for address, (job, name) in busy.items():
         if address in removed or kept.get(address, name) != name:
-            raise job_is_running(job, proposal.ctx.flags)
+            raise job_is_running(job, ctx.flags)
 
 
 def _may_run_jobs(head: Node) -> bool:
